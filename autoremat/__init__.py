@@ -1,0 +1,51 @@
+"""autoremat: a training step that stays within a memory budget, planned automatically.
+
+    model = autoremat.optimize(model, budget="40GB")     # and train as before
+
+The public names are loaded on first use, so that reading a report needs no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autoremat.api import optimize, report
+    from autoremat.errors import (
+        FallbackError,
+        FallbackWarning,
+        InfeasibleBudget,
+        OverBudgetWarning,
+    )
+    from autoremat.measure import measure_peak, resident_nbytes
+    from autoremat.reporting import Report
+    from autoremat.verification import Verification, verify
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "FallbackError": "autoremat.errors",
+    "FallbackWarning": "autoremat.errors",
+    "InfeasibleBudget": "autoremat.errors",
+    "OverBudgetWarning": "autoremat.errors",
+    "Report": "autoremat.reporting",
+    "Verification": "autoremat.verification",
+    "measure_peak": "autoremat.measure",
+    "optimize": "autoremat.api",
+    "report": "autoremat.api",
+    "resident_nbytes": "autoremat.measure",
+    "verify": "autoremat.verification",
+}
+
+__all__ = sorted(_HOME)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'autoremat' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

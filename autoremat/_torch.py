@@ -1,0 +1,252 @@
+"""Every private torch name that autoremat relies on, in one place.
+
+Enters: torch 2.11 to 2.13. Leaves: the names below, under which the rest of the package uses
+them. `tests/test_torch_names.py` has a smoke test for each, so that a torch release that moves
+one says which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch._functorch.partitioners as _partitioners
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback
+from torch._functorch.compile_utils import fx_graph_cse
+from torch._guards import CompileContext, TracingContext, detect_fake_mode
+from torch._inductor import ir
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor.graph import GraphLowering
+from torch._inductor.utils import BoxedBool
+from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen
+from torch.utils.checkpoint import CheckpointPolicy
+
+__all__ = [
+    "BackendCompilerFailed",
+    "BoxedCodeGen",
+    "CheckpointPolicy",
+    "CompileContext",
+    "CustomPartitionerFn",
+    "FakeTensor",
+    "GraphLowering",
+    "ShortenTraceback",
+    "TracingContext",
+    "aot_autograd",
+    "compile_fx",
+    "compile_fx_inner",
+    "default_partition",
+    "detect_fake_mode",
+    "extract_forward_and_backward",
+    "force_save_what_torch_demands",
+    "fx_graph_cse",
+    "is_backward_seed",
+    "is_opaque",
+    "is_primal",
+    "is_symbolic",
+    "is_tangent",
+    "min_cut_without_budget",
+    "must_run_in_backward",
+    "must_run_in_forward",
+    "run_and_save_rng_state",
+    "run_with_rng_state",
+    "size_hint",
+    "storage_key",
+    "thread_rng_states",
+]
+
+getitem = operator.getitem
+default_partition = _partitioners.default_partition
+is_primal = _partitioners._is_primal
+is_tangent = _partitioners._is_tangent
+is_backward_seed = _partitioners._is_bwd_seed_offset
+is_symbolic = _partitioners.is_sym_node
+must_run_in_forward = _partitioners._must_be_in_forward
+must_run_in_backward = _partitioners._must_be_in_backward
+
+
+def is_opaque(node: fx.Node) -> bool:
+    """Whether the node's value is a torch-bind or other opaque object, not a tensor or symbol."""
+    test: Callable[[fx.Node], bool] | None = getattr(_partitioners, "is_opaque_node", None)
+    return test is not None and test(node)
+
+
+def force_save_what_torch_demands(module: fx.GraphModule) -> None:
+    """Tag collectives, effects and sources of mutations as saved, and close checkpoint regions."""
+    if _partitioners.has_recomputable_ops(module):
+        _partitioners.cleanup_recompute_tags(module, is_default_partition=False)
+    _partitioners.force_save_collectives(module)
+    _partitioners.force_save_effectful_ops(module)
+    _partitioners.force_save_bw_mutation_src(module)
+
+
+def extract_forward_and_backward(
+    joint: fx.GraphModule, saved: Sequence[fx.Node], *, num_fwd_outputs: int
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Split a joint graph at the given saved nodes (tensors, symbols and opaque objects)."""
+    symbols = [n for n in saved if is_symbolic(n) and not _partitioners._is_assert_only_symbool(n)]
+    opaque = [n for n in saved if is_opaque(n)]
+    tensors = [n for n in saved if not is_symbolic(n) and n not in opaque]
+    extract = _partitioners._extract_fwd_bwd_modules
+    keywords: dict[str, Any] = {}
+    if "saved_opaque_nodes" in inspect.signature(extract).parameters:
+        keywords["saved_opaque_nodes"] = opaque
+    forward, backward = extract(
+        joint, tensors, saved_sym_nodes=symbols, num_fwd_outputs=num_fwd_outputs, **keywords
+    )
+    return forward, backward
+
+
+def min_cut_without_budget(
+    joint: fx.GraphModule, *, num_fwd_outputs: int
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Torch's default partition for Inductor; changes the joint graph that it is given."""
+    with torch._functorch.config.patch(activation_memory_budget=1.0):
+        forward, backward = _partitioners.min_cut_rematerialization_partition(
+            joint, None, compiler="inductor", num_fwd_outputs=num_fwd_outputs
+        )
+    return forward, backward
+
+
+def thread_rng_states(
+    forward: fx.GraphModule, backward: fx.GraphModule
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Hand the RNG states of higher-order operators' bodies through, as torch's partitioner does."""
+    thread = _partitioners.thread_graphsafe_rng_from_hops
+    return thread(forward, is_backward=False), thread(backward, is_backward=True)
+
+
+def size_hint(size: int | torch.SymInt) -> int:
+    """The concrete number that a symbolic size stands for while tracing (4096 if it has none)."""
+    if isinstance(size, int):
+        return size
+    node = size.node
+    hint = getattr(node, "hint", None)
+    if isinstance(hint, int):
+        return hint
+    shape_env = node.shape_env
+    ask = getattr(shape_env, "optimization_hint", None)
+    if ask is not None:
+        return int(ask(node.expr, fallback=4096))
+    return int(shape_env.size_hint(node.expr, allow_none=True) or 4096)
+
+
+def storage_key(tensor: torch.Tensor) -> int | None:
+    """Identity of a (fake) tensor's storage; None where it has none (sparse tensors)."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def is_getitem(node: fx.Node) -> bool:
+    """Whether the node takes an element of a tuple of results."""
+    return node.op == "call_function" and node.target is getitem
+
+
+@contextlib.contextmanager
+def patched_compile_to_module(replacement: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace Inductor's step from a scheduled graph to loaded kernels, in this context."""
+    original = GraphLowering.compile_to_module
+    GraphLowering.compile_to_module = replacement  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        GraphLowering.compile_to_module = original  # type: ignore[method-assign]
+
+
+def compile_without_cache(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    is_backward: bool,
+    static_input_idxs: Sequence[int],
+) -> Any:
+    """Inductor's inner compile of one module under the ambient fake mode, caches unused."""
+    with torch._inductor.config.patch(
+        custom_partitioner_fn=None, fx_graph_cache=False, fx_graph_remote_cache=False
+    ):
+        return compile_fx_inner(
+            module,
+            inputs,
+            is_backward=is_backward,
+            static_input_idxs=static_input_idxs,
+            cudagraphs=BoxedBool(False),
+            graph_id=None,
+            boxed_forward_device_index=None,
+        )
+
+
+def inductor_result_nbytes(graph: Any, device: torch.device) -> dict[str, list[int]]:
+    """Bytes of every element that an Inductor operation returns, by the buffer's name."""
+    own: dict[str, int] = {}
+    members: dict[str, list[tuple[tuple[Any, ...], int]]] = {}
+    for buffer in graph.buffers:
+        name = buffer.get_name()
+        layout = buffer.get_output_spec()
+        if not isinstance(layout, ir.Layout):
+            continue
+        size = [size_hint_of_expr(graph, extent) for extent in layout.size]
+        stride = [size_hint_of_expr(graph, extent) for extent in layout.stride]
+        extent = 0 if 0 in size else 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+        counted = layout.device.type == device.type
+        own[name] = extent * layout.dtype.itemsize if counted else 0
+        if isinstance(buffer, ir.MultiOutput):
+            container = buffer.inputs[0].get_name()
+            indices = tuple(index for _, index in buffer.indices)
+            members.setdefault(container, []).append((indices, own[name]))
+    return {name: [nbytes] for name, nbytes in own.items()} | {
+        name: _in_order(parts) for name, parts in members.items()
+    }
+
+
+def _in_order(parts: list[tuple[tuple[Any, ...], int]]) -> list[int]:
+    """Elements by their index; elements that nobody takes count as nothing."""
+    if any(not indices for indices, _ in parts):
+        return [max(nbytes for _, nbytes in parts)]
+    by_index = {indices[0]: nbytes for indices, nbytes in parts}
+    if not all(isinstance(index, int) for index in by_index):
+        return list(by_index.values())
+    return [by_index.get(index, 0) for index in range(max(by_index) + 1)]
+
+
+def size_hint_of_expr(graph: Any, expression: Any) -> int:
+    """The number that a size in an Inductor graph stands for."""
+    sizevars = graph.sizevars
+    ask = getattr(sizevars, "optimization_hint", None) or sizevars.size_hint
+    return int(ask(expression, fallback=4096))
+
+
+def passing_through(error: Exception) -> Exception:
+    """The same error in a form that Dynamo lets through without wrapping it.
+
+    It is an instance of the error's own class with the same attributes and text.
+    """
+    kind = type(error)
+
+    def __init__(self: Any) -> None:
+        Exception.__init__(self, *error.args)
+        self.__dict__.update(error.__dict__)
+        self.first_useful_frame = None
+
+    through = type(
+        kind.__name__,
+        (kind, ShortenTraceback),
+        {
+            "__init__": __init__,
+            "__module__": kind.__module__,
+            "__qualname__": kind.__qualname__,
+            "__str__": lambda _self: str(error),
+            "__reduce__": lambda _self: error.__reduce__(),
+        },
+    )
+    result: Exception = through()
+    return result

@@ -1,0 +1,184 @@
+"""What users call: `optimize`, `report`.
+
+Enters: the user's module, a budget, perhaps its optimizer. Leaves: the same module, whose training
+calls run under a plan. The plan is made at the first training call; calls in `eval` mode or
+without gradients run as if autoremat were not there.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from autoremat.backend import session_options
+from autoremat.errors import FallbackError, FallbackWarning
+from autoremat.footprint import OptimizerFootprint, optimizer_footprint
+from autoremat.measure import resident_nbytes
+from autoremat.reporting import Report
+from autoremat.session import Resident, Session
+
+
+class _Optimized:
+    """The compiled call of one module: its session, and what the call in progress was given."""
+
+    def __init__(
+        self, model: nn.Module, options: dict[str, Any], optimizer: torch.optim.Optimizer | None
+    ) -> None:
+        self.model = weakref.ref(model)
+        self.optimizer = optimizer
+        self.inputs: object = None
+        self.session = Session(session_options(options), self.resident)
+        self.compiled: Callable[..., Any] = torch.compile(
+            model._call_impl, backend=self.session.compile
+        )
+        self.calls = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        model = self.model()
+        assert model is not None, "a call comes from the module itself"
+        if not (model.training and torch.is_grad_enabled()):
+            return model._call_impl(*args, **kwargs)
+        self.inputs = (args, kwargs)
+        try:
+            return self.compiled(*args, **kwargs)
+        finally:
+            self.inputs = None
+            self._measure_where_free()
+
+    def resident(self, device: torch.device) -> Resident:
+        """Bytes that the step holds whatever the plan."""
+        model = self.model()
+        assert model is not None, "planning happens inside a call"
+        footprint = OptimizerFootprint(0, 0)
+        if self.optimizer is not None:
+            footprint = optimizer_footprint(self.optimizer)
+        nbytes = resident_nbytes(model, self.inputs, self.optimizer, device)
+        return Resident(nbytes + footprint.state_nbytes, footprint.transient_nbytes)
+
+    def _measure_where_free(self) -> None:
+        """On CUDA the allocator counts by itself: the second step's peak is read at the third."""
+        device = self.session.device
+        if device.type != "cuda" or self.calls > 2:
+            return
+        self.calls += 1
+        if self.calls == 2:
+            torch.cuda.reset_peak_memory_stats(device)
+        elif self.calls == 3:
+            self.session.note_measured(torch.cuda.max_memory_allocated(device))
+
+
+_optimized: weakref.WeakKeyDictionary[nn.Module, _Optimized] = weakref.WeakKeyDictionary()
+
+
+def optimize(
+    model: nn.Module,
+    budget: str | int,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    compiler: str = "inductor",
+    time_limit: float = 30.0,
+    strict: bool = False,
+    verbose: bool = True,
+) -> nn.Module:
+    """Keep the peak of every training step of a model within a budget.
+
+    The module is compiled in place, as `nn.Module.compile` does: it keeps its class, parameters,
+    `state_dict` keys and mode. The plan is made at the first training call.
+
+    Args:
+        model: the module to train, on one device.
+        budget: peak of everything the step holds on the device: "40GB" (10^9 bytes), "40GiB"
+            (2^30), a number of bytes, or "80%" of the device's memory.
+        optimizer: with it, the state that its first step creates counts as well.
+        compiler: "inductor", or "eager" to run the planned graphs operation by operation.
+        time_limit: seconds for the solver, per graph.
+        strict: raise where a graph cannot be planned, instead of a warning and torch's plan.
+        verbose: show progress and one summary line.
+
+    Returns:
+        The same module.
+
+    Raises:
+        ValueError: for a malformed budget or compiler.
+        TypeError: if `model` is not a module.
+        FallbackError: with `strict`, if the model cannot be planned at all.
+
+    The first training call raises `InfeasibleBudget` if no plan fits.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is an nn.Module, not {type(model).__name__}.")
+    options = {
+        "budget": budget,
+        "compiler": compiler,
+        "time_limit": time_limit,
+        "strict": strict,
+        "verbose": verbose,
+    }
+    call = _Optimized(model, options, optimizer)
+    obstacle = _obstacle(model)
+    if obstacle is not None:
+        if strict:
+            raise FallbackError.of(obstacle)
+        warnings.warn(obstacle, stacklevel=2)
+        return model
+    if not model.training:
+        warnings.warn(
+            FallbackWarning(
+                "AR203",
+                "The model is in eval mode: it runs unchanged until model.train() is called.",
+            ),
+            stacklevel=2,
+        )
+    model._compiled_call_impl = call
+    _optimized[model] = call
+    return model
+
+
+def _obstacle(model: nn.Module) -> FallbackWarning | None:
+    """Why a model cannot be planned at all; None if it can."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        return FallbackWarning(
+            "AR201",
+            "No parameter of the model needs a gradient, so there is no backward to plan: "
+            "the model runs unchanged. Call requires_grad_() on what is to be trained.",
+        )
+    devices = sorted({str(p.device) for p in (*model.parameters(), *model.buffers())})
+    accelerators = [name for name in devices if not name.startswith("cpu")]
+    if len(accelerators) > 1 or (accelerators and "cpu" in devices):
+        return FallbackWarning(
+            "AR202",
+            f"The model is on several devices ({', '.join(devices)}): it runs unchanged. "
+            "Optimize the parts on one device each, or move the model to one.",
+        )
+    return None
+
+
+def report(model: nn.Module) -> Report:
+    """What was planned for an optimised model.
+
+    Raises:
+        ValueError: if the model was not optimised, or has not run a training step yet.
+    """
+    call = _optimized.get(model)
+    if call is None:
+        raise ValueError("The model was not optimised: call autoremat.optimize(model, budget).")
+    if not call.session.is_planned and not call.session.fallbacks:
+        raise ValueError("Nothing is planned yet: that happens at the first training call.")
+    return call.session.report()
+
+
+def session_of(model: nn.Module) -> Session:
+    """The session behind an optimised model.
+
+    Raises:
+        ValueError: if the model was not optimised.
+    """
+    call = _optimized.get(model)
+    if call is None:
+        raise ValueError("The model was not optimised: call autoremat.optimize(model, budget).")
+    return call.session

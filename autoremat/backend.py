@@ -1,0 +1,73 @@
+"""`torch.compile(model, backend="autoremat", options={"budget": "40GB"})`.
+
+Enters: a Dynamo graph and the user's options; those that are not ours go on to Inductor.
+Leaves: a compiled callable. Registered by entry point, so no import of autoremat is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from autoremat.budget import parse_budget
+from autoremat.device import device_nbytes
+from autoremat.session import Options, Session
+
+OUR_OPTIONS = ("budget", "compiler", "time_limit", "strict", "verbose")
+
+_sessions: dict[str, Session] = {}
+
+
+def autoremat(
+    module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """The backend.
+
+    Raises:
+        ValueError: without a budget or with a malformed one, or with a `mode`.
+        InfeasibleBudget: if no plan fits.
+    """
+    if mode not in (None, "default"):
+        raise ValueError(f'backend="autoremat" takes options, not mode={mode!r}.')
+    given = dict(options or {})
+    key = repr(sorted(given.items(), key=lambda item: item[0]))
+    if key not in _sessions:
+        _sessions[key] = Session(session_options(given))
+    return _sessions[key].compile(module, example_inputs)
+
+
+def session_options(given: Mapping[str, Any]) -> Options:
+    """Our options out of a mapping; the rest goes to Inductor.
+
+    Raises:
+        ValueError: naming the option at fault.
+    """
+    if "budget" not in given:
+        raise ValueError(
+            'backend="autoremat" needs a budget: options={"budget": "40GB"} '
+            '(or "40GiB", bytes as an int, or "80%" of the device\'s memory).'
+        )
+    budget = given["budget"]
+    parse_budget(budget, device_nbytes=lambda: 1 << 40)
+    compiler = given.get("compiler", "inductor")
+    if compiler not in ("inductor", "eager"):
+        raise ValueError(f'compiler is "inductor" or "eager", not {compiler!r}.')
+    time_limit = given.get("time_limit", 30.0)
+    if isinstance(time_limit, bool) or not isinstance(time_limit, (int, float)) or time_limit < 0:
+        raise ValueError(f"time_limit is a number of seconds, not {time_limit!r}.")
+    return Options(
+        budget_nbytes=lambda device: parse_budget(
+            budget, device_nbytes=lambda: device_nbytes(device)
+        ),
+        compiler=compiler,
+        time_limit_s=float(time_limit),
+        strict=bool(given.get("strict", False)),
+        verbose=bool(given.get("verbose", True)),
+        inductor={name: value for name, value in given.items() if name not in OUR_OPTIONS},
+    )

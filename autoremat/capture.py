@@ -1,0 +1,205 @@
+"""The joint forward-backward graph, made ready for planning.
+
+Enters: what AOTAutograd hands to a partitioner. Leaves: a `JointGraph` whose nodes are sorted
+into forward, backward and either, on a copy: the caller's graph is never changed.
+Guarantees: no dead nodes, no duplicates; torch's own demands are tags on the nodes; no backward
+node reads an input that the forward overwrites (it reads a copy taken before).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from autoremat import _torch
+from autoremat.storage import is_alias_op
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class JointGraph:
+    """One graph of a training step.
+
+    Attributes:
+        module: the joint graph; placeholders are primals, then tangents.
+        num_fwd_outputs: how many of its outputs belong to the forward.
+        static_inputs: placeholders that stay at one address (parameters, buffers).
+        forward: nodes that the forward's outputs or effects need.
+        backward: nodes that depend on a tangent or must run in the backward.
+        overwritten: inputs whose storage the step overwrites, and views of them.
+    """
+
+    module: fx.GraphModule
+    num_fwd_outputs: int
+    static_inputs: frozenset[fx.Node]
+    forward: frozenset[fx.Node]
+    backward: frozenset[fx.Node]
+    overwritten: frozenset[fx.Node]
+
+    @property
+    def nodes(self) -> list[fx.Node]:
+        return list(self.module.graph.nodes)
+
+    @property
+    def primals(self) -> list[fx.Node]:
+        return [n for n in self.module.graph.find_nodes(op="placeholder") if _torch.is_primal(n)]
+
+    @property
+    def tangents(self) -> list[fx.Node]:
+        return [n for n in self.module.graph.find_nodes(op="placeholder") if _torch.is_tangent(n)]
+
+    @property
+    def fwd_outputs(self) -> list[fx.Node]:
+        return _nodes_in(_outputs(self.module)[: self.num_fwd_outputs])
+
+    @property
+    def bwd_outputs(self) -> list[fx.Node]:
+        return _nodes_in(_outputs(self.module)[self.num_fwd_outputs :])
+
+
+def prepare(
+    module: fx.GraphModule, *, num_fwd_outputs: int, static_indices: Sequence[int] | None
+) -> JointGraph:
+    """A cleaned and classified copy of a joint graph.
+
+    Args:
+        module: the joint graph as AOTAutograd (or Inductor's joint passes) left it.
+        num_fwd_outputs: how many of its outputs belong to the forward.
+        static_indices: positions among the primals of parameters and buffers.
+    """
+    module = copy_module(module)
+    _free_batch_norm_backward(module.graph)
+    module.graph.eliminate_dead_code()
+    module.graph = _torch.fx_graph_cse(module.graph)
+    _torch.force_save_what_torch_demands(module)
+    backward = _depends_on_tangents(module.graph)
+    overwritten = _overwritten_inputs(module)
+    if overwritten:
+        _snapshot_for_backward(module.graph, overwritten, backward)
+    primals = [n for n in module.graph.find_nodes(op="placeholder") if _torch.is_primal(n)]
+    return JointGraph(
+        module=module,
+        num_fwd_outputs=num_fwd_outputs,
+        static_inputs=frozenset(primals[i] for i in static_indices or () if i < len(primals)),
+        forward=_needed_by_forward(module, num_fwd_outputs, backward),
+        backward=frozenset(backward),
+        overwritten=frozenset(overwritten),
+    )
+
+
+def copy_module(module: fx.GraphModule) -> fx.GraphModule:
+    """The same module over a copy of its graph; nodes keep their names and have own `meta`."""
+    graph = module.graph
+    copied = fx.Graph()
+    nodes: dict[fx.Node, fx.Node] = {}
+    output = copied.graph_copy(graph, nodes, return_output_node=True)
+    assert output is not None, "a joint graph has an output"
+    values, original = output
+    node = copied.output(values)
+    node.meta = dict(original.meta)
+    for before, after in nodes.items():
+        after.meta = dict(before.meta)
+    return fx.GraphModule(module, copied)
+
+
+def _free_batch_norm_backward(graph: fx.Graph) -> None:
+    """Take the running statistics off batch norm's backward, which in training ignores them."""
+    target = aten.native_batch_norm_backward.default
+    for node in graph.find_nodes(op="call_function", target=target):
+        gradient, x, weight, _mean, _variance, *rest = node.args
+        is_training = rest[2]
+        if is_training is True:
+            node.args = (gradient, x, weight, None, None, *rest)
+
+
+def _outputs(module: fx.GraphModule) -> list[object]:
+    return pytree.arg_tree_leaves(*module.graph.output_node().args)
+
+
+def _nodes_in(values: Sequence[object]) -> list[fx.Node]:
+    return [value for value in values if isinstance(value, fx.Node)]
+
+
+def _depends_on_tangents(graph: fx.Graph) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "output":
+            continue
+        starts = (node.op == "placeholder" and not _torch.is_primal(node)) and (
+            _torch.is_tangent(node) or _torch.is_backward_seed(node)
+        )
+        if (
+            starts
+            or _torch.must_run_in_backward(node)
+            or any(source in found for source in node.all_input_nodes)
+        ):
+            found.add(node)
+    return found
+
+
+def _needed_by_forward(
+    module: fx.GraphModule, num_fwd_outputs: int, backward: set[fx.Node]
+) -> frozenset[fx.Node]:
+    effects = [
+        node
+        for node in module.graph.nodes
+        if node.op == "call_function" and node not in backward and node.is_impure()
+    ]
+    stack = _nodes_in(_outputs(module)[:num_fwd_outputs]) + effects
+    needed: set[fx.Node] = set()
+    while stack:
+        node = stack.pop()
+        if node in needed or node in backward:
+            continue
+        needed.add(node)
+        stack.extend(node.all_input_nodes)
+    needed.update(n for n in module.graph.find_nodes(op="placeholder") if n not in backward)
+    return frozenset(needed)
+
+
+def _overwritten_inputs(module: fx.GraphModule) -> set[fx.Node]:
+    """Inputs that the forward overwrites in the graph or in AOTAutograd's epilogue, and views."""
+    found = {
+        node.args[0]
+        for node in module.graph.find_nodes(op="call_function", target=aten.copy_.default)
+        if isinstance(node.args[0], fx.Node)
+        and node.args[0].op == "placeholder"
+        and not _torch.must_run_in_backward(node)
+    }
+    placeholder_of = {
+        str(node.meta.get("desc")): node for node in module.graph.find_nodes(op="placeholder")
+    }
+    for desc in pytree.tree_leaves(module.graph.output_node().meta.get("desc")):
+        if type(desc).__name__ == "InputMutationAOTOutput":
+            mutated = placeholder_of.get(str(desc.mutated_input))
+            if mutated is not None:
+                found.add(mutated)
+    for node in module.graph.nodes:
+        if node.op == "call_function" and is_alias_op(node):
+            if any(source in found for source in node.all_input_nodes):
+                found.add(node)
+    return found
+
+
+def _snapshot_for_backward(
+    graph: fx.Graph, overwritten: set[fx.Node], backward: set[fx.Node]
+) -> None:
+    """Let the backward read a copy, taken in the forward, of inputs that the forward overwrites."""
+    for node in [n for n in graph.nodes if n in overwritten]:
+        readers = [user for user in node.users if user in backward]
+        if not readers or not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        with graph.inserting_after(node):
+            copy = graph.call_function(aten.clone.default, (node,))
+        copy.meta = {k: v for k, v in node.meta.items() if k not in ("tensor_meta", "desc")}
+        with _torch.detect_fake_mode(node.meta["val"]):
+            # A storage of its own: Inductor removes a clone whose result looks like its input.
+            copy.meta["val"] = node.meta["val"].clone()
+        copy.meta["partitioner_tag"] = "is_forward"
+        for reader in readers:
+            reader.replace_input_with(node, copy)

@@ -1,0 +1,199 @@
+"""Which plan a graph gets: the fastest known one whose real peak fits the budget.
+
+Enters: a lowered joint graph and a budget. Leaves: a `Choice`: the two modules, the plan and the
+peak that they will have. With the eager executor the simulator's peak is the real one. Inductor
+fuses, reuses and reorders, so there every candidate's generated code is read (`inductor`), the
+target is corrected, and the search repeats; what is returned fits by what was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from autoremat_solver import Plan, Solution, Solver
+from autoremat_solver.plan import Status
+from torch import fx
+
+from autoremat import _torch
+from autoremat.capture import JointGraph, copy_module
+from autoremat.constraints import Constraints
+from autoremat.inductor import generated_memory
+from autoremat.lower import Lowered
+from autoremat.partition import partition
+from autoremat.rewrite import rewrite
+
+MOST_READINGS = 4  # generated wrappers read per graph and budget, the smallest plan's not counted
+GOOD_USE = 0.95  # of the budget: a plan that reaches it is not loosened further
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A plan, written out.
+
+    Attributes:
+        forward: its forward module.
+        backward: its backward module.
+        method: the strategy that found it.
+        solution: plan, certificate and what the simulator says of it; for torch's own partition
+            the fastest plan, which models it.
+        peak_nbytes: the real peak that the modules will have, resident bytes included.
+        fits: whether that is within the budget.
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    method: str
+    solution: Solution
+    peak_nbytes: int
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A graph to choose a plan for, after lowering."""
+
+    joint: JointGraph
+    constraints: Constraints
+    lowered: Lowered
+    device: torch.device
+
+
+def choose_by_simulation(subject: Subject, solver: Solver, budget_nbytes: int) -> Choice:
+    """The solver's answer, taken at its word: for executors that follow the plan to the byte."""
+    solution = solver.solve(budget_nbytes)
+    return _write_out(subject, solution, budget_nbytes, lambda f, b: solution.timeline.peak_nbytes)
+
+
+def choose_by_reading(subject: Subject, solver: Solver, budget_nbytes: int) -> Choice:
+    """The fastest of a few candidates whose generated code is read to fit the budget.
+
+    The solver is asked for a target, starting from the budget; each reading shifts the target by
+    how far the model was off. If none fits, the plan of the smallest peak decides: it does not
+    depend on the budget, so the peak that it reaches is accepted when it is asked for.
+    """
+    reader = _Reader(subject, budget_nbytes)
+    fastest = solver.fastest()
+    own = _torch_choice(subject, fastest, budget_nbytes)
+    if own is not None and own.fits:
+        return own
+    target = budget_nbytes
+    best: Choice | None = None
+    for _ in range(MOST_READINGS):
+        solution = solver.solve(target)
+        if solution.status is Status.INFEASIBLE:
+            break
+        choice = reader.read(solution)
+        if choice.fits and (best is None or _time(choice) < _time(best)):
+            best = choice
+        if choice.fits and (
+            choice.peak_nbytes >= GOOD_USE * budget_nbytes or _same(solution, fastest)
+        ):
+            break
+        next_target = _shifted(target, choice, budget_nbytes, subject)
+        if next_target == target:
+            break
+        target = next_target
+    return best or reader.read(solver.smallest_peak())
+
+
+def _torch_choice(subject: Subject, fastest: Solution, budget_nbytes: int) -> Choice | None:
+    """Torch's own partition, if it is safe and may fit: with room for it, nothing beats it.
+
+    It is not safe where its backward would read an input that the forward overwrites.
+    """
+    joint, storages = subject.joint, subject.lowered.storages
+    forward, backward = _torch.min_cut_without_budget(
+        copy_module(joint.module), num_fwd_outputs=joint.num_fwd_outputs
+    )
+    inputs = {node.name for node in backward.graph.find_nodes(op="placeholder")}
+    if not inputs.isdisjoint(node.name for node in joint.overwritten):
+        return None
+    kept = {name for node in joint.nodes if node.name in inputs for name in storages.of_node[node]}
+    saved_nbytes = sum(storages.nbytes[name] for name in kept - storages.resident)
+    if subject.lowered.problem.resident_nbytes + saved_nbytes > budget_nbytes:
+        return None
+    peak_nbytes = generated_peak(subject, forward, backward)
+    fits = peak_nbytes <= budget_nbytes
+    return Choice(forward, backward, "torch's own partitioner", fastest, peak_nbytes, fits)
+
+
+def _shifted(target: int, choice: Choice, budget_nbytes: int, subject: Subject) -> int:
+    """The next target for the model: moved by what the last reading missed the budget by."""
+    modelled = choice.solution.timeline.peak_nbytes
+    resident = subject.lowered.problem.resident_nbytes
+    scale = (modelled - resident) / max(1, choice.peak_nbytes - resident)
+    aimed = resident + int((budget_nbytes - resident) * scale)
+    if choice.fits:
+        return max(aimed, target + 1)
+    return min(aimed, modelled - 1, target - 1)
+
+
+def _time(choice: Choice) -> float:
+    return choice.solution.timeline.time_us
+
+
+def _same(one: Solution, other: Solution) -> bool:
+    return one.plan.schedule == other.plan.schedule
+
+
+class _Reader:
+    """Writes plans out and reads the code that Inductor generates for them, each plan once."""
+
+    def __init__(self, subject: Subject, budget_nbytes: int) -> None:
+        self._subject = subject
+        self._budget_nbytes = budget_nbytes
+        self._seen: dict[Plan, Choice] = {}
+
+    def read(self, solution: Solution) -> Choice:
+        if solution.plan not in self._seen:
+            self._seen[solution.plan] = _write_out(
+                self._subject, solution, self._budget_nbytes, self._real_peak
+            )
+        return self._seen[solution.plan]
+
+    def _real_peak(self, forward: fx.GraphModule, backward: fx.GraphModule) -> int:
+        return generated_peak(self._subject, forward, backward)
+
+
+def generated_peak(subject: Subject, forward: fx.GraphModule, backward: fx.GraphModule) -> int:
+    """Peak of the code that Inductor generates for two modules, resident bytes included."""
+    joint, problem = subject.joint, subject.lowered.problem
+    storages = subject.lowered.storages
+    outputs = {name for node in joint.fwd_outputs for name in storages.of_node[node]}
+    tangents = {name for node in joint.tangents for name in storages.of_node[node]}
+    held = sum(storages.nbytes[n] for n in (outputs | tangents) - storages.resident)
+    kept = {node.name for node in joint.module.graph.find_nodes(op="placeholder")}
+    kept.update(storages.root[name].name for name in outputs if name in storages.root)
+    owned = frozenset(
+        node.name for node in backward.graph.find_nodes(op="placeholder") if node.name not in kept
+    )
+    in_forward = generated_memory(
+        forward,
+        is_backward=False,
+        owned=frozenset(),
+        num_visible_outputs=joint.num_fwd_outputs,
+        device=subject.device,
+    )
+    in_backward = generated_memory(
+        backward, is_backward=True, owned=owned, num_visible_outputs=0, device=subject.device
+    )
+    optimizer = max((op.workspace_nbytes for op in problem.ops[-1:] if not op.outputs), default=0)
+    after = held + in_backward.returned_nbytes + optimizer
+    return problem.resident_nbytes + max(
+        in_forward.peak_nbytes, held + in_backward.peak_nbytes, after
+    )
+
+
+def _write_out(
+    subject: Subject,
+    solution: Solution,
+    budget_nbytes: int,
+    real_peak: Callable[[fx.GraphModule, fx.GraphModule], int],
+) -> Choice:
+    rewritten = rewrite(subject.joint, subject.lowered, subject.constraints, solution.plan)
+    forward, backward = partition(rewritten, num_fwd_outputs=subject.joint.num_fwd_outputs)
+    peak_nbytes = real_peak(forward, backward)
+    fits = peak_nbytes <= budget_nbytes
+    return Choice(forward, backward, solution.method, solution, peak_nbytes, fits)

@@ -1,0 +1,149 @@
+"""What may not be recomputed, or must be: the rules that keep gradients the same.
+
+Enters: a `JointGraph` and its storages. Leaves: `Constraints`, each with its reason.
+Guarantees: an operation that is random, depends on data, has effects, communicates, makes a
+discrete routing decision, reads an input that the step overwrites, or is not known to be
+repeatable, runs once. What users ask for with `torch.utils.checkpoint` is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from autoremat import _torch
+from autoremat.capture import JointGraph
+from autoremat.storage import Storages
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+# A tie between router scores may fall differently when they are computed twice: the decision,
+# not the scores, must stay.
+_DECISIONS = frozenset(
+    {
+        aten.topk.default,
+        aten.sort.default,
+        aten.sort.stable,
+        aten.argsort.default,
+        aten.argsort.stable,
+        aten.kthvalue.default,
+        aten.unique_consecutive.default,
+    }
+)
+_REPEATABLE_NAMESPACES = frozenset({"aten", "prims", "quantized", "inductor", "_inductor_test"})
+_POLICY = _torch.CheckpointPolicy
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """Rules for nodes of one joint graph.
+
+    Attributes:
+        run_once: nodes that may not be recomputed, with the reason.
+        replayed: random nodes whose recompute must run under the saved generator state.
+        must_save: storages that the backward may only read as the forward made them.
+        must_recompute: storages that the forward may not keep for the backward.
+    """
+
+    run_once: dict[fx.Node, str]
+    replayed: frozenset[fx.Node]
+    must_save: frozenset[str]
+    must_recompute: frozenset[str]
+
+
+def find_constraints(joint: JointGraph, storages: Storages, *, replay_rng: bool) -> Constraints:
+    """The rules for a joint graph.
+
+    Args:
+        joint: the graph.
+        storages: its storages.
+        replay_rng: whether the executor can run a random operation again under the generator
+            state of its first run. Where it cannot, random operations run once.
+    """
+    run_once: dict[fx.Node, str] = {}
+    replayed: set[fx.Node] = set()
+    must_save: set[str] = set()
+    must_recompute: set[str] = set()
+    for node in joint.nodes:
+        if node.op != "call_function" or node in joint.backward or _torch.is_getitem(node):
+            _tagged(node, storages, must_save, must_recompute)
+            continue
+        if is_random(node):
+            if replay_rng and isinstance(node.target, torch._ops.OpOverload):
+                replayed.add(node)
+            else:
+                run_once[node] = "draws random numbers"
+        reason = _reason_to_run_once(node, joint)
+        if reason is not None:
+            run_once[node] = reason
+            replayed.discard(node)
+        _tagged(node, storages, must_save, must_recompute)
+    fixed = {name for node in run_once for name in storages.made_by[node]}
+    return Constraints(
+        run_once=run_once,
+        replayed=frozenset(replayed),
+        must_save=frozenset(must_save),
+        must_recompute=frozenset(must_recompute - must_save - fixed),
+    )
+
+
+def _tagged(
+    node: fx.Node, storages: Storages, must_save: set[str], must_recompute: set[str]
+) -> None:
+    """Sort the storages of a node that carries a checkpoint policy."""
+    policy = node.meta.get("recompute")
+    if policy is None or node.op == "output":
+        return
+    names = storages.of_node[node]
+    if policy in (_POLICY.MUST_SAVE, _POLICY.PREFER_SAVE):
+        must_save.update(names)
+    elif policy in (_POLICY.MUST_RECOMPUTE, _POLICY.PREFER_RECOMPUTE):
+        must_recompute.update(names)
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether a repeat of the node would draw new random numbers."""
+    target = node.target
+    if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
+        return False
+    for position, argument in enumerate(target._schema.arguments):  # type: ignore[union-attr]
+        if argument.name == "dropout_p":  # attention is random only where it drops out
+            given = node.args[position] if len(node.args) > position else None
+            probability = node.kwargs.get("dropout_p", given)
+            probability = argument.default_value if probability is None else probability
+            return not (isinstance(probability, (int, float)) and probability == 0.0)
+    return True
+
+
+def is_batch_norm_update(node: fx.Node) -> bool:
+    """A batch norm that also returns new running statistics, which do not touch its output."""
+    target = aten._native_batch_norm_legit_functional.default
+    return node.target is target and node.args[5] is True
+
+
+def _reason_to_run_once(node: fx.Node, joint: JointGraph) -> str | None:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return None if _is_symbol_arithmetic(node) else "is a higher-order operator"
+    if target.namespace not in _REPEATABLE_NAMESPACES:
+        return "is a custom operator that is not known to be repeatable"
+    if target is prims.inductor_seeds.default or target is prims.inductor_seed.default:
+        return "makes the seeds that dropout masks are replayed from"
+    tags = target.tags
+    if torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags:
+        return "has an output whose shape depends on data"
+    if node.is_impure() or target._schema.is_mutable:
+        return "has side effects"
+    if target in _DECISIONS:
+        return "makes a discrete decision that a tie could turn"
+    reads_overwritten = any(source in joint.overwritten for source in node.all_input_nodes)
+    if reads_overwritten and node not in joint.overwritten and not is_batch_norm_update(node):
+        return "reads an input that the step overwrites"
+    return None
+
+
+def _is_symbol_arithmetic(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int))

@@ -1,0 +1,161 @@
+"""What was measured on this machine before, in an SQLite file that processes share.
+
+Enters: texts that identify a call or a device. Leaves: the figures stored for them. Guarantees:
+many processes may read and write at once, the first figure stored for a key stays; a damaged file
+is thrown away and begun anew; a place that cannot be written is replaced by memory, with one
+warning. Nothing raises.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import warnings
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import platformdirs
+
+from .cost import DeviceCeilings
+
+_FORMAT = 1
+_TABLES = """
+CREATE TABLE IF NOT EXISTS call (
+    key TEXT PRIMARY KEY, time_us REAL NOT NULL, peak_nbytes INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS ceilings (
+    key TEXT PRIMARY KEY, copy_gbps REAL NOT NULL, matmul_gflops REAL NOT NULL,
+    launch_us REAL NOT NULL
+) WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What running one call showed.
+
+    Attributes:
+        time_us: median time of one warm run.
+        peak_nbytes: bytes allocated above the inputs at the highest point, outputs included.
+    """
+
+    time_us: float
+    peak_nbytes: int
+
+
+def default_cache_path() -> Path:
+    """The file used when the caller names none."""
+    return platformdirs.user_cache_path("autoremat", appauthor=False) / "costs.sqlite3"
+
+
+class CostCache:
+    """An open cache; use it as a context manager."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    @classmethod
+    def open(cls, path: Path | None = None) -> CostCache:
+        """Open the file, create it, replace it if damaged, or fall back to memory."""
+        path = Path(path) if path is not None else default_cache_path()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                return cls(_connect(path))
+            except sqlite3.OperationalError:
+                raise
+            except sqlite3.DatabaseError:
+                _remove(path)
+                return cls(_connect(path))
+        except (OSError, sqlite3.Error) as error:
+            _warn_once(path, error)
+            return cls(_connect(":memory:"))
+
+    def __enter__(self) -> CostCache:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with suppress(sqlite3.Error):
+            self._connection.close()
+
+    def read(self, keys: Iterable[str]) -> dict[str, Measured]:
+        """The figures stored for those of the keys that have any."""
+        query = "SELECT time_us, peak_nbytes FROM call WHERE key = ?"
+        found: dict[str, Measured] = {}
+        for key in keys:
+            row = self._row(query, key)
+            if row is not None:
+                found[key] = Measured(*row)
+        return found
+
+    def write(self, figures: Mapping[str, Measured]) -> None:
+        """Store figures; those that another process stored meanwhile stay."""
+        rows = [(key, found.time_us, found.peak_nbytes) for key, found in figures.items()]
+        with suppress(sqlite3.Error), self._connection:
+            self._connection.executemany("INSERT OR IGNORE INTO call VALUES (?, ?, ?)", rows)
+
+    def read_ceilings(self, key: str) -> DeviceCeilings | None:
+        """The ceilings stored for a device, if any."""
+        row = self._row(
+            "SELECT copy_gbps, matmul_gflops, launch_us FROM ceilings WHERE key = ?", key
+        )
+        return None if row is None else DeviceCeilings(*row)
+
+    def write_ceilings(self, key: str, ceilings: DeviceCeilings) -> None:
+        """Store a device's ceilings."""
+        row = (key, ceilings.copy_gbps, ceilings.matmul_gflops, ceilings.launch_us)
+        with suppress(sqlite3.Error), self._connection:
+            self._connection.execute("INSERT OR IGNORE INTO ceilings VALUES (?, ?, ?, ?)", row)
+
+    def _row(self, query: str, key: str) -> tuple | None:
+        try:
+            return self._connection.execute(query, (key,)).fetchone()
+        except sqlite3.Error:
+            # A page damaged after opening costs one measurement, not the user's run.
+            return None
+
+
+def _connect(path: Path | str) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=20.0)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version not in (0, _FORMAT):
+            raise sqlite3.DatabaseError(f"format {version} of the cost cache is not {_FORMAT}")
+        connection.executescript(_TABLES)
+        connection.execute(f"PRAGMA user_version = {_FORMAT}")
+        connection.commit()
+        # Fails now, not at the first result, where the file or its directory is read-only.
+        connection.execute("BEGIN IMMEDIATE")
+        connection.rollback()
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
+
+
+def _remove(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+_warned = False
+
+
+def _warn_once(path: Path, error: Exception) -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            f"autoremat: operator costs cannot be kept in {path} ({error}); this process "
+            "measures them anew. Give a writable path to keep them.",
+            stacklevel=4,
+        )

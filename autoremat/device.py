@@ -1,0 +1,14 @@
+"""Facts about the device at hand."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+
+def device_nbytes(device: torch.device) -> int:
+    """Total memory of the device: of the GPU, or of the machine for the CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,178 @@
+"""What goes wrong in words that help: fact with units, cause, remedy.
+
+Enters: the numbers and names that the planner knows. Leaves: exceptions and warnings whose
+attributes a program can read and whose text a user can act on. Guarantees: each survives
+pickling (a worker may raise it in another process); the codes of fallbacks never change meaning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from autoremat.reporting.text import format_nbytes, format_nbytes_apart
+
+_CODE = re.compile(r"AR[0-9]{3}")
+
+
+@dataclass(frozen=True, slots=True)
+class LiveValue:
+    """A value that is live at the peak.
+
+    Attributes:
+        name: of the graph's node.
+        nbytes: its size.
+        source: the user's line that made it, "model.py:88", or "".
+        kind: what it is to the step, such as "saved", "gradient" or "output", or "".
+    """
+
+    name: str
+    nbytes: int
+    source: str = ""
+    kind: str = ""
+
+    def __str__(self) -> str:
+        """Name, size and what is known beside them."""
+        notes = ", ".join(note for note in (self.kind, self.source) if note)
+        return f"`{self.name}` {format_nbytes(self.nbytes)}" + (f" ({notes})" if notes else "")
+
+
+class InfeasibleBudget(RuntimeError):
+    """No plan fits the budget. Raised before any training step runs.
+
+    Attributes:
+        budget_nbytes: what was asked for.
+        smallest_peak_nbytes: smallest peak that a known plan reaches; as a budget it is accepted.
+        floor_nbytes: proven: no plan has a smaller peak.
+        resident_nbytes: live all the time, under every plan.
+        step: name of the node at which the smallest plan peaks, or "".
+        source: the user's line of that node, "model.py:88", or "".
+        largest: the largest values live at that step, largest first.
+    """
+
+    def __init__(
+        self,
+        budget_nbytes: int,
+        smallest_peak_nbytes: int,
+        floor_nbytes: int,
+        resident_nbytes: int,
+        step: str = "",
+        source: str = "",
+        largest: Iterable[LiveValue] = (),
+    ) -> None:
+        """Keeps the numbers; the text is made when it is read."""
+        largest = tuple(largest)
+        # All arguments become `args`: that is what pickle calls the class with.
+        super().__init__(
+            budget_nbytes,
+            smallest_peak_nbytes,
+            floor_nbytes,
+            resident_nbytes,
+            step,
+            source,
+            largest,
+        )
+        self.budget_nbytes = budget_nbytes
+        self.smallest_peak_nbytes = smallest_peak_nbytes
+        self.floor_nbytes = floor_nbytes
+        self.resident_nbytes = resident_nbytes
+        self.step = step
+        self.source = source
+        self.largest = largest
+
+    def __str__(self) -> str:
+        """Fact, cause, remedies."""
+        return " ".join(part for part in (self._fact(), self._cause(), self._remedy()) if part)
+
+    def _fact(self) -> str:
+        budget, smallest = format_nbytes_apart(self.budget_nbytes, self.smallest_peak_nbytes)
+        fact = f"Budget {budget} is below the smallest reachable peak {smallest}"
+        if self.floor_nbytes >= self.smallest_peak_nbytes:
+            return f"{fact}, which is proven to be the lowest."
+        floor, _ = format_nbytes_apart(self.floor_nbytes, self.smallest_peak_nbytes)
+        return f"{fact} (proven floor {floor})."
+
+    def _cause(self) -> str:
+        where = f"At `{self.step}`" if self.step else "At the peak"
+        where += f" ({self.source})" if self.source else ""
+        cause = f"{where}, {format_nbytes(self.resident_nbytes)} are resident"
+        if self.largest:
+            values = ", ".join(str(value) for value in self.largest)
+            cause += f", and the largest live values are {values}"
+        return f"{cause}."
+
+    def _remedy(self) -> str:
+        smallest = self.smallest_peak_nbytes
+        remedy = f'Raise the budget to {smallest} bytes (budget="{smallest}B") or'
+        if self.resident_nbytes >= self.budget_nbytes:
+            return (
+                f"{remedy} make the resident part smaller, since it exceeds the budget by itself: "
+                "parameters in lower precision, an optimizer with less state, sharding."
+            )
+        return (
+            f"{remedy} reduce what is live: a smaller batch or sequence, lower precision, or "
+            "splitting the operation at the peak."
+        )
+
+
+class _Coded:
+    """A stable code and a sentence, for tools and for people."""
+
+    args: tuple[str, str]
+
+    def __init__(self, code: str, sentence: str) -> None:
+        if not _CODE.fullmatch(code):
+            raise ValueError(f"Code {code!r} is not of the form 'AR101'.")
+        super().__init__(code, sentence)  # type: ignore[call-arg]
+
+    @property
+    def code(self) -> str:
+        return self.args[0]
+
+    @property
+    def sentence(self) -> str:
+        return self.args[1]
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.sentence}"
+
+
+class FallbackWarning(_Coded, UserWarning):
+    """A graph is compiled without a memory plan; the sentence says which node and why."""
+
+
+class FallbackError(_Coded, RuntimeError):
+    """The same as `FallbackWarning`, raised because the user asked for `strict=True`."""
+
+    @classmethod
+    def of(cls, warning: FallbackWarning) -> FallbackError:
+        """The error with the warning's code and sentence."""
+        return cls(warning.code, warning.sentence)
+
+
+class OverBudgetWarning(UserWarning):
+    """The measured peak of a step is above the budget, although the plan's is not.
+
+    Attributes:
+        measured_nbytes: what the device reported.
+        budget_nbytes: what was asked for.
+        predicted_nbytes: what the plan promised.
+    """
+
+    def __init__(self, measured_nbytes: int, budget_nbytes: int, predicted_nbytes: int) -> None:
+        """Keeps the numbers; the text is made when it is read."""
+        super().__init__(measured_nbytes, budget_nbytes, predicted_nbytes)
+        self.measured_nbytes = measured_nbytes
+        self.budget_nbytes = budget_nbytes
+        self.predicted_nbytes = predicted_nbytes
+
+    def __str__(self) -> str:
+        """Fact, cause, remedy."""
+        measured, budget = format_nbytes_apart(self.measured_nbytes, self.budget_nbytes)
+        excess = format_nbytes(self.measured_nbytes - self.budget_nbytes)
+        return (
+            f"Measured peak {measured} is above the budget {budget} by {excess}; the plan predicts "
+            f"{format_nbytes(self.predicted_nbytes)}. Something in the step holds memory that the "
+            f"plan does not see. Lower the budget by {excess} to make room for it."
+        )

@@ -1,0 +1,198 @@
+"""From the joint graph to the solver's problem, and back from operation names to nodes.
+
+Enters: a `JointGraph`, its storages, constraints and costs. Leaves: a `Lowered`: the torch-free
+`Problem` and which node each operation stands for. Nodes that allocate nothing (views, symbols,
+elements of tuples; with Inductor also what it inlines into its consumers) are no operations:
+the rewrite derives them again wherever they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from autoremat_solver import Op, Phase, Problem, Value
+from torch import fx
+
+from autoremat import _torch
+from autoremat.capture import JointGraph
+from autoremat.constraints import Constraints
+from autoremat.cost import OpCost
+from autoremat.storage import Storages
+
+LOSS_BOUNDARY = "backward_begins"
+OPTIMIZER_STEP = "optimizer_step"
+MARKERS = frozenset({LOSS_BOUNDARY, OPTIMIZER_STEP})  # operations that no node stands for
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A problem and the nodes behind it.
+
+    Attributes:
+        problem: what the solver sees.
+        node_of: the node that each operation's name stands for (not the boundary).
+        storages: as found in the joint graph.
+        derived: nodes that are no operations: made again wherever they are read.
+    """
+
+    problem: Problem
+    node_of: Mapping[str, fx.Node]
+    storages: Storages
+    derived: frozenset[fx.Node]
+
+
+def lower(
+    joint: JointGraph,
+    storages: Storages,
+    constraints: Constraints,
+    costs: Mapping[fx.Node, OpCost],
+    *,
+    resident_nbytes: int,
+    optimizer_nbytes: int = 0,
+    inlined: frozenset[fx.Node] = frozenset(),
+) -> Lowered:
+    """The solver's problem for a joint graph.
+
+    Args:
+        joint: the graph.
+        storages: its storages.
+        constraints: what may not be recomputed, or must be.
+        costs: time and workspace per operation node.
+        resident_nbytes: bytes that are live during the whole step.
+        optimizer_nbytes: bytes that the optimizer's step takes for itself after the backward.
+        inlined: nodes that the compiler computes inside their consumers.
+    """
+    derived = frozenset(
+        node
+        for node in joint.nodes
+        if node.op == "get_attr"
+        or (node.op == "call_function" and (node in inlined or _allocates_nothing(node, storages)))
+    )
+    reads = _Reads(storages, derived)
+    forward, backward = _in_step_order(joint, derived)
+    tangents = dict.fromkeys(
+        name
+        for node in joint.tangents
+        for name in storages.of_node[node]
+        if name not in storages.resident
+    )
+    boundary = Op(LOSS_BOUNDARY, (), tuple(tangents), 0.0, 0, Phase.BACKWARD, recomputable=False)
+    optimizer = Op(
+        OPTIMIZER_STEP, (), (), 0.0, optimizer_nbytes, Phase.BACKWARD, recomputable=False
+    )
+    ops = (
+        *(_op(node, joint, storages, constraints, costs, reads) for node in forward),
+        boundary,
+        *(_op(node, joint, storages, constraints, costs, reads) for node in backward),
+        *([optimizer] if optimizer_nbytes else []),
+    )
+    made = {name for op in ops for name in op.outputs}
+    outputs = dict.fromkeys(
+        name
+        for node in (*joint.fwd_outputs, *joint.tangents, *joint.bwd_outputs)
+        for name in reads.storages_behind(node)
+        if name in made
+    )
+    values = tuple(
+        Value(
+            name,
+            storages.nbytes[name],
+            must_save=name in constraints.must_save,
+            must_recompute=name in constraints.must_recompute,
+        )
+        for op in ops
+        for name in op.outputs
+    )
+    problem = Problem(values, ops, tuple(outputs), resident_nbytes)
+    return Lowered(problem, {n.name: n for n in (*forward, *backward)}, storages, derived)
+
+
+def _allocates_nothing(node: fx.Node, storages: Storages) -> bool:
+    """Views, elements of tuples and arithmetic on symbols."""
+    if storages.made_by[node]:
+        return False
+    if _torch.is_getitem(node) or not isinstance(node.target, torch._ops.OpOverload):
+        return True
+    return not node.is_impure() and not node.target._schema.is_mutable
+
+
+class _Reads:
+    """Storages that reading a node reads, seen through the nodes that are derived on demand."""
+
+    def __init__(self, storages: Storages, derived: frozenset[fx.Node]) -> None:
+        self._storages = storages
+        self._derived = derived
+        self._behind: dict[fx.Node, tuple[str, ...]] = {}
+
+    def storages_behind(self, node: fx.Node) -> tuple[str, ...]:
+        if node not in self._behind:
+            names = [n for n in self._storages.of_node[node] if not self._is_inlined(node)]
+            if self._is_inlined(node):
+                for source in node.all_input_nodes:
+                    names.extend(self.storages_behind(source))
+            self._behind[node] = tuple(dict.fromkeys(names))
+        return self._behind[node]
+
+    def _is_inlined(self, node: fx.Node) -> bool:
+        """Derived although it makes a storage, or a view of such a node."""
+        if node not in self._derived or node.op == "get_attr":
+            return False
+        if self._storages.made_by[node]:
+            return True
+        return any(
+            self._is_inlined(source)
+            for source in node.all_input_nodes
+            if set(self._storages.of_node[source]) & set(self._storages.of_node[node])
+        )
+
+    def of(self, node: fx.Node) -> tuple[str, ...]:
+        """Storages that running the node reads, resident ones left out."""
+        names = (n for source in node.all_input_nodes for n in self.storages_behind(source))
+        return tuple(n for n in dict.fromkeys(names) if n not in self._storages.resident)
+
+
+def _in_step_order(
+    joint: JointGraph, derived: frozenset[fx.Node]
+) -> tuple[list[fx.Node], list[fx.Node]]:
+    """Operation nodes of the forward part and of the backward part, each in graph order."""
+    forward: list[fx.Node] = []
+    backward: list[fx.Node] = []
+    in_backward = False
+    for node in joint.nodes:
+        if node.op != "call_function" or node in derived:
+            continue
+        if node in joint.backward:
+            in_backward = True
+            backward.append(node)
+        elif node in joint.forward or not in_backward:
+            forward.append(node)
+        else:
+            backward.append(node)
+    return forward, backward
+
+
+def _op(
+    node: fx.Node,
+    joint: JointGraph,
+    storages: Storages,
+    constraints: Constraints,
+    costs: Mapping[fx.Node, OpCost],
+    reads: _Reads,
+) -> Op:
+    phase = Phase.EITHER
+    if node in joint.backward:
+        phase = Phase.BACKWARD
+    elif node in joint.forward:
+        phase = Phase.FORWARD
+    cost = costs[node]
+    return Op(
+        name=node.name,
+        inputs=reads.of(node),
+        outputs=storages.made_by[node],
+        time_us=cost.time_us,
+        workspace_nbytes=cost.workspace_nbytes,
+        phase=phase,
+        recomputable=phase is not Phase.BACKWARD and node not in constraints.run_once,
+    )

@@ -1,0 +1,187 @@
+"""Memory as it really is: the peak of a step, what is resident, what an optimizer adds.
+
+Enters: a callable, a module or an optimizer. Leaves: bytes. Guarantees: the measured peak is
+relative to what was allocated when the callable started, frees of older memory counted as
+negative; storages are counted once; neither model nor optimizer is changed, and sizing an
+optimizer allocates no memory of the model's size.
+
+On CPU the allocator's events are read from a torch profiler session. They miss what threads
+started by the user allocate, and memory that a library takes from elsewhere than torch's
+allocator. On CUDA the allocator's statistics are read, and its peak statistics reset.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, record_function
+
+from ._torch_profile import memory_events, profiler_is_active, storage_identity, tree_leaves
+
+__all__ = ["measure_peak", "memory_timeline", "resident_nbytes", "rounded_nbytes"]
+
+Device = torch.device | str | None
+
+_MARK = "autoremat::measured_step"
+_CUDA_ROUNDING = 512
+
+
+def measure_peak(step: Callable[[], object], *, device: Device = None) -> int:
+    """Highest number of bytes allocated above what was allocated when the step started.
+
+    The step's result is alive until the end and therefore counts. Call the step once or twice
+    before, so that compilation, lazy state and library caches do not count. Where gradients and
+    optimizer state exist already, they are not part of the figure.
+
+    Args:
+        step: the callable; it runs once.
+        device: "cpu" or "cuda"; the accelerator if there is one, else the CPU.
+
+    Raises:
+        ValueError: the device is neither CPU nor CUDA.
+        RuntimeError: on CPU, another torch profiler is recording.
+    """
+    device = _device(device)
+    if device.type == "cpu":
+        return max(memory_timeline(step, device=device))
+    gc.collect()
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    result = step()
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    del result
+    return peak
+
+
+def memory_timeline(step: Callable[[], object], *, device: Device = "cpu") -> tuple[int, ...]:
+    """Bytes allocated above the start, after each allocation and each free of a step on CPU.
+
+    The first entry is 0, the start; entries are negative where the step has freed more than it
+    has allocated.
+
+    Raises:
+        ValueError: the device is not the CPU; CUDA's allocator keeps a peak but no curve.
+        RuntimeError: another torch profiler is recording.
+    """
+    device = _device(device)
+    if device.type != "cpu":
+        raise ValueError(f"A memory timeline is available on cpu, not on {device}.")
+    if profiler_is_active():
+        raise RuntimeError(
+            "Memory cannot be measured while another torch profiler is recording, because "
+            "sessions do not nest. Measure outside the profiled region."
+        )
+    # Garbage from before would be freed at some moment of the step and lower the curve.
+    gc.collect()
+    activities = [ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as session:
+        with record_function(_MARK):
+            result = step()
+        del result
+    return tuple(accumulate(_cpu_deltas(session), initial=0))
+
+
+def _cpu_deltas(session: torch.profiler.profile) -> Iterator[int]:
+    """Bytes allocated (positive) and freed (negative) within the marked span, in time order."""
+    events = memory_events(session)
+    span = next(event for event in events if event.name() == _MARK)
+    for event in events:
+        if event.name() != "[memory]" or event.device_type() != torch.autograd.DeviceType.CPU:
+            continue
+        if span.start_ns() <= event.start_ns() <= span.end_ns():
+            yield event.nbytes()
+
+
+def _device(device: Device) -> torch.device:
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(device)
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"Memory can be measured on cpu and cuda, not on {device}.")
+    return device
+
+
+# --- resident ----------------------------------------------------------------------------------
+
+
+def resident_nbytes(
+    module: torch.nn.Module,
+    inputs: Any = (),
+    optimizer: torch.optim.Optimizer | None = None,
+    device: Device = None,
+) -> int:
+    """Bytes that stay allocated through a step, each storage counted once.
+
+    Parameters, buffers, gradients that exist, optimizer state that exists and the inputs (nested
+    in tuples, dicts, dataclasses and registered containers).
+
+    Args:
+        module: the model.
+        inputs: the batch.
+        optimizer: the optimizer, if its state counts.
+        device: what is elsewhere is not counted; the first parameter's device if not given.
+    """
+    tensors = [*module.parameters(), *module.buffers()]
+    if device is None:
+        device = tensors[0].device if tensors else "cpu"
+    tensors += [p.grad for p in module.parameters() if p.grad is not None]
+    if optimizer is not None:
+        tensors += tensors_in(dict(optimizer.state))
+    tensors += tensors_in(inputs)
+    return storages_nbytes(tensors, torch.device(device))
+
+
+def storages_nbytes(tensors: Iterable[torch.Tensor], device: torch.device) -> int:
+    """Bytes of the distinct storages on a device, rounded as its allocator rounds."""
+    sizes: dict[int, int] = {}
+    for tensor in tensors:
+        # A fake tensor's storage claims to be on `meta`, so the tensor is asked for the device.
+        if not _same_device(tensor.device, device):
+            continue
+        for storage in _storages(tensor):
+            sizes[storage_identity(storage)] = rounded_nbytes(storage.nbytes(), device)
+    return sum(sizes.values())
+
+
+def rounded_nbytes(nbytes: int, device: torch.device) -> int:
+    """What the device's allocator takes for a request: a multiple of 512 on CUDA."""
+    if device.type != "cuda":
+        return nbytes
+    return -(-nbytes // _CUDA_ROUNDING) * _CUDA_ROUNDING
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """All tensors in a nest of containers and dataclasses."""
+    found: list[torch.Tensor] = []
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            fields = [getattr(leaf, field.name, None) for field in dataclasses.fields(leaf)]
+            found += tensors_in(fields)
+    return found
+
+
+def _storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
+    """The storages behind a tensor: those of the inner tensors for DTensor and the like."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, _ = tensor.__tensor_flatten__()
+        inner = (getattr(tensor, name) for name in names)
+        return [storage for part in inner for storage in _storages(part)]
+    if tensor.layout is torch.sparse_coo:
+        parts = tensor.coalesce()
+        return [*_storages(parts.indices()), *_storages(parts.values())]
+    return [tensor.untyped_storage()] if tensor.layout is torch.strided else []
+
+
+def _same_device(one: torch.device, other: torch.device) -> bool:
+    """Whether the devices are one; a device without an index stands for all of its type."""
+    return one.type == other.type and (other.index is None or one.index == other.index)

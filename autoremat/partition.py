@@ -1,0 +1,37 @@
+"""The forward and the backward module of a rewritten joint graph.
+
+Enters: a `Rewritten` joint graph. Leaves: two graph modules that keep AOTAutograd's contract for
+outputs and saved values. Guarantees: the backward computes forward values only where the plan
+says so (a node of the forward part that slips into the backward raises `PartitionError`).
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from autoremat import _torch
+from autoremat.rewrite import Rewritten
+
+
+class PartitionError(RuntimeError):
+    """The two modules do not follow the plan. A defect of autoremat, never of the user."""
+
+
+def partition(
+    rewritten: Rewritten, *, num_fwd_outputs: int
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Split a rewritten joint graph.
+
+    Raises:
+        PartitionError: if the backward would compute something that the plan saved.
+    """
+    forward, backward = _torch.extract_forward_and_backward(
+        rewritten.module, rewritten.saved, num_fwd_outputs=num_fwd_outputs
+    )
+    in_forward = {node.name for node in forward.graph.nodes if node.op == "call_function"}
+    for node in backward.graph.nodes:
+        if node.op == "call_function" and node.name in in_forward:
+            raise PartitionError(
+                f"{node.name} runs in the forward and, unplanned, in the backward."
+            )
+    return _torch.thread_rng_states(forward, backward)

@@ -1,0 +1,384 @@
+"""Time and workspace of every operator of a graph, measured on the device at hand.
+
+Enters: nodes of a joint graph. Leaves: an `OpCost` for each. Guarantees: equal calls (operator,
+shapes, strides, dtypes, constants, device, torch version, threads) are measured once and kept in
+an SQLite file that concurrent processes share; the user's random streams are not advanced; what
+cannot run alone on made-up inputs is priced by `cost.estimate` and marked as not measured. No
+fault of the cache, and none of an operator, reaches the caller.
+
+On CUDA the allocator's peak statistics are reset.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import platform
+import re
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch.profiler import ProfilerActivity, record_function
+
+from ._torch_profile import memory_events, profiler_is_active, real_execution
+from .cost import (
+    FREE,
+    NOMINAL_CEILINGS,
+    Call,
+    DeviceCeilings,
+    OpCost,
+    bytes_moved,
+    call_of,
+    estimate,
+    flop_count,
+    is_free,
+    matmul_dtype,
+)
+from .cost_cache import CostCache, Measured
+from .sample import Inputs, draw_inputs, runs_alone
+
+__all__ = ["OpCost", "profile_nodes"]
+
+Progress = Callable[[int, int], None]
+
+_TIMED_RUNS = 10
+_TIMED_NS = 20_000_000
+_MARK = "autoremat::workspace::"
+_CUDA_ROUNDING = 512
+_COPY_NBYTES = 64 << 20
+_MATMUL_SIZE = {"cpu": 768, "cuda": 8192}
+
+
+def profile_nodes(
+    nodes: Sequence[fx.Node],
+    *,
+    cache_path: Path | None = None,
+    measure: bool = True,
+    progress: Progress | None = None,
+) -> dict[fx.Node, OpCost]:
+    """Price every node, measuring each distinct operator call once.
+
+    Args:
+        nodes: nodes of a joint graph, `meta["val"]` filled in.
+        cache_path: the SQLite file; the user's cache directory if not given.
+        measure: if False, nothing runs: cached figures, else estimates.
+        progress: called with (calls measured, calls to measure).
+    """
+    priced = [node for node in nodes if not is_free(node)]
+    calls = {node: call_of(node) for node in priced}
+    costs = {node: FREE for node in nodes}
+    with (
+        CostCache.open(cache_path) as cache,
+        real_execution(),
+        torch.no_grad(),
+        torch.random.fork_rng(devices=_cuda_indices(calls.values())),
+    ):
+        keys = {node: call_key(call) for node, call in calls.items() if call is not None}
+        known = cache.read(set(keys.values()))
+        if measure:
+            todo = {keys[n]: c for n, c in calls.items() if c and keys[n] not in known}
+            fresh = _measure_calls({k: c for k, c in todo.items() if runs_alone(c)}, progress)
+            cache.write(fresh)
+            known |= fresh
+        ceilings = _Ceilings(cache, measure)
+        for node, call in calls.items():
+            found = known.get(keys[node]) if call is not None else None
+            if call is not None and found is not None:
+                costs[node] = _measured_cost(call, found)
+            else:
+                costs[node] = estimate(node, call, ceilings.of(node, call))
+    return costs
+
+
+def call_key(call: Call) -> str:
+    """Text that is equal for calls that cost the same."""
+    text = f"{call.target}|{call.args!r}|{call.kwargs!r}|{_device_key(call.device)}"
+    # Equal devices of one machine, one per rank, share their figures.
+    return re.sub(r", index=\d+", "", text)
+
+
+@functools.lru_cache(maxsize=64)
+def _settings_key(device: torch.device, threads: int, settings: tuple[Any, ...]) -> str:
+    name = torch.cuda.get_device_name(device) if _is_present(device) else _cpu_name()
+    return f"torch {torch.__version__}|{device.type}|{name}|threads {threads}|{settings}"
+
+
+def _device_key(device: torch.device) -> str:
+    """The device, the torch version and the settings by which kernels are chosen."""
+    settings = (
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.cudnn.benchmark,
+        torch.backends.mkldnn.enabled,
+    )
+    return _settings_key(device, torch.get_num_threads(), settings)
+
+
+@functools.cache
+def _cpu_name() -> str:
+    """The processor's model, which tells machines apart that share a home directory."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    model = next(models, "") or platform.processor() or platform.machine()
+    return f"{model} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _is_present(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_available()
+
+
+def _cuda_indices(calls: Any) -> list[int]:
+    """CUDA devices whose generators must be restored."""
+    devices = {call.device for call in calls if call is not None and _is_present(call.device)}
+    return sorted({torch.cuda.current_device() if d.index is None else d.index for d in devices})
+
+
+def _measured_cost(call: Call, found: Measured) -> OpCost:
+    """Join what was measured with the bytes and FLOPs, which the shapes alone decide."""
+    charged = sum(_rounded(nbytes, call.device) for nbytes in call.fresh_nbytes)
+    return OpCost(
+        time_us=found.time_us,
+        workspace_nbytes=max(0, found.peak_nbytes - charged),
+        flops=flop_count(call),
+        bytes_moved=bytes_moved(call),
+        measured=True,
+    )
+
+
+def _rounded(nbytes: int, device: torch.device) -> int:
+    if device.type != "cuda":
+        return nbytes
+    return -(-nbytes // _CUDA_ROUNDING) * _CUDA_ROUNDING
+
+
+# --- running the calls -------------------------------------------------------------------------
+
+
+def _measure_calls(calls: dict[str, Call], progress: Progress | None) -> dict[str, Measured]:
+    """Time and peak of every call that runs; calls that raise or do not fit are left out."""
+    times: dict[str, float] = {}
+    for done, (key, call) in enumerate(calls.items()):
+        if progress is not None:
+            progress(done, len(calls))
+        timed = _attempt(call, _time_us)
+        if timed is not None:
+            times[key] = timed
+    if progress is not None:
+        progress(len(calls), len(calls))
+    peaks = _peaks({key: calls[key] for key in times})
+    return {key: Measured(times[key], peak) for key, peak in peaks.items()}
+
+
+def _attempt(call: Call, run: Callable[[Call, Inputs], Any]) -> Any | None:
+    """Run on made-up inputs; None if they do not fit into memory or the operator refuses."""
+    if not _is_runnable_here(call) or _footprint_nbytes(call) > free_nbytes(call.device) // 3:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return run(call, draw_inputs(call))
+    except Exception:
+        # Any operator may refuse made-up inputs, in any way it likes; it is then estimated.
+        return None
+
+
+def _is_runnable_here(call: Call) -> bool:
+    return call.device.type == "cpu" or _is_present(call.device)
+
+
+def _footprint_nbytes(call: Call) -> int:
+    return sum(spec.span_nbytes for spec in (*call.inputs, *call.outputs))
+
+
+def _time_us(call: Call, inputs: Inputs) -> float:
+    """Median time of one warm execution."""
+    _execute(call, inputs)
+    if call.device.type == "cuda":
+        return _cuda_time_us(call, inputs)
+    taken: list[int] = []
+    while len(taken) < _TIMED_RUNS and sum(taken) < _TIMED_NS:
+        start = time.perf_counter_ns()
+        result = _execute(call, inputs)
+        taken.append(time.perf_counter_ns() - start)
+        del result
+    return statistics.median(taken) / 1e3
+
+
+def _cuda_time_us(call: Call, inputs: Inputs) -> float:
+    """Median between device events; they are queued together so that launches overlap."""
+    taken: list[float] = []
+    batch = 1
+    while len(taken) < _TIMED_RUNS and sum(taken) < _TIMED_NS / 1e6:
+        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(batch)]
+        for start, end in pairs:
+            start.record()
+            _execute(call, inputs)
+            end.record()
+        torch.cuda.synchronize(call.device)
+        taken += [start.elapsed_time(end) for start, end in pairs]
+        batch = _TIMED_RUNS - 1 if taken[0] < 2.0 else 1
+    return statistics.median(taken) * 1e3
+
+
+def _execute(call: Call, inputs: Inputs) -> Any:
+    return call.target(*inputs.args, **inputs.kwargs)
+
+
+# --- peaks -------------------------------------------------------------------------------------
+
+
+def _peaks(calls: dict[str, Call]) -> dict[str, int]:
+    """Bytes allocated above the inputs at the highest point of each call."""
+    on_cuda = {key: call for key, call in calls.items() if call.device.type == "cuda"}
+    on_cpu = {key: call for key, call in calls.items() if key not in on_cuda}
+    measured = {key: _attempt(call, _cuda_peak) for key, call in on_cuda.items()}
+    return {key: peak for key, peak in measured.items() if peak is not None} | _cpu_peaks(on_cpu)
+
+
+def _cuda_peak(call: Call, inputs: Inputs) -> int:
+    torch.cuda.synchronize(call.device)
+    torch.cuda.reset_peak_memory_stats(call.device)
+    before = torch.cuda.memory_allocated(call.device)
+    result = _execute(call, inputs)
+    torch.cuda.synchronize(call.device)
+    del result
+    return torch.cuda.max_memory_allocated(call.device) - before
+
+
+def _cpu_peaks(calls: dict[str, Call]) -> dict[str, int]:
+    """One profiler session over one warm run of each call, cut at the markers."""
+    if not calls:
+        return {}
+    if profiler_is_active():
+        warnings.warn(
+            "autoremat: operator workspaces cannot be measured while another torch profiler is "
+            "recording; operators are priced by estimate. Compile outside the profiled region.",
+            stacklevel=2,
+        )
+        return {}
+    order = list(calls)
+
+    def marked(name: str) -> Callable[[Call, Inputs], bool]:
+        def run(call: Call, inputs: Inputs) -> bool:
+            with record_function(name):
+                result = _execute(call, inputs)
+            del result
+            return True
+
+        return run
+
+    activities = [ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as session:
+        ran = [_attempt(calls[key], marked(f"{_MARK}{i}")) for i, key in enumerate(order)]
+    peaks = _split_at_marks(memory_events(session))
+    return {key: peaks.get(i, 0) for i, key in enumerate(order) if ran[i]}
+
+
+def _split_at_marks(events: list[Any]) -> dict[int, int]:
+    """Highest running sum of allocations within each marker's span, by the marker's number."""
+    peaks: dict[int, int] = {}
+    current, end, live = -1, -1, 0
+    for event in events:
+        name = event.name()
+        if name.startswith(_MARK):
+            current, end, live = int(name.removeprefix(_MARK)), event.end_ns(), 0
+            peaks[current] = 0
+        elif name == "[memory]" and event.start_ns() <= end:
+            live += event.nbytes()
+            peaks[current] = max(peaks[current], live)
+    return peaks
+
+
+def free_nbytes(device: torch.device) -> int:
+    """Bytes that can still be allocated on the device, by what the system says."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return min(_system_free_nbytes(), _container_free_nbytes())
+
+
+def _system_free_nbytes() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        available = next(line for line in lines if line.startswith("MemAvailable"))
+        return int(available.split()[1]) * 1024
+    except (OSError, StopIteration, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (AttributeError, OSError, ValueError):
+        return 4 << 30
+
+
+def _container_free_nbytes() -> float | int:
+    """What a container's limit (cgroup v2) leaves; unlimited where there is none."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text())
+        return max(0, limit - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):
+        return math.inf
+
+
+# --- ceilings ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Ceilings:
+    """A device's ceilings, looked up when an estimate first needs them."""
+
+    cache: CostCache
+    measure: bool
+
+    def of(self, node: fx.Node, call: Call | None) -> DeviceCeilings:
+        device = call.device if call is not None else _node_device(node)
+        dtype = matmul_dtype(call)
+        nominal = NOMINAL_CEILINGS["cpu" if device.type == "cpu" else "cuda"]
+        key = f"{dtype}|{_device_key(device)}"
+        found = self.cache.read_ceilings(key)
+        if found is None and self.measure and (device.type == "cpu" or _is_present(device)):
+            found = measure_ceilings(device, dtype)
+            self.cache.write_ceilings(key, found)
+        return found or nominal
+
+
+def measure_ceilings(device: torch.device, dtype: torch.dtype) -> DeviceCeilings:
+    """Time a large copy, a matrix product and the smallest operator."""
+    size = _MATMUL_SIZE.get(device.type, 1024)
+    source = torch.ones(_COPY_NBYTES // 4, device=device)
+    matrix = torch.ones(size, size, dtype=dtype, device=device)
+    aten = torch.ops.aten
+    copy_us = _bare_time_us(aten.clone.default, (source,), device)
+    matmul_us = _bare_time_us(aten.mm.default, (matrix, matrix), device)
+    launch_us = _bare_time_us(aten.clone.default, (source[:1],), device)
+    return DeviceCeilings(
+        copy_gbps=2 * _COPY_NBYTES / copy_us / 1e3,
+        matmul_gflops=2 * size**3 / matmul_us / 1e3,
+        launch_us=launch_us,
+    )
+
+
+def _bare_time_us(target: Any, args: tuple[Any, ...], device: torch.device) -> float:
+    call = Call(target, args, {}, (), (), False, placed_on=device)
+    return _time_us(call, Inputs(args, {}))
+
+
+def _node_device(node: fx.Node) -> torch.device:
+    """The device of the first tensor at the node's edges that is not on the CPU."""
+    for end in (node, *node.all_input_nodes):
+        value = end.meta.get("val")
+        for leaf in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
+                return leaf.device
+    return torch.device("cpu")

@@ -1,0 +1,257 @@
+"""The report: what was planned for one training step, graph by graph, and what that costs.
+
+Enters: names, bytes and microseconds from the planner. Leaves: frozen dataclasses whose fields
+are what their types say, or a `ReportError`. Totals over the graphs are properties,
+never stored beside what they follow from. The JSON form is in `report.document`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import chain
+
+from autoremat_solver.plan import Status
+
+from autoremat.reporting.fields import check_fields
+
+SCHEMA = "autoremat.report/1"
+
+
+class ValueAction(StrEnum):
+    """What the plan does with a value of the forward."""
+
+    SAVE = "save"
+    """The backward reads the instance that the forward made."""
+    RECOMPUTE = "recompute"
+    """Freed in the forward, made again in the backward."""
+    FREE = "free"
+    """The backward does not need it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValueReport:
+    """One value of the forward.
+
+    Attributes:
+        name: of the graph's node.
+        nbytes: size of its storage, rounded as the device's allocator rounds.
+        shape: sizes; a symbolic dimension is a string.
+        dtype: such as "float32".
+        action: what happens to it.
+        recomputes: how many times the backward makes it again.
+        source: the user's line, "model.py:88", or "".
+        module: path of the module that made it, "layers.3.mlp", or "".
+        op: operator that made it, such as "mm".
+        reason: why this action, one sentence with units.
+        time_us: duration of making it once.
+    """
+
+    name: str
+    nbytes: int
+    shape: tuple[int | str, ...]
+    dtype: str
+    action: ValueAction
+    recomputes: int = 0
+    source: str = ""
+    module: str = ""
+    op: str = ""
+    reason: str = ""
+    time_us: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuses fields of the wrong type."""
+        check_fields(self)
+
+    @property
+    def recompute_us(self) -> float:
+        """Time that all its recomputes take together."""
+        return self.recomputes * self.time_us
+
+
+@dataclass(frozen=True, slots=True)
+class GraphReport:
+    """One compiled graph of the step.
+
+    Attributes:
+        name: such as "graph 0".
+        predicted_peak_nbytes: highest live bytes while this graph runs: resident bytes and what
+            other graphs of the step keep alive meanwhile are included.
+        baseline_peak_nbytes: the same without recompute.
+        predicted_time_us: duration of forward and backward under the plan.
+        baseline_time_us: the same without recompute.
+        bound_us: proven: no plan of the model within the budget is faster.
+        status: how far the solver got.
+        method: which strategy found the plan.
+        solve_seconds: wall-clock time of the solve.
+        values: values of the forward, in the order in which they are made.
+        timeline_live_nbytes: live bytes at each step of the schedule, counted as the peak is.
+        peak_step: name of the node at which the plan peaks.
+        peak_source: the user's line of that node, or "".
+        estimated_ops: operations whose time is priced by bytes and FLOPs, not measured.
+        constraints: what the plan had to respect, one sentence each.
+    """
+
+    name: str
+    predicted_peak_nbytes: int
+    baseline_peak_nbytes: int
+    predicted_time_us: float
+    baseline_time_us: float
+    bound_us: float
+    status: Status
+    method: str
+    solve_seconds: float
+    values: tuple[ValueReport, ...] = ()
+    timeline_live_nbytes: tuple[int, ...] = ()
+    peak_step: str = ""
+    peak_source: str = ""
+    estimated_ops: tuple[str, ...] = ()
+    constraints: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuses fields of the wrong type."""
+        check_fields(self)
+
+    @property
+    def gap(self) -> float:
+        """How much slower than the bound the plan is at most, as a fraction of the bound."""
+        return _gap(self.predicted_time_us, self.bound_us)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One training step: one graph in the simple case, several after graph breaks.
+
+    Attributes:
+        budget_nbytes: allowed peak.
+        resident_nbytes: live all the time: parameters, gradients, optimizer state, inputs.
+        graphs: the compiled graphs that were planned, in the order in which they were captured.
+        measured_peak_nbytes: what the device reported for a whole step; None before one ran.
+        compiler: what compiles the graphs, such as "inductor".
+        device: its name.
+        torch_version: of the torch that captured the graphs.
+        fallbacks: for each graph left to torch's own partitioner, which node and why.
+    """
+
+    budget_nbytes: int
+    resident_nbytes: int
+    graphs: tuple[GraphReport, ...]
+    measured_peak_nbytes: int | None = None
+    compiler: str = ""
+    device: str = ""
+    torch_version: str = ""
+    fallbacks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuses fields of the wrong type."""
+        check_fields(self)
+
+    @property
+    def predicted_peak_nbytes(self) -> int:
+        """Highest live bytes of the step; with no planned graph, what is known: the resident."""
+        return max((g.predicted_peak_nbytes for g in self.graphs), default=self.resident_nbytes)
+
+    @property
+    def baseline_peak_nbytes(self) -> int:
+        """Highest live bytes of the step without recompute."""
+        return max((g.baseline_peak_nbytes for g in self.graphs), default=self.resident_nbytes)
+
+    @property
+    def predicted_time_us(self) -> float:
+        """Duration of the step under the plan."""
+        return math.fsum(graph.predicted_time_us for graph in self.graphs)
+
+    @property
+    def baseline_time_us(self) -> float:
+        """Duration of the step without recompute."""
+        return math.fsum(graph.baseline_time_us for graph in self.graphs)
+
+    @property
+    def bound_us(self) -> float:
+        """Proven: no plan of the model within the budget is faster."""
+        return math.fsum(graph.bound_us for graph in self.graphs)
+
+    @property
+    def gap(self) -> float:
+        """How much slower than the bound the step is at most, as a fraction of the bound."""
+        return _gap(self.predicted_time_us, self.bound_us)
+
+    @property
+    def status(self) -> Status | None:
+        """The least certain status among the graphs; None if no graph was planned."""
+        certainty = tuple(Status)
+        return max((graph.status for graph in self.graphs), key=certainty.index, default=None)
+
+    @property
+    def method(self) -> str:
+        """The strategies that found the plans, each named once."""
+        return ", ".join(dict.fromkeys(graph.method for graph in self.graphs))
+
+    @property
+    def solve_seconds(self) -> float:
+        """Wall-clock time of all solves."""
+        return math.fsum(graph.solve_seconds for graph in self.graphs)
+
+    @property
+    def values(self) -> tuple[ValueReport, ...]:
+        """Values of the forward, graph after graph."""
+        return tuple(chain.from_iterable(graph.values for graph in self.graphs))
+
+    @property
+    def timeline_live_nbytes(self) -> tuple[int, ...]:
+        """Live bytes per step, graph after graph (a backward runs in the reverse order)."""
+        return tuple(chain.from_iterable(graph.timeline_live_nbytes for graph in self.graphs))
+
+    @property
+    def peak_graph(self) -> GraphReport | None:
+        """The first graph that reaches the predicted peak."""
+        return max(self.graphs, key=lambda graph: graph.predicted_peak_nbytes, default=None)
+
+    @property
+    def peak_step(self) -> str:
+        """Name of the node at which the step peaks."""
+        return self.peak_graph.peak_step if self.peak_graph else ""
+
+    @property
+    def estimated_ops(self) -> tuple[str, ...]:
+        """Operations priced, not measured."""
+        return tuple(chain.from_iterable(graph.estimated_ops for graph in self.graphs))
+
+    @property
+    def constraints(self) -> tuple[str, ...]:
+        """What the plans had to respect."""
+        return tuple(dict.fromkeys(chain.from_iterable(g.constraints for g in self.graphs)))
+
+    def with_measured(self, peak_nbytes: int) -> Report:
+        """This report with the peak that the device reported."""
+        return replace(self, measured_peak_nbytes=peak_nbytes)
+
+    def to_json(self) -> str:
+        """This report as strict JSON text, totals included; `from_json` gives an equal one."""
+        from autoremat.reporting.document import write
+
+        return write(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """The report that `to_json` wrote.
+
+        Raises:
+            ReportError: if the text is no JSON, incomplete, of another schema, or contradictory.
+        """
+        from autoremat.reporting.document import read
+
+        return read(text)
+
+    def summary(self) -> str:
+        """The report as 10 to 25 lines of plain text, the verdict first."""
+        from autoremat.reporting.text import summary
+
+        return summary(self)
+
+
+def _gap(time_us: float, bound_us: float) -> float:
+    if bound_us <= 0:
+        return 0.0 if time_us <= 0 else math.inf
+    return max(0.0, time_us / bound_us - 1.0)

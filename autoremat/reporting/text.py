@@ -1,0 +1,257 @@
+"""The report as plain text for a terminal, and bytes and microseconds in words.
+
+Enters: a `Report`, or a number. Leaves: text without escape codes, ASCII but for
+the names inside; nothing is printed.
+Guarantees: the verdict comes first; sizes are decimal (GB = 10^9 bytes) and say so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from autoremat.reporting.model import Report, ValueAction, ValueReport
+
+_ROWS = 5
+_DECIMAL_UNITS = ("kB", "MB", "GB", "TB")
+_BINARY_UNITS = ("KiB", "MiB", "GiB", "TiB")
+
+
+def format_nbytes(nbytes: int, *, binary: bool = False, digits: int = 1) -> str:
+    """A size for people: "11.3 GB", or "10.5 GiB" if `binary`; exact below one kB or KiB.
+
+    Args:
+        nbytes: the size in bytes; may be negative (a difference).
+        binary: powers of 1024 instead of 1000.
+        digits: after the decimal point.
+    """
+    factor, units = (1024, _BINARY_UNITS) if binary else (1000, _DECIMAL_UNITS)
+    if abs(nbytes) < factor:
+        return f"{nbytes} B"
+    power = 1
+    # Compared after rounding, so that 999.96 MB is written 1.0 GB and not 1000.0 MB.
+    while power < len(units) and abs(round(nbytes / factor**power, digits)) >= factor:
+        power += 1
+    return f"{nbytes / factor**power:.{digits}f} {units[power - 1]}"
+
+
+def format_nbytes_apart(first_nbytes: int, second_nbytes: int) -> tuple[str, str]:
+    """Two sizes with as many digits as it takes to tell them apart, if they differ."""
+    for digits in range(1, 13):
+        first = format_nbytes(first_nbytes, digits=digits)
+        second = format_nbytes(second_nbytes, digits=digits)
+        if first != second or first_nbytes == second_nbytes:
+            return first, second
+    return f"{first_nbytes} B", f"{second_nbytes} B"
+
+
+def format_us(time_us: float) -> str:
+    """A duration for people: "850.0 us", "1.9 ms", "2.3 s"."""
+    for unit, scale in (("us", 1.0), ("ms", 1e3)):
+        if round(time_us / scale, 1) < 1000:
+            return f"{time_us / scale:.1f} {unit}"
+    return f"{time_us / 1e6:.1f} s"
+
+
+def one_line(report: Report) -> str:
+    """The line printed at the end of planning."""
+    return f"autoremat: {_verdict(report)}"
+
+
+def summary(report: Report) -> str:
+    """The report as 10 to 25 lines: verdict, facts, and the values that matter most."""
+    lines = [_capitalised(_verdict(report)), "", *_facts(report)]
+    saved = _fold(value for value in report.values if value.action == ValueAction.SAVE)
+    recomputed = _fold(value for value in report.values if value.recomputes)
+    lines += _table("Largest saved values", saved, lambda group: group.nbytes)
+    lines += _table("Most expensive recomputed values", recomputed, lambda group: group.time_us)
+    return "\n".join(lines)
+
+
+def _verdict(report: Report) -> str:
+    if not report.graphs:
+        return f"nothing is planned: {_plural(len(report.fallbacks), 'graph')} left to torch"
+    saved = sum(value.action == ValueAction.SAVE for value in report.values)
+    parts = [
+        _peaks(report),
+        f"{_extra_time(report)} predicted",
+        f"{saved} of {_plural(len(report.values), 'value')} saved",
+        _gap(report),
+    ]
+    if report.fallbacks:
+        parts.append(f"{_plural(len(report.fallbacks), 'graph')} left to torch")
+    return ", ".join(parts)
+
+
+def _peaks(report: Report) -> str:
+    before = format_nbytes(report.baseline_peak_nbytes)
+    after = format_nbytes(report.predicted_peak_nbytes)
+    highest = report.predicted_peak_nbytes
+    text = f"peak {before} -> {after}"
+    if report.measured_peak_nbytes is not None:
+        highest = max(highest, report.measured_peak_nbytes)
+        text += f", measured {format_nbytes(report.measured_peak_nbytes)}"
+    if highest <= report.budget_nbytes:
+        return f"{text} (budget {format_nbytes(report.budget_nbytes)})"
+    _, budget = format_nbytes_apart(highest, report.budget_nbytes)
+    excess = format_nbytes(highest - report.budget_nbytes)
+    return f"{text} (OVER the budget {budget} by {excess})"
+
+
+def _extra_time(report: Report) -> str:
+    if report.baseline_time_us <= 0:
+        return "unknown time"
+    extra = report.predicted_time_us / report.baseline_time_us - 1.0
+    # Adding zero turns -0.0 into 0.0.
+    return f"{round(100 * extra, 1) + 0.0:+.1f} % time"
+
+
+def _gap(report: Report) -> str:
+    if report.gap == float("inf"):
+        return "no proven gap"
+    return f"gap at most {100 * report.gap:.1f} %"
+
+
+def _facts(report: Report) -> Iterable[str]:
+    facts = {
+        "Budget": f"{report.budget_nbytes} bytes, {format_nbytes(report.resident_nbytes)} resident",
+        "Measured": _measured(report),
+        "Peak at": _peak_place(report),
+        "Step time": _times(report),
+        "Solver": _solver(report),
+        "Runs on": ", ".join(filter(None, (report.device, report.compiler, _torch(report)))),
+        "Estimated": _some(report.estimated_ops, "operation priced, not measured"),
+        "Constraints": _some(report.constraints, "constraint"),
+        "Fallbacks": _some(report.fallbacks, "graph left to torch"),
+    }
+    if not report.graphs:
+        facts |= {"Step time": "", "Solver": ""}
+    return [f"{name:<12} {_one_line(text)}" for name, text in facts.items() if text]
+
+
+def _measured(report: Report) -> str:
+    if report.measured_peak_nbytes is None:
+        return "no step has been measured yet"
+    difference = report.measured_peak_nbytes - report.predicted_peak_nbytes
+    if difference == 0:
+        return f"{format_nbytes(report.measured_peak_nbytes)}, exactly as predicted"
+    side = "above" if difference > 0 else "below"
+    return (
+        f"{format_nbytes(report.measured_peak_nbytes)}, {format_nbytes(abs(difference))} {side} "
+        "the prediction"
+    )
+
+
+def _peak_place(report: Report) -> str:
+    graph = report.peak_graph
+    if graph is None or not graph.peak_step:
+        return ""
+    source = f" ({graph.peak_source})" if graph.peak_source else ""
+    inside = f" in {graph.name}" if len(report.graphs) > 1 else ""
+    return f"`{graph.peak_step}`{source}{inside}"
+
+
+def _times(report: Report) -> str:
+    return (
+        f"{format_us(report.baseline_time_us)} -> {format_us(report.predicted_time_us)} predicted, "
+        f"proven bound {format_us(report.bound_us)}"
+    )
+
+
+def _solver(report: Report) -> str:
+    graphs = f", {len(report.graphs)} graphs" if len(report.graphs) > 1 else ""
+    return f"{report.status} ({report.method}, {report.solve_seconds:.1f} s{graphs})"
+
+
+def _torch(report: Report) -> str:
+    return f"torch {report.torch_version}" if report.torch_version else ""
+
+
+def _some(items: tuple[str, ...], noun: str) -> str:
+    if not items:
+        return ""
+    first, _, rest = noun.partition(" ")
+    counted = f"{_plural(len(items), first)} {rest}".rstrip()
+    return f"{counted}: {'; '.join(items[:3])}{'; ...' if len(items) > 3 else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Values that differ only in the number of their layer."""
+
+    values: tuple[ValueReport, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(value.nbytes for value in self.values)
+
+    @property
+    def time_us(self) -> float:
+        return sum(value.recompute_us for value in self.values)
+
+    def row(self) -> tuple[str, str, str, str, str]:
+        """Count and size, recompute time, source, place, reason of the first."""
+        first, count = self.values[0], len(self.values)
+        folded = count > 1
+        times = f"{count} x " if folded else ""
+        module = _layer_pattern(first.module) if folded else first.module
+        place = f"{module} ({first.op})" if module and first.op else module or first.op
+        name = place if folded else place or first.name
+        return (
+            f"{times}{format_nbytes(first.nbytes)}",
+            f"{format_us(self.time_us)}" if self.time_us else "",
+            _shortened(first.source, 28),
+            _shortened(name, 36),
+            _one_line(first.reason),
+        )
+
+
+def _fold(values: Iterable[ValueReport]) -> list[_Group]:
+    groups: dict[tuple[object, ...], list[ValueReport]] = {}
+    for value in values:
+        # Without a place nothing tells that two values are the same one of two layers.
+        place = (value.source, _layer_pattern(value.module)) if value.module else (value.name,)
+        key = (*place, value.op, value.shape, value.dtype, value.nbytes, value.recomputes)
+        groups.setdefault(key, []).append(value)
+    return [_Group(tuple(group)) for group in groups.values()]
+
+
+def _table(title: str, groups: list[_Group], rank: Callable[[_Group], float]) -> list[str]:
+    if not groups:
+        return []
+    shown = sorted(groups, key=rank, reverse=True)[:_ROWS]
+    rows = [group.row() for group in shown]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = []
+    for size, time, source, place, reason in rows:
+        columns = (
+            size.rjust(widths[0]),
+            time.rjust(widths[1]),
+            source.ljust(widths[2]),
+            place.ljust(widths[3]),
+        )
+        kept = [cell for cell, width in zip(columns, widths, strict=True) if width]
+        lines.append("  ".join(["", *kept, reason]).rstrip())
+    return ["", title, *lines]
+
+
+def _layer_pattern(module: str) -> str:
+    return re.sub(r"\d+", "*", module)
+
+
+def _shortened(text: str, width: int) -> str:
+    text = _one_line(text)
+    return text if len(text) <= width else f"...{text[3 - width :]}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,329 @@
+"""One budget over all graphs of one model's step.
+
+Enters: the joint graphs that AOTAutograd hands over, one at a time, in the order in which the
+step runs them. Leaves: forward and backward modules for each, and the `Report` of all. Each graph
+gets what the earlier ones leave of the budget. A graph that cannot be planned runs under torch's
+own partitioner, with a warning that says why (an exception if the session is strict).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from autoremat_solver import Solver
+from torch import fx
+
+from autoremat import _torch
+from autoremat.capture import copy_module, prepare
+from autoremat.choose import Choice, Subject, choose_by_reading, choose_by_simulation
+from autoremat.constraints import find_constraints
+from autoremat.errors import FallbackError, FallbackWarning, InfeasibleBudget, OverBudgetWarning
+from autoremat.executor import compile_eager
+from autoremat.explain import explain, largest_live, source_of
+from autoremat.fusion import inlined_nodes
+from autoremat.inductor import WORKSPACE_KEY, compile_with_partition
+from autoremat.lower import lower
+from autoremat.profile import profile_nodes
+from autoremat.progress import Progress
+from autoremat.reporting import GraphReport, Report, one_line
+from autoremat.storage import Storages, find_storages
+
+_session_numbers = itertools.count()
+
+Modules = tuple[fx.GraphModule, fx.GraphModule]
+
+
+class Unplannable(Exception):
+    """A graph that is left to torch's own partitioner, with a stable code and a reason."""
+
+    def __init__(self, code: str, sentence: str) -> None:
+        super().__init__(code, sentence)
+        self.code = code
+        self.sentence = sentence
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for.
+
+    Attributes:
+        budget_nbytes: allowed peak of the whole step; called once the device is known.
+        compiler: "inductor" or "eager".
+        time_limit_s: for the solver, per graph.
+        strict: raise where a graph cannot be planned.
+        verbose: show progress and the summary line.
+        inductor: options that are not ours.
+    """
+
+    budget_nbytes: Callable[[torch.device], int]
+    compiler: str = "inductor"
+    time_limit_s: float = 30.0
+    strict: bool = False
+    verbose: bool = True
+    inductor: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Resident:
+    """Bytes that are live whatever the plan.
+
+    Attributes:
+        nbytes: parameters, buffers, inputs, existing gradients, optimizer state.
+        optimizer_nbytes: what the optimizer's step takes for itself, after the backward.
+    """
+
+    nbytes: int
+    optimizer_nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What the session keeps of a planned graph."""
+
+    report: GraphReport
+    crossing_nbytes: int  # live between this graph's forward and its backward
+
+
+class Session:
+    """Plans the graphs of one model under one budget."""
+
+    def __init__(
+        self, options: Options, resident: Callable[[torch.device], Resident] | None = None
+    ) -> None:
+        self.options = options
+        self.key = f"{os.getpid()}-{os.urandom(8).hex()}-{next(_session_numbers)}"
+        self.fallbacks: dict[str, None] = {}
+        self.measured_peak_nbytes: int | None = None
+        self._resident = resident
+        self._entries: dict[str, _Entry] = {}
+        self._device = torch.device("cpu")
+        self._resident_nbytes = 0
+
+    def compile(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile one Dynamo graph: the body of a `torch.compile` backend.
+
+        Raises:
+            InfeasibleBudget: if no plan fits.
+            FallbackError: if the session is strict and a graph cannot be planned.
+        """
+        try:
+            if self.options.compiler == "eager":
+                backend = _torch.aot_autograd(
+                    fw_compiler=compile_eager,
+                    bw_compiler=compile_eager,
+                    partition_fn=self.partition,
+                    keep_inference_input_mutations=True,
+                )
+                compiled: Callable[..., Any] = backend(module, example_inputs)
+                return compiled
+            return compile_with_partition(
+                module,
+                example_inputs,
+                key=self.key,
+                partition=self.partition,
+                config=self.options.inductor,
+            )
+        except (InfeasibleBudget, FallbackError) as error:
+            raise _torch.passing_through(error) from None
+
+    def partition(
+        self,
+        module: fx.GraphModule,
+        joint_inputs: Any,
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None = None,
+        **_later_arguments: Any,
+    ) -> Modules:
+        """Split one joint graph: by a plan, or as torch would."""
+        untouched = copy_module(module)
+        try:
+            if not joint_inputs:
+                raise Unplannable("AR103", "It is the body of a region that several layers share.")
+            return self._plan(module, num_fwd_outputs, static_lifetime_input_indices)
+        except InfeasibleBudget:
+            raise
+        except Unplannable as reason:
+            self._fall_back(reason.code, reason.sentence)
+        except Exception as error:  # nothing of the user's may be lost to a defect of ours
+            self._fall_back(
+                "AR101", f"Planning failed: {type(error).__name__}: {error}.", cause=error
+            )
+        if self.options.compiler == "eager":
+            return _torch.default_partition(
+                untouched,
+                joint_inputs,
+                num_fwd_outputs=num_fwd_outputs,
+                static_lifetime_input_indices=list(static_lifetime_input_indices or ()),
+            )
+        return _torch.min_cut_without_budget(untouched, num_fwd_outputs=num_fwd_outputs)
+
+    def report(self) -> Report:
+        """What was planned so far."""
+        budget_nbytes = self.options.budget_nbytes(self._device) if self._entries else 0
+        return Report(
+            budget_nbytes=budget_nbytes,
+            resident_nbytes=self._resident_nbytes,
+            graphs=tuple(entry.report for entry in self._entries.values()),
+            measured_peak_nbytes=self.measured_peak_nbytes,
+            compiler=self.options.compiler,
+            device=_device_name(self._device),
+            torch_version=torch.__version__,
+            fallbacks=tuple(self.fallbacks),
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the planned graphs."""
+        return self._device
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether any graph was planned."""
+        return bool(self._entries)
+
+    def note_measured(self, peak_nbytes: int) -> None:
+        """Keep the peak of a whole step, and warn if it exceeds the budget."""
+        self.measured_peak_nbytes = peak_nbytes
+        report = self.report()
+        if report.graphs and peak_nbytes > report.budget_nbytes:
+            warnings.warn(
+                OverBudgetWarning(peak_nbytes, report.budget_nbytes, report.predicted_peak_nbytes),
+                stacklevel=2,
+            )
+
+    def _plan(
+        self, module: fx.GraphModule, num_fwd_outputs: int, static: Sequence[int] | None
+    ) -> Modules:
+        """The stages in their order: capture, cost, lower, solve, rewrite, report."""
+        with Progress(self.options.verbose) as progress:
+            progress.stage("capture")
+            name = _graph_name()
+            device = _device_of(module)
+            joint = prepare(module, num_fwd_outputs=num_fwd_outputs, static_indices=static)
+            if not joint.backward:
+                raise Unplannable("AR104", "Nothing in it needs a gradient.")
+            storages = find_storages(joint.nodes, device)
+            eager = self.options.compiler == "eager"
+            constraints = find_constraints(joint, storages, replay_rng=eager)
+            inlined = frozenset() if eager else inlined_nodes(joint, storages, constraints)
+            progress.stage("cost")
+            priced = [n for n in joint.nodes if n.op == "call_function" and n not in inlined]
+            costs = profile_nodes(priced, progress=progress.advance)
+            for node, cost in costs.items():
+                node.meta[WORKSPACE_KEY] = cost.workspace_nbytes
+            progress.stage("solve")
+            resident = self._resident_of(joint.primals, storages, device)
+            held_nbytes = self._held_by_earlier_graphs(name)
+            lowered = lower(
+                joint,
+                storages,
+                constraints,
+                costs,
+                resident_nbytes=resident.nbytes + held_nbytes,
+                optimizer_nbytes=resident.optimizer_nbytes,
+                inlined=inlined,
+            )
+            subject = Subject(joint, constraints, lowered, device)
+            budget_nbytes = self.options.budget_nbytes(device)
+            solver = Solver(lowered.problem, time_limit_s=self.options.time_limit_s)
+            choose = choose_by_simulation if eager else choose_by_reading
+            choice = choose(subject, solver, budget_nbytes)
+            self._device, self._resident_nbytes = device, resident.nbytes
+            if not choice.fits:
+                self._refuse(subject, choice, budget_nbytes, held_nbytes)
+            graph_report = explain(name, subject, choice, costs)
+            self._entries[name] = _Entry(graph_report, _crossing_nbytes(choice, storages, joint))
+            progress.stage("compile")
+            progress.finish(one_line(self.report()))
+        return choice.forward, choice.backward
+
+    def _refuse(
+        self, subject: Subject, choice: Choice, budget_nbytes: int, held_nbytes: int
+    ) -> None:
+        """A first graph that does not fit is an error; a later one runs as lean as it can."""
+        if held_nbytes:
+            warnings.warn(
+                OverBudgetWarning(choice.peak_nbytes, budget_nbytes, choice.peak_nbytes),
+                stacklevel=2,
+            )
+            return
+        timeline = choice.solution.timeline
+        step = choice.solution.plan.schedule[timeline.peak_step]
+        node = subject.lowered.node_of.get(step)
+        raise InfeasibleBudget(
+            budget_nbytes=budget_nbytes,
+            smallest_peak_nbytes=choice.peak_nbytes,
+            floor_nbytes=min(choice.solution.floor_nbytes, choice.peak_nbytes),
+            resident_nbytes=subject.lowered.problem.resident_nbytes,
+            step=step,
+            source=source_of(node) if node is not None else "",
+            largest=largest_live(subject, choice),
+        )
+
+    def _fall_back(self, code: str, sentence: str, cause: Exception | None = None) -> None:
+        name = _graph_name()
+        sentence = f"{name} runs under torch's own partitioner. {sentence}"
+        warning = FallbackWarning(code, sentence)
+        if self.options.strict:
+            raise FallbackError.of(warning) from cause
+        self.fallbacks[f"{code}: {sentence}"] = None
+        warnings.warn(warning, stacklevel=2)
+
+    def _resident_of(
+        self, primals: Sequence[fx.Node], storages: Storages, device: torch.device
+    ) -> Resident:
+        if self._resident is not None:
+            return self._resident(device)
+        names = {name for node in primals for name in storages.of_node[node]}
+        return Resident(sum(storages.nbytes[name] for name in names))
+
+    def _held_by_earlier_graphs(self, name: str) -> int:
+        """Bytes that earlier graphs of the step keep for their backward; replaces a recompile."""
+        earlier = itertools.takewhile(lambda other: other != name, list(self._entries))
+        return sum(self._entries[other].crossing_nbytes for other in earlier)
+
+
+def _crossing_nbytes(choice: Choice, storages: Storages, joint: Any) -> int:
+    """Bytes that live from the forward's end to the backward's start."""
+    names = {node.name for node in choice.backward.graph.find_nodes(op="placeholder")}
+    held = {node for node in joint.nodes if node.name in names} | set(joint.fwd_outputs)
+    crossing = {name for node in held for name in storages.of_node[node]} - storages.resident
+    return sum(storages.nbytes[name] for name in crossing)
+
+
+def _graph_name() -> str:
+    """The Dynamo frame that is being compiled: a recompile of it has the same name."""
+    compile_id = _torch.CompileContext.current_compile_id()
+    return f"graph {compile_id.frame_id if compile_id is not None else 0}"
+
+
+def _device_of(module: fx.GraphModule) -> torch.device:
+    """The one device that the graph's tensors live on (numbers may live on the CPU as well).
+
+    Raises:
+        Unplannable: if there are several.
+    """
+    devices = {
+        value.device
+        for node in module.graph.find_nodes(op="placeholder")
+        if isinstance(value := node.meta.get("val"), torch.Tensor)
+    }
+    accelerators = {device for device in devices if device.type != "cpu"}
+    if len(accelerators) > 1:
+        names = ", ".join(sorted(map(str, accelerators)))
+        raise Unplannable("AR102", f"Its inputs are on several devices ({names}).")
+    return next(iter(accelerators), torch.device("cpu"))
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+__all__ = ["Options", "Resident", "Session", "Unplannable"]

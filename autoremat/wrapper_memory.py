@@ -1,0 +1,225 @@
+"""What a wrapper that Inductor generated will allocate, known before anything runs.
+
+Enters: the wrapper's source and the sizes of its buffers. Leaves: the live bytes after each
+statement. The wrapper is a straight line of allocations, kernel calls, renamings and `del`s;
+they are followed by name, as Python would by reference count. Exact on what the wrapper
+allocates; what a library kernel takes inside comes from `workspace_nbytes`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+class WrapperError(ValueError):
+    """The source is not a wrapper that this module can follow. The message says where."""
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """What the wrapper's text does not say.
+
+    Attributes:
+        input_nbytes: bytes of each input that the call owns, in order; 0 where others own it.
+        input_values: numbers for inputs that are symbols, None for tensors, in order.
+        result_nbytes: bytes of each element that the operation with this result name returns.
+        workspace_nbytes: bytes that the operation writing this buffer takes inside.
+        round_nbytes: rounds a request as the device's allocator does.
+        device_type: "cpu" or "cuda": only its buffers are counted.
+    """
+
+    input_nbytes: Sequence[int]
+    input_values: Sequence[int | None]
+    result_nbytes: Callable[[str], Sequence[int]]
+    workspace_nbytes: Callable[[str], int]
+    round_nbytes: Callable[[int], int]
+    device_type: str
+
+
+@dataclass(frozen=True)
+class WrapperMemory:
+    """Live bytes after each statement; inputs that the call owns are live at the start."""
+
+    live_nbytes: tuple[int, ...]
+    lines: tuple[str, ...]
+    returned_nbytes: int
+
+    @property
+    def peak_nbytes(self) -> int:
+        return max(self.live_nbytes, default=0)
+
+    @property
+    def peak_line(self) -> str:
+        """The statement at which the peak is reached."""
+        return self.lines[self.live_nbytes.index(self.peak_nbytes)]
+
+
+def read_wrapper(source: str, buffers: Buffers) -> WrapperMemory:
+    """Follow a wrapper's `call` function.
+
+    Raises:
+        WrapperError: if there is no such function or a size cannot be evaluated.
+    """
+    reader = _Reader(buffers)
+    reader.block(_call_function(ast.parse(source)).body)
+    return WrapperMemory(tuple(reader.curve), tuple(reader.lines), reader.returned)
+
+
+def _call_function(tree: ast.Module) -> ast.FunctionDef:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == "call":
+            return node
+    raise WrapperError("The generated source has no function `call`.")
+
+
+class _Reader:
+    """Names, the storages behind them, and how many names each storage has."""
+
+    def __init__(self, buffers: Buffers) -> None:
+        self._buffers = buffers
+        self._storages: dict[str, tuple[int, ...]] = {}
+        self._nbytes: dict[int, int] = {}
+        self._references: dict[int, int] = {}
+        self._numbers: dict[str, Any] = {"torch": torch}
+        self._live = 0
+        self.curve: list[int] = []
+        self.lines: list[str] = []
+        self.returned = 0
+
+    def block(self, statements: Sequence[ast.stmt]) -> None:
+        for statement in statements:
+            if isinstance(statement, (ast.With, ast.If, ast.Try, ast.For)):
+                self.block(statement.body)
+                continue
+            self._statement(statement)
+
+    def _statement(self, statement: ast.stmt) -> None:
+        workspace = 0
+        match statement:
+            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Name(id="args")):
+                self._inputs([name.id for name in names if isinstance(name, ast.Name)])
+            case ast.Assign(targets=[ast.List(elts=names)], value=ast.Name(id="args")):
+                self._inputs([name.id for name in names if isinstance(name, ast.Name)])
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                workspace = self._assign(name, value)
+            case ast.Delete(targets=targets):
+                for target in targets:
+                    if isinstance(target, ast.Name):
+                        self._drop(target.id)
+            case ast.Expr(value=ast.Call() as call):
+                workspace = self._workspace_of(call)
+            case ast.Return(value=value):
+                self._returned(value)
+        self.curve.append(self._live + workspace)
+        self.lines.append(ast.unparse(statement)[:200])
+
+    def _inputs(self, names: Sequence[str]) -> None:
+        for position, name in enumerate(names):
+            number = self._buffers.input_values[position]
+            if number is not None:
+                self._numbers[name] = number
+            else:
+                self._bind(name, (self._allocate(self._buffers.input_nbytes[position]),))
+
+    def _assign(self, name: str, value: ast.expr) -> int:
+        match value:
+            case ast.Name(id=source) if source in self._storages:
+                self._bind(name, self._storages[source])
+            case ast.Subscript(value=ast.Name(id=source), slice=ast.Constant(value=int(index))) if (
+                source in self._storages
+            ):
+                inside = self._storages[source]
+                self._bind(name, (inside[index],) if index < len(inside) else inside)
+            case ast.Call(func=ast.Name(id=function), args=[ast.Name(id=source), *_]) if (
+                function in ("reinterpret_tensor", "alias_tensor")
+                or (source in self._storages and function.startswith("as_strided"))
+            ):
+                self._bind(name, self._storages.get(source, ()))
+            case ast.Call(func=ast.Name(id=function), args=arguments) if function.startswith(
+                "empty_strided"
+            ):
+                on_device = function.removeprefix("empty_strided_").startswith(
+                    self._buffers.device_type
+                )
+                nbytes = self._strided_nbytes(arguments) if on_device else 0
+                self._bind(name, (self._allocate(nbytes),))
+            case ast.Call() as call:
+                sizes = self._buffers.result_nbytes(name)
+                self._bind(name, tuple(self._allocate(nbytes) for nbytes in sizes))
+                return max(self._workspace_of(call), self._buffers.workspace_nbytes(name))
+            case _:
+                self._number(name, value)
+        return 0
+
+    def _number(self, name: str, value: ast.expr) -> None:
+        """Symbols such as `s0 = arg0_1` and expressions over them."""
+        try:
+            code = compile(ast.Expression(value), "<wrapper>", "eval")
+            self._numbers[name] = eval(code, {"__builtins__": {}}, self._numbers)
+        except Exception:  # not a number: nothing that owns memory
+            self._numbers.pop(name, None)
+
+    def _strided_nbytes(self, arguments: Sequence[ast.expr]) -> int:
+        try:
+            size, stride, dtype = (
+                eval(compile(ast.Expression(part), "<wrapper>", "eval"), {}, self._numbers)
+                for part in arguments[:3]
+            )
+        except Exception as error:
+            text = ", ".join(ast.unparse(part) for part in arguments)
+            raise WrapperError(f"Cannot evaluate the size of a buffer ({text}): {error}") from error
+        if any(extent == 0 for extent in size):
+            return 0
+        extent = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+        return int(extent) * torch.empty((), dtype=dtype).element_size()
+
+    def _workspace_of(self, call: ast.Call) -> int:
+        for keyword in call.keywords:
+            if keyword.arg == "out" and isinstance(keyword.value, ast.Name):
+                return self._buffers.workspace_nbytes(keyword.value.id)
+        return 0
+
+    def _allocate(self, nbytes: int) -> int:
+        storage = len(self._nbytes)
+        self._nbytes[storage] = self._buffers.round_nbytes(nbytes)
+        self._references[storage] = 0
+        return storage
+
+    def _bind(self, name: str, storages: tuple[int, ...]) -> None:
+        for storage in storages:
+            if self._references[storage] == 0:
+                self._live += self._nbytes[storage]
+            self._references[storage] += 1
+        self._drop(name)
+        self._storages[name] = storages
+
+    def _drop(self, name: str) -> None:
+        for storage in self._storages.pop(name, ()):
+            self._references[storage] -= 1
+            if self._references[storage] == 0:
+                self._live -= self._nbytes[storage]
+
+    def _returned(self, value: ast.expr | None) -> None:
+        names = {n.id for n in ast.walk(value) if isinstance(n, ast.Name)} if value else set()
+        storages = {s for name in names for s in self._storages.get(name, ())}
+        self.returned = sum(self._nbytes[storage] for storage in storages)
+
+
+def sizes_by_name(sizes: Mapping[str, Sequence[int]]) -> Callable[[str], Sequence[int]]:
+    """A lookup for `Buffers.result_nbytes` that says which name it lacks.
+
+    Raises:
+        WrapperError: from the lookup, for a result whose size is unknown.
+    """
+
+    def look_up(name: str) -> Sequence[int]:
+        if name not in sizes:
+            raise WrapperError(f"The size of the result {name!r} is not known.")
+        return sizes[name]
+
+    return look_up

@@ -1,0 +1,282 @@
+"""Regenerate `benchmarks.md` and the rows beside it, `benchmarks.json`.
+
+    python docs/benchmarks.py [--quick] [--models mlp,bert] [--compilers eager,inductor]
+                              [--budgets 100,75,50,35,25,smallest] [--resume]
+
+Each point (model, variant, budget) is measured in its own process (`benchmark_worker.py`), one
+after the other; the processes of a model then stay, and their steps are timed in turn, so that all
+variants of a model are timed in one run, interleaved. A point that crashes or passes `--timeout` is
+a row that says so. Rows are stored as they come; `--resume` measures only what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import queue
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmark_page import page
+from benchmark_worker import SEED, Point
+
+HERE = Path(__file__).parent
+ROWS, PAGE, LOGS = HERE / "benchmarks.json", HERE / "benchmarks.md", HERE / "benchmark_logs"
+MODELS = ["example_gpt", "gpt2", "llama", "bert", "resnet50", "unet", "mlp"]
+BUDGETS = ["100", "75", "50", "35", "25", "smallest"]
+TORCH_BUDGETS = [0.5, 0.3, 0.1]
+
+Row = dict[str, Any]
+
+
+class Worker:
+    """A process that has measured a point and now waits to be asked for timed steps."""
+
+    def __init__(self, point: Point, log: Path) -> None:
+        command = [sys.executable, str(HERE / "benchmark_worker.py"), json.dumps(asdict(point))]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        log.parent.mkdir(exist_ok=True)
+        self._log = log
+        with log.open("w") as errors:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=environment,
+            )
+        self._messages: queue.Queue[Row | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def receive(self, timeout: float) -> Row:
+        """The next message; `status` is `timeout` or `crash` where none came."""
+        try:
+            message = self._messages.get(timeout=timeout)
+        except queue.Empty:
+            self.close()
+            return {"status": "timeout", "message": f"no answer within {timeout:.0f} s"}
+        if message is None:
+            code = self._process.wait()
+            lines = self._log.read_text(errors="replace").strip().splitlines()
+            why = next((s for s in reversed(lines) if s and not s[0].isspace()), "")
+            return {"status": "crash", "message": f"exit code {code}: {why[:300]}"}
+        return message
+
+    def time_step(self, timeout: float) -> float | None:
+        """Seconds of one training step, or None once the process is gone."""
+        if self._process.poll() is not None:
+            return None
+        assert self._process.stdin is not None
+        self._process.stdin.write("step\n")
+        self._process.stdin.flush()
+        return self.receive(timeout).get("seconds")
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._messages.put(json.loads(line))
+        self._messages.put(None)
+
+
+class Store:
+    """The rows of all runs, by key, written to disk after each change."""
+
+    def __init__(self, run: Row) -> None:
+        stored = json.loads(ROWS.read_text()) if ROWS.exists() else {"runs": [], "rows": []}
+        self.runs: list[Row] = [*stored["runs"], run]
+        self.rows: dict[str, Row] = {row["key"]: row for row in stored["rows"]}
+
+    def add(self, row: Row) -> None:
+        """Add or replace a row, and write rows and page."""
+        self.rows[row["key"]] = {**row, "run": row.get("run", len(self.runs) - 1)}
+        self.write()
+
+    def write(self) -> None:
+        """Write `benchmarks.json` and `benchmarks.md`, dropping runs that no row is from."""
+        used = sorted({row["run"] for row in self.rows.values()})
+        renumbered = {old: new for new, old in enumerate(used)}
+        runs = [self.runs[i] for i in used]
+        rows = [{**row, "run": renumbered[row["run"]]} for row in self.rows.values()]
+        temporary = ROWS.with_suffix(".tmp")
+        temporary.write_text(json.dumps({"runs": runs, "rows": rows}, indent=1) + "\n")
+        temporary.replace(ROWS)
+        PAGE.write_text(page(runs, rows, MODELS))
+
+
+def peers(model: str, compiler: str) -> Iterator[Point]:
+    """What users have without autoremat: the rows that ours are compared with."""
+    if compiler == "inductor":
+        yield Point(model, compiler, "plain")
+        yield Point(model, compiler, "checkpoint")
+        for setting in TORCH_BUDGETS:
+            yield Point(model, compiler, "torch budget", setting)
+    else:
+        yield Point(model, compiler, "checkpoint")
+
+
+def planned(model: str, compiler: str, eager: Row, args: argparse.Namespace) -> Iterator[Point]:
+    """Our rows: resident plus each share of what eager's step needs above it."""
+    for share in args.budgets:
+        setting = None if share == "smallest" else float(share)
+        budget = None
+        if setting is not None:
+            budget = eager["resident_nbytes"] + int(eager["peak_nbytes"] * setting / 100)
+        yield Point(model, compiler, "autoremat", setting, budget, args.time_limit)
+
+
+def run_model(model: str, compiler: str, store: Store, args: argparse.Namespace) -> None:
+    """Measure all points of a model under one compiler, then time their steps in turn."""
+    eager_point = Point(model, "eager", "plain")
+    eager_worker, eager = start(eager_point, args)
+    if eager["status"] != "ok":
+        store.add(eager)
+        return
+    workers: dict[str, Worker] = {eager_point.key: eager_worker}
+    fresh: dict[str, Row] = {eager_point.key: eager}
+    try:
+        for point in [*peers(model, compiler), *planned(model, compiler, eager, args)]:
+            if args.resume and is_done(store.rows.get(point.key)):
+                continue
+            workers[point.key], fresh[point.key] = start(point, args)
+            store.add(fresh[point.key])
+        if len(fresh) == 1 and eager_point.key in store.rows:
+            return
+        times = time_in_turn({k: w for k, w in workers.items() if fresh[k]["status"] == "ok"}, args)
+        for key, seconds in times.items():
+            store.add({**fresh[key], **time_row(seconds, times[eager_point.key])})
+    finally:
+        for worker in workers.values():
+            worker.close()
+
+
+def is_done(row: Row | None) -> bool:
+    """Whether a stored row needs no further measurement."""
+    return row is not None and (row["status"] == "infeasible" or "time_ratio" in row)
+
+
+def start(point: Point, args: argparse.Namespace) -> tuple[Worker, Row]:
+    """Start a point's process and wait for its row."""
+    began = time.perf_counter()
+    worker = Worker(point, LOGS / (point.key.replace("/", "-").replace(" ", "_") + ".log"))
+    message = worker.receive(args.timeout)
+    row = {**asdict(point), "key": point.key, **message}
+    row["wall_seconds"] = time.perf_counter() - began
+    print(f"{point.key:45s} {summary(row)}", flush=True)
+    return worker, row
+
+
+def summary(row: Row) -> str:
+    """One line for the terminal."""
+    if row["status"] == "ok":
+        return (
+            f"peak {row['peak_nbytes'] / 2**20:7.1f} MiB above resident, gradient error "
+            f"{row['gradient_error']:.1e}, {row['wall_seconds']:.0f} s"
+        )
+    return f"{row['status']}: {row.get('message', row.get('smallest_peak_nbytes'))}"
+
+
+def time_in_turn(workers: dict[str, Worker], args: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds of each worker's steps: one step of each, then again, `--rounds` times."""
+    times: dict[str, list[float]] = {key: [] for key in workers}
+    for worker in workers.values():  # a step that is not counted: caches have gone cold
+        worker.time_step(args.timeout)
+    for _ in range(args.rounds):
+        for key, worker in workers.items():
+            seconds = worker.time_step(args.timeout)
+            if seconds is not None:
+                times[key].append(seconds)
+    return {key: seconds for key, seconds in times.items() if len(seconds) == args.rounds}
+
+
+def time_row(seconds: list[float], eager: list[float]) -> Row:
+    """Median step time, and the median of the ratios to eager's step of the same round."""
+    ratios = [a / b for a, b in zip(seconds, eager, strict=True)]
+    return {
+        "step_seconds": statistics.median(seconds),
+        "time_ratio": statistics.median(ratios),
+        "time_ratio_spread": [min(ratios), max(ratios)],
+        "rounds": len(seconds),
+    }
+
+
+def describe_run(args: argparse.Namespace) -> Row:
+    """What a reader needs to repeat or to doubt the figures."""
+    packages = ["torch", "transformers", "pulp", "highspy", "numpy"]
+    options = " ".join(sys.argv[1:])
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "command": f"python docs/benchmarks.py {options}".strip(),
+        "seed": SEED,
+        "threads": 1,
+        "rounds": args.rounds,
+        "time_limit": args.time_limit,
+        "timeout": args.timeout,
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        "system": platform.system(),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in packages},
+        },
+    }
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+
+    def listed(text: str) -> list[str]:
+        return text.split(",")
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--models", type=listed, default=MODELS)
+    parser.add_argument("--compilers", type=listed, default=["eager", "inductor"])
+    parser.add_argument("--budgets", type=listed, default=BUDGETS, help="percent, or 'smallest'")
+    parser.add_argument("--rounds", type=int, default=9, help="timed steps of each variant")
+    parser.add_argument("--time-limit", type=float, default=30.0, help="the solver's, in seconds")
+    parser.add_argument("--timeout", type=float, default=900.0, help="of one point, in seconds")
+    parser.add_argument("--quick", action="store_true", help="50 %% and smallest only, 3 rounds")
+    parser.add_argument("--resume", action="store_true", help="keep the rows already measured")
+    parser.add_argument("--page", action="store_true", help="only rewrite the page from the rows")
+    args = parser.parse_args()
+    if args.quick:
+        args.budgets, args.rounds = ["50", "smallest"], 3
+    return args
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    args = arguments()
+    store = Store(describe_run(args))
+    if not args.page:
+        for compiler in args.compilers:
+            for model in args.models:
+                run_model(model, compiler, store, args)
+    store.write()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""Plans which values of a training step to save and which to recompute, under a memory budget.
+
+Enters: a `Problem` (the operations of one step with bytes and times). Leaves: a `Solution`
+whose `Plan` is an execution order with repeats. Nothing here knows torch.
+"""
+
+from autoremat_solver.check import check
+from autoremat_solver.plan import Plan, Solution, Status, Timeline
+from autoremat_solver.problem import Op, Phase, Problem, ProblemError, Value
+from autoremat_solver.simulate import simulate
+from autoremat_solver.solve import Solver, solve
+
+__all__ = [
+    "Op",
+    "Phase",
+    "Plan",
+    "Problem",
+    "ProblemError",
+    "Solution",
+    "Solver",
+    "Status",
+    "Timeline",
+    "Value",
+    "check",
+    "simulate",
+    "solve",
+]

@@ -1,0 +1,180 @@
+"""Runs a `LinearProgram`; the only importer of pulp.
+
+Enters: columns and rows. Leaves: values and a proven bound, or None when the library fails or
+finds nothing (a warning says why; the caller has its portfolio). pulp builds the model; with
+HiGHS the built model stays in memory, so that later rows, costs and bounds continue from the last
+basis. CBC, through pulp alone, is the fallback. One thread and a fixed seed: same model, same
+answer.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import pulp
+
+from autoremat_solver.formulation import LinearProgram
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A point of a linear program.
+
+    Attributes:
+        values: per column.
+        objective: its cost.
+        bound: no point is cheaper (equal to `objective` for a solved relaxation).
+        optimal: whether the search ended by itself.
+    """
+
+    values: list[float]
+    objective: float
+    bound: float
+    optimal: bool
+
+
+class LinearSolver:
+    """One program that grows by rows; each call continues from the last basis."""
+
+    def __init__(self, program: LinearProgram) -> None:
+        """Build the model."""
+        self._program = program
+        self._built, self._variables = _build(program)
+        self._model = _highs_model(self._built)
+
+    @property
+    def row_count(self) -> int:
+        """Rows so far."""
+        return len(self._program.rows)
+
+    def add_row(self, coefficients: dict[int, float], upper: float) -> int:
+        """Add `sum coefficients x <= upper`; its number is for `set_upper`."""
+        self._program.rows.append((coefficients, -math.inf, upper))
+        if self._model is not None:
+            self._model.addRow(
+                -math.inf, upper, len(coefficients), list(coefficients), list(coefficients.values())
+            )
+        return self.row_count - 1
+
+    def set_upper(self, row: int, upper: float) -> None:
+        """Change the right-hand side of a row."""
+        self._program.rows[row] = (self._program.rows[row][0], -math.inf, upper)
+        if self._model is not None:
+            self._model.changeRowBounds(row, -math.inf, upper)
+
+    def set_costs(self, costs: list[float]) -> None:
+        """Change the objective."""
+        self._program.costs[:] = costs
+        if self._model is not None:
+            self._model.changeColsCost(len(costs), list(range(len(costs))), costs)
+
+    def relax(self, time_limit_s: float) -> Answer | None:
+        """The linear relaxation's optimum; None if infeasible or not solved in time."""
+        return self._run(integer=False, time_limit_s=time_limit_s, gap=0.0)
+
+    def integer(
+        self, time_limit_s: float, gap: float, start: list[float] | None = None
+    ) -> Answer | None:
+        """The best integer point found.
+
+        Args:
+            time_limit_s: stop then.
+            gap: stop when objective and bound are this close, as a fraction.
+            start: a feasible point to begin with.
+        """
+        return self._run(integer=True, time_limit_s=time_limit_s, gap=gap, start=start)
+
+    def _run(
+        self,
+        *,
+        integer: bool,
+        time_limit_s: float,
+        gap: float,
+        start: list[float] | None = None,
+    ) -> Answer | None:
+        if time_limit_s <= 0:
+            return None
+        try:
+            if self._model is not None:
+                return self._run_highs(integer, time_limit_s, gap, start)
+            return self._run_cbc(integer, time_limit_s, gap)
+        except Exception as error:
+            warnings.warn(
+                f"The linear solver failed ({type(error).__name__}: {error}); the plan comes "
+                "from the other strategies. Is highspy or CBC installed correctly?",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+            return None
+
+    def _run_highs(
+        self, integer: bool, time_limit_s: float, gap: float, start: list[float] | None
+    ) -> Answer | None:
+        import highspy
+
+        model, count = self._model, len(self._program.costs)
+        kind = highspy.HighsVarType.kInteger if integer else highspy.HighsVarType.kContinuous
+        model.changeColsIntegrality(count, list(range(count)), [kind] * count)
+        model.setOptionValue("mip_rel_gap", gap)
+        model.setOptionValue("time_limit", model.getRunTime() + time_limit_s)
+        if start is not None:
+            model.setSolution(count, list(range(count)), start)
+        model.run()
+        info, status = model.getInfo(), model.getModelStatus()
+        optimal = status == highspy.HighsModelStatus.kOptimal
+        feasible = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+        if not optimal and not (integer and feasible):
+            return None
+        values = list(model.getSolution().col_value)
+        objective = model.getObjectiveValue()
+        bound = info.mip_dual_bound if integer else objective
+        return Answer(values, objective, bound, optimal)
+
+    def _run_cbc(self, integer: bool, time_limit_s: float, gap: float) -> Answer | None:
+        problem, variables = _build(self._program)
+        began = time.monotonic()
+        solver = pulp.PULP_CBC_CMD(
+            mip=integer, msg=False, timeLimit=max(1, int(time_limit_s)), gapRel=gap, threads=1
+        )
+        problem.solve(solver)
+        if problem.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
+            return None
+        values = [float(variable.varValue or 0.0) for variable in variables]
+        objective = math.fsum(c * x for c, x in zip(self._program.costs, values, strict=True))
+        in_time = time.monotonic() - began < time_limit_s
+        optimal = problem.sol_status == pulp.LpSolutionOptimal and in_time
+        if not optimal and not integer:
+            return None
+        bound = objective - gap * abs(objective) if optimal else -math.inf
+        return Answer(values, objective, bound, optimal)
+
+
+def _build(program: LinearProgram) -> tuple[Any, list[Any]]:
+    problem = pulp.LpProblem("autoremat", pulp.LpMinimize)
+    variables = [
+        problem.add_variable(f"x{i:07d}", 0, upper, pulp.LpInteger)
+        for i, upper in enumerate(program.uppers)
+    ]
+    pairs = zip(variables, program.costs, strict=True)
+    problem += pulp.LpAffineExpression([(variable, cost) for variable, cost in pairs])
+    for coefficients, lower, upper in program.rows:
+        row = [(variables[column], value) for column, value in coefficients.items()]
+        if lower > -math.inf:
+            problem += pulp.LpConstraint(pulp.LpAffineExpression(row), 1, rhs=lower)
+        if upper < math.inf:
+            problem += pulp.LpConstraint(pulp.LpAffineExpression(row), -1, rhs=upper)
+    return problem, variables
+
+
+def _highs_model(problem: Any) -> Any:
+    """Pulp's translation of the problem into HiGHS; None if HiGHS is not there."""
+    solver = pulp.HiGHS(mip=False, msg=False, threads=1, random_seed=0)
+    if not solver.available():
+        return None
+    solver.createAndConfigureSolver(problem)
+    solver.buildSolverModel(problem)
+    return problem.solverModel

@@ -1,0 +1,147 @@
+"""A naive validator that shares no code with the solver.
+
+Enters: a problem and a plan. Leaves: the list of violations, each naming its culprit; an empty
+list is a valid plan. It walks the schedule with a set of live instances and adds their bytes up
+at every step, so that it can disagree with `simulate`.
+"""
+
+from __future__ import annotations
+
+from autoremat_solver.plan import Plan
+from autoremat_solver.problem import Op, Phase, Problem
+from autoremat_solver.simulate import simulate
+
+
+def check(problem: Problem, plan: Plan, budget_nbytes: int | None = None) -> list[str]:
+    """What is wrong with the plan; empty if nothing is.
+
+    Args:
+        problem: the step.
+        plan: the schedule to judge.
+        budget_nbytes: the peak it must not exceed; None for any peak.
+    """
+    unknown = [name for name in plan.schedule if name not in problem.op_by_name]
+    if unknown:
+        return [f"Unknown operation {name!r} in the schedule." for name in unknown]
+    ops = [problem.op_by_name[name] for name in plan.schedule]
+    violations = _order_violations(problem, ops) + _read_violations(problem, ops)
+    if violations:
+        return violations
+    return _peak_violations(problem, plan, ops, budget_nbytes)
+
+
+def _first_backward(ops: list[Op]) -> int:
+    return next((i for i, op in enumerate(ops) if op.phase is Phase.BACKWARD), len(ops))
+
+
+def _order_violations(problem: Problem, ops: list[Op]) -> list[str]:
+    start = _first_backward(ops)
+    found = []
+    wanted = [op.name for op in problem.ops if op.phase is Phase.FORWARD]
+    ran = [op.name for op in ops[:start] if op.phase is Phase.FORWARD]
+    if ran != wanted:
+        found += _differences("forward", "before the first backward operation", wanted, ran)
+    wanted = [op.name for op in problem.ops if op.phase is Phase.BACKWARD]
+    ran = [op.name for op in ops if op.phase is Phase.BACKWARD]
+    if ran != wanted:
+        found += _differences("backward", "in the schedule", wanted, ran)
+    runs: dict[str, int] = {}
+    for op in ops:
+        runs[op.name] = runs.get(op.name, 0) + 1
+    for op in problem.ops:
+        if not op.recomputable and runs.get(op.name, 0) > 1:
+            found.append(f"Operation {op.name!r} is not recomputable and runs {runs[op.name]}x.")
+    made = {name for op in ops for name in op.outputs}
+    found += [f"Output {name!r} is never made." for name in problem.outputs if name not in made]
+    return found
+
+
+def _differences(kind: str, where: str, wanted: list[str], ran: list[str]) -> list[str]:
+    found = []
+    for name in dict.fromkeys(wanted):
+        times = ran.count(name)
+        if times != 1:
+            found.append(f"The {kind} operation {name!r} runs {times}x {where}, not once.")
+    if not found:
+        first = next(i for i, (a, b) in enumerate(zip(wanted, ran, strict=True)) if a != b)
+        found.append(f"The {kind} operation {ran[first]!r} runs where {wanted[first]!r} must.")
+    return found
+
+
+def _read_violations(problem: Problem, ops: list[Op]) -> list[str]:
+    start = _first_backward(ops)
+    pinned = set(problem.outputs)
+    made_at: dict[str, int] = {}
+    found = []
+    for step, op in enumerate(ops):
+        for name in op.inputs:
+            value = problem.value_by_name[name]
+            if name not in made_at:
+                found.append(f"Step {step} ({op.name!r}) reads {name!r}, which was not made yet.")
+                continue
+            if problem.producer_of[name].phase is Phase.BACKWARD or step < start:
+                continue
+            from_forward = made_at[name] < start
+            if value.must_save and not from_forward:
+                found.append(f"Step {step} ({op.name!r}) reads a recomputed {name!r} (must_save).")
+            if value.must_recompute and from_forward:
+                found.append(
+                    f"Step {step} ({op.name!r}) reads the forward's {name!r} (must_recompute)."
+                )
+        for name in op.outputs:
+            if name not in pinned or name not in made_at:
+                made_at[name] = step
+    return found
+
+
+def _live_nbytes(problem: Problem, ops: list[Op]) -> list[int]:
+    """Live bytes at every step, by adding up the set of live instances at every step."""
+    pinned = set(problem.outputs)
+    instance: dict[str, int] = {}
+    reads: list[list[int]] = []
+    readers_left: list[int] = []
+    size: list[int] = []
+    made: list[list[int]] = []
+    for op in ops:
+        reads.append([instance[name] for name in set(op.inputs)])
+        for number in reads[-1]:
+            readers_left[number] += 1
+        made.append([])
+        for name in op.outputs:
+            again = name in pinned and name in instance
+            number = len(size)
+            size.append(problem.value_by_name[name].nbytes)
+            readers_left.append(1 if name in pinned and not again else 0)
+            made[-1].append(number)
+            if not again:
+                instance[name] = number
+    live: set[int] = set()
+    result = []
+    for op, read, new in zip(ops, reads, made, strict=True):
+        live.update(new)
+        total = sum(size[number] for number in live)
+        result.append(problem.resident_nbytes + total + op.workspace_nbytes)
+        for number in read:
+            readers_left[number] -= 1
+        live.difference_update([n for n in (*read, *new) if readers_left[n] == 0])
+    return result
+
+
+def _peak_violations(
+    problem: Problem, plan: Plan, ops: list[Op], budget_nbytes: int | None
+) -> list[str]:
+    live = _live_nbytes(problem, ops)
+    simulated = simulate(problem, plan).live_nbytes
+    found = [
+        f"Step {step} ({op.name!r}) has {a:,} bytes live, but simulate says {b:,}."
+        for step, (op, a, b) in enumerate(zip(ops, live, simulated, strict=True))
+        if a != b
+    ][:1]
+    peak = max(live, default=0)
+    if budget_nbytes is not None and peak > budget_nbytes:
+        step = live.index(peak)
+        found.append(
+            f"Step {step} ({ops[step].name!r}) has {peak:,} bytes live, "
+            f"{peak - budget_nbytes:,} above the budget of {budget_nbytes:,}."
+        )
+    return found

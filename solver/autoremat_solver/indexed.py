@@ -1,0 +1,234 @@
+"""A problem with integers in place of names, for the loops that run many thousand times.
+
+Enters: a `Problem`. Leaves: an `Indexed`, the same facts as lists over operation and value
+numbers, plus the one order in which the non-backward operations run (in the forward and again
+when several of them are recomputed together). It adds no meaning of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from autoremat_solver.problem import Phase, Problem, ProblemError
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """A problem over operation numbers (order of `Problem.ops`) and value numbers.
+
+    Attributes:
+        problem: where all of this comes from.
+        inputs: per operation, the values it reads, each once.
+        outputs: per operation, the values it makes.
+        time_us: per operation.
+        workspace_nbytes: per operation.
+        phase: per operation.
+        nbytes: per value.
+        save_us: per value.
+        producer: per value, the operation that makes it.
+        pinned: per value, whether it is one of the problem's outputs.
+    """
+
+    problem: Problem
+    inputs: list[tuple[int, ...]]
+    outputs: list[tuple[int, ...]]
+    time_us: list[float]
+    workspace_nbytes: list[int]
+    phase: list[Phase]
+    nbytes: list[int]
+    save_us: list[float]
+    producer: list[int]
+    pinned: list[bool]
+
+    @cached_property
+    def backward_ops(self) -> list[int]:
+        """The backward in its fixed order; an index into it is a backward position."""
+        return [op for op, phase in enumerate(self.phase) if phase is Phase.BACKWARD]
+
+    @cached_property
+    def is_backward(self) -> list[bool]:
+        """Per operation."""
+        return [phase is Phase.BACKWARD for phase in self.phase]
+
+    @cached_property
+    def forward_order(self) -> list[int]:
+        """FORWARD and EITHER operations in an order that runs them before the backward.
+
+        An EITHER operation that the problem lists inside the backward moves to right after the
+        last of its inputs is made, so that it keeps nothing alive that it does not need.
+        """
+        first_backward = self.backward_ops[0] if self.backward_ops else len(self.phase)
+        key: list[tuple[int, int]] = [(0, 0)] * len(self.phase)
+        for op, phase in enumerate(self.phase):
+            if op < first_backward:
+                key[op] = (op, 0)
+            elif phase is not Phase.BACKWARD:
+                after = max((key[self.producer[v]][0] for v in self.inputs[op]), default=-1)
+                key[op] = (after, op)
+        movable = [op for op in range(len(self.phase)) if not self.is_backward[op]]
+        return sorted(movable, key=key.__getitem__)
+
+    @cached_property
+    def rank(self) -> list[int]:
+        """Per operation its place in `forward_order`; -1 for backward operations."""
+        rank = [-1] * len(self.phase)
+        for place, op in enumerate(self.forward_order):
+            rank[op] = place
+        return rank
+
+    @cached_property
+    def rerunnable(self) -> list[bool]:
+        """Per operation, whether a second run is allowed.
+
+        A second run of an operation that makes a must_save value would hide the instance that
+        later reads must see.
+        """
+        value = self.problem.values
+        return [
+            op.recomputable
+            and op.phase is not Phase.BACKWARD
+            and not any(value[v].must_save for v in self.outputs[i])
+            for i, op in enumerate(self.problem.ops)
+        ]
+
+    @cached_property
+    def forced(self) -> list[bool]:
+        """Per value, whether the backward can read no other instance than the forward's."""
+        result = []
+        for v, value in enumerate(self.problem.values):
+            op = self.producer[v]
+            runs_once_in_forward = self.phase[op] is Phase.FORWARD and not self.rerunnable[op]
+            either_saved = self.phase[op] is Phase.EITHER and any(
+                self.problem.values[w].must_save for w in self.outputs[op]
+            )
+            result.append(value.must_save or runs_once_in_forward or either_saved)
+        return result
+
+    @cached_property
+    def barred(self) -> list[bool]:
+        """Per value, whether the backward must not read the forward's instance."""
+        return [value.must_recompute for value in self.problem.values]
+
+    @cached_property
+    def demands(self) -> list[tuple[int, ...]]:
+        """Per backward position, the non-backward values that must exist when it runs."""
+        extra: dict[int, list[int]] = {}
+        position = 0
+        for op, phase in enumerate(self.phase):
+            if phase is Phase.BACKWARD:
+                position += 1
+            elif phase is Phase.EITHER and position > 0:
+                pinned = [v for v in self.outputs[op] if self.pinned[v]]
+                extra.setdefault(min(position, len(self.backward_ops) - 1), []).extend(pinned)
+        return [
+            tuple(v for v in self.inputs[op] if not self.is_backward[self.producer[v]])
+            + tuple(extra.get(position, ()))
+            for position, op in enumerate(self.backward_ops)
+        ]
+
+    @cached_property
+    def always_forward(self) -> list[int]:
+        """Operations that run in the forward whatever is saved."""
+        first_backward = self.backward_ops[0] if self.backward_ops else len(self.phase)
+        wanted = [
+            op
+            for op, phase in enumerate(self.phase)
+            if phase is Phase.EITHER
+            and (op < first_backward)
+            and any(self.pinned[v] for v in self.outputs[op])
+        ]
+        return [op for op, phase in enumerate(self.phase) if phase is Phase.FORWARD] + wanted
+
+    @cached_property
+    def last_demand(self) -> list[int]:
+        """Per value the last backward position that reads it directly; -1 if none does."""
+        last = [-1] * len(self.nbytes)
+        for position, values in enumerate(self.demands):
+            for v in values:
+                last[v] = position
+        return last
+
+    @cached_property
+    def first_demand(self) -> list[int]:
+        """Per value the first backward position that reads it directly; -1 if none does."""
+        first = [-1] * len(self.nbytes)
+        for position, values in enumerate(self.demands):
+            for v in values:
+                first[v] = position if first[v] < 0 else first[v]
+        return first
+
+    @cached_property
+    def candidates(self) -> list[int]:
+        """Values that the backward reads or that recomputing such a value may read."""
+        found = {v for values in self.demands for v in values}
+        stack = list(found)
+        while stack:
+            op = self.producer[stack.pop()]
+            if self.rerunnable[op] or self.phase[op] is Phase.EITHER:
+                new = [v for v in self.inputs[op] if v not in found]
+                found.update(new)
+                stack.extend(new)
+        return sorted(found)
+
+    def numbers(self, schedule: tuple[str, ...]) -> list[int]:
+        """Operation numbers of a schedule's names; KeyError for an unknown name."""
+        number = {op.name: i for i, op in enumerate(self.problem.ops)}
+        return [number[name] for name in schedule]
+
+    def names(self, steps: list[int]) -> tuple[str, ...]:
+        """Names of operation numbers."""
+        return tuple(self.problem.ops[op].name for op in steps)
+
+
+def index(problem: Problem) -> Indexed:
+    """The problem over numbers. Linear in the number of reads."""
+    number = {value.name: i for i, value in enumerate(problem.values)}
+    pinned = frozenset(problem.outputs)
+    producer = [0] * len(problem.values)
+    for i, op in enumerate(problem.ops):
+        for name in op.outputs:
+            producer[number[name]] = i
+    return Indexed(
+        problem=problem,
+        inputs=[tuple(dict.fromkeys(number[name] for name in op.inputs)) for op in problem.ops],
+        outputs=[tuple(number[name] for name in op.outputs) for op in problem.ops],
+        time_us=[op.time_us for op in problem.ops],
+        workspace_nbytes=[op.workspace_nbytes for op in problem.ops],
+        phase=[op.phase for op in problem.ops],
+        nbytes=[value.nbytes for value in problem.values],
+        save_us=[value.save_us for value in problem.values],
+        producer=producer,
+        pinned=[value.name in pinned for value in problem.values],
+    )
+
+
+def require_consistent(indexed: Indexed) -> None:
+    """Raise unless every value that the backward needs may be read in some way.
+
+    Raises:
+        ProblemError: if a value must be recomputed but its operation may run only once in the
+            forward, or must be recomputed but is an output, of which reads see the first instance.
+    """
+    at_once = frozenset(indexed.demands[0]) if indexed.demands else frozenset()
+    for v in indexed.candidates:
+        value = indexed.problem.values[v]
+        if not value.must_recompute:
+            continue
+        op = indexed.problem.ops[indexed.producer[v]]
+        if v in at_once:
+            raise ProblemError(
+                f"Value {value.name!r} must be recomputed, but the first backward operation "
+                f"{indexed.problem.ops[indexed.backward_ops[0]].name!r} reads it: recompute begins "
+                "after that operation. Drop must_recompute."
+            )
+        if indexed.forced[v]:
+            raise ProblemError(
+                f"Value {value.name!r} must be recomputed for the backward, but its operation "
+                f"{op.name!r} may run only once. Make it recomputable or drop must_recompute."
+            )
+        if indexed.pinned[v] and op.phase is Phase.FORWARD:
+            raise ProblemError(
+                f"Value {value.name!r} must be recomputed, but it is an output: reads of outputs "
+                "see the first instance. Drop must_recompute."
+            )

@@ -1,0 +1,146 @@
+"""Plans that depend on no budget: simple strategies, priced min-cuts, chain plans.
+
+Enters: a problem. Leaves: candidates for all budgets at once, and what budget-specific search
+builds on (the chain tables, the block limits). Deterministic but for the deadline.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autoremat_solver._pulp import LinearSolver
+from autoremat_solver.blocks import blocks_at, far_reaching, narrow_places
+from autoremat_solver.chain import ChainTable
+from autoremat_solver.formulation import Formulation
+from autoremat_solver.front import Candidate, candidate
+from autoremat_solver.heuristics import save_all, simple_recipes
+from autoremat_solver.indexed import Indexed
+from autoremat_solver.realise import KEEP, Retention
+
+PRICES = (1e-7, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
+SLOTS = 128
+SMALL = 300
+TINY = 7
+PLANS_PER_TABLE = 24
+
+
+def simple_candidates(indexed: Indexed) -> Iterator[Candidate]:
+    """The simple strategies, simulated."""
+    for name, saved, retention in simple_recipes(indexed):
+        yield candidate(indexed, saved, name, retention)
+    if len(indexed.forward_order) <= SMALL:
+        every = Retention(ephemeral=frozenset(indexed.candidates))
+        yield candidate(indexed, frozenset(), "recompute all per consumer", every)
+    if len(indexed.candidates) <= TINY:
+        yield from _all_save_sets(indexed)
+
+
+def _all_save_sets(indexed: Indexed) -> Iterator[Candidate]:
+    """Every save set of a problem with a handful of values, with two retentions."""
+    every = Retention(ephemeral=frozenset(indexed.candidates))
+    for count in range(len(indexed.candidates) + 1):
+        for chosen in itertools.combinations(indexed.candidates, count):
+            for retention in (KEEP, every):
+                yield candidate(indexed, frozenset(chosen), "every save set", retention)
+
+
+def priced_save_sets(formulation: Formulation, deadline: float) -> list[frozenset[int]]:
+    """The best save set for each price of memory, the lowest price first.
+
+    Without peak rows the program is a min-cut, so the relaxation is integral. Prices are in
+    multiples of the total time per total bytes. The first is so low that it only breaks ties:
+    that set is the fastest plan.
+    """
+    indexed = formulation.indexed
+    linear = LinearSolver(formulation.program)
+    base = list(formulation.program.costs)
+    per_byte = sum(indexed.time_us) / max(1, sum(indexed.nbytes[v] for v in save_all(indexed)))
+    found = []
+    for price in PRICES:
+        costs = list(base)
+        for v, column in formulation.save.items():
+            costs[column] += price * per_byte * indexed.nbytes[v]
+        linear.set_costs(costs)
+        answer = linear.relax(deadline - time.monotonic())
+        if answer is None:
+            break
+        found.append(formulation.saved_at(answer.values))
+    return found
+
+
+@dataclass(frozen=True)
+class ChainPlans:
+    """One cutting of the step into blocks, with its tables.
+
+    Attributes:
+        name: for the method of the candidates.
+        tables: coarse first; a fine one for small memory may follow.
+        per_block: recomputed values live within their block only.
+    """
+
+    name: str
+    tables: list[ChainTable]
+    per_block: Retention
+
+    def candidates(self, indexed: Indexed) -> Iterator[Candidate]:
+        """Plans spread over the memory sizes of the tables."""
+        for table in self.tables:
+            for memory in _spread(table.distinct_slots(), PLANS_PER_TABLE):
+                yield chain_candidate(indexed, table, memory, self.name)
+                lean = table.recipe(memory, hold=False)
+                yield candidate(indexed, lean.saved, self.name, lean.retention)
+
+
+def chain_candidate(indexed: Indexed, table: ChainTable, memory: int, name: str) -> Candidate:
+    """The plan of a chain table for a memory size in slots."""
+    recipe = table.recipe(memory)
+    return candidate(indexed, recipe.saved, name, recipe.retention)
+
+
+def chain_plans(
+    indexed: Indexed, save_sets: list[frozenset[int]], deadline: float
+) -> Iterator[ChainPlans]:
+    """Cuttings of the step: fine and coarse, with and without saving far-reaching values."""
+    far = far_reaching(indexed, 0.25)
+    done: set[tuple[tuple[int, ...], frozenset[int]]] = set()
+    for limit, ambient in ((40, far), (200, far), (40, frozenset[int]()), (12, far)):
+        places = narrow_places(indexed, ambient, limit)
+        key = (tuple(places), ambient)
+        if not places or key in done or time.monotonic() >= deadline:
+            continue
+        done.add(key)
+        everything = save_all(indexed)
+        options = [everything, *save_sets] if len(places) <= 64 else [everything, *save_sets[::3]]
+        blocks = blocks_at(indexed, places, ambient, options)
+        tables = [ChainTable(blocks, blocks.ceiling_nbytes, SLOTS)]
+        first = tables[0].smallest_slot()
+        if first < SLOTS // 3:
+            ceiling = int(tables[0].slot_nbytes * max(2, first) * 3)
+            tables.append(ChainTable(blocks, ceiling, SLOTS))
+        per_block = Retention(segment_end=blocks.segment_end)
+        yield ChainPlans(f"chain of {len(blocks.cuts)} blocks", tables, per_block)
+
+
+def single_level_candidates(indexed: Indexed, saved: frozenset[int]) -> Iterator[Candidate]:
+    """One copy of each recomputed value, and one per consumer where that takes one operation."""
+    yield candidate(indexed, saved, "min-cut", KEEP)
+    shallow = frozenset(
+        v
+        for v in indexed.candidates
+        if v not in saved and saved.issuperset(indexed.inputs[indexed.producer[v]])
+    )
+    if shallow:
+        yield candidate(
+            indexed, saved, "min-cut, copies per consumer", Retention(ephemeral=shallow)
+        )
+
+
+def _spread(slots: list[int], count: int) -> list[int]:
+    """At most `count` of the slots, the smallest ones denser."""
+    if len(slots) <= count:
+        return slots
+    last = len(slots) - 1
+    return sorted({slots[round(last * (i / (count - 1)) ** 2)] for i in range(count)})

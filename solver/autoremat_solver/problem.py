@@ -1,0 +1,231 @@
+"""The question: which operations one training step runs, on which values, at what cost.
+
+Enters: sizes in bytes and times in microseconds, per operation. Leaves: a `Problem` that is
+consistent (unique names, known references, no cycle, no negative size) or a `ProblemError`
+that names the culprit. Frozen: every other module reads it, none changes it.
+
+A value is one storage: views of it are not values of their own. The order of `Problem.ops` is
+the order in which the step runs without recompute. It is a valid topological order.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+SCHEMA = "autoremat.problem/1"
+
+
+class ProblemError(ValueError):
+    """A problem that contradicts itself. The message names the operation or value at fault."""
+
+
+class Phase(StrEnum):
+    """When an operation may run for the first time.
+
+    FORWARD operations must run before the first BACKWARD one: the user's outputs need them.
+    EITHER operations are needed by the backward only and need no gradient (masks, statistics,
+    casts): they may run in the forward, if their result is saved, or in the backward.
+    """
+
+    FORWARD = "forward"
+    EITHER = "either"
+    BACKWARD = "backward"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One storage.
+
+    Attributes:
+        name: unique among the values.
+        nbytes: size, rounded as the device's allocator rounds.
+        must_save: if the backward reads it, it must be the instance that the forward made.
+        must_recompute: no instance made in the forward may be read by the backward.
+        save_us: time for keeping it from the forward to the backward (a write and a read that
+            fusion would avoid otherwise); 0 where values are written anyway.
+    """
+
+    name: str
+    nbytes: int
+    must_save: bool = False
+    must_recompute: bool = False
+    save_us: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation.
+
+    Attributes:
+        name: unique among the operations.
+        inputs: values it reads; they are live while it runs.
+        outputs: values it makes, all of them at each run; a value has one producer.
+        time_us: duration of one run.
+        workspace_nbytes: bytes live only while it runs, inputs and outputs not counted.
+        phase: when it may run first; BACKWARD operations run exactly once.
+        recomputable: whether it may run more than once.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    time_us: float
+    workspace_nbytes: int = 0
+    phase: Phase = Phase.FORWARD
+    recomputable: bool = True
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One training step.
+
+    Attributes:
+        values: all storages that operations make. Parameters and inputs are resident, no values.
+        ops: all operations, in the order of a step without recompute.
+        outputs: values that stay live from their first making to the end of the step
+            (user outputs, gradients, tangents).
+        resident_nbytes: bytes that are live all the time.
+
+    Raises:
+        ProblemError: on construction, if the parts contradict each other.
+    """
+
+    values: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    outputs: tuple[str, ...] = ()
+    resident_nbytes: int = 0
+
+    def __post_init__(self) -> None:
+        """Check that the parts agree."""
+        _check_sizes(self)
+        _check_references(self)
+        _check_order(self)
+
+    @cached_property
+    def value_by_name(self) -> dict[str, Value]:
+        """The values by their names."""
+        return {value.name: value for value in self.values}
+
+    @cached_property
+    def op_by_name(self) -> dict[str, Op]:
+        """The operations by their names."""
+        return {op.name: op for op in self.ops}
+
+    @cached_property
+    def producer_of(self) -> dict[str, Op]:
+        """The operation that makes each value."""
+        return {name: op for op in self.ops for name in op.outputs}
+
+    def to_json(self) -> str:
+        """This problem as JSON text; `from_json` gives an equal one back."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Problem:
+        """The problem that `to_json` wrote.
+
+        Raises:
+            ProblemError: if the text is no JSON, not of this schema, or contradicts itself.
+        """
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ProblemError(f"The text is not JSON ({error}). Is the file complete?") from error
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            found = data.get("schema") if isinstance(data, dict) else type(data).__name__
+            raise ProblemError(f"Expected a JSON object with schema {SCHEMA!r}, found {found!r}.")
+        try:
+            return cls(
+                values=tuple(Value(**value) for value in data["values"]),
+                ops=tuple(_op_from_json(op) for op in data["ops"]),
+                outputs=tuple(data["outputs"]),
+                resident_nbytes=data["resident_nbytes"],
+            )
+        except (KeyError, TypeError) as error:
+            raise ProblemError(f"The problem's JSON lacks or mistypes a field: {error}.") from error
+
+
+def _op_from_json(data: dict[str, Any]) -> Op:
+    fields = dict(data)
+    fields["inputs"] = tuple(fields["inputs"])
+    fields["outputs"] = tuple(fields["outputs"])
+    try:
+        fields["phase"] = Phase(fields["phase"])
+    except ValueError as error:
+        raise ProblemError(f"Operation {fields.get('name')!r}: {error}.") from error
+    return Op(**fields)
+
+
+def _check_sizes(problem: Problem) -> None:
+    if problem.resident_nbytes < 0:
+        raise ProblemError(f"resident_nbytes is {problem.resident_nbytes}: it cannot be negative.")
+    for value in problem.values:
+        if value.nbytes < 0 or not math.isfinite(value.save_us) or value.save_us < 0:
+            raise ProblemError(
+                f"Value {value.name!r} has nbytes={value.nbytes}, save_us={value.save_us}: "
+                "both must be finite and not negative."
+            )
+        if value.must_save and value.must_recompute:
+            raise ProblemError(f"Value {value.name!r} must be saved and recomputed: drop one.")
+    for op in problem.ops:
+        if op.workspace_nbytes < 0 or not math.isfinite(op.time_us) or op.time_us < 0:
+            raise ProblemError(
+                f"Operation {op.name!r} has time_us={op.time_us}, workspace_nbytes="
+                f"{op.workspace_nbytes}: both must be finite and not negative."
+            )
+
+
+def _check_references(problem: Problem) -> None:
+    for kind, names in (
+        ("Value", [value.name for value in problem.values]),
+        ("Operation", [op.name for op in problem.ops]),
+        ("Output of two operations:", [name for op in problem.ops for name in op.outputs]),
+    ):
+        seen: set[str] = set()
+        for name in names:
+            if name in seen:
+                raise ProblemError(f"{kind} {name!r} appears twice: names must be unique.")
+            seen.add(name)
+    known = {value.name for value in problem.values}
+    made = {name for op in problem.ops for name in op.outputs}
+    for op in problem.ops:
+        for name in (*op.inputs, *op.outputs):
+            if name not in known:
+                raise ProblemError(f"Operation {op.name!r} names the unknown value {name!r}.")
+    for name in problem.outputs:
+        if name not in known:
+            raise ProblemError(f"The outputs name the unknown value {name!r}.")
+    for name in known - made:
+        raise ProblemError(f"No operation makes value {name!r}.")
+
+
+def _check_order(problem: Problem) -> None:
+    made: set[str] = set()
+    in_backward = False
+    for op in problem.ops:
+        if op.phase is Phase.BACKWARD:
+            in_backward = True
+        elif op.phase is Phase.FORWARD and in_backward:
+            raise ProblemError(f"Forward operation {op.name!r} stands after a backward one.")
+        for name in op.inputs:
+            if name not in made:
+                raise ProblemError(
+                    f"Operation {op.name!r} reads {name!r} before it is made: the operations "
+                    "form a cycle or are not in topological order."
+                )
+            producer_phase = problem.producer_of[name].phase
+            if op.phase is not Phase.BACKWARD and producer_phase is Phase.BACKWARD:
+                raise ProblemError(
+                    f"Operation {op.name!r} ({op.phase}) reads {name!r}, made in the backward."
+                )
+            if op.phase is Phase.FORWARD and producer_phase is Phase.EITHER:
+                raise ProblemError(
+                    f"Forward operation {op.name!r} needs {name!r}, so its producer "
+                    f"{problem.producer_of[name].name!r} must be a forward operation too."
+                )
+        made.update(op.outputs)

@@ -1,0 +1,160 @@
+"""Turns "these values are saved" into a full schedule with just-in-time recompute.
+
+Enters: the values that the backward may read from the forward, and a `Retention`, which says for
+how long a recomputed value may be read again before it must be recomputed once more. Leaves: a
+schedule of operation numbers that is valid whatever was asked for: values that can only come
+from the forward are saved even if the caller forgot them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from autoremat_solver.indexed import Indexed
+from autoremat_solver.problem import Phase
+
+FOREVER = 1 << 60
+Window = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Until which backward position a recomputed value may be read (it dies after its last read).
+
+    Attributes:
+        segment_end: per backward position, the position up to which values recomputed there may
+            be read; None for no limit.
+        windows: per value, position ranges; made inside one, it may be read to its end.
+        ephemeral: values made anew for every backward operation that reads them.
+    """
+
+    segment_end: list[int] | None = None
+    windows: dict[int, list[Window]] = field(default_factory=dict)
+    ephemeral: Collection[int] = frozenset()
+
+    def expiry(self, value: int, position: int) -> int:
+        """The last backward position that may read the value made right before `position`."""
+        if value in self.ephemeral:
+            return position
+        limit = FOREVER if self.segment_end is None else self.segment_end[position]
+        for first, last in self.windows.get(value, ()):
+            if first <= position <= last:
+                limit = max(limit, last)
+        return limit
+
+
+KEEP = Retention()
+
+
+def realise(indexed: Indexed, saved: Collection[int], retention: Retention = KEEP) -> list[int]:
+    """The schedule that saves (at most) `saved` and recomputes the rest right before its use.
+
+    Args:
+        indexed: the step.
+        saved: values of which the backward may read the forward's instance.
+        retention: how long recomputed instances may be read.
+    """
+    state = _Backward(indexed, saved, retention)
+    backward_steps: list[int] = []
+    for position, op in enumerate(indexed.backward_ops):
+        backward_steps += state.missing(position)
+        backward_steps.append(op)
+    return _forward_steps(indexed, state.read_from_forward) + backward_steps
+
+
+class _Backward:
+    """Which instance of each value can be read while the backward is laid out."""
+
+    def __init__(self, indexed: Indexed, saved: Collection[int], retention: Retention) -> None:
+        self.indexed = indexed
+        self.retention = retention
+        self.read_from_forward: set[int] = set()
+        self._simple = (
+            retention.segment_end is None and not retention.windows and not retention.ephemeral
+        )
+        self._until = [-1] * len(indexed.nbytes)
+        self._made_late = [False] * len(indexed.nbytes)
+        for v in self._with_siblings(saved):
+            if not indexed.barred[v] and not indexed.is_backward[indexed.producer[v]]:
+                self._until[v] = FOREVER
+        for v, forced in enumerate(indexed.forced):
+            if forced:
+                self._until[v] = FOREVER
+        for op in indexed.always_forward:
+            for v in indexed.outputs[op]:
+                if indexed.pinned[v]:
+                    self._until[v] = FOREVER
+
+    def _with_siblings(self, saved: Collection[int]) -> set[int]:
+        """An operation that runs once makes all of its outputs in the same place."""
+        indexed = self.indexed
+        result = set(saved)
+        for v in saved:
+            op = indexed.producer[v]
+            if indexed.phase[op] is Phase.EITHER and not indexed.rerunnable[op]:
+                result.update(indexed.outputs[op])
+        return result
+
+    def missing(self, position: int) -> list[int]:
+        """Operations to run right before the backward operation at `position`."""
+        if position == 0:
+            self._read_at_once()
+            return []
+        indexed, until, late = self.indexed, self._until, self._made_late
+        wanted: set[int] = set()
+        stack = list(indexed.demands[position])
+        while stack:
+            v = stack.pop()
+            if until[v] >= position:
+                if until[v] == FOREVER and not late[v]:
+                    self.read_from_forward.add(v)
+                continue
+            op = indexed.producer[v]
+            if op not in wanted:
+                wanted.add(op)
+                stack.extend(indexed.inputs[op])
+        for op in wanted:
+            once = not indexed.rerunnable[op]
+            for v in indexed.outputs[op]:
+                if until[v] == FOREVER and not late[v]:
+                    continue
+                late[v] = True
+                if self._simple or once or indexed.pinned[v]:
+                    until[v] = FOREVER
+                else:
+                    until[v] = self.retention.expiry(v, position)
+        if len(wanted) < 2:
+            return list(wanted)
+        return sorted(wanted, key=indexed.rank.__getitem__)
+
+    def _read_at_once(self) -> None:
+        """What the first backward operation reads comes from the forward, saved or not.
+
+        Nothing runs between the two, so there is no recompute for it; what is not to be saved
+        dies right after.
+        """
+        indexed = self.indexed
+        for v in indexed.demands[0]:
+            self.read_from_forward.add(v)
+            op = indexed.producer[v]
+            if not indexed.rerunnable[op]:
+                for sibling in indexed.outputs[op]:
+                    self._until[sibling] = FOREVER
+            self._until[v] = max(self._until[v], 0)
+
+
+def _forward_steps(indexed: Indexed, read_from_forward: Collection[int]) -> list[int]:
+    """The forward: its own operations and the EITHER ones whose result the backward reads."""
+    wanted = set(indexed.always_forward)
+    stack = [indexed.producer[v] for v in read_from_forward]
+    stack += [op for op in wanted if indexed.phase[op] is Phase.EITHER]
+    while stack:
+        op = stack.pop()
+        if op in wanted and indexed.phase[op] is Phase.FORWARD:
+            continue
+        wanted.add(op)
+        stack.extend(
+            indexed.producer[v] for v in indexed.inputs[op] if indexed.producer[v] not in wanted
+        )
+    return [op for op in indexed.forward_order if op in wanted]

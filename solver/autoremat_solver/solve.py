@@ -1,0 +1,267 @@
+"""problem + budget -> Solution: the order of the solver's stages, written once.
+
+Enters: a `Problem` and a budget in bytes. Leaves: a `Solution` whose plan passes `check`, is no
+worse than any plan of the portfolio, and carries its proven bound.
+
+The stages: simple strategies; the fastest plan (min-cut); priced min-cuts and chain plans, for
+all budgets; then for one budget the integer program with peak rows, chain plans near the budget,
+and local search. All plans ever found stay in one Pareto front.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+
+from autoremat_solver.bounds import Bounds
+from autoremat_solver.check import check
+from autoremat_solver.formulation import Formulation
+from autoremat_solver.front import Candidate, Front
+from autoremat_solver.indexed import index, require_consistent
+from autoremat_solver.lazy_rows import LazyRows
+from autoremat_solver.local_search import fill, squeeze
+from autoremat_solver.plan import Plan, Solution, Status
+from autoremat_solver.portfolio import (
+    ChainPlans,
+    chain_candidate,
+    chain_plans,
+    priced_save_sets,
+    simple_candidates,
+    single_level_candidates,
+)
+from autoremat_solver.problem import Problem
+from autoremat_solver.realise import KEEP
+
+PROVEN = 1e-5
+TRIALS = 120
+SQUEEZE_STEP = 0.97
+
+
+class Solver:
+    """Plans of one problem for many budgets.
+
+    Args:
+        problem: the step.
+        time_limit_s: wall-clock time for each call of a method; 0 keeps to simple strategies.
+
+    Raises:
+        ProblemError: if a value that the backward needs may neither be saved nor recomputed.
+    """
+
+    def __init__(self, problem: Problem, *, time_limit_s: float = 30.0) -> None:
+        """Simulate the simple strategies."""
+        if not time_limit_s >= 0:
+            raise ValueError(f"time_limit_s is {time_limit_s}: give seconds, 0 or more.")
+        self.problem = problem
+        self.time_limit_s = time_limit_s
+        self._indexed = index(problem)
+        require_consistent(self._indexed)
+        self._formulation = Formulation(self._indexed)
+        self._bounds = Bounds(self._formulation)
+        self._front = Front()
+        self._chains: list[ChainPlans] = []
+        self._fastest: Candidate | None = None
+        self._fastest_proven = False
+        self._smallest: Candidate | None = None
+        self._save_sets: list[frozenset[int]] = []
+        self._portfolio: list[Candidate] = []
+        self._prepared = False
+        self._checked: set[int] = set()
+        self._rejected: list[Candidate] = []
+        for member in simple_candidates(self._indexed):
+            self._front.add(member)
+
+    def solve(self, budget_nbytes: int) -> Solution:
+        """The fastest plan found whose peak is at most the budget.
+
+        Args:
+            budget_nbytes: bytes live at any step, resident ones included.
+
+        Returns:
+            With status INFEASIBLE the plan of the smallest peak found, which is above the budget.
+
+        Raises:
+            TypeError: if the budget is no integer.
+            ValueError: if it is negative.
+        """
+        _require_budget(budget_nbytes)
+        began = time.monotonic()
+        deadline = began + self.time_limit_s
+        fastest = self._find_fastest(deadline)
+        if fastest.peak_nbytes <= budget_nbytes and self._fastest_proven:
+            return self._solution(fastest, Status.OPTIMAL, budget_nbytes, began)
+        self._prepare(began + 0.4 * self.time_limit_s)
+        if budget_nbytes >= self._bounds.floor_nbytes:
+            self._search(budget_nbytes, deadline)
+        if self._front.fastest_within(budget_nbytes) is None:
+            self._find_smallest(deadline)
+        best = self._valid_within(budget_nbytes)
+        if best is None:
+            while not self._passes(self._front.smallest):
+                self._front.drop(self._front.smallest)
+            return self._solution(self._front.smallest, Status.INFEASIBLE, budget_nbytes, began)
+        in_time = time.monotonic() < deadline
+        status = Status.FEASIBLE if in_time else Status.TIME_LIMIT
+        return self._solution(best, status, budget_nbytes, began)
+
+    def smallest_peak(self) -> Solution:
+        """The plan of the smallest peak found; the budgets asked for before do not matter."""
+        began = time.monotonic()
+        deadline = began + self.time_limit_s
+        self._find_fastest(deadline)
+        self._prepare(began + 0.5 * self.time_limit_s)
+        smallest = self._find_smallest(deadline)
+        in_time = time.monotonic() < deadline
+        status = Status.FEASIBLE if in_time else Status.TIME_LIMIT
+        return self._solution(smallest, status, smallest.peak_nbytes, began)
+
+    def fastest(self) -> Solution:
+        """The plan of the smallest time under no budget; ties go to the smaller peak."""
+        began = time.monotonic()
+        best = self._find_fastest(began + self.time_limit_s)
+        status = Status.OPTIMAL if self._fastest_proven else Status.TIME_LIMIT
+        return self._solution(best, status, best.peak_nbytes, began)
+
+    def _add(self, new: Candidate) -> None:
+        self._front.add(new)
+
+    def _find_fastest(self, deadline: float) -> Candidate:
+        if self._fastest is None and time.monotonic() < deadline:
+            self._save_sets = priced_save_sets(self._formulation, deadline)
+            for saved in self._save_sets:
+                for new in single_level_candidates(self._indexed, saved):
+                    self._add(new)
+            if self._save_sets:
+                self._fastest = self._front.members[-1]
+                unlimited = sum(self._indexed.nbytes) * 2 + self.problem.resident_nbytes
+                bound = self._bounds.time_us(unlimited, deadline - time.monotonic())
+                self._fastest_proven = self._fastest.time_us <= bound * (1 + PROVEN)
+        return self._fastest or self._front.members[-1]
+
+    def _prepare(self, deadline: float) -> None:
+        """Plans for all budgets; once."""
+        if self._prepared or time.monotonic() >= deadline:
+            return
+        self._prepared = True
+        for chain in chain_plans(self._indexed, self._save_sets, deadline):
+            self._chains.append(chain)
+            for new in chain.candidates(self._indexed):
+                self._add(new)
+                if time.monotonic() >= deadline:
+                    break
+        self._portfolio = self._front.members
+
+    def _search(self, budget_nbytes: int, deadline: float) -> None:
+        """Plans for one budget."""
+        left = deadline - time.monotonic()
+        for chain in self._chains:
+            self._near_budget(chain, budget_nbytes, time.monotonic() + 0.1 * left)
+        retentions = [("ILP", KEEP)]
+        retentions += [(f"ILP, {c.name}", c.per_block) for c in self._chains[:2]]
+        for label, retention in retentions:
+            rows = LazyRows(self._formulation, retention, label)
+            until = time.monotonic() + 0.2 * left
+            for new in rows.candidates(
+                budget_nbytes, rounds=12, integer_s=0.05 * left, deadline=until
+            ):
+                self._add(new)
+        self._polish(budget_nbytes, deadline)
+
+    def _near_budget(self, chain: ChainPlans, budget_nbytes: int, deadline: float) -> None:
+        """The chain plans whose exact peak is just within the budget, by bisection."""
+        for table in chain.tables:
+            slots = table.distinct_slots()
+            low, high = 0, len(slots) - 1
+            while low <= high and time.monotonic() < deadline:
+                middle = (low + high) // 2
+                new = chain_candidate(self._indexed, table, slots[middle], chain.name)
+                self._add(new)
+                if new.peak_nbytes <= budget_nbytes:
+                    low = middle + 1
+                else:
+                    high = middle - 1
+
+    def _polish(self, budget_nbytes: int, deadline: float) -> None:
+        """Squeeze the nearest plans above the budget, fill the best ones below it."""
+        starts = self._front.above(budget_nbytes)[:2]
+        for start in starts:
+            new = squeeze(
+                self._indexed, start, budget_nbytes, trials=TRIALS // 3, deadline=deadline
+            )
+            if new is not None:
+                self._add(new)
+        fitting = [m for m in self._front.members if m.peak_nbytes <= budget_nbytes]
+        for start in fitting[:-4:-1]:
+            self._add(fill(self._indexed, start, budget_nbytes, trials=TRIALS, deadline=deadline))
+
+    def _find_smallest(self, deadline: float) -> Candidate:
+        """The smallest peak that the portfolio and squeezing it reach; cached."""
+        if self._smallest is None:
+            best = self._portfolio[0] if self._prepared else self._front.smallest
+            while best.peak_nbytes > self._bounds.floor_nbytes:
+                goal = max(self._bounds.floor_nbytes, int(best.peak_nbytes * SQUEEZE_STEP))
+                new = squeeze(self._indexed, best, goal, trials=TRIALS, deadline=deadline)
+                if new is None:
+                    break
+                best = new
+            self._add(best)
+            if not self._prepared:
+                return best
+            self._smallest = best
+        return self._smallest
+
+    def _valid_within(self, budget_nbytes: int) -> Candidate | None:
+        """The fastest member that fits and passes the independent check."""
+        while (best := self._front.fastest_within(budget_nbytes)) is not None:
+            if self._passes(best):
+                return best
+            self._front.drop(best)
+        return None
+
+    def _passes(self, member: Candidate) -> bool:
+        if id(member) in self._checked:
+            return True
+        plan = Plan(self._indexed.names(member.steps))
+        violations = check(self.problem, plan)
+        if violations:
+            self._rejected.append(member)
+            warnings.warn(
+                f"The plan of {member.method!r} is dropped, please report it: {violations[0]}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return False
+        self._checked.add(id(member))
+        return True
+
+    def _solution(
+        self, best: Candidate, status: Status, budget_nbytes: int, began: float
+    ) -> Solution:
+        limit = max(budget_nbytes, best.peak_nbytes)
+        bound_us = self._bounds.time_us(limit, max(0.5, 0.2 * self.time_limit_s))
+        bound_us = min(bound_us, best.time_us)
+        if status is Status.FEASIBLE and best.time_us <= bound_us * (1 + PROVEN):
+            status = Status.OPTIMAL
+        return Solution(
+            plan=Plan(self._indexed.names(best.steps)),
+            timeline=best.timeline,
+            status=status,
+            bound_us=bound_us,
+            floor_nbytes=self._bounds.floor_nbytes,
+            method=best.method,
+            seconds=time.monotonic() - began,
+        )
+
+
+def solve(problem: Problem, budget_nbytes: int, *, time_limit_s: float = 30.0) -> Solution:
+    """The fastest plan found whose peak is at most the budget; see `Solver.solve`."""
+    return Solver(problem, time_limit_s=time_limit_s).solve(budget_nbytes)
+
+
+def _require_budget(budget_nbytes: int) -> None:
+    if isinstance(budget_nbytes, bool) or not isinstance(budget_nbytes, int):
+        raise TypeError(
+            f"The budget is {budget_nbytes!r} ({type(budget_nbytes).__name__}): give bytes as int."
+        )
+    if budget_nbytes < 0:
+        raise ValueError(f"The budget is {budget_nbytes} bytes: it cannot be negative.")

@@ -1,0 +1,1 @@
+"""Tests of autoremat and autoremat_solver."""

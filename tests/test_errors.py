@@ -1,0 +1,114 @@
+"""What the user reads and a program can read when something goes wrong."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+
+import pytest
+
+from autoremat.errors import (
+    FallbackError,
+    FallbackWarning,
+    InfeasibleBudget,
+    LiveValue,
+    OverBudgetWarning,
+)
+
+INFEASIBLE = InfeasibleBudget(
+    budget_nbytes=10_000_000_000,
+    smallest_peak_nbytes=11_300_000_000,
+    floor_nbytes=10_900_000_000,
+    resident_nbytes=6_200_000_000,
+    step="mm_17",
+    source="model.py:88",
+    largest=(
+        LiveValue("mm_16", 3_900_000_000, "model.py:80", "saved"),
+        LiveValue("tangents_1", 1_200_000_000, kind="gradient"),
+    ),
+)
+WARNING = FallbackWarning("AR101", "`cond` (model.py:12) is not understood.")
+OVER = OverBudgetWarning(5_100_000_000, 5_000_000_000, 4_990_000_000)
+
+
+def test_an_infeasible_budget_says_fact_cause_and_remedy() -> None:
+    """The message has the numbers, the step, the culprits and what to do."""
+    assert str(INFEASIBLE) == (
+        "Budget 10.0 GB is below the smallest reachable peak 11.3 GB (proven floor 10.9 GB). "
+        "At `mm_17` (model.py:88), 6.2 GB are resident, and the largest live values are "
+        "`mm_16` 3.9 GB (saved, model.py:80), `tangents_1` 1.2 GB (gradient). "
+        'Raise the budget to 11300000000 bytes (budget="11300000000B") or reduce what is live: '
+        "a smaller batch or sequence, lower precision, or splitting the operation at the peak."
+    )
+
+
+def test_an_infeasible_budget_has_its_numbers_as_attributes() -> None:
+    """A program can raise the budget to `smallest_peak_nbytes` and try again."""
+    assert INFEASIBLE.budget_nbytes == 10_000_000_000
+    assert INFEASIBLE.smallest_peak_nbytes == 11_300_000_000
+    assert INFEASIBLE.floor_nbytes == 10_900_000_000
+    assert INFEASIBLE.resident_nbytes == 6_200_000_000
+    assert (INFEASIBLE.step, INFEASIBLE.source) == ("mm_17", "model.py:88")
+    assert INFEASIBLE.largest[0].nbytes == 3_900_000_000
+
+
+def test_a_budget_just_below_the_smallest_peak_does_not_look_equal_to_it() -> None:
+    """Sizes that differ in a late digit are written with that digit."""
+    error = InfeasibleBudget(10_000_000_000, 10_000_000_001, 9_999_999_999, 1)
+    assert "Budget 10.000000000 GB is below the smallest reachable peak 10.000000001 GB" in str(
+        error
+    )
+
+
+def test_a_floor_that_is_reached_is_called_the_lowest() -> None:
+    """Where floor and smallest peak meet, no better plan exists."""
+    assert "which is proven to be the lowest." in str(InfeasibleBudget(1000, 2000, 2000, 10))
+
+
+def test_a_resident_part_above_the_budget_gets_its_own_remedy() -> None:
+    """Recompute cannot shrink parameters and optimizer state."""
+    assert "it exceeds the budget by itself" in str(InfeasibleBudget(1000, 5000, 4000, 3000))
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("error", [INFEASIBLE, WARNING, FallbackError.of(WARNING), OVER])
+def test_errors_and_warnings_cross_process_borders(error: Exception, protocol: int) -> None:
+    """Pickled and copied, they keep type, text and attributes."""
+    for twin in (pickle.loads(pickle.dumps(error, protocol)), copy.deepcopy(error)):
+        assert type(twin) is type(error)
+        assert str(twin) == str(error)
+        assert vars(twin) == vars(error)
+
+
+def test_a_fallback_has_a_code_and_a_sentence() -> None:
+    """The warning and its strict twin, the error, say the same."""
+    with pytest.warns(FallbackWarning, match="^AR101: `cond`"):
+        warnings.warn(WARNING, stacklevel=1)
+    error = FallbackError.of(WARNING)
+    assert (error.code, error.sentence) == (WARNING.code, WARNING.sentence)
+    assert str(error) == "AR101: `cond` (model.py:12) is not understood."
+
+
+@pytest.mark.parametrize("code", ["", "101", "AR1", "AR1010", "ar101"])
+def test_a_code_has_one_form(code: str) -> None:
+    """Codes are stable names that tools match; a stray one is a bug."""
+    with pytest.raises(ValueError, match="not of the form"):
+        FallbackWarning(code, "Something happened.")
+
+
+def test_exceptions_have_the_types_that_callers_catch() -> None:
+    """Errors are RuntimeErrors, warnings are UserWarnings."""
+    assert issubclass(InfeasibleBudget, RuntimeError)
+    assert issubclass(FallbackError, RuntimeError)
+    assert issubclass(FallbackWarning, UserWarning)
+    assert issubclass(OverBudgetWarning, UserWarning)
+
+
+def test_a_step_over_the_budget_says_by_how_much() -> None:
+    """Measured, allowed, predicted, and what to do."""
+    assert str(OVER) == (
+        "Measured peak 5.1 GB is above the budget 5.0 GB by 100.0 MB; the plan predicts 5.0 GB. "
+        "Something in the step holds memory that the plan does not see. "
+        "Lower the budget by 100.0 MB to make room for it."
+    )

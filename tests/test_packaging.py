@@ -1,0 +1,197 @@
+"""The promises of the layout: README commands, entry point, and who may import whom."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TORCH_SIDE, SOLVER, REPORT = (
+    ROOT / "autoremat",
+    ROOT / "solver" / "autoremat_solver",
+    ROOT / "autoremat" / "reporting",
+)
+
+SOLVER_LAYERS = [
+    {"problem", "plan"},
+    {"indexed"},
+    {"simulate"},
+    {"check", "heuristics", "reduce", "formulation"},
+    {"_pulp"},
+    {"bounds"},
+    {"solve"},
+]
+
+
+@pytest.mark.parametrize("name", ["example", "tests"])
+def test_readme_holds_one_command_line(name: str) -> None:
+    """CI runs the README's own command, so it must be one line that the shell can parse."""
+    script = ROOT / ".ci" / "readme_command"
+    if not script.exists():
+        pytest.skip("an sdist has no .ci")
+    found = subprocess.run(
+        [sys.executable, script, name], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    assert len(found.splitlines()) == 1
+    assert found.startswith("python3 -m venv .venv && .venv/bin/pip install -e ")
+    subprocess.run(["bash", "-n", "-c", found], check=True)
+
+
+def test_commands_in_readme_name_files_that_exist() -> None:
+    """A renamed example or document must not stay behind in the README."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    paths = sorted(set(re.findall(r"(?:examples|docs)/[\w./]*\w", text)))
+    assert paths
+    assert [p for p in paths if not (ROOT / p).exists()] == []
+
+
+def test_backend_entry_point_is_declared() -> None:
+    """`torch.compile(backend="autoremat")` finds us by this group and name."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["entry-points"]["torch_dynamo_backends"] == {
+        "autoremat": "autoremat.backend:autoremat"
+    }
+
+
+def test_import_of_the_solver_needs_no_torch() -> None:
+    """The solver runs where torch is absent."""
+    code = "import sys; sys.modules['torch'] = None; import autoremat_solver"
+    environment = {"PYTHONPATH": str(SOLVER.parent)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+def test_solver_imports_neither_torch_nor_autoremat() -> None:
+    """The dependency goes one way."""
+    assert offenders(SOLVER, lambda _, name: top(name) in {"torch", "autoremat"}) == []
+
+
+def test_only_pulp_module_imports_pulp() -> None:
+    """One module builds and runs the integer program."""
+    wrong = offenders(ROOT, lambda path, name: top(name) == "pulp" and path.name != "_pulp.py")
+    assert wrong == []
+
+
+def test_solver_modules_import_downwards_only() -> None:
+    """First problem and plan, then simulate, what uses it, solve; others lie in between."""
+    rank = {name: i for i, layer in enumerate(SOLVER_LAYERS) for name in layer}
+
+    def upwards(path: Path, name: str) -> bool:
+        imported = name.removeprefix("autoremat_solver.").split(".")[0]
+        if path.stem == "plan":
+            return top(name) == "autoremat_solver" and imported != "problem"
+        return imported in rank and path.stem in rank and rank[imported] > rank[path.stem]
+
+    assert offenders(SOLVER, upwards) == []
+
+
+def test_solver_has_no_import_cycle() -> None:
+    """Modules can be read in one order."""
+    graph = {
+        path.stem: {
+            name.removeprefix("autoremat_solver.").split(".")[0]
+            for name in imports(path)
+            if name.startswith("autoremat_solver.")
+        }
+        for path in SOLVER.glob("*.py")
+        if path.stem != "__init__"
+    }
+    while leaves := {name for name, needs in graph.items() if not needs & graph.keys()}:
+        graph = {name: needs for name, needs in graph.items() if name not in leaves}
+    assert graph == {}
+
+
+def test_report_needs_only_the_solver_and_the_standard_library() -> None:
+    """A stored report can be shown where torch is absent."""
+    renderers = {"autoremat_solver", "jinja2", "rich"}
+
+    def foreign(path: Path, name: str) -> bool:
+        inside = name.startswith("autoremat.reporting")
+        return not inside and top(name) not in renderers | sys.stdlib_module_names
+
+    assert offenders(REPORT, foreign) == []
+
+
+def test_private_torch_names_stay_in_one_place() -> None:
+    """What torch may change under us is reached through the `_torch*` modules only."""
+
+    def private(path: Path, name: str) -> bool:
+        return not path.name.startswith("_torch") and is_private_torch(name)
+
+    assert offenders(TORCH_SIDE, private) == []
+
+
+def offenders(folder: Path, is_wrong) -> list[str]:  # type: ignore[no-untyped-def]
+    """`file: name` for each import, or dotted use of torch, that `is_wrong(path, name)`."""
+    return [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sources(folder)
+        for name in imports(path) | torch_attributes(path)
+        if is_wrong(path, name)
+    ]
+
+
+def sources(folder: Path) -> Iterator[Path]:
+    """Our Python files below a folder; from the root, those of both packages."""
+    folders = [TORCH_SIDE, SOLVER] if folder == ROOT else [folder]
+    return (path for f in folders for path in sorted(f.rglob("*.py")))
+
+
+def imports(path: Path) -> set[str]:
+    """Absolute names of all that a module imports when it runs, wherever in the file."""
+    package = path.relative_to(SOLVER.parent if SOLVER in path.parents else ROOT).parent.parts
+    names: set[str] = set()
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    guards = (node for node in ast.walk(tree) if isinstance(node, ast.If))
+    typing_only = {
+        child
+        for guard in guards
+        if dotted(guard.test).endswith("TYPE_CHECKING")
+        for statement in guard.body
+        for child in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if node in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = list(package[: len(package) - node.level + 1]) if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            names |= {f"{module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def torch_attributes(path: Path) -> set[str]:
+    """Dotted names that begin with `torch.`, as used in expressions."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = (dotted(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    return {name for name in found if name.startswith("torch.")}
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` for a chain of attributes on a name, else an empty string."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (base := dotted(node.value)):
+        return f"{base}.{node.attr}"
+    return ""
+
+
+def is_private_torch(name: str) -> bool:
+    """Whether a part below `torch` begins with one underscore; operators' names are data."""
+    first, *rest = name.split(".")
+    if rest[:1] == ["ops"]:
+        return False
+    return first == "torch" and any(p.startswith("_") and not p.startswith("__") for p in rest)
+
+
+def top(name: str) -> str:
+    """The package that a dotted name belongs to."""
+    return name.split(".")[0]

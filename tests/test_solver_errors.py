@@ -1,0 +1,148 @@
+"""Constraints, statuses and what is said of wrong input."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from autoremat_solver import (
+    Op,
+    Phase,
+    Plan,
+    Problem,
+    ProblemError,
+    Solver,
+    Status,
+    Value,
+    check,
+    simulate,
+    solve,
+)
+
+from tests.test_solver_networks import transformer
+
+BACKWARD = Phase.BACKWARD
+
+
+def tiny(**changes: object) -> Problem:
+    """f: a -> b -> c; backward: z reads c, y reads b, x reads a and makes the output gx."""
+    values = tuple(Value(name, 10) for name in "abc") + tuple(Value(f"g{n}", 1) for n in "zyx")
+    ops = (
+        Op("fa", (), ("a",), 1.0),
+        Op("fb", ("a",), ("b",), 2.0),
+        Op("fc", ("b",), ("c",), 3.0),
+        Op("z", ("c",), ("gz",), 1.0, phase=BACKWARD),
+        Op("y", ("gz", "b"), ("gy",), 1.0, phase=BACKWARD),
+        Op("x", ("gy", "a"), ("gx",), 1.0, phase=BACKWARD),
+    )
+    values = tuple(replace(v, **changes) if v.name == "b" else v for v in values)  # type: ignore[arg-type]
+    return Problem(values, ops, ("gx",))
+
+
+FORWARD_STEPS = ("fa", "fb", "fc")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "culprit"),
+    [
+        (("fa", "nope"), "nope"),
+        (("fa", "fc", "z", "y", "x"), "fb"),
+        (("fa", "fb", "fb", "fc", "z", "y", "x"), "fb"),
+        ((*FORWARD_STEPS, "z", "y"), "x"),
+        ((*FORWARD_STEPS, "z", "x", "y"), "x"),
+    ],
+)
+def test_check_names_the_culprit(schedule: tuple[str, ...], culprit: str) -> None:
+    """Unknown, missing, repeated and disordered operations are each named."""
+    violations = check(tiny(), Plan(schedule))
+    assert violations
+    assert any(f"'{culprit}'" in violation for violation in violations)
+
+
+def test_check_sees_a_peak_above_the_budget() -> None:
+    """Saving a, b and c takes 31 bytes; 30 are not enough."""
+    plan = Plan((*FORWARD_STEPS, "z", "y", "x"))
+    assert simulate(tiny(), plan).peak_nbytes == 31
+    assert check(tiny(), plan, 31) == []
+    assert "above the budget" in check(tiny(), plan, 30)[0]
+
+
+def test_must_save_and_must_recompute_are_kept() -> None:
+    """With must_save b is never made again, with must_recompute its first instance is not read."""
+    saved = tiny(must_save=True)
+    assert Solver(saved).smallest_peak().plan.schedule.count("fb") == 1
+    assert check(saved, Plan((*FORWARD_STEPS, "z", "fb", "y", "x")))
+    again = tiny(must_recompute=True)
+    assert Solver(again).fastest().plan.schedule.count("fb") == 2
+    assert check(again, Plan((*FORWARD_STEPS, "z", "y", "x")))
+
+
+def test_a_value_dear_to_save_is_recomputed_without_any_budget() -> None:
+    """Keeping b costs 9 us and making it again 2 us: the fastest plan makes it again."""
+    problem = tiny(save_us=9.0)
+    found = Solver(problem).fastest()
+    assert found.plan.schedule.count("fb") == 2
+    assert found.status is Status.OPTIMAL
+
+
+def test_an_impossible_value_is_an_error() -> None:
+    """A value that may neither be read from the forward nor made again is named."""
+    problem = tiny(must_recompute=True)
+    ops = tuple(replace(op, recomputable=op.name != "fb") for op in problem.ops)
+    with pytest.raises(ProblemError, match="'b'"):
+        Solver(replace(problem, ops=ops))
+
+
+def test_an_either_operation_runs_where_it_is_best() -> None:
+    """mask: small and wanted late by the backward; no plan may run it twice in the forward."""
+    values = (Value("big", 100), Value("mask", 1), Value("g", 1), Value("h", 1))
+    ops = (
+        Op("f", (), ("big",), 5.0),
+        Op("m", ("big",), ("mask",), 1.0, phase=Phase.EITHER),
+        Op("b", (), ("g",), 1.0, 50, phase=BACKWARD),
+        Op("c", ("g", "mask"), ("h",), 1.0, phase=BACKWARD),
+    )
+    problem = Problem(values, ops, ("h",))
+    found = solve(problem, 101)
+    assert found.plan.schedule == ("f", "m", "b", "c")
+    assert found.status is Status.OPTIMAL
+
+
+@pytest.mark.parametrize("budget", ["1GB", 1.5, True, None])
+def test_a_budget_of_the_wrong_type_is_an_error(budget: object) -> None:
+    """Bytes are int."""
+    with pytest.raises(TypeError, match="bytes as int"):
+        solve(tiny(), budget)  # type: ignore[arg-type]
+
+
+def test_negative_numbers_are_errors() -> None:
+    """Neither budget nor time limit can be negative."""
+    with pytest.raises(ValueError, match="negative"):
+        solve(tiny(), -1)
+    with pytest.raises(ValueError, match="time_limit_s"):
+        Solver(tiny(), time_limit_s=-1)
+
+
+def test_a_time_limit_of_zero_gives_the_best_simple_plan() -> None:
+    """No time is no reason to have no plan."""
+    problem = transformer(3)
+    budget = Solver(problem, time_limit_s=0).fastest().timeline.peak_nbytes
+    found = solve(problem, budget, time_limit_s=0)
+    assert found.status is Status.TIME_LIMIT
+    assert check(problem, found.plan, budget) == []
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem((), ()),
+        Problem((Value("a", 5),), (Op("f", (), ("a",), 1.0),), ("a",)),
+        Problem((Value("g", 5),), (Op("b", (), ("g",), 1.0, phase=BACKWARD),), ("g",)),
+    ],
+    ids=["empty", "no backward", "no forward"],
+)
+def test_degenerate_problems_have_plans(problem: Problem) -> None:
+    """A step without a forward, without a backward, or without both."""
+    found = solve(problem, 5)
+    assert check(problem, found.plan, 5) == []
+    assert found.status is Status.OPTIMAL
