@@ -8,6 +8,7 @@ one says which.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +40,7 @@ __all__ = [
     "FakeTensor",
     "GraphLowering",
     "ShortenTraceback",
+    "TANGENTS_ARE_FREED",
     "TracingContext",
     "aot_autograd",
     "compile_fx",
@@ -62,6 +64,13 @@ __all__ = [
     "storage_key",
     "thread_rng_states",
 ]
+
+# From 2.12 on, the compiled backward takes its incoming gradients over and frees each after its
+# last use; before, their caller held them until the backward ended.
+# (The module is imported here because importing it before torch._dynamo is a circular import.)
+TANGENTS_ARE_FREED = "boxed_grads_call" in inspect.getsource(
+    importlib.import_module("torch._functorch._aot_autograd.runtime_wrappers")
+)
 
 getitem = operator.getitem
 default_partition = _partitioners.default_partition
@@ -122,6 +131,11 @@ def thread_rng_states(
     """Hand the RNG states of higher-order operators' bodies through, as torch's partitioner does."""
     thread = _partitioners.thread_graphsafe_rng_from_hops
     return thread(forward, is_backward=False), thread(backward, is_backward=True)
+
+
+def rng_state_nbytes() -> int:
+    """Bytes of the saved state of a random generator: it lies on the CPU for every device."""
+    return int(torch.get_rng_state().nbytes)
 
 
 def size_hint(size: int | torch.SymInt) -> int:

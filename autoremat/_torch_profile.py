@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch._C import _autograd
+from torch._C._autograd import DeviceType
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import optimizer as _optimizer
@@ -17,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = [
+    "DeviceType",
     "FakeTensorMode",
     "HigherOrderOperator",
     "OpOverload",
@@ -40,7 +43,7 @@ def real_execution() -> AbstractContextManager[Any]:
 
 def profiler_is_active() -> bool:
     """Whether some torch profiler session is recording; a second one would end it."""
-    return torch.autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled
+    return _autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled
 
 
 def memory_events(session: torch.profiler.profile) -> list[Any]:

@@ -162,9 +162,12 @@ def generated_peak(subject: Subject, forward: fx.GraphModule, backward: fx.Graph
     joint, problem = subject.joint, subject.lowered.problem
     storages = subject.lowered.storages
     outputs = {name for node in joint.fwd_outputs for name in storages.of_node[node]}
-    tangents = {name for node in joint.tangents for name in storages.of_node[node]}
-    held = sum(storages.nbytes[n] for n in (outputs | tangents) - storages.resident)
-    kept = {node.name for node in joint.module.graph.find_nodes(op="placeholder")}
+    kept_nodes = joint.primals
+    if not _torch.TANGENTS_ARE_FREED:
+        kept_nodes += joint.tangents
+        outputs.update(name for node in joint.tangents for name in storages.of_node[node])
+    held = sum(storages.nbytes[n] for n in outputs - storages.resident)
+    kept = {node.name for node in kept_nodes}
     kept.update(storages.root[name].name for name in outputs if name in storages.root)
     owned = frozenset(
         node.name for node in backward.graph.find_nodes(op="placeholder") if node.name not in kept

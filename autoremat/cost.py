@@ -19,6 +19,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ._torch import run_and_save_rng_state, run_with_rng_state, size_hint, storage_key
 from ._torch_profile import HigherOrderOperator, OpOverload, is_mutable, tree_leaves, tree_map
+from .cost_cache import DeviceCeilings
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +43,6 @@ class OpCost:
 
 FREE = OpCost(time_us=0.0, workspace_nbytes=0, flops=0, bytes_moved=0, measured=False)
 """What views, element access and arithmetic on sizes cost."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceCeilings:
-    """The fastest a device was seen to go.
-
-    Attributes:
-        copy_gbps: bytes read plus written per second by a large copy, in 10^9.
-        matmul_gflops: floating-point operations per second of a large product, in 10^9.
-        launch_us: time of the smallest operator.
-    """
-
-    copy_gbps: float
-    matmul_gflops: float
-    launch_us: float
 
 
 NOMINAL_CEILINGS = {

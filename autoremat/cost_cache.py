@@ -3,7 +3,7 @@
 Enters: texts that identify a call or a device. Leaves: the figures stored for them. Guarantees:
 many processes may read and write at once, the first figure stored for a key stays; a damaged file
 is thrown away and begun anew; a place that cannot be written is replaced by memory, with one
-warning. Nothing raises.
+warning. Nothing raises. Torch is not imported.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from pathlib import Path
 from types import TracebackType
 
 import platformdirs
-
-from .cost import DeviceCeilings
 
 _FORMAT = 1
 _TABLES = """
@@ -45,6 +43,21 @@ class Measured:
     peak_nbytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceCeilings:
+    """The fastest a device was seen to go.
+
+    Attributes:
+        copy_gbps: bytes read plus written per second by a large copy, in 10^9.
+        matmul_gflops: floating-point operations per second of a large product, in 10^9.
+        launch_us: time of the smallest operator.
+    """
+
+    copy_gbps: float
+    matmul_gflops: float
+    launch_us: float
+
+
 def default_cache_path() -> Path:
     """The file used when the caller names none."""
     return platformdirs.user_cache_path("autoremat", appauthor=False) / "costs.sqlite3"
@@ -54,6 +67,7 @@ class CostCache:
     """An open cache; use it as a context manager."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
+        """Take over an open connection whose tables exist; see `open`."""
         self._connection = connection
 
     @classmethod
@@ -74,6 +88,7 @@ class CostCache:
             return cls(_connect(":memory:"))
 
     def __enter__(self) -> CostCache:
+        """The cache itself."""
         return self
 
     def __exit__(
@@ -82,6 +97,7 @@ class CostCache:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Close the file."""
         with suppress(sqlite3.Error):
             self._connection.close()
 

@@ -127,7 +127,7 @@ def _tensors_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 
 def _fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    fake = mode.from_tensor(tensor.detach(), static_shapes=True)
+    fake: torch.Tensor = mode.from_tensor(tensor.detach(), static_shapes=True)
     if isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad:
         fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
         if tensor.requires_grad:

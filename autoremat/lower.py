@@ -89,16 +89,20 @@ def lower(
         *([optimizer] if optimizer_nbytes else []),
     )
     made = {name for op in ops for name in op.outputs}
+    kept_tangents = () if _torch.TANGENTS_ARE_FREED else joint.tangents
     outputs = dict.fromkeys(
         name
-        for node in (*joint.fwd_outputs, *joint.tangents, *joint.bwd_outputs)
+        for node in (*joint.fwd_outputs, *kept_tangents, *joint.bwd_outputs)
         for name in reads.storages_behind(node)
         if name in made
     )
+    rng_states = [_rng_state_of(op.name) for op in ops if _rng_state_of(op.name) in op.outputs]
+    outputs.update(dict.fromkeys(rng_states))
+    sizes = storages.nbytes | dict.fromkeys(rng_states, _torch.rng_state_nbytes())
     values = tuple(
         Value(
             name,
-            storages.nbytes[name],
+            sizes[name],
             must_save=name in constraints.must_save,
             must_recompute=name in constraints.must_recompute,
         )
@@ -173,6 +177,11 @@ def _in_step_order(
     return forward, backward
 
 
+def _rng_state_of(op_name: str) -> str:
+    """The value that holds the generator's state from which a random operation is replayed."""
+    return f"{op_name}#rng_state"
+
+
 def _op(
     node: fx.Node,
     joint: JointGraph,
@@ -187,10 +196,11 @@ def _op(
     elif node in joint.forward:
         phase = Phase.FORWARD
     cost = costs[node]
+    rng_state = (_rng_state_of(node.name),) if node in constraints.replayed else ()
     return Op(
         name=node.name,
         inputs=reads.of(node),
-        outputs=storages.made_by[node],
+        outputs=(*storages.made_by[node], *rng_state),
         time_us=cost.time_us,
         workspace_nbytes=cost.workspace_nbytes,
         phase=phase,

@@ -6,29 +6,38 @@ negative; storages are counted once; neither model nor optimizer is changed, and
 optimizer allocates no memory of the model's size.
 
 On CPU the allocator's events are read from a torch profiler session. They miss what threads
-started by the user allocate, and memory that a library takes from elsewhere than torch's
-allocator. On CUDA the allocator's statistics are read, and its peak statistics reset.
+started by the user allocate, memory that a library takes from elsewhere than torch's allocator,
+and the free of older memory that Python cannot see (activations of a forward that ran before the
+step); the last makes the figure too high, never too low. On CUDA the allocator's statistics are
+read, and its peak statistics reset.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, record_function
 
-from ._torch_profile import memory_events, profiler_is_active, storage_identity, tree_leaves
+from ._torch_profile import (
+    DeviceType,
+    memory_events,
+    profiler_is_active,
+    storage_identity,
+    tree_leaves,
+)
 
 __all__ = ["measure_peak", "memory_timeline", "resident_nbytes", "rounded_nbytes"]
 
 Device = torch.device | str | None
 
 _MARK = "autoremat::measured_step"
+_FREED = "autoremat::freed::"
 _CUDA_ROUNDING = 512
 
 
@@ -81,22 +90,69 @@ def memory_timeline(step: Callable[[], object], *, device: Device = "cpu") -> tu
         )
     # Garbage from before would be freed at some moment of the step and lower the curve.
     gc.collect()
+    watched = _watch_frees(_cpu_storages())
     activities = [ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as session:
-        with record_function(_MARK):
-            result = step()
-        del result
-    return tuple(accumulate(_cpu_deltas(session), initial=0))
+    try:
+        with torch.profiler.profile(activities=activities, profile_memory=True) as session:
+            with record_function(_MARK):
+                result = step()
+            del result
+    finally:
+        for finalizer in watched:
+            finalizer.detach()
+    return tuple(accumulate(_cpu_deltas(memory_events(session)), initial=0))
 
 
-def _cpu_deltas(session: torch.profiler.profile) -> Iterator[int]:
-    """Bytes allocated (positive) and freed (negative) within the marked span, in time order."""
-    events = memory_events(session)
-    span = next(event for event in events if event.name() == _MARK)
-    for event in events:
-        if event.name() != "[memory]" or event.device_type() != torch.autograd.DeviceType.CPU:
+def _cpu_storages() -> Iterator[torch.UntypedStorage]:
+    """Storages on the CPU that Python can see: those of all tensors and of their gradients."""
+    for thing in gc.get_objects():
+        # `isinstance` would ask proxies for their class and run their code.
+        if not issubclass(type(thing), torch.Tensor):
             continue
-        if span.start_ns() <= event.start_ns() <= span.end_ns():
+        try:
+            tensors = [thing, thing.grad] if thing.is_leaf and thing.requires_grad else [thing]
+            storages = [s for t in tensors if t is not None for s in _storages(t)]
+        except (RuntimeError, NotImplementedError):
+            # Half-dead and functional tensors have no storage to show.
+            continue
+        yield from (s for s in storages if s.device.type == "cpu" and s.nbytes() > 0)
+
+
+def _watch_frees(storages: Iterable[torch.UntypedStorage]) -> list[weakref.finalize]:
+    """Mark the end of each storage in the profiler's own record.
+
+    The CPU allocator reports a free only for memory that it saw allocated while a profiler was
+    recording; without the marks, gradients that `zero_grad` drops would still seem live.
+    """
+    distinct = {storage_identity(storage): storage for storage in storages}
+    watched = [weakref.finalize(s, _mark_free, s.nbytes()) for s in distinct.values()]
+    for finalizer in watched:
+        finalizer.atexit = False
+    return watched
+
+
+def _mark_free(nbytes: int) -> None:
+    with record_function(f"{_FREED}{nbytes}"):
+        pass
+
+
+def _cpu_deltas(events: Sequence[Any]) -> Iterator[int]:
+    """Bytes allocated (positive) and freed (negative) within the marked span, in time order."""
+    span = next(event for event in events if event.name() == _MARK)
+    marked: dict[int, int] = {}
+    for event in events:
+        if not span.start_ns() <= event.start_ns() <= span.end_ns():
+            continue
+        thread, name = event.start_thread_id(), event.name()
+        if name.startswith(_FREED):
+            marked[thread] = -int(name.removeprefix(_FREED))
+            yield marked[thread]
+            continue
+        if name != "[memory]" or event.device_type() != DeviceType.CPU:
+            continue
+        # Memory first seen by an earlier session is reported freed by the allocator as well,
+        # directly after the mark.
+        if marked.pop(thread, None) != event.nbytes():
             yield event.nbytes()
 
 

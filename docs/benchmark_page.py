@@ -58,7 +58,7 @@ def _section(model: str, compiler: str, rows: list[Row], eager: Row | None) -> s
     facts = (
         f"Eager: resident {_mib(eager['resident_nbytes'])} MiB, peak above it "
         f"{_mib(eager['peak_nbytes'])} MiB, of which gradients {_mib(eager['gradient_nbytes'])} "
-        f"MiB; {eager.get('step_seconds', float('nan')):.2f} s per step.\n"
+        f"MiB; {_number(eager.get('step_seconds')) or '?'} s per step.\n"
     )
     ours = sorted((r for r in rows if r["variant"] == "autoremat"), key=_share, reverse=True)
     others = [r for r in rows if r["variant"] != "autoremat" and r is not eager]
@@ -126,6 +126,7 @@ def _promises(rows: list[Row], models: Sequence[str]) -> Iterator[tuple[str, lis
     )
     yield "measured peak within the budget", [(r["key"], _within(r)) for r in ran]
     yield "a lower budget never gives a higher peak", list(_monotone(ran, models))
+    yield "no accepted budget lies below the smallest feasible", list(_smallest(ran))
     for compiler, limit in TOLERANCE.items():
         judged = [
             (r["key"], abs(_prediction_error(r) or 0.0) <= limit)
@@ -176,6 +177,16 @@ def _monotone(rows: list[Row], models: Sequence[str]) -> Iterator[tuple[str, boo
                 yield lower["key"], lower["peak_nbytes"] <= higher["peak_nbytes"]
 
 
+def _smallest(rows: list[Row]) -> Iterator[tuple[str, bool]]:
+    """Whether what `InfeasibleBudget` names as smallest is the smallest that was accepted."""
+    for row in rows:
+        if row["setting"] is None:
+            alike = [
+                r for r in rows if (r["model"], r["compiler"]) == (row["model"], row["compiler"])
+            ]
+            yield row["key"], row["budget_nbytes"] <= min(r["budget_nbytes"] for r in alike)
+
+
 def _missing(rows: list[Row], models: Sequence[str]) -> str:
     """What a reader may expect here and does not find."""
     lines = ["## Not run\n"]
@@ -212,6 +223,8 @@ def _table(columns: dict[str, Callable[[Row], str]], rows: list[Row]) -> str:
 def _torch_best(row: Row, peers: list[Row]) -> str:
     """The fastest setting of torch's budget whose peak is within this row's budget."""
     budget = _above(row, "budget_nbytes")
+    if budget is None:
+        return ""
     fits = [
         p
         for p in peers

@@ -178,10 +178,7 @@ def _optimize(case: Case, point: Point, budget_nbytes: int) -> Case:
 
 def _smallest_feasible(point: Point) -> int:
     """Ask for next to nothing; the refusal names the smallest budget that has a plan."""
-    return _refusal(_planned(point, _resident(CASES[point.model]()) + 1))
-
-
-def _refusal(case: Case) -> int:
+    case = _planned(point, _resident(CASES[point.model]()) + 1)
     try:
         training_step(case)()
     except autoremat.InfeasibleBudget as error:
@@ -256,25 +253,25 @@ def _error(got: dict[str, Tensor], want: dict[str, Tensor], prefix: str) -> floa
 
 
 def _float64_row(point: Point) -> dict[str, Any]:
-    """Gradients and buffers of a small batch in float64, planned for a like share of its peak."""
+    """Gradients and buffers of a small batch in float64.
+
+    Planned for the same share of its eager peak, or the smallest feasible one above it.
+    """
 
     def make() -> Case:
-        return CASES[point.model](batch=2, size=64, dtype=torch.float64)
+        return CASES[point.model](batch=8, size=96, dtype=torch.float64)
 
     case = make()
     resident, step = _resident(case), training_step(case)
     peak = int(autoremat.measure_peak(step, device=torch.device("cpu")))
     want = _result(make())
+    budget = resident + max(1, int(peak * (point.setting or 0.0) / 100))
     torch._dynamo.reset()
-    if point.setting is None:
-        budget = _refusal(_optimize(make(), point, resident + 1))
-        torch._dynamo.reset()
-    else:
-        budget = resident + int(peak * point.setting / 100)
     try:
         got = _result(_optimize(make(), point, budget))
-    except autoremat.InfeasibleBudget:
-        return {}
+    except autoremat.InfeasibleBudget as error:
+        torch._dynamo.reset()
+        got = _result(_optimize(make(), point, int(error.smallest_peak_nbytes)))
     return {
         "gradient_error_float64": _error(got, want, "grad "),
         "buffer_error_float64": _error(got, want, "buffer "),

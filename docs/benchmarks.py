@@ -144,8 +144,9 @@ def run_model(model: str, compiler: str, store: Store, args: argparse.Namespace)
     """Measure all points of a model under one compiler, then time their steps in turn."""
     eager_point = Point(model, "eager", "plain")
     eager_worker, eager = start(eager_point, args)
-    if eager["status"] != "ok":
+    if eager_point.key not in store.rows or eager["status"] != "ok":
         store.add(eager)
+    if eager["status"] != "ok":
         return
     workers: dict[str, Worker] = {eager_point.key: eager_worker}
     fresh: dict[str, Row] = {eager_point.key: eager}
@@ -155,7 +156,7 @@ def run_model(model: str, compiler: str, store: Store, args: argparse.Namespace)
                 continue
             workers[point.key], fresh[point.key] = start(point, args)
             store.add(fresh[point.key])
-        if len(fresh) == 1 and eager_point.key in store.rows:
+        if len(fresh) == 1 and is_done(store.rows[eager_point.key]):
             return
         times = time_in_turn({k: w for k, w in workers.items() if fresh[k]["status"] == "ok"}, args)
         for key, seconds in times.items():

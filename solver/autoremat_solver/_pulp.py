@@ -51,12 +51,22 @@ class LinearSolver:
         """Rows so far."""
         return len(self._program.rows)
 
-    def add_row(self, coefficients: dict[int, float], upper: float) -> int:
-        """Add `sum coefficients x <= upper`; its number is for `set_upper`."""
-        self._program.rows.append((coefficients, -math.inf, upper))
+    def add_column(self) -> int:
+        """Add a column without cost between 0 and 1; its number."""
+        self._program.costs.append(0.0)
+        self._program.uppers.append(1.0)
+        if self._model is not None:
+            self._model.addCol(0.0, 0.0, 1.0, 0, [], [])
+        return len(self._program.costs) - 1
+
+    def add_row(
+        self, coefficients: dict[int, float], upper: float, lower: float = -math.inf
+    ) -> int:
+        """Add `lower <= sum coefficients x <= upper`; its number is for `set_upper`."""
+        self._program.rows.append((coefficients, lower, upper))
         if self._model is not None:
             self._model.addRow(
-                -math.inf, upper, len(coefficients), list(coefficients), list(coefficients.values())
+                lower, upper, len(coefficients), list(coefficients), list(coefficients.values())
             )
         return self.row_count - 1
 

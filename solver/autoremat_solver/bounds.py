@@ -10,10 +10,21 @@ Why the rows are valid. At the backward position k, a value that a backward oper
 k reads is live or is made again later: its bytes count n_v (1 - r_p(v)). What position k itself
 reads is live. At a forward step, what later forward operations read is live, and a value made
 already that the backward reads is live or is made again.
+
+Those rows do not see a value that is kept only to recompute others from it. At a few backward
+positions k ("snapshots") the program therefore says what is live (y) and what runs after k (q):
+
+    y_v = 1                     v read at k
+    y_v + q_p(v) >= 1           v read by the backward after k
+    y_u + q_p(u) >= q_o         o runs after k and reads u
+    q_o <= r_o
+    constant + sum n_v y_v <= budget
 """
 
 from __future__ import annotations
 
+import math
+import time
 from itertools import accumulate
 
 from autoremat_solver._pulp import LinearSolver
@@ -22,6 +33,8 @@ from autoremat_solver.indexed import Indexed
 from autoremat_solver.problem import Phase
 
 ROUNDS = 12
+SNAPSHOTS = (0.02, 0.5, 0.2, 0.1, 0.35, 0.7)
+SNAPSHOT_COLUMNS = 20_000
 ROWS_PER_ROUND = 6
 TOLERANCE = 1e-6
 
@@ -49,6 +62,7 @@ class Bounds:
             and self._indexed.nbytes[v] > 0
         ]
         self._linear: LinearSolver | None = None
+        self._snapshot_rows: list[tuple[int, int]] = []
         self._row_of: dict[int, int] = {}
         self._constant_of: dict[int, int] = {}
         self._scale = max(1, sum(self._indexed.nbytes))
@@ -88,15 +102,70 @@ class Bounds:
             self._linear = LinearSolver(self._formulation.program)
         for slot, row in self._row_of.items():
             self._linear.set_upper(row, (budget_nbytes - self._constant_of[slot]) / self._scale)
+        for row, constant_nbytes in self._snapshot_rows:
+            self._linear.set_upper(row, (budget_nbytes - constant_nbytes) / self._scale)
+        until = time.monotonic() + time_limit_s
+        best = self._converge(budget_nbytes, until)
+        unlimited = budget_nbytes >= self._scale + self._indexed.problem.resident_nbytes
+        if not unlimited and not self._snapshot_rows and self._indexed.backward_ops:
+            self._add_snapshots(budget_nbytes)
+            best = max(best, self._converge(budget_nbytes, until))
+        return max(0.0, constant + best - TOLERANCE * (constant + best))
+
+    def _converge(self, budget_nbytes: int, until: float) -> float:
+        """Add violated rows until there are none; the cost above the constant."""
+        assert self._linear is not None
         best = 0.0
         for _ in range(ROUNDS):
-            answer = self._linear.relax(time_limit_s)
+            answer = self._linear.relax(until - time.monotonic())
             if answer is None:
                 break
             best = max(best, answer.objective)
             if not self._add_rows(answer.values, budget_nbytes):
                 break
-        return max(0.0, constant + best - TOLERANCE * (constant + best))
+        return best
+
+    def _add_snapshots(self, budget_nbytes: int) -> None:
+        count = len(self._indexed.backward_ops)
+        columns = 1 + len(self._indexed.candidates) + len(self._formulation.rerun)
+        affordable = max(1, SNAPSHOT_COLUMNS // columns)
+        for position in dict.fromkeys(int(share * count) for share in SNAPSHOTS[:affordable]):
+            self._add_snapshot(position, budget_nbytes)
+
+    def _add_snapshot(self, position: int, budget_nbytes: int) -> None:
+        """Columns and rows of what is live at a backward position."""
+        assert self._linear is not None
+        indexed, linear, rerun = self._indexed, self._linear, self._formulation.rerun
+        now = frozenset(indexed.demands[position])
+        known = now | self._formulation.free
+        live: dict[int, int] = {}
+        after: dict[int, int] = {}
+
+        def sources(v: int) -> dict[int, float]:
+            """Columns of which one must be 1 for v to be readable after the position."""
+            op = indexed.producer[v]
+            if v not in live:
+                live[v] = linear.add_column()
+            if op in rerun and op not in after:
+                after[op] = linear.add_column()
+                linear.add_row({after[op]: 1.0, rerun[op]: -1.0}, 0.0)
+                stack.append(op)
+            return {live[v]: 1.0} | ({after[op]: 1.0} if op in after else {})
+
+        stack: list[int] = []
+        for v, last in enumerate(indexed.last_demand):
+            if last > position and v not in known:
+                linear.add_row(sources(v), math.inf, 1.0)
+        while stack:
+            op = stack.pop()
+            for v in indexed.inputs[op]:
+                if v not in known:
+                    linear.add_row(sources(v) | {after[op]: -1.0}, math.inf, 0.0)
+        constant = self._formulation.backward_live_nbytes[position]
+        constant += sum(indexed.nbytes[v] for v in now - self._formulation.free)
+        kept = {c: indexed.nbytes[v] / self._scale for v, c in live.items() if indexed.nbytes[v]}
+        row = linear.add_row(kept, (budget_nbytes - constant) / self._scale)
+        self._snapshot_rows.append((row, constant))
 
     def _add_rows(self, values: list[float], budget_nbytes: int) -> bool:
         assert self._linear is not None

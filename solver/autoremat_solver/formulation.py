@@ -12,6 +12,7 @@ Enters: an `Indexed` problem. Leaves: columns and rows; `_pulp` runs them.
     s_v + r_p(v) >= 1             for v read by a backward operation, p(v) its producer
     s_u + r_p(u) >= r_o           for o and every value u that it reads
     s_v = 1                       for v that the first backward operation reads
+    f_o + r_o >= 1                for EITHER operations that the backward needs at all
     s_v <= f_p(v), f_p(u) >= f_o  for EITHER operations
     live bytes at backward position k <= budget
 
@@ -144,6 +145,11 @@ class Formulation:
                 row = self._sources(v)
                 row[column] = row.get(column, 0.0) - 1.0
                 self._rows.append((row, 0.0, math.inf))
+        for op in self._needed_somewhere():
+            columns = {self.run[op]: 1.0}
+            if op in self.rerun:
+                columns[self.rerun[op]] = 1.0
+            self._rows.append((columns, 1.0, math.inf))
         for op, column in self.run.items():
             for v in indexed.outputs[op]:
                 if v in self.save:
@@ -154,6 +160,20 @@ class Formulation:
                     self._rows.append(({before: 1.0, column: -1.0}, 0.0, math.inf))
             if op in self.rerun and not indexed.rerunnable[op]:
                 self._rows.append(({column: 1.0, self.rerun[op]: 1.0}, -math.inf, 1.0))
+
+    def _needed_somewhere(self) -> list[int]:
+        """EITHER operations that run at least once in every plan: f_o + r_o >= 1.
+
+        Those rows are implied for whole operations, but not for half ones.
+        """
+        needed: set[int] = set()
+        stack = [v for values in self.indexed.demands for v in values]
+        while stack:
+            op = self.indexed.producer[stack.pop()]
+            if op in self.run and op not in needed:
+                needed.add(op)
+                stack.extend(self.indexed.inputs[op])
+        return sorted(needed)
 
     @cached_property
     def at_once(self) -> list[int]:

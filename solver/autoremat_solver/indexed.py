@@ -222,12 +222,12 @@ def require_consistent(indexed: Indexed) -> None:
                 f"{indexed.problem.ops[indexed.backward_ops[0]].name!r} reads it: recompute begins "
                 "after that operation. Drop must_recompute."
             )
-        if indexed.forced[v]:
+        if indexed.forced[v] or not indexed.rerunnable[indexed.producer[v]]:
             raise ProblemError(
                 f"Value {value.name!r} must be recomputed for the backward, but its operation "
                 f"{op.name!r} may run only once. Make it recomputable or drop must_recompute."
             )
-        if indexed.pinned[v] and op.phase is Phase.FORWARD:
+        if indexed.pinned[v]:
             raise ProblemError(
                 f"Value {value.name!r} must be recomputed, but it is an output: reads of outputs "
                 "see the first instance. Drop must_recompute."

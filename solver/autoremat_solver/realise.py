@@ -75,9 +75,6 @@ class _Backward:
         )
         self._until = [-1] * len(indexed.nbytes)
         self._made_late = [False] * len(indexed.nbytes)
-        for v in self._with_siblings(saved):
-            if not indexed.barred[v] and not indexed.is_backward[indexed.producer[v]]:
-                self._until[v] = FOREVER
         for v, forced in enumerate(indexed.forced):
             if forced:
                 self._until[v] = FOREVER
@@ -85,15 +82,29 @@ class _Backward:
             for v in indexed.outputs[op]:
                 if indexed.pinned[v]:
                     self._until[v] = FOREVER
+        for v in self._with_siblings(saved):
+            if not indexed.barred[v] and not indexed.is_backward[indexed.producer[v]]:
+                self._until[v] = FOREVER
 
     def _with_siblings(self, saved: Collection[int]) -> set[int]:
-        """An operation that runs once makes all of its outputs in the same place."""
+        """The save set and what can then only come from the forward too.
+
+        EITHER operations that run once and that a saved value is made from run in the forward, so
+        all that they make is read from there.
+        """
         indexed = self.indexed
         result = set(saved)
-        for v in saved:
-            op = indexed.producer[v]
-            if indexed.phase[op] is Phase.EITHER and not indexed.rerunnable[op]:
+        stack = [*saved, *(v for v, until in enumerate(self._until) if until == FOREVER)]
+        stack += indexed.demands[0] if indexed.demands else ()
+        seen: set[int] = set()
+        while stack:
+            op = indexed.producer[stack.pop()]
+            if op in seen or indexed.phase[op] is not Phase.EITHER:
+                continue
+            seen.add(op)
+            if not indexed.rerunnable[op]:
                 result.update(indexed.outputs[op])
+            stack.extend(indexed.inputs[op])
         return result
 
     def missing(self, position: int) -> list[int]:

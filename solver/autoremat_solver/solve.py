@@ -34,6 +34,7 @@ from autoremat_solver.realise import KEEP
 
 PROVEN = 1e-5
 TRIALS = 120
+SEARCH_SHARE = 0.85  # the rest is for the last simulation under way, the bound and the check
 SQUEEZE_STEP = 0.97
 
 
@@ -86,7 +87,7 @@ class Solver:
         """
         _require_budget(budget_nbytes)
         began = time.monotonic()
-        deadline = began + self.time_limit_s
+        deadline = began + SEARCH_SHARE * self.time_limit_s
         fastest = self._find_fastest(deadline)
         if fastest.peak_nbytes <= budget_nbytes and self._fastest_proven:
             return self._solution(fastest, Status.OPTIMAL, budget_nbytes, began)
@@ -107,10 +108,12 @@ class Solver:
     def smallest_peak(self) -> Solution:
         """The plan of the smallest peak found; the budgets asked for before do not matter."""
         began = time.monotonic()
-        deadline = began + self.time_limit_s
+        deadline = began + SEARCH_SHARE * self.time_limit_s
         self._find_fastest(deadline)
         self._prepare(began + 0.5 * self.time_limit_s)
-        smallest = self._find_smallest(deadline)
+        peak = self._find_smallest(deadline).peak_nbytes
+        self._search(peak, deadline)
+        smallest = self._valid_within(peak) or self._find_smallest(deadline)
         in_time = time.monotonic() < deadline
         status = Status.FEASIBLE if in_time else Status.TIME_LIMIT
         return self._solution(smallest, status, smallest.peak_nbytes, began)
@@ -119,7 +122,9 @@ class Solver:
         """The plan of the smallest time under no budget; ties go to the smaller peak."""
         began = time.monotonic()
         best = self._find_fastest(began + self.time_limit_s)
-        status = Status.OPTIMAL if self._fastest_proven else Status.TIME_LIMIT
+        in_time = time.monotonic() < began + self.time_limit_s
+        status = Status.FEASIBLE if in_time else Status.TIME_LIMIT
+        status = Status.OPTIMAL if self._fastest_proven else status
         return self._solution(best, status, best.peak_nbytes, began)
 
     def _add(self, new: Candidate) -> None:
@@ -136,7 +141,9 @@ class Solver:
                 unlimited = sum(self._indexed.nbytes) * 2 + self.problem.resident_nbytes
                 bound = self._bounds.time_us(unlimited, deadline - time.monotonic())
                 self._fastest_proven = self._fastest.time_us <= bound * (1 + PROVEN)
-        return self._fastest or self._front.members[-1]
+        if self._fastest is None or not self._fastest_proven:
+            return self._front.members[-1]
+        return self._fastest
 
     def _prepare(self, deadline: float) -> None:
         """Plans for all budgets; once."""

@@ -1,0 +1,426 @@
+"""Costs of operators: priced by shape, measured once, cached."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from autoremat import cost, cost_cache, profile, sample
+from autoremat.cost_cache import CostCache, Measured
+from autoremat.measure import measure_peak
+from autoremat.profile import OpCost, profile_nodes
+
+aten = torch.ops.aten
+
+
+class Trace:
+    """A graph written by hand: each call computes its `meta["val"]` on fake tensors."""
+
+    def __init__(self) -> None:
+        self.mode = FakeTensorMode()
+        self.graph = fx.Graph()
+
+    def tensor(self, *shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu"):
+        """A placeholder of that shape."""
+        node = self.graph.placeholder(f"x{len(self.graph.nodes)}")
+        with self.mode:
+            node.meta["val"] = torch.empty(shape, dtype=dtype, device=device)
+        return node
+
+    def call(self, target, *args, **kwargs) -> fx.Node:
+        """A call of an operator on earlier nodes."""
+        node = self.graph.call_function(target, args, kwargs)
+        real_args, real_kwargs = fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
+        with self.mode, torch.no_grad():
+            node.meta["val"] = target(*real_args, **real_kwargs)
+        return node
+
+
+@pytest.fixture
+def trace() -> Trace:
+    """An empty graph."""
+    return Trace()
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A cache file of the test's own."""
+    return tmp_path / "costs.sqlite3"
+
+
+def price(node: fx.Node, cache: Path, **options) -> OpCost:
+    """The cost of one node."""
+    return profile_nodes([node], cache_path=cache, **options)[node]
+
+
+@pytest.fixture
+def timed_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The operators whose time is taken, one entry for each round of runs."""
+    seen: list[str] = []
+    original = profile._time_us
+
+    def spy(call, inputs):
+        seen.append(str(call.target))
+        return original(call, inputs)
+
+    monkeypatch.setattr(profile, "_time_us", spy)
+    return seen
+
+
+def test_a_matrix_product_costs_its_flops_and_bytes(trace, cache):
+    """2 m k n FLOPs; both factors read and the product written."""
+    found = price(trace.call(aten.mm.default, trace.tensor(64, 32), trace.tensor(32, 16)), cache)
+    assert found.measured
+    assert found.time_us > 0
+    assert found.flops == 2 * 64 * 32 * 16
+    assert found.bytes_moved == 4 * (64 * 32 + 32 * 16 + 64 * 16)
+    assert found.workspace_nbytes == 0
+
+
+def test_views_and_element_access_are_free(trace, cache):
+    """Nothing runs for a view, a getitem or arithmetic on sizes."""
+    import operator
+
+    x = trace.tensor(8, 8)
+    pair = trace.call(aten.split.Tensor, x, 4)
+    nodes = [
+        trace.call(aten.view.default, x, [64]),
+        trace.call(aten._unsafe_view.default, x, [64]),
+        trace.call(operator.getitem, pair, 0),
+        trace.call(operator.mul, 3, 4),
+        pair,
+    ]
+    costs = profile_nodes(nodes, cache_path=cache)
+    assert all(costs[node] == cost.FREE for node in nodes)
+
+
+def test_a_broadcast_input_counts_its_distinct_elements(trace):
+    """An expanded tensor is read from the few elements that exist."""
+    wide = trace.call(aten.expand.default, trace.tensor(1, 100), [50, 100])
+    call = cost.call_of(trace.call(aten.neg.default, wide))
+    assert cost.bytes_moved(call) == 4 * (100 + 50 * 100)
+
+
+def test_equal_calls_are_measured_once(trace, cache, timed_calls):
+    """Three calls of two kinds take two measurements, and none when asked again."""
+    x, y = trace.tensor(8, 8), trace.tensor(4, 4)
+    nodes = [trace.call(aten.sin.default, v) for v in (x, x, y)]
+    first = profile_nodes(nodes, cache_path=cache)
+    assert len(timed_calls) == 2 * profile._ROUNDS
+    timed_calls.clear()
+    assert profile_nodes(nodes, cache_path=cache) == first
+    assert not timed_calls
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (((4, 4), (4, 1)), ((4, 4), (1, 4))),
+        (((4, 4), (4, 1)), ((8, 2), (2, 1))),
+    ],
+)
+def test_shape_and_stride_tell_calls_apart(trace, one, other):
+    """Layout decides the kernel, so it is part of the key."""
+    keys = set()
+    for shape, stride in (one, other):
+        node = trace.tensor(*shape)
+        with trace.mode:
+            node.meta["val"] = torch.empty_strided(shape, stride)
+        keys.add(profile.call_key(cost.call_of(trace.call(aten.sin.default, node))))
+    assert len(keys) == 2
+
+
+def test_ranks_share_figures(trace):
+    """The index of a device among equal ones is no part of the key."""
+    keys = {
+        profile.call_key(cost.call_of(trace.call(aten.sin.default, trace.tensor(4, device=device))))
+        for device in ("cuda:0", "cuda:1")
+    }
+    assert len(keys) == 1
+
+
+def test_profiling_leaves_the_random_stream_alone(trace, cache):
+    """The next random number is the one that would have come without profiling."""
+    nodes = [
+        trace.call(aten.bernoulli.default, trace.tensor(64)),
+        trace.call(aten.rand.default, [9]),
+    ]
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    costs = profile_nodes(nodes, cache_path=cache)
+    assert all(costs[node].measured for node in nodes)
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_operators_really_run_inside_a_fake_mode(trace, cache):
+    """A backend may be called with a fake mode active; figures are still measured."""
+    node = trace.call(aten.sin.default, trace.tensor(64, 64))
+    with trace.mode:
+        found = price(node, cache)
+    assert found.measured
+
+
+def test_an_in_place_operator_is_priced_on_its_own_inputs(trace, cache):
+    """`copy_` owns no output but moves bytes."""
+    found = price(trace.call(aten.copy_.default, trace.tensor(256), trace.tensor(256)), cache)
+    assert found.measured
+    assert found.time_us > 0
+    assert found.workspace_nbytes == 0
+
+
+INDEXED = {
+    "embedding": lambda t: t.call(
+        aten.embedding.default, t.tensor(50, 8), t.tensor(4, 6, dtype=torch.int64)
+    ),
+    "embedding_backward": lambda t: t.call(
+        aten.embedding_dense_backward.default,
+        t.tensor(24, 8),
+        t.tensor(24, dtype=torch.int64),
+        50,
+        -1,
+        False,
+    ),
+    "gather": lambda t: t.call(
+        aten.gather.default, t.tensor(4, 9), 1, t.tensor(4, 1, dtype=torch.int64)
+    ),
+    "index": lambda t: t.call(aten.index.Tensor, t.tensor(30, 4), [t.tensor(7, dtype=torch.int64)]),
+    "index_put": lambda t: t.call(
+        aten.index_put.default,
+        t.tensor(30, 4),
+        [t.tensor(7, dtype=torch.int64)],
+        t.tensor(7, 4),
+        True,
+    ),
+    "scatter": lambda t: t.call(
+        aten.scatter.value, t.tensor(4, 9), 1, t.tensor(4, 1, dtype=torch.int64), 1.0
+    ),
+    "nll_loss": lambda t: t.call(
+        aten.nll_loss_forward.default,
+        t.tensor(6, 11),
+        t.tensor(6, dtype=torch.int64),
+        None,
+        1,
+        -100,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_operators_that_index_get_valid_indices(trace, cache, name):
+    """Made-up indices and targets are within range, and spread over it."""
+    node = INDEXED[name](trace)
+    assert price(node, cache).measured
+    assert sample.index_bound(cost.call_of(node)) > 1
+
+
+def test_made_up_inputs_have_the_layout_of_the_real_ones(trace):
+    """Shape, stride and dtype are those of the fake tensor."""
+    node = trace.tensor(3, 5)
+    with trace.mode:
+        node.meta["val"] = torch.empty_strided((3, 5), (1, 4), dtype=torch.bfloat16)
+    inputs = sample.draw_inputs(cost.call_of(trace.call(aten.sin.default, node)))
+    (drawn,) = inputs.args
+    assert drawn.shape == (3, 5)
+    assert drawn.stride() == (1, 4)
+    assert drawn.dtype == torch.bfloat16
+    assert drawn.isfinite().all()
+
+
+WORKSPACES = {
+    "sort": (lambda x: aten.sort.default(x), [(64, 4096)]),
+    "softmax_backward": (
+        lambda g, y: aten._softmax_backward_data(g, y, 1, torch.float32),
+        2 * [(64, 512)],
+    ),
+    "conv_backward": (
+        lambda g, x, w: aten.convolution_backward.default(
+            g, x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
+        ),
+        [(2, 8, 16, 16), (2, 4, 16, 16), (8, 4, 3, 3)],
+    ),
+    "attention": (
+        lambda q, k, v: aten._scaled_dot_product_flash_attention_for_cpu.default(q, k, v),
+        3 * [(2, 4, 128, 32)],
+    ),
+    "safe_softmax": (lambda x: aten._safe_softmax.default(x, 1), [(64, 512)]),
+    "dropout": (lambda x: aten.native_dropout.default(x, 0.5, True), [(64, 512)]),
+}
+
+
+@pytest.mark.parametrize("name", WORKSPACES)
+def test_workspace_and_outputs_add_up_to_the_measured_peak(trace, cache, name):
+    """What the plan charges for an operator is what the allocator sees when it runs alone."""
+    function, shapes = WORKSPACES[name]
+    tensors = [torch.randn(shape) for shape in shapes]
+    with torch.no_grad():
+        function(*tensors)
+        peak = measure_peak(lambda: function(*tensors), device="cpu")
+    recorded = fx.symbolic_trace(function).graph.nodes
+    template = next(node for node in recorded if node.op == "call_function")
+    names = {n: trace.tensor(*s) for n, s in zip(_placeholders(template), shapes, strict=True)}
+    target = template.target
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        target = target.default
+    args = fx.node.map_arg(template.args, lambda n: names[n])
+    node = trace.call(target, *args)
+    charged = sum(cost.call_of(node).fresh_nbytes)
+    assert price(node, cache).workspace_nbytes + charged == peak
+
+
+def _placeholders(node: fx.Node) -> list[fx.Node]:
+    return node.graph.find_nodes(op="placeholder")
+
+
+def test_an_operator_with_scratch_memory_has_a_workspace(trace, cache):
+    """Sorting keeps an index buffer that is neither input nor output."""
+    found = price(trace.call(aten.sort.default, trace.tensor(64, 4096)), cache)
+    assert found.workspace_nbytes > 0
+
+
+def test_what_refuses_made_up_inputs_is_estimated(trace, cache, monkeypatch):
+    """An operator that raises is priced by the roofline and says so."""
+
+    def refuse(call, inputs):
+        raise RuntimeError("not on these inputs")
+
+    node = trace.call(aten.sin.default, trace.tensor(512, 512))
+    monkeypatch.setattr(profile, "_time_us", refuse)
+    monkeypatch.setattr(profile, "measure_ceilings", lambda *_: cost.NOMINAL_CEILINGS["cpu"])
+    found = price(node, cache)
+    assert not found.measured
+    assert found.time_us > 1
+    assert found.bytes_moved == 2 * 4 * 512 * 512
+
+
+def test_what_does_not_fit_into_memory_is_estimated(trace, cache, timed_calls):
+    """A call whose operands exceed a third of free memory is never run."""
+    node = trace.call(aten.sin.default, trace.tensor(1 << 40))
+    found = price(node, cache)
+    assert str(aten.sin.default) not in timed_calls
+    assert not found.measured
+    assert found.time_us > 1e6
+
+
+def test_custom_operators_are_never_run(trace, cache):
+    """Nobody knows what a custom operator does to the world, so it is estimated."""
+    ran: list[bool] = []
+
+    @torch.library.custom_op("autoremat_test::touch", mutates_args=())
+    def touch(x: torch.Tensor) -> torch.Tensor:
+        ran.append(True)
+        return x + 1
+
+    touch.register_fake(torch.empty_like)
+    node = trace.call(torch.ops.autoremat_test.touch.default, trace.tensor(64))
+    found = price(node, cache)
+    assert not ran
+    assert not found.measured
+    assert found.time_us > 0
+
+
+def test_without_measuring_nothing_runs_and_the_cache_still_answers(trace, cache, timed_calls):
+    """`measure=False` gives what is known, else an estimate."""
+    node = trace.call(aten.sin.default, trace.tensor(64))
+    assert not price(node, cache, measure=False).measured
+    assert not timed_calls
+    measured = price(node, cache)
+    assert price(node, cache, measure=False) == measured
+
+
+def test_a_device_that_is_not_there_is_estimated(trace, cache):
+    """Planning for an absent GPU works, at nominal ceilings."""
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine without CUDA")
+    x = trace.tensor(1024, 1024, device="cuda")
+    found = price(trace.call(aten.mm.default, x, x), cache)
+    assert not found.measured
+    assert found.time_us > cost.NOMINAL_CEILINGS["cuda"].launch_us
+
+
+def test_progress_ends_at_the_total(trace, cache):
+    """The callback counts up to the number of measurements."""
+    seen: list[tuple[int, int]] = []
+    node = trace.call(aten.sin.default, trace.tensor(64))
+    price(node, cache, progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (profile._ROUNDS, profile._ROUNDS)
+
+
+def test_a_running_profiler_is_not_disturbed(trace, cache):
+    """Inside the user's own profiler session operators are estimated, with a warning."""
+    node = trace.call(aten.sin.default, trace.tensor(64))
+    with (
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as session,
+        pytest.warns(UserWarning, match="another torch profiler"),
+    ):
+        assert not price(node, cache).measured
+    assert session.events() is not None
+
+
+def test_symbolic_sizes_stand_for_their_hints(cache):
+    """A graph traced with dynamic shapes is priced at the sizes it was traced with."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    traced = make_fx(lambda x: torch.mm(x, x.t()), tracing_mode="symbolic")(torch.randn(24, 8))
+    (node,) = [n for n in traced.graph.nodes if n.target is aten.mm.default]
+    found = price(node, cache)
+    assert found.measured
+    assert found.flops == 2 * 24 * 8 * 24
+
+
+def test_a_damaged_cache_is_begun_anew(cache):
+    """Garbage in the file is replaced, not reported to the user."""
+    cache.write_bytes(b"this is no database" * 500)
+    with CostCache.open(cache) as opened:
+        opened.write({"key": Measured(1.5, 7)})
+    with CostCache.open(cache) as opened:
+        assert opened.read(["key", "other"]) == {"key": Measured(1.5, 7)}
+
+
+def test_a_place_that_cannot_be_written_is_replaced_by_memory(tmp_path, monkeypatch):
+    """One warning, then everything works for as long as the process lives."""
+    monkeypatch.setattr(cost_cache, "_warned", False)
+    (tmp_path / "file").write_text("")
+    below_a_file = tmp_path / "file" / "costs.sqlite3"
+    with pytest.warns(UserWarning, match="cannot be kept"):
+        opened = CostCache.open(below_a_file)
+    with opened:
+        opened.write({"key": Measured(1.0, 1)})
+        assert opened.read(["key"]) == {"key": Measured(1.0, 1)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        CostCache.open(below_a_file).__exit__(None, None, None)
+
+
+def test_the_first_figure_stored_stays(cache):
+    """Two processes that measured the same call end up with one answer."""
+    with CostCache.open(cache) as one, CostCache.open(cache) as two:
+        one.write({"key": Measured(1.0, 1)})
+        two.write({"key": Measured(2.0, 2)})
+        assert two.read(["key"]) == {"key": Measured(1.0, 1)}
+
+
+def test_processes_share_the_cache(cache):
+    """Several processes that open and write at once lose nothing."""
+    script = (
+        "import sqlite3, sys, pathlib, autoremat.cost_cache as c\n"
+        "path, who = pathlib.Path(sys.argv[1]), sys.argv[2]\n"
+        "for i in range(30):\n"
+        "    with c.CostCache.open(path) as cache:\n"
+        "        cache.write({f'{who}-{i}': c.Measured(1.0, i)})\n"
+    )
+    command = [sys.executable, "-W", "error", "-c", script, str(cache)]
+    root = Path(profile.__file__).parents[1]
+    workers = [subprocess.Popen([*command, str(who)], cwd=root) for who in range(2)]
+    assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
+    with sqlite3.connect(cache) as connection:
+        assert connection.execute("SELECT count(*) FROM call").fetchone() == (60,)
+    connection.close()
