@@ -23,7 +23,7 @@ from autoremat.reporting import Report
 from autoremat.session import Resident, Session
 
 
-class _Optimized:
+class OptimizedCall:
     """The compiled call of one module: its session, and what the call in progress was given."""
 
     def __init__(
@@ -31,8 +31,10 @@ class _Optimized:
     ) -> None:
         self.model = weakref.ref(model)
         self.optimizer = optimizer
-        self.inputs: object = None
-        self.session = Session(session_options(options), self.resident)
+        self.inputs: object = None  # of the call in progress: they are resident
+        self.session = Session(
+            session_options(options), lambda device: self.resident(device, self.inputs)
+        )
         self.compiled: Callable[..., Any] = torch.compile(
             model._call_impl, backend=self.session.compile
         )
@@ -50,14 +52,14 @@ class _Optimized:
             self.inputs = None
             self._measure_where_free()
 
-    def resident(self, device: torch.device) -> Resident:
-        """Bytes that the step holds whatever the plan."""
+    def resident(self, device: torch.device, inputs: object) -> Resident:
+        """Bytes that a step on these inputs holds whatever the plan."""
         model = self.model()
         assert model is not None, "planning happens inside a call"
         footprint = OptimizerFootprint(0, 0)
         if self.optimizer is not None:
             footprint = optimizer_footprint(self.optimizer)
-        nbytes = resident_nbytes(model, self.inputs, self.optimizer, device)
+        nbytes = resident_nbytes(model, inputs, self.optimizer, device)
         return Resident(nbytes + footprint.state_nbytes, footprint.transient_nbytes)
 
     def _measure_where_free(self) -> None:
@@ -72,7 +74,7 @@ class _Optimized:
             self.session.note_measured(torch.cuda.max_memory_allocated(device))
 
 
-_optimized: weakref.WeakKeyDictionary[nn.Module, _Optimized] = weakref.WeakKeyDictionary()
+_optimized: weakref.WeakKeyDictionary[nn.Module, OptimizedCall] = weakref.WeakKeyDictionary()
 
 
 def optimize(
@@ -119,7 +121,7 @@ def optimize(
         "strict": strict,
         "verbose": verbose,
     }
-    call = _Optimized(model, options, optimizer)
+    call = OptimizedCall(model, options, optimizer)
     obstacle = _obstacle(model)
     if obstacle is not None:
         if strict:
@@ -164,16 +166,14 @@ def report(model: nn.Module) -> Report:
     Raises:
         ValueError: if the model was not optimised, or has not run a training step yet.
     """
-    call = _optimized.get(model)
-    if call is None:
-        raise ValueError("The model was not optimised: call autoremat.optimize(model, budget).")
+    call = optimized_call(model)
     if not call.session.is_planned and not call.session.fallbacks:
         raise ValueError("Nothing is planned yet: that happens at the first training call.")
     return call.session.report()
 
 
-def session_of(model: nn.Module) -> Session:
-    """The session behind an optimised model.
+def optimized_call(model: nn.Module) -> OptimizedCall:
+    """What runs when an optimised model is called.
 
     Raises:
         ValueError: if the model was not optimised.
@@ -181,4 +181,4 @@ def session_of(model: nn.Module) -> Session:
     call = _optimized.get(model)
     if call is None:
         raise ValueError("The model was not optimised: call autoremat.optimize(model, budget).")
-    return call.session
+    return call

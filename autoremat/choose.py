@@ -20,7 +20,7 @@ from autoremat import _torch
 from autoremat.capture import JointGraph, copy_module
 from autoremat.constraints import Constraints
 from autoremat.inductor import generated_memory
-from autoremat.lower import Lowered
+from autoremat.lower import Lowered, held_tangents
 from autoremat.partition import partition
 from autoremat.rewrite import rewrite
 
@@ -162,12 +162,10 @@ def generated_peak(subject: Subject, forward: fx.GraphModule, backward: fx.Graph
     joint, problem = subject.joint, subject.lowered.problem
     storages = subject.lowered.storages
     outputs = {name for node in joint.fwd_outputs for name in storages.of_node[node]}
-    kept_nodes = joint.primals
-    if not _torch.TANGENTS_ARE_FREED:
-        kept_nodes += joint.tangents
-        outputs.update(name for node in joint.tangents for name in storages.of_node[node])
+    held_nodes = held_tangents(joint, storages)
+    outputs.update(name for node in held_nodes for name in storages.of_node[node])
     held = sum(storages.nbytes[n] for n in outputs - storages.resident)
-    kept = {node.name for node in kept_nodes}
+    kept = {node.name for node in (*joint.primals, *held_nodes)}
     kept.update(storages.root[name].name for name in outputs if name in storages.root)
     owned = frozenset(
         node.name for node in backward.graph.find_nodes(op="placeholder") if node.name not in kept

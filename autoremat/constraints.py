@@ -118,6 +118,11 @@ def is_random(node: fx.Node) -> bool:
     return True
 
 
+def is_compiled_random(node: fx.Node) -> bool:
+    """Whether Inductor's own generator draws here, which gives other numbers than eager's."""
+    return node.target in (prims.inductor_seeds.default, prims.inductor_seed.default)
+
+
 def is_batch_norm_update(node: fx.Node) -> bool:
     """A batch norm that also returns new running statistics, which do not touch its output."""
     target = aten._native_batch_norm_legit_functional.default
@@ -130,7 +135,7 @@ def _reason_to_run_once(node: fx.Node, joint: JointGraph) -> str | None:
         return None if _is_symbol_arithmetic(node) else "is a higher-order operator"
     if target.namespace not in _REPEATABLE_NAMESPACES:
         return "is a custom operator that is not known to be repeatable"
-    if target is prims.inductor_seeds.default or target is prims.inductor_seed.default:
+    if is_compiled_random(node):
         return "makes the seeds that dropout masks are replayed from"
     tags = target.tags
     if torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags:

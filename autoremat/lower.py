@@ -19,7 +19,7 @@ from autoremat import _torch
 from autoremat.capture import JointGraph
 from autoremat.constraints import Constraints
 from autoremat.cost import OpCost
-from autoremat.storage import Storages
+from autoremat.storage import CUDA_BLOCK_NBYTES, Storages
 
 LOSS_BOUNDARY = "backward_begins"
 OPTIMIZER_STEP = "optimizer_step"
@@ -89,10 +89,9 @@ def lower(
         *([optimizer] if optimizer_nbytes else []),
     )
     made = {name for op in ops for name in op.outputs}
-    kept_tangents = () if _torch.TANGENTS_ARE_FREED else joint.tangents
     outputs = dict.fromkeys(
         name
-        for node in (*joint.fwd_outputs, *kept_tangents, *joint.bwd_outputs)
+        for node in (*joint.fwd_outputs, *held_tangents(joint, storages), *joint.bwd_outputs)
         for name in reads.storages_behind(node)
         if name in made
     )
@@ -111,6 +110,20 @@ def lower(
     )
     problem = Problem(values, ops, tuple(outputs), resident_nbytes)
     return Lowered(problem, {n.name: n for n in (*forward, *backward)}, storages, derived)
+
+
+def held_tangents(joint: JointGraph, storages: Storages) -> list[fx.Node]:
+    """Incoming gradients that somebody holds until the backward ends.
+
+    The gradient of a loss is held by the `backward()` call that made it; the others are freed
+    after their last use where torch hands them over.
+    """
+    return [
+        node
+        for node in joint.tangents
+        if not _torch.TANGENTS_ARE_FREED
+        or sum(storages.nbytes[name] for name in storages.of_node[node]) <= CUDA_BLOCK_NBYTES
+    ]
 
 
 def _allocates_nothing(node: fx.Node, storages: Storages) -> bool:

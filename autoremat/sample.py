@@ -21,7 +21,7 @@ _ADMITTED = frozenset({"aten", "prims"})
 effects and input ranges are unknown."""
 
 _PROBABILITIES = ("bernoulli", "multinomial", "binary_cross_entropy")
-_BLOCK = 1 << 16
+_BLOCK = 1 << 14
 _SEED = 20_260_101
 
 
@@ -143,6 +143,10 @@ def _block(spec: TensorSpec, bound: int, unit: bool) -> torch.Tensor:
 
 
 def _tile(storage: torch.Tensor, block: torch.Tensor) -> None:
-    for start in range(0, storage.numel(), max(1, block.numel())):
-        part = storage[start : start + block.numel()]
-        part.copy_(block[: part.numel()])
+    """Fill by doubling: few kernels, however large the storage is."""
+    done = block.numel()
+    storage[:done] = block
+    while done < storage.numel():
+        more = min(done, storage.numel() - done)
+        storage[done : done + more] = storage[:more]
+        done += more

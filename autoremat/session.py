@@ -22,7 +22,7 @@ from torch import fx
 from autoremat import _torch
 from autoremat.capture import copy_module, prepare
 from autoremat.choose import Choice, Subject, choose_by_reading, choose_by_simulation
-from autoremat.constraints import find_constraints
+from autoremat.constraints import find_constraints, is_compiled_random
 from autoremat.errors import FallbackError, FallbackWarning, InfeasibleBudget, OverBudgetWarning
 from autoremat.executor import compile_eager
 from autoremat.explain import explain, largest_live, source_of
@@ -104,6 +104,7 @@ class Session:
         self._entries: dict[str, _Entry] = {}
         self._device = torch.device("cpu")
         self._resident_nbytes = 0
+        self._draws_in_compiled_code = False
 
     def compile(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile one Dynamo graph: the body of a `torch.compile` backend.
@@ -188,6 +189,11 @@ class Session:
         """Whether any graph was planned."""
         return bool(self._entries)
 
+    @property
+    def compiled_draws_differently(self) -> bool:
+        """Whether compiled code draws other random numbers than eager code would."""
+        return self._draws_in_compiled_code
+
     def note_measured(self, peak_nbytes: int) -> None:
         """Keep the peak of a whole step, and warn if it exceeds the budget."""
         self.measured_peak_nbytes = peak_nbytes
@@ -211,6 +217,8 @@ class Session:
                 raise Unplannable("AR104", "Nothing in it needs a gradient.")
             storages = find_storages(joint.nodes, device)
             eager = self.options.compiler == "eager"
+            if not eager and any(is_compiled_random(node) for node in joint.nodes):
+                self._draws_in_compiled_code = True
             constraints = find_constraints(joint, storages, replay_rng=eager)
             inlined = frozenset() if eager else inlined_nodes(joint, storages, constraints)
             progress.stage("cost")

@@ -1,0 +1,229 @@
+"""Eager and ours, side by side: the same loss, gradients and buffers, and the real peak.
+
+Enters: an optimised model and one batch. Leaves: a `Verification`. Both steps start from the same
+parameters, buffers and random state; afterwards the model is as it was, gradients included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from autoremat.api import optimized_call
+from autoremat.measure import measure_peak
+
+FLOAT32_TOLERANCE = 1e-4
+FLOAT64_TOLERANCE = 1e-9
+HALF_TOLERANCE = 2e-2
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What one step of ours gives against the same step in eager mode.
+
+    Attributes:
+        loss_error: absolute difference of the losses.
+        gradient_error: largest absolute error of any gradient over the largest gradient.
+        worst_gradient: name of the parameter with the largest error.
+        buffer_error: largest absolute error of any buffer over the largest buffer.
+        reference: what ours was compared with: "eager", or "torch.compile" where compiled code
+            draws other random numbers than eager code.
+        measured_peak_nbytes: highest bytes of the step, resident ones included.
+        predicted_peak_nbytes: what the plan says of it.
+        budget_nbytes: what was allowed.
+        tolerance: errors up to this are rounding.
+    """
+
+    loss_error: float
+    gradient_error: float
+    worst_gradient: str
+    buffer_error: float
+    reference: str
+    measured_peak_nbytes: int
+    predicted_peak_nbytes: int
+    budget_nbytes: int
+    tolerance: float
+
+    @property
+    def gradients_agree(self) -> bool:
+        """Whether gradients and buffers differ by rounding at most."""
+        return max(self.gradient_error, self.buffer_error) <= self.tolerance
+
+    @property
+    def within_budget(self) -> bool:
+        """Whether the measured peak is within the budget."""
+        return self.measured_peak_nbytes <= self.budget_nbytes
+
+    @property
+    def ok(self) -> bool:
+        """Whether both promises hold."""
+        return self.gradients_agree and self.within_budget
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    loss: float
+    gradients: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+
+
+def verify(
+    model: nn.Module,
+    *inputs: Any,
+    loss_fn: Callable[[Any], torch.Tensor] | None = None,
+    seed: int = 0,
+    **keywords: Any,
+) -> Verification:
+    """Run one training step in eager mode and one of ours, and compare them.
+
+    Args:
+        model: a module that `autoremat.optimize` was called on, in train mode.
+        inputs: positional inputs of one batch.
+        loss_fn: from the model's output to the loss. Without it the output's `loss`, or the
+            output itself if it is one number, or the sum of its floating-point tensors.
+        seed: of the random numbers that both steps draw.
+        keywords: keyword inputs of the batch.
+
+    Raises:
+        ValueError: if the model was not optimised or is in eval mode.
+    """
+    optimized = optimized_call(model)
+    session = optimized.session
+    if not model.training:
+        raise ValueError("The model is in eval mode, where nothing is planned: call model.train().")
+    ours: Callable[..., Any] = model
+    loss_of = loss_fn or _default_loss
+
+    def run(call: Callable[..., Any]) -> _Outcome:
+        torch.manual_seed(seed)
+        output = call(*inputs, **keywords)
+        loss = loss_of(output)
+        loss.backward()
+        return _Outcome(
+            float(loss.detach()),
+            {n: p.grad for n, p in model.named_parameters() if p.grad is not None},
+            dict(model.named_buffers()),
+        )
+
+    with _left_as_found(model) as restore:
+        run(ours)  # plans and compiles
+        restore()
+        reference = "eager"
+        call: Callable[..., Any] = model._call_impl
+        if session.compiled_draws_differently:
+            reference, call = "torch.compile", torch.compile(model._call_impl)
+        theirs = _detached(run(call))
+        restore()
+        gc.collect()
+        device = session.device
+        resident = optimized.resident(device, (inputs, keywords))
+        outcome: list[_Outcome] = []
+        peak = measure_peak(lambda: outcome.append(run(ours)), device=device)
+        result = _compare(theirs, _detached(outcome[0]))
+    session.note_measured(resident.nbytes + max(peak, resident.optimizer_nbytes))
+    report = session.report()
+    return Verification(
+        **result,
+        reference=reference,
+        measured_peak_nbytes=report.measured_peak_nbytes or 0,
+        predicted_peak_nbytes=report.predicted_peak_nbytes,
+        budget_nbytes=report.budget_nbytes,
+        tolerance=_tolerance(model),
+    )
+
+
+def _compare(theirs: _Outcome, ours: _Outcome) -> dict[str, Any]:
+    gradient_error, worst = _largest_error(theirs.gradients, ours.gradients)
+    buffer_error, _ = _largest_error(theirs.buffers, ours.buffers)
+    return {
+        "loss_error": abs(theirs.loss - ours.loss),
+        "gradient_error": gradient_error,
+        "worst_gradient": worst,
+        "buffer_error": buffer_error,
+    }
+
+
+def _largest_error(
+    theirs: dict[str, torch.Tensor], ours: dict[str, torch.Tensor]
+) -> tuple[float, str]:
+    """Largest absolute error over the largest reference value, and whose it is."""
+    for name in theirs.keys() ^ ours.keys():
+        return float("inf"), name
+    scale = max((_largest(tensor) for tensor in theirs.values()), default=0.0)
+    worst, worst_name = 0.0, ""
+    for name, tensor in theirs.items():
+        error = _largest(tensor.double() - ours[name].double())
+        if not error <= worst:  # a NaN is an error too
+            worst, worst_name = error, name
+    if scale == 0.0:
+        return (0.0 if worst == 0.0 else float("inf")), worst_name
+    return worst / scale, worst_name
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    return float(tensor.double().abs().max()) if tensor.numel() else 0.0
+
+
+def _detached(outcome: _Outcome) -> _Outcome:
+    return _Outcome(
+        outcome.loss,
+        {name: tensor.detach().clone() for name, tensor in outcome.gradients.items()},
+        {name: tensor.detach().clone() for name, tensor in outcome.buffers.items()},
+    )
+
+
+def _default_loss(output: Any) -> torch.Tensor:
+    loss = getattr(output, "loss", None)
+    if isinstance(loss, torch.Tensor):
+        return loss
+    if isinstance(output, torch.Tensor) and output.numel() == 1:
+        return output
+    floating = [
+        leaf
+        for leaf in pytree.tree_leaves(output)
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    ]
+    if not floating:
+        raise ValueError("The output has no tensor to differentiate: pass loss_fn.")
+    return torch.stack([leaf.sum().float() for leaf in floating]).sum()
+
+
+def _tolerance(model: nn.Module) -> float:
+    dtypes = {parameter.dtype for parameter in model.parameters()}
+    if dtypes <= {torch.float64, torch.complex128}:
+        return FLOAT64_TOLERANCE
+    if dtypes & {torch.float16, torch.bfloat16}:
+        return HALF_TOLERANCE
+    return FLOAT32_TOLERANCE
+
+
+@contextlib.contextmanager
+def _left_as_found(model: nn.Module) -> Iterator[Callable[[], None]]:
+    """Yields a function that takes the model back to how it was; calls it at the end as well."""
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    cpu_state = torch.get_rng_state()
+    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+
+    def restore(keep_gradients: bool = False) -> None:
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                buffer.copy_(buffers[name])
+        for name, parameter in model.named_parameters():
+            parameter.grad = gradients[name] if keep_gradients else None
+
+    restore()
+    try:
+        yield restore
+    finally:
+        restore(keep_gradients=True)
+        torch.set_rng_state(cpu_state)
+        if cuda_states:
+            torch.cuda.set_rng_state_all(cuda_states)
