@@ -25,6 +25,7 @@ __all__ = [
     "OpOverload",
     "TorchDispatchMode",
     "foreach_by_default",
+    "has_results",
     "is_mutable",
     "memory_events",
     "profiler_is_active",
@@ -62,6 +63,11 @@ def storage_identity(storage: torch.UntypedStorage) -> int:
 def is_mutable(operator: OpOverload) -> bool:
     """Whether the operator's schema says that it writes to an argument."""
     return operator._schema.is_mutable
+
+
+def has_results(operator: OpOverload) -> bool:
+    """Whether the operator's schema says that it returns anything."""
+    return bool(operator._schema.returns)
 
 
 def foreach_by_default(params: list[torch.Tensor], differentiable: bool) -> bool:

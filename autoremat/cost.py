@@ -18,7 +18,14 @@ from torch import fx
 from torch.utils.flop_counter import flop_registry
 
 from ._torch import run_and_save_rng_state, run_with_rng_state, size_hint, storage_key
-from ._torch_profile import HigherOrderOperator, OpOverload, is_mutable, tree_leaves, tree_map
+from ._torch_profile import (
+    HigherOrderOperator,
+    OpOverload,
+    has_results,
+    is_mutable,
+    tree_leaves,
+    tree_map,
+)
 from .cost_cache import DeviceCeilings
 
 
@@ -144,6 +151,9 @@ def is_free(node: fx.Node) -> bool:
         return False
     if node.target.is_view:
         return True
+    if "val" not in node.meta:
+        # Nothing is known of the results; only an assertion has none by its schema.
+        return not has_results(node.target)
     return not list(_fresh_storages(node, results))
 
 

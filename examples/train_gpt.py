@@ -191,16 +191,16 @@ def main() -> None:
     optimizer = new_optimizer(model)
     warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.05, total_iters=50)
     autoremat.optimize(model, budget=budget, optimizer=optimizer, compiler=args.compiler)
-    losses, started = [], time.perf_counter()
+    losses, ends = [], []
     for step in range(args.steps + 1):
         batch = tuple(x.to(args.device) for x in sample(data, args.batch, generator))
         losses.append(train_step(model, batch, optimizer).item())
         warm_up.step()
-        if step == 0:  # the step that plans and compiles
-            started = time.perf_counter()
-        elif step % 20 == 0 or step == args.steps:
-            loss = sum(losses[-20:]) / len(losses[-20:])
-            speed = step * batch[0].numel() / (time.perf_counter() - started)
+        ends.append(time.perf_counter())
+        if step > 0 and (step % 20 == 0 or step == args.steps):  # step 0 plans and compiles
+            window = min(20, step)
+            loss = sum(losses[-window:]) / window
+            speed = window * batch[0].numel() / (ends[-1] - ends[-1 - window])
             print(f"step {step:4d}  loss {loss:.3f}  {speed:,.0f} tokens/s", flush=True)
 
     peak = peak_of_step(model, inputs, optimizer)

@@ -102,6 +102,12 @@ def test_views_and_element_access_are_free(trace, cache):
     assert all(costs[node] == cost.FREE for node in nodes)
 
 
+def test_an_operator_of_unknown_results_still_costs(trace, cache):
+    """A node without `meta["val"]` is a real operator and never free."""
+    node = trace.graph.call_function(aten.sin.default, (trace.tensor(64),))
+    assert price(node, cache).time_us > 0
+
+
 def test_a_broadcast_input_counts_its_distinct_elements(trace):
     """An expanded tensor is read from the few elements that exist."""
     wide = trace.call(aten.expand.default, trace.tensor(1, 100), [50, 100])
