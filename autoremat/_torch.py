@@ -25,6 +25,7 @@ from torch._inductor import ir
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.graph import GraphLowering
+from torch._inductor.select_algorithm import extern_kernels
 from torch._inductor.utils import BoxedBool
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch._subclasses.fake_tensor import FakeTensor
@@ -264,3 +265,41 @@ def passing_through(error: Exception) -> Exception:
     )
     result: Exception = through()
     return result
+
+
+def wrapper_namespace() -> dict[str, Any]:
+    """Names that library calls in an Inductor wrapper use."""
+    return {
+        "torch": torch,
+        "aten": torch.ops.aten,
+        "extern_kernels": extern_kernels,
+        "reinterpret_tensor": torch._C._dynamo.guards._reinterpret_tensor,
+        "device": torch.device,
+    }
+
+
+def inductor_layout(
+    graph: Any, name: str
+) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device] | None:
+    """Size, stride, dtype and device of a buffer or input of an Inductor graph, if it is one."""
+    buffer = graph.try_get_buffer(name)
+    if buffer is None:
+        return None
+    layout = buffer.maybe_get_layout() if hasattr(buffer, "maybe_get_layout") else None
+    if not isinstance(layout, ir.Layout):
+        return None
+    size = tuple(size_hint_of_expr(graph, extent) for extent in layout.size)
+    stride = tuple(size_hint_of_expr(graph, extent) for extent in layout.stride)
+    return size, stride, layout.dtype, layout.device
+
+
+def inductor_output_strides(graph: Any) -> list[tuple[int, ...] | None]:
+    """Strides that an Inductor graph gives its outputs; None where an output has no layout."""
+    strides: list[tuple[int, ...] | None] = []
+    for output in graph.graph_outputs:
+        layout = output.maybe_get_layout() if hasattr(output, "maybe_get_layout") else None
+        if isinstance(layout, ir.Layout):
+            strides.append(tuple(size_hint_of_expr(graph, extent) for extent in layout.stride))
+        else:
+            strides.append(None)
+    return strides

@@ -15,11 +15,12 @@ import torch
 from autoremat_solver import Plan, Solution, Solver
 from autoremat_solver.plan import Status
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from autoremat import _torch
 from autoremat.capture import JointGraph, copy_module
 from autoremat.constraints import Constraints
-from autoremat.inductor import generated_memory
+from autoremat.inductor import generate
 from autoremat.lower import Lowered, held_tangents
 from autoremat.partition import partition
 from autoremat.rewrite import rewrite
@@ -159,31 +160,42 @@ class _Reader:
 
 def generated_peak(subject: Subject, forward: fx.GraphModule, backward: fx.GraphModule) -> int:
     """Peak of the code that Inductor generates for two modules, resident bytes included."""
-    joint, problem = subject.joint, subject.lowered.problem
-    storages = subject.lowered.storages
-    outputs = {name for node in joint.fwd_outputs for name in storages.of_node[node]}
-    held_nodes = held_tangents(joint, storages)
-    outputs.update(name for node in held_nodes for name in storages.of_node[node])
-    held = sum(storages.nbytes[n] for n in outputs - storages.resident)
-    kept = {node.name for node in (*joint.primals, *held_nodes)}
-    kept.update(storages.root[name].name for name in outputs if name in storages.root)
-    owned = frozenset(
-        node.name for node in backward.graph.find_nodes(op="placeholder") if node.name not in kept
-    )
-    in_forward = generated_memory(
+    joint, problem, storages = subject.joint, subject.lowered.problem, subject.lowered.storages
+    first = generate(
         forward,
         is_backward=False,
-        owned=frozenset(),
+        owned={},
         num_visible_outputs=joint.num_fwd_outputs,
         device=subject.device,
     )
-    in_backward = generated_memory(
-        backward, is_backward=True, owned=owned, num_visible_outputs=0, device=subject.device
+    results = pytree.arg_tree_leaves(*forward.graph.output_node().args)
+    returned = first.memory.returned
+    held = dict(found for found in returned[: joint.num_fwd_outputs] if found is not None)
+    owned = {
+        node.name: found
+        for node, found in zip(results, returned, strict=True)
+        if isinstance(node, fx.Node) and found is not None and found[0] not in held
+    }
+    for node in joint.tangents:
+        for name in storages.of_node[node]:
+            key = -2 - len(owned) - len(held)  # a storage of its own
+            if node in held_tangents(joint, storages):
+                held[key] = storages.nbytes[name]
+            else:
+                owned[node.name] = (key, storages.nbytes[name])
+    second = generate(
+        backward,
+        is_backward=True,
+        owned=owned,
+        num_visible_outputs=0,
+        device=subject.device,
+        strides=first.strides,
     )
+    held_nbytes = sum(held.values())
     optimizer = max((op.workspace_nbytes for op in problem.ops[-1:] if not op.outputs), default=0)
-    after = held + in_backward.returned_nbytes + optimizer
+    after = held_nbytes + second.memory.returned_nbytes + optimizer
     return problem.resident_nbytes + max(
-        in_forward.peak_nbytes, held + in_backward.peak_nbytes, after
+        first.memory.peak_nbytes, held_nbytes + second.memory.peak_nbytes, after
     )
 
 

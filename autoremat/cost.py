@@ -36,6 +36,8 @@ class OpCost:
     Attributes:
         time_us: wall time (CPU) or device time (CUDA) of one execution.
         workspace_nbytes: bytes live inside the operator beyond its inputs and outputs, at most.
+        excess_nbytes: bytes that the outputs' storages hold beyond what their shapes need: some
+            operators return a view of their scratch memory.
         flops: floating-point operations.
         bytes_moved: bytes of the distinct elements read and written.
         measured: whether time and workspace were measured rather than estimated.
@@ -43,12 +45,15 @@ class OpCost:
 
     time_us: float
     workspace_nbytes: int
+    excess_nbytes: int
     flops: int
     bytes_moved: int
     measured: bool
 
 
-FREE = OpCost(time_us=0.0, workspace_nbytes=0, flops=0, bytes_moved=0, measured=False)
+FREE = OpCost(
+    time_us=0.0, workspace_nbytes=0, excess_nbytes=0, flops=0, bytes_moved=0, measured=False
+)
 """What views, element access and arithmetic on sizes cost."""
 
 
@@ -217,6 +222,7 @@ def estimate(node: fx.Node, call: Call | None, ceilings: DeviceCeilings) -> OpCo
     return OpCost(
         time_us=ceilings.launch_us + max(memory_us, compute_us),
         workspace_nbytes=0,
+        excess_nbytes=0,
         flops=flops,
         bytes_moved=moved,
         measured=False,

@@ -12,16 +12,17 @@ import sqlite3
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import TracebackType
 
 import platformdirs
 
-_FORMAT = 1
+_FORMAT = 2
 _TABLES = """
 CREATE TABLE IF NOT EXISTS call (
-    key TEXT PRIMARY KEY, time_us REAL NOT NULL, peak_nbytes INTEGER NOT NULL
+    key TEXT PRIMARY KEY, time_us REAL NOT NULL, peak_nbytes INTEGER NOT NULL,
+    kept_nbytes INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS ceilings (
     key TEXT PRIMARY KEY, copy_gbps REAL NOT NULL, matmul_gflops REAL NOT NULL,
@@ -37,10 +38,12 @@ class Measured:
     Attributes:
         time_us: median time of one warm run.
         peak_nbytes: bytes allocated above the inputs at the highest point, outputs included.
+        kept_nbytes: bytes that the outputs hold at the end.
     """
 
     time_us: float
     peak_nbytes: int
+    kept_nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,7 @@ class CostCache:
 
     def read(self, keys: Iterable[str]) -> dict[str, Measured]:
         """The figures stored for those of the keys that have any."""
-        query = "SELECT time_us, peak_nbytes FROM call WHERE key = ?"
+        query = "SELECT time_us, peak_nbytes, kept_nbytes FROM call WHERE key = ?"
         found: dict[str, Measured] = {}
         for key in keys:
             row = self._row(query, key)
@@ -113,9 +116,9 @@ class CostCache:
 
     def write(self, figures: Mapping[str, Measured]) -> None:
         """Store figures; those that another process stored meanwhile stay."""
-        rows = [(key, found.time_us, found.peak_nbytes) for key, found in figures.items()]
+        rows = [(key, *astuple(found)) for key, found in figures.items()]
         with suppress(sqlite3.Error), self._connection:
-            self._connection.executemany("INSERT OR IGNORE INTO call VALUES (?, ?, ?)", rows)
+            self._connection.executemany("INSERT OR IGNORE INTO call VALUES (?, ?, ?, ?)", rows)
 
     def read_ceilings(self, key: str) -> DeviceCeilings | None:
         """The ceilings stored for a device, if any."""

@@ -8,7 +8,8 @@ The hook object that Inductor copies, pickles and hashes holds a key only: plans
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,12 +18,17 @@ from torch.utils import _pytree as pytree
 
 from autoremat import _torch
 from autoremat.capture import copy_module
-from autoremat.storage import find_storages, round_to_allocator
-from autoremat.wrapper_memory import Buffers, WrapperMemory, read_wrapper, sizes_by_name
+from autoremat.library_calls import Layout, library_workspaces
+from autoremat.storage import round_to_allocator
+from autoremat.wrapper_memory import (
+    Buffers,
+    WrapperMemory,
+    call_function,
+    read_wrapper,
+    sizes_by_name,
+)
 
 Partition = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
-
-WORKSPACE_KEY = "autoremat_workspace_nbytes"
 
 _partitions: dict[str, Partition] = {}
 
@@ -63,23 +69,39 @@ class _Generated(Exception):
     """Stops a compile once its wrapper's source is there."""
 
 
-def generated_memory(
+@dataclass(frozen=True)
+class Generated:
+    """What Inductor makes of a module, short of kernels.
+
+    Attributes:
+        memory: what its wrapper allocates; its results are the module's, in their order.
+        strides: strides of the module's outputs, by the name of the node; Inductor may lay them
+            out in another way than the graph says, and the backward is compiled for that.
+    """
+
+    memory: WrapperMemory
+    strides: Mapping[str, tuple[int, ...]]
+
+
+def generate(
     module: fx.GraphModule,
     *,
     is_backward: bool,
-    owned: frozenset[str],
+    owned: Mapping[str, tuple[int, int]],
     num_visible_outputs: int,
     device: torch.device,
-) -> WrapperMemory:
-    """What the wrapper that Inductor generates for a module allocates.
+    strides: Mapping[str, tuple[int, ...]] | None = None,
+) -> Generated:
+    """The wrapper that Inductor generates for a module, read.
 
     Args:
         module: a forward or backward module as the partitioner returns it; not changed.
         is_backward: which of the two it is.
-        owned: names of inputs that the call frees after their last use: saved values that
-            nobody else holds. The others count as nothing: they are live anyway.
+        owned: inputs that the call frees after their last use (saved values that nobody else
+            holds): storage number and bytes. The others count as nothing: they are live anyway.
         num_visible_outputs: leading outputs whose strides the user sees.
         device: the device whose bytes are counted.
+        strides: how inputs really lie, where that is known.
 
     Raises:
         WrapperError: if the generated source cannot be followed.
@@ -91,6 +113,8 @@ def generated_memory(
     output.meta["user_visible_output_idxs"] = [
         i for i in range(min(num_visible_outputs, len(results))) if isinstance(results[i], fx.Node)
     ]
+    for node in placeholders:
+        node.meta["val"] = _restrided(node.meta["val"], (strides or {}).get(node.name))
     with _stop_at_source() as seen, contextlib.suppress(_Generated):
         _torch.compile_without_cache(
             module,
@@ -99,7 +123,21 @@ def generated_memory(
             static_input_idxs=_not_tangents(placeholders) if is_backward else (),
         )
     source, graph = seen[0]
-    return read_wrapper(source, _buffers(graph, placeholders, owned, device))
+    named = zip(results, _torch.inductor_output_strides(graph), strict=False)
+    return Generated(
+        read_wrapper(source, _buffers(source, graph, placeholders, owned, device)),
+        {node.name: s for node, s in named if isinstance(node, fx.Node) and s is not None},
+    )
+
+
+def _restrided(value: Any, stride: tuple[int, ...] | None) -> Any:
+    """The fake input as it really lies: a copy of the way AOTAutograd restrides saved values."""
+    if stride is None or not isinstance(value, torch.Tensor) or len(stride) != value.dim():
+        return value
+    if tuple(_torch.size_hint(extent) for extent in value.stride()) == stride:
+        return value
+    with _torch.detect_fake_mode(value):
+        return value.as_strided(value.size(), stride)
 
 
 @contextlib.contextmanager
@@ -125,31 +163,36 @@ def _not_tangents(placeholders: Sequence[fx.Node]) -> list[int]:
 
 
 def _buffers(
-    graph: Any, placeholders: Sequence[fx.Node], owned: frozenset[str], device: torch.device
+    source: str,
+    graph: Any,
+    placeholders: Sequence[fx.Node],
+    owned: Mapping[str, tuple[int, int]],
+    device: torch.device,
 ) -> Buffers:
-    storages = find_storages(placeholders, device)
-    counted: set[str] = set()
+    counted: set[int] = set()
     input_nbytes: list[int] = []
     input_values: list[int | None] = []
     for node in placeholders:
         value = node.meta["val"]
-        symbol = None if isinstance(value, torch.Tensor) else _torch.size_hint(value)
-        input_values.append(symbol)
-        names = [n for n in storages.of_node[node] if n not in counted]
-        if node.name not in owned:
-            names = []
-        counted.update(names)
-        input_nbytes.append(sum(storages.nbytes[n] for n in names))
-    workspace = {
-        buffer.get_name(): buffer.origin_node.meta.get(WORKSPACE_KEY, 0)
-        for buffer in graph.buffers
-        if getattr(buffer, "origin_node", None) is not None
-    }
+        is_tensor = isinstance(value, torch.Tensor)
+        input_values.append(None if is_tensor else _torch.size_hint(value))
+        storage, nbytes = owned.get(node.name, (-1, 0))
+        input_nbytes.append(0 if storage in counted else nbytes)
+        counted.add(storage)
+    measured = library_workspaces(
+        call_function(source), lambda name: _layout(graph, name), device
+    )
+    library = {text: (found.peak_nbytes, found.kept_nbytes) for text, found in measured.items()}
     return Buffers(
         input_nbytes=input_nbytes,
         input_values=input_values,
         result_nbytes=sizes_by_name(_torch.inductor_result_nbytes(graph, device)),
-        workspace_nbytes=lambda name: workspace.get(name, 0),
+        library_nbytes=library.get,
         round_nbytes=lambda nbytes: round_to_allocator(nbytes, device),
         device_type=device.type,
     )
+
+
+def _layout(graph: Any, name: str) -> Layout | None:
+    found = _torch.inductor_layout(graph, name)
+    return Layout(*found) if found is not None else None

@@ -98,6 +98,9 @@ def lower(
     rng_states = [_rng_state_of(op.name) for op in ops if _rng_state_of(op.name) in op.outputs]
     outputs.update(dict.fromkeys(rng_states))
     sizes = storages.nbytes | dict.fromkeys(rng_states, _torch.rng_state_nbytes())
+    for node in (*forward, *backward):
+        for name in storages.made_by[node][:1]:
+            sizes[name] += costs[node].excess_nbytes
     values = tuple(
         Value(
             name,

@@ -19,7 +19,8 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ from .sample import Inputs, draw_inputs, runs_alone
 __all__ = ["OpCost", "profile_nodes"]
 
 Progress = Callable[[int, int], None]
+Run = Callable[[], object]
+Draw = Callable[[], Run]
 
 _ROUNDS = 2
 _TIMED_RUNS = 6
@@ -75,12 +78,8 @@ def profile_nodes(
     priced = [node for node in nodes if not is_free(node)]
     calls = {node: call_of(node) for node in priced}
     costs = dict.fromkeys(nodes, FREE)
-    with (
-        CostCache.open(cache_path) as cache,
-        real_execution(),
-        torch.no_grad(),
-        torch.random.fork_rng(devices=_cuda_indices(calls.values())),
-    ):
+    devices = {call.device for call in calls.values() if call is not None}
+    with CostCache.open(cache_path) as cache, quiet_execution(devices):
         keys = {node: call_key(call) for node, call in calls.items() if call is not None}
         known = cache.read(set(keys.values()))
         if measure:
@@ -101,7 +100,7 @@ def profile_nodes(
 
 def call_key(call: Call) -> str:
     """Text that is equal for calls that cost the same."""
-    text = f"{call.target}|{call.args!r}|{call.kwargs!r}|{_device_key(call.device)}"
+    text = f"{call.target}|{call.args!r}|{call.kwargs!r}|{settings_key(call.device)}"
     # Equal devices of one machine, one per rank, share their figures.
     return re.sub(r", index=\d+", "", text)
 
@@ -112,8 +111,8 @@ def _settings_key(device: torch.device, threads: int, settings: tuple[Any, ...])
     return f"torch {torch.__version__}|{device.type}|{name}|threads {threads}|{settings}"
 
 
-def _device_key(device: torch.device) -> str:
-    """The device, the torch version and the settings by which kernels are chosen."""
+def settings_key(device: torch.device) -> str:
+    """Text that names the device, the torch version and the settings that choose kernels."""
     settings = (
         torch.get_float32_matmul_precision(),
         torch.are_deterministic_algorithms_enabled(),
@@ -139,10 +138,14 @@ def _is_present(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_available()
 
 
-def _cuda_indices(calls: Any) -> list[int]:
-    """CUDA devices whose generators must be restored."""
-    devices = {call.device for call in calls if call is not None and _is_present(call.device)}
-    return sorted({torch.cuda.current_device() if d.index is None else d.index for d in devices})
+@contextmanager
+def quiet_execution(devices: Collection[torch.device]) -> Iterator[None]:
+    """Suspend fake tensors and gradients, and leave the random generators as they are."""
+    present = {device for device in devices if _is_present(device)}
+    current = torch.cuda.current_device() if present else 0
+    indices = sorted({current if d.index is None else d.index for d in present})
+    with real_execution(), torch.no_grad(), torch.random.fork_rng(devices=indices):
+        yield
 
 
 def _measured_cost(call: Call, found: Measured) -> OpCost:
@@ -150,7 +153,8 @@ def _measured_cost(call: Call, found: Measured) -> OpCost:
     charged = sum(_rounded(nbytes, call.device) for nbytes in call.fresh_nbytes)
     return OpCost(
         time_us=found.time_us,
-        workspace_nbytes=max(0, found.peak_nbytes - charged),
+        workspace_nbytes=max(0, found.peak_nbytes - max(charged, found.kept_nbytes)),
+        excess_nbytes=max(0, found.kept_nbytes - charged),
         flops=flop_count(call),
         bytes_moved=bytes_moved(call),
         measured=True,
@@ -181,12 +185,12 @@ def _measure_calls(calls: dict[str, Call], progress: Progress | None) -> dict[st
                 times[key] = min(timed, times.get(key, timed))
     report(total, total)
     peaks = _peaks({key: calls[key] for key in times})
-    return {key: Measured(times[key], peak) for key, peak in peaks.items()}
+    return {key: Measured(times[key], *peak_and_kept) for key, peak_and_kept in peaks.items()}
 
 
 def _attempt(call: Call, run: Callable[[Call, Inputs], Any]) -> Any | None:
     """Run on made-up inputs; None if they do not fit into memory or the operator refuses."""
-    if not _is_runnable_here(call) or _footprint_nbytes(call) > free_nbytes(call.device) // 3:
+    if not _fits(call):
         return None
     try:
         with warnings.catch_warnings():
@@ -197,8 +201,10 @@ def _attempt(call: Call, run: Callable[[Call, Inputs], Any]) -> Any | None:
         return None
 
 
-def _is_runnable_here(call: Call) -> bool:
-    return call.device.type == "cpu" or _is_present(call.device)
+def _fits(call: Call) -> bool:
+    """Whether the call's device is here and its tensors leave most of the memory free."""
+    here = call.device.type == "cpu" or _is_present(call.device)
+    return here and _footprint_nbytes(call) <= free_nbytes(call.device) // 3
 
 
 def _footprint_nbytes(call: Call) -> int:
@@ -242,28 +248,60 @@ def _execute(call: Call, inputs: Inputs) -> Any:
 # --- peaks -------------------------------------------------------------------------------------
 
 
-def _peaks(calls: dict[str, Call]) -> dict[str, int]:
-    """Bytes allocated above the inputs at the highest point of each call."""
-    on_cuda = {key: call for key, call in calls.items() if call.device.type == "cuda"}
-    on_cpu = {key: call for key, call in calls.items() if key not in on_cuda}
-    measured = {key: _attempt(call, _cuda_peak) for key, call in on_cuda.items()}
-    return {key: peak for key, peak in measured.items() if peak is not None} | _cpu_peaks(on_cpu)
+def _peaks(calls: dict[str, Call]) -> dict[str, tuple[int, int]]:
+    """Bytes allocated above the inputs at the highest point and at the end of each call."""
+    draws = {key: functools.partial(_draw, call) for key, call in calls.items()}
+    found: dict[str, tuple[int, int]] = {}
+    for device in {call.device for call in calls.values()}:
+        found |= peaks_of_runs({k: d for k, d in draws.items() if calls[k].device == device}, device)
+    return found
 
 
-def _cuda_peak(call: Call, inputs: Inputs) -> int:
-    torch.cuda.synchronize(call.device)
-    torch.cuda.reset_peak_memory_stats(call.device)
-    before = torch.cuda.memory_allocated(call.device)
-    result = _execute(call, inputs)
-    torch.cuda.synchronize(call.device)
-    del result
-    return torch.cuda.max_memory_allocated(call.device) - before
+def _draw(call: Call) -> Run:
+    if not _fits(call):
+        raise MemoryError(f"{call.target} is too large to be run beside the model")
+    return functools.partial(_execute, call, draw_inputs(call))
 
 
-def _cpu_peaks(calls: dict[str, Call]) -> dict[str, int]:
-    """One profiler session over one warm run of each call, cut at the markers."""
-    if not calls:
+def peaks_of_runs(draws: Mapping[str, Draw], device: torch.device) -> dict[str, tuple[int, int]]:
+    """Bytes allocated at the highest point and at the end of one run each; failures are left out.
+
+    Args:
+        draws: by key, a function that makes inputs and returns the run on them.
+        device: where the runs allocate.
+    """
+    if not draws:
         return {}
+    if device.type == "cuda":
+        ran = {key: _attempt_run(draw, _cuda_peak) for key, draw in draws.items()}
+        return {key: peak for key, peak in ran.items() if peak is not None}
+    return _cpu_peaks(draws)
+
+
+def _attempt_run(draw: Draw, measure: Callable[[Run], Any]) -> Any | None:
+    """None where the operator refuses made-up inputs or they do not fit."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return measure(draw())
+    except Exception:
+        return None
+
+
+def _cuda_peak(run: Run) -> tuple[int, int]:
+    device = torch.cuda.current_device()
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    result = run()
+    torch.cuda.synchronize(device)
+    kept = torch.cuda.memory_allocated(device) - before
+    del result
+    return torch.cuda.max_memory_allocated(device) - before, kept
+
+
+def _cpu_peaks(draws: Mapping[str, Draw]) -> dict[str, tuple[int, int]]:
+    """One profiler session over one warm run each, cut at the markers."""
     if profiler_is_active():
         warnings.warn(
             "autoremat: operator workspaces cannot be measured while another torch profiler is "
@@ -271,36 +309,36 @@ def _cpu_peaks(calls: dict[str, Call]) -> dict[str, int]:
             stacklevel=2,
         )
         return {}
-    order = list(calls)
 
-    def marked(name: str) -> Callable[[Call, Inputs], bool]:
-        def run(call: Call, inputs: Inputs) -> bool:
+    def marked(name: str) -> Callable[[Run], bool]:
+        def measure(run: Run) -> bool:
+            run()  # libraries fill their caches on the first run
             with record_function(name):
-                result = _execute(call, inputs)
+                result = run()
             del result
             return True
 
-        return run
+        return measure
 
     activities = [ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as session:
-        ran = [_attempt(calls[key], marked(f"{_MARK}{i}")) for i, key in enumerate(order)]
+        ran = [_attempt_run(draw, marked(f"{_MARK}{i}")) for i, draw in enumerate(draws.values())]
     peaks = _split_at_marks(memory_events(session))
-    return {key: peaks.get(i, 0) for i, key in enumerate(order) if ran[i]}
+    return {key: peaks.get(i, (0, 0)) for i, key in enumerate(draws) if ran[i]}
 
 
-def _split_at_marks(events: list[Any]) -> dict[int, int]:
-    """Highest running sum of allocations within each marker's span, by the marker's number."""
-    peaks: dict[int, int] = {}
+def _split_at_marks(events: list[Any]) -> dict[int, tuple[int, int]]:
+    """Highest and last running sum of allocations in each marker's span, by its number."""
+    peaks: dict[int, tuple[int, int]] = {}
     current, end, live = -1, -1, 0
     for event in events:
         name = event.name()
         if name.startswith(_MARK):
             current, end, live = int(name.removeprefix(_MARK)), event.end_ns(), 0
-            peaks[current] = 0
+            peaks[current] = (0, 0)
         elif name == "[memory]" and event.start_ns() <= end:
             live += event.nbytes()
-            peaks[current] = max(peaks[current], live)
+            peaks[current] = (max(peaks[current][0], live), live)
     return peaks
 
 
@@ -349,7 +387,7 @@ class _Ceilings:
         device = call.device if call is not None else _node_device(node)
         dtype = matmul_dtype(call)
         nominal = NOMINAL_CEILINGS["cpu" if device.type == "cpu" else "cuda"]
-        key = f"{dtype}|{_device_key(device)}"
+        key = f"{dtype}|{settings_key(device)}"
         found = self.cache.read_ceilings(key)
         if found is None and self.measure and (device.type == "cpu" or _is_present(device)):
             found = measure_ceilings(device, dtype)

@@ -27,7 +27,7 @@ from autoremat.errors import FallbackError, FallbackWarning, InfeasibleBudget, O
 from autoremat.executor import compile_eager
 from autoremat.explain import explain, largest_live, source_of
 from autoremat.fusion import inlined_nodes
-from autoremat.inductor import WORKSPACE_KEY, compile_with_partition
+from autoremat.inductor import compile_with_partition
 from autoremat.lower import lower
 from autoremat.profile import profile_nodes
 from autoremat.progress import Progress
@@ -224,8 +224,6 @@ class Session:
             progress.stage("cost")
             priced = [n for n in joint.nodes if n.op == "call_function" and n not in inlined]
             costs = profile_nodes(priced, progress=progress.advance)
-            for node, cost in costs.items():
-                node.meta[WORKSPACE_KEY] = cost.workspace_nbytes
             progress.stage("solve")
             resident = self._resident_of(joint.primals, storages, device)
             held_nbytes = self._held_by_earlier_graphs(name)

@@ -3,7 +3,7 @@
 Enters: the wrapper's source and the sizes of its buffers. Leaves: the live bytes after each
 statement. The wrapper is a straight line of allocations, kernel calls, renamings and `del`s;
 they are followed by name, as Python would by reference count. Exact on what the wrapper
-allocates; what a library kernel takes inside comes from `workspace_nbytes`.
+allocates; what a library call takes inside is measured (`library_calls`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Buffers:
         input_nbytes: bytes of each input that the call owns, in order; 0 where others own it.
         input_values: numbers for inputs that are symbols, None for tensors, in order.
         result_nbytes: bytes of each element that the operation with this result name returns.
-        workspace_nbytes: bytes that the operation writing this buffer takes inside.
+        library_nbytes: for a library call's text, the bytes that it allocates at its highest
+            point and those that its results hold; None if it is not known.
         round_nbytes: rounds a request as the device's allocator does.
         device_type: "cpu" or "cuda": only its buffers are counted.
     """
@@ -36,18 +37,30 @@ class Buffers:
     input_nbytes: Sequence[int]
     input_values: Sequence[int | None]
     result_nbytes: Callable[[str], Sequence[int]]
-    workspace_nbytes: Callable[[str], int]
+    library_nbytes: Callable[[str], tuple[int, int] | None]
     round_nbytes: Callable[[int], int]
     device_type: str
 
 
 @dataclass(frozen=True)
 class WrapperMemory:
-    """Live bytes after each statement; inputs that the call owns are live at the start."""
+    """What a wrapper allocates.
+
+    Attributes:
+        live_nbytes: live bytes after each statement; inputs that the call owns are live at first.
+        lines: the statements.
+        returned: for each result the storage that it lies in and that storage's bytes; results
+            with the same number share a storage. None for results that are no tensors.
+    """
 
     live_nbytes: tuple[int, ...]
     lines: tuple[str, ...]
-    returned_nbytes: int
+    returned: tuple[tuple[int, int] | None, ...]
+
+    @property
+    def returned_nbytes(self) -> int:
+        """Bytes of all results, storages counted once."""
+        return sum(dict(result for result in self.returned if result is not None).values())
 
     @property
     def peak_nbytes(self) -> int:
@@ -66,12 +79,17 @@ def read_wrapper(source: str, buffers: Buffers) -> WrapperMemory:
         WrapperError: if there is no such function or a size cannot be evaluated.
     """
     reader = _Reader(buffers)
-    reader.block(_call_function(ast.parse(source)).body)
-    return WrapperMemory(tuple(reader.curve), tuple(reader.lines), reader.returned)
+    reader.block(call_function(source).body)
+    return WrapperMemory(tuple(reader.curve), tuple(reader.lines), tuple(reader.returned))
 
 
-def _call_function(tree: ast.Module) -> ast.FunctionDef:
-    for node in ast.walk(tree):
+def call_function(source: str) -> ast.FunctionDef:
+    """The wrapper's function that allocates and calls.
+
+    Raises:
+        WrapperError: if there is none.
+    """
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef) and node.name == "call":
             return node
     raise WrapperError("The generated source has no function `call`.")
@@ -89,7 +107,7 @@ class _Reader:
         self._live = 0
         self.curve: list[int] = []
         self.lines: list[str] = []
-        self.returned = 0
+        self.returned: list[tuple[int, int] | None] = []
 
     def block(self, statements: Sequence[ast.stmt]) -> None:
         for statement in statements:
@@ -149,9 +167,9 @@ class _Reader:
                 nbytes = self._strided_nbytes(arguments) if on_device else 0
                 self._bind(name, (self._allocate(nbytes),))
             case ast.Call() as call:
-                sizes = self._buffers.result_nbytes(name)
+                sizes = self._result_nbytes(name, call)
                 self._bind(name, tuple(self._allocate(nbytes) for nbytes in sizes))
-                return max(self._workspace_of(call), self._buffers.workspace_nbytes(name))
+                return self._workspace_of(call)
             case _:
                 self._number(name, value)
         return 0
@@ -178,11 +196,17 @@ class _Reader:
         extent = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
         return int(extent) * torch.empty((), dtype=dtype).element_size()
 
+    def _result_nbytes(self, name: str, call: ast.Call) -> list[int]:
+        """Bytes of each result; what its storage holds beyond that is charged to the first."""
+        sizes = list(self._buffers.result_nbytes(name))
+        measured = self._buffers.library_nbytes(ast.unparse(call))
+        if measured is not None and sizes:
+            sizes[0] += max(0, measured[1] - sum(sizes))
+        return sizes
+
     def _workspace_of(self, call: ast.Call) -> int:
-        for keyword in call.keywords:
-            if keyword.arg == "out" and isinstance(keyword.value, ast.Name):
-                return self._buffers.workspace_nbytes(keyword.value.id)
-        return 0
+        measured = self._buffers.library_nbytes(ast.unparse(call))
+        return max(0, measured[0] - measured[1]) if measured is not None else 0
 
     def _allocate(self, nbytes: int) -> int:
         storage = len(self._nbytes)
@@ -205,9 +229,11 @@ class _Reader:
                 self._live -= self._nbytes[storage]
 
     def _returned(self, value: ast.expr | None) -> None:
-        names = {n.id for n in ast.walk(value) if isinstance(n, ast.Name)} if value else set()
-        storages = {s for name in names for s in self._storages.get(name, ())}
-        self.returned = sum(self._nbytes[storage] for storage in storages)
+        for result in value.elts if isinstance(value, (ast.Tuple, ast.List)) else ():
+            names = (n.id for n in ast.walk(result) if isinstance(n, ast.Name))
+            storages = next((self._storages[n] for n in names if n in self._storages), ())
+            found = (storages[0], self._nbytes[storages[0]]) if storages else None
+            self.returned.append(found)
 
 
 def sizes_by_name(sizes: Mapping[str, Sequence[int]]) -> Callable[[str], Sequence[int]]:

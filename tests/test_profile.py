@@ -386,9 +386,9 @@ def test_a_damaged_cache_is_begun_anew(cache):
     """Garbage in the file is replaced, not reported to the user."""
     cache.write_bytes(b"this is no database" * 500)
     with CostCache.open(cache) as opened:
-        opened.write({"key": Measured(1.5, 7)})
+        opened.write({"key": Measured(1.5, 7, 5)})
     with CostCache.open(cache) as opened:
-        assert opened.read(["key", "other"]) == {"key": Measured(1.5, 7)}
+        assert opened.read(["key", "other"]) == {"key": Measured(1.5, 7, 5)}
 
 
 def test_a_place_that_cannot_be_written_is_replaced_by_memory(tmp_path, monkeypatch):
@@ -399,8 +399,8 @@ def test_a_place_that_cannot_be_written_is_replaced_by_memory(tmp_path, monkeypa
     with pytest.warns(UserWarning, match="cannot be kept"):
         opened = CostCache.open(below_a_file)
     with opened:
-        opened.write({"key": Measured(1.0, 1)})
-        assert opened.read(["key"]) == {"key": Measured(1.0, 1)}
+        opened.write({"key": Measured(1.0, 1, 1)})
+        assert opened.read(["key"]) == {"key": Measured(1.0, 1, 1)}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         CostCache.open(below_a_file).__exit__(None, None, None)
@@ -409,9 +409,9 @@ def test_a_place_that_cannot_be_written_is_replaced_by_memory(tmp_path, monkeypa
 def test_the_first_figure_stored_stays(cache):
     """Two processes that measured the same call end up with one answer."""
     with CostCache.open(cache) as one, CostCache.open(cache) as two:
-        one.write({"key": Measured(1.0, 1)})
-        two.write({"key": Measured(2.0, 2)})
-        assert two.read(["key"]) == {"key": Measured(1.0, 1)}
+        one.write({"key": Measured(1.0, 1, 1)})
+        two.write({"key": Measured(2.0, 2, 2)})
+        assert two.read(["key"]) == {"key": Measured(1.0, 1, 1)}
 
 
 def test_processes_share_the_cache(cache):
@@ -421,7 +421,7 @@ def test_processes_share_the_cache(cache):
         "path, who = pathlib.Path(sys.argv[1]), sys.argv[2]\n"
         "for i in range(30):\n"
         "    with c.CostCache.open(path) as cache:\n"
-        "        cache.write({f'{who}-{i}': c.Measured(1.0, i)})\n"
+        "        cache.write({f'{who}-{i}': c.Measured(1.0, i, i)})\n"
     )
     command = [sys.executable, "-W", "error", "-c", script, str(cache)]
     root = Path(profile.__file__).parents[1]

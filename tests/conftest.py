@@ -1,0 +1,35 @@
+"""What every test starts from: clean compilers, one thread, one seed, and a cost cache of its own.
+
+Torch is touched only where a test module has imported it, so that the solver's tests stay fast.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True, scope="session")
+def cost_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Operator times are measured once per session, and the user's own cache is left alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def clean_torch() -> Iterator[None]:
+    """No compiled code of another test, seed 0, one thread."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
