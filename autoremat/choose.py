@@ -25,8 +25,8 @@ from autoremat.lower import Lowered, held_tangents
 from autoremat.partition import partition
 from autoremat.rewrite import rewrite
 
-MOST_READINGS = 4  # generated wrappers read per graph and budget, the smallest plan's not counted
-GOOD_USE = 0.95  # of the budget: a plan that reaches it is not loosened further
+MOST_READINGS = 3  # generated wrappers read per graph and budget, the smallest plan's not counted
+GOOD_USE = 0.92  # of the budget: a plan that reaches it is not loosened further
 
 
 @dataclass(frozen=True)

@@ -128,9 +128,7 @@ def training_step(case: Case) -> Callable[[], Tensor]:
     def step() -> Tensor:
         case.model.zero_grad(set_to_none=True)
         torch.manual_seed(SEED)
-        loss = case.loss_fn(case.model, case.inputs)
-        loss.backward()
-        return loss.detach()
+        return case.step()
 
     return step
 

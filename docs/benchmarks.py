@@ -34,7 +34,7 @@ HERE = Path(__file__).parent
 ROWS, PAGE, LOGS = HERE / "benchmarks.json", HERE / "benchmarks.md", HERE / "benchmark_logs"
 MODELS = ["example_gpt", "gpt2", "llama", "bert", "resnet50", "unet", "mlp"]
 BUDGETS = ["100", "75", "50", "35", "25", "smallest"]
-TORCH_BUDGETS = [0.5, 0.3, 0.1]
+TORCH_BUDGETS = [0.5, 0.1]
 
 Row = dict[str, Any]
 

@@ -31,12 +31,21 @@ class Case:
     name: str
     model: nn.Module
     inputs: Inputs
-    loss_fn: Callable[[nn.Module, Inputs], Tensor]
+    forward: Callable[[nn.Module, Inputs], Any]
+    """The model's output on the batch. A training loop's variable holds it during the backward."""
+    loss_of: Callable[[Any], Tensor]
     layers: tuple[str, ...]
     """Names of the repeated submodules: what a user would wrap in `torch.utils.checkpoint`."""
     dropout: bool = False
     batch_norm: bool = False
     """Whether gradients have to be judged in float64 (at initialisation float32 is too coarse)."""
+
+    def step(self) -> Tensor:
+        """Forward and backward, as a training loop writes them; returns the loss."""
+        output = self.forward(self.model, self.inputs)
+        loss = self.loss_of(output)
+        loss.backward()
+        return loss.detach()
 
 
 def train_gpt() -> ModuleType:
@@ -56,7 +65,7 @@ def example_gpt(layers: int = 12, batch: int = 8, dropout: float = 0.0) -> Case:
     """The example GPT: 12 layers, causal attention, tied embeddings."""
     model, inputs = train_gpt().make(layers=layers, batch=batch, dropout=dropout)
     names = tuple(f"blocks.{i}" for i in range(layers))
-    return Case("example_gpt", model, inputs, call, names, dropout=dropout > 0)
+    return Case("example_gpt", model, inputs, call, itself, names, dropout=dropout > 0)
 
 
 def gpt2(layers: int = 12, batch: int = 4, tokens: int = 256) -> Case:
@@ -81,7 +90,7 @@ def gpt2(layers: int = 12, batch: int = 4, tokens: int = 256) -> Case:
     model = GPT2LMHeadModel(config).train()
     model.loss_type = "ForCausalLM"  # else its first loss warns, which breaks the graph
     names = tuple(f"transformer.h.{i}" for i in range(layers))
-    return Case("gpt2", model, _tokens(512, batch, tokens), call_with_labels, names)
+    return Case("gpt2", model, _tokens(512, batch, tokens), call_with_labels, its_loss, names)
 
 
 def llama(layers: int = 12, batch: int = 4, tokens: int = 256) -> Case:
@@ -104,7 +113,7 @@ def llama(layers: int = 12, batch: int = 4, tokens: int = 256) -> Case:
     torch.manual_seed(0)
     model = LlamaForCausalLM(config).train()
     names = tuple(f"model.layers.{i}" for i in range(layers))
-    return Case("llama", model, _tokens(512, batch, tokens), call_with_labels, names)
+    return Case("llama", model, _tokens(512, batch, tokens), call_with_labels, its_loss, names)
 
 
 def bert(layers: int = 12, batch: int = 8, tokens: int = 128) -> Case:
@@ -125,7 +134,7 @@ def bert(layers: int = 12, batch: int = 8, tokens: int = 128) -> Case:
     torch.manual_seed(0)
     model = BertForMaskedLM(config).train()
     names = tuple(f"bert.encoder.layer.{i}" for i in range(layers))
-    return Case("bert", model, _tokens(512, batch, tokens), call_with_labels, names, dropout=True)
+    return Case("bert", model, _tokens(512, batch, tokens), call_with_labels, its_loss, names, dropout=True)
 
 
 class Bottleneck(nn.Module):
@@ -184,7 +193,7 @@ def resnet50(batch: int = 16, size: int = 128, dtype: torch.dtype = torch.float3
     model = ResNet50().to(dtype).train()
     inputs = torch.randn(batch, 3, size, size, dtype=dtype), torch.randint(100, (batch,))
     names = tuple(f"blocks.{i}" for i in range(16))
-    return Case("resnet50", model, inputs, call, names, batch_norm=True)
+    return Case("resnet50", model, inputs, call, itself, names, batch_norm=True)
 
 
 class DoubleConv(nn.Sequential):
@@ -232,7 +241,7 @@ def unet(batch: int = 8, size: int = 96) -> Case:
     model = UNet().train()
     inputs = torch.randn(batch, 3, size, size), torch.randn(batch, 3, size, size)
     names = (*(f"down.{i}" for i in range(5)), *(f"up.{i}" for i in range(4)))
-    return Case("unet", model, inputs, call, names)
+    return Case("unet", model, inputs, call, itself, names)
 
 
 class MLP(nn.Module):
@@ -257,7 +266,7 @@ def mlp(layers: int = 64, width: int = 256, batch: int = 4096) -> Case:
     torch.manual_seed(0)
     model = MLP(layers, width).train()
     names = tuple(f"groups.{i}" for i in range(layers // 8))
-    return Case("mlp", model, (torch.randn(batch, width),), call, names)
+    return Case("mlp", model, (torch.randn(batch, width),), call, itself, names)
 
 
 CASES: dict[str, Callable[..., Case]] = {
@@ -298,16 +307,25 @@ def checkpoint_layers(case: Case) -> None:
         setattr(parent, leaf, Checkpointed(parent.get_submodule(leaf)))
 
 
-def call(model: nn.Module, inputs: Inputs) -> Tensor:
+def call(model: nn.Module, inputs: Inputs) -> Any:
+    """The output of a model on positional inputs."""
+    return model(*inputs)
+
+
+def itself(output: Tensor) -> Tensor:
     """The loss of a model that returns it."""
-    loss: Tensor = model(*inputs)
-    return loss
+    return output
 
 
-def call_with_labels(model: nn.Module, inputs: Inputs) -> Tensor:
-    """The loss of a Hugging Face model; language models shift the labels themselves."""
+def call_with_labels(model: nn.Module, inputs: Inputs) -> Any:
+    """The output of a Hugging Face model; language models shift the labels themselves."""
     tokens, labels = inputs
-    loss: Tensor = model(input_ids=tokens, labels=labels).loss
+    return model(input_ids=tokens, labels=labels)
+
+
+def its_loss(output: Any) -> Tensor:
+    """The loss in a Hugging Face model's output."""
+    loss: Tensor = output.loss
     return loss
 
 

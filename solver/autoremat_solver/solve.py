@@ -36,6 +36,8 @@ PROVEN = 1e-5
 TRIALS = 120
 SEARCH_SHARE = 0.85  # the rest is for the last simulation under way, the bound and the check
 SQUEEZE_STEP = 0.97
+SMALLEST_SEARCHES = 6  # whole searches for the smallest peak
+SMALLEST_GOAL = 0.6  # of the distance to the floor, for each of them
 
 
 class Solver:
@@ -98,9 +100,13 @@ class Solver:
             self._find_smallest(deadline)
         best = self._valid_within(budget_nbytes)
         if best is None:
-            while not self._passes(self._front.smallest):
-                self._front.drop(self._front.smallest)
-            return self._solution(self._front.smallest, Status.INFEASIBLE, budget_nbytes, began)
+            # What a search at this budget found by chance may be smaller still, but another
+            # search would not find it again: the answer has to be one that can be asked for.
+            smallest = self._find_smallest(deadline)
+            while not self._passes(smallest):
+                self._front.drop(smallest)
+                smallest = self._front.smallest
+            return self._solution(smallest, Status.INFEASIBLE, budget_nbytes, began)
         in_time = time.monotonic() < deadline
         status = Status.FEASIBLE if in_time else Status.TIME_LIMIT
         return self._solution(best, status, budget_nbytes, began)
@@ -202,20 +208,49 @@ class Solver:
             self._add(fill(self._indexed, start, budget_nbytes, trials=TRIALS, deadline=deadline))
 
     def _find_smallest(self, deadline: float) -> Candidate:
-        """The smallest peak that the portfolio and squeezing it reach; cached."""
+        """The smallest peak reached by the portfolio, squeezing it, and lower and lower goals.
+
+        Cached. It starts from the portfolio, so the budgets asked for before do not matter.
+        """
         if self._smallest is None:
             best = self._portfolio[0] if self._prepared else self._front.smallest
-            while best.peak_nbytes > self._bounds.floor_nbytes:
-                goal = max(self._bounds.floor_nbytes, int(best.peak_nbytes * SQUEEZE_STEP))
-                new = squeeze(self._indexed, best, goal, trials=TRIALS, deadline=deadline)
-                if new is None:
-                    break
-                best = new
-            self._add(best)
+            best = self._squeezed(best, deadline)
             if not self._prepared:
                 return best
+            for _ in range(SMALLEST_SEARCHES):
+                lower = self._searched_below(best, deadline)
+                if lower is None:
+                    break
+                best = self._squeezed(lower, deadline)
             self._smallest = best
         return self._smallest
+
+    def _squeezed(self, best: Candidate, deadline: float) -> Candidate:
+        while best.peak_nbytes > self._bounds.floor_nbytes:
+            goal = max(self._bounds.floor_nbytes, int(best.peak_nbytes * SQUEEZE_STEP))
+            new = squeeze(self._indexed, best, goal, trials=TRIALS, deadline=deadline)
+            if new is None:
+                break
+            best = new
+        self._add(best)
+        return best
+
+    def _searched_below(self, best: Candidate, deadline: float) -> Candidate | None:
+        """A plan that a whole search finds below a peak, if there is room below it."""
+        above_floor = best.peak_nbytes - self._bounds.floor_nbytes
+        if above_floor <= 0 or time.monotonic() >= deadline:
+            return None
+        goal = self._bounds.floor_nbytes + int(above_floor * SMALLEST_GOAL)
+        others, self._front = self._front, Front()
+        try:
+            self._search(goal, deadline)
+            found = self._front.members
+        finally:
+            self._front = others
+        for new in found:
+            self._add(new)
+        lower = found[0] if found else None
+        return lower if lower is not None and lower.peak_nbytes < best.peak_nbytes else None
 
     def _valid_within(self, budget_nbytes: int) -> Candidate | None:
         """The fastest member that fits and passes the independent check."""
