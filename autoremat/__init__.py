@@ -38,7 +38,19 @@ _HOME = {
     "verify": "autoremat.verification",
 }
 
-__all__ = sorted(_HOME)  # noqa: PLE0605
+__all__ = [
+    "FallbackError",
+    "FallbackWarning",
+    "InfeasibleBudget",
+    "OverBudgetWarning",
+    "Report",
+    "Verification",
+    "measure_peak",
+    "optimize",
+    "report",
+    "resident_nbytes",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -20,35 +20,36 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback
 from torch._functorch.compile_utils import fx_graph_cse
-from torch._guards import CompileContext, TracingContext, detect_fake_mode
+from torch._guards import CompileContext, detect_fake_mode
 from torch._inductor import ir
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.graph import GraphLowering
 from torch._inductor.select_algorithm import extern_kernels
 from torch._inductor.utils import BoxedBool
+from torch._ops import OpOverload
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen
+from torch.utils._pytree import arg_tree_leaves, tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 __all__ = [
+    "TANGENTS_ARE_FREED",
     "BackendCompilerFailed",
     "BoxedCodeGen",
     "CheckpointPolicy",
     "CompileContext",
     "CustomPartitionerFn",
-    "FakeTensor",
     "GraphLowering",
+    "OpOverload",
     "ShortenTraceback",
-    "TANGENTS_ARE_FREED",
-    "TracingContext",
     "aot_autograd",
+    "arg_tree_leaves",
     "compile_fx",
     "compile_fx_inner",
     "default_partition",
-    "detect_fake_mode",
     "extract_forward_and_backward",
+    "fake_mode_of",
     "force_save_what_torch_demands",
     "fx_graph_cse",
     "is_backward_seed",
@@ -64,6 +65,7 @@ __all__ = [
     "size_hint",
     "storage_key",
     "thread_rng_states",
+    "tree_leaves",
 ]
 
 # From 2.12 on, the compiled backward takes its incoming gradients over and frees each after its
@@ -129,7 +131,7 @@ def min_cut_without_budget(
 def thread_rng_states(
     forward: fx.GraphModule, backward: fx.GraphModule
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Hand the RNG states of higher-order operators' bodies through, as torch's partitioner does."""
+    """Hand the RNG states of higher-order operators' bodies through, as torch does."""
     thread = _partitioners.thread_graphsafe_rng_from_hops
     return thread(forward, is_backward=False), thread(backward, is_backward=True)
 
@@ -152,6 +154,11 @@ def size_hint(size: int | torch.SymInt) -> int:
     if ask is not None:
         return int(ask(node.expr, fallback=4096))
     return int(shape_env.size_hint(node.expr, allow_none=True) or 4096)
+
+
+def fake_mode_of(value: Any) -> contextlib.AbstractContextManager[Any]:
+    """The fake mode that a fake value, or any in a list, belongs to."""
+    return detect_fake_mode(value) or contextlib.nullcontext()
 
 
 def storage_key(tensor: torch.Tensor) -> int | None:

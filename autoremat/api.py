@@ -29,6 +29,7 @@ class OptimizedCall:
     def __init__(
         self, model: nn.Module, options: dict[str, Any], optimizer: torch.optim.Optimizer | None
     ) -> None:
+        """Prepare to compile the model's call; nothing is compiled yet."""
         self.model = weakref.ref(model)
         self.optimizer = optimizer
         self.inputs: object = None  # of the call in progress: they are resident
@@ -41,6 +42,7 @@ class OptimizedCall:
         self.calls = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one call of the model: compiled in training, as it is otherwise."""
         model = self.model()
         assert model is not None, "a call comes from the module itself"
         if not (model.training and torch.is_grad_enabled()):

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from autoremat import _torch
 from autoremat.storage import is_alias_op
@@ -43,22 +43,27 @@ class JointGraph:
 
     @property
     def nodes(self) -> list[fx.Node]:
+        """All nodes, in graph order."""
         return list(self.module.graph.nodes)
 
     @property
     def primals(self) -> list[fx.Node]:
+        """Inputs of the forward: parameters, buffers, the batch, symbols."""
         return [n for n in self.module.graph.find_nodes(op="placeholder") if _torch.is_primal(n)]
 
     @property
     def tangents(self) -> list[fx.Node]:
+        """Incoming gradients, one for each differentiable output."""
         return [n for n in self.module.graph.find_nodes(op="placeholder") if _torch.is_tangent(n)]
 
     @property
     def fwd_outputs(self) -> list[fx.Node]:
+        """What the forward returns."""
         return _nodes_in(_outputs(self.module)[: self.num_fwd_outputs])
 
     @property
     def bwd_outputs(self) -> list[fx.Node]:
+        """Gradients that the backward returns."""
         return _nodes_in(_outputs(self.module)[self.num_fwd_outputs :])
 
 
@@ -99,7 +104,9 @@ def copy_module(module: fx.GraphModule) -> fx.GraphModule:
     nodes: dict[fx.Node, fx.Node] = {}
     output = copied.graph_copy(graph, nodes, return_output_node=True)
     assert output is not None, "a joint graph has an output"
-    values, original = output
+    values: Any
+    original: Any
+    values, original = output  # type: ignore[misc]
     node = copied.output(values)
     node.meta = dict(original.meta)
     for before, after in nodes.items():
@@ -118,7 +125,7 @@ def _free_batch_norm_backward(graph: fx.Graph) -> None:
 
 
 def _outputs(module: fx.GraphModule) -> list[object]:
-    return pytree.arg_tree_leaves(*module.graph.output_node().args)
+    return _torch.arg_tree_leaves(*module.graph.output_node().args)
 
 
 def _nodes_in(values: Sequence[object]) -> list[fx.Node]:
@@ -174,15 +181,15 @@ def _overwritten_inputs(module: fx.GraphModule) -> set[fx.Node]:
     placeholder_of = {
         str(node.meta.get("desc")): node for node in module.graph.find_nodes(op="placeholder")
     }
-    for desc in pytree.tree_leaves(module.graph.output_node().meta.get("desc")):
+    for desc in _torch.tree_leaves(module.graph.output_node().meta.get("desc")):
         if type(desc).__name__ == "InputMutationAOTOutput":
             mutated = placeholder_of.get(str(desc.mutated_input))
             if mutated is not None:
                 found.add(mutated)
     for node in module.graph.nodes:
-        if node.op == "call_function" and is_alias_op(node):
-            if any(source in found for source in node.all_input_nodes):
-                found.add(node)
+        is_view = node.op == "call_function" and is_alias_op(node)
+        if is_view and any(source in found for source in node.all_input_nodes):
+            found.add(node)
     return found
 
 
@@ -197,7 +204,7 @@ def _snapshot_for_backward(
         with graph.inserting_after(node):
             copy = graph.call_function(aten.clone.default, (node,))
         copy.meta = {k: v for k, v in node.meta.items() if k not in ("tensor_meta", "desc")}
-        with _torch.detect_fake_mode(node.meta["val"]):
+        with _torch.fake_mode_of(node.meta["val"]):
             # A storage of its own: Inductor removes a clone whose result looks like its input.
             copy.meta["val"] = node.meta["val"].clone()
         copy.meta["partitioner_tag"] = "is_forward"

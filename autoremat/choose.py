@@ -15,7 +15,6 @@ import torch
 from autoremat_solver import Plan, Solution, Solver
 from autoremat_solver.plan import Status
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from autoremat import _torch
 from autoremat.capture import JointGraph, copy_module
@@ -25,8 +24,10 @@ from autoremat.lower import Lowered, held_tangents
 from autoremat.partition import partition
 from autoremat.rewrite import rewrite
 
-MOST_READINGS = 3  # generated wrappers read per graph and budget, the smallest plan's not counted
+MOST_READINGS = 6  # of generated wrappers, per graph and budget, until a plan fits
+LOOSENINGS = 2  # readings spent after that on using the budget better
 GOOD_USE = 0.92  # of the budget: a plan that reaches it is not loosened further
+LEAN_TARGETS = (1.0, 1.1, 1.25, 1.5)  # times the smallest modelled peak above what is resident
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def choose_by_reading(subject: Subject, solver: Solver, budget_nbytes: int) -> C
     """The fastest of a few candidates whose generated code is read to fit the budget.
 
     The solver is asked for a target, starting from the budget; each reading shifts the target by
-    how far the model was off. If none fits, the plan of the smallest peak decides: it does not
+    how far the model was off. If none fits, a fixed ladder of lean plans decides: it does not
     depend on the budget, so the peak that it reaches is accepted when it is asked for.
     """
     reader = _Reader(subject, budget_nbytes)
@@ -81,6 +82,7 @@ def choose_by_reading(subject: Subject, solver: Solver, budget_nbytes: int) -> C
         return own
     target = budget_nbytes
     best: Choice | None = None
+    loosenings = 0
     for _ in range(MOST_READINGS):
         solution = solver.solve(target)
         if solution.status is Status.INFEASIBLE:
@@ -88,15 +90,25 @@ def choose_by_reading(subject: Subject, solver: Solver, budget_nbytes: int) -> C
         choice = reader.read(solution)
         if choice.fits and (best is None or _time(choice) < _time(best)):
             best = choice
-        if choice.fits and (
-            choice.peak_nbytes >= GOOD_USE * budget_nbytes or _same(solution, fastest)
-        ):
-            break
+        if best is not None:
+            loosenings += 1
+            used = best.peak_nbytes >= GOOD_USE * budget_nbytes
+            if used or loosenings > LOOSENINGS or _same(solution, fastest):
+                break
         next_target = _shifted(target, choice, budget_nbytes, subject)
         if next_target == target:
             break
         target = next_target
-    return best or reader.read(solver.smallest_peak())
+    return best or _leanest(reader, solver, subject)
+
+
+def _leanest(reader: _Reader, solver: Solver, subject: Subject) -> Choice:
+    """The smallest real peak among lean plans; the smallest modelled one need not have it."""
+    smallest = solver.smallest_peak()
+    resident = subject.lowered.problem.resident_nbytes
+    above = smallest.timeline.peak_nbytes - resident
+    plans = [smallest, *(solver.solve(resident + int(k * above)) for k in LEAN_TARGETS[1:])]
+    return min((reader.read(plan) for plan in plans), key=lambda choice: choice.peak_nbytes)
 
 
 def _torch_choice(subject: Subject, fastest: Solution, budget_nbytes: int) -> Choice | None:
@@ -168,7 +180,7 @@ def generated_peak(subject: Subject, forward: fx.GraphModule, backward: fx.Graph
         num_visible_outputs=joint.num_fwd_outputs,
         device=subject.device,
     )
-    results = pytree.arg_tree_leaves(*forward.graph.output_node().args)
+    results = _torch.arg_tree_leaves(*forward.graph.output_node().args)
     returned = first.memory.returned
     held = dict(found for found in returned[: joint.num_fwd_outputs] if found is not None)
     owned = {

@@ -72,7 +72,7 @@ def find_constraints(joint: JointGraph, storages: Storages, *, replay_rng: bool)
             _tagged(node, storages, must_save, must_recompute)
             continue
         if is_random(node):
-            if replay_rng and isinstance(node.target, torch._ops.OpOverload):
+            if replay_rng and isinstance(node.target, _torch.OpOverload):
                 replayed.add(node)
             else:
                 run_once[node] = "draws random numbers"
@@ -131,7 +131,7 @@ def is_batch_norm_update(node: fx.Node) -> bool:
 
 def _reason_to_run_once(node: fx.Node, joint: JointGraph) -> str | None:
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, _torch.OpOverload):
         return None if _is_symbol_arithmetic(node) else "is a higher-order operator"
     if target.namespace not in _REPEATABLE_NAMESPACES:
         return "is a custom operator that is not known to be repeatable"

@@ -15,6 +15,7 @@ import torch
 from autoremat_solver import Plan, simulate
 from torch import fx
 
+from autoremat import _torch
 from autoremat.choose import Choice, Subject
 from autoremat.cost import OpCost
 from autoremat.errors import LiveValue
@@ -162,6 +163,6 @@ def _module_of(node: fx.Node) -> str:
 
 def _op_name(node: fx.Node) -> str:
     target = node.target
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, _torch.OpOverload):
         return target.name().split("::")[-1]
     return getattr(target, "__name__", str(target))

@@ -108,7 +108,7 @@ def inlined_nodes(
 def is_pointwise(node: fx.Node) -> bool:
     """Whether each element of the result is computed from a few elements of the inputs."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or _makes_several(node):
+    if not isinstance(target, _torch.OpOverload) or _makes_several(node):
         return False
     if target.name().split(".")[0] in _POINTWISE_NAMES:
         return True
@@ -118,7 +118,7 @@ def is_pointwise(node: fx.Node) -> bool:
 def is_fusible(node: fx.Node) -> bool:
     """Whether Inductor generates the node's loop itself, so that its inputs can be inlined."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, _torch.OpOverload):
         return False
     return is_pointwise(node) or target.name().split(".")[0] in _REDUCTION_NAMES
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from autoremat import _torch
 from autoremat.capture import copy_module
@@ -33,13 +32,15 @@ Partition = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 _partitions: dict[str, Partition] = {}
 
 
-class PartitionerHook(_torch.CustomPartitionerFn):  # type: ignore[misc]
+class PartitionerHook(_torch.CustomPartitionerFn):
     """What Inductor calls for each joint graph: looks the real partitioner up by its key."""
 
     def __init__(self, key: str) -> None:
+        """Hold the key of a session."""
         self.key = key
 
     def __deepcopy__(self, memo: object) -> PartitionerHook:
+        """Itself: Inductor copies its configuration."""
         return self
 
     def uuid(self) -> tuple[str, str]:
@@ -47,6 +48,7 @@ class PartitionerHook(_torch.CustomPartitionerFn):  # type: ignore[misc]
         return ("autoremat", self.key)
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **keywords: Any) -> Any:
+        """Split the joint graph as the session behind the key does."""
         return _partitions[self.key](gm, joint_inputs, **keywords)
 
 
@@ -61,8 +63,8 @@ def compile_with_partition(
     """Compile a Dynamo graph with Inductor, splitting its joint graphs with `partition`."""
     _partitions[key] = partition
     patches = {**config, "custom_partitioner_fn": PartitionerHook(key)}
-    compiled: Callable[..., Any] = _torch.compile_fx(module, example_inputs, config_patches=patches)
-    return compiled
+    compiled: Any = _torch.compile_fx(module, example_inputs, config_patches=patches)
+    return cast("Callable[..., Any]", compiled)
 
 
 class _Generated(Exception):
@@ -109,7 +111,7 @@ def generate(
     module = copy_module(module)
     placeholders = module.graph.find_nodes(op="placeholder")
     output = module.graph.output_node()
-    results = pytree.arg_tree_leaves(*output.args)
+    results = _torch.arg_tree_leaves(*output.args)
     output.meta["user_visible_output_idxs"] = [
         i for i in range(min(num_visible_outputs, len(results))) if isinstance(results[i], fx.Node)
     ]
@@ -136,7 +138,7 @@ def _restrided(value: Any, stride: tuple[int, ...] | None) -> Any:
         return value
     if tuple(_torch.size_hint(extent) for extent in value.stride()) == stride:
         return value
-    with _torch.detect_fake_mode(value):
+    with _torch.fake_mode_of(value):
         return value.as_strided(value.size(), stride)
 
 
@@ -179,9 +181,7 @@ def _buffers(
         storage, nbytes = owned.get(node.name, (-1, 0))
         input_nbytes.append(0 if storage in counted else nbytes)
         counted.add(storage)
-    measured = library_workspaces(
-        call_function(source), lambda name: _layout(graph, name), device
-    )
+    measured = library_workspaces(call_function(source), lambda name: _layout(graph, name), device)
     library = {text: (found.peak_nbytes, found.kept_nbytes) for text, found in measured.items()}
     return Buffers(
         input_nbytes=input_nbytes,

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from autoremat_solver import Op, Phase, Problem, Value
 from torch import fx
 
@@ -133,7 +132,7 @@ def _allocates_nothing(node: fx.Node, storages: Storages) -> bool:
     """Views, elements of tuples and arithmetic on symbols."""
     if storages.made_by[node]:
         return False
-    if _torch.is_getitem(node) or not isinstance(node.target, torch._ops.OpOverload):
+    if _torch.is_getitem(node) or not isinstance(node.target, _torch.OpOverload):
         return True
     return not node.is_impure() and not node.target._schema.is_mutable
 

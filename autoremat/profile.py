@@ -253,7 +253,9 @@ def _peaks(calls: dict[str, Call]) -> dict[str, tuple[int, int]]:
     draws = {key: functools.partial(_draw, call) for key, call in calls.items()}
     found: dict[str, tuple[int, int]] = {}
     for device in {call.device for call in calls.values()}:
-        found |= peaks_of_runs({k: d for k, d in draws.items() if calls[k].device == device}, device)
+        found |= peaks_of_runs(
+            {k: d for k, d in draws.items() if calls[k].device == device}, device
+        )
     return found
 
 

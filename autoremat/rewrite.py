@@ -16,7 +16,6 @@ import torch
 from autoremat_solver import Plan, simulate
 from autoremat_solver.simulate import backward_start, saved_values
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from autoremat import _torch
 from autoremat.capture import JointGraph
@@ -100,7 +99,7 @@ class _Writer:
 
     def finish_forward(self) -> None:
         """Fix the forward's outputs and what it saves; later reads of views make new views."""
-        outputs = pytree.arg_tree_leaves(*self._joint.module.graph.output_node().args)
+        outputs = _torch.arg_tree_leaves(*self._joint.module.graph.output_node().args)
         self._fwd_outputs = [
             self._read(value) if isinstance(value, fx.Node) else value
             for value in outputs[: self._joint.num_fwd_outputs]
@@ -114,13 +113,14 @@ class _Writer:
 
     def finish(self) -> Rewritten:
         """Close the graph."""
-        outputs = pytree.arg_tree_leaves(*self._joint.module.graph.output_node().args)
+        outputs = _torch.arg_tree_leaves(*self._joint.module.graph.output_node().args)
         gradients = [
             self._read(value) if isinstance(value, fx.Node) else value
             for value in outputs[self._joint.num_fwd_outputs :]
         ]
         old = self._joint.module.graph.output_node()
-        new = self._graph.output((*self._fwd_outputs, *gradients))
+        results: Any = (*self._fwd_outputs, *gradients)
+        new = self._graph.output(results)
         new.meta = dict(old.meta)
         self._graph.lint()
         return Rewritten(fx.GraphModule(self._joint.module, self._graph), tuple(self._saved))
@@ -147,9 +147,9 @@ class _Writer:
 
     def _note_saved(self, node: fx.Node, copy: fx.Node) -> None:
         """Inputs and symbols that the backward reads are handed to it as well."""
-        if self._in_backward and (node.op == "placeholder" or _torch.is_symbolic(node)):
-            if node not in self._joint.backward:
-                self._saved[copy] = None
+        is_handed_over = node.op == "placeholder" or _torch.is_symbolic(node)
+        if self._in_backward and is_handed_over and node not in self._joint.backward:
+            self._saved[copy] = None
 
     def _is_element_of_operation(self, node: fx.Node) -> bool:
         """Elements of an operation's tuple of results come with each run of the operation."""
@@ -198,21 +198,22 @@ class _Writer:
         self, node: fx.Node, argument: Callable[[fx.Node], fx.Node], repeat: int
     ) -> fx.Node:
         """First run: save the generator's state. Repeats: run under the saved state."""
-        args = fx.map_arg(node.args, argument)
-        kwargs = fx.map_arg(node.kwargs, argument)
+        args: Any = fx.map_arg(node.args, argument)
+        kwargs: Any = fx.map_arg(node.kwargs, argument)
+        target: Any = node.target
         if repeat:
             state = self._rng_states[node.name]
             self._saved[state] = None
             copy = self._graph.call_function(
-                _torch.run_with_rng_state, (state, node.target, *args), dict(kwargs)
+                _torch.run_with_rng_state, (state, target, *args), dict(kwargs)
             )
             return self._tag(copy, node, repeat)
         both = self._graph.call_function(
-            _torch.run_and_save_rng_state, (node.target, *args), dict(kwargs)
+            _torch.run_and_save_rng_state, (target, *args), dict(kwargs)
         )
         state = self._graph.call_function(_torch.getitem, (both, 0))
         result = self._graph.call_function(_torch.getitem, (both, 1))
-        with _torch.detect_fake_mode(_tensors_in(node.meta["val"])):
+        with _torch.fake_mode_of(_tensors_in(node.meta["val"])):
             state_value = torch.empty(torch.get_rng_state().shape, dtype=torch.uint8)
         state.meta = {"val": state_value}
         both.meta = {"val": (state_value, node.meta["val"])}
@@ -221,4 +222,4 @@ class _Writer:
 
 
 def _tensors_in(value: object) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in _torch.tree_leaves(value) if isinstance(leaf, torch.Tensor)]

@@ -43,6 +43,7 @@ class Unplannable(Exception):
     """A graph that is left to torch's own partitioner, with a stable code and a reason."""
 
     def __init__(self, code: str, sentence: str) -> None:
+        """A code such as "AR102", and a sentence."""
         super().__init__(code, sentence)
         self.code = code
         self.sentence = sentence
@@ -96,6 +97,7 @@ class Session:
     def __init__(
         self, options: Options, resident: Callable[[torch.device], Resident] | None = None
     ) -> None:
+        """Plan under these options; `resident` tells what the step holds whatever the plan."""
         self.options = options
         self.key = f"{os.getpid()}-{os.urandom(8).hex()}-{next(_session_numbers)}"
         self.fallbacks: dict[str, None] = {}

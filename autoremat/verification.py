@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from autoremat import _torch
 from autoremat.api import optimized_call
 from autoremat.measure import measure_peak
 
@@ -187,7 +187,7 @@ def _default_loss(output: Any) -> torch.Tensor:
         return output
     floating = [
         leaf
-        for leaf in pytree.tree_leaves(output)
+        for leaf in _torch.tree_leaves(output)
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad
     ]
     if not floating:

@@ -64,6 +64,7 @@ class WrapperMemory:
 
     @property
     def peak_nbytes(self) -> int:
+        """The highest number of live bytes."""
         return max(self.live_nbytes, default=0)
 
     @property
