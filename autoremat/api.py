@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,8 +24,23 @@ from autoremat.reporting import Report
 from autoremat.session import Resident, Session
 
 
+@dataclass
+class _Variant:
+    """One plan of a model: for steps that find gradients of up to so many bytes."""
+
+    session: Session
+    compiled: Callable[..., Any]
+    gradient_nbytes: int
+    calls: int = 0
+
+
 class OptimizedCall:
-    """The compiled call of one module: its session, and what the call in progress was given."""
+    """The compiled call of one module, and what the call in progress was given.
+
+    There are up to two plans: a step that adds to gradients which exist already (gradient
+    accumulation) holds them twice while its backward runs. It gets a plan of its own if the
+    first one leaves no room for that.
+    """
 
     def __init__(
         self, model: nn.Module, options: dict[str, Any], optimizer: torch.optim.Optimizer | None
@@ -32,48 +48,77 @@ class OptimizedCall:
         """Prepare to compile the model's call; nothing is compiled yet."""
         self.model = weakref.ref(model)
         self.optimizer = optimizer
-        self.inputs: object = None  # of the call in progress: they are resident
-        self.session = Session(
-            session_options(options), lambda device: self.resident(device, self.inputs)
-        )
-        self.compiled: Callable[..., Any] = torch.compile(
-            model._call_impl, backend=self.session.compile
-        )
-        self.calls = 0
+        self._options = session_options(options)
+        self._inputs: object = None  # of the call in progress: they are resident
+        self._variants = [self._new_variant(model)]
+        self._current = self._variants[0]
+
+    @property
+    def session(self) -> Session:
+        """The session of the latest training call."""
+        return self._current.session
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call of the model: compiled in training, as it is otherwise."""
-        model = self.model()
-        assert model is not None, "a call comes from the module itself"
+        model = self._model()
         if not (model.training and torch.is_grad_enabled()):
             return model._call_impl(*args, **kwargs)
-        self.inputs = (args, kwargs)
+        self._inputs = (args, kwargs)
+        self._current = self._variant_for(model)
         try:
-            return self.compiled(*args, **kwargs)
+            return self._current.compiled(*args, **kwargs)
         finally:
-            self.inputs = None
-            self._measure_where_free()
+            self._inputs = None
+            self._measure_where_free(self._current)
 
     def resident(self, device: torch.device, inputs: object) -> Resident:
         """Bytes that a step on these inputs holds whatever the plan."""
-        model = self.model()
-        assert model is not None, "planning happens inside a call"
         footprint = OptimizerFootprint(0, 0)
         if self.optimizer is not None:
             footprint = optimizer_footprint(self.optimizer)
-        nbytes = resident_nbytes(model, inputs, self.optimizer, device)
+        nbytes = resident_nbytes(self._model(), inputs, self.optimizer, device)
         return Resident(nbytes + footprint.state_nbytes, footprint.transient_nbytes)
 
-    def _measure_where_free(self) -> None:
+    def _model(self) -> nn.Module:
+        model = self.model()
+        assert model is not None, "a call comes from the module itself"
+        return model
+
+    def _new_variant(self, model: nn.Module) -> _Variant:
+        session = Session(self._options, lambda device: self.resident(device, self._inputs))
+        compiled = torch.compile(model._call_impl, backend=session.compile)
+        return _Variant(session, compiled, _gradient_nbytes(model))
+
+    def _variant_for(self, model: nn.Module) -> _Variant:
+        """The first plan that leaves room for the gradients that exist now."""
+        gradient_nbytes = _gradient_nbytes(model)
+        for variant in self._variants:
+            if not variant.session.is_planned:
+                variant.gradient_nbytes = gradient_nbytes
+                return variant
+            report = variant.session.report()
+            more_nbytes = gradient_nbytes - variant.gradient_nbytes
+            if report.predicted_peak_nbytes + more_nbytes <= max(
+                report.budget_nbytes, report.predicted_peak_nbytes
+            ):
+                return variant
+        self._variants.append(self._new_variant(model))
+        return self._variants[-1]
+
+    def _measure_where_free(self, variant: _Variant) -> None:
         """On CUDA the allocator counts by itself: the second step's peak is read at the third."""
-        device = self.session.device
-        if device.type != "cuda" or self.calls > 2:
+        device = variant.session.device
+        if device.type != "cuda" or variant.calls > 2:
             return
-        self.calls += 1
-        if self.calls == 2:
+        variant.calls += 1
+        if variant.calls == 2:
             torch.cuda.reset_peak_memory_stats(device)
-        elif self.calls == 3:
-            self.session.note_measured(torch.cuda.max_memory_allocated(device))
+        elif variant.calls == 3:
+            variant.session.note_measured(torch.cuda.max_memory_allocated(device))
+
+
+def _gradient_nbytes(model: nn.Module) -> int:
+    return sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
 
 
 _optimized: weakref.WeakKeyDictionary[nn.Module, OptimizedCall] = weakref.WeakKeyDictionary()

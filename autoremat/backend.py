@@ -17,7 +17,9 @@ from autoremat.session import Options, Session
 
 OUR_OPTIONS = ("budget", "compiler", "time_limit", "strict", "verbose")
 
-_sessions: dict[str, Session] = {}
+# One session per call of `torch.compile`, which hands over the same mapping for each of its
+# graphs. The mapping is kept, so that its identity stays its own.
+_sessions: dict[int, tuple[object, Session]] = {}
 
 
 def autoremat(
@@ -35,11 +37,9 @@ def autoremat(
     """
     if mode not in (None, "default"):
         raise ValueError(f'backend="autoremat" takes options, not mode={mode!r}.')
-    given = dict(options or {})
-    key = repr(sorted(given.items(), key=lambda item: item[0]))
-    if key not in _sessions:
-        _sessions[key] = Session(session_options(given))
-    return _sessions[key].compile(module, example_inputs)
+    if id(options) not in _sessions:
+        _sessions[id(options)] = (options, Session(session_options(options or {})))
+    return _sessions[id(options)][1].compile(module, example_inputs)
 
 
 def session_options(given: Mapping[str, Any]) -> Options:
