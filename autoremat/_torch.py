@@ -266,6 +266,8 @@ def passing_through(error: Exception) -> Exception:
             "__init__": __init__,
             "__module__": kind.__module__,
             "__qualname__": kind.__qualname__,
+            # Dynamo adds its own hints to the first argument: here that is a number, not a text.
+            "args": property(lambda _self: error.args, lambda _self, _value: None),
             "__str__": lambda _self: str(error),
             "__reduce__": lambda _self: error.__reduce__(),
         },

@@ -19,7 +19,7 @@ from torch import nn
 from autoremat.backend import session_options
 from autoremat.errors import FallbackError, FallbackWarning
 from autoremat.footprint import OptimizerFootprint, optimizer_footprint
-from autoremat.measure import resident_nbytes
+from autoremat.measure import resident_nbytes, storages_nbytes, tensors_in
 from autoremat.reporting import Report
 from autoremat.session import Resident, Session
 
@@ -50,7 +50,8 @@ class OptimizedCall:
         self.optimizer = optimizer
         self._options = session_options(options)
         self._inputs: object = None  # of the call in progress: they are resident
-        self._variants = [self._new_variant(model)]
+        self._variants: list[_Variant] = []
+        self._variants.append(self._new_variant(model))
         self._current = self._variants[0]
 
     @property
@@ -66,10 +67,12 @@ class OptimizedCall:
         self._inputs = (args, kwargs)
         self._current = self._variant_for(model)
         try:
-            return self._current.compiled(*args, **kwargs)
+            output = self._current.compiled(*args, **kwargs)
         finally:
             self._inputs = None
-            self._measure_where_free(self._current)
+        self._tell_if_nothing_was_planned(self._current.session)
+        self._measure_where_free(self._current)
+        return output
 
     def resident(self, device: torch.device, inputs: object) -> Resident:
         """Bytes that a step on these inputs holds whatever the plan."""
@@ -77,7 +80,11 @@ class OptimizedCall:
         if self.optimizer is not None:
             footprint = optimizer_footprint(self.optimizer)
         nbytes = resident_nbytes(self._model(), inputs, self.optimizer, device)
-        return Resident(nbytes + footprint.state_nbytes, footprint.transient_nbytes)
+        return Resident(
+            nbytes + footprint.state_nbytes,
+            inputs_nbytes=storages_nbytes(tensors_in(inputs), device),
+            optimizer_nbytes=footprint.transient_nbytes,
+        )
 
     def _model(self) -> nn.Module:
         model = self.model()
@@ -85,8 +92,13 @@ class OptimizedCall:
         return model
 
     def _new_variant(self, model: nn.Module) -> _Variant:
-        session = Session(self._options, lambda device: self.resident(device, self._inputs))
-        compiled = torch.compile(model._call_impl, backend=session.compile)
+        # Once training runs, a step that cannot be kept within the budget is warned of, not ended.
+        session = Session(
+            self._options,
+            lambda device: self.resident(device, self._inputs),
+            refuses=not self._variants,
+        )
+        compiled = torch.compile(_with_own_code(model._call_impl), backend=session.compile)
         return _Variant(session, compiled, _gradient_nbytes(model))
 
     def _variant_for(self, model: nn.Module) -> _Variant:
@@ -105,6 +117,15 @@ class OptimizedCall:
         self._variants.append(self._new_variant(model))
         return self._variants[-1]
 
+    def _tell_if_nothing_was_planned(self, session: Session) -> None:
+        if not session.is_planned and not session.fallbacks:
+            session.fall_back(
+                "AR105",
+                "The model runs in eager mode. Dynamo found no graph in it that needs a gradient: "
+                "its forward is not compiled (torch.compiler.disable, or code that Dynamo skips), "
+                "or the call reached no parameter.",
+            )
+
     def _measure_where_free(self, variant: _Variant) -> None:
         """On CUDA the allocator counts by itself: the second step's peak is read at the third."""
         device = variant.session.device
@@ -117,11 +138,22 @@ class OptimizedCall:
             variant.session.note_measured(torch.cuda.max_memory_allocated(device))
 
 
+def _with_own_code(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The same call in a frame whose code object is its own.
+
+    Dynamo skips frames of torch's own modules, and counts recompiles per code object: models
+    must not use up each other's.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    run.__code__ = run.__code__.replace()
+    return run
+
+
 def _gradient_nbytes(model: nn.Module) -> int:
     return sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
-
-
-_optimized: weakref.WeakKeyDictionary[nn.Module, OptimizedCall] = weakref.WeakKeyDictionary()
 
 
 def optimize(
@@ -184,7 +216,6 @@ def optimize(
             stacklevel=2,
         )
     model._compiled_call_impl = call
-    _optimized[model] = call
     return model
 
 
@@ -225,7 +256,7 @@ def optimized_call(model: nn.Module) -> OptimizedCall:
     Raises:
         ValueError: if the model was not optimised.
     """
-    call = _optimized.get(model)
-    if call is None:
+    call = model._compiled_call_impl
+    if not isinstance(call, OptimizedCall):
         raise ValueError("The model was not optimised: call autoremat.optimize(model, budget).")
     return call

@@ -59,7 +59,8 @@ def session_options(given: Mapping[str, Any]) -> Options:
     if compiler not in ("inductor", "eager"):
         raise ValueError(f'compiler is "inductor" or "eager", not {compiler!r}.')
     time_limit = given.get("time_limit", 30.0)
-    if isinstance(time_limit, bool) or not isinstance(time_limit, (int, float)) or time_limit < 0:
+    is_number = isinstance(time_limit, (int, float)) and not isinstance(time_limit, bool)
+    if not (is_number and time_limit >= 0):
         raise ValueError(f"time_limit is a number of seconds, not {time_limit!r}.")
     return Options(
         budget_nbytes=lambda device: parse_budget(

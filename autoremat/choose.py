@@ -20,7 +20,7 @@ from autoremat import _torch
 from autoremat.capture import JointGraph, copy_module
 from autoremat.constraints import Constraints
 from autoremat.inductor import generate
-from autoremat.lower import Lowered, held_tangents
+from autoremat.lower import Lowered, held_tangents, peak_without_spare_states
 from autoremat.partition import partition
 from autoremat.rewrite import rewrite
 
@@ -65,7 +65,8 @@ class Subject:
 def choose_by_simulation(subject: Subject, solver: Solver, budget_nbytes: int) -> Choice:
     """The solver's answer, taken at its word: for executors that follow the plan to the byte."""
     solution = solver.solve(budget_nbytes)
-    return _write_out(subject, solution, budget_nbytes, lambda f, b: solution.timeline.peak_nbytes)
+    peak_nbytes = peak_without_spare_states(subject.lowered.problem, solution.plan)
+    return _write_out(subject, solution, budget_nbytes, lambda f, b: peak_nbytes)
 
 
 def choose_by_reading(subject: Subject, solver: Solver, budget_nbytes: int) -> Choice:

@@ -34,6 +34,7 @@ _DECISIONS = frozenset(
     }
 )
 _REPEATABLE_NAMESPACES = frozenset({"aten", "prims", "quantized", "inductor", "_inductor_test"})
+RUNNING_STATISTICS = (3, 4)  # elements of a batch norm that its recompute does not return
 _POLICY = _torch.CheckpointPolicy
 
 
@@ -124,9 +125,19 @@ def is_compiled_random(node: fx.Node) -> bool:
 
 
 def is_batch_norm_update(node: fx.Node) -> bool:
-    """A batch norm that also returns new running statistics, which do not touch its output."""
+    """A batch norm whose new running statistics go nowhere but into its buffers.
+
+    They do not touch its output, so it can run again without them.
+    """
     target = aten._native_batch_norm_legit_functional.default
-    return node.target is target and node.args[5] is True
+    if node.target is not target or node.args[5] is not True:
+        return False
+    statistics = [user for user in node.users if user.args[1] in RUNNING_STATISTICS]
+    return all(
+        reader.op == "output" or reader.target is aten.copy_.default
+        for element in statistics
+        for reader in element.users
+    )
 
 
 def _reason_to_run_once(node: fx.Node, joint: JointGraph) -> str | None:

@@ -8,9 +8,10 @@ The hook object that Inductor copies, pickles and hashes holds a key only: plans
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import fx
@@ -27,9 +28,16 @@ from autoremat.wrapper_memory import (
     sizes_by_name,
 )
 
-Partition = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 
-_partitions: dict[str, Partition] = {}
+class Partitioner(Protocol):
+    """What splits joint graphs."""
+
+    @property
+    def partition(self) -> Callable[..., tuple[fx.GraphModule, fx.GraphModule]]:
+        """From a joint graph to the forward and the backward module."""
+
+
+_partitioners: weakref.WeakValueDictionary[str, Partitioner] = weakref.WeakValueDictionary()
 
 
 class PartitionerHook(_torch.CustomPartitionerFn):
@@ -49,7 +57,7 @@ class PartitionerHook(_torch.CustomPartitionerFn):
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **keywords: Any) -> Any:
         """Split the joint graph as the session behind the key does."""
-        return _partitions[self.key](gm, joint_inputs, **keywords)
+        return _partitioners[self.key].partition(gm, joint_inputs, **keywords)
 
 
 def compile_with_partition(
@@ -57,11 +65,14 @@ def compile_with_partition(
     example_inputs: Sequence[Any],
     *,
     key: str,
-    partition: Partition,
+    partitioner: Partitioner,
     config: dict[str, Any],
 ) -> Callable[..., Any]:
-    """Compile a Dynamo graph with Inductor, splitting its joint graphs with `partition`."""
-    _partitions[key] = partition
+    """Compile a Dynamo graph with Inductor, splitting its joint graphs with the partitioner.
+
+    The partitioner is not kept alive beyond its owner.
+    """
+    _partitioners[key] = partitioner
     patches = {**config, "custom_partitioner_fn": PartitionerHook(key)}
     compiled: Any = _torch.compile_fx(module, example_inputs, config_patches=patches)
     return cast("Callable[..., Any]", compiled)

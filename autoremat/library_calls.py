@@ -17,6 +17,7 @@ import torch
 from autoremat import _torch
 from autoremat.cost_cache import CostCache, Measured
 from autoremat.profile import peaks_of_runs, quiet_execution, settings_key
+from autoremat.sample import OPAQUE
 
 _LIBRARIES = ("torch.ops.", "extern_kernels.", "aten.")
 
@@ -60,7 +61,10 @@ def _calls(
     function: ast.AST, layout_of: Callable[[str], Layout | None]
 ) -> Iterator[tuple[str, Mapping[str, Layout]]]:
     for node in ast.walk(function):
-        if not isinstance(node, ast.Call) or not ast.unparse(node.func).startswith(_LIBRARIES):
+        if not isinstance(node, ast.Call):
+            continue
+        function_name = ast.unparse(node.func)
+        if not function_name.startswith(_LIBRARIES) or any(p in function_name for p in OPAQUE):
             continue
         names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
         layouts = {name: layout for name in sorted(names) if (layout := layout_of(name))}

@@ -7,6 +7,7 @@ says so (a node of the forward part that slips into the backward raises `Partiti
 
 from __future__ import annotations
 
+import torch
 from torch import fx
 
 from autoremat import _torch
@@ -28,10 +29,16 @@ def partition(
     forward, backward = _torch.extract_forward_and_backward(
         rewritten.module, rewritten.saved, num_fwd_outputs=num_fwd_outputs
     )
-    in_forward = {node.name for node in forward.graph.nodes if node.op == "call_function"}
+    in_forward = {node.name for node in forward.graph.nodes if _makes_tensors(node)}
     for node in backward.graph.nodes:
-        if node.op == "call_function" and node.name in in_forward:
+        if _makes_tensors(node) and node.name in in_forward:
             raise PartitionError(
                 f"{node.name} runs in the forward and, unplanned, in the backward."
             )
     return _torch.thread_rng_states(forward, backward)
+
+
+def _makes_tensors(node: fx.Node) -> bool:
+    """Symbols and assertions on them take no memory and may stand in both parts."""
+    leaves = _torch.tree_leaves(node.meta.get("val"))
+    return node.op == "call_function" and any(isinstance(leaf, torch.Tensor) for leaf in leaves)

@@ -19,12 +19,10 @@ from torch import fx
 
 from autoremat import _torch
 from autoremat.capture import JointGraph
-from autoremat.constraints import Constraints, is_batch_norm_update
+from autoremat.constraints import RUNNING_STATISTICS, Constraints, is_batch_norm_update
 from autoremat.lower import MARKERS, Lowered
 
 aten = torch.ops.aten
-
-_RUNNING_STATISTICS = (3, 4)  # elements of a batch norm that its recompute does not return
 
 
 @dataclass(frozen=True)
@@ -166,7 +164,7 @@ class _Writer:
             self._current[node] = copy
         again = copy.target is aten._native_batch_norm_legit.no_stats
         for user in node.users:
-            if _torch.is_getitem(user) and not (again and user.args[1] in _RUNNING_STATISTICS):
+            if _torch.is_getitem(user) and not (again and user.args[1] in RUNNING_STATISTICS):
                 self._bind(user, self._emit(user, lambda _: copy, 0))
 
     def _emit(self, node: fx.Node, argument: Callable[[fx.Node], fx.Node], repeat: int) -> fx.Node:

@@ -76,10 +76,12 @@ class Resident:
 
     Attributes:
         nbytes: parameters, buffers, inputs, existing gradients, optimizer state.
+        inputs_nbytes: the inputs among them.
         optimizer_nbytes: what the optimizer's step takes for itself, after the backward.
     """
 
     nbytes: int
+    inputs_nbytes: int = 0
     optimizer_nbytes: int = 0
 
 
@@ -89,20 +91,32 @@ class _Entry:
 
     report: GraphReport
     crossing_nbytes: int  # live between this graph's forward and its backward
+    outputs_nbytes: int  # of them, what it returned to the user's code
 
 
 class Session:
     """Plans the graphs of one model under one budget."""
 
     def __init__(
-        self, options: Options, resident: Callable[[torch.device], Resident] | None = None
+        self,
+        options: Options,
+        resident: Callable[[torch.device], Resident] | None = None,
+        *,
+        refuses: bool = True,
     ) -> None:
-        """Plan under these options; `resident` tells what the step holds whatever the plan."""
+        """Plan under these options.
+
+        Args:
+            options: what the user asked for.
+            resident: tells what the step holds whatever the plan.
+            refuses: whether a budget that cannot be met is an error; otherwise a warning.
+        """
         self.options = options
         self.key = f"{os.getpid()}-{os.urandom(8).hex()}-{next(_session_numbers)}"
         self.fallbacks: dict[str, None] = {}
         self.measured_peak_nbytes: int | None = None
         self._resident = resident
+        self._refuses = refuses
         self._entries: dict[str, _Entry] = {}
         self._device = torch.device("cpu")
         self._resident_nbytes = 0
@@ -129,7 +143,7 @@ class Session:
                 module,
                 example_inputs,
                 key=self.key,
-                partition=self.partition,
+                partitioner=self,
                 config=self.options.inductor,
             )
         except (InfeasibleBudget, FallbackError) as error:
@@ -153,11 +167,10 @@ class Session:
         except InfeasibleBudget:
             raise
         except Unplannable as reason:
-            self._fall_back(reason.code, reason.sentence)
+            self.fall_back(reason.code, f"{_own_partitioner()} {reason.sentence}")
         except Exception as error:  # nothing of the user's may be lost to a defect of ours
-            self._fall_back(
-                "AR101", f"Planning failed: {type(error).__name__}: {error}.", cause=error
-            )
+            why = f"Planning failed: {type(error).__name__}: {error}."
+            self.fall_back("AR101", f"{_own_partitioner()} {why}", cause=error)
         if self.options.compiler == "eager":
             return _torch.default_partition(
                 untouched,
@@ -228,7 +241,13 @@ class Session:
             costs = profile_nodes(priced, progress=progress.advance)
             progress.stage("solve")
             resident = self._resident_of(joint.primals, storages, device)
-            held_nbytes = self._held_by_earlier_graphs(name)
+            earlier = self._earlier_graphs(name)
+            handed_in_nbytes = storages.total_nbytes(
+                [n for n in joint.primals if n not in joint.static_inputs], resident=True
+            )
+            known_nbytes = resident.inputs_nbytes + sum(e.outputs_nbytes for e in earlier)
+            held_nbytes = sum(entry.crossing_nbytes for entry in earlier)
+            held_nbytes += max(0, handed_in_nbytes - known_nbytes)
             lowered = lower(
                 joint,
                 storages,
@@ -247,7 +266,11 @@ class Session:
             if not choice.fits:
                 self._refuse(subject, choice, budget_nbytes, held_nbytes)
             graph_report = explain(name, subject, choice, costs)
-            self._entries[name] = _Entry(graph_report, _crossing_nbytes(choice, storages, joint))
+            self._entries[name] = _Entry(
+                graph_report,
+                _crossing_nbytes(choice, storages, joint),
+                storages.total_nbytes(joint.fwd_outputs),
+            )
             progress.stage("compile")
             progress.finish(one_line(self.report()))
         return choice.forward, choice.backward
@@ -255,8 +278,8 @@ class Session:
     def _refuse(
         self, subject: Subject, choice: Choice, budget_nbytes: int, held_nbytes: int
     ) -> None:
-        """A first graph that does not fit is an error; a later one runs as lean as it can."""
-        if held_nbytes:
+        """A first graph that does not fit is an error; what comes later runs as lean as it can."""
+        if held_nbytes or not self._refuses:
             warnings.warn(
                 OverBudgetWarning(choice.peak_nbytes, budget_nbytes, choice.peak_nbytes),
                 stacklevel=2,
@@ -275,41 +298,47 @@ class Session:
             largest=largest_live(subject, choice),
         )
 
-    def _fall_back(self, code: str, sentence: str, cause: Exception | None = None) -> None:
-        name = _graph_name()
-        sentence = f"{name} runs under torch's own partitioner. {sentence}"
+    def fall_back(self, code: str, sentence: str, cause: Exception | None = None) -> None:
+        """Tell the user what runs without a plan, and why; once for each reason.
+
+        Raises:
+            FallbackError: if the session is strict.
+        """
         warning = FallbackWarning(code, sentence)
         if self.options.strict:
             raise FallbackError.of(warning) from cause
         self.fallbacks[f"{code}: {sentence}"] = None
-        warnings.warn(warning, stacklevel=2)
+        warnings.warn(warning, stacklevel=3)
 
     def _resident_of(
         self, primals: Sequence[fx.Node], storages: Storages, device: torch.device
     ) -> Resident:
         if self._resident is not None:
             return self._resident(device)
-        names = {name for node in primals for name in storages.of_node[node]}
-        return Resident(sum(storages.nbytes[name] for name in names))
+        nbytes = storages.total_nbytes(primals, resident=True)
+        return Resident(nbytes, inputs_nbytes=nbytes)
 
-    def _held_by_earlier_graphs(self, name: str) -> int:
-        """Bytes that earlier graphs of the step keep for their backward; replaces a recompile."""
+    def _earlier_graphs(self, name: str) -> list[_Entry]:
+        """Graphs of the step before this one; a recompile takes its old place."""
         earlier = itertools.takewhile(lambda other: other != name, list(self._entries))
-        return sum(self._entries[other].crossing_nbytes for other in earlier)
+        return [self._entries[other] for other in earlier]
 
 
 def _crossing_nbytes(choice: Choice, storages: Storages, joint: Any) -> int:
     """Bytes that live from the forward's end to the backward's start."""
     names = {node.name for node in choice.backward.graph.find_nodes(op="placeholder")}
     held = {node for node in joint.nodes if node.name in names} | set(joint.fwd_outputs)
-    crossing = {name for node in held for name in storages.of_node[node]} - storages.resident
-    return sum(storages.nbytes[name] for name in crossing)
+    return storages.total_nbytes(held)
 
 
 def _graph_name() -> str:
     """The Dynamo frame that is being compiled: a recompile of it has the same name."""
     compile_id = _torch.CompileContext.current_compile_id()
     return f"graph {compile_id.frame_id if compile_id is not None else 0}"
+
+
+def _own_partitioner() -> str:
+    return f"{_graph_name()} runs under torch's own partitioner."
 
 
 def _device_of(module: fx.GraphModule) -> torch.device:

@@ -36,7 +36,7 @@ class Storages:
         root: the node that stands for the whole storage: saving it saves the storage. Absent
             for elements of tuples that nobody takes.
         nbytes: bytes of each storage, rounded; 0 on other devices than the planned one.
-        resident: storages of graph inputs.
+        resident: storages of graph inputs and constants.
     """
 
     of_node: dict[fx.Node, tuple[str, ...]] = field(default_factory=dict)
@@ -44,6 +44,11 @@ class Storages:
     root: dict[str, fx.Node] = field(default_factory=dict)
     nbytes: dict[str, int] = field(default_factory=dict)
     resident: set[str] = field(default_factory=set)
+
+    def total_nbytes(self, nodes: Iterable[fx.Node], *, resident: bool = False) -> int:
+        """Bytes of the storages behind the nodes, each once; resident ones only if asked for."""
+        names = {name for node in nodes for name in self.of_node[node]}
+        return sum(self.nbytes[n] for n in names if resident or n not in self.resident)
 
     def read_by(self, node: fx.Node) -> tuple[str, ...]:
         """Storages that the node reads, resident ones included, each once."""
@@ -85,7 +90,8 @@ def find_storages(nodes: Iterable[fx.Node], device: torch.device) -> Storages:
         storages.made_by[node] = tuple(made)
         if leaves and () not in leaves:
             elements[node] = names
-        if node.op == "placeholder" and not _torch.is_tangent(node):
+        is_input = node.op == "placeholder" and not _torch.is_tangent(node)
+        if is_input or node.op == "get_attr":
             storages.resident.update(storages.of_node[node])
     return storages
 

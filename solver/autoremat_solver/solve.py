@@ -218,7 +218,8 @@ class Solver:
             if not self._prepared:
                 return best
             for _ in range(SMALLEST_SEARCHES):
-                lower = self._searched_below(best, deadline)
+                lower = self._searched_below(best, SMALLEST_GOAL, deadline)
+                lower = lower or self._searched_below(best, 1.0, deadline)
                 if lower is None:
                     break
                 best = self._squeezed(lower, deadline)
@@ -235,12 +236,12 @@ class Solver:
         self._add(best)
         return best
 
-    def _searched_below(self, best: Candidate, deadline: float) -> Candidate | None:
-        """A plan that a whole search finds below a peak, if there is room below it."""
+    def _searched_below(self, best: Candidate, share: float, deadline: float) -> Candidate | None:
+        """A plan below a peak that a search finds at that share of its distance to the floor."""
         above_floor = best.peak_nbytes - self._bounds.floor_nbytes
         if above_floor <= 0 or time.monotonic() >= deadline:
             return None
-        goal = self._bounds.floor_nbytes + int(above_floor * SMALLEST_GOAL)
+        goal = self._bounds.floor_nbytes + int(above_floor * share)
         others, self._front = self._front, Front()
         try:
             self._search(goal, deadline)
