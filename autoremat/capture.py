@@ -90,11 +90,18 @@ def prepare(
     return JointGraph(
         module=module,
         num_fwd_outputs=num_fwd_outputs,
-        static_inputs=frozenset(primals[i] for i in static_indices or () if i < len(primals)),
+        static_inputs=frozenset(_at(primals, static_indices or ())),
         forward=_needed_by_forward(module, num_fwd_outputs, backward),
         backward=frozenset(backward),
         overwritten=frozenset(overwritten),
     )
+
+
+def _at(primals: list[fx.Node], indices: Sequence[int]) -> list[fx.Node]:
+    """Primals at positions that AOTAutograd counts without the effect tokens in front."""
+    descs = [type(node.meta.get("desc")).__name__ for node in primals]
+    inputs = [n for n, desc in zip(primals, descs, strict=True) if desc != "ForwardTokenAOTInput"]
+    return [inputs[i] for i in indices if i < len(inputs)]
 
 
 def copy_module(module: fx.GraphModule) -> fx.GraphModule:

@@ -152,15 +152,17 @@ class FallbackError(_Coded, RuntimeError):
 
 
 class OverBudgetWarning(UserWarning):
-    """The measured peak of a step is above the budget, although the plan's is not.
+    """A step peaks above the budget: by measurement, or by plan where training already runs.
 
     Attributes:
-        measured_nbytes: what the device reported.
+        measured_nbytes: what the device reported; None before a step ran.
         budget_nbytes: what was asked for.
         predicted_nbytes: what the plan promised.
     """
 
-    def __init__(self, measured_nbytes: int, budget_nbytes: int, predicted_nbytes: int) -> None:
+    def __init__(
+        self, measured_nbytes: int | None, budget_nbytes: int, predicted_nbytes: int
+    ) -> None:
         """Keeps the numbers; the text is made when it is read."""
         super().__init__(measured_nbytes, budget_nbytes, predicted_nbytes)
         self.measured_nbytes = measured_nbytes
@@ -169,10 +171,21 @@ class OverBudgetWarning(UserWarning):
 
     def __str__(self) -> str:
         """Fact, cause, remedy."""
+        if self.measured_nbytes is None:
+            return self._before_measuring()
         measured, budget = format_nbytes_apart(self.measured_nbytes, self.budget_nbytes)
         excess = format_nbytes(self.measured_nbytes - self.budget_nbytes)
         return (
             f"Measured peak {measured} is above the budget {budget} by {excess}; the plan predicts "
             f"{format_nbytes(self.predicted_nbytes)}. Something in the step holds memory that the "
             f"plan does not see. Lower the budget by {excess} to make room for it."
+        )
+
+    def _before_measuring(self) -> str:
+        predicted, budget = format_nbytes_apart(self.predicted_nbytes, self.budget_nbytes)
+        return (
+            f"Predicted peak {predicted} is above the budget {budget}: what this part of the step "
+            "finds live already (earlier graphs of the step, or gradients of earlier batches) "
+            "leaves too little. It runs as lean as it can. Raise the budget, remove the graph "
+            "break, or set gradients to None before each step."
         )

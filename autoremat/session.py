@@ -117,6 +117,8 @@ class Session:
         self.measured_peak_nbytes: int | None = None
         self._resident = resident
         self._refuses = refuses
+        self._first_graph = ""
+        self._over_budget: OverBudgetWarning | None = None
         self._entries: dict[str, _Entry] = {}
         self._device = torch.device("cpu")
         self._resident_nbytes = 0
@@ -129,6 +131,7 @@ class Session:
             InfeasibleBudget: if no plan fits.
             FallbackError: if the session is strict and a graph cannot be planned.
         """
+        self._first_graph = self._first_graph or _graph_name()
         try:
             if self.options.compiler == "eager":
                 backend = _torch.aot_autograd(
@@ -163,7 +166,7 @@ class Session:
         try:
             if not joint_inputs:
                 raise Unplannable("AR103", "It is the body of a region that several layers share.")
-            return self._plan(module, num_fwd_outputs, static_lifetime_input_indices)
+            modules = self._plan(module, num_fwd_outputs, static_lifetime_input_indices)
         except InfeasibleBudget:
             raise
         except Unplannable as reason:
@@ -171,6 +174,11 @@ class Session:
         except Exception as error:  # nothing of the user's may be lost to a defect of ours
             why = f"Planning failed: {type(error).__name__}: {error}."
             self.fall_back("AR101", f"{_own_partitioner()} {why}", cause=error)
+        else:
+            if self._over_budget is not None:
+                warning, self._over_budget = self._over_budget, None
+                warnings.warn(warning, stacklevel=2)
+            return modules
         if self.options.compiler == "eager":
             return _torch.default_partition(
                 untouched,
@@ -245,7 +253,9 @@ class Session:
             handed_in_nbytes = storages.total_nbytes(
                 [n for n in joint.primals if n not in joint.static_inputs], resident=True
             )
-            known_nbytes = resident.inputs_nbytes + sum(e.outputs_nbytes for e in earlier)
+            known_nbytes = sum(entry.outputs_nbytes for entry in earlier)
+            if name == self._first_graph:  # later ones get what the code in between made
+                known_nbytes += resident.inputs_nbytes
             held_nbytes = sum(entry.crossing_nbytes for entry in earlier)
             held_nbytes += max(0, handed_in_nbytes - known_nbytes)
             lowered = lower(
@@ -280,10 +290,7 @@ class Session:
     ) -> None:
         """A first graph that does not fit is an error; what comes later runs as lean as it can."""
         if held_nbytes or not self._refuses:
-            warnings.warn(
-                OverBudgetWarning(choice.peak_nbytes, budget_nbytes, choice.peak_nbytes),
-                stacklevel=2,
-            )
+            self._over_budget = OverBudgetWarning(None, budget_nbytes, choice.peak_nbytes)
             return
         timeline = choice.solution.timeline
         step = choice.solution.plan.schedule[timeline.peak_step]
