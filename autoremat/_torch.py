@@ -24,6 +24,7 @@ from torch._guards import CompileContext, detect_fake_mode
 from torch._inductor import ir
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor.exc import InductorError
 from torch._inductor.graph import GraphLowering
 from torch._inductor.select_algorithm import extern_kernels
 from torch._inductor.utils import BoxedBool
@@ -41,6 +42,7 @@ __all__ = [
     "CompileContext",
     "CustomPartitionerFn",
     "GraphLowering",
+    "InductorError",
     "OpOverload",
     "ShortenTraceback",
     "aot_autograd",
@@ -59,7 +61,6 @@ __all__ = [
     "is_tangent",
     "min_cut_without_budget",
     "must_run_in_backward",
-    "must_run_in_forward",
     "run_and_save_rng_state",
     "run_with_rng_state",
     "size_hint",
@@ -81,7 +82,6 @@ is_primal = _partitioners._is_primal
 is_tangent = _partitioners._is_tangent
 is_backward_seed = _partitioners._is_bwd_seed_offset
 is_symbolic = _partitioners.is_sym_node
-must_run_in_forward = _partitioners._must_be_in_forward
 must_run_in_backward = _partitioners._must_be_in_backward
 
 

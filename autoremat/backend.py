@@ -17,8 +17,9 @@ from autoremat.session import Options, Session
 
 OUR_OPTIONS = ("budget", "compiler", "time_limit", "strict", "verbose")
 
-# One session per call of `torch.compile`, which hands over the same mapping for each of its
-# graphs. The mapping is kept, so that its identity stays its own.
+# One session per mapping of options: `torch.compile` hands over the one it was given for each of
+# its graphs. Two models must not share a mapping, or they share a budget. It is kept, so that its
+# identity stays its own.
 _sessions: dict[int, tuple[object, Session]] = {}
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from autoremat import _torch
-from autoremat.storage import is_alias_op
+from autoremat.storage import find_storages
 
 aten = torch.ops.aten
 
@@ -86,12 +86,13 @@ def prepare(
     overwritten = _overwritten_inputs(module)
     if overwritten:
         _snapshot_for_backward(module.graph, overwritten, backward)
+        _save_what_is_read(overwritten, backward)
     primals = [n for n in module.graph.find_nodes(op="placeholder") if _torch.is_primal(n)]
     return JointGraph(
         module=module,
         num_fwd_outputs=num_fwd_outputs,
         static_inputs=frozenset(_at(primals, static_indices or ())),
-        forward=_needed_by_forward(module, num_fwd_outputs, backward),
+        forward=_needed_by_forward(module, num_fwd_outputs, backward, overwritten),
         backward=frozenset(backward),
         overwritten=frozenset(overwritten),
     )
@@ -157,14 +158,25 @@ def _depends_on_tangents(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _needed_by_forward(
-    module: fx.GraphModule, num_fwd_outputs: int, backward: set[fx.Node]
+    module: fx.GraphModule,
+    num_fwd_outputs: int,
+    backward: set[fx.Node],
+    overwritten: set[fx.Node],
 ) -> frozenset[fx.Node]:
+    """Nodes behind the forward's outputs and effects, and all that must run before an overwrite.
+
+    What only the backward needs may run as late as there, but not if it reads an input that the
+    forward's last operations overwrite.
+    """
+    before_overwrite = [
+        reader for node in overwritten for reader in node.users if reader.op == "call_function"
+    ]
     effects = [
         node
         for node in module.graph.nodes
         if node.op == "call_function" and node not in backward and node.is_impure()
     ]
-    stack = _nodes_in(_outputs(module)[:num_fwd_outputs]) + effects
+    stack = _nodes_in(_outputs(module)[:num_fwd_outputs]) + effects + before_overwrite
     needed: set[fx.Node] = set()
     while stack:
         node = stack.pop()
@@ -193,11 +205,23 @@ def _overwritten_inputs(module: fx.GraphModule) -> set[fx.Node]:
             mutated = placeholder_of.get(str(desc.mutated_input))
             if mutated is not None:
                 found.add(mutated)
-    for node in module.graph.nodes:
-        is_view = node.op == "call_function" and is_alias_op(node)
-        if is_view and any(source in found for source in node.all_input_nodes):
-            found.add(node)
-    return found
+    storages = find_storages(module.graph.nodes, torch.device("cpu"))
+    names = {name for node in found for name in storages.of_node[node]}
+    return {
+        node
+        for node in module.graph.nodes
+        if node.op != "output" and not names.isdisjoint(storages.of_node[node])
+    }
+
+
+def _save_what_is_read(overwritten: set[fx.Node], backward: set[fx.Node]) -> None:
+    """Tag what reads an overwritten input, so that torch's own partitioner saves it as well."""
+    for node in overwritten:
+        for reader in node.users:
+            value = reader.meta.get("val")
+            if reader in overwritten or reader in backward or not isinstance(value, torch.Tensor):
+                continue
+            reader.meta["recompute"] = _torch.CheckpointPolicy.MUST_SAVE
 
 
 def _snapshot_for_backward(

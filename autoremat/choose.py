@@ -219,7 +219,11 @@ def _write_out(
     real_peak: Callable[[fx.GraphModule, fx.GraphModule], int],
 ) -> Choice:
     rewritten = rewrite(subject.joint, subject.lowered, subject.constraints, solution.plan)
-    forward, backward = partition(rewritten, num_fwd_outputs=subject.joint.num_fwd_outputs)
+    forward, backward = partition(
+        rewritten,
+        num_fwd_outputs=subject.joint.num_fwd_outputs,
+        overwritten={node.name for node in subject.joint.overwritten},
+    )
     peak_nbytes = real_peak(forward, backward)
     fits = peak_nbytes <= budget_nbytes
     return Choice(forward, backward, solution.method, solution, peak_nbytes, fits)

@@ -24,6 +24,8 @@ prims = torch.ops.prims
 SHARED_READS = 4
 ANY_READS = 8
 
+SMALL_SHARE = 0.25  # of a value's bytes: what it is made from is little
+
 _POINTWISE_NAMES = frozenset(
     {
         "aten::_to_copy",
@@ -103,6 +105,34 @@ def inlined_nodes(
         else:
             reads[node] = behind or frozenset(storages.of_node[node])
     return frozenset(inlined)
+
+
+def shared_by_layers(
+    joint: JointGraph, storages: Storages, inlined: frozenset[fx.Node]
+) -> frozenset[str]:
+    """Values that Inductor would make for all their readers at once if they were recomputed.
+
+    An attention mask is cheap to make and read by every layer. Recomputed for each, its copies
+    share their inputs, so Inductor fuses them into one loop and all of them live at once. One
+    saved copy takes less. They are pointwise, have several readers, and are made from little.
+    """
+    found: set[str] = set()
+    behind: dict[fx.Node, frozenset[str]] = {}
+    for node in joint.nodes:
+        if node.op == "output":
+            continue
+        sources = frozenset().union(*(behind[source] for source in node.all_input_nodes))
+        made = storages.made_by[node]
+        own = frozenset(storages.of_node[node]) - storages.resident
+        behind[node] = own if made and node not in inlined else sources or own
+        if not made or node in inlined or node in joint.backward or not is_pointwise(node):
+            continue
+        made_nbytes = sum(storages.nbytes[name] for name in made)
+        source_nbytes = sum(storages.nbytes[name] for name in sources)
+        readers = {reader for reader in _readers(node, storages) if reader not in joint.backward}
+        if len(readers) > 1 and source_nbytes <= made_nbytes * SMALL_SHARE:
+            found.update(made)
+    return frozenset(found)
 
 
 def is_pointwise(node: fx.Node) -> bool:

@@ -135,6 +135,10 @@ def generate(
             is_backward=is_backward,
             static_input_idxs=_not_tangents(placeholders) if is_backward else (),
         )
+    if not seen:  # nothing to compute: Inductor hands the inputs through
+        live_nbytes = sum(dict(owned.values()).values())
+        passed = tuple(owned.get(n.name) if isinstance(n, fx.Node) else None for n in results)
+        return Generated(WrapperMemory((live_nbytes,), ("return args",), passed), {})
     source, graph = seen[0]
     named = zip(results, _torch.inductor_output_strides(graph), strict=False)
     return Generated(

@@ -7,6 +7,8 @@ says so (a node of the forward part that slips into the backward raises `Partiti
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import fx
 
@@ -19,12 +21,18 @@ class PartitionError(RuntimeError):
 
 
 def partition(
-    rewritten: Rewritten, *, num_fwd_outputs: int
+    rewritten: Rewritten, *, num_fwd_outputs: int, overwritten: Collection[str] = ()
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a rewritten joint graph.
 
+    Args:
+        rewritten: the graph.
+        num_fwd_outputs: how many of its outputs belong to the forward.
+        overwritten: names of inputs that the forward overwrites.
+
     Raises:
-        PartitionError: if the backward would compute something that the plan saved.
+        PartitionError: if the backward would compute something that the plan saved, or read an
+            input after the forward has overwritten it.
     """
     forward, backward = _torch.extract_forward_and_backward(
         rewritten.module, rewritten.saved, num_fwd_outputs=num_fwd_outputs
@@ -35,7 +43,20 @@ def partition(
             raise PartitionError(
                 f"{node.name} runs in the forward and, unplanned, in the backward."
             )
+    require_unread(backward, overwritten)
     return _torch.thread_rng_states(forward, backward)
+
+
+def require_unread(backward: fx.GraphModule, overwritten: Collection[str]) -> None:
+    """Refuse a backward that reads an input after the forward has overwritten it.
+
+    Raises:
+        PartitionError: naming the input and a reader.
+    """
+    for node in backward.graph.find_nodes(op="placeholder"):
+        readers = [user for user in node.users if user.target is not torch.ops.aten.copy_.default]
+        if node.name in overwritten and readers:
+            raise PartitionError(f"{readers[0].name} reads {node.name} after it is overwritten.")
 
 
 def _makes_tensors(node: fx.Node) -> bool:

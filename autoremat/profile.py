@@ -292,6 +292,7 @@ def _attempt_run(draw: Draw, measure: Callable[[Run], Any]) -> Any | None:
 
 def _cuda_peak(run: Run) -> tuple[int, int]:
     device = torch.cuda.current_device()
+    run()  # libraries take their workspace on the first run
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)

@@ -8,11 +8,12 @@ own partitioner, with a warning that says why (an exception if the session is st
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from autoremat.constraints import find_constraints, is_compiled_random
 from autoremat.errors import FallbackError, FallbackWarning, InfeasibleBudget, OverBudgetWarning
 from autoremat.executor import compile_eager
 from autoremat.explain import explain, largest_live, source_of
-from autoremat.fusion import inlined_nodes
+from autoremat.fusion import inlined_nodes, shared_by_layers
 from autoremat.inductor import compile_with_partition
 from autoremat.lower import lower
 from autoremat.profile import profile_nodes
@@ -118,6 +119,7 @@ class Session:
         self._resident = resident
         self._refuses = refuses
         self._first_graph = ""
+        self._unplannable: set[str] = set()  # graphs that failed to compile as planned
         self._over_budget: OverBudgetWarning | None = None
         self._entries: dict[str, _Entry] = {}
         self._device = torch.device("cpu")
@@ -151,6 +153,25 @@ class Session:
             )
         except (InfeasibleBudget, FallbackError) as error:
             raise _torch.passing_through(error) from None
+        except _torch.InductorError as error:
+            return self._compile_as_torch_does(module, example_inputs, error)
+
+    def _compile_as_torch_does(
+        self, module: fx.GraphModule, example_inputs: Sequence[Any], error: Exception
+    ) -> Callable[..., Any]:
+        """Inductor could not compile what was planned: once more, by torch's own partition."""
+        name = _graph_name()
+        self._entries.pop(name, None)
+        why = f"Inductor could not compile the planned graph: {error}."
+        self.fall_back("AR107", f"{_own_partitioner()} {why}", cause=error)
+        self._unplannable.add(name)
+        return compile_with_partition(
+            module,
+            example_inputs,
+            key=self.key,
+            partitioner=self,
+            config=self.options.inductor,
+        )
 
     def partition(
         self,
@@ -164,6 +185,8 @@ class Session:
         """Split one joint graph: by a plan, or as torch would."""
         untouched = copy_module(module)
         try:
+            if _graph_name() in self._unplannable:
+                return self._torch_partition(untouched, joint_inputs, num_fwd_outputs)
             if not joint_inputs:
                 raise Unplannable("AR103", "It is the body of a region that several layers share.")
             modules = self._plan(module, num_fwd_outputs, static_lifetime_input_indices)
@@ -179,14 +202,19 @@ class Session:
                 warning, self._over_budget = self._over_budget, None
                 warnings.warn(warning, stacklevel=2)
             return modules
+        return self._torch_partition(untouched, joint_inputs, num_fwd_outputs)
+
+    def _torch_partition(
+        self, module: fx.GraphModule, joint_inputs: Any, num_fwd_outputs: int
+    ) -> Modules:
+        """Torch's own split, on a graph that is safe from reading overwritten inputs."""
+        with contextlib.suppress(Exception):  # as it is, where even cleaning it fails
+            joint = prepare(module, num_fwd_outputs=num_fwd_outputs, static_indices=None)
+            if joint.overwritten:
+                module = joint.module
         if self.options.compiler == "eager":
-            return _torch.default_partition(
-                untouched,
-                joint_inputs,
-                num_fwd_outputs=num_fwd_outputs,
-                static_lifetime_input_indices=list(static_lifetime_input_indices or ()),
-            )
-        return _torch.min_cut_without_budget(untouched, num_fwd_outputs=num_fwd_outputs)
+            return _torch.default_partition(module, joint_inputs, num_fwd_outputs=num_fwd_outputs)
+        return _torch.min_cut_without_budget(module, num_fwd_outputs=num_fwd_outputs)
 
     def report(self) -> Report:
         """What was planned so far."""
@@ -243,7 +271,11 @@ class Session:
             if not eager and any(is_compiled_random(node) for node in joint.nodes):
                 self._draws_in_compiled_code = True
             constraints = find_constraints(joint, storages, replay_rng=eager)
-            inlined = frozenset() if eager else inlined_nodes(joint, storages, constraints)
+            inlined: frozenset[fx.Node] = frozenset()
+            if not eager:
+                inlined = inlined_nodes(joint, storages, constraints)
+                shared = shared_by_layers(joint, storages, inlined)
+                constraints = replace(constraints, must_save=constraints.must_save | shared)
             progress.stage("cost")
             priced = [n for n in joint.nodes if n.op == "call_function" and n not in inlined]
             costs = profile_nodes(priced, progress=progress.advance)

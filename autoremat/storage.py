@@ -155,16 +155,3 @@ def round_to_allocator(nbytes: int, device: torch.device) -> int:
     if device.type != "cuda":
         return nbytes
     return -(-nbytes // CUDA_BLOCK_NBYTES) * CUDA_BLOCK_NBYTES
-
-
-def is_alias_op(node: fx.Node) -> bool:
-    """Whether the node's result is a view of one of its inputs, by their fake values."""
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or node.target in _ALWAYS_FRESH:
-        return False
-    key = _torch.storage_key(value)
-    return key is not None and any(
-        isinstance(source.meta.get("val"), torch.Tensor)
-        and _torch.storage_key(source.meta["val"]) == key
-        for source in node.all_input_nodes
-    )

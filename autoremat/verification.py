@@ -95,7 +95,6 @@ def verify(
         ValueError: if the model was not optimised or is in eval mode.
     """
     optimized = optimized_call(model)
-    session = optimized.session
     if not model.training:
         raise ValueError("The model is in eval mode, where nothing is planned: call model.train().")
     ours: Callable[..., Any] = model
@@ -114,6 +113,7 @@ def verify(
 
     with _left_as_found(model) as restore:
         run(ours)  # plans and compiles
+        session = optimized.session
         restore()
         reference = "eager"
         call: Callable[..., Any] = model._call_impl
@@ -215,7 +215,8 @@ def _left_as_found(model: nn.Module) -> Iterator[Callable[[], None]]:
     def restore(keep_gradients: bool = False) -> None:
         with torch.no_grad():
             for name, buffer in model.named_buffers():
-                buffer.copy_(buffers[name])
+                if name in buffers:
+                    buffer.copy_(buffers[name])
         for name, parameter in model.named_parameters():
             parameter.grad = gradients[name] if keep_gradients else None
 
