@@ -32,7 +32,7 @@ planned under a budget that does not bind. **Slope error** is the relative diffe
 gradient's length and a finite difference of the loss along it, under one seed: with the same mask
 in forward and backward it is small, with different masks it is large.
 
-torch's `activation_memory_budget` is measured at 0.5, 0.3 and 0.1; beside each budget stands the
+torch's `activation_memory_budget` is measured at 0.5 and 0.1; beside each budget stands the
 fastest setting whose peak is within it. It is known to give wrong gradients with dropout
 (pytorch#190758): see its slope error.
 """
