@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from autoremat.backend import session_options
 from autoremat.errors import FallbackError, FallbackWarning
@@ -53,6 +54,7 @@ class OptimizedCall:
         self._variants: list[_Variant] = []
         self._variants.append(self._new_variant(model))
         self._current = self._variants[0]
+        self._last_gradient: StorageWeakRef | None = None
 
     @property
     def session(self) -> Session:
@@ -65,6 +67,7 @@ class OptimizedCall:
         if not (model.training and torch.is_grad_enabled()):
             return model._call_impl(*args, **kwargs)
         self._inputs = (args, kwargs)
+        self._warn_if_gradients_stay(model)
         self._current = self._variant_for(model)
         try:
             output = self._current.compiled(*args, **kwargs)
@@ -116,6 +119,17 @@ class OptimizedCall:
                 return variant
         self._variants.append(self._new_variant(model))
         return self._variants[-1]
+
+    def _warn_if_gradients_stay(self, model: nn.Module) -> None:
+        """Say once that a step does not fit that adds to the gradients of the one before."""
+        gradient = next((p.grad for p in model.parameters() if p.grad is not None), None)
+        now = StorageWeakRef(gradient.untyped_storage()) if gradient is not None else None
+        before, self._last_gradient = self._last_gradient, now
+        stays = before is not None and not before.expired() and before == now
+        session = self._current.session
+        if stays and session.does_not_fit is not None:
+            warning, session.does_not_fit = session.does_not_fit, None
+            warnings.warn(warning, stacklevel=3)
 
     def _tell_if_nothing_was_planned(self, session: Session) -> None:
         if not session.is_planned and not session.fallbacks:

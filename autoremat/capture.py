@@ -20,6 +20,8 @@ from autoremat.storage import find_storages
 
 aten = torch.ops.aten
 
+_DRAW_MARK = "autoremat_draw"
+
 
 @dataclass(frozen=True)
 class JointGraph:
@@ -80,7 +82,7 @@ def prepare(
     module = copy_module(module)
     _free_batch_norm_backward(module.graph)
     module.graph.eliminate_dead_code()
-    module.graph = _torch.fx_graph_cse(module.graph)
+    module.graph = _without_duplicates(module.graph)
     _torch.force_save_what_torch_demands(module)
     backward = _depends_on_tangents(module.graph)
     overwritten = _overwritten_inputs(module)
@@ -120,6 +122,21 @@ def copy_module(module: fx.GraphModule) -> fx.GraphModule:
     for before, after in nodes.items():
         after.meta = dict(before.meta)
     return fx.GraphModule(module, copied)
+
+
+def _without_duplicates(graph: fx.Graph) -> fx.Graph:
+    """Equal nodes merged, but every random draw left on its own.
+
+    Torch's pass knows only some of the random operators: a mark tells the others apart.
+    """
+    for number, node in enumerate(graph.nodes):
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            node.kwargs = {**node.kwargs, _DRAW_MARK: number}
+    graph = _torch.fx_graph_cse(graph)
+    for node in graph.nodes:
+        if _DRAW_MARK in node.kwargs:
+            node.kwargs = {k: v for k, v in node.kwargs.items() if k != _DRAW_MARK}
+    return graph
 
 
 def _free_batch_norm_backward(graph: fx.Graph) -> None:

@@ -100,13 +100,13 @@ def lower(
     sizes = storages.nbytes | dict.fromkeys(rng_states, _torch.rng_state_nbytes())
     for node in (*forward, *backward):
         for name in storages.made_by[node][:1]:
-            sizes[name] += costs[node].excess_nbytes
+            sizes[name] = max(sizes[name], storages.fake_nbytes[name] + costs[node].excess_nbytes)
     values = tuple(
         Value(
             name,
             sizes[name],
             must_save=name in constraints.must_save,
-            must_recompute=name in constraints.must_recompute,
+            must_recompute=name in constraints.must_recompute and name not in outputs,
         )
         for op in ops
         for name in op.outputs

@@ -121,6 +121,7 @@ class Session:
         self._first_graph = ""
         self._unplannable: set[str] = set()  # graphs that failed to compile as planned
         self._over_budget: OverBudgetWarning | None = None
+        self.does_not_fit: OverBudgetWarning | None = None
         self._entries: dict[str, _Entry] = {}
         self._device = torch.device("cpu")
         self._resident_nbytes = 0
@@ -151,7 +152,7 @@ class Session:
                 partitioner=self,
                 config=self.options.inductor,
             )
-        except (InfeasibleBudget, FallbackError) as error:
+        except (InfeasibleBudget, FallbackError, FallbackWarning, OverBudgetWarning) as error:
             raise _torch.passing_through(error) from None
         except _torch.InductorError as error:
             return self._compile_as_torch_does(module, example_inputs, error)
@@ -306,7 +307,7 @@ class Session:
             choice = choose(subject, solver, budget_nbytes)
             self._device, self._resident_nbytes = device, resident.nbytes
             if not choice.fits:
-                self._refuse(subject, choice, budget_nbytes, held_nbytes)
+                self._refuse(subject, choice, budget_nbytes, is_later=bool(earlier))
             graph_report = explain(name, subject, choice, costs)
             self._entries[name] = _Entry(
                 graph_report,
@@ -318,11 +319,16 @@ class Session:
         return choice.forward, choice.backward
 
     def _refuse(
-        self, subject: Subject, choice: Choice, budget_nbytes: int, held_nbytes: int
+        self, subject: Subject, choice: Choice, budget_nbytes: int, *, is_later: bool
     ) -> None:
         """A first graph that does not fit is an error; what comes later runs as lean as it can."""
-        if held_nbytes or not self._refuses:
+        if is_later:
             self._over_budget = OverBudgetWarning(None, budget_nbytes, choice.peak_nbytes)
+            return
+        if not self._refuses:
+            # Gradients that exist now may be gone before the backward: whoever sees that they
+            # stay warns of it.
+            self.does_not_fit = OverBudgetWarning(None, budget_nbytes, choice.peak_nbytes)
             return
         timeline = choice.solution.timeline
         step = choice.solution.plan.schedule[timeline.peak_step]

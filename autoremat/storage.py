@@ -36,6 +36,7 @@ class Storages:
         root: the node that stands for the whole storage: saving it saves the storage. Absent
             for elements of tuples that nobody takes.
         nbytes: bytes of each storage, rounded; 0 on other devices than the planned one.
+        fake_nbytes: what the fake values say; `nbytes` is more where they say too little.
         resident: storages of graph inputs and constants.
     """
 
@@ -43,6 +44,7 @@ class Storages:
     made_by: dict[fx.Node, tuple[str, ...]] = field(default_factory=dict)
     root: dict[str, fx.Node] = field(default_factory=dict)
     nbytes: dict[str, int] = field(default_factory=dict)
+    fake_nbytes: dict[str, int] = field(default_factory=dict)
     resident: set[str] = field(default_factory=set)
 
     def total_nbytes(self, nodes: Iterable[fx.Node], *, resident: bool = False) -> int:
@@ -83,7 +85,10 @@ def find_storages(nodes: Iterable[fx.Node], device: torch.device) -> Storages:
             if shared is None:
                 made.append(name)
                 keys[name] = key
-                storages.nbytes[name] = _rounded_nbytes(tensor, device)
+                storages.fake_nbytes[name] = _rounded_nbytes(tensor, device)
+                storages.nbytes[name] = max(
+                    storages.fake_nbytes[name], _whole_source_nbytes(node, storages)
+                )
                 if path == ():
                     storages.root[name] = node
         storages.of_node[node] = tuple(dict.fromkeys(names.values()))
@@ -111,6 +116,15 @@ def _shared_with(
     if node.op == "placeholder":
         candidates = (*made, *storages.nbytes)
     return next((name for name in candidates if keys[name] == key), None)
+
+
+def _whole_source_nbytes(node: fx.Node, storages: Storages) -> int:
+    """Bytes of the storage that `copy` clones whole, even if it copies into a view of it only."""
+    if node.target is not torch.ops.aten.copy.default:
+        return 0
+    target = node.args[0]
+    assert isinstance(target, fx.Node)
+    return storages.total_nbytes([target], resident=True)
 
 
 def _add_element(

@@ -134,7 +134,9 @@ def bert(layers: int = 12, batch: int = 8, tokens: int = 128) -> Case:
     torch.manual_seed(0)
     model = BertForMaskedLM(config).train()
     names = tuple(f"bert.encoder.layer.{i}" for i in range(layers))
-    return Case("bert", model, _tokens(512, batch, tokens), call_with_labels, its_loss, names, dropout=True)
+    return Case(
+        "bert", model, _tokens(512, batch, tokens), call_with_labels, its_loss, names, dropout=True
+    )
 
 
 class Bottleneck(nn.Module):

@@ -24,7 +24,9 @@ class Overwrites(nn.Module):
         super().__init__()
         self.program = program
         self.w = nn.Parameter(torch.linspace(-1.0, 1.0, WIDTH * WIDTH).reshape(WIDTH, WIDTH))
-        self.register_buffer("buffer", torch.linspace(0.5, 2.0, WIDTH * WIDTH).reshape(WIDTH, WIDTH))
+        self.register_buffer(
+            "buffer", torch.linspace(0.5, 2.0, WIDTH * WIDTH).reshape(WIDTH, WIDTH)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """The program's sum, after deep enough a chain for something to recompute."""

@@ -337,7 +337,9 @@ def test_the_summary_fits_a_screen(report: Report) -> None:
 
 def test_reports_are_read_without_torch() -> None:
     """`autoremat.reporting` needs neither torch nor a terminal library."""
-    program = "import sys, autoremat.reporting\nprint(sorted({'torch', 'rich'} & set(sys.modules)))\n"
+    program = (
+        "import sys, autoremat.reporting\nprint(sorted({'torch', 'rich'} & set(sys.modules)))\n"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,

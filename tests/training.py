@@ -68,9 +68,7 @@ def scalar(output: Any) -> Tensor:
     return torch.stack([leaf.abs().square().mean() for leaf in leaves]).sum()
 
 
-def step(
-    model: nn.Module, inputs: Sequence[Any], loss_of: Loss = scalar, seed: int = 0
-) -> Outcome:
+def step(model: nn.Module, inputs: Sequence[Any], loss_of: Loss = scalar, seed: int = 0) -> Outcome:
     """Forward and backward on copies of the inputs, from no gradients and a fixed seed."""
     model.zero_grad(set_to_none=True)
     torch.manual_seed(seed)
@@ -193,6 +191,7 @@ def gradients_hold(
     found = Peaks(
         caught.value.smallest_peak_nbytes, report.predicted_peak_nbytes, report.resident_nbytes
     )
+    assert found.resident < found.smallest <= found.save_all
     for share in shares:
         model = optimized(make, found.at(share))
         same(reference, step(model, inputs, loss_of))

@@ -1,0 +1,215 @@
+"""A plan written out: every recompute is a node of its own, right where the plan wants it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from autoremat_solver import Plan
+from torch import Tensor
+
+from autoremat.partition import PartitionError, partition
+from autoremat.rewrite import Rewritten, rewrite
+from tests.joint_graphs import Analysed, analyse, drawn, leaf, plan
+
+
+def chain(x: Tensor) -> Tensor:
+    """X -> sin -> exp -> sin -> sum."""
+    return x.sin().exp().sin().sum()
+
+
+@pytest.fixture(name="chain_of_three")
+def _chain_of_three() -> Analysed:
+    return analyse(chain, leaf(8))
+
+
+def test_the_schedule_of_the_chain(chain_of_three: Analysed):
+    """The order of the step without recompute: the golden texts below rely on it."""
+    assert chain_of_three.schedule == (
+        "sin",
+        "exp",
+        "sin_1",
+        "sum_1",
+        "cos",
+        "backward_begins",
+        "mul",
+        "mul_1",
+        "cos_1",
+        "mul_2",
+    )
+
+
+def test_without_repeats_the_order_is_the_plans(chain_of_three: Analysed):
+    """The nodes stand as the plan has them.
+
+    forward:  sin -> exp -> sin_1 -> sum_1
+    backward: cos(exp) * gradient, * exp, * cos(x)
+    """
+    analysed = chain_of_three
+    written = rewrite(
+        analysed.joint,
+        analysed.lowered,
+        analysed.constraints,
+        plan("sin exp sin_1 sum_1 backward_begins cos mul mul_1 cos_1 mul_2"),
+    )
+    assert drawn(written.module) == [
+        "sin = sin(primals_1)",
+        "exp = exp(sin)",
+        "sin_1 = sin(exp)",
+        "sum_1 = sum(sin_1)",
+        "cos = cos(exp)",
+        "expand = expand(tangents_1, [8])",
+        "mul = mul(expand, cos)",
+        "detach = detach(exp)",
+        "detach_1 = detach(detach)",
+        "mul_1 = mul(mul, detach_1)",
+        "cos_1 = cos(primals_1)",
+        "mul_2 = mul(mul_1, cos_1)",
+        "return sum_1, mul_2",
+    ]
+    assert {node.name for node in written.saved} == {"exp", "primals_1"}
+
+
+def test_a_repeat_is_a_node_of_its_own(chain_of_three: Analysed):
+    """`exp` is freed in the forward; each of its two readers gets its own copy."""
+    analysed = chain_of_three
+    written = rewrite(
+        analysed.joint,
+        analysed.lowered,
+        analysed.constraints,
+        plan("sin exp sin_1 sum_1 backward_begins sin exp cos mul sin exp mul_1 cos_1 mul_2"),
+    )
+    lines = drawn(written.module)
+    assert lines[4:] == [
+        "sin_recomputed = sin(primals_1)",
+        "exp_recomputed = exp(sin_recomputed)",
+        "cos = cos(exp_recomputed)",
+        "expand = expand(tangents_1, [8])",
+        "mul = mul(expand, cos)",
+        "sin_recomputed_1 = sin(primals_1)",
+        "exp_recomputed_1 = exp(sin_recomputed_1)",
+        "detach = detach(exp_recomputed_1)",
+        "detach_1 = detach(detach)",
+        "mul_1 = mul(mul, detach_1)",
+        "cos_1 = cos(primals_1)",
+        "mul_2 = mul(mul_1, cos_1)",
+        "return sum_1, mul_2",
+    ]
+    assert [node.name for node in written.saved] == ["primals_1"]
+
+
+def test_copies_belong_to_the_backward(chain_of_three: Analysed):
+    """They carry torch's tag, their own `meta`, and no checkpoint policy."""
+    analysed = chain_of_three
+    written = rewrite(
+        analysed.joint,
+        analysed.lowered,
+        analysed.constraints,
+        plan("sin exp sin_1 sum_1 backward_begins sin exp cos mul mul_1 cos_1 mul_2"),
+    )
+    copies = [n for n in written.module.graph.nodes if "_recomputed" in n.name]
+    assert len(copies) == 2
+    for copy in copies:
+        assert copy.meta["partitioner_tag"] == "is_backward"
+        assert copy.meta["val"].shape == (8,)
+        assert "recompute" not in copy.meta
+
+
+def test_the_original_graph_is_not_changed(chain_of_three: Analysed):
+    """Two plans can be written from one joint graph."""
+    analysed = chain_of_three
+    before = str(analysed.joint.module.graph)
+    rewrite(
+        analysed.joint,
+        analysed.lowered,
+        analysed.constraints,
+        plan("sin exp sin_1 sum_1 backward_begins sin exp cos mul mul_1 cos_1 mul_2"),
+    )
+    assert str(analysed.joint.module.graph) == before
+
+
+def test_a_schedule_that_reads_what_was_never_made(chain_of_three: Analysed):
+    """Refused before anything is written."""
+    analysed = chain_of_three
+    with pytest.raises(KeyError, match="exp"):
+        rewrite(
+            analysed.joint,
+            analysed.lowered,
+            analysed.constraints,
+            plan("sin sin_1 exp sum_1 backward_begins cos mul mul_1 cos_1 mul_2"),
+        )
+
+
+def test_views_are_made_again_where_they_are_read():
+    """A transpose is no operation of the plan; the backward makes its own, and saves the base."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return (x.sin().t() @ y).sin().sum()
+
+    analysed = analyse(function, leaf(4, 2), leaf(4, 3))
+    views = {n.name for n in analysed.joint.nodes if not analysed.storages.of_node.get(n, ())}
+    assert not views & set(analysed.schedule)
+    written = rewrite(
+        analysed.joint, analysed.lowered, analysed.constraints, Plan(analysed.schedule)
+    )
+    _, backward = partition(written, num_fwd_outputs=1)
+    saved = [n for n in backward.graph.find_nodes(op="placeholder") if n.name != "tangents_1"]
+    assert all(node.op == "placeholder" and is_base(node) for node in saved)
+
+
+def is_base(node: torch.fx.Node) -> bool:
+    """Whether a value fills its storage in order."""
+    return node.meta["val"].is_contiguous()
+
+
+def test_random_repeats_run_under_the_saved_state():
+    """A repeat draws what the first run drew.
+
+    first run:  state, mask = run_and_save_rng_state(bernoulli)
+    repeat:     mask = run_with_rng_state(state, bernoulli)
+    """
+
+    def function(x: Tensor) -> Tensor:
+        return (x * torch.bernoulli(x.detach())).sin().sum()
+
+    analysed = analyse(function, leaf(8))
+    name = next(n for n in analysed.schedule if n.startswith("bernoulli"))
+    position = analysed.schedule.index("backward_begins") + 1
+    schedule = (*analysed.schedule[:position], name, *analysed.schedule[position:])
+    written = rewrite(analysed.joint, analysed.lowered, analysed.constraints, Plan(schedule))
+    text = "\n".join(drawn(written.module))
+    assert "run_and_save_rng_state" in text
+    assert "run_with_rng_state" in text
+    assert any("getitem" in node.name for node in written.saved)
+
+
+# --- partition ---------------------------------------------------------------------------------
+
+
+def test_the_two_modules_follow_the_plan(chain_of_three: Analysed):
+    """The forward returns its output and what is saved; the backward holds the copies."""
+    analysed = chain_of_three
+    written = rewrite(
+        analysed.joint,
+        analysed.lowered,
+        analysed.constraints,
+        plan("sin exp sin_1 sum_1 backward_begins sin exp cos mul mul_1 cos_1 mul_2"),
+    )
+    forward, backward = partition(written, num_fwd_outputs=1)
+    assert drawn(forward)[-1] == "return sum_1, primals_1"
+    inputs = [node.name for node in backward.graph.find_nodes(op="placeholder")]
+    assert inputs == ["primals_1", "tangents_1"]
+    assert sum("_recomputed" in line.split(" = ")[0] for line in drawn(backward)) == 2
+
+
+def test_a_backward_that_does_more_than_planned_is_a_defect(chain_of_three: Analysed):
+    """With a saved value left out, torch would recompute it unasked: that is refused."""
+    analysed = chain_of_three
+    written = rewrite(
+        analysed.joint,
+        analysed.lowered,
+        analysed.constraints,
+        plan("sin exp sin_1 sum_1 backward_begins cos mul mul_1 cos_1 mul_2"),
+    )
+    kept = tuple(node for node in written.saved if node.name != "exp")
+    with pytest.raises(PartitionError, match=r"(sin|exp) runs in the forward and, unplanned"):
+        partition(Rewritten(written.module, kept), num_fwd_outputs=1)

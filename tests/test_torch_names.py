@@ -1,0 +1,358 @@
+"""One smoke test for each private torch name that autoremat relies on.
+
+A torch release that moves or changes one fails here, by its name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from autoremat import _torch, _torch_profile
+from autoremat.executor import compile_eager
+from tests.joint_graphs import capture, leaf
+
+aten = torch.ops.aten
+
+
+def joint_graph(loss_of: Any = lambda y: y.sin().sum(), **options: Any) -> fx.GraphModule:
+    """The joint graph of `loss_of(linear(x))`, and what the partitioner is called with."""
+    seen: list[tuple[fx.GraphModule, Any, dict[str, Any]]] = []
+
+    def partition(module: fx.GraphModule, inputs: Any, **keywords: Any) -> Any:
+        seen.append((module, inputs, keywords))
+        return _torch.default_partition(module, inputs, **keywords)
+
+    layer = nn.Linear(4, 4)
+    backend = _torch.aot_autograd(
+        fw_compiler=compile_eager,
+        bw_compiler=compile_eager,
+        partition_fn=partition,
+        keep_inference_input_mutations=True,
+    )
+    torch.compile(lambda x: loss_of(layer(x)), backend=backend, **options)(torch.randn(2, 4))
+    module, inputs, keywords = seen[0]
+    module.meta["joint inputs"], module.meta["keywords"] = inputs, keywords
+    return module
+
+
+@pytest.fixture(name="joint")
+def _joint() -> fx.GraphModule:
+    return joint_graph()
+
+
+def placeholders(module: fx.GraphModule) -> list[fx.Node]:
+    return list(module.graph.find_nodes(op="placeholder"))
+
+
+def test_partition_function_is_called_with_these_keywords(joint: fx.GraphModule):
+    """`aot_autograd` hands over the joint graph, its inputs and the number of outputs."""
+    keywords = joint.meta["keywords"]
+    assert keywords["num_fwd_outputs"] == 1
+    assert "static_lifetime_input_indices" in keywords
+    primals, tangents = joint.meta["joint inputs"]
+    assert len(primals) == 3
+    assert len(tangents) == 1
+
+
+def test_is_primal_and_is_tangent(joint: fx.GraphModule):
+    """Placeholders are told apart by name."""
+    kinds = [(_torch.is_primal(n), _torch.is_tangent(n)) for n in placeholders(joint)]
+    assert kinds == [(True, False)] * 3 + [(False, True)]
+
+
+def test_is_backward_seed(joint: fx.GraphModule):
+    """No placeholder of a plain graph is a seed of the backward."""
+    assert not any(_torch.is_backward_seed(n) for n in placeholders(joint))
+
+
+def test_partitioner_tags(joint: fx.GraphModule):
+    """Nothing of a plain graph must run in one part."""
+    nodes = list(joint.graph.nodes)
+    assert not any(_torch.must_run_in_backward(node) for node in nodes)
+    nodes[5].meta["partitioner_tag"] = "must_be_in_backward"
+    assert _torch.must_run_in_backward(nodes[5])
+
+
+def test_is_symbolic():
+    """A graph of symbolic sizes has placeholders that are symbols."""
+    joint = joint_graph(lambda y: (y * y.shape[0]).sum(), dynamic=True)
+    assert any(_torch.is_symbolic(node) for node in placeholders(joint))
+    assert not all(_torch.is_symbolic(node) for node in placeholders(joint))
+
+
+def test_is_opaque(joint: fx.GraphModule):
+    """Tensors are not opaque."""
+    assert not any(_torch.is_opaque(node) for node in placeholders(joint))
+
+
+def test_force_save_what_torch_demands(joint: fx.GraphModule):
+    """Tags nothing in a graph without effects, collectives and checkpoints."""
+    _torch.force_save_what_torch_demands(joint)
+    assert not any("recompute" in node.meta for node in joint.graph.nodes)
+
+
+def test_extract_forward_and_backward(joint: fx.GraphModule):
+    """Saved nodes are outputs of the one module and inputs of the other."""
+    saved = next(n for n in joint.graph.nodes if n.target is aten.addmm.default)
+    keep = [saved, *placeholders(joint)[:3]]
+    forward, backward = _torch.extract_forward_and_backward(joint, keep, num_fwd_outputs=1)
+    assert saved.name in {n.name for n in placeholders(backward)}
+    assert len(forward.graph.output_node().args[0]) > 1
+
+
+def test_min_cut_without_budget(joint: fx.GraphModule):
+    """Torch's own partition for Inductor gives two modules."""
+    forward, backward = _torch.min_cut_without_budget(joint, num_fwd_outputs=1)
+    assert placeholders(forward)
+    assert any(_torch.is_tangent(node) for node in placeholders(backward))
+
+
+def test_thread_rng_states(joint: fx.GraphModule):
+    """Modules without random higher-order operators come back unchanged."""
+    forward, backward = _torch.min_cut_without_budget(joint, num_fwd_outputs=1)
+    before = str(forward.graph)
+    assert str(_torch.thread_rng_states(forward, backward)[0].graph) == before
+
+
+def test_fx_graph_cse(joint: fx.GraphModule):
+    """Equal calls become one."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    twins = [graph.call_function(aten.sin.default, (x,)) for _ in range(2)]
+    graph.output(tuple(twins))
+    assert (
+        len(_torch.fx_graph_cse(graph).find_nodes(op="call_function", target=aten.sin.default)) == 1
+    )
+
+
+def test_tangents_are_freed_is_known():
+    """Torch 2.12 and later hand the incoming gradients over to the backward."""
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    assert _torch.TANGENTS_ARE_FREED is (version >= (2, 12))
+
+
+def test_random_state_operators():
+    """One run saves the generator's state, the other replays under it."""
+    state, first = _torch.run_and_save_rng_state(aten.rand.default, [3], device="cpu")
+    again = _torch.run_with_rng_state(state, aten.rand.default, [3], device="cpu")
+    assert torch.equal(first, again)
+    assert state.nbytes == _torch.rng_state_nbytes()
+
+
+def test_size_hint():
+    """Plain numbers stand for themselves, symbols for the size at hand."""
+    assert _torch.size_hint(7) == 7
+    joint = joint_graph(lambda y: (y * y.shape[0]).sum(), dynamic=True)
+    tensors = [n.meta["val"] for n in placeholders(joint)]
+    shapes = [t.shape for t in tensors if isinstance(t, torch.Tensor)]
+    assert {_torch.size_hint(size) for shape in shapes for size in shape} <= {2, 4}
+
+
+def test_storage_key():
+    """Views share it, copies do not, sparse tensors have none."""
+    x = torch.zeros(4)
+    assert _torch.storage_key(x) == _torch.storage_key(x[1:])
+    assert _torch.storage_key(x) != _torch.storage_key(x.clone())
+    assert _torch.storage_key(x.to_sparse()) is None
+
+
+def test_is_getitem():
+    """Only elements of tuples."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    assert _torch.is_getitem(graph.call_function(operator.getitem, (x, 0)))
+    assert not _torch.is_getitem(x)
+
+
+def test_fake_mode_of(joint: fx.GraphModule):
+    """What is made under the mode of a graph's values is fake; real values have none."""
+    value = placeholders(joint)[0].meta["val"]
+    with _torch.fake_mode_of([value]):
+        assert isinstance(torch.zeros(2), FakeTensor)
+    with _torch.fake_mode_of(torch.zeros(2)):
+        assert not isinstance(torch.zeros(2), FakeTensor)
+
+
+def test_boxed_code_generation():
+    """The generated function takes one list and empties it."""
+    graph = fx.Graph()
+    graph.output(graph.call_function(aten.sin.default, (graph.placeholder("x"),)))
+    graph.set_codegen(_torch.BoxedCodeGen())
+    arguments = [torch.zeros(2)]
+    assert torch.equal(fx.GraphModule({}, graph).forward(arguments), torch.zeros(2))
+    assert not arguments
+
+
+def test_compile_context():
+    """Outside a compile there is no id, inside there is the frame's."""
+    assert _torch.CompileContext.current_compile_id() is None
+    frames = []
+
+    def backend(module: Any, inputs: Any) -> Any:
+        frames.append(_torch.CompileContext.current_compile_id().frame_id)
+        return module.forward
+
+    torch.compile(lambda x: x.sin(), backend=backend)(torch.zeros(2))
+    assert frames == [0]
+
+
+def test_exceptions_that_dynamo_lets_through():
+    """Dynamo wraps a backend's error unless it is a `ShortenTraceback`."""
+
+    def raising(error: Exception) -> Any:
+        def backend(module: Any, inputs: Any) -> Any:
+            raise error
+
+        return torch.compile(lambda x: x.sin(), backend=backend)
+
+    with pytest.raises(_torch.BackendCompilerFailed):
+        raising(KeyError("inner"))(torch.zeros(2))
+    assert issubclass(type(_torch.passing_through(KeyError("x"))), _torch.ShortenTraceback)
+    with pytest.raises(KeyError, match="inner"):
+        raising(_torch.passing_through(KeyError("inner")))(torch.zeros(2))
+
+
+def test_checkpoint_policies():
+    """The policies that arrive as tags."""
+    names = {"MUST_SAVE", "PREFER_SAVE", "MUST_RECOMPUTE", "PREFER_RECOMPUTE"}
+    assert names <= set(_torch.CheckpointPolicy.__members__)
+
+
+def test_custom_partitioner_of_inductor():
+    """Abstract: a call and a uuid; Inductor's configuration has its place."""
+    assert {"__call__", "uuid"} <= set(dir(_torch.CustomPartitionerFn))
+    assert "custom_partitioner_fn" in torch._inductor.config.get_config_copy()
+    assert "config_patches" in inspect.signature(_torch.compile_fx).parameters
+
+
+@pytest.mark.inductor
+def test_a_compile_can_be_stopped_at_its_source():
+    """The patched step gets the scheduled graph, whose `codegen` gives the wrapper."""
+    seen: list[Any] = []
+
+    class Stop(Exception):
+        pass
+
+    def stop(graph: Any) -> Any:
+        seen.append((graph, graph.codegen()[0]))
+        raise Stop
+
+    captured = capture(lambda x: x.sin().sum(), leaf(8))
+    forward, _ = _torch.min_cut_without_budget(captured.module, num_fwd_outputs=1)
+    inputs = [node.meta["val"] for node in placeholders(forward)]
+    original = _torch.GraphLowering.compile_to_module
+    with (
+        _torch.patched_compile_to_module(stop),
+        inputs[0].fake_mode,
+        pytest.raises(Exception, match="Stop"),
+    ):
+        _torch.compile_without_cache(forward, inputs, is_backward=False, static_input_idxs=())
+    assert _torch.GraphLowering.compile_to_module is original
+    graph, source = seen[0]
+    assert "def call" in getattr(source, "value", source)
+    sizes = _torch.inductor_result_nbytes(graph, torch.device("cpu"))
+    assert sizes
+    assert all(nbytes >= 0 for element in sizes.values() for nbytes in element)
+    assert _torch.size_hint_of_expr(graph, 3) == 3
+    size, stride, dtype, device = _torch.inductor_layout(graph, "primals_1")
+    assert (size, stride, dtype, device.type) == ((8,), (1,), torch.float32, "cpu")
+    assert _torch.inductor_layout(graph, "nothing") is None
+    assert _torch.inductor_output_strides(graph)[0] == ()
+
+
+def test_inner_compile_takes_these_keywords():
+    """`compile_without_cache` calls it with them."""
+    parameters = inspect.signature(_torch.compile_fx_inner).parameters
+    assert "kwargs" in parameters or "is_backward" in parameters
+
+
+def test_names_that_wrappers_use():
+    """Library calls in generated code can be evaluated with them."""
+    names = _torch.wrapper_namespace()
+    x = torch.arange(4.0)
+    assert torch.equal(eval("reinterpret_tensor(x, (2,), (2,), 1)", names | {"x": x}), x[1::2])
+    out = torch.empty(1, 1)
+    one = torch.ones(1, 1)
+    eval("extern_kernels.mm(a, a, out=out)", names | {"a": one, "out": out})
+    assert torch.equal(out, one)
+
+
+def test_trees_of_arguments():
+    """Leaves of positional and keyword arguments."""
+    assert _torch.arg_tree_leaves([1, (2,)], three=3) == [1, 2, 3]
+    assert _torch.tree_leaves({"a": (1, [2])}) == [1, 2]
+    assert isinstance(aten.sin.default, _torch.OpOverload)
+
+
+# --- what profiling relies on ------------------------------------------------------------------
+
+
+def test_real_execution_suspends_fake_tensors():
+    """Inside a fake mode, tensors made under it are real."""
+    with _torch_profile.FakeTensorMode(), _torch_profile.real_execution():
+        assert type(torch.zeros(2)) is torch.Tensor
+
+
+def test_profiler_is_active():
+    """Only while one records."""
+    assert not _torch_profile.profiler_is_active()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert _torch_profile.profiler_is_active()
+
+
+def test_memory_events():
+    """Allocations on the CPU are events with bytes and a device, in order of time."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as session:
+        torch.zeros(1024)
+    events = _torch_profile.memory_events(session)
+    assert [e.start_ns() for e in events] == sorted(e.start_ns() for e in events)
+    found = [e for e in events if e.name() == "[memory]"]
+    assert {e.nbytes() for e in found} == {4096, -4096}
+    assert all(e.device_type() == _torch_profile.DeviceType.CPU for e in found)
+
+
+def test_storage_identity():
+    """Equal for views of one storage."""
+    x = torch.zeros(4)
+    identity = _torch_profile.storage_identity
+    assert identity(x.untyped_storage()) == identity(x[1:].untyped_storage())
+
+
+def test_is_mutable():
+    """Told by the schema."""
+    assert _torch_profile.is_mutable(aten.add_.Tensor)
+    assert not _torch_profile.is_mutable(aten.add.Tensor)
+
+
+def test_has_results():
+    """Told by the schema."""
+    assert _torch_profile.has_results(aten.add.Tensor)
+    assert not _torch_profile.has_results(aten._assert_async.default)
+
+
+def test_foreach_by_default():
+    """On CPU, torch's optimizers loop over the parameters."""
+    assert _torch_profile.foreach_by_default([torch.zeros(2)], False) is False
+
+
+def test_step_hooks():
+    """The attributes exist on every optimizer."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(2))], 0.1)
+    assert all(hasattr(optimizer, name) for name in _torch_profile.step_hooks())
+
+
+def test_operator_types_and_trees():
+    """Names that are classes or functions of the expected kind."""
+    assert isinstance(aten.sin.default, _torch_profile.OpOverload)
+    assert isinstance(_torch.run_with_rng_state, _torch_profile.HigherOrderOperator)
+    assert issubclass(_torch_profile.TorchDispatchMode, object)
+    assert _torch_profile.tree_leaves({"a": [1, 2]}) == [1, 2]
+    assert _torch_profile.tree_map(lambda x: x + 1, (1, [2])) == (2, [3])

@@ -1,0 +1,217 @@
+"""Live bytes of a generated wrapper, read from its text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from autoremat.wrapper_memory import Buffers, WrapperError, read_wrapper, sizes_by_name
+
+
+def buffers(
+    inputs: Sequence[int] = (),
+    *,
+    values: Sequence[int | None] | None = None,
+    results: Mapping[str, Sequence[int]] | None = None,
+    library: Mapping[str, tuple[int, int]] | None = None,
+    rounded_to: int = 1,
+    device_type: str = "cpu",
+) -> Buffers:
+    """What the text does not say; `library` is looked up by a part of the call's text."""
+    known = library or {}
+    return Buffers(
+        input_nbytes=inputs,
+        input_values=values or [None] * len(inputs),
+        result_nbytes=sizes_by_name(results or {}),
+        library_nbytes=lambda text: next((v for k, v in known.items() if k in text), None),
+        round_nbytes=lambda nbytes: -(-nbytes // rounded_to) * rounded_to,
+        device_type=device_type,
+    )
+
+
+def wrapper(*lines: str) -> str:
+    """A module with a `call` function of these lines."""
+    return "def call(args):\n" + "".join(f"    {line}\n" for line in lines)
+
+
+def live(given: Buffers, *lines: str) -> tuple[int, ...]:
+    """Live bytes after each line."""
+    return read_wrapper(wrapper(*lines), given).live_nbytes
+
+
+def test_allocations_and_deletes():
+    """A buffer lives from its allocation to its `del`."""
+    assert live(
+        buffers(),
+        "buf0 = empty_strided_cpu((4, 8), (8, 1), torch.float32)",
+        "buf1 = empty_strided_cpu((4,), (1,), torch.float64)",
+        "del buf0",
+        "del buf1",
+    ) == (128, 160, 32, 0)
+
+
+def test_a_renamed_buffer_is_the_same_buffer():
+    """Reuse: the old name goes, the bytes stay."""
+    assert live(
+        buffers(),
+        "buf0 = empty_strided_cpu((8,), (1,), torch.float32)",
+        "buf1 = buf0; del buf0  # reuse",
+        "buf2 = reinterpret_tensor(buf1, (4, 2), (2, 1), 0); del buf1  # reuse",
+        "del buf2",
+    ) == (32, 32, 32, 32, 32, 0)
+
+
+def test_a_view_keeps_its_base_alive():
+    """Deleting the base's name frees nothing while a view has one."""
+    assert live(
+        buffers(),
+        "buf0 = empty_strided_cpu((8,), (1,), torch.float32)",
+        "view = reinterpret_tensor(buf0, (2, 4), (4, 1), 0)",
+        "del buf0",
+        "del view",
+    ) == (32, 32, 32, 0)
+
+
+@pytest.mark.parametrize("left", ["primals_1, primals_2", "[primals_1, primals_2]"])
+def test_inputs_that_the_call_owns_are_live_at_the_start(left: str):
+    """Those of others count as nothing."""
+    curve = live(
+        buffers([100, 0]), f"{left} = args", "args.clear()", "del primals_1", "del primals_2"
+    )
+    assert curve == (100, 100, 0, 0)
+
+
+def test_one_input_only():
+    """A tuple of one name."""
+    assert live(buffers([7]), "primals_1, = args", "del primals_1") == (7, 0)
+
+
+def test_symbols_are_numbers():
+    """Sizes are evaluated from symbolic inputs and expressions over them."""
+    assert live(
+        buffers([0, 0], values=[3, None]),
+        "s0, primals_1 = args",
+        "u0 = 2*s0",
+        "buf0 = empty_strided_cpu((s0, u0), (u0, 1), torch.float32)",
+    ) == (0, 0, 72)
+
+
+def test_gaps_between_rows_count():
+    """A buffer is as long as its last element is far."""
+    assert live(buffers(), "buf0 = empty_strided_cpu((2, 3), (16, 1), torch.float32)") == (76,)
+
+
+def test_buffers_without_elements_take_nothing():
+    """Whatever their strides."""
+    assert live(buffers(), "buf0 = empty_strided_cpu((0, 8), (8, 1), torch.float32)") == (0,)
+
+
+def test_requests_are_rounded():
+    """As the device's allocator does."""
+    given = buffers(rounded_to=512, device_type="cuda")
+    assert live(given, "buf0 = empty_strided_cuda((3,), (1,), torch.float32)") == (512,)
+
+
+def test_buffers_on_other_devices_do_not_count():
+    """A CPU scalar in a CUDA wrapper."""
+    given = buffers(device_type="cuda")
+    assert live(given, "buf0 = empty_strided_cpu((3,), (1,), torch.float32)") == (0,)
+
+
+def test_results_of_a_library_call():
+    """Each element has its own bytes and its own life."""
+    assert live(
+        buffers(results={"buf0": [64, 8]}),
+        "buf0 = torch.ops.aten.native_layer_norm.default(primals_1)",
+        "buf1 = buf0[0]",
+        "buf2 = buf0[1]",
+        "del buf0",
+        "del buf1",
+        "del buf2",
+    ) == (72, 72, 72, 72, 8, 0)
+
+
+def test_what_a_library_call_takes_inside():
+    """Live only while it runs: at 50 bytes in all with results of 10, 40 are inside."""
+    assert live(
+        buffers(results={"buf0": [10]}, library={"convolution": (50, 10)}),
+        "buf0 = extern_kernels.convolution(primals_1)",
+        "del buf0",
+    ) == (50, 0)
+
+
+def test_a_result_in_a_larger_storage():
+    """A library may return a view of more than it shows."""
+    assert live(
+        buffers(results={"buf0": [10]}, library={"attention": (32, 32)}),
+        "buf0 = torch.ops.aten.attention(primals_1)",
+        "del buf0",
+    ) == (32, 0)
+
+
+def test_a_library_call_into_a_given_buffer():
+    """Its scratch counts for the moment of the call."""
+    assert live(
+        buffers(library={"mm": (16, 0)}),
+        "buf0 = empty_strided_cpu((2,), (1,), torch.float32)",
+        "extern_kernels.mm(primals_1, primals_2, out=buf0)",
+        "del buf0",
+    ) == (8, 24, 0)
+
+
+def test_the_results_of_the_wrapper():
+    """Storages that several results share have one number; None is no tensor."""
+    found = read_wrapper(
+        wrapper(
+            "buf0 = empty_strided_cpu((2,), (1,), torch.float32)",
+            "buf1 = empty_strided_cpu((4,), (1,), torch.float32)",
+            "return (buf0, reinterpret_tensor(buf0, (1,), (1,), 0), None, buf1, )",
+        ),
+        buffers(),
+    )
+    assert [result and result[1] for result in found.returned] == [8, 8, None, 16]
+    assert found.returned[0] == found.returned[1]
+    assert found.returned_nbytes == 24
+
+
+def test_the_peak_and_its_line():
+    """The statement that raises the curve to its highest point."""
+    found = read_wrapper(
+        wrapper(
+            "buf0 = empty_strided_cpu((2,), (1,), torch.float32)",
+            "buf1 = empty_strided_cpu((4,), (1,), torch.float32)",
+            "del buf1",
+        ),
+        buffers(),
+    )
+    assert found.peak_nbytes == 24
+    assert found.peak_line.startswith("buf1 = empty_strided_cpu")
+
+
+def test_statements_inside_a_device_guard():
+    """`with torch.cuda._DeviceGuard(0):` is looked into."""
+    assert live(
+        buffers(),
+        "with guard(0):",
+        "    buf0 = empty_strided_cpu((2,), (1,), torch.float32)",
+        "    del buf0",
+    ) == (8, 0)
+
+
+def test_a_source_without_a_call_function():
+    """Not a wrapper."""
+    with pytest.raises(WrapperError, match="no function `call`"):
+        read_wrapper("x = 1", buffers())
+
+
+def test_a_size_that_cannot_be_evaluated():
+    """The message shows it."""
+    with pytest.raises(WrapperError, match=r"\(u7,\)"):
+        live(buffers(), "buf0 = empty_strided_cpu((u7,), (1,), torch.float32)")
+
+
+def test_a_result_of_unknown_size():
+    """The message names it."""
+    with pytest.raises(WrapperError, match="'buf9'"):
+        live(buffers(), "buf9 = torch.ops.aten.mystery(primals_1)")
