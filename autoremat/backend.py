@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import fx
 
+from autoremat import _torch
 from autoremat.budget import parse_budget
 from autoremat.device import device_nbytes
 from autoremat.session import Options, Session
@@ -36,10 +37,13 @@ def autoremat(
         ValueError: without a budget or with a malformed one, or with a `mode`.
         InfeasibleBudget: if no plan fits.
     """
-    if mode not in (None, "default"):
-        raise ValueError(f'backend="autoremat" takes options, not mode={mode!r}.')
-    if id(options) not in _sessions:
-        _sessions[id(options)] = (options, Session(session_options(options or {})))
+    try:
+        if mode not in (None, "default"):
+            raise ValueError(f'backend="autoremat" takes options, not mode={mode!r}.')
+        if id(options) not in _sessions:
+            _sessions[id(options)] = (options, Session(session_options(options or {})))
+    except ValueError as error:
+        raise _torch.passing_through(error) from None
     return _sessions[id(options)][1].compile(module, example_inputs)
 
 

@@ -665,9 +665,9 @@ def test_accumulated_gradients():
     smallest = peaks(Chain, (rows(),)).smallest
     ours, eager = optimized(Chain, smallest), make_seeded(Chain)
     ours(rows()).backward()
-    with pytest.warns(autoremat.OverBudgetWarning):  # gradients exist and stay: two sets do not fit
-        for _ in range(2):
-            ours(rows()).backward()
+    ours(rows()).backward()  # gradients exist; they may still go before the backward
+    with pytest.warns(autoremat.OverBudgetWarning):  # they have stayed: two sets do not fit
+        ours(rows()).backward()
     for _ in range(3):
         eager(rows()).backward()
     for mine, theirs in zip(ours.parameters(), eager.parameters(), strict=True):
