@@ -145,17 +145,22 @@ class Session:
                 )
                 compiled: Callable[..., Any] = backend(module, example_inputs)
                 return compiled
-            return compile_with_partition(
-                module,
-                example_inputs,
-                key=self.key,
-                partitioner=self,
-                config=self.options.inductor,
-            )
+            return self._compile_with_inductor(module, example_inputs)
         except (InfeasibleBudget, FallbackError, FallbackWarning, OverBudgetWarning) as error:
             raise _torch.passing_through(error) from None
         except _torch.InductorError as error:
             return self._compile_as_torch_does(module, example_inputs, error)
+
+    def _compile_with_inductor(
+        self, module: fx.GraphModule, example_inputs: Sequence[Any]
+    ) -> Callable[..., Any]:
+        return compile_with_partition(
+            module,
+            example_inputs,
+            key=self.key,
+            partitioner=self,
+            config=self.options.inductor,
+        )
 
     def _compile_as_torch_does(
         self, module: fx.GraphModule, example_inputs: Sequence[Any], error: Exception
@@ -166,13 +171,7 @@ class Session:
         why = f"Inductor could not compile the planned graph: {error}."
         self.fall_back("AR107", f"{_own_partitioner()} {why}", cause=error)
         self._unplannable.add(name)
-        return compile_with_partition(
-            module,
-            example_inputs,
-            key=self.key,
-            partitioner=self,
-            config=self.options.inductor,
-        )
+        return self._compile_with_inductor(module, example_inputs)
 
     def partition(
         self,

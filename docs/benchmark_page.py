@@ -11,6 +11,7 @@ from typing import Any
 Row = dict[str, Any]
 MIB = 2**20
 COMPILERS = ["eager", "inductor"]
+BUDGETS = ["100", "75", "50", "35", "25", "smallest"]
 TOLERANCE = {"eager": 2.0, "inductor": 5.0}  # percent, of predicted against measured peak
 
 HEADER = """\
@@ -190,10 +191,15 @@ def _smallest(rows: list[Row]) -> Iterator[tuple[str, bool]]:
 def _missing(rows: list[Row], models: Sequence[str]) -> str:
     """What a reader may expect here and does not find."""
     lines = ["## Not run\n"]
-    have = {(r["model"], r["compiler"]) for r in rows if r["variant"] == "autoremat"}
-    gaps = [f"{m} with {c}" for c in COMPILERS for m in models if (m, c) not in have]
-    if gaps:
-        lines.append("- " + ", ".join(gaps))
+    measured = {r["key"] for r in rows}
+    untimed = [r["key"] for r in rows if r["status"] == "ok" and "time_ratio" not in r]
+    for compiler in COMPILERS:
+        for model in models:
+            gaps = [b for b in BUDGETS if f"{model}/{compiler}/autoremat/{b}" not in measured]
+            if gaps:
+                lines.append(f'- {model}, compiler="{compiler}": budget {", ".join(gaps)}')
+    if untimed:
+        lines.append(f"- step times (the run was ended before them): {', '.join(untimed)}")
     lines.append("- CUDA: these figures are for CPU.")
     lines.append("- bfloat16, several processes, and graphs split over a graph break.")
     return "\n".join(lines) + "\n"
