@@ -13,6 +13,7 @@ from pathlib import PurePath
 
 import torch
 from autoremat_solver import Plan, simulate
+from autoremat_solver.simulate import instance_spans
 from torch import fx
 
 from autoremat import _torch
@@ -126,8 +127,6 @@ def _reason(nbytes: int, action: ValueAction, repeats: int, time_us: float) -> s
 
 def largest_live(subject: Subject, choice: Choice, count: int = 5) -> tuple[LiveValue, ...]:
     """The largest values that live at the plan's peak, largest first."""
-    from autoremat_solver.simulate import instance_spans
-
     plan, problem = choice.solution.plan, subject.lowered.problem
     step = choice.solution.timeline.peak_step
     live = {name for name, born, last in instance_spans(problem, plan) if born <= step <= last}

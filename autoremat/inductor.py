@@ -19,7 +19,7 @@ from torch import fx
 from autoremat import _torch
 from autoremat.capture import copy_module
 from autoremat.library_calls import Layout, library_workspaces
-from autoremat.storage import round_to_allocator
+from autoremat.measure import rounded_nbytes
 from autoremat.wrapper_memory import (
     Buffers,
     WrapperMemory,
@@ -203,7 +203,7 @@ def _buffers(
         input_values=input_values,
         result_nbytes=sizes_by_name(_torch.inductor_result_nbytes(graph, device)),
         library_nbytes=library.get,
-        round_nbytes=lambda nbytes: round_to_allocator(nbytes, device),
+        round_nbytes=lambda nbytes: rounded_nbytes(nbytes, device),
         device_type=device.type,
     )
 

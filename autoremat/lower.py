@@ -19,10 +19,11 @@ from autoremat import _torch
 from autoremat.capture import JointGraph
 from autoremat.constraints import Constraints
 from autoremat.cost import OpCost
-from autoremat.storage import CUDA_BLOCK_NBYTES, Storages
+from autoremat.storage import Storages
 
 LOSS_BOUNDARY = "backward_begins"
 OPTIMIZER_STEP = "optimizer_step"
+SCALAR_NBYTES = 512  # a number takes a whole block on CUDA
 MARKERS = frozenset({LOSS_BOUNDARY, OPTIMIZER_STEP})  # operations that no node stands for
 
 
@@ -135,7 +136,7 @@ def held_tangents(joint: JointGraph, storages: Storages) -> list[fx.Node]:
         node
         for node in joint.tangents
         if not _torch.TANGENTS_ARE_FREED
-        or sum(storages.nbytes[name] for name in storages.of_node[node]) <= CUDA_BLOCK_NBYTES
+        or sum(storages.nbytes[name] for name in storages.of_node[node]) <= SCALAR_NBYTES
     ]
 
 

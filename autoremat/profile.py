@@ -43,6 +43,7 @@ from .cost import (
     matmul_dtype,
 )
 from .cost_cache import CostCache, DeviceCeilings, Measured
+from .measure import rounded_nbytes
 from .sample import Inputs, draw_inputs, runs_alone
 
 __all__ = ["OpCost", "profile_nodes"]
@@ -55,7 +56,6 @@ _ROUNDS = 2
 _TIMED_RUNS = 6
 _TIMED_NS = 10_000_000
 _MARK = "autoremat::workspace::"
-_CUDA_ROUNDING = 512
 _COPY_NBYTES = 64 << 20
 _MATMUL_SIZE = {"cpu": 768, "cuda": 8192}
 
@@ -150,7 +150,7 @@ def quiet_execution(devices: Collection[torch.device]) -> Iterator[None]:
 
 def _measured_cost(call: Call, found: Measured) -> OpCost:
     """Join what was measured with the bytes and FLOPs, which the shapes alone decide."""
-    charged = sum(_rounded(nbytes, call.device) for nbytes in call.fresh_nbytes)
+    charged = sum(rounded_nbytes(nbytes, call.device) for nbytes in call.fresh_nbytes)
     return OpCost(
         time_us=found.time_us,
         workspace_nbytes=max(0, found.peak_nbytes - max(charged, found.kept_nbytes)),
@@ -159,12 +159,6 @@ def _measured_cost(call: Call, found: Measured) -> OpCost:
         bytes_moved=bytes_moved(call),
         measured=True,
     )
-
-
-def _rounded(nbytes: int, device: torch.device) -> int:
-    if device.type != "cuda":
-        return nbytes
-    return -(-nbytes // _CUDA_ROUNDING) * _CUDA_ROUNDING
 
 
 # --- running the calls -------------------------------------------------------------------------

@@ -8,6 +8,7 @@ part reads forward values only through saved nodes; the original graph is not ch
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -68,8 +69,8 @@ class _Writer:
         self._lowered = lowered
         self._repeated_random = {
             name
-            for name in set(plan.schedule)
-            if plan.schedule.count(name) > 1 and lowered.node_of.get(name) in constraints.replayed
+            for name, runs in Counter(plan.schedule).items()
+            if runs > 1 and lowered.node_of.get(name) in constraints.replayed
         }
         self._crossing = saved_values(lowered.problem, plan)
         self._pinned = frozenset(lowered.problem.outputs)

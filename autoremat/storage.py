@@ -14,8 +14,7 @@ import torch
 from torch import fx
 
 from autoremat import _torch
-
-CUDA_BLOCK_NBYTES = 512
+from autoremat.measure import rounded_nbytes
 
 _Path = tuple[object, ...]  # where an element stands inside a tuple, list or dict of results
 
@@ -161,11 +160,4 @@ def _rounded_nbytes(tensor: torch.Tensor, device: torch.device) -> int:
         nbytes = _torch.size_hint(tensor.untyped_storage().nbytes())
     except (NotImplementedError, RuntimeError):  # sparse: no storage of its own
         nbytes = _torch.size_hint(tensor.numel()) * tensor.element_size()
-    return round_to_allocator(nbytes, device)
-
-
-def round_to_allocator(nbytes: int, device: torch.device) -> int:
-    """Bytes that the device's allocator hands out for a request of `nbytes`."""
-    if device.type != "cuda":
-        return nbytes
-    return -(-nbytes // CUDA_BLOCK_NBYTES) * CUDA_BLOCK_NBYTES
+    return rounded_nbytes(nbytes, device)

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from autoremat.storage import Storages, find_storages, round_to_allocator
+from autoremat.measure import rounded_nbytes
+from autoremat.storage import Storages, find_storages
 from tests.joint_graphs import CPU, capture, leaf
 
 
@@ -88,7 +89,7 @@ def test_values_on_another_device_count_as_nothing():
 )
 def test_bytes_are_rounded_as_the_allocator_rounds(device: str, nbytes: int, rounded: int):
     """512 on CUDA, not at all on CPU."""
-    assert round_to_allocator(nbytes, torch.device(device)) == rounded
+    assert rounded_nbytes(nbytes, torch.device(device)) == rounded
 
 
 def test_constants_of_the_graph_are_resident():
