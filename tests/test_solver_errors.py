@@ -146,3 +146,29 @@ def test_degenerate_problems_have_plans(problem: Problem) -> None:
     found = solve(problem, 5)
     assert check(problem, found.plan, 5) == []
     assert found.status is Status.OPTIMAL
+
+
+def chain_without_phases() -> Problem:
+    """a -> b -> c -> d, and d reads a too; any operation may run again at any time."""
+    reads = {"a": (), "b": ("a",), "c": ("b",), "d": ("c", "a")}
+    values = tuple(Value(name, 10) for name in reads)
+    ops = tuple(Op(f"f{name}", r, (name,), 1.0, phase=Phase.ANY) for name, r in reads.items())
+    return Problem(values, ops)
+
+
+def test_a_graph_without_phases_may_repeat_anything_after_its_first_run() -> None:
+    """Recomputing `a` right before `d` frees it while `c` is made."""
+    problem = chain_without_phases()
+    plan = Plan(("fa", "fb", "fc", "fa", "fd"))
+    assert check(problem, plan) == []
+    assert simulate(problem, plan).live_nbytes == (10, 20, 20, 20, 30)
+    assert any("'fc'" in v for v in check(problem, Plan(("fa", "fc", "fb", "fd"))))
+    assert any("'fd'" in v for v in check(problem, Plan(("fa", "fb", "fc"))))
+
+
+def test_phases_are_given_to_all_operations_or_to_none() -> None:
+    """A graph half with and half without phases is refused by name."""
+    problem = chain_without_phases()
+    mixed = (*problem.ops[:-1], replace(problem.ops[-1], phase=BACKWARD))
+    with pytest.raises(ProblemError, match="'fd'"):
+        replace(problem, ops=mixed)

@@ -53,7 +53,7 @@ class Indexed:
 
     @cached_property
     def forward_order(self) -> list[int]:
-        """FORWARD and EITHER operations in an order that runs them before the backward.
+        """All but BACKWARD operations, in an order that runs them before the backward.
 
         An EITHER operation that the problem lists inside the backward moves to right after the
         last of its inputs is made, so that it keeps nothing alive that it does not need.
@@ -138,7 +138,8 @@ class Indexed:
             and (op < first_backward)
             and any(self.pinned[v] for v in self.outputs[op])
         ]
-        return [op for op, phase in enumerate(self.phase) if phase is Phase.FORWARD] + wanted
+        forward = (Phase.FORWARD, Phase.ANY)
+        return [op for op, phase in enumerate(self.phase) if phase in forward] + wanted
 
     @cached_property
     def last_demand(self) -> list[int]:

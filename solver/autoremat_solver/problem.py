@@ -30,11 +30,14 @@ class Phase(StrEnum):
     FORWARD operations must run before the first BACKWARD one: the user's outputs need them.
     EITHER operations are needed by the backward only and need no gradient (masks, statistics,
     casts): they may run in the forward, if their result is saved, or in the backward.
+    ANY operations belong to a graph without phases, in which all of them are ANY: first runs keep
+    the problem's order, and an operation may run again at any time after its first run.
     """
 
     FORWARD = "forward"
     EITHER = "either"
     BACKWARD = "backward"
+    ANY = "any"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +210,13 @@ def _check_references(problem: Problem) -> None:
 def _check_order(problem: Problem) -> None:
     made: set[str] = set()
     in_backward = False
+    phases = {op.phase for op in problem.ops}
+    if Phase.ANY in phases and len(phases) > 1:
+        culprit = next(op for op in problem.ops if op.phase is not problem.ops[0].phase)
+        raise ProblemError(
+            f"Operation {culprit.name!r} has phase {culprit.phase.value!r} beside others of phase "
+            f"{problem.ops[0].phase.value!r}: give every operation a phase, or none."
+        )
     for op in problem.ops:
         if op.phase is Phase.BACKWARD:
             in_backward = True
