@@ -149,7 +149,7 @@ def test_degenerate_problems_have_plans(problem: Problem) -> None:
 
 
 def chain_without_phases() -> Problem:
-    """a -> b -> c -> d, and d reads a too; any operation may run again at any time."""
+    """Chain a, b, c, d in which d reads a too; any operation may run again at any time."""
     reads = {"a": (), "b": ("a",), "c": ("b",), "d": ("c", "a")}
     values = tuple(Value(name, 10) for name in reads)
     ops = tuple(Op(f"f{name}", r, (name,), 1.0, phase=Phase.ANY) for name, r in reads.items())
