@@ -163,6 +163,7 @@ def test_a_graph_without_phases_may_repeat_anything_after_its_first_run() -> Non
     assert check(problem, plan) == []
     assert simulate(problem, plan).live_nbytes == (10, 20, 20, 20, 30)
     assert any("'fc'" in v for v in check(problem, Plan(("fa", "fc", "fb", "fd"))))
+    assert check(problem, Plan(("fa", "fb", "fb", "fc", "fd"))) == []
     assert any("'fd'" in v for v in check(problem, Plan(("fa", "fb", "fc"))))
 
 

@@ -37,18 +37,20 @@ def _first_backward(ops: list[Op]) -> int:
 def _order_violations(problem: Problem, ops: list[Op]) -> list[str]:
     start = _first_backward(ops)
     found = []
-    wanted = [op.name for op in problem.ops if op.phase is Phase.ANY]
-    ran = list(dict.fromkeys(op.name for op in ops if op.phase is Phase.ANY))
-    if ran != wanted:
-        found += _differences("", "for the first time", wanted, ran)
+    ran_once = {op.name for op in ops}
+    found += [
+        f"The operation {op.name!r} never runs."
+        for op in problem.ops
+        if op.phase is Phase.ANY and op.name not in ran_once
+    ]
     wanted = [op.name for op in problem.ops if op.phase is Phase.FORWARD]
     ran = [op.name for op in ops[:start] if op.phase is Phase.FORWARD]
     if ran != wanted:
-        found += _differences("forward ", "before the first backward operation", wanted, ran)
+        found += _differences("forward", "before the first backward operation", wanted, ran)
     wanted = [op.name for op in problem.ops if op.phase is Phase.BACKWARD]
     ran = [op.name for op in ops if op.phase is Phase.BACKWARD]
     if ran != wanted:
-        found += _differences("backward ", "in the schedule", wanted, ran)
+        found += _differences("backward", "in the schedule", wanted, ran)
     runs: dict[str, int] = {}
     for op in ops:
         runs[op.name] = runs.get(op.name, 0) + 1
@@ -65,10 +67,10 @@ def _differences(kind: str, where: str, wanted: list[str], ran: list[str]) -> li
     for name in dict.fromkeys(wanted):
         times = ran.count(name)
         if times != 1:
-            found.append(f"The {kind}operation {name!r} runs {times}x {where}, not once.")
+            found.append(f"The {kind} operation {name!r} runs {times}x {where}, not once.")
     if not found:
         first = next(i for i, (a, b) in enumerate(zip(wanted, ran, strict=True)) if a != b)
-        found.append(f"The {kind}operation {ran[first]!r} runs where {wanted[first]!r} must.")
+        found.append(f"The {kind} operation {ran[first]!r} runs where {wanted[first]!r} must.")
     return found
 
 

@@ -23,7 +23,7 @@ class Candidate:
         timeline: its live bytes and time.
         method: the strategy that made it.
         peak_nbytes: the timeline's peak.
-        saved: the values that were asked to be saved.
+        saved: the values that were asked to be saved; None if the schedule stems from no save set.
         retention: how long recomputed values may be read; with `saved` it gives the schedule.
     """
 
@@ -31,7 +31,7 @@ class Candidate:
     timeline: Timeline
     method: str
     peak_nbytes: int
-    saved: frozenset[int]
+    saved: frozenset[int] | None
     retention: Retention
 
     @property
@@ -47,6 +47,12 @@ def candidate(
     steps = realise(indexed, saved, retention)
     timeline = measure(indexed, steps)
     return Candidate(steps, timeline, method, timeline.peak_nbytes, saved, retention)
+
+
+def arranged(indexed: Indexed, steps: list[int], method: str) -> Candidate:
+    """The plan of a schedule that stems from no save set."""
+    timeline = measure(indexed, steps)
+    return Candidate(steps, timeline, method, timeline.peak_nbytes, None, KEEP)
 
 
 class Front:

@@ -111,6 +111,15 @@ class Indexed:
         return [value.must_recompute for value in self.problem.values]
 
     @cached_property
+    def readers(self) -> list[list[int]]:
+        """Per value, the operations that read it."""
+        readers: list[list[int]] = [[] for _ in self.nbytes]
+        for op, values in enumerate(self.inputs):
+            for v in values:
+                readers[v].append(op)
+        return readers
+
+    @cached_property
     def demands(self) -> list[tuple[int, ...]]:
         """Per backward position, the non-backward values that must exist when it runs."""
         extra: dict[int, list[int]] = {}

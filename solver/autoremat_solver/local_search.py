@@ -1,7 +1,8 @@
 """Improves a plan on the exact simulator: fill what is left of the budget, squeeze what exceeds it.
 
-Enters: a candidate and a budget. Leaves: a candidate that fits (fill: never slower; squeeze: or
-None). The number of simulations is limited, not only the time, so that results repeat.
+Enters: a candidate that stems from a save set, and a budget. Leaves: a candidate that fits (fill:
+never slower; squeeze: or None). The number of simulations is limited, not only the time, so that
+results repeat.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def fill(
         if not batch:
             continue
         trials -= 1
+        assert best.saved is not None
         new = candidate(indexed, best.saved.union(batch), start.method, start.retention)
         if new.peak_nbytes <= budget_nbytes and new.time_us < best.time_us:
             best = new
@@ -55,7 +57,7 @@ def _worth_saving(indexed: Indexed, plan: Candidate) -> list[int]:
     gain: dict[int, float] = {}
     for op, count in times.items():
         for v in indexed.outputs[op]:
-            if v not in plan.saved and not indexed.barred[v]:
+            if v not in (plan.saved or ()) and not indexed.barred[v]:
                 gain[v] = indexed.time_us[op] * count / (indexed.nbytes[v] + 1)
     return sorted(gain, key=lambda v: (-gain[v], v))
 
@@ -81,6 +83,7 @@ def squeeze(
             if trials <= 0 or time.monotonic() >= deadline:
                 return None
             trials -= 1
+            assert current.saved is not None
             new = candidate(indexed, current.saved - v, start.method, start.retention)
             if _excess(new, budget_nbytes) < _excess(current, budget_nbytes):
                 current = new
@@ -106,7 +109,7 @@ def _droppable_at_peak(
     saved = [
         v
         for v in saved_of(indexed, plan.steps, spans)
-        if v in live and v in plan.saved and not indexed.forced[v] and not indexed.pinned[v]
+        if v in live and v in (plan.saved or ()) and not indexed.forced[v] and not indexed.pinned[v]
     ]
     saved = [v for v in saved if indexed.nbytes[v] > 0]
     saved.sort(key=lambda v: (indexed.time_us[indexed.producer[v]] / indexed.nbytes[v], v))

@@ -30,8 +30,8 @@ class Phase(StrEnum):
     FORWARD operations must run before the first BACKWARD one: the user's outputs need them.
     EITHER operations are needed by the backward only and need no gradient (masks, statistics,
     casts): they may run in the forward, if their result is saved, or in the backward.
-    ANY operations belong to a graph without phases, in which all of them are ANY: first runs keep
-    the problem's order, and an operation may run again at any time after its first run.
+    ANY operations belong to a graph without phases, in which all of them are ANY: each runs at
+    least once, in any order in which every read finds its value, and as often as the plan wants.
     """
 
     FORWARD = "forward"

@@ -16,7 +16,7 @@ import warnings
 from autoremat_solver.bounds import Bounds
 from autoremat_solver.check import check
 from autoremat_solver.formulation import Formulation
-from autoremat_solver.front import Candidate, Front
+from autoremat_solver.front import Candidate, Front, arranged
 from autoremat_solver.indexed import index, require_consistent
 from autoremat_solver.lazy_rows import LazyRows
 from autoremat_solver.local_search import fill, squeeze
@@ -31,6 +31,7 @@ from autoremat_solver.portfolio import (
 )
 from autoremat_solver.problem import Problem
 from autoremat_solver.realise import KEEP
+from autoremat_solver.rearrange import rearranged
 
 PROVEN = 1e-5
 TRIALS = 120
@@ -179,6 +180,7 @@ class Solver:
             ):
                 self._add(new)
         self._polish(budget_nbytes, deadline)
+        self._rearrange(budget_nbytes, deadline)
 
     def _near_budget(self, chain: ChainPlans, budget_nbytes: int, deadline: float) -> None:
         """The chain plans whose exact peak is just within the budget, by bisection."""
@@ -196,16 +198,24 @@ class Solver:
 
     def _polish(self, budget_nbytes: int, deadline: float) -> None:
         """Squeeze the nearest plans above the budget, fill the best ones below it."""
-        starts = self._front.above(budget_nbytes)[:2]
-        for start in starts:
+        above = [m for m in self._front.above(budget_nbytes) if m.saved is not None]
+        for start in above[:2]:
             new = squeeze(
                 self._indexed, start, budget_nbytes, trials=TRIALS // 3, deadline=deadline
             )
             if new is not None:
                 self._add(new)
         fitting = [m for m in self._front.members if m.peak_nbytes <= budget_nbytes]
-        for start in fitting[:-4:-1]:
+        for start in [m for m in fitting if m.saved is not None][:-4:-1]:
             self._add(fill(self._indexed, start, budget_nbytes, trials=TRIALS, deadline=deadline))
+
+    def _rearrange(self, budget_nbytes: int, deadline: float) -> None:
+        """Repair and improve the best plans below the budget and the nearest ones above it."""
+        fitting = [m for m in self._front.members if m.peak_nbytes <= budget_nbytes]
+        starts = [*fitting[:-3:-1], *self._front.above(budget_nbytes)[:3]]
+        schedules = [m.steps for m in starts]
+        for steps in rearranged(self._indexed, schedules, budget_nbytes, deadline=deadline):
+            self._add(arranged(self._indexed, steps, "rearranged"))
 
     def _find_smallest(self, deadline: float) -> Candidate:
         """The smallest peak reached by the portfolio, squeezing it, and lower and lower goals.
@@ -229,7 +239,9 @@ class Solver:
     def _squeezed(self, best: Candidate, deadline: float) -> Candidate:
         while best.peak_nbytes > self._bounds.floor_nbytes:
             goal = max(self._bounds.floor_nbytes, int(best.peak_nbytes * SQUEEZE_STEP))
-            new = squeeze(self._indexed, best, goal, trials=TRIALS, deadline=deadline)
+            new = None
+            if best.saved is not None:
+                new = squeeze(self._indexed, best, goal, trials=TRIALS, deadline=deadline)
             if new is None:
                 break
             best = new

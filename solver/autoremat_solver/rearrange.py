@@ -1,0 +1,411 @@
+"""Search over arrangements on exact live bytes: repair what exceeds a budget, then ruin and repair.
+
+Enters: a schedule and a budget. Leaves: a schedule within the budget, or None. A repair step
+looks at what lies idle while the budget is exceeded, and lets it go until it is read again:
+by making it again there (with what that takes), or, in a graph without phases, by making it later
+or reading it earlier. `improve` takes some reruns out again and repairs in another way
+(ruin and recreate, [Schrimpf2000]), with a threshold that falls. Seeded, and limited by counts:
+the same problem gives the same plan unless the deadline cuts it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoremat_solver.arrangement import Arrangement, Layout, Rules
+from autoremat_solver.indexed import Indexed
+
+SEARCHES = 3  # from the best repaired starts
+STEPS_IN_ALL = 60_000  # steps of all rounds of one search together
+FEWEST_ROUNDS, MOST_ROUNDS = 20, 400
+REPAIR_NOISES = (0.0, 0.2, 0.3, 0.4)  # of the attempts to repair one start
+MOST_RERUNS = 40  # that one repair step may add
+LOOKED_AT = 24  # gaps whose reruns are worked out, per repair step
+GLANCED_AT = 8  # the same in a search with noise
+TRIED = 6  # changes simulated, per repair step
+REPAIR_STEPS = 400
+NOISE = 0.6
+SLACK = 1.5  # times the time wanted may a repair take, as pruning will shorten it
+HOT = 0.002  # of the whole time: by how much a worse plan may be accepted at first
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A way to hold fewer bytes: the arrangement after it, and its price per byte relieved."""
+
+    price: float
+    key: tuple[int, int, int]
+    reruns: frozenset[int]
+    before: int
+    order: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class _Gap:
+    """Steps (after, until) in which an instance lies idle while the budget is exceeded."""
+
+    value: int
+    instance: int
+    after: int
+    until: int
+    relief: int
+
+
+def rearranged(
+    indexed: Indexed, starts: list[list[int]], budget_nbytes: int, *, deadline: float
+) -> Iterator[list[int]]:
+    """Schedules within the budget, ever faster; none where no start can be repaired.
+
+    Args:
+        indexed: the step.
+        starts: schedules, the most promising first; they may exceed the budget.
+        budget_nbytes: the peak allowed.
+        deadline: `time.monotonic()` at which to stop.
+    """
+    rules = Rules(indexed)
+    repaired: list[tuple[float, int, Layout]] = []
+    for number, steps in enumerate(steps for steps in starts if steps):
+        search = Rearranger(rules, budget_nbytes, deadline=deadline)
+        start = rules.take_apart(steps)
+        for noise in REPAIR_NOISES:
+            layout = search.repair(start, noise=noise)
+            if layout is not None:
+                repaired.append((search.rerun_us(layout), number, layout))
+                break
+    repaired.sort(key=lambda entry: entry[:2])
+    for seed, (_, _, layout) in zip(range(SEARCHES), repaired * SEARCHES, strict=False):
+        search = Rearranger(rules, budget_nbytes, deadline=deadline, seed=seed)
+        rounds = max(FEWEST_ROUNDS, min(MOST_ROUNDS, STEPS_IN_ALL // len(layout.steps)))
+        yield search.improve(layout, rounds=rounds).steps
+
+
+class Rearranger:
+    """Searches near one budget.
+
+    Args:
+        rules: what may run where.
+        budget_nbytes: the peak allowed.
+        deadline: `time.monotonic()` at which to stop.
+        seed: of the random choices.
+    """
+
+    def __init__(self, rules: Rules, budget_nbytes: int, *, deadline: float, seed: int = 0) -> None:
+        """Nothing runs before a method is called."""
+        self._rules, self._indexed = rules, rules.indexed
+        self._budget = budget_nbytes
+        self._deadline = deadline
+        self._random = random.Random(seed)
+
+    def repair(
+        self, start: Arrangement, *, noise: float = 0.0, most_us: float = math.inf
+    ) -> Layout | None:
+        """An arrangement within the budget, or None if no step brought it nearer.
+
+        Args:
+            start: what to begin with.
+            noise: by which share prices are drawn at random.
+            most_us: give up once the reruns take longer.
+        """
+        try:
+            layout = Layout(self._indexed, start)
+        except KeyError:
+            return None
+        excess, barred = self._excess(layout), set[tuple[int, int, int]]()
+        for _ in range(REPAIR_STEPS):
+            if excess == 0:
+                return layout
+            for change in self._changes(layout, noise, barred):
+                new = self._applied(layout.arrangement, change)
+                left = math.inf if new is None else self._excess(new)
+                if new is not None and left < excess:
+                    layout, excess = new, int(left)
+                    if self.rerun_us(layout) > most_us:
+                        return None
+                    break
+                barred.add(change.key)
+                if time.monotonic() >= self._deadline:
+                    return None
+            else:
+                return None
+        return None
+
+    def improve(self, start: Layout, *, rounds: int) -> Layout:
+        """The fastest arrangement that `rounds` ruins and repairs of a fitting one lead to."""
+        best = current = self._pruned(start)
+        best_us = current_us = self.rerun_us(best)
+        heat = HOT * math.fsum(self._indexed.time_us)
+        for done in range(rounds):
+            if best_us <= 0 or time.monotonic() >= self._deadline:
+                break
+            allowed = heat * (1 - done / rounds) ** 2 * self._random.expovariate(1.0)
+            new = self.repair(
+                self._ruined(current.arrangement),
+                noise=NOISE,
+                most_us=SLACK * (current_us + allowed),
+            )
+            if new is None:
+                continue
+            new = self._pruned(new)
+            new_us = self.rerun_us(new)
+            if new_us <= current_us + allowed:
+                current, current_us = new, new_us
+            if new_us < best_us:
+                best, best_us = new, new_us
+        return best
+
+    def rerun_us(self, layout: Layout) -> float:
+        """Time of all reruns."""
+        again = layout.arrangement.all_reruns()
+        return math.fsum(self._indexed.time_us[op] for op, _ in again)
+
+    def _excess(self, layout: Layout) -> int:
+        budget = self._budget
+        return sum(n - budget for n in layout.live_nbytes if n > budget)
+
+    def _changes(
+        self, layout: Layout, noise: float, barred: set[tuple[int, int, int]]
+    ) -> list[_Change]:
+        """The most promising changes, best first."""
+        gaps = self._gaps(layout, noise)
+        closures = _Closures(self._rules, layout, self._budget)
+        found: list[_Change] = []
+        count = GLANCED_AT if noise else LOOKED_AT
+        for gap in gaps[:count]:
+            found += closures.ways(gap)
+        if self._rules.may_reorder:
+            for gap in gaps[: 2 * count]:
+                found += _moves(self._indexed, layout, gap)
+        found = [change for change in found if change.key not in barred]
+        if noise:
+            weigh = {
+                change.key: change.price * (1 + noise * self._random.uniform(-1, 1))
+                for change in found
+            }
+            found.sort(key=lambda change: (weigh[change.key], change.key))
+        else:
+            found.sort(key=lambda change: (change.price, change.key))
+        return found[:TRIED]
+
+    def _gaps(self, layout: Layout, noise: float) -> list[_Gap]:
+        """Where idle values could be let go, the cheapest relief first."""
+        indexed, live, budget = self._indexed, layout.live_nbytes, self._budget
+        over = [0, *accumulate(max(0, n - budget) for n in live)]
+        count = [0, *accumulate(1 if n > budget else 0 for n in live)]
+        found: list[tuple[float, int, _Gap]] = []
+        for instance, v in enumerate(layout.value):
+            nbytes = indexed.nbytes[v]
+            if indexed.pinned[v] or nbytes == 0:
+                continue
+            after = layout.born[instance]
+            for until in layout.reads[instance]:
+                steps = count[until] - count[after + 1] if until > after + 1 else 0
+                if steps:
+                    relief = min(over[until] - over[after + 1], nbytes * steps)
+                    price = indexed.time_us[indexed.producer[v]] / relief
+                    if noise:
+                        price *= 1 + noise * self._random.uniform(-1, 1)
+                    gap = _Gap(v, instance, after, until, relief)
+                    found.append((price, instance, gap))
+                after = until
+        found.sort(key=lambda entry: entry[:2])
+        return [gap for _, _, gap in found]
+
+    def _applied(self, arrangement: Arrangement, change: _Change) -> Layout | None:
+        order = change.order or arrangement.order
+        reruns = dict(arrangement.reruns)
+        if change.reruns:
+            reruns[change.before] = tuple({*reruns.get(change.before, ()), *change.reruns})
+        place = {op: i for i, op in enumerate(order)}
+        rank = place.__getitem__ if self._rules.may_reorder else self._indexed.rank.__getitem__
+        for before in list(reruns) if change.order else [change.before]:
+            reruns[before] = tuple(sorted(reruns[before], key=rank))
+        if change.order and any(
+            place[op] >= place[before] for before, ops in reruns.items() for op in ops
+        ):
+            return None
+        try:
+            return Layout(self._indexed, Arrangement(order, reruns))
+        except KeyError:
+            return None
+
+    def _pruned(self, layout: Layout) -> Layout:
+        """Without the reruns, longest first, that the budget does not need."""
+        again = layout.arrangement.all_reruns()
+        again.sort(key=lambda entry: (-self._indexed.time_us[entry[0]], entry))
+        for entry in again:
+            if not self._may_hold(layout, *entry):
+                continue
+            new = Layout(self._indexed, layout.arrangement.without({entry}))
+            if self._excess(new) == 0:
+                layout = new
+        return layout
+
+    def _may_hold(self, layout: Layout, op: int, before: int) -> bool:
+        """Whether what a rerun makes could be held from its last read until then instead."""
+        indexed = self._indexed
+        place = layout.arrangement.order.index(before)
+        step = next(s for s, p in enumerate(layout.places) if p == place and layout.steps[s] == op)
+        for v in indexed.outputs[op]:
+            earlier = layout.before(v, step)
+            if earlier is None or self._is_barred(layout, v, earlier):
+                return False
+            this = layout.before(v, step + 1)
+            if this is None or not layout.reads[this]:
+                continue
+            idle = layout.live_nbytes[layout.last(earlier) + 1 : step]
+            if idle and max(idle) + indexed.nbytes[v] > self._budget:
+                return False
+        return True
+
+    def _is_barred(self, layout: Layout, value: int, instance: int) -> bool:
+        """Whether the backward must not read this instance: the forward's of a must_recompute."""
+        backward = self._indexed.is_backward
+        made = layout.born[instance]
+        return self._indexed.barred[value] and not any(backward[op] for op in layout.steps[:made])
+
+    def _ruined(self, arrangement: Arrangement) -> Arrangement:
+        """Some reruns taken out, near each other or anywhere; some first runs moved."""
+        first = frozenset(arrangement.order)
+        again = [
+            (op, before)
+            for op, before in arrangement.all_reruns()
+            if op in first and not any(self._indexed.barred[v] for v in self._indexed.outputs[op])
+        ]
+        chosen: set[tuple[int, int]] = set()
+        if again:
+            count = min(len(again), 1 + int(self._random.expovariate(0.4)))
+            if self._random.random() < 0.5:
+                place = {op: i for i, op in enumerate(arrangement.order)}
+                centre = place[self._random.choice(again)[1]]
+                again.sort(key=lambda entry: (abs(place[entry[1]] - centre), entry))
+                chosen = set(again[:count])
+            else:
+                chosen = set(self._random.sample(again, count))
+        ruined = arrangement.without(chosen)
+        if self._rules.may_reorder:
+            for _ in range(self._random.randrange(4)):
+                ruined = _shifted(self._indexed, ruined, self._random)
+        return ruined
+
+
+class _Closures:
+    """What making a value again at a step takes, given what is live there."""
+
+    def __init__(self, rules: Rules, layout: Layout, budget_nbytes: int) -> None:
+        self._indexed, self._layout, self._budget = rules.indexed, layout, budget_nbytes
+        self._earliest = rules.earliest_places(layout.arrangement.order)
+        self._room: NDArray[np.int64] = budget_nbytes - np.array(layout.live_nbytes, dtype=np.int64)
+
+    def ways(self, gap: _Gap) -> Iterator[_Change]:
+        """Let a value go in a gap, holding its inputs or making these again too."""
+        layout, indexed = self._layout, self._indexed
+        place = layout.places[gap.until]
+        if self._earliest[indexed.producer[gap.value]] > place:
+            return
+        seen: set[tuple[frozenset[int], int]] = set()
+        for hold in (False, True):
+            found = self._closure(gap, place, hold)
+            if found is None or found in seen:
+                continue
+            seen.add(found)
+            ops, burden = found
+            if gap.relief <= burden:
+                continue
+            cost = math.fsum(indexed.time_us[op] for op in ops)
+            price = (cost + 1e-9) / (gap.relief - burden)
+            key = (gap.value, layout.arrangement.order[place], int(hold))
+            yield _Change(price, key, ops, layout.arrangement.order[place])
+
+    def _closure(self, gap: _Gap, place: int, hold: bool) -> tuple[frozenset[int], int] | None:
+        """Operations to run again, and excess bytes from holding their other inputs longer."""
+        indexed, layout = self._indexed, self._layout
+        ops: set[int] = set()
+        burden = 0
+        stack = [indexed.producer[gap.value]]
+        while stack:
+            op = stack.pop()
+            if op in ops:
+                continue
+            ops.add(op)
+            if len(ops) > MOST_RERUNS:
+                return None
+            for u in indexed.inputs[op]:
+                earlier = None if indexed.barred[u] else layout.before(u, gap.until)
+                may = self._earliest[indexed.producer[u]] <= place
+                if earlier is None:
+                    if not may:
+                        return None
+                    stack.append(indexed.producer[u])
+                    continue
+                last = layout.last(earlier)
+                if indexed.pinned[u] or last >= gap.until:
+                    continue
+                more = self._burden(u, last, gap)
+                if more == 0 or hold or not may:
+                    burden += more
+                else:
+                    stack.append(indexed.producer[u])
+        return frozenset(ops), burden
+
+    def _burden(self, value: int, last: int, gap: _Gap) -> int:
+        """Bytes beyond the budget, over all steps, if a value is held from `last` to the gap's end.
+
+        Inside the gap, what is let go makes room.
+        """
+        nbytes = self._indexed.nbytes[value]
+        room = self._room[last + 1 : gap.until]
+        if room.size == 0 or room.min() >= nbytes:
+            return 0
+        begin = max(gap.after, last) - last
+        lack = nbytes - room
+        lack[begin:] -= self._indexed.nbytes[gap.value]
+        np.maximum(lack, 0, out=lack)
+        np.minimum(lack, nbytes, out=lack)
+        return int(lack.sum())
+
+
+def _moves(indexed: Indexed, layout: Layout, gap: _Gap) -> Iterator[_Change]:
+    """Make a value only where it is first read, or read it for the last time before the gap."""
+    order = layout.arrangement.order
+    step, reads = layout.born[gap.instance], layout.reads[gap.instance]
+    maker, reader = layout.steps[step], layout.steps[gap.until]
+    here, there = layout.places[step], layout.places[gap.until]
+    if gap.until == reads[0] and order[here] == maker and here < there - 1:
+        moved = (*order[:here], *order[here + 1 : there], maker, *order[there:])
+        yield _Change(-gap.relief, (gap.value, maker, 2), frozenset(), maker, moved)
+    if gap.until == reads[-1] and order[there] == reader:
+        place = {op: i for i, op in enumerate(order)}
+        made = max((place[indexed.producer[v]] for v in indexed.inputs[reader]), default=-1)
+        target = 1 + max(made, layout.places[gap.after])
+        if target < there:
+            moved = (*order[:target], reader, *order[target:there], *order[there + 1 :])
+            yield _Change(-gap.relief, (gap.value, reader, 3), frozenset(), reader, moved)
+
+
+def _shifted(indexed: Indexed, arrangement: Arrangement, chance: random.Random) -> Arrangement:
+    """One first run moved to another place between its inputs and its readers."""
+    order = list(arrangement.order)
+    place = {op: i for i, op in enumerate(order)}
+    op = chance.choice(order)
+    low = max((place[indexed.producer[v]] for v in indexed.inputs[op]), default=-1) + 1
+    read = (place[reader] for v in indexed.outputs[op] for reader in indexed.readers[v])
+    high = min(read, default=len(order)) - 1
+    if low >= high:
+        return arrangement
+    order.remove(op)
+    order.insert(chance.randint(low, high), op)
+    place = {op: i for i, op in enumerate(order)}
+    late = {
+        (again, before)
+        for again, before in arrangement.all_reruns()
+        if place[again] >= place[before]
+    }
+    return Arrangement(tuple(order), arrangement.without(late).reruns)
