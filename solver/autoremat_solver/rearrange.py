@@ -26,7 +26,8 @@ from autoremat_solver.indexed import Indexed
 SEARCHES = 3  # from the best repaired starts
 STEPS_IN_ALL = 60_000  # steps of all rounds of one search together
 FEWEST_ROUNDS, MOST_ROUNDS = 20, 400
-REPAIR_NOISES = (0.0, 0.2, 0.3, 0.4)  # of the attempts to repair one start
+REPAIR_NOISES = (0.0, 0.2, 0.4, 0.6, 0.6, 0.6)  # of the attempts to repair one start
+FIRST_STEP, LAST_STEP = 0.04, 0.002  # of the peak, by which `lowered` goes down at once
 MOST_RERUNS = 40  # that one repair step may add
 LOOKED_AT = 24  # gaps whose reruns are worked out, per repair step
 GLANCED_AT = 8  # the same in a search with noise
@@ -74,17 +75,47 @@ def rearranged(
     repaired: list[tuple[float, int, Layout]] = []
     for number, steps in enumerate(steps for steps in starts if steps):
         search = Rearranger(rules, budget_nbytes, deadline=deadline)
-        start = rules.take_apart(steps)
-        for noise in REPAIR_NOISES:
-            layout = search.repair(start, noise=noise)
-            if layout is not None:
-                repaired.append((search.rerun_us(layout), number, layout))
-                break
+        layout = search.repaired(rules.take_apart(steps))
+        if layout is not None:
+            repaired.append((search.rerun_us(layout), number, layout))
+    if not repaired:
+        for steps in starts[:1]:
+            lowest = lowered(indexed, steps, budget_nbytes, deadline=deadline)
+            layout = Layout(indexed, rules.take_apart(lowest))
+            if max(layout.live_nbytes, default=0) <= budget_nbytes:
+                repaired.append((0.0, 0, layout))
     repaired.sort(key=lambda entry: entry[:2])
     for seed, (_, _, layout) in zip(range(SEARCHES), repaired * SEARCHES, strict=False):
         search = Rearranger(rules, budget_nbytes, deadline=deadline, seed=seed)
         rounds = max(FEWEST_ROUNDS, min(MOST_ROUNDS, STEPS_IN_ALL // len(layout.steps)))
         yield search.improve(layout, rounds=rounds).steps
+
+
+def lowered(
+    indexed: Indexed, steps: list[int], budget_nbytes: int, *, deadline: float
+) -> list[int]:
+    """A schedule of a smaller peak, reached step by step; no lower than the budget, if it can be.
+
+    Args:
+        indexed: the step.
+        steps: the schedule to start from.
+        budget_nbytes: the peak at which to stop.
+        deadline: `time.monotonic()` at which to stop.
+    """
+    rules = Rules(indexed)
+    layout = Layout(indexed, rules.take_apart(steps))
+    step = FIRST_STEP
+    while step >= LAST_STEP and time.monotonic() < deadline:
+        peak = max(layout.live_nbytes, default=0)
+        if peak <= budget_nbytes:
+            break
+        goal = max(budget_nbytes, int(peak * (1 - step)))
+        lower = Rearranger(rules, goal, deadline=deadline).repaired(layout.arrangement)
+        if lower is None:
+            step /= 2
+        else:
+            layout = lower
+    return layout.steps
 
 
 class Rearranger:
@@ -103,6 +134,14 @@ class Rearranger:
         self._budget = budget_nbytes
         self._deadline = deadline
         self._random = random.Random(seed)
+
+    def repaired(self, start: Arrangement) -> Layout | None:
+        """`repair` with more and more noise until it succeeds."""
+        for noise in REPAIR_NOISES:
+            layout = self.repair(start, noise=noise)
+            if layout is not None:
+                return layout
+        return None
 
     def repair(
         self, start: Arrangement, *, noise: float = 0.0, most_us: float = math.inf

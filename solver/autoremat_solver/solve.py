@@ -31,7 +31,7 @@ from autoremat_solver.portfolio import (
 )
 from autoremat_solver.problem import Problem
 from autoremat_solver.realise import KEEP
-from autoremat_solver.rearrange import rearranged
+from autoremat_solver.rearrange import lowered, rearranged
 
 PROVEN = 1e-5
 TRIALS = 120
@@ -245,8 +245,12 @@ class Solver:
             if new is None:
                 break
             best = new
-        self._add(best)
-        return best
+        floor = self._bounds.floor_nbytes
+        steps = lowered(self._indexed, best.steps, floor, deadline=deadline)
+        lower = arranged(self._indexed, steps, "rearranged")
+        for new in (best, lower):
+            self._add(new)
+        return lower if lower.peak_nbytes < best.peak_nbytes else best
 
     def _searched_below(self, best: Candidate, share: float, deadline: float) -> Candidate | None:
         """A plan below a peak that a search finds at that share of its distance to the floor."""
