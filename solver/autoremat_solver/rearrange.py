@@ -26,7 +26,8 @@ from autoremat_solver.indexed import Indexed
 SEARCHES = 3  # from the best repaired starts
 STEPS_IN_ALL = 60_000  # steps of all rounds of one search together
 FEWEST_ROUNDS, MOST_ROUNDS = 20, 400
-REPAIR_NOISES = (0.0, 0.2, 0.4, 0.6, 0.6, 0.6)  # of the attempts to repair one start
+REPAIR_NOISES = (0.0, 0.2, 0.4)  # of the attempts to repair one start
+MOST_RUINS, STEPS_OF_RUINS = 20, 3_000  # attempts to repair ruins of it, and their steps in all
 FIRST_STEP, LAST_STEP = 0.04, 0.002  # of the peak, by which `lowered` goes down at once
 MOST_RERUNS = 40  # that one repair step may add
 LOOKED_AT = 24  # gaps whose reruns are worked out, per repair step
@@ -136,10 +137,14 @@ class Rearranger:
         self._random = random.Random(seed)
 
     def repaired(self, start: Arrangement) -> Layout | None:
-        """`repair` with more and more noise until it succeeds."""
+        """`repair` with more and more noise until it succeeds, at last from ruins of the start."""
         for noise in REPAIR_NOISES:
             layout = self.repair(start, noise=noise)
             if layout is not None:
+                return layout
+        for _ in range(min(MOST_RUINS, STEPS_OF_RUINS // (len(start.order) + 1))):
+            layout = self.repair(self._ruined(start), noise=NOISE)
+            if layout is not None or time.monotonic() >= self._deadline:
                 return layout
         return None
 
