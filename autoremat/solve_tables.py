@@ -47,7 +47,7 @@ def plan_table(document: dict[str, Any], problem: Problem, status: Status) -> Ta
 def curve_table(document: dict[str, Any], problem: Problem) -> Table:
     """The plans of a curve, the smallest peak first."""
     table = _table(document, problem)
-    for heading in ("Peak", "of baseline", "Time", "extra", "gap at most"):
+    for heading in ("Peak", "share", "Time", "extra", "gap"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("Method")
     base_peak, base_time = document["baseline_peak"], document["baseline_time"]
@@ -61,7 +61,7 @@ def curve_table(document: dict[str, Any], problem: Problem) -> Table:
             escape(point["method"]),
         )
     table.caption = (
-        f"Baseline (no recompute): {format_nbytes(base_peak)}, "
+        f"Shares and extra time are of the baseline without recompute: {format_nbytes(base_peak)}, "
         f"{duration(base_time, document['time_unit'])}. No plan is below "
         f"{format_nbytes(document['floor'])}. Solved in {document['seconds']:.1f} s."
     )
