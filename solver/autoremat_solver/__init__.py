@@ -5,6 +5,7 @@ whose `Plan` is an execution order with repeats. Nothing here knows torch.
 """
 
 from autoremat_solver.check import check
+from autoremat_solver.node_link import read_problem
 from autoremat_solver.plan import Plan, Solution, Status, Timeline
 from autoremat_solver.problem import Op, Phase, Problem, ProblemError, Value
 from autoremat_solver.simulate import simulate
@@ -22,6 +23,7 @@ __all__ = [
     "Timeline",
     "Value",
     "check",
+    "read_problem",
     "simulate",
     "solve",
 ]

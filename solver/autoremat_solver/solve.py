@@ -37,6 +37,7 @@ PROVEN = 1e-5
 TRIALS = 120
 SEARCH_SHARE = 0.85  # the rest is for the last simulation under way, the bound and the check
 SQUEEZE_STEP = 0.97
+CURVE_ENDS_SHARE = 0.3  # of the time for a whole curve, for each of its two ends at most
 SMALLEST_SEARCHES = 6  # whole searches for the smallest peak
 SMALLEST_GOAL = 0.6  # of the distance to the floor, for each of them
 
@@ -133,6 +134,39 @@ class Solver:
         status = Status.FEASIBLE if in_time else Status.TIME_LIMIT
         status = Status.OPTIMAL if self._fastest_proven else status
         return self._solution(best, status, best.peak_nbytes, began)
+
+    def pareto(self, points: int = 12) -> list[Solution]:
+        """The plans from the smallest peak to the fastest one, none beaten in peak and time.
+
+        Budgets spread evenly over the peaks in between are solved one after the other, and each
+        may use what the others found. All of it together keeps to the time limit; what is left
+        of it is shared evenly, and budgets that it does not reach are left out.
+
+        Args:
+            points: budgets, the two ends included; at least 2.
+
+        Returns:
+            At most `points` solutions, the smallest peak first.
+
+        Raises:
+            ValueError: if there are fewer than 2 points.
+        """
+        if points < 2:
+            raise ValueError(f"points is {points}: a curve has two ends, give 2 or more.")
+        limit_s, began = self.time_limit_s, time.monotonic()
+        try:
+            self.time_limit_s = CURVE_ENDS_SHARE * limit_s
+            found = [self.fastest(), self.smallest_peak()]
+            high, low = (solution.timeline.peak_nbytes for solution in found)
+            for left in range(points - 2, 0, -1):
+                left_s = began + limit_s - time.monotonic()
+                if left_s <= 0:
+                    break
+                self.time_limit_s = left_s / left
+                found.append(self.solve(low + (high - low) * left // (points - 1)))
+        finally:
+            self.time_limit_s = limit_s
+        return _unbeaten(found)
 
     def _add(self, new: Candidate) -> None:
         self._front.add(new)
@@ -315,6 +349,16 @@ class Solver:
 def solve(problem: Problem, budget_nbytes: int, *, time_limit_s: float = 30.0) -> Solution:
     """The fastest plan found whose peak is at most the budget; see `Solver.solve`."""
     return Solver(problem, time_limit_s=time_limit_s).solve(budget_nbytes)
+
+
+def _unbeaten(found: list[Solution]) -> list[Solution]:
+    """Those that no other one beats, by peak."""
+    found = sorted(found, key=lambda s: (s.timeline.peak_nbytes, s.timeline.time_us))
+    result: list[Solution] = []
+    for solution in found:
+        if not result or solution.timeline.time_us < result[-1].timeline.time_us:
+            result.append(solution)
+    return result
 
 
 def _require_budget(budget_nbytes: int) -> None:

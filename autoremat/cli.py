@@ -1,0 +1,105 @@
+"""The command line: `autoremat solve`.
+
+Enters: arguments. Leaves: a result on stdout, messages on stderr, and an exit code: 0 for a plan,
+1 for input that cannot be used, 2 for a budget that no plan found fits, 130 after Ctrl-C.
+Guarantees: importing this needs no torch; a command imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from autoremat.interrupt import INTERRUPTED, SENTENCE, leaving_at_once
+
+BAD_INPUT, INFEASIBLE = 1, 2
+
+# One line per paragraph: typer keeps the line breaks inside them.
+_SOLVE_HELP = "\n\n".join(
+    [
+        "Plan which operations of a graph to run again, so that its peak fits a budget.",
+        "[bold]PROBLEM[/] is a JSON file: a networkx node-link graph with [bold]time[/] and "
+        "[bold]nbytes[/] per node (and perhaps [bold]phase[/], forward or backward), or a problem "
+        "in autoremat's own schema. An edge leads from a producer to its reader.",
+        "The baseline is the graph without recompute: every operation once, in the file's order.",
+        "[bold]Examples[/]",
+        "  autoremat solve graph.json --budget 60%",
+        "  autoremat solve graph.json --budget 12GiB --out plan.json",
+        "  autoremat solve graph.json --budget 123456 --json",
+        "  autoremat solve graph.json --pareto --time-limit 120",
+        "[bold]Exit codes[/]",
+        "  0  a plan within the budget",
+        "  1  input that cannot be used",
+        "  2  no plan found fits the budget",
+        "  130  interrupted with Ctrl-C",
+    ]
+)
+
+
+class _Commands(TyperGroup):
+    """Commands whose usage errors exit with 1, since 2 means that no plan fits."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **kwargs)
+        except SystemExit as end:
+            # Both the exit code of a command and a usage error end here; the cause tells.
+            if end.code == INFEASIBLE and not isinstance(end.__context__, typer.Exit):
+                raise SystemExit(BAD_INPUT) from None
+            raise
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="Training steps that stay within a memory budget.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _commands() -> None:
+    # With a callback typer expects a command's name even while there is only one command.
+    pass
+
+
+@app.command(help=_SOLVE_HELP, no_args_is_help=True)
+def solve(
+    problem: Annotated[Path, typer.Argument(help="The graph, as JSON.", metavar="PROBLEM")],
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Highest peak allowed: 12GiB, 1.5GB, 123456 (bytes), or 60% of the peak "
+            "without recompute.",
+            show_default=False,
+        ),
+    ] = None,
+    pareto: Annotated[
+        bool, typer.Option("--pareto", help="The whole curve of peak and time; no --budget.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the plan to this JSON file.", show_default=False)
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object on stdout in place of the table.")
+    ] = False,
+    time_limit: Annotated[
+        float, typer.Option(help="Seconds; 0 takes the best of the simple strategies.", min=0.0)
+    ] = 30.0,
+) -> None:
+    """Parse, solve, print: see `solve_command`."""
+    try:
+        with leaving_at_once():
+            from autoremat.solve_command import run
+
+        code = run(problem, budget, pareto=pareto, out=out, as_json=as_json, time_limit=time_limit)
+    except KeyboardInterrupt:
+        typer.echo(SENTENCE, err=True)
+        code = INTERRUPTED
+    raise typer.Exit(code)
