@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from autoremat_solver.indexed import Indexed
 from autoremat_solver.plan import Timeline
 from autoremat_solver.realise import KEEP, Retention, realise
-from autoremat_solver.simulate import measure
+from autoremat_solver.simulate import measure, saved_of
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,13 @@ def candidate(
     steps = realise(indexed, saved, retention)
     timeline = measure(indexed, steps)
     return Candidate(steps, timeline, method, timeline.peak_nbytes, saved, retention)
+
+
+def scheduled(indexed: Indexed, steps: list[int], method: str) -> Candidate:
+    """The candidate of a schedule that no save set made; its save set is what it saves."""
+    timeline = measure(indexed, steps)
+    saved = frozenset(saved_of(indexed, steps))
+    return Candidate(steps, timeline, method, timeline.peak_nbytes, saved, KEEP)
 
 
 class Front:

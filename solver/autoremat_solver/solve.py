@@ -3,7 +3,7 @@
 Enters: a `Problem` and a budget in bytes. Leaves: a `Solution` whose plan passes `check`, is no
 worse than any plan of the portfolio, and carries its proven bound.
 
-The stages: simple strategies; the fastest plan (min-cut); priced min-cuts and chain plans, for
+The stages: exhaustive search, which ends it for small problems; simple strategies; the fastest plan (min-cut); priced min-cuts and chain plans, for
 all budgets; then for one budget the integer program with peak rows, chain plans near the budget,
 and local search. All plans ever found stay in one Pareto front.
 """
@@ -15,8 +15,9 @@ import warnings
 
 from autoremat_solver.bounds import Bounds
 from autoremat_solver.check import check
+from autoremat_solver.exact import ExactSearch, SearchLimit
 from autoremat_solver.formulation import Formulation
-from autoremat_solver.front import Candidate, Front
+from autoremat_solver.front import Candidate, Front, scheduled
 from autoremat_solver.indexed import index, require_consistent
 from autoremat_solver.lazy_rows import LazyRows
 from autoremat_solver.local_search import fill, squeeze
@@ -61,6 +62,8 @@ class Solver:
         require_consistent(self._indexed)
         self._formulation = Formulation(self._indexed)
         self._bounds = Bounds(self._formulation)
+        self._exact = ExactSearch.of(self._indexed) if time_limit_s > 0 else None
+        self._floor_nbytes = self._bounds.floor_nbytes
         self._front = Front()
         self._chains: list[ChainPlans] = []
         self._fastest: Candidate | None = None
@@ -90,6 +93,9 @@ class Solver:
         _require_budget(budget_nbytes)
         began = time.monotonic()
         deadline = began + SEARCH_SHARE * self.time_limit_s
+        if (exact := self._solve_exactly(budget_nbytes, deadline)) is not None:
+            best, status = exact
+            return self._solution(best, status, budget_nbytes, began)
         fastest = self._find_fastest(deadline)
         if fastest.peak_nbytes <= budget_nbytes and self._fastest_proven:
             return self._solution(fastest, Status.OPTIMAL, budget_nbytes, began)
@@ -115,6 +121,9 @@ class Solver:
         """The plan of the smallest peak found; the budgets asked for before do not matter."""
         began = time.monotonic()
         deadline = began + SEARCH_SHARE * self.time_limit_s
+        if (exact := self._solve_exactly(None, deadline)) is not None:
+            best, status = exact
+            return self._solution(best, status, best.peak_nbytes, began)
         self._find_fastest(deadline)
         self._prepare(began + 0.5 * self.time_limit_s)
         peak = self._find_smallest(deadline).peak_nbytes
@@ -132,6 +141,37 @@ class Solver:
         status = Status.FEASIBLE if in_time else Status.TIME_LIMIT
         status = Status.OPTIMAL if self._fastest_proven else status
         return self._solution(best, status, best.peak_nbytes, began)
+
+    def _solve_exactly(
+        self, budget_nbytes: int | None, deadline: float
+    ) -> tuple[Candidate, Status] | None:
+        """The cheapest plan within the budget, or of the smallest peak if there is none.
+
+        Args:
+            budget_nbytes: the peak allowed; None for the smallest.
+            deadline: `time.monotonic()` at which to stop.
+
+        Returns:
+            None if the problem is too large for the exhaustive search, or its plan is dropped.
+        """
+        if self._exact is None:
+            return None
+        try:
+            steps, status = None, Status.OPTIMAL
+            if budget_nbytes is not None:
+                steps = self._exact.cheapest(budget_nbytes, deadline)
+                status = Status.INFEASIBLE if steps is None else Status.OPTIMAL
+            is_smallest = steps is None
+            if steps is None:
+                steps = self._exact.smallest(self._front.smallest.peak_nbytes, deadline)
+        except SearchLimit:
+            self._exact = None
+            return None
+        new = scheduled(self._indexed, steps, "exhaustive search")
+        if is_smallest:
+            self._floor_nbytes = new.peak_nbytes
+        self._add(new)
+        return (new, status) if self._passes(new) else None
 
     def _add(self, new: Candidate) -> None:
         self._front.add(new)
@@ -282,7 +322,7 @@ class Solver:
     ) -> Solution:
         limit = max(budget_nbytes, best.peak_nbytes)
         bound_us = self._bounds.time_us(limit, max(0.5, 0.2 * self.time_limit_s))
-        bound_us = min(bound_us, best.time_us)
+        bound_us = best.time_us if status is Status.OPTIMAL else min(bound_us, best.time_us)
         if status is Status.FEASIBLE and best.time_us <= bound_us * (1 + PROVEN):
             status = Status.OPTIMAL
         return Solution(
@@ -290,7 +330,7 @@ class Solver:
             timeline=best.timeline,
             status=status,
             bound_us=bound_us,
-            floor_nbytes=self._bounds.floor_nbytes,
+            floor_nbytes=self._floor_nbytes,
             method=best.method,
             seconds=time.monotonic() - began,
         )
