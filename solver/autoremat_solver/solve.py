@@ -3,7 +3,8 @@
 Enters: a `Problem` and a budget in bytes. Leaves: a `Solution` whose plan passes `check`, is no
 worse than any plan of the portfolio, and carries its proven bound.
 
-The stages: exhaustive search, which ends it for small problems; simple strategies; the fastest plan (min-cut); priced min-cuts and chain plans, for
+The stages: exhaustive search, which ends it for small problems; simple strategies; the fastest
+plan (min-cut); priced min-cuts and chain plans, for
 all budgets; then for one budget the integer program with peak rows, chain plans near the budget,
 and local search. All plans ever found stay in one Pareto front.
 """
