@@ -95,8 +95,7 @@ class Solver:
         began = time.monotonic()
         deadline = began + SEARCH_SHARE * self.time_limit_s
         if (exact := self._solve_exactly(budget_nbytes, deadline)) is not None:
-            best, status = exact
-            return self._solution(best, status, budget_nbytes, began)
+            return self._solution(*exact, budget_nbytes, began)
         fastest = self._find_fastest(deadline)
         if fastest.peak_nbytes <= budget_nbytes and self._fastest_proven:
             return self._solution(fastest, Status.OPTIMAL, budget_nbytes, began)
@@ -123,8 +122,7 @@ class Solver:
         began = time.monotonic()
         deadline = began + SEARCH_SHARE * self.time_limit_s
         if (exact := self._solve_exactly(None, deadline)) is not None:
-            best, status = exact
-            return self._solution(best, status, best.peak_nbytes, began)
+            return self._solution(*exact, exact[0].peak_nbytes, began)
         self._find_fastest(deadline)
         self._prepare(began + 0.5 * self.time_limit_s)
         peak = self._find_smallest(deadline).peak_nbytes
@@ -208,6 +206,8 @@ class Solver:
     def _search(self, budget_nbytes: int, deadline: float) -> None:
         """Plans for one budget."""
         left = deadline - time.monotonic()
+        if sum(self._at_budget(chain, budget_nbytes) for chain in self._chains):
+            return
         for chain in self._chains:
             self._near_budget(chain, budget_nbytes, time.monotonic() + 0.1 * left)
         retentions = [("ILP", KEEP)]
@@ -220,6 +220,15 @@ class Solver:
             ):
                 self._add(new)
         self._polish(budget_nbytes, deadline)
+
+    def _at_budget(self, chain: ChainPlans, budget_nbytes: int) -> bool:
+        """The chain plan of exactly this budget; whether it leaves nothing to search for."""
+        table = chain.table_for(budget_nbytes)
+        if table is None or table.smallest_slot() > table.slots:
+            return False
+        new = chain_candidate(self._indexed, table, table.slots, chain.name)
+        self._add(new)
+        return chain.is_plain and new.peak_nbytes <= budget_nbytes
 
     def _near_budget(self, chain: ChainPlans, budget_nbytes: int, deadline: float) -> None:
         """The chain plans whose exact peak is just within the budget, by bisection."""
@@ -258,7 +267,11 @@ class Solver:
             best = self._squeezed(best, deadline)
             if not self._prepared:
                 return best
-            for _ in range(SMALLEST_SEARCHES):
+            for chain in self._chains:
+                if chain.is_plain:
+                    best = self._smallest_of_chain(chain, best)
+            searches = 0 if any(chain.is_plain for chain in self._chains) else SMALLEST_SEARCHES
+            for _ in range(searches):
                 lower = self._searched_below(best, SMALLEST_GOAL, deadline)
                 lower = lower or self._searched_below(best, 1.0, deadline)
                 if lower is None:
@@ -266,6 +279,19 @@ class Solver:
                 best = self._squeezed(lower, deadline)
             self._smallest = best
         return self._smallest
+
+    def _smallest_of_chain(self, chain: ChainPlans, best: Candidate) -> Candidate:
+        """The smallest peak of a chain's exact tables, or the plan given, by bisection."""
+        low, high = self._bounds.floor_nbytes, best.peak_nbytes
+        while low < high:
+            middle = (low + high) // 2
+            self._at_budget(chain, middle)
+            new = self._front.fastest_within(middle)
+            if new is None:
+                low = middle + 1
+            else:
+                best, high = new, new.peak_nbytes
+        return best
 
     def _squeezed(self, best: Candidate, deadline: float) -> Candidate:
         while best.peak_nbytes > self._bounds.floor_nbytes:
