@@ -26,8 +26,8 @@ from autoremat_solver.indexed import Indexed
 from autoremat_solver.problem import Phase
 from autoremat_solver.simulate import measure
 
-MOST_OPS = 24
-MOST_STATES = 20_000
+MOST_OPS = 28
+MOST_STATES = 10_000
 NEVER = float("inf")
 
 
