@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from autoremat_solver import Problem, Solver, Status, check
 
+from tests.exhaustive import cheapest_us
+from tests.plain_chains import NEVER, PlainChain, binomial_extra_steps
 from tests.test_solver_networks import MIB, chain, mlp, transformer, unet
 
 
@@ -59,3 +63,90 @@ def test_the_smallest_peak_is_a_budget_that_a_new_solver_meets() -> None:
     below = Solver(problem).solve(low.floor_nbytes - 1)
     assert below.status is Status.INFEASIBLE
     assert below.timeline.peak_nbytes > low.floor_nbytes - 1
+
+
+VARIANTS = [
+    (reads, gradient, start)
+    for reads in ("out", "in", "in+out")
+    for gradient in (0, 1)
+    for start in ("resident", "value", "fixed")
+]
+
+
+def recomputes(chain: PlainChain, solver: Solver, units: int) -> int:
+    """Runs beyond the first of each in the solver's plan for a budget."""
+    found = solver.solve(units * chain.unit_nbytes)
+    assert check(chain.problem(), found.plan, units * chain.unit_nbytes) == []
+    return len(found.plan.schedule) - len(chain.problem().ops)
+
+
+@pytest.mark.parametrize("length", [1, 2, 4])
+@pytest.mark.parametrize(("reads", "gradient", "start"), VARIANTS)
+def test_the_recurrence_of_plain_chains_is_exact(
+    length: int, reads: str, gradient: int, start: str
+) -> None:
+    """What the tests below compare with is the exhaustive optimum on bytes."""
+    chain = PlainChain(length, reads, gradient, start)
+    problem = chain.problem()
+    base = sum(op.time_us for op in problem.ops)
+    for units in range(1, length + 4):
+        cheapest = cheapest_us(problem, units)
+        fewest = chain.fewest_recomputes(units)
+        assert (fewest == NEVER) == (cheapest == float("inf"))
+        assert fewest == NEVER or fewest == cheapest - base
+
+
+@pytest.mark.parametrize("length", [5, 16, 37])
+@pytest.mark.parametrize(("reads", "gradient", "start"), VARIANTS)
+def test_plain_chains_reach_the_optimum_at_every_budget(
+    length: int, reads: str, gradient: int, start: str
+) -> None:
+    """From the smallest peak, which is the least possible, to save-all."""
+    chain = PlainChain(length, reads, gradient, start, unit_nbytes=MIB)
+    solver = Solver(chain.problem())
+    low = solver.smallest_peak().timeline.peak_nbytes
+    assert low % MIB == 0
+    assert chain.fewest_recomputes(low // MIB - 1) == NEVER
+    for units in range(low // MIB, length + 4):
+        assert recomputes(chain, solver, units) == chain.fewest_recomputes(units)
+
+
+def assert_binomial(length: int, slots: int) -> None:
+    """The formula, in the two forms of a plain chain in which s slots take s + 2 units.
+
+    Those are s - 1 checkpoints, the start or the gradient, and the input and output of a step.
+    """
+    wanted = binomial_extra_steps(length, slots) - (length - 1)
+    for plain in (
+        PlainChain(length, "out", 1, "resident", MIB),
+        PlainChain(length, "in", 1, "value", MIB),
+    ):
+        assert recomputes(plain, Solver(plain.problem()), slots + 2) == wanted
+
+
+@pytest.mark.parametrize("slots", range(1, 7))
+@pytest.mark.parametrize("length", [2, 3, 8, 13, 21, 34, 59])
+def test_plain_chains_need_as_many_steps_as_binomial_checkpointing(length: int, slots: int) -> None:
+    """R l - C(s + r, s + 1) extra steps, the l - 1 of the first sweep among them."""
+    assert_binomial(length, slots)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slots", range(1, 7))
+def test_all_plain_chains_need_as_many_steps_as_binomial_checkpointing(slots: int) -> None:
+    """The same for every length below 60."""
+    for length in range(1, 60):
+        assert_binomial(length, slots)
+
+
+@pytest.mark.parametrize("length", [256, pytest.param(1024, marks=pytest.mark.slow)])
+def test_deep_chains_reach_the_square_root_and_the_logarithmic_regime(length: int) -> None:
+    """In 2 sqrt(l) units each step runs at most twice, in log2(l) + 2 at most log2(l) times."""
+    chain = PlainChain(length, "out", 1, "resident", MIB)
+    solver = Solver(chain.problem())
+    root, logarithm = 2 * math.isqrt(length), round(math.log2(length)) + 2
+    assert recomputes(chain, solver, root) < length
+    assert recomputes(chain, solver, logarithm) < (logarithm - 2) * length
+    for units in (root, logarithm):
+        wanted = binomial_extra_steps(length, units - 2) - (length - 1)
+        assert recomputes(chain, solver, units) == wanted

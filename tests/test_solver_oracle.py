@@ -1,76 +1,27 @@
-"""The solver against an exhaustive search on small problems.
-
-The search knows no schedule: its states are (backward operations done, values held), its moves
-run one operation or let go of one value, and Dijkstra finds the cheapest way to the end.
-"""
+"""The solver against an exhaustive search on small problems."""
 
 from __future__ import annotations
 
-import heapq
-import itertools
-from collections.abc import Iterator
+import random
 
 import pytest
-from autoremat_solver import Op, Phase, Problem, Solver, Value, check, simulate
+from autoremat_solver import (
+    Op,
+    Phase,
+    Problem,
+    ProblemError,
+    Solver,
+    Status,
+    Value,
+    check,
+    simulate,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.exhaustive import NEVER, cheapest_us
+
 repeatable = settings(deadline=None, max_examples=25, derandomize=True, database=None)
-
-Held = frozenset[str]
-
-
-def cheapest_us(problem: Problem, budget_nbytes: int) -> float:
-    """Least time of any plan within the budget; infinite if there is none. FORWARD only."""
-    size = {v.name: v.nbytes for v in problem.values}
-    forward = [op for op in problem.ops if op.phase is Phase.FORWARD]
-    backward = [op for op in problem.ops if op.phase is Phase.BACKWARD]
-    pinned = set(problem.outputs)
-
-    def fits(held: set[str] | Held, op: Op) -> bool:
-        live = set(held) | set(op.inputs) | set(op.outputs)
-        used = sum(size[name] for name in live) + op.workspace_nbytes
-        return used + problem.resident_nbytes <= budget_nbytes
-
-    base = sum(op.time_us for op in (*forward, *backward))
-    queue: list[tuple[float, int, int, Held]] = []
-    order = itertools.count()
-    for held in _forward_ends(problem, forward, pinned, fits):
-        saving = sum(problem.value_by_name[name].save_us for name in held - pinned)
-        heapq.heappush(queue, (saving, next(order), 0, held))
-    seen: set[tuple[int, Held]] = set()
-    while queue:
-        cost, _, done, held = heapq.heappop(queue)
-        if done == len(backward):
-            return base + cost
-        if (done, held) in seen:
-            continue
-        seen.add((done, held))
-        for name in held - pinned:
-            heapq.heappush(queue, (cost, next(order), done, held - {name}))
-        for op in (*forward, backward[done]):
-            if set(op.inputs) <= held and fits(held, op):
-                is_next = op.phase is Phase.BACKWARD
-                if not is_next and (not op.recomputable or done == 0):
-                    continue
-                step = (cost, done + 1) if is_next else (cost + op.time_us, done)
-                heapq.heappush(queue, (step[0], next(order), step[1], held | set(op.outputs)))
-    return float("inf")
-
-
-def _forward_ends(problem, forward, pinned, fits) -> Iterator[Held]:  # type: ignore[no-untyped-def]
-    """Every set of values that a forward within the budget can hand over."""
-    names = [name for op in forward for name in op.outputs]
-    for bits in itertools.product((False, True), repeat=len(names)):
-        kept = {name for name, bit in zip(names, bits, strict=True) if bit} | (pinned & set(names))
-        held: set[str] = set()
-        for i, op in enumerate(forward):
-            if not fits(held, op):
-                break
-            later = {name for after in forward[i + 1 :] for name in after.inputs}
-            held = {name for name in held | set(op.outputs) if name in later or name in kept}
-        else:
-            yield frozenset(held)
 
 
 @st.composite
@@ -119,7 +70,7 @@ def test_bounds_hold_and_plans_are_valid(problem: Problem, share: float) -> None
     cheapest = cheapest_us(problem, budget)
     assert found.bound_us <= cheapest + 1e-6
     assert cheapest <= found.timeline.time_us + 1e-6
-    assert cheapest_us(problem, low.floor_nbytes - 1) == float("inf")
+    assert cheapest_us(problem, low.floor_nbytes - 1) == NEVER
 
 
 @repeatable
@@ -148,7 +99,7 @@ def small_chain(sizes: list[int], times: list[float]) -> Problem:
     [
         ([10, 10, 10, 10], [5.0, 5.0, 5.0, 5.0]),
         ([10, 40, 10, 40], [5.0, 1.0, 5.0, 1.0]),
-        ([10, 10, 10, 10, 10, 10], [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ([10, 10, 10, 10, 10], [1.0, 1.0, 1.0, 1.0, 1.0]),
     ],
 )
 def test_small_chains_are_solved_to_the_optimum(sizes: list[int], times: list[float]) -> None:
@@ -156,19 +107,108 @@ def test_small_chains_are_solved_to_the_optimum(sizes: list[int], times: list[fl
     problem = small_chain(sizes, times)
     solver = Solver(problem)
     low = solver.smallest_peak().timeline.peak_nbytes
-    assert cheapest_us(problem, low - 1) == float("inf")
-    for budget in range(low, sum(sizes) + 3, 5):
+    assert cheapest_us(problem, low - 1) == NEVER
+    for budget in range(low, sum(sizes) + 3, 10):
         assert solver.solve(budget).timeline.time_us == pytest.approx(cheapest_us(problem, budget))
 
 
-def test_an_uneven_small_chain_is_solved_to_15_percent() -> None:
-    """Five values of five sizes: the search does not cover saving a value for a while only."""
+def test_an_uneven_small_chain_is_solved_to_the_optimum() -> None:
+    """Five values of five sizes: some plans save a value for a while only."""
     problem = small_chain([40, 10, 20, 30, 5], [1.0, 2.0, 3.0, 4.0, 5.0])
     solver = Solver(problem)
     low = solver.smallest_peak().timeline.peak_nbytes
+    assert cheapest_us(problem, low - 1) == NEVER
     for budget in range(low, 108, 5):
-        cheapest = cheapest_us(problem, budget)
-        assert cheapest <= solver.solve(budget).timeline.time_us <= 1.15 * cheapest
+        assert solver.solve(budget).timeline.time_us == pytest.approx(cheapest_us(problem, budget))
+
+
+def any_small_problem(seed: int) -> Problem:
+    """At most seven operations of every kind; one problem in seven has no phases."""
+    rng = random.Random(seed)
+    count = rng.randint(2, 7)
+    phaseless = rng.random() < 0.15
+    backward = 0 if phaseless else rng.randint(0, count - 1)
+    values: list[Value] = []
+    ops: list[Op] = []
+    forward: list[str] = []
+    either: list[str] = []
+    for i in range(count - backward):
+        late = not phaseless and rng.random() < 0.3
+        readable = forward + either if late else forward
+        made = [f"v{i}_{j}" for j in range(rng.choice((1, 1, 1, 2)))]
+        for name in made:
+            draw = rng.random()
+            values.append(
+                Value(
+                    name,
+                    rng.randint(0, 9),
+                    must_save=draw < 0.1,
+                    must_recompute=draw > 0.93,
+                    save_us=rng.choice((0.0, 0.0, 2.0)),
+                )
+            )
+        ops.append(
+            Op(
+                f"o{i}",
+                tuple(rng.sample(readable, min(len(readable), rng.randint(0, 2)))),
+                tuple(made),
+                float(rng.randint(0, 9)),
+                rng.choice((0, 0, 3)),
+                Phase.ANY if phaseless else Phase.EITHER if late else Phase.FORWARD,
+                recomputable=rng.random() < 0.85,
+            )
+        )
+        (either if late else forward).extend(made)
+    gradients: list[str] = []
+    for k in range(backward):
+        made = forward + either
+        reads = rng.sample(made, min(len(made), rng.randint(0, 2)))
+        reads += gradients[-1:] if rng.random() < 0.7 else []
+        values.append(Value(f"g{k}", rng.randint(0, 6)))
+        time_us, workspace = float(rng.randint(0, 3)), rng.choice((0, 0, 2))
+        ops.append(Op(f"b{k}", tuple(reads), (f"g{k}",), time_us, workspace, Phase.BACKWARD))
+        gradients.append(f"g{k}")
+    made = forward + either + gradients
+    outputs = tuple(rng.sample(made, min(len(made), rng.randint(0, 3))))
+    return Problem(tuple(values), tuple(ops), outputs, rng.randint(0, 4))
+
+
+def assert_solved_to_the_optimum(seed: int) -> int:
+    """Compare with the exhaustive search at four budgets; how many of them have a plan."""
+    problem, rng = any_small_problem(seed), random.Random(seed)
+    try:
+        solver = Solver(problem)
+    except ProblemError:
+        return 0
+    smallest = solver.smallest_peak()
+    low = smallest.timeline.peak_nbytes
+    assert smallest.floor_nbytes == low, seed
+    most = sum(value.nbytes for value in problem.values) + problem.resident_nbytes + 3
+    feasible = 0
+    for budget in {max(0, low - 1), low, rng.randint(low, max(low, most)), rng.randint(0, most)}:
+        cheapest, found = cheapest_us(problem, budget), solver.solve(budget)
+        if cheapest == NEVER:
+            assert found.status is Status.INFEASIBLE, (seed, budget)
+            assert found.timeline.peak_nbytes == low, (seed, budget)
+            continue
+        feasible += 1
+        assert check(problem, found.plan, budget) == [], (seed, budget)
+        assert found.timeline.time_us == pytest.approx(cheapest, abs=1e-6), (seed, budget)
+        assert (found.status, found.gap) == (Status.OPTIMAL, 0.0), (seed, budget)
+    return feasible
+
+
+def test_problems_of_up_to_seven_operations_are_solved_to_the_optimum() -> None:
+    """Every kind of operation and value, at the smallest peak, below it and above it."""
+    feasible = sum(assert_solved_to_the_optimum(seed) for seed in range(200))
+    assert feasible > 350
+
+
+@pytest.mark.slow
+def test_thousands_of_small_problems_are_solved_to_the_optimum() -> None:
+    """The same for 5,000 more."""
+    feasible = sum(assert_solved_to_the_optimum(seed) for seed in range(200, 5200))
+    assert feasible > 9000
 
 
 @repeatable

@@ -7,16 +7,17 @@ builds on (the chain tables, the block limits). Deterministic but for the deadli
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autoremat_solver._pulp import LinearSolver
-from autoremat_solver.blocks import blocks_at, far_reaching, narrow_places
+from autoremat_solver.blocks import Blocks, blocks_at, far_reaching, narrow_places
 from autoremat_solver.chain import ChainTable
 from autoremat_solver.formulation import Formulation
 from autoremat_solver.front import Candidate, candidate
-from autoremat_solver.heuristics import save_all, simple_recipes
+from autoremat_solver.heuristics import live_across, save_all, simple_recipes
 from autoremat_solver.indexed import Indexed
 from autoremat_solver.realise import KEEP, Retention
 
@@ -24,6 +25,8 @@ PRICES = (1e-7, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
 SLOTS = 128
 SMALL = 300
 TINY = 7
+MOST_PLAIN_OPS = 4096
+MOST_EXACT_CELLS = 1 << 18
 PLANS_PER_TABLE = 24
 
 
@@ -77,13 +80,31 @@ class ChainPlans:
 
     Attributes:
         name: for the method of the candidates.
+        blocks: the chain.
         tables: coarse first; a fine one for small memory may follow.
         per_block: recomputed values live within their block only.
+        is_plain: every block is one operation, all alike: the tables of `table_for` then hold the
+            optimum of binomial checkpointing, and no other search finds better.
     """
 
     name: str
+    blocks: Blocks
     tables: list[ChainTable]
     per_block: Retention
+    is_plain: bool
+
+    def table_for(self, budget_nbytes: int) -> ChainTable | None:
+        """The table that counts this budget's memory without rounding.
+
+        None if that takes too many slots, as it does where sizes have no large common divisor.
+        """
+        blocks = self.blocks
+        unit = _common_unit(blocks)
+        nbytes = budget_nbytes - blocks.beside_nbytes
+        slots = min(nbytes, blocks.ceiling_nbytes) // unit
+        if nbytes < 0 or slots * len(blocks.cuts) > MOST_EXACT_CELLS:
+            return None
+        return ChainTable(blocks, unit, slots, nbytes - slots * unit)
 
     def candidates(self, indexed: Indexed) -> Iterator[Candidate]:
         """Plans spread over the memory sizes of the tables."""
@@ -94,16 +115,52 @@ class ChainPlans:
                 yield candidate(indexed, lean.saved, self.name, lean.retention)
 
 
+def _rounded_table(blocks: Blocks, ceiling_nbytes: int) -> ChainTable:
+    """Memory up to the ceiling, in `SLOTS` parts."""
+    return ChainTable(blocks, max(1.0, ceiling_nbytes / SLOTS), SLOTS)
+
+
 def chain_candidate(indexed: Indexed, table: ChainTable, memory: int, name: str) -> Candidate:
     """The plan of a chain table for a memory size in slots."""
     recipe = table.recipe(memory)
     return candidate(indexed, recipe.saved, name, recipe.retention)
 
 
+def _common_unit(blocks: Blocks) -> int:
+    """The largest size of which all that may be stored are multiples."""
+    sizes = [n for o in blocks.options for n in o.saved_nbytes]
+    return max(1, math.gcd(*blocks.cut_nbytes, *sizes))
+
+
+def _plain_chains(indexed: Indexed, fixed: frozenset[int]) -> Iterator[ChainPlans]:
+    """The cutting between all operations, if they are a chain of equal ones.
+
+    A first value that cannot be made again is saved beside the chain; where the one after it
+    serves as well, it need not be.
+    """
+    across = live_across(indexed)
+    for ambient in dict.fromkeys((fixed, frozenset[int]())):
+        places = narrow_places(indexed, ambient, MOST_PLAIN_OPS)
+        if not places or len(places) < len(indexed.forward_order) - 2:
+            continue
+        sizes = {sum(indexed.nbytes[v] for v in across[p] if v not in ambient) for p in places}
+        times = {indexed.time_us[op] for op in indexed.forward_order[:-1]}
+        if len(sizes) == len(times) == 1:
+            yield _chain(indexed, places, ambient, [save_all(indexed)], is_plain=True)
+
+
 def chain_plans(
     indexed: Indexed, save_sets: list[frozenset[int]], deadline: float
 ) -> Iterator[ChainPlans]:
-    """Cuttings of the step: fine and coarse, with and without saving far-reaching values."""
+    """Cuttings of the step: fine and coarse, with and without saving far-reaching values.
+
+    A plain chain is cut between all its operations, and not otherwise.
+    """
+    fixed = frozenset(v for v in indexed.candidates if indexed.forced[v])
+    plain = list(_plain_chains(indexed, fixed))
+    yield from plain
+    if plain:
+        return
     far = far_reaching(indexed, 0.25)
     done: set[tuple[tuple[int, ...], frozenset[int]]] = set()
     for limit, ambient in ((40, far), (200, far), (40, frozenset[int]()), (12, far)):
@@ -114,14 +171,28 @@ def chain_plans(
         done.add(key)
         everything = save_all(indexed)
         options = [everything, *save_sets] if len(places) <= 64 else [everything, *save_sets[::3]]
-        blocks = blocks_at(indexed, places, ambient, options)
-        tables = [ChainTable(blocks, blocks.ceiling_nbytes, SLOTS)]
-        first = tables[0].smallest_slot()
-        if first < SLOTS // 3:
-            ceiling = int(tables[0].slot_nbytes * max(2, first) * 3)
-            tables.append(ChainTable(blocks, ceiling, SLOTS))
-        per_block = Retention(segment_end=blocks.segment_end)
-        yield ChainPlans(f"chain of {len(blocks.cuts)} blocks", tables, per_block)
+        yield _chain(indexed, places, ambient, options)
+
+
+def _chain(
+    indexed: Indexed,
+    places: list[int],
+    ambient: frozenset[int],
+    options: list[frozenset[int]],
+    *,
+    is_plain: bool = False,
+) -> ChainPlans:
+    blocks = blocks_at(indexed, places, ambient, options)
+    name = f"chain of {len(blocks.cuts)} blocks"
+    per_block = Retention(segment_end=blocks.segment_end)
+    if is_plain:
+        return ChainPlans(name, blocks, [], per_block, is_plain)
+    tables = [_rounded_table(blocks, blocks.ceiling_nbytes)]
+    first = tables[0].smallest_slot()
+    if first < SLOTS // 3:
+        ceiling = int(tables[0].slot_nbytes * max(2, first) * 3)
+        tables.append(_rounded_table(blocks, ceiling))
+    return ChainPlans(name, blocks, tables, per_block, is_plain)
 
 
 def single_level_candidates(indexed: Indexed, saved: frozenset[int]) -> Iterator[Candidate]:

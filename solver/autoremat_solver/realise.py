@@ -27,11 +27,13 @@ class Retention:
             be read; None for no limit.
         windows: per value, position ranges; made inside one, it may be read to its end.
         ephemeral: values made anew for every backward operation that reads them.
+        release: per saved value, the last position that may read the forward's instance.
     """
 
     segment_end: list[int] | None = None
     windows: dict[int, list[Window]] = field(default_factory=dict)
     ephemeral: Collection[int] = frozenset()
+    release: dict[int, int] = field(default_factory=dict)
 
     def expiry(self, value: int, position: int) -> int:
         """The last backward position that may read the value made right before `position`."""
@@ -84,7 +86,7 @@ class _Backward:
                     self._until[v] = FOREVER
         for v in self._with_siblings(saved):
             if not indexed.barred[v] and not indexed.is_backward[indexed.producer[v]]:
-                self._until[v] = FOREVER
+                self._until[v] = max(self._until[v], retention.release.get(v, FOREVER))
 
     def _with_siblings(self, saved: Collection[int]) -> set[int]:
         """The save set and what can then only come from the forward too.
@@ -118,7 +120,7 @@ class _Backward:
         while stack:
             v = stack.pop()
             if until[v] >= position:
-                if until[v] == FOREVER and not late[v]:
+                if not late[v]:
                     self.read_from_forward.add(v)
                 continue
             op = indexed.producer[v]
@@ -128,7 +130,7 @@ class _Backward:
         for op in wanted:
             once = not indexed.rerunnable[op]
             for v in indexed.outputs[op]:
-                if until[v] == FOREVER and not late[v]:
+                if until[v] >= position and not late[v]:
                     continue
                 late[v] = True
                 if self._simple or once or indexed.pinned[v]:

@@ -3,7 +3,8 @@
 Enters: a `Problem` and a budget in bytes. Leaves: a `Solution` whose plan passes `check`, is no
 worse than any plan of the portfolio, and carries its proven bound.
 
-The stages: simple strategies; the fastest plan (min-cut); priced min-cuts and chain plans, for
+The stages: exhaustive search, which ends it for small problems; simple strategies; the fastest
+plan (min-cut); priced min-cuts and chain plans, for
 all budgets; then for one budget the integer program with peak rows, chain plans near the budget,
 and local search. All plans ever found stay in one Pareto front.
 """
@@ -15,6 +16,7 @@ import warnings
 
 from autoremat_solver.bounds import Bounds
 from autoremat_solver.check import check
+from autoremat_solver.exact import ExactSearch, SearchLimit
 from autoremat_solver.formulation import Formulation
 from autoremat_solver.front import Candidate, Front, arranged
 from autoremat_solver.indexed import index, require_consistent
@@ -34,6 +36,7 @@ from autoremat_solver.realise import KEEP
 from autoremat_solver.rearrange import lowered, rearranged
 
 PROVEN = 1e-5
+GOOD_ENOUGH = 1e-3  # a gap at which the longest search is left out
 TRIALS = 120
 SEARCH_SHARE = 0.85  # the rest is for the last simulation under way, the bound and the check
 SQUEEZE_STEP = 0.97
@@ -63,6 +66,8 @@ class Solver:
         require_consistent(self._indexed)
         self._formulation = Formulation(self._indexed)
         self._bounds = Bounds(self._formulation)
+        self._exact = ExactSearch.of(self._indexed) if time_limit_s > 0 else None
+        self._floor_nbytes = self._bounds.floor_nbytes
         self._front = Front()
         self._chains: list[ChainPlans] = []
         self._fastest: Candidate | None = None
@@ -92,6 +97,8 @@ class Solver:
         _require_budget(budget_nbytes)
         began = time.monotonic()
         deadline = began + SEARCH_SHARE * self.time_limit_s
+        if (exact := self._solve_exactly(budget_nbytes, deadline)) is not None:
+            return self._solution(*exact, budget_nbytes, began)
         fastest = self._find_fastest(deadline)
         if fastest.peak_nbytes <= budget_nbytes and self._fastest_proven:
             return self._solution(fastest, Status.OPTIMAL, budget_nbytes, began)
@@ -117,6 +124,8 @@ class Solver:
         """The plan of the smallest peak found; the budgets asked for before do not matter."""
         began = time.monotonic()
         deadline = began + SEARCH_SHARE * self.time_limit_s
+        if (exact := self._solve_exactly(None, deadline)) is not None:
+            return self._solution(*exact, exact[0].peak_nbytes, began)
         self._find_fastest(deadline)
         self._prepare(began + 0.5 * self.time_limit_s)
         peak = self._find_smallest(deadline).peak_nbytes
@@ -168,6 +177,37 @@ class Solver:
             self.time_limit_s = limit_s
         return _unbeaten(found)
 
+    def _solve_exactly(
+        self, budget_nbytes: int | None, deadline: float
+    ) -> tuple[Candidate, Status] | None:
+        """The cheapest plan within the budget, or of the smallest peak if there is none.
+
+        Args:
+            budget_nbytes: the peak allowed; None for the smallest.
+            deadline: `time.monotonic()` at which to stop.
+
+        Returns:
+            None if the problem is too large for the exhaustive search, or its plan is dropped.
+        """
+        if self._exact is None:
+            return None
+        try:
+            steps, status = None, Status.OPTIMAL
+            if budget_nbytes is not None:
+                steps = self._exact.cheapest(budget_nbytes, deadline)
+                status = Status.INFEASIBLE if steps is None else Status.OPTIMAL
+            is_smallest = steps is None
+            if steps is None:
+                steps = self._exact.smallest(self._front.smallest.peak_nbytes, deadline)
+        except SearchLimit:
+            self._exact = None
+            return None
+        new = arranged(self._indexed, steps, "exhaustive search")
+        if is_smallest:
+            self._floor_nbytes = new.peak_nbytes
+        self._add(new)
+        return (new, status) if self._passes(new) else None
+
     def _add(self, new: Candidate) -> None:
         self._front.add(new)
 
@@ -202,6 +242,8 @@ class Solver:
     def _search(self, budget_nbytes: int, deadline: float) -> None:
         """Plans for one budget."""
         left = deadline - time.monotonic()
+        if sum(self._at_budget(chain, budget_nbytes) for chain in self._chains):
+            return
         for chain in self._chains:
             self._near_budget(chain, budget_nbytes, time.monotonic() + 0.1 * left)
         retentions = [("ILP", KEEP)]
@@ -214,7 +256,19 @@ class Solver:
             ):
                 self._add(new)
         self._polish(budget_nbytes, deadline)
-        self._rearrange(budget_nbytes, deadline)
+        best = self._front.fastest_within(budget_nbytes)
+        bound_us = self._bounds.time_us(budget_nbytes, 0.1 * left)
+        if best is None or best.time_us > bound_us * (1 + GOOD_ENOUGH):
+            self._rearrange(budget_nbytes, deadline)
+
+    def _at_budget(self, chain: ChainPlans, budget_nbytes: int) -> bool:
+        """The chain plan of exactly this budget; whether it leaves nothing to search for."""
+        table = chain.table_for(budget_nbytes)
+        if table is None or table.smallest_slot() > table.slots:
+            return False
+        new = chain_candidate(self._indexed, table, table.slots, chain.name)
+        self._add(new)
+        return chain.is_plain and new.peak_nbytes <= budget_nbytes
 
     def _near_budget(self, chain: ChainPlans, budget_nbytes: int, deadline: float) -> None:
         """The chain plans whose exact peak is just within the budget, by bisection."""
@@ -261,7 +315,11 @@ class Solver:
             best = self._squeezed(best, deadline)
             if not self._prepared:
                 return best
-            for _ in range(SMALLEST_SEARCHES):
+            for chain in self._chains:
+                if chain.is_plain:
+                    best = self._smallest_of_chain(chain, best)
+            searches = 0 if any(chain.is_plain for chain in self._chains) else SMALLEST_SEARCHES
+            for _ in range(searches):
                 lower = self._searched_below(best, SMALLEST_GOAL, deadline)
                 lower = lower or self._searched_below(best, 1.0, deadline)
                 if lower is None:
@@ -269,6 +327,19 @@ class Solver:
                 best = self._squeezed(lower, deadline)
             self._smallest = best
         return self._smallest
+
+    def _smallest_of_chain(self, chain: ChainPlans, best: Candidate) -> Candidate:
+        """The smallest peak of a chain's exact tables, or the plan given, by bisection."""
+        low, high = self._bounds.floor_nbytes, best.peak_nbytes
+        while low < high:
+            middle = (low + high) // 2
+            self._at_budget(chain, middle)
+            new = self._front.fastest_within(middle)
+            if new is None:
+                low = middle + 1
+            else:
+                best, high = new, new.peak_nbytes
+        return best
 
     def _squeezed(self, best: Candidate, deadline: float) -> Candidate:
         while best.peak_nbytes > self._bounds.floor_nbytes:
@@ -332,7 +403,7 @@ class Solver:
     ) -> Solution:
         limit = max(budget_nbytes, best.peak_nbytes)
         bound_us = self._bounds.time_us(limit, max(0.5, 0.2 * self.time_limit_s))
-        bound_us = min(bound_us, best.time_us)
+        bound_us = best.time_us if status is Status.OPTIMAL else min(bound_us, best.time_us)
         if status is Status.FEASIBLE and best.time_us <= bound_us * (1 + PROVEN):
             status = Status.OPTIMAL
         return Solution(
@@ -340,7 +411,7 @@ class Solver:
             timeline=best.timeline,
             status=status,
             bound_us=bound_us,
-            floor_nbytes=self._bounds.floor_nbytes,
+            floor_nbytes=self._floor_nbytes,
             method=best.method,
             seconds=time.monotonic() - began,
         )
