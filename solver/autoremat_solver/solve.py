@@ -60,7 +60,7 @@ class Solver:
         self._indexed = index(problem)
         require_consistent(self._indexed)
         self._formulation = Formulation(self._indexed)
-        self._bounds = Bounds(self._formulation)
+        self._bounds = Bounds(self._indexed)
         self._front = Front()
         self._chains: list[ChainPlans] = []
         self._fastest: Candidate | None = None
