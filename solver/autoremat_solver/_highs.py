@@ -57,7 +57,8 @@ class Relaxation:
         self._uppers = np.array(program.uppers)
         self._rows = list(program.rows)
         self._left = iterations
-        self._model = highspy.Highs()
+        new_model: Any = highspy.Highs
+        self._model = new_model()
         for option, setting in (("output_flag", False), ("threads", 1), ("random_seed", 0)):
             self._model.setOptionValue(option, setting)
         self._model.passModel(_linear_program(program))
@@ -75,12 +76,10 @@ class Relaxation:
 
         if time_limit_s <= 0 or self._left <= 0:
             return Relaxed([], -math.inf, solved=False)
-        before = max(0, self._model.getInfo().simplex_iteration_count)
         self._model.setOptionValue("time_limit", self._model.getRunTime() + time_limit_s)
         self._model.setOptionValue("simplex_iteration_limit", self._left)
         self._model.run()
         self._left -= max(1, self._model.getInfo().simplex_iteration_count)
-        del before
         status, solution = self._model.getModelStatus(), self._model.getSolution()
         if status == highspy.HighsModelStatus.kInfeasible:
             return Relaxed([], -math.inf, solved=False, infeasible=True)

@@ -33,6 +33,7 @@ MOST_COLUMNS = 20_000
 MOST_COLUMNS_ALL_WINDOWS = 6_000
 SIMPLEX_STEPS = 40_000  # per set of cuts
 CLOSE_ENOUGH = 0.005  # of the time that the caller has to prove
+LOOSE = 1e-6  # a load this far below the budget binds nothing: no further row would
 TOLERANCE = 1e-6
 
 
@@ -120,7 +121,7 @@ class _Search:
             answer = relaxation.run(self._until - time.monotonic())
             bound = self._spine.constant_us + answer.bound
             self.best_us = max(self.best_us, bound - TOLERANCE * abs(bound))
-            if not answer.solved or self.best_us >= self._enough:
+            if not answer.solved:
                 return None
             loads = program.loads(answer.values)
             first = first or loads
@@ -129,7 +130,7 @@ class _Search:
                 constant, by_column = program.budget_row(slot, answer.values)
                 relaxation.add_row(_scaled(by_column, scale), (budget - constant) / scale)
             if not broken:
-                break
+                return first if max(loads) >= budget * (1 - LOOSE) else None
         return first
 
     def _broken(self, loads: list[float]) -> list[int]:
@@ -147,9 +148,7 @@ class _Search:
         here = loads[steps:]
         slack = self._budget_nbytes * 1e-4
         over = [
-            k
-            for k, load in enumerate(here)
-            if load > self._budget_nbytes + slack and k not in cuts
+            k for k, load in enumerate(here) if load > self._budget_nbytes + slack and k not in cuts
         ]
         count = max(4, len(cuts) // 2)
         if over:
@@ -159,9 +158,7 @@ class _Search:
         windows = [(end - cut, cut, end) for cut, end in zip(cuts, ends, strict=True)]
         windows = [window for window in sorted(windows, reverse=True)[:4] if window[0] > 1]
         load = self._spine.load_nbytes
-        return [
-            max(range(cut + 1, end), key=lambda k: (load[k], -k)) for _, cut, end in windows
-        ]
+        return [max(range(cut + 1, end), key=lambda k: (load[k], -k)) for _, cut, end in windows]
 
 
 def _scaled(by_column: dict[int, int], scale: int) -> dict[int, float]:

@@ -281,7 +281,8 @@ class Solver:
         self, best: Candidate, status: Status, budget_nbytes: int, began: float
     ) -> Solution:
         limit = max(budget_nbytes, best.peak_nbytes)
-        bound_us = self._bounds.time_us(limit, max(0.5, 0.2 * self.time_limit_s))
+        bound_s = max(0.5, 0.2 * self.time_limit_s)
+        bound_us = self._bounds.time_us(limit, bound_s, target_us=best.time_us)
         bound_us = min(bound_us, best.time_us)
         if status is Status.FEASIBLE and best.time_us <= bound_us * (1 + PROVEN):
             status = Status.OPTIMAL

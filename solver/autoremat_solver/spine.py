@@ -154,10 +154,8 @@ def _fixed(
     before = [0] * (len(ops) + 1)
     for v, nbytes in enumerate(indexed.nbytes):
         whole = v in free or on_spine_only[v]
-        if whole:
-            end = len(ops) - 1 if indexed.pinned[v] else last[v]
-        else:
-            end = born[v]
+        end = last[v] if whole else born[v]
+        end = len(ops) - 1 if whole and indexed.pinned[v] else end
         if end < 0:
             continue
         start = max(born[v], 0)
