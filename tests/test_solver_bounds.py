@@ -11,6 +11,7 @@ import heapq
 import itertools
 import math
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -355,3 +356,12 @@ def test_without_phases_what_must_run_again_counts() -> None:
     assert bounds.floor_nbytes == reachable_budgets(problem)[0] == 10
     assert bounds.time_us(11, SECONDS) == pytest.approx(6.0, rel=1e-5)
     assert 6.5 < bounds.time_us(10, SECONDS) <= cheapest_us(problem, 10) == 9.0
+
+
+def test_without_a_linear_solver_the_bound_is_what_all_plans_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A library that does not load costs sharpness, not the plan."""
+    monkeypatch.setitem(sys.modules, "highspy", None)
+    with pytest.warns(RuntimeWarning, match="Is highspy installed correctly"):
+        assert Bounds(index(chain(5))).time_us(22, SECONDS) == pytest.approx(10.0, rel=1e-5)

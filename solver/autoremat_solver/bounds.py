@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 
 from autoremat_solver._highs import Relaxation
 from autoremat_solver.floor import floor_nbytes
@@ -88,8 +89,16 @@ class _Search:
         self._enough = enough
         self._forward_slots: set[int] = set()
         self.best_us = self._spine.constant_us * (1 - TOLERANCE)
-        if self._spine.ops:
-            self._refine()
+        try:
+            if self._spine.ops:
+                self._refine()
+        except Exception as error:
+            warnings.warn(
+                f"The linear solver failed ({type(error).__name__}: {error}); the bound is the one "
+                f"proven by then, {self.best_us:.1f} us. Is highspy installed correctly?",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def _refine(self) -> None:
         cuts, columns = [0], 0
