@@ -1,239 +1,186 @@
 """What no plan can beat: a lower bound on the time at a budget and on the reachable peak.
 
-The class of plans that both bounds speak of: every FORWARD operation runs exactly once in the
-forward, in the problem's order; every BACKWARD operation runs exactly once, in the problem's
-order; FORWARD and EITHER operations may run again (EITHER ones also for the first time) at any
-point after the first backward operation, any number of times; EITHER operations may run
-anywhere in the forward. That contains every plan that `check` accepts.
+Enters: an `Indexed` problem. Leaves: microseconds and bytes. Both hold for every plan that `check`
+accepts: every FORWARD operation runs exactly once in the forward, in the problem's order; every
+BACKWARD operation exactly once, in the problem's order; FORWARD and EITHER operations may run
+again (EITHER ones also for the first time) at any point after the first backward operation, any
+number of times; EITHER operations anywhere in the forward. For a graph without phases, of which
+any order is allowed, the bounds are those of one run of each operation.
 
-Why the rows are valid. At the backward position k, a value that a backward operation at or after
-k reads is live or is made again later: its bytes count n_v (1 - r_p(v)). What position k itself
-reads is live. At a forward step, what later forward operations read is live, and a value made
-already that the backward reads is live or is made again.
-
-Those rows do not see a value that is kept only to recompute others from it. At a few backward
-positions k ("snapshots") the program therefore says what is live (y) and what runs after k (q):
-
-    y_v = 1                     v read at k
-    y_v + q_p(v) >= 1           v read by the backward after k
-    y_u + q_p(u) >= q_o         o runs after k and reads u
-    q_o <= r_o
-    constant + sum n_v y_v <= budget
+The time is the optimum of a linear program that every plan is a point of (`intervals` says why,
+row by row), with more and more cuts: the first program has one, at position 0, and says what runs
+again at least once. Where the point breaks the budget most, the next one has cuts. Rows that the
+point breaks in between are added to each. Any of these programs is a bound; the best one counts.
+The peak is that of `floor`.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from itertools import accumulate
+import warnings
 
-from autoremat_solver._pulp import LinearSolver
-from autoremat_solver.formulation import Formulation
+from autoremat_solver._highs import Relaxation
+from autoremat_solver.floor import floor_nbytes
+from autoremat_solver.formulation import LinearProgram
 from autoremat_solver.indexed import Indexed
-from autoremat_solver.problem import Phase
+from autoremat_solver.intervals import IntervalProgram
+from autoremat_solver.spine import spine_of
 
-ROUNDS = 12
-SNAPSHOTS = (0.02, 0.5, 0.2, 0.1, 0.35, 0.7)
-SNAPSHOT_COLUMNS = 20_000
+STAGES = 7  # sets of cuts
+ROUNDS = (12, 4)  # of adding rows, with one cut and with more
 ROWS_PER_ROUND = 6
+MOST_COLUMNS = 20_000
+MOST_COLUMNS_ALL_WINDOWS = 6_000
+SIMPLEX_STEPS = 40_000  # per set of cuts
+CLOSE_ENOUGH = 0.005  # of the time that the caller has to prove
+LOOSE = 1e-6  # a load this far below the budget binds nothing: no further row would
 TOLERANCE = 1e-6
 
 
 class Bounds:
-    """Lower bounds of one problem; rows found for one budget serve the next.
+    """Lower bounds of one problem.
 
     Attributes:
-        floor_nbytes: no plan of the class has a smaller peak.
+        floor_nbytes: no plan has a smaller peak.
     """
 
-    def __init__(self, formulation: Formulation) -> None:
+    def __init__(self, indexed: Indexed) -> None:
         """Compute what no budget changes, and the floor."""
-        self._formulation = formulation
-        self._indexed = formulation.indexed
-        self._forward_ops = [
-            op for op, phase in enumerate(self._indexed.phase) if phase is Phase.FORWARD
-        ]
-        self._forward_live, self._fixed_from = _forward_live(self._indexed, self._forward_ops)
-        self._counted = [
-            v
-            for v in self._indexed.candidates
-            if v not in formulation.free
-            and self._indexed.last_demand[v] >= 0
-            and self._indexed.nbytes[v] > 0
-        ]
-        self._linear: LinearSolver | None = None
-        self._snapshot_rows: list[tuple[int, int]] = []
-        self._row_of: dict[int, int] = {}
-        self._constant_of: dict[int, int] = {}
-        self._scale = max(1, sum(self._indexed.nbytes))
-        ones = [1.0] * len(formulation.program.costs)
-        loads = self.loads(ones)
-        self.floor_nbytes = int(max(loads, default=self._indexed.problem.resident_nbytes))
+        self._spine = spine_of(indexed)
+        self._scale = max(1, sum(indexed.nbytes))
+        self._proven: dict[int, float] = {}
+        self.floor_nbytes = floor_nbytes(self._spine)
 
-    def loads(self, values: list[float]) -> list[float]:
-        """Lower bound on live bytes per forward operation, then per backward position."""
-        indexed, rerun = self._indexed, self._formulation.rerun
-        steps = len(self._forward_ops)
-        change = [0.0] * (steps + len(indexed.backward_ops) + 1)
-        again = [0.0] * len(indexed.nbytes)
-        for v in self._counted:
-            column = rerun.get(indexed.producer[v])
-            again[v] = 0.0 if column is None else values[column]
-            kept = indexed.nbytes[v] * (1.0 - again[v])
-            change[self._fixed_from[v]] += kept
-            change[steps + indexed.last_demand[v] + 1] -= kept
-        kept_at = list(accumulate(change[:-1]))
-        fixed = self._forward_live + self._formulation.backward_live_nbytes
-        loads = [a + b for a, b in zip(fixed, kept_at, strict=True)]
-        for k, demanded in enumerate(indexed.demands):
-            read = (v for v in set(demanded) if again[v] > 0.0)
-            loads[steps + k] += sum(indexed.nbytes[v] * again[v] for v in read)
-        return loads
+    def time_us(
+        self, budget_nbytes: int, time_limit_s: float, *, target_us: float | None = None
+    ) -> float:
+        """No plan whose peak is at most the budget takes less time.
 
-    def time_us(self, budget_nbytes: int, time_limit_s: float) -> float:
-        """No plan of the class whose peak is at most the budget takes less time.
+        What was proven for a larger budget counts, so asking again never gives less.
 
         Args:
             budget_nbytes: the peak allowed.
-            time_limit_s: stop adding rows then; fewer rows give a lower, still proven bound.
+            time_limit_s: stop then; less time may give a lower, still proven bound.
+            target_us: stop as soon as the bound is within 0.5 % of it.
         """
-        constant = self._formulation.constant_us
-        if self._linear is None:
-            self._linear = LinearSolver(self._formulation.program)
-        for slot, row in self._row_of.items():
-            self._linear.set_upper(row, (budget_nbytes - self._constant_of[slot]) / self._scale)
-        for row, constant_nbytes in self._snapshot_rows:
-            self._linear.set_upper(row, (budget_nbytes - constant_nbytes) / self._scale)
-        until = time.monotonic() + time_limit_s
-        best = self._converge(budget_nbytes, until)
-        unlimited = budget_nbytes >= self._scale + self._indexed.problem.resident_nbytes
-        if not unlimited and not self._snapshot_rows and self._indexed.backward_ops:
-            self._add_snapshots(budget_nbytes)
-            best = max(best, self._converge(budget_nbytes, until))
-        return max(0.0, constant + best - TOLERANCE * (constant + best))
-
-    def _converge(self, budget_nbytes: int, until: float) -> float:
-        """Add violated rows until there are none; the cost above the constant."""
-        assert self._linear is not None
-        best = 0.0
-        for _ in range(ROUNDS):
-            answer = self._linear.relax(until - time.monotonic())
-            if answer is None:
-                break
-            best = max(best, answer.objective)
-            if not self._add_rows(answer.values, budget_nbytes):
-                break
+        enough = math.inf if target_us is None else target_us * (1 - CLOSE_ENOUGH)
+        best = max((us for n, us in self._proven.items() if n >= budget_nbytes), default=0.0)
+        if best < enough:
+            search = _Search(self, budget_nbytes, time.monotonic() + time_limit_s, enough)
+            best = max(best, search.best_us)
+        self._proven[budget_nbytes] = best
         return best
 
-    def _add_snapshots(self, budget_nbytes: int) -> None:
-        count = len(self._indexed.backward_ops)
-        columns = 1 + len(self._indexed.candidates) + len(self._formulation.rerun)
-        affordable = max(1, SNAPSHOT_COLUMNS // columns)
-        for position in dict.fromkeys(int(share * count) for share in SNAPSHOTS[:affordable]):
-            self._add_snapshot(position, budget_nbytes)
 
-    def _add_snapshot(self, position: int, budget_nbytes: int) -> None:
-        """Columns and rows of what is live at a backward position."""
-        assert self._linear is not None
-        indexed, linear, rerun = self._indexed, self._linear, self._formulation.rerun
-        now = frozenset(indexed.demands[position])
-        known = now | self._formulation.free
-        live: dict[int, int] = {}
-        after: dict[int, int] = {}
+class _Search:
+    """One budget's programs, one after the other.
 
-        def sources(v: int) -> dict[int, float]:
-            """Columns of which one must be 1 for v to be readable after the position."""
-            op = indexed.producer[v]
-            if v not in live:
-                live[v] = linear.add_column()
-            if op in rerun and op not in after:
-                after[op] = linear.add_column()
-                linear.add_row({after[op]: 1.0, rerun[op]: -1.0}, 0.0)
-                stack.append(op)
-            return {live[v]: 1.0} | ({after[op]: 1.0} if op in after else {})
+    Attributes:
+        best_us: the best bound.
+    """
 
-        stack: list[int] = []
-        for v, last in enumerate(indexed.last_demand):
-            if last > position and v not in known:
-                linear.add_row(sources(v), math.inf, 1.0)
-        while stack:
-            op = stack.pop()
-            for v in indexed.inputs[op]:
-                if v not in known:
-                    linear.add_row(sources(v) | {after[op]: -1.0}, math.inf, 0.0)
-        constant = self._formulation.backward_live_nbytes[position]
-        constant += sum(indexed.nbytes[v] for v in now - self._formulation.free)
-        kept = {c: indexed.nbytes[v] / self._scale for v, c in live.items() if indexed.nbytes[v]}
-        row = linear.add_row(kept, (budget_nbytes - constant) / self._scale)
-        self._snapshot_rows.append((row, constant))
+    def __init__(self, bounds: Bounds, budget_nbytes: int, until: float, enough: float) -> None:
+        """Run until a limit, or until nothing is left to refine."""
+        self._spine = bounds._spine
+        self._scale = bounds._scale
+        self._budget_nbytes = budget_nbytes
+        self._until = until
+        self._enough = enough
+        self._forward_slots: set[int] = set()
+        self.best_us = self._spine.constant_us * (1 - TOLERANCE)
+        try:
+            if self._spine.ops:
+                self._refine()
+        except Exception as error:
+            warnings.warn(
+                f"The linear solver failed ({type(error).__name__}: {error}); the bound is the one "
+                f"proven by then, {self.best_us:.1f} us. Is highspy installed correctly?",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
-    def _add_rows(self, values: list[float], budget_nbytes: int) -> bool:
-        assert self._linear is not None
-        loads = self.loads(values)
-        slack = self._scale * 1e-7
-        over = [
-            slot
-            for slot, load in enumerate(loads)
-            if load > budget_nbytes + slack and slot not in self._row_of
+    def _refine(self) -> None:
+        cuts, columns = [0], 0
+        for stage in range(STAGES):
+            all_windows = columns * len(cuts) ** 2 <= 6 * MOST_COLUMNS_ALL_WINDOWS
+            program = IntervalProgram(self._spine, cuts, all_windows=all_windows)
+            columns = columns or program.column_count
+            loads = self._converge(program, ROUNDS[min(stage, 1)])
+            if loads is None or self.best_us >= self._enough:
+                return
+            new = self._new_cuts(cuts, loads)
+            if not new or columns * (len(cuts) + len(new)) > MOST_COLUMNS:
+                return
+            cuts = sorted([*cuts, *new])
+
+    def _converge(self, program: IntervalProgram, rounds: int) -> list[float] | None:
+        """Add broken rows until there are none; loads before the first of them, None to stop."""
+        budget, scale = self._budget_nbytes, self._scale
+        rows = list(program.program.rows)
+        at_start = program.budget_rows + [
+            program.budget_row(slot, []) for slot in sorted(self._forward_slots)
         ]
-        for slot in _spread(over, loads, ROWS_PER_ROUND):
-            constant, by_column = self._row(slot)
-            scaled = {column: nbytes / self._scale for column, nbytes in by_column.items()}
-            self._constant_of[slot] = constant
-            upper = (budget_nbytes - constant) / self._scale
-            self._row_of[slot] = self._linear.add_row(scaled, upper)
-        return bool(over)
+        for constant, by_column in at_start:
+            rows.append((_scaled(by_column, scale), -math.inf, (budget - constant) / scale))
+        linear = LinearProgram(program.program.costs, program.program.uppers, rows)
+        relaxation = Relaxation(linear, iterations=SIMPLEX_STEPS)
+        first: list[float] | None = None
+        for _ in range(rounds):
+            answer = relaxation.run(self._until - time.monotonic())
+            bound = self._spine.constant_us + answer.bound
+            self.best_us = max(self.best_us, bound - TOLERANCE * abs(bound))
+            if not answer.solved:
+                return None
+            loads = program.loads(answer.values)
+            first = first or loads
+            broken = self._broken(loads)
+            for slot in broken:
+                constant, by_column = program.budget_row(slot, answer.values)
+                relaxation.add_row(_scaled(by_column, scale), (budget - constant) / scale)
+            if not broken:
+                return first if max(loads) >= budget * (1 - LOOSE) else None
+        return first
 
-    def _row(self, slot: int) -> tuple[int, dict[int, int]]:
-        indexed, rerun = self._indexed, self._formulation.rerun
-        steps = len(self._forward_ops)
-        now = frozenset(indexed.demands[slot - steps]) if slot >= steps else frozenset()
-        fixed = self._forward_live + self._formulation.backward_live_nbytes
-        constant = fixed[slot]
-        by_column: dict[int, int] = {}
-        for v in self._counted:
-            if not self._fixed_from[v] <= slot <= steps + indexed.last_demand[v]:
-                continue
-            constant += indexed.nbytes[v]
-            column = rerun.get(indexed.producer[v])
-            if column is not None and v not in now:
-                by_column[column] = by_column.get(column, 0) - indexed.nbytes[v]
-        return constant, by_column
+    def _broken(self, loads: list[float]) -> list[int]:
+        """Slots to add rows for."""
+        slack = self._scale * 1e-7
+        over = [s for s, load in enumerate(loads) if load > self._budget_nbytes + slack]
+        chosen = _spread(over, loads, ROWS_PER_ROUND, max(1, len(loads) // 200))
+        steps = len(self._spine.forward.nbytes)
+        self._forward_slots.update(slot for slot in chosen if slot < steps)
+        return chosen
 
-
-def _forward_live(indexed: Indexed, forward_ops: list[int]) -> tuple[list[int], list[int]]:
-    """Bytes live at each FORWARD operation in any plan, and per value the first slot after that."""
-    steps = len(forward_ops)
-    step_of = {op: step for step, op in enumerate(forward_ops)}
-    last = [-1] * len(indexed.nbytes)
-    for step, op in enumerate(forward_ops):
-        for v in indexed.inputs[op]:
-            last[v] = step
-    for v in indexed.demands[0] if indexed.demands else ():
-        last[v] = steps - 1
-    change = [0] * (steps + 1)
-    fixed_from = [steps] * len(indexed.nbytes)
-    for v, nbytes in enumerate(indexed.nbytes):
-        born = step_of.get(indexed.producer[v])
-        if born is None:
-            continue
-        end = steps - 1 if indexed.pinned[v] else max(last[v], born)
-        change[born] += nbytes
-        change[end + 1] -= nbytes
-        fixed_from[v] = end + 1
-    live = list(accumulate(change[:-1], initial=indexed.problem.resident_nbytes))[1:]
-    return (
-        [n + indexed.workspace_nbytes[op] for n, op in zip(live, forward_ops, strict=True)],
-        fixed_from,
-    )
+    def _new_cuts(self, cuts: list[int], loads: list[float]) -> list[int]:
+        """Positions over the budget, the worst first; or the middles of the longest windows."""
+        steps = len(self._spine.forward.nbytes)
+        here = loads[steps:]
+        slack = self._budget_nbytes * 1e-4
+        over = [
+            k for k, load in enumerate(here) if load > self._budget_nbytes + slack and k not in cuts
+        ]
+        count = max(4, len(cuts) // 2)
+        if over:
+            apart = max(1, len(here) // (8 * len(cuts) + 16))
+            return _spread(over, here, count, apart, cuts) or over[:1]
+        ends = [*cuts[1:], len(here)]
+        windows = [(end - cut, cut, end) for cut, end in zip(cuts, ends, strict=True)]
+        windows = [window for window in sorted(windows, reverse=True)[:4] if window[0] > 1]
+        load = self._spine.load_nbytes
+        return [max(range(cut + 1, end), key=lambda k: (load[k], -k)) for _, cut, end in windows]
 
 
-def _spread(slots: list[int], loads: list[float], count: int) -> list[int]:
-    """The worst slots, no two of them neighbours: neighbours hold nearly the same values."""
+def _scaled(by_column: dict[int, int], scale: int) -> dict[int, float]:
+    return {column: nbytes / scale for column, nbytes in by_column.items()}
+
+
+def _spread(
+    slots: list[int], loads: list[float], count: int, apart: int, taken: list[int] | None = None
+) -> list[int]:
+    """The worst slots, no two of them close: neighbours hold nearly the same values."""
     chosen: list[int] = []
-    apart = max(1, len(loads) // 200)
     for slot in sorted(slots, key=lambda s: (-loads[s], s)):
-        if all(abs(slot - other) >= apart for other in chosen):
+        if all(abs(slot - other) >= apart for other in (*chosen, *(taken or ()))):
             chosen.append(slot)
         if len(chosen) == count:
             break

@@ -36,7 +36,7 @@ from autoremat_solver.realise import KEEP
 from autoremat_solver.rearrange import lowered, rearranged
 
 PROVEN = 1e-5
-GOOD_ENOUGH = 1e-3  # a gap at which the longest search is left out
+GOOD_ENOUGH = 5e-3  # a gap at which the longest search is left out
 TRIALS = 120
 SEARCH_SHARE = 0.85  # the rest is for the last simulation under way, the bound and the check
 SQUEEZE_STEP = 0.97
@@ -65,7 +65,7 @@ class Solver:
         self._indexed = index(problem)
         require_consistent(self._indexed)
         self._formulation = Formulation(self._indexed)
-        self._bounds = Bounds(self._formulation)
+        self._bounds = Bounds(self._indexed)
         self._exact = ExactSearch.of(self._indexed) if time_limit_s > 0 else None
         self._floor_nbytes = self._bounds.floor_nbytes
         self._front = Front()
@@ -257,9 +257,13 @@ class Solver:
                 self._add(new)
         self._polish(budget_nbytes, deadline)
         best = self._front.fastest_within(budget_nbytes)
-        bound_us = self._bounds.time_us(budget_nbytes, 0.1 * left)
-        if best is None or best.time_us > bound_us * (1 + GOOD_ENOUGH):
+        if best is None or not self._is_close(best, budget_nbytes, 0.1 * left):
             self._rearrange(budget_nbytes, deadline)
+
+    def _is_close(self, best: Candidate, budget_nbytes: int, limit_s: float) -> bool:
+        """Whether the longest search could win too little to be worth its time."""
+        bound_us = self._bounds.time_us(budget_nbytes, limit_s, target_us=best.time_us)
+        return best.time_us <= bound_us * (1 + GOOD_ENOUGH)
 
     def _at_budget(self, chain: ChainPlans, budget_nbytes: int) -> bool:
         """The chain plan of exactly this budget; whether it leaves nothing to search for."""
@@ -402,7 +406,8 @@ class Solver:
         self, best: Candidate, status: Status, budget_nbytes: int, began: float
     ) -> Solution:
         limit = max(budget_nbytes, best.peak_nbytes)
-        bound_us = self._bounds.time_us(limit, max(0.5, 0.2 * self.time_limit_s))
+        bound_s = max(0.5, 0.2 * self.time_limit_s)
+        bound_us = self._bounds.time_us(limit, bound_s, target_us=best.time_us)
         bound_us = best.time_us if status is Status.OPTIMAL else min(bound_us, best.time_us)
         if status is Status.FEASIBLE and best.time_us <= bound_us * (1 + PROVEN):
             status = Status.OPTIMAL
