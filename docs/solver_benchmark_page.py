@@ -125,7 +125,7 @@ def page(runs: Sequence[Row], rows: Iterable[Row], graphs: Sequence[str] = GRAPH
         _published([row for row in rows if row["section"] == "published"]),
         _ablation(rows, graphs),
         _missing(rows, graphs),
-        _runs(runs),
+        _runs(runs, rows),
     ]
     return "\n".join(section for section in sections if section)
 
@@ -194,10 +194,14 @@ def _glance(solves: list[Row], graphs: Sequence[str]) -> str:
     lines = ["## At a glance\n", "Extra time, gap in brackets, seconds.\n"]
     columns: Columns = {"graph": lambda r: str(r["graph"])}
     for share in shares:
-        columns[_share(share)] = lambda r, s=share: _in_short(by_point.get((r["graph"], s)))
+        columns[_share(share)] = _at_share(share, by_point)
     present = [{"graph": g} for g in graphs if any(row["graph"] == g for row in solves)]
     lines += [_table(columns, present), _spread(solves, shares)]
     return "\n".join(lines)
+
+
+def _at_share(share: float | None, by_point: dict[Any, Row]) -> Callable[[Row], str]:
+    return lambda r: _in_short(by_point.get((r["graph"], share)))
 
 
 def _spread(solves: list[Row], shares: Sequence[float | None]) -> str:
@@ -276,10 +280,14 @@ def _published(rows: list[Row]) -> str:
         "outcome": _outcome,
     }
     for key, figures in PUBLISHED.items():
-        columns[f"[{key}]"] = lambda r, f=figures: _percent(f.get((r["graph"], r["share"])), 1)
+        columns[f"[{key}]"] = _reported(figures)
     names = list(INSTANCES)
     rows = sorted(rows, key=lambda r: (names.index(r["graph"]), -r["share"]))
     return "\n".join([PUBLISHED_TEXT, _table(columns, rows)])
+
+
+def _reported(figures: dict[tuple[str, float], float]) -> Callable[[Row], str]:
+    return lambda r: _percent(figures.get((r["graph"], r["share"])), 1)
 
 
 def _ablation(rows: list[Row], graphs: Sequence[str]) -> str:
@@ -297,10 +305,12 @@ def _ablation(rows: list[Row], graphs: Sequence[str]) -> str:
         "budget": lambda r: _share(r["share"]),
     }
     for name, strategy in [*((s, s) for s in STRATEGIES), ("solver", ""), (BOUND, BOUND)]:
-        columns[name] = lambda r, s=strategy: _extra_or_dash(
-            by_point.get((r["graph"], r["share"], s))
-        )
+        columns[name] = _of_strategy(strategy, by_point)
     return "\n".join([ABLATION_TEXT, _table(columns, points)])
+
+
+def _of_strategy(strategy: str, by_point: dict[Any, Row]) -> Callable[[Row], str]:
+    return lambda r: _extra_or_dash(by_point.get((r["graph"], r["share"], strategy)))
 
 
 def _missing(rows: list[Row], graphs: Sequence[str]) -> str:
@@ -337,16 +347,27 @@ def _stale(rows: list[Row]) -> list[str]:
     ]
 
 
-def _runs(runs: Sequence[Row]) -> str:
+def _runs(runs: Sequence[Row], rows: list[Row]) -> str:
     lines = ["## How it was run\n"]
-    for run in runs:
+    for number, run in enumerate(runs):
         versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
         lines.append(
             f"- {run['date']}, `{run['command']}`: {run['threads']} thread, time limit "
             f"{run['time_limit']:g} s, limit per process {run['timeout']:.0f} s; {run['cpu']}, "
-            f"{run['cores']} cores, {run['memory_gib']} GiB, {run['system']}; {versions}."
+            f"{run['cores']} cores, {run['memory_gib']} GiB, {run['system']}; {versions}. "
+            f"{_processor_share([row for row in rows if row.get('run') == number])}"
         )
     return "\n".join(lines) + "\n"
+
+
+def _processor_share(rows: list[Row]) -> str:
+    """How much of the time limits the solver could use: other work on the machine took the rest."""
+    timed = [row for row in rows if "cpu_seconds" in row]
+    seconds = sum(row["seconds"] for row in timed)
+    if seconds <= 0:
+        return ""
+    share = 100 * sum(row["cpu_seconds"] for row in timed) / seconds
+    return f"Its solves had the processor for {share:.0f} % of their wall-clock time."
 
 
 def _table(columns: Columns, rows: Sequence[Row]) -> str:

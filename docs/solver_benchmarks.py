@@ -65,8 +65,9 @@ class Store:
     def has(self, job: Job) -> bool:
         """Whether a job's row is there, from the problem as its file is now."""
         row = self.rows.get(job.key)
-        known = row is not None and row["status"] in DONE
-        return known and row["digest"] == digest(Path(job.path).read_text())
+        if row is None or row["status"] not in DONE:
+            return False
+        return bool(row["digest"] == digest(Path(job.path).read_text()))
 
 
 def capture(graph: str, store: Store, args: argparse.Namespace) -> Path | None:

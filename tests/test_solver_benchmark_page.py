@@ -119,6 +119,12 @@ def test_a_crash_is_named_with_its_message() -> None:
     assert promise.endswith("| 1 | 0 | solve/unet/50 |")
 
 
+def test_a_run_says_how_much_of_its_time_it_had_the_processor() -> None:
+    """On a busy machine a time limit buys less: 1.5 of 2 seconds here."""
+    text = page(row("solve", "unet", 50.0, run=0))
+    assert lines_with(text, "- 2026-01-01,", "highspy 1.10.0", "the processor for 75 %")
+
+
 def test_every_point_that_was_not_run_is_listed() -> None:
     """The list of what is missing shrinks by exactly the point that is there."""
     nothing, one = page(), page(row("solve", "unet", 50.0))
