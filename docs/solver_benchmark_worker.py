@@ -1,0 +1,218 @@
+"""One process that takes one figure of `solver_benchmarks.md`.
+
+Started by `solver_benchmarks.py` with a `Job` as JSON in its last argument. Leaves one JSON line on
+its standard output: the row. A process for each keeps solves apart, and lets a crash or one that
+does not end cost one row only. Every plan passes the independent `check` before it is reported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).parent.parent / "solver"))
+
+from autoremat_solver import Op, Phase, Plan, Problem, Solution, Solver, Value, check, simulate
+from autoremat_solver.bounds import Bounds
+from autoremat_solver.formulation import Formulation
+from autoremat_solver.indexed import index
+from solver_ablation import STRATEGIES, Task
+from solver_benchmark_page import BOUND
+
+Row = dict[str, Any]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one worker does.
+
+    Attributes:
+        section: "size", "solve" or "ablation" of a captured graph, or "published".
+        graph: its name.
+        path: its file.
+        share: the budget as percent of the baseline's peak above what is resident; None for the
+            smallest peak that the solver finds.
+        strategy: for the ablation.
+        time_limit: for the solver or the strategy, in seconds.
+    """
+
+    section: str
+    graph: str
+    path: str
+    share: float | None = None
+    strategy: str = ""
+    time_limit: float = 10.0
+
+    @property
+    def key(self) -> str:
+        """A name that is unique within the page."""
+        share = [] if self.section == "size" else [share_name(self.share)]
+        return "/".join(
+            [self.section, self.graph, *share, *([self.strategy] * bool(self.strategy))]
+        )
+
+
+def share_name(share: float | None) -> str:
+    """A budget as the command line and the page write it."""
+    return "floor" if share is None else f"{share:g}"
+
+
+def main() -> None:
+    """Do the job and print its row, with what was warned of."""
+    job = Job(**json.loads(sys.argv[-1]))
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always")
+        row = row_of(job)
+    if raised:
+        row["warnings"] = [str(warning.message) for warning in raised]
+    print(json.dumps(row))
+
+
+def row_of(job: Job) -> Row:
+    """The row of a job.
+
+    Raises:
+        ValueError: if a plan fails the independent check, or a published instance's baseline is
+            not what its file states.
+    """
+    text = Path(job.path).read_text()
+    problem = read_problem(text)
+    baseline = simulate(problem, Plan(tuple(op.name for op in problem.ops)))
+    row: Row = {
+        "digest": digest(text),
+        "resident_nbytes": problem.resident_nbytes,
+        "baseline_peak_nbytes": baseline.peak_nbytes,
+        "baseline_us": baseline.time_us,
+    }
+    if job.section == "published":
+        _require_stated(json.loads(text)["graph"], row)
+    if job.section == "size":
+        return {**row, **_sizes(problem)}
+    above_nbytes = baseline.peak_nbytes - problem.resident_nbytes
+    budget_nbytes = problem.resident_nbytes + int(above_nbytes * (job.share or 0.0) / 100)
+    row |= {"time_limit": job.time_limit}
+    if job.share is not None:
+        row["budget_nbytes"] = budget_nbytes
+    if job.section == "ablation":
+        return {**row, **_ablated(problem, budget_nbytes, job)}
+    return {**row, **_solved(problem, None if job.share is None else budget_nbytes, job)}
+
+
+def digest(text: str) -> str:
+    """What tells one version of a problem from another."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def read_problem(text: str) -> Problem:
+    """The problem that a JSON text states, in the solver's schema or as a node-link graph."""
+    graph = json.loads(text)
+    if "schema" in graph:
+        return Problem.from_json(text)
+    name_of = {node["id"]: f"{node['id']}:{node['name']}" for node in graph["nodes"]}
+    inputs: dict[str, list[str]] = {name: [] for name in name_of.values()}
+    for edge in graph["edges"]:
+        inputs[name_of[edge["target"]]].append(name_of[edge["source"]])
+    return Problem(
+        values=tuple(Value(name_of[node["id"]], node["nbytes"]) for node in graph["nodes"]),
+        ops=tuple(
+            Op(
+                name,
+                tuple(inputs[name]),
+                (name,),
+                float(node["time"]),
+                phase=Phase(node.get("phase", "any")),
+            )
+            for node in graph["nodes"]
+            for name in [name_of[node["id"]]]
+        ),
+    )
+
+
+def _require_stated(stated: Row, row: Row) -> None:
+    ours, theirs = row["baseline_peak_nbytes"], stated["baseline_peak_nbytes"]
+    if ours != theirs:
+        raise ValueError(
+            f"The baseline's peak is {ours:,} bytes here and {theirs:,} in the file: the two count "
+            "live bytes differently, so results would not compare."
+        )
+
+
+def _sizes(problem: Problem) -> Row:
+    indexed = index(problem)
+    program = Formulation(indexed).program
+    return {
+        "ops": len(problem.ops),
+        "values": len(problem.values),
+        "candidates": len(indexed.candidates),
+        "columns": len(program.costs),
+        "rows": len(program.rows),
+    }
+
+
+def _solved(problem: Problem, budget_nbytes: int | None, job: Job) -> Row:
+    def solve() -> Solution:
+        solver = Solver(problem, time_limit_s=job.time_limit)
+        return solver.smallest_peak() if budget_nbytes is None else solver.solve(budget_nbytes)
+
+    solution, times = _timed(solve)
+    _require_valid(problem, solution.plan)
+    return {
+        **times,
+        "outcome": solution.status.name,
+        "peak_nbytes": solution.timeline.peak_nbytes,
+        "time_us": solution.timeline.time_us,
+        "bound_us": solution.bound_us,
+        "floor_nbytes": solution.floor_nbytes,
+        "gap": solution.gap,
+        "method": solution.method,
+        "status": "ok",
+    }
+
+
+def _ablated(problem: Problem, budget_nbytes: int, job: Job) -> Row:
+    indexed = index(problem)
+    if job.strategy == BOUND:
+        bounds = Bounds(Formulation(indexed))
+        bound_us, times = _timed(lambda: bounds.time_us(budget_nbytes, job.time_limit))
+        if budget_nbytes < bounds.floor_nbytes:
+            return {**times, "status": "none"}
+        return {**times, "time_us": bound_us, "status": "ok"}
+    task = Task.beginning_now(indexed, budget_nbytes, job.time_limit)
+    plan, times = _timed(lambda: STRATEGIES[job.strategy](task))
+    if plan is None:
+        return {**times, "status": "none"}
+    _require_valid(problem, Plan(indexed.names(plan.steps)), budget_nbytes)
+    return {
+        **times,
+        "peak_nbytes": plan.peak_nbytes,
+        "time_us": plan.time_us,
+        "method": plan.method,
+        "status": "ok",
+    }
+
+
+def _timed(work: Callable[[], T]) -> tuple[T, Row]:
+    wall, cpu = time.perf_counter(), time.process_time()
+    result = work()
+    seconds, cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu
+    return result, {"seconds": seconds, "cpu_seconds": cpu_seconds}
+
+
+def _require_valid(problem: Problem, plan: Plan, budget_nbytes: int | None = None) -> None:
+    violations = check(problem, plan, budget_nbytes)
+    if violations:
+        raise ValueError(f"The plan fails the independent check: {violations[0]}")
+
+
+if __name__ == "__main__":
+    main()
