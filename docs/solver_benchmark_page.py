@@ -86,8 +86,9 @@ GRAPHS_TEXT = """\
 
 Joint forward-backward graphs of models with random weights, small widths and real depth
 (`docs/solver_graphs.py`), lowered for the eager executor; the times of operations are measured.
-Where a step has several graphs the largest is taken. **Candidates** are values that a plan may
-save; **columns** and **rows** are the integer program's, before any row for memory.
+Where a step has several graphs the largest is taken. **Reduced** is what the solver works on;
+**candidates** are the values of it that a plan may save; **columns** and **rows** are the integer
+program's, before any row for memory.
 """
 
 PUBLISHED_TEXT = """\
@@ -233,6 +234,8 @@ def _graphs(sizes: list[Row], graphs: Sequence[str]) -> str:
         "joint nodes": lambda r: _count(r.get("joint_nodes")),
         "operations": lambda r: _count(r.get("ops")),
         "values": lambda r: _count(r.get("values")),
+        "reduced operations": lambda r: _count(r.get("reduced_ops")),
+        "reduced values": lambda r: _count(r.get("reduced_values")),
         "candidates": lambda r: _count(r.get("candidates")),
         "columns": lambda r: _count(r.get("columns")),
         "rows": lambda r: _count(r.get("rows")),

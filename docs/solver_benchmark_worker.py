@@ -21,10 +21,12 @@ from typing import Any, TypeVar
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent.parent / "solver"))
 
-from autoremat_solver import Op, Phase, Plan, Problem, Solution, Solver, Value, check, simulate
+from autoremat_solver import Plan, Problem, Solution, Solver, check, simulate
 from autoremat_solver.bounds import Bounds
 from autoremat_solver.formulation import Formulation
 from autoremat_solver.indexed import index
+from autoremat_solver.node_link import read_problem
+from autoremat_solver.reduce import reduce
 from solver_ablation import STRATEGIES, Task
 from solver_benchmark_page import BOUND
 
@@ -113,31 +115,6 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def read_problem(text: str) -> Problem:
-    """The problem that a JSON text states, in the solver's schema or as a node-link graph."""
-    graph = json.loads(text)
-    if "schema" in graph:
-        return Problem.from_json(text)
-    name_of = {node["id"]: f"{node['id']}:{node['name']}" for node in graph["nodes"]}
-    inputs: dict[str, list[str]] = {name: [] for name in name_of.values()}
-    for edge in graph["edges"]:
-        inputs[name_of[edge["target"]]].append(name_of[edge["source"]])
-    return Problem(
-        values=tuple(Value(name_of[node["id"]], node["nbytes"]) for node in graph["nodes"]),
-        ops=tuple(
-            Op(
-                name,
-                tuple(inputs[name]),
-                (name,),
-                float(node["time"]),
-                phase=Phase(node.get("phase", "any")),
-            )
-            for node in graph["nodes"]
-            for name in [name_of[node["id"]]]
-        ),
-    )
-
-
 def _require_stated(stated: Row, row: Row) -> None:
     ours, theirs = row["baseline_peak_nbytes"], stated["baseline_peak_nbytes"]
     if ours != theirs:
@@ -148,11 +125,14 @@ def _require_stated(stated: Row, row: Row) -> None:
 
 
 def _sizes(problem: Problem) -> Row:
-    indexed = index(problem)
+    reduced = reduce(problem).problem
+    indexed = index(reduced)
     program = Formulation(indexed).program
     return {
         "ops": len(problem.ops),
         "values": len(problem.values),
+        "reduced_ops": len(reduced.ops),
+        "reduced_values": len(reduced.values),
         "candidates": len(indexed.candidates),
         "columns": len(program.costs),
         "rows": len(program.rows),
