@@ -14,16 +14,15 @@ from dataclasses import dataclass
 from autoremat_solver.blocks import far_reaching, narrow_places
 from autoremat_solver.formulation import Formulation
 from autoremat_solver.front import Candidate, candidate
-from autoremat_solver.heuristics import save_all, segment_ends, simple_recipes
+from autoremat_solver.greedy import greedy_candidate
+from autoremat_solver.heuristics import segment_ends, simple_recipes
 from autoremat_solver.indexed import Indexed
 from autoremat_solver.lazy_rows import LazyRows
 from autoremat_solver.portfolio import chain_candidate, chain_plans, priced_save_sets
 from autoremat_solver.realise import KEEP, Retention
-from autoremat_solver.simulate import spans_of
 
 ROUNDS = 12  # relaxations of an integer program, as the solver solves
 INTEGER_SHARE = 0.25  # of the time limit, for each integer solve
-DROPPED_AT_ONCE = 0.03  # of what the greedy strategy is above the budget
 BLOCK_LIMITS = (40, 200)  # cuttings into at most so many blocks
 FAR_SHARE = 0.25  # of the forward: what lives longer is no part of a block
 
@@ -55,41 +54,8 @@ Strategy = Callable[[Task], Candidate | None]
 
 def greedy(task: Task) -> Candidate | None:
     """Save all, then drop what is cheapest to recompute per byte at the peak until it fits."""
-    plan = candidate(task.indexed, save_all(task.indexed), "greedy")
-    while plan.peak_nbytes > task.budget_nbytes and time.monotonic() < task.deadline:
-        missing_nbytes = plan.peak_nbytes - task.budget_nbytes
-        dropped = _cheapest_at_peak(task.indexed, plan, DROPPED_AT_ONCE * missing_nbytes)
-        if not dropped:
-            break
-        plan = candidate(task.indexed, plan.saved - dropped, "greedy")
+    plan = greedy_candidate(task.indexed, task.budget_nbytes, deadline=task.deadline)
     return plan if plan.peak_nbytes <= task.budget_nbytes else None
-
-
-def _cheapest_at_peak(indexed: Indexed, plan: Candidate, nbytes: float) -> frozenset[int]:
-    """Saved values that are live at the peak, enough to make up so many bytes if there are."""
-    spans = spans_of(indexed, plan.steps)
-    peak = plan.timeline.peak_step
-    live = {v for v, born, last in spans if born <= peak <= last and indexed.nbytes[v] > 0}
-    droppable = [v for v in plan.saved & live if not indexed.forced[v] and not indexed.pinned[v]]
-    again_us = _times_to_make_again(indexed, plan.saved)
-    droppable.sort(key=lambda v: (again_us[v] / indexed.nbytes[v], v))
-    chosen: list[int] = []
-    for v in droppable:
-        if nbytes <= 0:
-            break
-        chosen.append(v)
-        nbytes -= indexed.nbytes[v]
-    return frozenset(chosen)
-
-
-def _times_to_make_again(indexed: Indexed, saved: frozenset[int]) -> list[float]:
-    """Per value the time of the longest chain of operations from what is saved to it."""
-    again_us = [0.0] * len(indexed.nbytes)
-    for op in indexed.forward_order:
-        before = max((again_us[v] for v in indexed.inputs[op] if v not in saved), default=0.0)
-        for v in indexed.outputs[op]:
-            again_us[v] = before + indexed.time_us[op]
-    return again_us
 
 
 def uniform(task: Task) -> Candidate | None:

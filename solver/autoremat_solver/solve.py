@@ -19,6 +19,7 @@ from autoremat_solver.check import check
 from autoremat_solver.exact import ExactSearch, SearchLimit
 from autoremat_solver.formulation import Formulation
 from autoremat_solver.front import Candidate, Front, arranged
+from autoremat_solver.greedy import greedy_candidate
 from autoremat_solver.indexed import index, require_consistent
 from autoremat_solver.lazy_rows import LazyRows
 from autoremat_solver.local_search import fill, squeeze
@@ -241,9 +242,11 @@ class Solver:
 
     def _search(self, budget_nbytes: int, deadline: float) -> None:
         """Plans for one budget."""
-        left = deadline - time.monotonic()
+        began = time.monotonic()
+        left = deadline - began
         if sum(self._at_budget(chain, budget_nbytes) for chain in self._chains):
             return
+        self._add(greedy_candidate(self._indexed, budget_nbytes, deadline=began + 0.1 * left))
         for chain in self._chains:
             self._near_budget(chain, budget_nbytes, time.monotonic() + 0.1 * left)
         retentions = [("ILP", KEEP)]
