@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from autoremat_solver._pulp import Answer, LinearSolver
+from autoremat_solver._pulp import Answer, LinearSolver, solver_of
 from autoremat_solver.formulation import Formulation, SlotLoad
 from autoremat_solver.front import Candidate, candidate
 from autoremat_solver.realise import Retention
@@ -55,7 +55,7 @@ class LazyRows:
             integer_s: time for each of two integer solves at the end; 0 for none.
             deadline: `time.monotonic()` at which to stop.
         """
-        linear = LinearSolver(self.formulation.program)
+        linear = solver_of(self.formulation)
         scale = max(1, sum(self.formulation.indexed.nbytes))
         for _ in range(rounds):
             answer = linear.relax(deadline - time.monotonic())

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autoremat_solver._pulp import LinearSolver
+from autoremat_solver._pulp import solver_of
 from autoremat_solver.blocks import blocks_at, far_reaching, narrow_places
 from autoremat_solver.chain import ChainTable
 from autoremat_solver.formulation import Formulation
@@ -55,7 +55,7 @@ def priced_save_sets(formulation: Formulation, deadline: float) -> list[frozense
     that set is the fastest plan.
     """
     indexed = formulation.indexed
-    linear = LinearSolver(formulation.program)
+    linear = solver_of(formulation)
     base = list(formulation.program.costs)
     per_byte = sum(indexed.time_us) / max(1, sum(indexed.nbytes[v] for v in save_all(indexed)))
     found = []

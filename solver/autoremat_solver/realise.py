@@ -38,9 +38,9 @@ class Retention:
         if value in self.ephemeral:
             return position
         limit = FOREVER if self.segment_end is None else self.segment_end[position]
-        for first, last in self.windows.get(value, ()):
-            if first <= position <= last:
-                limit = max(limit, last)
+        if value in self.windows:
+            ends = (last for first, last in self.windows[value] if first <= position <= last)
+            limit = max(limit, max(ends, default=limit))
         return limit
 
 
@@ -88,7 +88,7 @@ class _Backward:
     def positions(self) -> list[int]:
         """Backward positions before which something may have to run, ascending, and the first.
 
-        The others read from the forward only, which is noted here.
+        All direct reads of the forward's instances are noted here.
         """
         until = self._until
         found = {0} if self.indexed.backward_ops else set()
@@ -125,32 +125,47 @@ class _Backward:
         if position == 0:
             self._read_at_once()
             return []
-        indexed, until, late = self.indexed, self._until, self._made_late
+        until = self._until
+        demands = self.indexed.demands[position]
+        stack = [v for v in demands if until[v] < position]
+        if not stack:
+            return []
+        wanted = self._wanted(stack, position)
+        for op in wanted:
+            self._make(op, position)
+        if len(wanted) < 2:
+            return list(wanted)
+        return sorted(wanted, key=self.indexed.rank.__getitem__)
+
+    def _wanted(self, stack: list[int], position: int) -> set[int]:
+        """The operations that make the values on the stack from those that can be read."""
+        until, late, read = self._until, self._made_late, self.read_from_forward
+        producer, inputs = self.indexed.producer, self.indexed.inputs
         wanted: set[int] = set()
-        stack = list(indexed.demands[position])
         while stack:
             v = stack.pop()
             if until[v] >= position:
                 if until[v] == FOREVER and not late[v]:
-                    self.read_from_forward.add(v)
+                    read.add(v)
                 continue
-            op = indexed.producer[v]
+            op = producer[v]
             if op not in wanted:
                 wanted.add(op)
-                stack.extend(indexed.inputs[op])
-        for op in wanted:
-            once = not indexed.rerunnable[op]
-            for v in indexed.outputs[op]:
-                if until[v] == FOREVER and not late[v]:
-                    continue
-                late[v] = True
-                if self._simple or once or indexed.pinned[v]:
-                    until[v] = FOREVER
-                else:
-                    until[v] = self.retention.expiry(v, position)
-        if len(wanted) < 2:
-            return list(wanted)
-        return sorted(wanted, key=indexed.rank.__getitem__)
+                stack.extend(inputs[op])
+        return wanted
+
+    def _make(self, op: int, position: int) -> None:
+        """Note that `op` runs again right before `position`, and until when it may be read."""
+        indexed, until, late = self.indexed, self._until, self._made_late
+        forever = self._simple or not indexed.rerunnable[op]
+        for v in indexed.outputs[op]:
+            if until[v] == FOREVER and not late[v]:
+                continue
+            late[v] = True
+            if forever or indexed.pinned[v]:
+                until[v] = FOREVER
+            else:
+                until[v] = self.retention.expiry(v, position)
 
     def _read_at_once(self) -> None:
         """What the first backward operation reads comes from the forward, saved or not.
