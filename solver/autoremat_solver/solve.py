@@ -10,15 +10,17 @@ and local search. All plans ever found stay in one Pareto front.
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 
+from autoremat_solver._pulp import Answer
 from autoremat_solver.bounds import Bounds
 from autoremat_solver.check import check
 from autoremat_solver.formulation import Formulation
 from autoremat_solver.front import Candidate, Front
 from autoremat_solver.indexed import index, require_consistent
-from autoremat_solver.lazy_rows import LazyRows
+from autoremat_solver.lazy_rows import LazyRows, Rows
 from autoremat_solver.local_search import fill, squeeze
 from autoremat_solver.plan import Plan, Solution, Status
 from autoremat_solver.portfolio import (
@@ -171,11 +173,16 @@ class Solver:
             self._near_budget(chain, budget_nbytes, time.monotonic() + 0.1 * left)
         retentions = [("ILP", KEEP)]
         retentions += [(f"ILP, {c.name}", c.per_block) for c in self._chains[:2]]
+        solved: dict[Rows, Answer] = {}
         for label, retention in retentions:
-            rows = LazyRows(self._formulation, retention, label)
-            until = time.monotonic() + 0.2 * left
+            rows = LazyRows(self._formulation, retention, label, solved)
+            known = self._front.fastest_within(budget_nbytes)
             for new in rows.candidates(
-                budget_nbytes, rounds=12, integer_s=0.05 * left, deadline=until
+                budget_nbytes,
+                rounds=12,
+                integer_s=0.05 * left,
+                deadline=time.monotonic() + 0.2 * left,
+                known_us=math.inf if known is None else known.time_us,
             ):
                 self._add(new)
         self._polish(budget_nbytes, deadline)
