@@ -195,8 +195,6 @@ def _forward_steps(indexed: Indexed, read_from_forward: Collection[int]) -> list
         op = stack.pop()
         wanted.add(op)
         stack.extend(
-            producer[v]
-            for v in indexed.inputs[op]
-            if made_either[v] and producer[v] not in wanted
+            producer[v] for v in indexed.inputs[op] if made_either[v] and producer[v] not in wanted
         )
     return [op for op in indexed.forward_order if op in wanted]
