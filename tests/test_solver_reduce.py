@@ -19,7 +19,7 @@ repeatable = settings(deadline=None, max_examples=300, derandomize=True, databas
 
 
 def tower(width: int = 8) -> Problem:
-    """x -> a -> b -> c, with x and c read by the backward: a and b serve c alone.
+    """Chain x -> a -> b -> c, with x and c read by the backward: a and b serve c alone.
 
     Backward: g0 reads c (and works on 4 bytes), g1 reads g0 (backward only), g2 reads g1 and x.
     """
@@ -37,7 +37,7 @@ def tower(width: int = 8) -> Problem:
 
 
 def test_a_run_with_one_reader_each_becomes_one_operation() -> None:
-    """a and b exist for c only: one operation of their time, which makes c from x."""
+    """Both a and b exist for c only: one operation of their time, which makes c from x."""
     reduced = reduce(tower())
     merged = next(op for op in reduced.problem.ops if "c" in op.outputs)
     assert reduced.parts[merged.name] == ("a", "b", "c")

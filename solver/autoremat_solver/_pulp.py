@@ -238,7 +238,7 @@ def _copy(model: Any) -> Any:
     """A model of its own with the same columns, rows and options."""
     import highspy
 
-    copy = highspy.Highs()
+    copy: Any = highspy.Highs()  # type: ignore[no-untyped-call]
     copy.passOptions(model.getOptions())
     copy.passModel(model.getModel())
     return copy

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +40,7 @@ class Events:
         workspace_nbytes: per operation.
     """
 
-    value: NDArray[np.int64] | NDArray[np.uint16]
+    value: NDArray[np.integer[Any]]
     writes: Bools
     first: Ints
     count: Ints

@@ -75,7 +75,8 @@ class LazyRows:
         self._best_us = known_us
         linear = solver_of(self.formulation)
         objective = -math.inf
-        for new, objective in self._by_relaxation(linear, budget_nbytes, rounds, deadline):
+        for new, relaxed in self._by_relaxation(linear, budget_nbytes, rounds, deadline):
+            objective = relaxed
             yield self._noted(new, budget_nbytes)
         if integer_s > 0 and self._may_gain(objective):
             yield from self._by_integers(linear, budget_nbytes, integer_s, deadline)

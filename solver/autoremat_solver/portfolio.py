@@ -25,6 +25,7 @@ SLOTS = 128
 SMALL = 300
 TINY = 7
 PLANS_PER_TABLE = 24
+LARGE = 3000  # operations from which the number of simulations falls as their cost rises
 
 
 def simple_candidates(indexed: Indexed) -> Iterator[Candidate]:
@@ -88,7 +89,7 @@ class ChainPlans:
     def candidates(self, indexed: Indexed) -> Iterator[Candidate]:
         """Plans spread over the memory sizes of the tables."""
         for table in self.tables:
-            for memory in _spread(table.distinct_slots(), PLANS_PER_TABLE):
+            for memory in _spread(table.distinct_slots(), scaled(PLANS_PER_TABLE, indexed)):
                 yield chain_candidate(indexed, table, memory, self.name)
                 lean = table.recipe(memory, hold=False)
                 yield candidate(indexed, lean.saved, self.name, lean.retention)
@@ -136,6 +137,11 @@ def single_level_candidates(indexed: Indexed, saved: frozenset[int]) -> Iterator
         yield candidate(
             indexed, saved, "min-cut, copies per consumer", Retention(ephemeral=shallow)
         )
+
+
+def scaled(count: int, indexed: Indexed) -> int:
+    """How many simulations a problem gets where a small one gets `count`: a third at least."""
+    return max(count // 3, min(count, count * LARGE // max(1, len(indexed.phase))))
 
 
 def _spread(slots: list[int], count: int) -> list[int]:

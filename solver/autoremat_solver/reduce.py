@@ -229,7 +229,7 @@ def _is_one(reads: _Reads, first: int, end: int) -> bool:
     result = reads.nbytes(frozenset(run[-1].outputs))
     for place, op in enumerate(run[:-1], first):
         made.update(op.outputs)
-        if not all(0 < len(reads.readers[n]) and reads.ends_by(n, end - 1) for n in op.outputs):
+        if not all(reads.readers[n] and reads.ends_by(n, end - 1) for n in op.outputs):
             return False
         if reads.nbytes({n for n in made if not reads.ends_by(n, place)}) < result:
             return False

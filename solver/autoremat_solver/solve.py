@@ -3,9 +3,10 @@
 Enters: a `Problem` and a budget in bytes. Leaves: a `Solution` whose plan passes `check`, is no
 worse than any plan of the portfolio, and carries its proven bound.
 
-The stages: simple strategies; the fastest plan (min-cut); priced min-cuts and chain plans, for
-all budgets; then for one budget the integer program with peak rows, chain plans near the budget,
-and local search. All plans ever found stay in one Pareto front.
+The stages: presolve (`reduce`; all that follows speaks of the reduced problem, whose peaks are
+never below the real ones; `_plan` leads back); simple strategies; the fastest plan (min-cut);
+priced min-cuts and chain plans, for all budgets; then for one budget the integer program with peak
+rows, chain plans near the budget, and local search. All plans ever found stay in one Pareto front.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ from autoremat_solver.portfolio import (
     chain_candidate,
     chain_plans,
     priced_save_sets,
+    scaled,
     simple_candidates,
     single_level_candidates,
 )
 from autoremat_solver.problem import Problem
 from autoremat_solver.realise import KEEP
+from autoremat_solver.reduce import reduce
+from autoremat_solver.simulate import simulate
 
 PROVEN = 1e-5
 TRIALS = 120
@@ -59,8 +63,9 @@ class Solver:
             raise ValueError(f"time_limit_s is {time_limit_s}: give seconds, 0 or more.")
         self.problem = problem
         self.time_limit_s = time_limit_s
-        self._indexed = index(problem)
-        require_consistent(self._indexed)
+        require_consistent(index(problem))
+        self._reduction = reduce(problem)
+        self._indexed = index(self._reduction.problem)
         self._formulation = Formulation(self._indexed)
         self._bounds = Bounds(self._formulation)
         self._front = Front()
@@ -203,16 +208,17 @@ class Solver:
 
     def _polish(self, budget_nbytes: int, deadline: float) -> None:
         """Squeeze the nearest plans above the budget, fill the best ones below it."""
+        trials = scaled(TRIALS, self._indexed)
         starts = self._front.above(budget_nbytes)[:2]
         for start in starts:
             new = squeeze(
-                self._indexed, start, budget_nbytes, trials=TRIALS // 3, deadline=deadline
+                self._indexed, start, budget_nbytes, trials=trials // 3, deadline=deadline
             )
             if new is not None:
                 self._add(new)
         fitting = [m for m in self._front.members if m.peak_nbytes <= budget_nbytes]
         for start in fitting[:-4:-1]:
-            self._add(fill(self._indexed, start, budget_nbytes, trials=TRIALS, deadline=deadline))
+            self._add(fill(self._indexed, start, budget_nbytes, trials=trials, deadline=deadline))
 
     def _find_smallest(self, deadline: float) -> Candidate:
         """The smallest peak reached by the portfolio, squeezing it, and lower and lower goals.
@@ -271,8 +277,7 @@ class Solver:
     def _passes(self, member: Candidate) -> bool:
         if id(member) in self._checked:
             return True
-        plan = Plan(self._indexed.names(member.steps))
-        violations = check(self.problem, plan)
+        violations = check(self.problem, self._plan(member))
         if violations:
             self._rejected.append(member)
             warnings.warn(
@@ -284,20 +289,29 @@ class Solver:
         self._checked.add(id(member))
         return True
 
+    def _plan(self, member: Candidate) -> Plan:
+        """A member's plan of the problem that was given."""
+        return self._reduction.lift(Plan(self._indexed.names(member.steps)))
+
     def _solution(
         self, best: Candidate, status: Status, budget_nbytes: int, began: float
     ) -> Solution:
-        limit = max(budget_nbytes, best.peak_nbytes)
+        plan = self._plan(best)
+        timeline = simulate(self.problem, plan)
+        if status is Status.INFEASIBLE and timeline.peak_nbytes <= budget_nbytes:
+            status = Status.FEASIBLE
+        slack_nbytes = self._reduction.slack_nbytes
+        limit = max(budget_nbytes, timeline.peak_nbytes) + slack_nbytes
         bound_us = self._bounds.time_us(limit, max(0.5, 0.2 * self.time_limit_s))
-        bound_us = min(bound_us, best.time_us)
-        if status is Status.FEASIBLE and best.time_us <= bound_us * (1 + PROVEN):
+        bound_us = min(bound_us, timeline.time_us)
+        if status is Status.FEASIBLE and timeline.time_us <= bound_us * (1 + PROVEN):
             status = Status.OPTIMAL
         return Solution(
-            plan=Plan(self._indexed.names(best.steps)),
-            timeline=best.timeline,
+            plan=plan,
+            timeline=timeline,
             status=status,
             bound_us=bound_us,
-            floor_nbytes=self._bounds.floor_nbytes,
+            floor_nbytes=self._bounds.floor_nbytes - slack_nbytes,
             method=best.method,
             seconds=time.monotonic() - began,
         )
