@@ -15,9 +15,10 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pulp
 
-from autoremat_solver.formulation import LinearProgram
+from autoremat_solver.formulation import Formulation, LinearProgram
 
 
 @dataclass(frozen=True)
@@ -38,49 +39,75 @@ class Answer:
 
 
 class LinearSolver:
-    """One program that grows by rows; each call continues from the last basis."""
+    """One program that grows by rows; each call continues from the last basis.
+
+    New columns and rows reach HiGHS together, right before it needs them: one call for each of
+    many thousand rows costs more than the solve.
+    """
 
     def __init__(self, program: LinearProgram) -> None:
         """Build the model."""
         self._program = program
-        self._built, self._variables = _build(program)
-        self._model = _highs_model(self._built)
+        self._new_columns = 0
+        self._new_rows = 0
+        self._model = _highs_model(_build(program)[0])
+
+    def copy(self) -> LinearSolver:
+        """An independent solver of the same program, without translating it again."""
+        self._flush()
+        copy = object.__new__(LinearSolver)
+        costs, uppers, rows = self._program.costs, self._program.uppers, self._program.rows
+        copy._program = LinearProgram(list(costs), list(uppers), list(rows))
+        copy._new_columns = copy._new_rows = 0
+        copy._model = None if self._model is None else _copy(self._model)
+        return copy
 
     @property
     def row_count(self) -> int:
         """Rows so far."""
         return len(self._program.rows)
 
-    def add_column(self) -> int:
-        """Add a column without cost between 0 and 1; its number."""
-        self._program.costs.append(0.0)
-        self._program.uppers.append(1.0)
-        if self._model is not None:
-            self._model.addCol(0.0, 0.0, 1.0, 0, [], [])
-        return len(self._program.costs) - 1
-
     def add_row(
         self, coefficients: dict[int, float], upper: float, lower: float = -math.inf
     ) -> int:
         """Add `lower <= sum coefficients x <= upper`; its number is for `set_upper`."""
         self._program.rows.append((coefficients, lower, upper))
-        if self._model is not None:
-            self._model.addRow(
-                lower, upper, len(coefficients), list(coefficients), list(coefficients.values())
-            )
+        self._new_rows += 1
         return self.row_count - 1
 
     def set_upper(self, row: int, upper: float) -> None:
         """Change the right-hand side of a row."""
         self._program.rows[row] = (self._program.rows[row][0], -math.inf, upper)
-        if self._model is not None:
+        if self._model is not None and row < self.row_count - self._new_rows:
             self._model.changeRowBounds(row, -math.inf, upper)
 
     def set_costs(self, costs: list[float]) -> None:
         """Change the objective."""
         self._program.costs[:] = costs
+        self._flush()
         if self._model is not None:
             self._model.changeColsCost(len(costs), list(range(len(costs))), costs)
+
+    def _flush(self) -> None:
+        """Hand the new columns and rows to HiGHS."""
+        columns, rows = self._new_columns, self._program.rows[self.row_count - self._new_rows :]
+        self._new_columns = self._new_rows = 0
+        if self._model is None:
+            return
+        if columns:
+            zeros, ones = np.zeros(columns), np.ones(columns)
+            none = np.zeros(0, dtype=np.int32)
+            starts = np.zeros(columns, dtype=np.int32)
+            self._model.addCols(columns, zeros, zeros, ones, 0, starts, none, np.zeros(0))
+        if rows:
+            starts = np.cumsum([0, *(len(row[0]) for row in rows)], dtype=np.int32)
+            indices = np.fromiter((c for row in rows for c in row[0]), np.int32, starts[-1])
+            values = np.fromiter((x for row in rows for x in row[0].values()), float, starts[-1])
+            lowers = np.array([row[1] for row in rows])
+            uppers = np.array([row[2] for row in rows])
+            self._model.addRows(
+                len(rows), lowers, uppers, len(indices), starts[:-1], indices, values
+            )
 
     def relax(self, time_limit_s: float) -> Answer | None:
         """The linear relaxation's optimum; None if infeasible or not solved in time."""
@@ -109,6 +136,7 @@ class LinearSolver:
         if time_limit_s <= 0:
             return None
         try:
+            self._flush()
             if self._model is not None:
                 return self._run_highs(integer, time_limit_s, gap, start)
             return self._run_cbc(integer, time_limit_s, gap)
@@ -163,6 +191,15 @@ class LinearSolver:
         return Answer(values, objective, bound, optimal)
 
 
+def solver_of(formulation: Formulation) -> LinearSolver:
+    """A new solver of a formulation's program; its translation is made once and copied."""
+    return formulation.derived(_template).copy()
+
+
+def _template(formulation: Formulation) -> LinearSolver:
+    return LinearSolver(formulation.program)
+
+
 def _build(program: LinearProgram) -> tuple[Any, list[Any]]:
     problem = pulp.LpProblem("autoremat", pulp.LpMinimize)
     variables = [
@@ -188,3 +225,13 @@ def _highs_model(problem: Any) -> Any:
     solver.createAndConfigureSolver(problem)
     solver.buildSolverModel(problem)
     return problem.solverModel
+
+
+def _copy(model: Any) -> Any:
+    """A model of its own with the same columns, rows and options."""
+    import highspy
+
+    copy: Any = highspy.Highs()  # type: ignore[no-untyped-call]
+    copy.passOptions(model.getOptions())
+    copy.passModel(model.getModel())
+    return copy

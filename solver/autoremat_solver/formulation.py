@@ -24,12 +24,15 @@ partitioner; [Jain2020] is the full time-indexed program, whose relaxation is to
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, TypeVar
 
 from autoremat_solver.indexed import Indexed
 from autoremat_solver.problem import Phase
 
+T = TypeVar("T")
 Row = tuple[dict[int, float], float, float]
 
 
@@ -88,8 +91,16 @@ class Formulation:
         self.constant_us = math.fsum(indexed.time_us[op] for op in self._always) + math.fsum(
             indexed.time_us[op] for op in indexed.backward_ops
         )
+        self._derived: dict[Callable[..., Any], Any] = {}
         self._make_columns()
         self._make_rows()
+
+    def derived(self, make: Callable[[Formulation], T]) -> T:
+        """`make(self)`, computed once: for modules that prepare objects of their own."""
+        if make not in self._derived:
+            self._derived[make] = make(self)
+        found: T = self._derived[make]
+        return found
 
     @property
     def program(self) -> LinearProgram:

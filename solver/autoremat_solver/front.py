@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autoremat_solver.fast_measure import fast_measure
 from autoremat_solver.indexed import Indexed
 from autoremat_solver.plan import Timeline
 from autoremat_solver.realise import KEEP, Retention, realise
-from autoremat_solver.simulate import measure
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ def candidate(
 ) -> Candidate:
     """The plan of a save set, with its simulated peak and time."""
     steps = realise(indexed, saved, retention)
-    timeline = measure(indexed, steps)
+    timeline = fast_measure(indexed, steps)
     return Candidate(steps, timeline, method, timeline.peak_nbytes, saved, retention)
 
 
 def arranged(indexed: Indexed, steps: list[int], method: str) -> Candidate:
     """The plan of a schedule that stems from no save set."""
-    timeline = measure(indexed, steps)
+    timeline = fast_measure(indexed, steps)
     return Candidate(steps, timeline, method, timeline.peak_nbytes, None, KEEP)
 
 

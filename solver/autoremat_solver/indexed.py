@@ -7,10 +7,14 @@ when several of them are recomputed together). It adds no meaning of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, TypeVar
 
 from autoremat_solver.problem import Phase, Problem, ProblemError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,24 @@ class Indexed:
     save_us: list[float]
     producer: list[int]
     pinned: list[bool]
+    _derived: dict[Callable[..., Any], Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def derived(self, make: Callable[[Indexed], T]) -> T:
+        """`make(self)`, computed once: for modules that prepare tables of their own."""
+        if make not in self._derived:
+            self._derived[make] = make(self)
+        found: T = self._derived[make]
+        return found
+
+    @cached_property
+    def saving_takes_time(self) -> bool:
+        """Whether keeping some value for the backward takes time."""
+        return any(self.save_us)
+
+    @cached_property
+    def total_nbytes(self) -> int:
+        """Bytes of all values together."""
+        return sum(self.nbytes)
 
     @cached_property
     def backward_ops(self) -> list[int]:
@@ -167,6 +189,42 @@ class Indexed:
             for v in values:
                 first[v] = position if first[v] < 0 else first[v]
         return first
+
+    @cached_property
+    def demanded(self) -> list[int]:
+        """Values that the backward reads directly, ascending."""
+        return sorted({v for values in self.demands for v in values})
+
+    @cached_property
+    def has_either(self) -> bool:
+        """Whether some operation may run first in the forward or in the backward."""
+        return Phase.EITHER in self.phase
+
+    @cached_property
+    def made_either(self) -> list[bool]:
+        """Per value, whether an EITHER operation makes it."""
+        return [self.phase[op] is Phase.EITHER for op in self.producer]
+
+    @cached_property
+    def early_either(self) -> list[int]:
+        """EITHER operations that run in the forward whatever is saved."""
+        return [op for op in self.always_forward if self.phase[op] is Phase.EITHER]
+
+    @cached_property
+    def demanded_at(self) -> list[list[int]]:
+        """Per value the backward positions that read it directly, ascending."""
+        positions: list[list[int]] = [[] for _ in self.nbytes]
+        for position, values in enumerate(self.demands):
+            for v in values:
+                positions[v].append(position)
+        return positions
+
+    @cached_property
+    def from_forward(self) -> list[int]:
+        """Values of which the backward reads the forward's instance whatever is saved."""
+        pinned = [v for op in self.always_forward for v in self.outputs[op] if self.pinned[v]]
+        forced = (v for v, forced in enumerate(self.forced) if forced)
+        return list(dict.fromkeys([*forced, *pinned]))
 
     @cached_property
     def candidates(self) -> list[int]:

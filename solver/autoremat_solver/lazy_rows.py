@@ -9,17 +9,23 @@ costs little; one integer solve at the end settles the rest.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from autoremat_solver._pulp import Answer, LinearSolver
+from autoremat_solver._pulp import Answer, LinearSolver, solver_of
 from autoremat_solver.formulation import Formulation, SlotLoad
 from autoremat_solver.front import Candidate, candidate
 from autoremat_solver.realise import Retention
 
 ROWS_PER_ROUND = 8
 INTEGER_GAP = 0.002
+INTEGER_SOLVES = 3
+NO_GAIN = 1e-4  # of the step's time
+SAME = 1e-4
+
+Rows = frozenset[tuple[int, float]]
 
 
 @dataclass
@@ -37,50 +43,95 @@ class LazyRows:
         formulation: columns and rows without memory.
         retention: how plans are laid out.
         label: what candidates are called.
+        solved: integer answers by their peak rows, to share among retentions of one budget.
     """
 
     formulation: Formulation
     retention: Retention
     label: str
+    solved: dict[Rows, Answer] = field(default_factory=dict)
     _rows: dict[int, _PeakRow] = field(default_factory=dict)
+    _best_us: float = math.inf
 
     def candidates(
-        self, budget_nbytes: int, *, rounds: int, integer_s: float, deadline: float
+        self,
+        budget_nbytes: int,
+        *,
+        rounds: int,
+        integer_s: float,
+        deadline: float,
+        known_us: float = math.inf,
     ) -> Iterator[Candidate]:
         """Plans of ever better fit; the caller keeps the best.
 
         Args:
             budget_nbytes: the peak wanted.
             rounds: how often to solve the relaxation.
-            integer_s: time for each of two integer solves at the end; 0 for none.
+            integer_s: time for each of the integer solves at the end; 0 for none.
             deadline: `time.monotonic()` at which to stop.
+            known_us: time of the fastest plan known to fit; integer solves that could gain next
+                to nothing on it are left out.
         """
-        linear = LinearSolver(self.formulation.program)
-        scale = max(1, sum(self.formulation.indexed.nbytes))
+        self._best_us = known_us
+        linear = solver_of(self.formulation)
+        objective = -math.inf
+        for new, relaxed in self._by_relaxation(linear, budget_nbytes, rounds, deadline):
+            objective = relaxed
+            yield self._noted(new, budget_nbytes)
+        if integer_s > 0 and self._may_gain(objective):
+            yield from self._by_integers(linear, budget_nbytes, integer_s, deadline)
+
+    def _by_relaxation(
+        self, linear: LinearSolver, budget_nbytes: int, rounds: int, deadline: float
+    ) -> Iterator[tuple[Candidate, float]]:
+        """Roundings of the relaxation with its objective, until one fits or nothing changes."""
+        seen: list[tuple[frozenset[int] | None, float]] = []
         for _ in range(rounds):
             answer = linear.relax(deadline - time.monotonic())
             if answer is None:
                 return
             plan = None
             for plan in self._rounded(answer):
-                yield plan
+                yield plan, answer.objective
             assert plan is not None
-            if not self._update(linear, plan, answer, budget_nbytes, scale):
-                break
-        for _ in range(3 if integer_s > 0 else 0):
-            left = min(integer_s, deadline - time.monotonic())
-            answer = linear.integer(left, INTEGER_GAP)
+            again = any(
+                plan.saved == saved and math.isclose(answer.objective, objective, rel_tol=SAME)
+                for saved, objective in seen
+            )
+            if not self._update(linear, plan, answer, budget_nbytes) or again:
+                return
+            seen.append((plan.saved, answer.objective))
+
+    def _by_integers(
+        self, linear: LinearSolver, budget_nbytes: int, integer_s: float, deadline: float
+    ) -> Iterator[Candidate]:
+        for _ in range(INTEGER_SOLVES):
+            rows = frozenset((k, row.transient_nbytes) for k, row in self._rows.items())
+            answer = self.solved.get(rows)
+            if answer is None:
+                left = min(integer_s, deadline - time.monotonic())
+                answer = linear.integer(left, INTEGER_GAP)
             if answer is None:
                 return
+            self.solved[rows] = answer
             plan = candidate(
                 self.formulation.indexed,
                 self.formulation.saved_at(answer.values),
                 f"{self.label}, integer",
                 self.retention,
             )
-            yield plan
-            if not self._update(linear, plan, answer, budget_nbytes, scale):
+            yield self._noted(plan, budget_nbytes)
+            if not self._update(linear, plan, answer, budget_nbytes):
                 return
+
+    def _noted(self, plan: Candidate, budget_nbytes: int) -> Candidate:
+        if plan.peak_nbytes <= budget_nbytes:
+            self._best_us = min(self._best_us, plan.time_us)
+        return plan
+
+    def _may_gain(self, objective: float) -> bool:
+        """Whether the best plan is worth more than a rounding error above the relaxation."""
+        return self._best_us > (self.formulation.constant_us + objective) * (1 + NO_GAIN)
 
     def _rounded(self, answer: Answer) -> Iterator[Candidate]:
         """Plans from the relaxation; the last one saves what is more than half saved."""
@@ -92,9 +143,10 @@ class LazyRows:
         yield candidate(self.formulation.indexed, half, self.label, self.retention)
 
     def _update(
-        self, linear: LinearSolver, plan: Candidate, answer: Answer, budget_nbytes: int, scale: int
+        self, linear: LinearSolver, plan: Candidate, answer: Answer, budget_nbytes: int
     ) -> bool:
         """Correct the rows by what the simulator says; whether the plan was over the budget."""
+        scale = max(1, self.formulation.indexed.total_nbytes)
         loads = _slot_peaks(self.formulation, plan)
         point = [1.0 if x > 0.5 else 0.0 for x in answer.values]
         for position, row in self._rows.items():

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autoremat_solver._pulp import LinearSolver
+from autoremat_solver._pulp import solver_of
 from autoremat_solver.blocks import Blocks, blocks_at, far_reaching, narrow_places
 from autoremat_solver.chain import ChainTable
 from autoremat_solver.formulation import Formulation
@@ -28,6 +28,7 @@ TINY = 7
 MOST_PLAIN_OPS = 4096
 MOST_EXACT_CELLS = 1 << 18
 PLANS_PER_TABLE = 24
+LARGE = 3000  # operations from which the number of simulations falls as their cost rises
 
 
 def simple_candidates(indexed: Indexed) -> Iterator[Candidate]:
@@ -58,7 +59,7 @@ def priced_save_sets(formulation: Formulation, deadline: float) -> list[frozense
     that set is the fastest plan.
     """
     indexed = formulation.indexed
-    linear = LinearSolver(formulation.program)
+    linear = solver_of(formulation)
     base = list(formulation.program.costs)
     per_byte = sum(indexed.time_us) / max(1, sum(indexed.nbytes[v] for v in save_all(indexed)))
     found = []
@@ -109,7 +110,7 @@ class ChainPlans:
     def candidates(self, indexed: Indexed) -> Iterator[Candidate]:
         """Plans spread over the memory sizes of the tables."""
         for table in self.tables:
-            for memory in _spread(table.distinct_slots(), PLANS_PER_TABLE):
+            for memory in _spread(table.distinct_slots(), scaled(PLANS_PER_TABLE, indexed)):
                 yield chain_candidate(indexed, table, memory, self.name)
                 lean = table.recipe(memory, hold=False)
                 yield candidate(indexed, lean.saved, self.name, lean.retention)
@@ -207,6 +208,11 @@ def single_level_candidates(indexed: Indexed, saved: frozenset[int]) -> Iterator
         yield candidate(
             indexed, saved, "min-cut, copies per consumer", Retention(ephemeral=shallow)
         )
+
+
+def scaled(count: int, indexed: Indexed) -> int:
+    """How many simulations a problem gets where a small one gets `count`: a third at least."""
+    return max(count // 3, min(count, count * LARGE // max(1, len(indexed.phase))))
 
 
 def _spread(slots: list[int], count: int) -> list[int]:

@@ -40,9 +40,9 @@ class Retention:
         if value in self.ephemeral:
             return position
         limit = FOREVER if self.segment_end is None else self.segment_end[position]
-        for first, last in self.windows.get(value, ()):
-            if first <= position <= last:
-                limit = max(limit, last)
+        if value in self.windows:
+            ends = (last for first, last in self.windows[value] if first <= position <= last)
+            limit = max(limit, max(ends, default=limit))
         return limit
 
 
@@ -58,11 +58,15 @@ def realise(indexed: Indexed, saved: Collection[int], retention: Retention = KEE
         retention: how long recomputed instances may be read.
     """
     state = _Backward(indexed, saved, retention)
-    backward_steps: list[int] = []
-    for position, op in enumerate(indexed.backward_ops):
-        backward_steps += state.missing(position)
-        backward_steps.append(op)
-    return _forward_steps(indexed, state.read_from_forward) + backward_steps
+    backward, steps, done = indexed.backward_ops, [], 0
+    for position in state.positions():
+        missing = state.missing(position)
+        if missing:
+            steps += backward[done:position]
+            steps += missing
+            done = position
+    steps += backward[done:]
+    return _forward_steps(indexed, state.read_from_forward) + steps
 
 
 class _Backward:
@@ -77,16 +81,25 @@ class _Backward:
         )
         self._until = [-1] * len(indexed.nbytes)
         self._made_late = [False] * len(indexed.nbytes)
-        for v, forced in enumerate(indexed.forced):
-            if forced:
-                self._until[v] = FOREVER
-        for op in indexed.always_forward:
-            for v in indexed.outputs[op]:
-                if indexed.pinned[v]:
-                    self._until[v] = FOREVER
+        for v in indexed.from_forward:
+            self._until[v] = FOREVER
         for v in self._with_siblings(saved):
             if not indexed.barred[v] and not indexed.is_backward[indexed.producer[v]]:
                 self._until[v] = max(self._until[v], retention.release.get(v, FOREVER))
+
+    def positions(self) -> list[int]:
+        """Backward positions before which something may have to run, ascending, and the first.
+
+        All direct reads of the forward's instances are noted here.
+        """
+        until = self._until
+        found = {0} if self.indexed.backward_ops else set()
+        for v in self.indexed.demanded:
+            if until[v] == FOREVER:
+                self.read_from_forward.add(v)
+            else:
+                found.update(self.indexed.demanded_at[v])
+        return sorted(found)
 
     def _with_siblings(self, saved: Collection[int]) -> set[int]:
         """The save set and what can then only come from the forward too.
@@ -96,8 +109,8 @@ class _Backward:
         """
         indexed = self.indexed
         result = set(saved)
-        stack = [*saved, *(v for v, until in enumerate(self._until) if until == FOREVER)]
-        stack += indexed.demands[0] if indexed.demands else ()
+        stack = [v for v in (*indexed.from_forward, *saved) if indexed.made_either[v]]
+        stack += indexed.demands[0] if indexed.demands and indexed.has_either else ()
         seen: set[int] = set()
         while stack:
             op = indexed.producer[stack.pop()]
@@ -114,32 +127,51 @@ class _Backward:
         if position == 0:
             self._read_at_once()
             return []
-        indexed, until, late = self.indexed, self._until, self._made_late
+        until, late = self._until, self._made_late
+        stack: list[int] = []
+        for v in self.indexed.demands[position]:
+            if until[v] < position:
+                stack.append(v)
+            elif not late[v]:
+                self.read_from_forward.add(v)
+        if not stack:
+            return []
+        wanted = self._wanted(stack, position)
+        for op in wanted:
+            self._make(op, position)
+        if len(wanted) < 2:
+            return list(wanted)
+        return sorted(wanted, key=self.indexed.rank.__getitem__)
+
+    def _wanted(self, stack: list[int], position: int) -> set[int]:
+        """The operations that make the values on the stack from those that can be read."""
+        until, late, read = self._until, self._made_late, self.read_from_forward
+        producer, inputs = self.indexed.producer, self.indexed.inputs
         wanted: set[int] = set()
-        stack = list(indexed.demands[position])
         while stack:
             v = stack.pop()
             if until[v] >= position:
                 if not late[v]:
-                    self.read_from_forward.add(v)
+                    read.add(v)
                 continue
-            op = indexed.producer[v]
+            op = producer[v]
             if op not in wanted:
                 wanted.add(op)
-                stack.extend(indexed.inputs[op])
-        for op in wanted:
-            once = not indexed.rerunnable[op]
-            for v in indexed.outputs[op]:
-                if until[v] >= position and not late[v]:
-                    continue
-                late[v] = True
-                if self._simple or once or indexed.pinned[v]:
-                    until[v] = FOREVER
-                else:
-                    until[v] = self.retention.expiry(v, position)
-        if len(wanted) < 2:
-            return list(wanted)
-        return sorted(wanted, key=indexed.rank.__getitem__)
+                stack.extend(inputs[op])
+        return wanted
+
+    def _make(self, op: int, position: int) -> None:
+        """Note that `op` runs again right before `position`, and until when it may be read."""
+        indexed, until, late = self.indexed, self._until, self._made_late
+        forever = self._simple or not indexed.rerunnable[op]
+        for v in indexed.outputs[op]:
+            if until[v] >= position and not late[v]:
+                continue
+            late[v] = True
+            if forever or indexed.pinned[v]:
+                until[v] = FOREVER
+            else:
+                until[v] = self.retention.expiry(v, position)
 
     def _read_at_once(self) -> None:
         """What the first backward operation reads comes from the forward, saved or not.
@@ -159,15 +191,16 @@ class _Backward:
 
 def _forward_steps(indexed: Indexed, read_from_forward: Collection[int]) -> list[int]:
     """The forward: its own operations and the EITHER ones whose result the backward reads."""
+    if not indexed.has_either:
+        return list(indexed.forward_order)
+    producer, made_either = indexed.producer, indexed.made_either
     wanted = set(indexed.always_forward)
-    stack = [indexed.producer[v] for v in read_from_forward]
-    stack += [op for op in wanted if indexed.phase[op] is Phase.EITHER]
+    stack = [producer[v] for v in read_from_forward if made_either[v]]
+    stack += indexed.early_either
     while stack:
         op = stack.pop()
-        if op in wanted and indexed.phase[op] is Phase.FORWARD:
-            continue
         wanted.add(op)
         stack.extend(
-            indexed.producer[v] for v in indexed.inputs[op] if indexed.producer[v] not in wanted
+            producer[v] for v in indexed.inputs[op] if made_either[v] and producer[v] not in wanted
         )
     return [op for op in indexed.forward_order if op in wanted]

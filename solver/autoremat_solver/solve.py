@@ -3,25 +3,28 @@
 Enters: a `Problem` and a budget in bytes. Leaves: a `Solution` whose plan passes `check`, is no
 worse than any plan of the portfolio, and carries its proven bound.
 
-The stages: exhaustive search, which ends it for small problems; simple strategies; the fastest
-plan (min-cut); priced min-cuts and chain plans, for
-all budgets; then for one budget the integer program with peak rows, chain plans near the budget,
-and local search. All plans ever found stay in one Pareto front.
+The stages: exhaustive search, which ends it for small problems; presolve (`reduce`: all that
+follows speaks of the reduced problem, whose peaks are never below the real ones; `_plan` leads
+back); simple strategies; the fastest plan (min-cut); priced min-cuts and chain plans, for all
+budgets; then for one budget a greedy, chain plans near it, the integer program with peak rows,
+local search and rearranging. All plans ever found stay in one Pareto front.
 """
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 
+from autoremat_solver._pulp import Answer
 from autoremat_solver.bounds import Bounds
 from autoremat_solver.check import check
-from autoremat_solver.exact import ExactSearch, SearchLimit
+from autoremat_solver.exact import MOST_OPS, ExactSearch, SearchLimit
 from autoremat_solver.formulation import Formulation
 from autoremat_solver.front import Candidate, Front, arranged
 from autoremat_solver.greedy import greedy_candidate
 from autoremat_solver.indexed import index, require_consistent
-from autoremat_solver.lazy_rows import LazyRows
+from autoremat_solver.lazy_rows import LazyRows, Rows
 from autoremat_solver.local_search import fill, squeeze
 from autoremat_solver.plan import Plan, Solution, Status
 from autoremat_solver.portfolio import (
@@ -29,12 +32,15 @@ from autoremat_solver.portfolio import (
     chain_candidate,
     chain_plans,
     priced_save_sets,
+    scaled,
     simple_candidates,
     single_level_candidates,
 )
 from autoremat_solver.problem import Problem
 from autoremat_solver.realise import KEEP
 from autoremat_solver.rearrange import lowered, rearranged
+from autoremat_solver.reduce import Reduction, reduce
+from autoremat_solver.simulate import simulate
 
 PROVEN = 1e-5
 GOOD_ENOUGH = 5e-3  # a gap at which the longest search is left out
@@ -63,8 +69,10 @@ class Solver:
             raise ValueError(f"time_limit_s is {time_limit_s}: give seconds, 0 or more.")
         self.problem = problem
         self.time_limit_s = time_limit_s
-        self._indexed = index(problem)
-        require_consistent(self._indexed)
+        require_consistent(index(problem))
+        is_small = len(problem.ops) <= MOST_OPS
+        self._reduction = Reduction(problem, {}, 0) if is_small else reduce(problem)
+        self._indexed = index(self._reduction.problem)
         self._formulation = Formulation(self._indexed)
         self._bounds = Bounds(self._indexed)
         self._exact = ExactSearch.of(self._indexed) if time_limit_s > 0 else None
@@ -251,11 +259,16 @@ class Solver:
             self._near_budget(chain, budget_nbytes, time.monotonic() + 0.1 * left)
         retentions = [("ILP", KEEP)]
         retentions += [(f"ILP, {c.name}", c.per_block) for c in self._chains[:2]]
+        solved: dict[Rows, Answer] = {}
         for label, retention in retentions:
-            rows = LazyRows(self._formulation, retention, label)
-            until = time.monotonic() + 0.2 * left
+            rows = LazyRows(self._formulation, retention, label, solved)
+            known = self._front.fastest_within(budget_nbytes)
             for new in rows.candidates(
-                budget_nbytes, rounds=12, integer_s=0.05 * left, deadline=until
+                budget_nbytes,
+                rounds=12,
+                integer_s=0.05 * left,
+                deadline=time.monotonic() + 0.2 * left,
+                known_us=math.inf if known is None else known.time_us,
             ):
                 self._add(new)
         self._polish(budget_nbytes, deadline)
@@ -293,16 +306,17 @@ class Solver:
 
     def _polish(self, budget_nbytes: int, deadline: float) -> None:
         """Squeeze the nearest plans above the budget, fill the best ones below it."""
+        trials = scaled(TRIALS, self._indexed)
         above = [m for m in self._front.above(budget_nbytes) if m.saved is not None]
         for start in above[:2]:
             new = squeeze(
-                self._indexed, start, budget_nbytes, trials=TRIALS // 3, deadline=deadline
+                self._indexed, start, budget_nbytes, trials=trials // 3, deadline=deadline
             )
             if new is not None:
                 self._add(new)
         fitting = [m for m in self._front.members if m.peak_nbytes <= budget_nbytes]
         for start in [m for m in fitting if m.saved is not None][:-4:-1]:
-            self._add(fill(self._indexed, start, budget_nbytes, trials=TRIALS, deadline=deadline))
+            self._add(fill(self._indexed, start, budget_nbytes, trials=trials, deadline=deadline))
 
     def _rearrange(self, budget_nbytes: int, deadline: float) -> None:
         """Repair and improve the best plans below the budget and the nearest ones above it."""
@@ -392,8 +406,7 @@ class Solver:
     def _passes(self, member: Candidate) -> bool:
         if id(member) in self._checked:
             return True
-        plan = Plan(self._indexed.names(member.steps))
-        violations = check(self.problem, plan)
+        violations = check(self.problem, self._plan(member))
         if violations:
             self._rejected.append(member)
             warnings.warn(
@@ -405,21 +418,31 @@ class Solver:
         self._checked.add(id(member))
         return True
 
+    def _plan(self, member: Candidate) -> Plan:
+        """A member's plan of the problem that was given."""
+        return self._reduction.lift(Plan(self._indexed.names(member.steps)))
+
     def _solution(
         self, best: Candidate, status: Status, budget_nbytes: int, began: float
     ) -> Solution:
-        limit = max(budget_nbytes, best.peak_nbytes)
+        plan = self._plan(best)
+        timeline = simulate(self.problem, plan)
+        if status is Status.INFEASIBLE and timeline.peak_nbytes <= budget_nbytes:
+            status = Status.FEASIBLE
+        slack_nbytes = self._reduction.slack_nbytes
+        limit = max(budget_nbytes, timeline.peak_nbytes) + slack_nbytes
         bound_s = max(0.5, 0.2 * self.time_limit_s)
-        bound_us = self._bounds.time_us(limit, bound_s, target_us=best.time_us)
-        bound_us = best.time_us if status is Status.OPTIMAL else min(bound_us, best.time_us)
-        if status is Status.FEASIBLE and best.time_us <= bound_us * (1 + PROVEN):
+        bound_us = self._bounds.time_us(limit, bound_s, target_us=timeline.time_us)
+        proven = status is Status.OPTIMAL
+        bound_us = timeline.time_us if proven else min(bound_us, timeline.time_us)
+        if status is Status.FEASIBLE and timeline.time_us <= bound_us * (1 + PROVEN):
             status = Status.OPTIMAL
         return Solution(
-            plan=Plan(self._indexed.names(best.steps)),
-            timeline=best.timeline,
+            plan=plan,
+            timeline=timeline,
             status=status,
             bound_us=bound_us,
-            floor_nbytes=self._floor_nbytes,
+            floor_nbytes=self._floor_nbytes - slack_nbytes,
             method=best.method,
             seconds=time.monotonic() - began,
         )
