@@ -162,7 +162,7 @@ def _solved(problem: Problem, budget_nbytes: int | None, job: Job) -> Row:
 def _ablated(problem: Problem, budget_nbytes: int, job: Job) -> Row:
     indexed = index(problem)
     if job.strategy == BOUND:
-        bounds = Bounds(Formulation(indexed))
+        bounds = Bounds(indexed)
         bound_us, times = _timed(lambda: bounds.time_us(budget_nbytes, job.time_limit))
         if budget_nbytes < bounds.floor_nbytes:
             return {**times, "status": "none"}

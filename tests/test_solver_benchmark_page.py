@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from autoremat_solver import Plan, check
 from autoremat_solver.bounds import Bounds
-from autoremat_solver.formulation import Formulation
+from autoremat_solver.heuristics import save_all
 from autoremat_solver.indexed import index
 
 from tests.test_solver_networks import transformer
@@ -189,8 +189,8 @@ def test_a_strategy_alone_gives_valid_plans_within_the_budget(strategy: str) -> 
     """Each finds a plan at 60 % of the peak's range, and none is faster than the bound."""
     problem = transformer(6)
     indexed = index(problem)
-    saved = solver_ablation.candidate(indexed, solver_ablation.save_all(indexed), "save all")
-    bounds = Bounds(Formulation(indexed))
+    saved = solver_ablation.candidate(indexed, save_all(indexed), "save all")
+    bounds = Bounds(indexed)
     budget_nbytes = int(0.6 * saved.peak_nbytes + 0.4 * bounds.floor_nbytes)
     task = solver_ablation.Task.beginning_now(indexed, budget_nbytes, 20.0)
     plan = solver_ablation.STRATEGIES[strategy](task)
