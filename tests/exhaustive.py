@@ -1,7 +1,7 @@
 """The cheapest plan of a small problem by brute force, for tests to compare the solver with.
 
 It shares nothing with the solver but `Problem`, and knows no schedule: its states are
-(operations done, instances held), its moves run one operation or let go of one instance, and
+(operations that ran, instances held), its moves run one operation or let go of one instance, and
 Dijkstra finds the cheapest way to the end. It follows the sentences of `Phase`, `Value` and `Plan`
 one by one.
 """
@@ -29,7 +29,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class State:
-    """Mandatory operations done, instances held, and the run-once operations that ran early."""
+    """Operations done of those with a place in the order, instances held, and all that ran."""
 
     done: int
     held: frozenset[Instance]
@@ -41,7 +41,9 @@ class Exhaustive:
 
     def __init__(self, problem: Problem, budget_nbytes: int) -> None:
         self.problem, self.budget_nbytes = problem, budget_nbytes
-        self.mandatory = [op for op in problem.ops if op.phase is not Phase.EITHER]
+        ordered = (Phase.FORWARD, Phase.BACKWARD)
+        self.mandatory = [op for op in problem.ops if op.phase in ordered]
+        self.any_order = frozenset(op.name for op in problem.ops if op.phase is Phase.ANY)
         self.mandatory.sort(key=lambda op: op.phase is Phase.BACKWARD)
         self.forward_count = sum(op.phase is not Phase.BACKWARD for op in self.mandatory)
         self.size = {value.name: value.nbytes for value in problem.values}
@@ -58,7 +60,8 @@ class Exhaustive:
                 continue
             seen.add(state)
             names = {i.name for i in state.held}
-            if state.done == len(self.mandatory) and self.pinned <= names:
+            all_ran = state.done == len(self.mandatory) and self.any_order <= state.ran
+            if all_ran and self.pinned <= names:
                 return cost
             for i in state.held:
                 if i.name not in self.pinned:
@@ -73,12 +76,10 @@ class Exhaustive:
         """Whether the phases allow the operation now."""
         if state.done < len(self.mandatory) and op is self.mandatory[state.done]:
             return True
-        if op.phase is Phase.EITHER:
+        if op.phase in (Phase.EITHER, Phase.ANY):
             return op.recomputable or op.name not in state.ran
         if op.phase is Phase.BACKWARD or not op.recomputable:
             return False
-        if op.phase is Phase.ANY:
-            return op in self.mandatory[: state.done]
         return state.done > self.forward_count
 
     def run(self, state: State, op: Op) -> Iterator[tuple[float, State]]:

@@ -173,9 +173,32 @@ def any_small_problem(seed: int) -> Problem:
     return Problem(tuple(values), tuple(ops), outputs, rng.randint(0, 4))
 
 
-def assert_solved_to_the_optimum(seed: int) -> int:
+def small_graph_without_phases(seed: int) -> Problem:
+    """At most seven operations in any order: close to a chain, or not at all."""
+    rng = random.Random(seed)
+    chained = rng.choice((0.2, 0.9))
+    values: list[Value] = []
+    ops: list[Op] = []
+    for i in range(rng.choice((2, 4, 6, 7, 7, 7))):
+        names = [value.name for value in values]
+        reads = names[-1:] if rng.random() < chained else []
+        reads += rng.sample(names[:-1], min(len(names[:-1]), rng.choice((0, 1, 1, 2))))
+        made = tuple(f"v{i}_{j}" for j in range(rng.choice((1, 1, 1, 2))))
+        for name in made:
+            # What is said about the backward means nothing here.
+            mark, save_us = rng.random(), rng.choice((0.0, 0.0, 2.0))
+            values.append(Value(name, rng.randint(0, 9), mark < 0.1, mark > 0.9, save_us))
+        time_us, workspace = float(rng.randint(0, 9)), rng.choice((0, 0, 3))
+        recomputable = rng.random() < 0.85
+        ops.append(Op(f"o{i}", tuple(reads), made, time_us, workspace, Phase.ANY, recomputable))
+    names = [value.name for value in values]
+    outputs = tuple(rng.sample(names, min(len(names), rng.choice((0, 0, 1, 2)))))
+    return Problem(tuple(values), tuple(ops), outputs, rng.randint(0, 4))
+
+
+def assert_solved_to_the_optimum(problem: Problem, seed: int) -> int:
     """Compare with the exhaustive search at four budgets; how many of them have a plan."""
-    problem, rng = any_small_problem(seed), random.Random(seed)
+    rng = random.Random(seed)
     try:
         solver = Solver(problem)
     except ProblemError:
@@ -200,15 +223,46 @@ def assert_solved_to_the_optimum(seed: int) -> int:
 
 def test_problems_of_up_to_seven_operations_are_solved_to_the_optimum() -> None:
     """Every kind of operation and value, at the smallest peak, below it and above it."""
-    feasible = sum(assert_solved_to_the_optimum(seed) for seed in range(200))
+    feasible = sum(
+        assert_solved_to_the_optimum(any_small_problem(seed), seed) for seed in range(200)
+    )
     assert feasible > 350
 
 
 @pytest.mark.slow
 def test_thousands_of_small_problems_are_solved_to_the_optimum() -> None:
     """The same for 5,000 more."""
-    feasible = sum(assert_solved_to_the_optimum(seed) for seed in range(200, 5200))
+    feasible = sum(
+        assert_solved_to_the_optimum(any_small_problem(seed), seed) for seed in range(200, 5200)
+    )
     assert feasible > 9000
+
+
+def needs(problem: Problem) -> tuple[bool, bool]:
+    """Whether the plan of the smallest peak changes the order, and whether it runs any op again."""
+    schedule = Solver(problem).smallest_peak().plan.schedule
+    first_runs = list(dict.fromkeys(schedule))
+    return first_runs != [op.name for op in problem.ops], len(schedule) > len(first_runs)
+
+
+def test_graphs_without_phases_are_solved_to_the_optimum() -> None:
+    """Any order, any reruns, at the smallest peak, below it and above it."""
+    graphs = {seed: small_graph_without_phases(seed) for seed in range(150)}
+    feasible = sum(assert_solved_to_the_optimum(graph, seed) for seed, graph in graphs.items())
+    assert feasible > 300
+    reordered, repeated = zip(*(needs(graph) for graph in graphs.values()), strict=True)
+    assert sum(reordered) > 50
+    assert sum(repeated) > 15
+
+
+@pytest.mark.slow
+def test_thousands_of_graphs_without_phases_are_solved_to_the_optimum() -> None:
+    """The same for 3,000 more."""
+    feasible = sum(
+        assert_solved_to_the_optimum(small_graph_without_phases(seed), seed)
+        for seed in range(150, 3150)
+    )
+    assert feasible > 6000
 
 
 @repeatable
