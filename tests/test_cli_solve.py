@@ -111,7 +111,7 @@ def test_an_infeasible_budget_exits_with_2_and_says_what_would_do() -> None:
     assert result.exit_code == 2
     assert result.stdout == ""
     smallest = int(re.search(r"--budget (\d+)", result.stderr)[1])  # type: ignore[index]
-    assert "(proven)" in result.stderr
+    assert "proven to be the smallest possible" in result.stderr
     assert "'grad_hidden7' 16.8 MB" in result.stderr
     assert "smaller batch" in result.stderr
     assert solved(EXAMPLE, "--budget", smallest)["peak"] <= smallest

@@ -109,7 +109,7 @@ class Solver:
         if (exact := self._solve_exactly(budget_nbytes, deadline)) is not None:
             return self._solution(*exact, budget_nbytes, began)
         fastest = self._find_fastest(deadline)
-        if fastest.peak_nbytes <= budget_nbytes and self._fastest_proven:
+        if self._fastest_proven and self._fits(fastest, budget_nbytes):
             return self._solution(fastest, Status.OPTIMAL, budget_nbytes, began)
         self._prepare(began + 0.4 * self.time_limit_s)
         if budget_nbytes >= self._bounds.floor_nbytes:
@@ -397,11 +397,22 @@ class Solver:
 
     def _valid_within(self, budget_nbytes: int) -> Candidate | None:
         """The fastest member that fits and passes the independent check."""
-        while (best := self._front.fastest_within(budget_nbytes)) is not None:
-            if self._passes(best):
-                return best
-            self._front.drop(best)
+        slack_nbytes = self._reduction.slack_nbytes
+        near = [m for m in self._front.members if m.peak_nbytes <= budget_nbytes + slack_nbytes]
+        for member in reversed(near):
+            if self._fits(member, budget_nbytes):
+                if self._passes(member):
+                    return member
+                self._front.drop(member)
         return None
+
+    def _fits(self, member: Candidate, budget_nbytes: int) -> bool:
+        """Whether the plan's real peak is within the budget; the reduced one may be just above."""
+        if member.peak_nbytes <= budget_nbytes:
+            return True
+        if member.peak_nbytes > budget_nbytes + self._reduction.slack_nbytes:
+            return False
+        return simulate(self.problem, self._plan(member)).peak_nbytes <= budget_nbytes
 
     def _passes(self, member: Candidate) -> bool:
         if id(member) in self._checked:
