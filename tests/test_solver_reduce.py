@@ -49,7 +49,7 @@ def test_zero_bytes_and_tiny_values_leave_the_problem() -> None:
     assert "s" not in reduce(tower()).problem.value_by_name
     assert reduce(tower()).slack_nbytes == 0
     problem = transformer(6)
-    reduced = reduce(problem)
+    reduced = reduce(problem, tiny_share=1e-3)
     assert reduced.slack_nbytes > 0
     assert reduced.problem.resident_nbytes == problem.resident_nbytes + reduced.slack_nbytes
 

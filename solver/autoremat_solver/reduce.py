@@ -6,10 +6,10 @@ is not higher. Problems without phases come back unchanged.
 
 Three reductions, each of which keeps at least one optimal plan:
 
-- Tiny values made in the forward are always kept. Their bytes are added to the resident ones;
-  nothing else mentions them. A plan that would have freed them needs at most `slack_nbytes` more
-  in the reduced problem, so bounds of that problem at `budget + slack_nbytes` hold for the
-  original at `budget`. Zero-byte values cost no slack.
+- Tiny values made in the forward (by default the empty ones) are always kept. Their bytes are
+  added to the resident ones; nothing else mentions them. A plan that would have freed them needs
+  at most `slack_nbytes` more in the reduced problem, so bounds of that problem at
+  `budget + slack_nbytes` hold for the original at `budget`. Empty values cost no slack.
 - A backward operation that reads only backward values joins the one before it where the peak of
   the pair is the same whatever else is live, and where no recompute gains from running between
   the two (the second frees at least what it makes).
@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from autoremat_solver.plan import Plan
 from autoremat_solver.problem import Op, Phase, Problem
 
-TINY_SHARE = 2e-4  # of the bytes that the backward reads: all tiny values together
+TINY_SHARE = 0.0  # empty values only: with more, plans next to the smallest peak get slower
 
 
 @dataclass(frozen=True)
