@@ -289,13 +289,14 @@ def test_a_rerun_makes_outputs_beside_their_first_instance() -> None:
 
 
 @pytest.mark.slow
-def test_thousands_of_graphs_without_phases_are_solved_to_the_optimum() -> None:
+@pytest.mark.parametrize("first", [400, 1400, 2400])
+def test_thousands_of_graphs_without_phases_are_solved_to_the_optimum(first: int) -> None:
     """The same for 3,000 more."""
     feasible = sum(
         assert_solved_to_the_optimum(small_graph_without_phases(seed), seed)
-        for seed in range(400, 3400)
+        for seed in range(first, first + 1000)
     )
-    assert feasible > 7000
+    assert feasible > 2300
 
 
 @repeatable
