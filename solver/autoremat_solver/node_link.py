@@ -6,16 +6,10 @@ fault and says what is needed there.
 A node-link graph (`networkx.node_link_data`) is how the published instances are exchanged. Each
 node is one operation that makes one value, both named after the node's id; an edge from a to b
 says that b reads what a makes. Nodes carry `time` (any unit, taken over as it is), `nbytes`, and
-<<<<<<< HEAD
-perhaps `phase`, "forward" or "backward". Without phases operations may run in any order that the
-edges allow, and again. The file's order of nodes is the order without recompute; where it contradicts the
-edges, the closest topological order takes its place.
-=======
 perhaps `phase`, "forward" or "backward". Without phases operations run in any order that the edges
 allow, and as often as the plan wants. The file's order of nodes is the order without recompute,
 with which plans are compared; where it contradicts the edges, the closest topological order takes
 its place.
->>>>>>> eaf5ea297009846618fa3a4bca1d17868e9a49b4
 """
 
 from __future__ import annotations
