@@ -125,6 +125,15 @@ class Layout:
         place = bisect_left(known, step, key=self.born.__getitem__)
         return known[place - 1] if place else None
 
+    def rerun_steps(self) -> dict[tuple[int, int], int]:
+        """Per rerun, as (operation, before), its step."""
+        order = self.arrangement.order
+        return {
+            (op, order[place]): step
+            for step, (op, place) in enumerate(zip(self.steps, self.places, strict=True))
+            if op != order[place]
+        }
+
     def _place_instances(self) -> None:
         inputs, outputs, pinned = self._indexed.inputs, self._indexed.outputs, self._indexed.pinned
         current: dict[int, list[int]] = {}

@@ -33,7 +33,6 @@ ROWS_PER_ROUND = 6
 MOST_COLUMNS = 20_000
 MOST_COLUMNS_ALL_WINDOWS = 6_000
 SIMPLEX_STEPS = 40_000  # per set of cuts
-CLOSE_ENOUGH = 0.005  # of the time that the caller has to prove
 LOOSE = 1e-6  # a load this far below the budget binds nothing: no further row would
 TOLERANCE = 1e-6
 
@@ -62,9 +61,9 @@ class Bounds:
         Args:
             budget_nbytes: the peak allowed.
             time_limit_s: stop then; less time may give a lower, still proven bound.
-            target_us: stop as soon as the bound is within 0.5 % of it.
+            target_us: stop as soon as the bound reaches it.
         """
-        enough = math.inf if target_us is None else target_us * (1 - CLOSE_ENOUGH)
+        enough = math.inf if target_us is None else target_us
         best = max((us for n, us in self._proven.items() if n >= budget_nbytes), default=0.0)
         if best < enough:
             search = _Search(self, budget_nbytes, time.monotonic() + time_limit_s, enough)

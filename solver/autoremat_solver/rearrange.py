@@ -284,19 +284,20 @@ class Rearranger:
         """Without the reruns, longest first, that the budget does not need."""
         again = layout.arrangement.all_reruns()
         again.sort(key=lambda entry: (-self._indexed.time_us[entry[0]], entry))
+        steps = layout.rerun_steps()
         for entry in again:
-            if not self._may_hold(layout, *entry):
+            if time.monotonic() >= self._deadline:
+                break
+            if not self._may_hold(layout, entry[0], steps[entry]):
                 continue
             new = Layout(self._indexed, layout.arrangement.without({entry}))
             if self._excess(new) == 0:
-                layout = new
+                layout, steps = new, new.rerun_steps()
         return layout
 
-    def _may_hold(self, layout: Layout, op: int, before: int) -> bool:
+    def _may_hold(self, layout: Layout, op: int, step: int) -> bool:
         """Whether what a rerun makes could be held from its last read until then instead."""
         indexed = self._indexed
-        place = layout.arrangement.order.index(before)
-        step = next(s for s, p in enumerate(layout.places) if p == place and layout.steps[s] == op)
         for v in indexed.outputs[op]:
             earlier = layout.before(v, step)
             if earlier is None or self._is_barred(layout, v, earlier):

@@ -46,6 +46,7 @@ PROVEN = 1e-5
 GOOD_ENOUGH = 5e-3  # a gap at which the longest search is left out
 TRIALS = 120
 SEARCH_SHARE = 0.85  # the rest is for the last simulation under way, the bound and the check
+LEAST_BOUND_S = 0.3  # for the bound, however late it is
 SQUEEZE_STEP = 0.97
 CURVE_ENDS_SHARE = 0.3  # of the time for a whole curve, for each of its two ends at most
 SMALLEST_SEARCHES = 6  # whole searches for the smallest peak
@@ -278,8 +279,8 @@ class Solver:
 
     def _is_close(self, best: Candidate, budget_nbytes: int, limit_s: float) -> bool:
         """Whether the longest search could win too little to be worth its time."""
-        bound_us = self._bounds.time_us(budget_nbytes, limit_s, target_us=best.time_us)
-        return best.time_us <= bound_us * (1 + GOOD_ENOUGH)
+        target_us = best.time_us / (1 + GOOD_ENOUGH)
+        return self._bounds.time_us(budget_nbytes, limit_s, target_us=target_us) >= target_us
 
     def _at_budget(self, chain: ChainPlans, budget_nbytes: int) -> bool:
         """The chain plan of exactly this budget; whether it leaves nothing to search for."""
@@ -442,8 +443,9 @@ class Solver:
             status = Status.FEASIBLE
         slack_nbytes = self._reduction.slack_nbytes
         limit = max(budget_nbytes, timeline.peak_nbytes) + slack_nbytes
-        bound_s = max(0.5, 0.2 * self.time_limit_s)
-        bound_us = self._bounds.time_us(limit, bound_s, target_us=timeline.time_us)
+        left_s = began + self.time_limit_s - time.monotonic()
+        bound_s = max(LEAST_BOUND_S, min(0.2 * self.time_limit_s, left_s))
+        bound_us = self._bounds.time_us(limit, bound_s, target_us=timeline.time_us / (1 + PROVEN))
         proven = status is Status.OPTIMAL
         bound_us = timeline.time_us if proven else min(bound_us, timeline.time_us)
         if status is Status.FEASIBLE and timeline.time_us <= bound_us * (1 + PROVEN):
