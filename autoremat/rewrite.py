@@ -25,6 +25,8 @@ from autoremat.lower import MARKERS, Lowered
 
 aten = torch.ops.aten
 
+RECOMPUTED = "_recomputed"  # in the name of every node that repeats an operation
+
 
 @dataclass(frozen=True)
 class Rewritten:
@@ -183,7 +185,7 @@ class _Writer:
                 copy.meta["partitioner_tag"] = "is_backward"
                 copy.meta.pop("recompute", None)
             if repeat:
-                copy._rename(f"{node.name}_recomputed")
+                copy._rename(f"{node.name}{RECOMPUTED}")
         return copy
 
     def _batch_norm_again(self, node: fx.Node, argument: Callable[[fx.Node], fx.Node]) -> fx.Node:
