@@ -12,6 +12,7 @@ import importlib
 import inspect
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,16 +22,18 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._guards import CompileContext, detect_fake_mode
-from torch._inductor import ir
+from torch._inductor import custom_graph_pass, ir, memory
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.exc import InductorError
 from torch._inductor.graph import GraphLowering
 from torch._inductor.select_algorithm import extern_kernels
 from torch._inductor.utils import BoxedBool
+from torch._inductor.virtualized import V
 from torch._ops import OpOverload
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen
+from torch.utils._ordered_set import OrderedSet
 from torch.utils._pytree import arg_tree_leaves, tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -41,6 +44,7 @@ __all__ = [
     "CheckpointPolicy",
     "CompileContext",
     "CustomPartitionerFn",
+    "CustomSchedulerPass",
     "GraphLowering",
     "InductorError",
     "OpOverload",
@@ -59,8 +63,12 @@ __all__ = [
     "is_primal",
     "is_symbolic",
     "is_tangent",
+    "kernels_before_fusion",
+    "limit_fusion",
     "min_cut_without_budget",
     "must_run_in_backward",
+    "origin_names",
+    "pre_fusion_pass",
     "run_and_save_rng_state",
     "run_with_rng_state",
     "size_hint",
@@ -74,6 +82,11 @@ __all__ = [
 # (The module is imported here because importing it before torch._dynamo is a circular import.)
 TANGENTS_ARE_FREED = "boxed_grads_call" in inspect.getsource(
     importlib.import_module("torch._functorch._aot_autograd.runtime_wrappers")
+)
+
+# What Inductor's caches accept as a pass over scheduler nodes; before 2.12 the class for graphs.
+CustomSchedulerPass: Any = getattr(
+    custom_graph_pass, "CustomSchedulerPass", custom_graph_pass.CustomGraphPass
 )
 
 getitem = operator.getitem
@@ -312,3 +325,72 @@ def inductor_output_strides(graph: Any) -> list[tuple[int, ...] | None]:
         else:
             strides.append(None)
     return strides
+
+
+def pre_fusion_pass() -> Any:
+    """The pass over scheduler nodes that the user has configured, if any."""
+    return torch._inductor.config._pre_fusion_custom_pass
+
+
+def origin_names(nodes: Sequence[Any]) -> set[str]:
+    """Names of the graph nodes that Inductor's scheduler nodes compute."""
+    parts = (part.node for node in nodes for part in node.get_nodes())
+    return {origin.name for part in parts for origin in getattr(part, "origins", ())}
+
+
+@dataclass(frozen=True)
+class KernelsBeforeFusion:
+    """Inductor's scheduler nodes by their positions.
+
+    Attributes:
+        predecessors: for each node the nodes that must run before it.
+        buffers: bytes when made, bytes when freed, maker (None: an input), readers, is an output.
+    """
+
+    predecessors: tuple[tuple[int, ...], ...]
+    buffers: tuple[tuple[int, int, int | None, tuple[int, ...], bool], ...]
+
+
+def kernels_before_fusion(nodes: Sequence[Any]) -> tuple[dict[str, int], KernelsBeforeFusion]:
+    """Positions by the names of operations, and what the nodes need; inside a compile only."""
+    scheduler, outputs = nodes[0].scheduler, OrderedSet(V.graph.get_output_names())
+    _, inputs = memory.prepare_planning_info(
+        list(nodes),
+        scheduler.name_to_buf,
+        scheduler.name_to_fused_node,
+        OrderedSet(V.graph.graph_inputs.keys()),
+        outputs,
+    )
+    position = {node: number for number, node in enumerate(nodes)}
+    made: list[tuple[Any, int | None]] = [(b, None) for b in inputs.values()]
+    made += [(b, position[node]) for node in nodes for b in node.get_outputs()]
+    buffers = tuple(
+        (
+            int(buffer.mpi_buffer.size_alloc),
+            int(buffer.mpi_buffer.size_free),
+            maker,
+            tuple(sorted(position[reader] for reader in buffer.mpi_buffer.succ_nodes)),
+            buffer.get_name() in outputs,
+        )
+        for buffer, maker in made
+    )
+    predecessors = tuple(
+        tuple(sorted(position[before] for before in node.mpi_node.pred_nodes)) for node in nodes
+    )
+    numbers = {part.get_name(): position[node] for node in nodes for part in node.get_nodes()}
+    return numbers, KernelsBeforeFusion(predecessors, buffers)
+
+
+def limit_fusion(nodes: Sequence[Any], admits: Callable[[set[str]], bool]) -> None:
+    """Let the nodes' own scheduler ask, last of all, whether operations may become one kernel.
+
+    It is asked by their names, once it has chosen to fuse them if they make no cycle.
+    """
+    scheduler = nodes[0].scheduler
+    makes_cycle = scheduler.will_fusion_create_cycle
+
+    def refuses(node1: Any, node2: Any) -> bool:
+        names = {part.get_name() for node in (node1, node2) for part in node.get_nodes()}
+        return makes_cycle(node1, node2) or not admits(names)
+
+    scheduler.will_fusion_create_cycle = refuses

@@ -24,6 +24,12 @@ prims = torch.ops.prims
 SHARED_READS = 4
 ANY_READS = 8
 
+# On the CPU it also realises a value with several users that takes one of these to compute.
+_HEAVY_NAMES = frozenset(
+    {"aten::exp", "aten::log", "aten::log10", "aten::log1p", "aten::log2"}
+    | {"aten::sigmoid", "aten::silu", "aten::tanh", "aten::softplus"}
+)
+
 SMALL_SHARE = 0.25  # of a value's bytes: what it is made from is little
 
 _POINTWISE_NAMES = frozenset(
@@ -84,6 +90,7 @@ def inlined_nodes(
     outputs = {name for node in kept for name in storages.of_node[node]}
     inlined: set[fx.Node] = set()
     reads: dict[fx.Node, frozenset[str]] = {}
+    heavy: set[fx.Node] = set()
     for node in joint.nodes:
         if node.op == "output":
             continue
@@ -97,11 +104,15 @@ def inlined_nodes(
         )
         users = _readers(node, storages) if can else []
         many = len(behind) > (SHARED_READS if len(users) > 1 else ANY_READS)
+        if is_heavy(node) or not heavy.isdisjoint(node.all_input_nodes):
+            heavy.add(node)
+        many = many or (len(users) > 1 and node in heavy)
         if can and not many and users and all(is_fusible(user) for user in users):
             inlined.add(node)
             reads[node] = behind
         elif made:
             reads[node] = frozenset(made)
+            heavy.discard(node)
         else:
             reads[node] = behind or frozenset(storages.of_node[node])
     return frozenset(inlined)
@@ -143,6 +154,15 @@ def is_pointwise(node: fx.Node) -> bool:
     if target.name().split(".")[0] in _POINTWISE_NAMES:
         return True
     return torch.Tag.pointwise in target.tags and not is_random(node)
+
+
+def is_heavy(node: fx.Node) -> bool:
+    """Whether Inductor would rather keep the result on the CPU than compute it twice."""
+    target, value = node.target, node.meta.get("val")
+    on_cpu = isinstance(value, torch.Tensor) and value.device.type == "cpu"
+    if not on_cpu or not isinstance(target, _torch.OpOverload):
+        return False
+    return target.name().split(".")[0] in _HEAVY_NAMES
 
 
 def is_fusible(node: fx.Node) -> bool:

@@ -18,6 +18,7 @@ from torch import fx
 
 from autoremat import _torch
 from autoremat.capture import copy_module
+from autoremat.fusion_limit import FusionLimit
 from autoremat.library_calls import Layout, library_workspaces
 from autoremat.measure import rounded_nbytes
 from autoremat.wrapper_memory import (
@@ -73,9 +74,18 @@ def compile_with_partition(
     The partitioner is not kept alive beyond its owner.
     """
     _partitioners[key] = partitioner
-    patches = {**config, "custom_partitioner_fn": PartitionerHook(key)}
+    patches = {**_fusion_config(), **config, "custom_partitioner_fn": PartitionerHook(key)}
     compiled: Any = _torch.compile_fx(module, example_inputs, config_patches=patches)
     return cast("Callable[..., Any]", compiled)
+
+
+def _fusion_config() -> dict[str, Any]:
+    """Limited fusion, unless the user hooks in there.
+
+    The partitioner is called while it holds, so the wrappers that are read have it as well.
+    """
+    own = FusionLimit()
+    return {"_pre_fusion_custom_pass": own} if _torch.pre_fusion_pass() is None else {}
 
 
 class _Generated(Exception):

@@ -25,6 +25,8 @@ from autoremat.lower import MARKERS, Lowered
 
 aten = torch.ops.aten
 
+RECOMPUTED = "_recomputed"  # in the name of every node that repeats an operation
+
 
 @dataclass(frozen=True)
 class Rewritten:
@@ -72,6 +74,7 @@ class _Writer:
             for name, runs in Counter(plan.schedule).items()
             if runs > 1 and lowered.node_of.get(name) in constraints.replayed
         }
+        self._repeats = len(set(plan.schedule)) < len(plan.schedule)
         self._crossing = saved_values(lowered.problem, plan)
         self._pinned = frozenset(lowered.problem.outputs)
         self._graph = fx.Graph()
@@ -173,6 +176,10 @@ class _Writer:
             return self._tag(self._batch_norm_again(node, argument), node, repeat)
         if node.name in self._repeated_random:
             return self._emit_random(node, argument, repeat)
+        if self._in_backward and self._repeats and node.target is aten.add.Tensor:
+            product = next((s for s in node.all_input_nodes if self._is_early(argument(s))), None)
+            if product is not None and not node.kwargs:
+                return self._add_late(node, argument, product)
         copy = self._graph.node_copy(node, argument)
         return self._tag(copy, node, repeat)
 
@@ -183,8 +190,29 @@ class _Writer:
                 copy.meta["partitioner_tag"] = "is_backward"
                 copy.meta.pop("recompute", None)
             if repeat:
-                copy._rename(f"{node.name}_recomputed")
+                copy._rename(f"{node.name}{RECOMPUTED}")
         return copy
+
+    def _is_early(self, copy: fx.Node) -> bool:
+        """A matrix product that the plan runs well before this point."""
+        nodes = reversed(self._graph.nodes)
+        latest = next(n for n in nodes if n.op == "call_function" and _makes_storage(n))
+        return copy.target is aten.mm.default and copy is not latest
+
+    def _add_late(
+        self, node: fx.Node, argument: Callable[[fx.Node], fx.Node], product: fx.Node
+    ) -> fx.Node:
+        """The sum of gradients, in a form that Inductor does not turn into one `addmm`.
+
+        That would put the product off to the sum, and hold what it reads until then.
+        """
+        copies = {source: argument(source) for source in node.all_input_nodes}
+        lifted = self._graph.call_function(aten.unsqueeze.default, (copies[product], 0))
+        lifted.meta = {**product.meta, "val": product.meta["val"].unsqueeze(0)}
+        total = self._graph.node_copy(node, (copies | {product: lifted}).__getitem__)
+        total.meta = {**node.meta, "val": node.meta["val"].unsqueeze(0)}
+        copy = self._graph.call_function(aten.squeeze.dim, (total, 0))
+        return self._tag(copy, node, 0)
 
     def _batch_norm_again(self, node: fx.Node, argument: Callable[[fx.Node], fx.Node]) -> fx.Node:
         """The same batch norm without its running statistics: they are updated once."""
@@ -222,3 +250,7 @@ class _Writer:
 
 def _tensors_in(value: object) -> list[torch.Tensor]:
     return [leaf for leaf in _torch.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _makes_storage(node: fx.Node) -> bool:
+    return isinstance(node.target, _torch.OpOverload) and not node.target.is_view

@@ -156,6 +156,31 @@ def test_views_are_made_again_where_they_are_read():
     assert all(node.op == "placeholder" and is_base(node) for node in saved)
 
 
+@pytest.mark.parametrize("repeats", [False, True], ids=["no repeat", "a repeat"])
+def test_a_gradient_summed_late_is_computed_in_its_place(repeats: bool):
+    """With a repeat, the sum reads a view of the early product, which Inductor does not fuse.
+
+    sin(x w) w has two gradients for w: mm_2 and, three operations later, mm_5.
+    """
+    tied = analyse(lambda x, w: x.mm(w).sin().mm(w).sin().sum(), leaf(4, 4), leaf(4, 4))
+    again = " sin mm_2" if repeats else " mm_2"
+    written = rewrite(
+        tied.joint,
+        tied.lowered,
+        tied.constraints,
+        plan(
+            "mm sin mm_1 sin_1 sum_1 cos backward_begins mul"
+            + again
+            + " mm_3 cos_1 mul_1 mm_4 mm_5 add"
+        ),
+    )
+    lines = drawn(written.module)
+    total = next(line for line in lines if "= add(" in line)
+    assert ("unsqueeze" in total) == repeats
+    gradient = written.module.graph.output_node().args[0][-1]
+    assert gradient.meta["val"].shape == (4, 4)
+
+
 def is_base(node: torch.fx.Node) -> bool:
     """Whether a value fills its storage in order."""
     return node.meta["val"].is_contiguous()

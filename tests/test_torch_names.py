@@ -248,12 +248,13 @@ def test_a_compile_can_be_stopped_at_its_source():
     forward, _ = _torch.min_cut_without_budget(captured.module, num_fwd_outputs=1)
     inputs = [node.meta["val"] for node in placeholders(forward)]
     original = _torch.GraphLowering.compile_to_module
+    options: Any = {"is_backward": False, "static_input_idxs": ()}
     with (
         _torch.patched_compile_to_module(stop),
         inputs[0].fake_mode,
         pytest.raises(Exception, match="Stop"),
     ):
-        _torch.compile_without_cache(forward, inputs, is_backward=False, static_input_idxs=())
+        _torch.compile_without_cache(forward, inputs, **options)
     assert _torch.GraphLowering.compile_to_module is original
     graph, source = seen[0]
     assert "def call" in getattr(source, "value", source)
@@ -265,6 +266,36 @@ def test_a_compile_can_be_stopped_at_its_source():
     assert (size, stride, dtype, device.type) == ((8,), (1,), torch.float32, "cpu")
     assert _torch.inductor_layout(graph, "nothing") is None
     assert _torch.inductor_output_strides(graph)[0] == ()
+
+
+@pytest.mark.inductor
+def test_fusion_can_be_refused():
+    """The pass sees scheduler nodes, and what it refuses stays two kernels."""
+    seen: list[Any] = []
+
+    class Refusing(_torch.CustomSchedulerPass):  # type: ignore[misc]
+        def __call__(self, nodes: list[Any]) -> list[Any]:
+            seen.append((_torch.origin_names(nodes), *_torch.kernels_before_fusion(nodes)))
+            _torch.limit_fusion(nodes, lambda names: bool(seen.append(names)))
+            return nodes
+
+        def uuid(self) -> str:
+            return "refusing"
+
+    assert _torch.pre_fusion_pass() is None
+    run = torch.compile(
+        lambda x: (x.neg(), x.abs()), options={"_pre_fusion_custom_pass": Refusing()}
+    )
+    x = torch.ones(64, 64)
+    assert torch.equal(run(x)[1], x)
+    (origins, numbers, kernels), *asked = seen
+    assert len(origins) == 2
+    assert asked[0] == set(numbers)
+    assert set(numbers.values()) == {0, 1}
+    assert kernels.predecessors == ((), ())
+    made = [buffer for buffer in kernels.buffers if buffer[2] is not None]
+    assert [buffer[0] for buffer in made] == [64 * 64 * 4] * 2
+    assert all(is_output for *_, is_output in made)
 
 
 def test_inner_compile_takes_these_keywords():
