@@ -14,7 +14,7 @@ from numbers import Integral
 
 from autoremat.reporting.text import format_nbytes
 
-__all__ = ["format_nbytes", "parse_budget"]
+__all__ = ["budget_argument", "format_nbytes", "parse_budget"]
 
 _DEVICE = "the device's memory"
 _ACCEPTED_FORMS = (
@@ -29,6 +29,7 @@ _NBYTES_PER_UNIT = {
     **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)},
 }
 # The digits are limited so that no text, however long, makes Python refuse or crawl.
+_BARE_NBYTES = re.compile(r"[0-9](?:[0-9_]{0,29}[0-9])?")
 _AMOUNT = re.compile(r"\s*([0-9]{1,24}(?:\.[0-9]{1,24})?)\s*(%|[a-z]+)\s*", re.IGNORECASE)
 
 
@@ -54,6 +55,13 @@ def parse_budget(budget: object, *, device_nbytes: Callable[[], int], whole: str
     if nbytes <= 0:
         raise _malformed(budget, "is not above zero bytes", whole)
     return nbytes
+
+
+def budget_argument(text: str) -> str | int:
+    """A budget as the command line gets it, for `parse_budget`: there a bare number is bytes."""
+    text = text.strip()
+    # Two underscores in a row are none of Python's numbers.
+    return int(text) if _BARE_NBYTES.fullmatch(text) and "__" not in text else text
 
 
 def _parse_text(text: str, device_nbytes: Callable[[], int], whole: str) -> int:

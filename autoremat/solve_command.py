@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -27,13 +26,12 @@ from autoremat_solver.plan_document import (
 )
 from rich.console import Console
 
-from autoremat.budget import parse_budget
+from autoremat.budget import budget_argument, parse_budget
 from autoremat.cli import BAD_INPUT, INFEASIBLE
 from autoremat.interrupt import leaving_at_once
 from autoremat.reporting.text import format_nbytes, format_nbytes_apart
 from autoremat.solve_tables import curve_table, plan_table
 
-_BYTES = re.compile(r"[0-9][0-9_]{0,30}")
 _LARGEST = 5
 
 
@@ -150,11 +148,9 @@ def _read(path: Path) -> _Task:
 
 
 def _budget_nbytes(budget: str, task: _Task) -> int:
-    text = budget.strip()
-    amount = int(text) if _BYTES.fullmatch(text) and not text.endswith("_") else text
     try:
         return parse_budget(
-            amount,
+            budget_argument(budget),
             device_nbytes=lambda: task.baseline.peak_nbytes,
             whole="the peak without recompute",
         )
