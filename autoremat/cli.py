@@ -1,12 +1,14 @@
-"""The command line: `autoremat solve`.
+"""The command line: `autoremat solve`, `autoremat verify`.
 
-Enters: arguments. Leaves: a result on stdout, messages on stderr, and an exit code: 0 for a plan,
-1 for input that cannot be used, 2 for a budget that no plan found fits, 130 after Ctrl-C.
+Enters: arguments. Leaves: a result on stdout, messages on stderr, and an exit code: 0 for success,
+1 for input that cannot be used, 2 for a budget that no plan found fits, 3 for a verification that
+failed, 130 after Ctrl-C.
 Guarantees: importing this needs no torch; a command imports what it needs when it runs.
 """
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +17,7 @@ from typer.core import TyperGroup
 
 from autoremat.interrupt import INTERRUPTED, SENTENCE, leaving_at_once
 
-BAD_INPUT, INFEASIBLE = 1, 2
+BAD_INPUT, INFEASIBLE, DIFFERENT = 1, 2, 3
 
 # One line per paragraph: typer keeps the line breaks inside them.
 _SOLVE_HELP = "\n\n".join(
@@ -37,6 +39,36 @@ _SOLVE_HELP = "\n\n".join(
         "  130  interrupted with Ctrl-C",
     ]
 )
+
+_VERIFY_HELP = "\n\n".join(
+    [
+        "Check on one training step that the gradients are those of eager mode and that the "
+        "measured peak is within a budget.",
+        "[bold]TARGET[/] is [bold]path/to/file.py:function[/] or "
+        "[bold]package.module:function[/]. The function takes no arguments and returns "
+        "(model, inputs) or (model, inputs, loss_fn): inputs is a tensor, a tuple of tensors "
+        "(positional) or a dict of them (keywords); without loss_fn(output) the model returns its "
+        "loss, or an output with .loss. It runs as a script of yours does.",
+        "The step runs once in eager mode as well, so it has to fit without a plan.",
+        "[bold]Examples[/]",
+        "  autoremat verify examples/train_gpt.py:make --budget 150MiB",
+        "  autoremat verify my_package.models:small --budget 80%",
+        "  autoremat verify model.py:make --budget 12GiB --compiler eager --json",
+        "[bold]Exit codes[/]",
+        "  0  the same results, within the budget",
+        "  1  input that cannot be used",
+        "  2  no plan found fits the budget",
+        "  3  a difference, or a measured peak above the budget",
+        "  130  interrupted with Ctrl-C",
+    ]
+)
+
+
+class Compiler(StrEnum):
+    """What runs the planned graphs."""
+
+    INDUCTOR = "inductor"
+    EAGER = "eager"
 
 
 class _Commands(TyperGroup):
@@ -61,12 +93,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-@app.callback()
-def _commands() -> None:
-    # With a callback typer expects a command's name even while there is only one command.
-    pass
 
 
 @app.command(help=_SOLVE_HELP, no_args_is_help=True)
@@ -99,6 +125,41 @@ def solve(
             from autoremat.solve_command import run
 
         code = run(problem, budget, pareto=pareto, out=out, as_json=as_json, time_limit=time_limit)
+    except KeyboardInterrupt:
+        typer.echo(SENTENCE, err=True)
+        code = INTERRUPTED
+    raise typer.Exit(code)
+
+
+@app.command(help=_VERIFY_HELP, no_args_is_help=True)
+def verify(
+    target: Annotated[
+        str, typer.Argument(help="The function that makes model and batch.", metavar="TARGET")
+    ],
+    budget: Annotated[
+        str,
+        typer.Option(
+            help="Highest peak allowed: 12GiB, 1.5GB, 123456 (bytes), or 80% of the device's "
+            "memory.",
+            show_default=False,
+        ),
+    ],
+    compiler: Annotated[
+        Compiler, typer.Option(help="What runs the planned graphs; eager compiles fast.")
+    ] = Compiler.INDUCTOR,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object on stdout in place of the table.")
+    ] = False,
+    time_limit: Annotated[
+        float, typer.Option(help="Seconds for the solver, per graph.", min=0.0)
+    ] = 30.0,
+) -> None:
+    """Load, plan, compare, print: see `verify_command`."""
+    try:
+        with leaving_at_once():
+            from autoremat.verify_command import run
+
+        code = run(target, budget, compiler=compiler, as_json=as_json, time_limit=time_limit)
     except KeyboardInterrupt:
         typer.echo(SENTENCE, err=True)
         code = INTERRUPTED

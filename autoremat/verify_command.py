@@ -1,0 +1,244 @@
+"""`autoremat verify`: one planned step of a target against the same step in eager mode.
+
+Enters: the command's arguments. Leaves: a table or one JSON object on stdout, messages on stderr,
+and the exit code. Guarantees: what the user's code prints goes to stderr; an error of the user's
+own is one message, while a defect of ours keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+import torch
+from rich.console import Console
+
+from autoremat.api import optimize, optimized_call, report
+from autoremat.budget import budget_argument, parse_budget
+from autoremat.cli import BAD_INPUT, DIFFERENT, INFEASIBLE
+from autoremat.errors import FallbackWarning, InfeasibleBudget, OverBudgetWarning
+from autoremat.interrupt import leaving_at_once
+from autoremat.reporting.text import format_nbytes, format_nbytes_apart
+from autoremat.target import Target, TargetError, last_line, load_target
+from autoremat.verification import Verification, verify
+from autoremat.verify_table import verify_table
+
+_SCHEMA = "autoremat.verification/1"
+
+
+class _Refusal(Exception):
+    """Input that cannot be used; the message says what is wrong and what to do."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The command's arguments, checked."""
+
+    target: str
+    budget: str | int
+    compiler: str
+    time_limit: float
+
+
+def run(target: str, budget: str, *, compiler: str, as_json: bool, time_limit: float) -> int:
+    """Do what the command says and return its exit code.
+
+    Args:
+        target: `path/to/file.py:function` or `package.module:function`.
+        budget: as the user wrote it.
+        compiler: "inductor" or "eager".
+        as_json: one JSON object in place of the table.
+        time_limit: seconds for the solver, per graph.
+    """
+    asked = _Asked(target, budget_argument(budget), compiler, time_limit)
+    told: list[str] = []
+    began = time.monotonic()
+    try:
+        if not 0 <= time_limit < float("inf"):
+            raise _Refusal(f"The time limit is {time_limit}: give a finite number of seconds.")
+        with leaving_at_once(), redirect_stdout(sys.stderr), _warnings_told(told):
+            document, title = _verified(asked, told)
+    except (_Refusal, TargetError) as error:
+        print(f"autoremat: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except InfeasibleBudget as error:
+        if as_json:
+            _print_json(_infeasible(asked, error), told, began)
+        else:
+            print(f"autoremat: {error}", file=sys.stderr)
+        return INFEASIBLE
+    if as_json:
+        _print_json(document, told, began)
+    else:
+        Console().print(verify_table(document, title))
+    return 0 if document["status"] == "ok" else DIFFERENT
+
+
+def _verified(asked: _Asked, told: list[str]) -> tuple[dict[str, Any], str]:
+    """The document of a verification, and what the table is headed."""
+    _require_budget(asked.budget)
+    target = load_target(asked.target)
+    # The lines that show progress belong on a terminal; the summary would repeat the table.
+    optimize(
+        target.model,
+        asked.budget,
+        compiler=asked.compiler,
+        time_limit=asked.time_limit,
+        verbose=sys.stderr.isatty(),
+    )
+    try:
+        optimized_call(target.model)
+    except ValueError:
+        raise _Refusal(f"{target.name} cannot be planned: {' '.join(told[-1:])}") from None
+    result, loss = _compared(target)
+    planned = bool(report(target.model).graphs)
+    parameters = sum(p.numel() for p in target.model.parameters())
+    title = f"{target.name}: {type(target.model).__name__}, {parameters:,} parameters"
+    return _document(asked, result, loss, planned), title
+
+
+def _require_budget(budget: str | int) -> None:
+    try:
+        parse_budget(budget, device_nbytes=lambda: 1 << 40)
+    except ValueError as error:
+        raise _Refusal(str(error)) from error
+
+
+def _compared(target: Target) -> tuple[Verification, float]:
+    """The verification, and the loss of the last step."""
+    losses: list[float] = []
+    keywords: Mapping[str, Any] = target.keywords
+
+    def loss_of(output: Any) -> torch.Tensor:
+        loss = target.loss(output)
+        losses.append(float(loss.detach()))
+        return loss
+
+    try:
+        result = verify(target.model, *target.inputs, loss_fn=loss_of, **keywords)
+    except (InfeasibleBudget, TargetError):
+        raise
+    except Exception as error:
+        _require_sound_step(target, error)
+        raise
+    return result, losses[-1]
+
+
+def _require_sound_step(target: Target, error: Exception) -> None:
+    """Tell a target whose step fails by itself from a failure of ours."""
+    try:
+        output = target.model._call_impl(*target.inputs, **target.keywords)
+        target.loss(output).backward()
+    except TargetError:
+        raise
+    except Exception as own:
+        raise _Refusal(
+            f"A training step of {target.name} fails in eager mode too: {last_line(own)}. Check "
+            "that model(*inputs) and the backward of its loss run by themselves."
+        ) from error
+
+
+def _document(asked: _Asked, result: Verification, loss: float, planned: bool) -> dict[str, Any]:
+    failures = _differences(result, loss)
+    if not planned:
+        failures.append("Nothing was planned, so no budget is kept: see the warning.")
+    elif not result.within_budget:
+        failures.append(_excess(result))
+    return {
+        "schema": _SCHEMA,
+        "target": asked.target,
+        "compiler": asked.compiler,
+        "status": "failed" if failures else "ok",
+        "failures": failures,
+        "loss": loss,
+        "loss_error": result.loss_error,
+        "gradient_error": result.gradient_error,
+        "worst_gradient": result.worst_gradient,
+        "buffer_error": result.buffer_error,
+        "tolerance": result.tolerance,
+        "reference": result.reference,
+        "budget": result.budget_nbytes if planned else None,
+        "predicted_peak": result.predicted_peak_nbytes if planned else None,
+        "measured_peak": result.measured_peak_nbytes if planned else None,
+    }
+
+
+def _differences(result: Verification, loss: float) -> list[str]:
+    """What is not the reference's, a sentence each; a NaN is a difference."""
+    failures = []
+    allowed, reference = result.tolerance, result.reference
+    if not result.loss_error <= allowed * max(1.0, abs(loss)):
+        failures.append(f"The loss differs from {reference}'s by {result.loss_error:.2g}.")
+    if not result.gradient_error <= allowed:
+        failures.append(
+            f"The gradient of {result.worst_gradient} differs from {reference}'s by "
+            f"{result.gradient_error:.2g} of the largest gradient."
+        )
+    if not result.buffer_error <= allowed:
+        failures.append(
+            f"A buffer differs from {reference}'s by {result.buffer_error:.2g} of the largest."
+        )
+    return failures
+
+
+def _excess(result: Verification) -> str:
+    measured, budget = format_nbytes_apart(result.measured_peak_nbytes, result.budget_nbytes)
+    excess = format_nbytes(result.measured_peak_nbytes - result.budget_nbytes)
+    return f"The measured peak {measured} is above the budget {budget} by {excess}."
+
+
+def _infeasible(asked: _Asked, error: InfeasibleBudget) -> dict[str, Any]:
+    return {
+        "schema": _SCHEMA,
+        "target": asked.target,
+        "compiler": asked.compiler,
+        "status": "infeasible",
+        "message": str(error),
+        "budget": error.budget_nbytes,
+        "smallest_peak": error.smallest_peak_nbytes,
+        "floor": error.floor_nbytes,
+        "resident": error.resident_nbytes,
+    }
+
+
+def _print_json(document: dict[str, Any], told: list[str], began: float) -> None:
+    """One object; a figure that is not finite is null, and `failures` says so in words."""
+    finite = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in document.items()
+    }
+    finite |= {"warnings": told, "seconds": time.monotonic() - began}
+    print(json.dumps(finite, allow_nan=False))
+
+
+@contextmanager
+def _warnings_told(told: list[str]) -> Iterator[None]:
+    """Ours as one sentence on stderr, kept in `told`; others as Python shows them."""
+    with warnings.catch_warnings():
+        others = warnings.showwarning
+
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if issubclass(category, FallbackWarning | OverBudgetWarning):
+                told.append(str(message))
+                print(f"autoremat: {message}", file=sys.stderr)
+            else:
+                others(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = show
+        for ours in (FallbackWarning, OverBudgetWarning):
+            warnings.simplefilter("always", ours)
+        yield
