@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,7 @@ class Verification:
     """What one step of ours gives against the same step in eager mode.
 
     Attributes:
-        loss_error: absolute difference of the losses.
+        loss_error: absolute difference of the losses; infinite if only one of them is NaN.
         gradient_error: largest absolute error of any gradient over the largest gradient.
         worst_gradient: name of the parameter with the largest error.
         buffer_error: largest absolute error of any buffer over the largest buffer.
@@ -39,6 +40,7 @@ class Verification:
         predicted_peak_nbytes: what the plan says of it.
         budget_nbytes: what was allowed.
         tolerance: errors up to this are rounding.
+        loss: the reference's.
     """
 
     loss_error: float
@@ -50,6 +52,13 @@ class Verification:
     predicted_peak_nbytes: int
     budget_nbytes: int
     tolerance: float
+    loss: float = 0.0
+
+    @property
+    def loss_agrees(self) -> bool:
+        """Whether the losses differ by rounding at most."""
+        scale = max(1.0, abs(self.loss)) if math.isfinite(self.loss) else 1.0
+        return self.loss_error <= self.tolerance * scale
 
     @property
     def gradients_agree(self) -> bool:
@@ -63,8 +72,8 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether both promises hold."""
-        return self.gradients_agree and self.within_budget
+        """Whether all promises hold."""
+        return self.loss_agrees and self.gradients_agree and self.within_budget
 
 
 @dataclass(frozen=True)
@@ -143,7 +152,11 @@ def _compare(theirs: _Outcome, ours: _Outcome) -> dict[str, Any]:
     gradient_error, worst = _largest_error(theirs.gradients, ours.gradients)
     buffer_error, _ = _largest_error(theirs.buffers, ours.buffers)
     return {
-        "loss_error": abs(theirs.loss - ours.loss),
+        "loss": theirs.loss,
+        "loss_error": _error(
+            torch.tensor(theirs.loss, dtype=torch.float64),
+            torch.tensor(ours.loss, dtype=torch.float64),
+        ),
         "gradient_error": gradient_error,
         "worst_gradient": worst,
         "buffer_error": buffer_error,
@@ -153,22 +166,40 @@ def _compare(theirs: _Outcome, ours: _Outcome) -> dict[str, Any]:
 def _largest_error(
     theirs: dict[str, torch.Tensor], ours: dict[str, torch.Tensor]
 ) -> tuple[float, str]:
-    """Largest absolute error over the largest reference value, and whose it is."""
+    """Largest absolute error over the largest finite reference value, and whose it is."""
     for name in theirs.keys() ^ ours.keys():
-        return float("inf"), name
+        return math.inf, name
     scale = max((_largest(tensor) for tensor in theirs.values()), default=0.0)
     worst, worst_name = 0.0, ""
     for name, tensor in theirs.items():
-        error = _largest(tensor.double() - ours[name].double())
-        if not error <= worst:  # a NaN is an error too
+        error = _error(tensor, ours[name])
+        if error > worst:
             worst, worst_name = error, name
     if scale == 0.0:
-        return (0.0 if worst == 0.0 else float("inf")), worst_name
+        return (0.0 if worst == 0.0 else math.inf), worst_name
     return worst / scale, worst_name
 
 
+def _error(theirs: torch.Tensor, ours: torch.Tensor) -> float:
+    """Largest absolute difference; infinite where only one of them is NaN or infinite."""
+    if not theirs.numel():
+        return 0.0
+    a, b = _real(theirs), _real(ours)
+    same = (a == b) | (a.isnan() & b.isnan())
+    return float(
+        (a - b).abs().masked_fill(same, 0.0).nan_to_num(nan=math.inf, posinf=math.inf).max()
+    )
+
+
 def _largest(tensor: torch.Tensor) -> float:
-    return float(tensor.double().abs().max()) if tensor.numel() else 0.0
+    finite = _real(tensor)
+    finite = finite[finite.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return (tensor.to_dense() if tensor.is_sparse else tensor).double()
 
 
 def _detached(outcome: _Outcome) -> _Outcome:
