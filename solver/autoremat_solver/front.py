@@ -14,6 +14,9 @@ from autoremat_solver.plan import Timeline
 from autoremat_solver.realise import KEEP, Retention, realise
 
 
+SAME_PEAK = 0.003  # by which a smaller peak is not worth any time
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A schedule of operation numbers with what `simulate` says of it.
@@ -53,6 +56,13 @@ def arranged(indexed: Indexed, steps: list[int], method: str) -> Candidate:
     """The plan of a schedule that stems from no save set."""
     timeline = fast_measure(indexed, steps)
     return Candidate(steps, timeline, method, timeline.peak_nbytes, None, KEEP)
+
+
+def leaner(one: Candidate, other: Candidate) -> Candidate:
+    """The one of the smaller peak; the faster one where the peaks are nearly the same."""
+    low, high = sorted((one, other), key=lambda m: (m.peak_nbytes, m.time_us))
+    nearly = high.peak_nbytes <= low.peak_nbytes * (1 + SAME_PEAK)
+    return high if nearly and high.time_us < low.time_us else low
 
 
 class Front:
