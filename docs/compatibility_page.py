@@ -44,7 +44,10 @@ What ran without a plan, as the warning says it. The gradients are compared ther
 OVER_TEXT = """\
 ## Above the budget
 
-Steps whose measured peak exceeds the budget, or the prediction.
+Steps whose measured peak exceeds the budget, or the prediction. **Planned above**: a later graph of
+the step found too much live already, so the plan itself does not fit. **Unseen**: the measured peak
+is above the prediction; with graph breaks, what Dynamo leaves to eager mode saves activations that
+no plan counts.
 """
 
 BREAKS_TEXT = """\
@@ -174,7 +177,8 @@ def _over_budget(rows: list[Row]) -> str:
     lines = [
         f"- {_who(row)}: measured {_kb(row['measured_nbytes'])} kB, predicted "
         f"{_kb(row['predicted_nbytes'])} kB, budget {_kb(row['budget_nbytes'])} kB, in "
-        f"{row['graphs']} graphs; {_warned(row)}"
+        f"{row['graphs']} graphs with {sum(row['breaks'].values())} breaks; "
+        f"{'unseen' if exceeds_prediction(row) else 'planned above'}, {_warned(row)}"
         for row in rows
         if exceeds_budget(row) or exceeds_prediction(row)
     ]

@@ -134,12 +134,19 @@ def test_a_peak_above_the_budget_is_shown_and_said_to_be_warned_of_or_not() -> N
     """A promise broken without a warning is worse than one with it."""
     text = page(
         row(measured_nbytes=410_000),
-        row("opt", measured_nbytes=410_000, warnings=["OverBudgetWarning: Measured peak"]),
+        row(
+            "opt",
+            measured_nbytes=410_000,
+            predicted_nbytes=420_000,
+            graphs=3,
+            breaks={"Lock": 2},
+            warnings=["OverBudgetWarning: Measured peak"],
+        ),
     )
-    assert "budget 400.0 kB, in 1 graphs; without a warning" in text
-    assert "budget 400.0 kB, in 1 graphs; warned of" in text
+    assert "budget 400.0 kB, in 1 graphs with 0 breaks; unseen, without a warning" in text
+    assert "budget 400.0 kB, in 3 graphs with 2 breaks; planned above, warned of" in text
     assert count(text, "measured peak above the budget") == ["2"]
-    assert count(text, "measured peak above the prediction") == ["2"]
+    assert count(text, "measured peak above the prediction") == ["1"]
 
 
 def test_compilers_are_counted_apart() -> None:
