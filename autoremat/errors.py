@@ -175,10 +175,19 @@ class OverBudgetWarning(UserWarning):
             return self._before_measuring()
         measured, budget = format_nbytes_apart(self.measured_nbytes, self.budget_nbytes)
         excess = format_nbytes(self.measured_nbytes - self.budget_nbytes)
-        return (
+        fact = (
             f"Measured peak {measured} is above the budget {budget} by {excess}; the plan predicts "
-            f"{format_nbytes(self.predicted_nbytes)}. Something in the step holds memory that the "
-            f"plan does not see. Lower the budget by {excess} to make room for it."
+            f"{format_nbytes(self.predicted_nbytes)}."
+        )
+        if self.measured_nbytes <= self.predicted_nbytes:
+            return (
+                f"{fact} It is the plan that does not fit: a part of the step found too much live "
+                "already and runs as lean as it can. Raise the budget, remove the graph break, or "
+                "set gradients to None before each step."
+            )
+        return (
+            f"{fact} Something in the step holds memory that the plan does not see. "
+            f"Lower the budget by {excess} to make room for it."
         )
 
     def _before_measuring(self) -> str:

@@ -31,7 +31,8 @@ class Verification:
 
     Attributes:
         loss_error: absolute difference of the losses; infinite if only one of them is NaN.
-        gradient_error: largest absolute error of any gradient over the largest gradient.
+        gradient_error: largest absolute error of any gradient over the largest gradient; a
+            gradient of None counts as zeros.
         worst_gradient: name of the parameter with the largest error.
         buffer_error: largest absolute error of any buffer over the largest buffer.
         reference: what ours was compared with: "eager", or "torch.compile" where compiled code
@@ -149,7 +150,9 @@ def verify(
 
 
 def _compare(theirs: _Outcome, ours: _Outcome) -> dict[str, Any]:
-    gradient_error, worst = _largest_error(theirs.gradients, ours.gradients)
+    gradient_error, worst = _largest_error(
+        _with_zeros(theirs.gradients, ours.gradients), _with_zeros(ours.gradients, theirs.gradients)
+    )
     buffer_error, _ = _largest_error(theirs.buffers, ours.buffers)
     return {
         "loss": theirs.loss,
@@ -161,6 +164,17 @@ def _compare(theirs: _Outcome, ours: _Outcome) -> dict[str, Any]:
         "worst_gradient": worst,
         "buffer_error": buffer_error,
     }
+
+
+def _with_zeros(
+    gradients: dict[str, torch.Tensor], others: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The gradients, and zeros for parameters that got one only from the other step.
+
+    Eager mode leaves None where nothing reads what a parameter made. Compiled code does not: if a
+    graph returns such a value, torch passes zeros into its backward for the value's gradient.
+    """
+    return {name: torch.zeros_like(other) for name, other in others.items()} | gradients
 
 
 def _largest_error(

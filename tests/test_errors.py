@@ -112,3 +112,13 @@ def test_a_step_over_the_budget_says_by_how_much() -> None:
         "Something in the step holds memory that the plan does not see. "
         "Lower the budget by 100.0 MB to make room for it."
     )
+
+
+def test_a_step_over_the_budget_as_its_plan_said_is_not_told_to_lower_the_budget() -> None:
+    """Where a later graph of the step did not fit, nothing is unseen and less would not help."""
+    assert str(OverBudgetWarning(1_200_000, 1_000_000, 1_250_000)) == (
+        "Measured peak 1.2 MB is above the budget 1.0 MB by 200.0 kB; the plan predicts 1.2 MB. "
+        "It is the plan that does not fit: a part of the step found too much live already and "
+        "runs as lean as it can. Raise the budget, remove the graph break, or set gradients to "
+        "None before each step."
+    )

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import autoremat
 import autoremat.session
+from autoremat import verification
 from autoremat.cost import Call
 from autoremat.device import device_nbytes
 from autoremat.measure import measure_peak, resident_nbytes
@@ -603,6 +604,39 @@ def test_verify_compares_with_eager_and_measures():
         assert torch.equal(buffer, buffers[name])
     model(rows()).backward()
     assert gradients.keys() == {name for name, _ in model.named_parameters()}
+
+
+class TwoHeads(nn.Module):
+    """Two outputs; a loss that reads only the first leaves the second head without gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.unread = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.read(x).tanh(), self.unread(x).tanh()
+
+
+def test_verify_takes_no_gradient_and_a_gradient_of_zeros_for_the_same():
+    """Torch passes zeros into a compiled backward where eager mode finds nothing to pass."""
+    model = optimized(TwoHeads, UNBOUNDED)
+    x = torch.randn(4, 8)
+    result = autoremat.verify(model, x, loss_fn=lambda output: output[0].square().mean())
+    assert result.gradient_error == 0.0
+    model(x)[0].square().mean().backward()
+    assert not model.unread.weight.grad.any()
+    model.zero_grad()
+    model._call_impl(x)[0].square().mean().backward()
+    assert model.unread.weight.grad is None
+
+
+def test_verify_finds_a_gradient_that_only_one_step_has():
+    """What is no zero counts with its full size, and its parameter is named."""
+    ones, none = {"a": torch.ones(2), "b": torch.ones(2)}, {"a": torch.ones(2)}
+    for theirs, ours in ((ones, none), (none, ones)):
+        outcomes = [verification._Outcome(0.0, gradients, {}) for gradients in (theirs, ours)]
+        result = verification._compare(*outcomes)
+        assert (result["gradient_error"], result["worst_gradient"]) == (1.0, "b")
 
 
 def test_verify_refuses_models_in_eval_mode():

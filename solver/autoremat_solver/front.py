@@ -13,7 +13,6 @@ from autoremat_solver.indexed import Indexed
 from autoremat_solver.plan import Timeline
 from autoremat_solver.realise import KEEP, Retention, realise
 
-
 SAME_PEAK = 0.003  # by which a smaller peak is not worth any time
 
 
