@@ -76,7 +76,7 @@ def test_a_planned_architecture_is_one_line_of_its_kind() -> None:
     assert "| 390.0 | 390.0 | 400.0 | 600.0 | 9 |" in text
     assert "| 390.0 | 390.0 | 400.0* | 600.0 | 9 |" in text
     assert count(text, "planned completely") == ["2"]
-    assert count(text, "60 % was within reach") == ["1"]
+    assert count(text, "a plan within 60 % was found") == ["1"]
     assert "## Failures" not in text
 
 
@@ -147,6 +147,7 @@ def test_a_peak_above_the_budget_is_shown_and_said_to_be_warned_of_or_not() -> N
     assert "budget 400.0 kB, in 3 graphs with 2 breaks; planned above, warned of" in text
     assert count(text, "measured peak above the budget") == ["2"]
     assert count(text, "measured peak above the prediction") == ["1"]
+    assert count(text, "a plan within 60 % was found") == ["1"]
 
 
 def test_compilers_are_counted_apart() -> None:
