@@ -9,10 +9,10 @@ target is corrected, and the search repeats; what is returned fits by what was r
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from autoremat_solver import Plan, Solution, Solver
+from autoremat_solver import Plan, Problem, Solution, Solver, simulate
 from autoremat_solver.plan import Status
 from torch import fx
 
@@ -20,6 +20,7 @@ from autoremat import _torch
 from autoremat.capture import JointGraph, copy_module
 from autoremat.constraints import Constraints
 from autoremat.inductor import generate
+from autoremat.lean_plans import recall, remember
 from autoremat.lower import Lowered, held_tangents, peak_without_spare_states
 from autoremat.partition import partition
 from autoremat.rewrite import rewrite
@@ -64,7 +65,13 @@ class Subject:
 
 def choose_by_simulation(subject: Subject, solver: Solver, budget_nbytes: int) -> Choice:
     """The solver's answer, taken at its word: for executors that follow the plan to the byte."""
+    problem = subject.lowered.problem
     solution = solver.solve(budget_nbytes)
+    if solution.status is Status.INFEASIBLE:
+        known = _recalled(problem, solution)
+        if known is not None and known.timeline.peak_nbytes <= solution.timeline.peak_nbytes:
+            solution = known
+        remember(problem, solution.plan)
     peak_nbytes = peak_without_spare_states(subject.lowered.problem, solution.plan)
     return _write_out(subject, solution, budget_nbytes, lambda f, b: peak_nbytes)
 
@@ -103,13 +110,33 @@ def choose_by_reading(subject: Subject, solver: Solver, budget_nbytes: int) -> C
     return best or _leanest(reader, solver, subject)
 
 
+def _recalled(problem: Problem, found: Solution) -> Solution | None:
+    """The leanest plan remembered, with what the solver proved for a budget at least as large."""
+    plan = recall(problem)
+    if plan is None:
+        return None
+    timeline = simulate(problem, plan)
+    return replace(
+        found,
+        plan=plan,
+        timeline=timeline,
+        status=Status.FEASIBLE,
+        bound_us=min(found.bound_us, timeline.time_us),
+        method="remembered",
+    )
+
+
 def _leanest(reader: _Reader, solver: Solver, subject: Subject) -> Choice:
     """The smallest real peak among lean plans; the smallest modelled one need not have it."""
     smallest = solver.smallest_peak()
     resident = subject.lowered.problem.resident_nbytes
     above = smallest.timeline.peak_nbytes - resident
     plans = [smallest, *(solver.solve(resident + int(k * above)) for k in LEAN_TARGETS[1:])]
-    return min((reader.read(plan) for plan in plans), key=lambda choice: choice.peak_nbytes)
+    known = _recalled(subject.lowered.problem, smallest)
+    plans += [known] if known is not None else []
+    best = min((reader.read(plan) for plan in plans), key=lambda choice: choice.peak_nbytes)
+    remember(subject.lowered.problem, best.solution.plan)
+    return best
 
 
 def _torch_choice(subject: Subject, fastest: Solution, budget_nbytes: int) -> Choice | None:
