@@ -1,4 +1,4 @@
-"""A budget that a refusal named is accepted, however little time the next search has."""
+"""A budget that a refusal named is accepted, whatever the next search finds."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from autoremat_solver import Plan
+from autoremat_solver import Plan, Solution, Solver
+from autoremat_solver.plan import Status
 from torch import nn
 
 import autoremat
-from autoremat import lean_plans
+from autoremat import choose, lean_plans
 from tests.test_solver_errors import chain_without_phases
 
 
@@ -28,12 +29,24 @@ def step(budget: int, time_limit: float) -> nn.Module:
     return model
 
 
-def test_the_named_budget_is_accepted_by_a_search_without_time() -> None:
-    """The second search would not get there by itself: it has no time at all."""
+def test_the_named_budget_is_accepted_by_a_search_that_finds_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The plan that the refusal rested on is remembered."""
     with pytest.raises(autoremat.InfeasibleBudget) as refused:
         step(1000, 10.0)
     smallest = refused.value.smallest_peak_nbytes
-    assert autoremat.report(step(smallest, 0.0)).predicted_peak_nbytes <= smallest
+
+    def nothing(solver: Solver, budget_nbytes: int) -> Solution:
+        return replace(solver.fastest(), status=Status.INFEASIBLE)
+
+    monkeypatch.setattr(Solver, "solve", nothing)
+    report = autoremat.report(step(smallest, 10.0))
+    assert report.predicted_peak_nbytes <= smallest
+    assert report.method == "remembered"
+    monkeypatch.setattr(choose, "recall", lambda problem: None)
+    with pytest.raises(autoremat.InfeasibleBudget):
+        step(smallest, 10.0)
 
 
 def test_a_plan_is_remembered_on_disk_and_checked_when_read() -> None:
