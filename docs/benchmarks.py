@@ -12,10 +12,8 @@ a row that says so. Rows are stored as they come; `--resume` measures only what 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
-import platform
 import queue
 import statistics
 import subprocess
@@ -24,19 +22,18 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from benchmark_page import page
 from benchmark_worker import SEED, Point
+from row_store import Row, Store, describe
 
 HERE = Path(__file__).parent
-ROWS, PAGE, LOGS = HERE / "benchmarks.json", HERE / "benchmarks.md", HERE / "benchmark_logs"
+ROWS, LOGS = HERE / "benchmarks.json", HERE / "benchmark_logs"
 MODELS = ["example_gpt", "gpt2", "llama", "bert", "resnet50", "unet", "mlp"]
 BUDGETS = ["100", "75", "50", "35", "25", "smallest"]
 TORCH_BUDGETS = [0.5, 0.1]
-
-Row = dict[str, Any]
 
 
 class Worker:
@@ -92,31 +89,6 @@ class Worker:
         for line in self._process.stdout:
             self._messages.put(json.loads(line))
         self._messages.put(None)
-
-
-class Store:
-    """The rows of all runs, by key, written to disk after each change."""
-
-    def __init__(self, run: Row) -> None:
-        stored = json.loads(ROWS.read_text()) if ROWS.exists() else {"runs": [], "rows": []}
-        self.runs: list[Row] = [*stored["runs"], run]
-        self.rows: dict[str, Row] = {row["key"]: row for row in stored["rows"]}
-
-    def add(self, row: Row) -> None:
-        """Add or replace a row, and write rows and page."""
-        self.rows[row["key"]] = {**row, "run": row.get("run", len(self.runs) - 1)}
-        self.write()
-
-    def write(self) -> None:
-        """Write `benchmarks.json` and `benchmarks.md`, dropping runs that no row is from."""
-        used = sorted({row["run"] for row in self.rows.values()})
-        renumbered = {old: new for new, old in enumerate(used)}
-        runs = [self.runs[i] for i in used]
-        rows = [{**row, "run": renumbered[row["run"]]} for row in self.rows.values()]
-        temporary = ROWS.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"runs": runs, "rows": rows}, indent=1) + "\n")
-        temporary.replace(ROWS)
-        PAGE.write_text(page(runs, rows, MODELS))
 
 
 def peers(model: str, compiler: str) -> Iterator[Point]:
@@ -219,31 +191,15 @@ def time_row(seconds: list[float], eager: list[float]) -> Row:
 def describe_run(args: argparse.Namespace) -> Row:
     """What a reader needs to repeat or to doubt the figures."""
     packages = ["torch", "transformers", "pulp", "highspy", "numpy"]
-    options = " ".join(sys.argv[1:])
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "command": f"python docs/benchmarks.py {options}".strip(),
-        "seed": SEED,
-        "threads": 1,
-        "rounds": args.rounds,
-        "time_limit": args.time_limit,
-        "timeout": args.timeout,
-        "cpu": _cpu_name(),
-        "cores": os.cpu_count(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
-        "system": platform.system(),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in packages},
-        },
-    }
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    return describe(
+        "benchmarks.py",
+        packages,
+        seed=SEED,
+        threads=1,
+        rounds=args.rounds,
+        time_limit=args.time_limit,
+        timeout=args.timeout,
+    )
 
 
 def arguments() -> argparse.Namespace:
@@ -271,7 +227,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Run what the command line asks for."""
     args = arguments()
-    store = Store(describe_run(args))
+    store = Store(ROWS, partial(page, models=MODELS), describe_run(args))
     if not args.page:
         for compiler in args.compilers:
             for model in args.models:

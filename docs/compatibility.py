@@ -11,18 +11,13 @@ missing or failed.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import json
 import multiprocessing
 import os
-import platform
-import sys
-import time
 import traceback
 import warnings
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded
@@ -30,43 +25,17 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded
 from compatibility_page import page
 from compatibility_worker import Job, row_of
 from compatibility_zoo import KINDS, ZOO
+from row_store import Row, Store, describe
 
 HERE = Path(__file__).parent
-ROWS, PAGE = HERE / "compatibility.json", HERE / "compatibility.md"
+ROWS = HERE / "compatibility.json"
 COMPILERS = ("eager", "inductor")
 GRACE_SECONDS = 2.0  # for an end in good order, once the row is there
 
-Row = dict[str, Any]
 
-
-class Store:
-    """The rows of all runs, by key, written to disk after each change."""
-
-    def __init__(self, run: Row) -> None:
-        stored = json.loads(ROWS.read_text()) if ROWS.exists() else {"runs": [], "rows": []}
-        self.runs: list[Row] = [*stored["runs"], run]
-        self.rows: dict[str, Row] = {row["key"]: row for row in stored["rows"]}
-
-    def add(self, row: Row) -> None:
-        """Add or replace a row, and write rows and page."""
-        self.rows[row["key"]] = {**row, "run": len(self.runs) - 1}
-        self.write()
-
-    def write(self) -> None:
-        """Write rows and page in the zoo's order, dropping runs that no row is from."""
-        order = {f"{name}/{compiler}": None for compiler in COMPILERS for name in ZOO}
-        rows = [self.rows[key] for key in order if key in self.rows]
-        renumbered = {old: new for new, old in enumerate(sorted({row["run"] for row in rows}))}
-        runs = [self.runs[old] for old in renumbered]
-        rows = [{**row, "run": renumbered[row["run"]]} for row in rows]
-        temporary = ROWS.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"runs": runs, "rows": rows}, indent=1) + "\n")
-        temporary.replace(ROWS)
-        PAGE.write_text(page(runs, rows, KINDS))
-
-    def has(self, job: Job) -> bool:
-        """Whether a job has a row that did not fail."""
-        return self.rows.get(job.key, {}).get("status") == "ok"
+def has_row(store: Store, job: Job) -> bool:
+    """Whether a job has a row that did not fail."""
+    return store.rows.get(job.key, {}).get("status") == "ok"
 
 
 def run_job(job: Job, timeout: float) -> Row:
@@ -118,18 +87,8 @@ def summary(row: Row) -> str:
 
 def describe_run(args: argparse.Namespace) -> Row:
     """What a reader needs to repeat or to doubt the figures."""
-    names = ("torch", "transformers", "highspy")
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "command": f"python docs/compatibility.py {' '.join(sys.argv[1:])}".strip(),
-        "time_limit": args.time_limit,
-        "timeout": args.timeout,
-        "system": f"{platform.system()} {platform.machine()}",
-        "versions": {
-            "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in names},
-        },
-    }
+    packages = ("torch", "transformers", "highspy")
+    return describe("compatibility.py", packages, time_limit=args.time_limit, timeout=args.timeout)
 
 
 def arguments() -> argparse.Namespace:
@@ -156,12 +115,13 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Run what the command line asks for."""
     args = arguments()
-    store = Store(describe_run(args))
+    order = (f"{name}/{compiler}" for compiler in COMPILERS for name in ZOO)
+    store = Store(ROWS, partial(page, kinds=KINDS), describe_run(args), order=order)
     jobs = [
         Job(name, compiler, args.time_limit) for compiler in args.compilers for name in args.only
     ]
     for job in jobs:
-        if args.page or (args.resume and store.has(job)):
+        if args.page or (args.resume and has_row(store, job)):
             continue
         row = run_job(job, args.timeout)
         facts = {"key": job.key, "name": job.name, "compiler": job.compiler}

@@ -14,60 +14,31 @@ row that says so. Rows are stored as they come; `--resume` runs only what is mis
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
-import platform
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
+from row_store import Row, Store, describe
 from solver_benchmark_page import BOUND, GRAPHS, INSTANCES, STRATEGIES, page
 from solver_benchmark_worker import Job, digest
 
 HERE = Path(__file__).parent
-ROWS, PAGE = HERE / "solver_benchmarks.json", HERE / "solver_benchmarks.md"
+ROWS = HERE / "solver_benchmarks.json"
 PROBLEMS = HERE / ".solver_problems"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 DONE = ("ok", "none")
 
-Row = dict[str, Any]
 
-
-class Store:
-    """The rows of all runs, by key, written to disk after each change."""
-
-    def __init__(self, run: Row) -> None:
-        stored = json.loads(ROWS.read_text()) if ROWS.exists() else {"runs": [], "rows": []}
-        self.runs: list[Row] = [*stored["runs"], run]
-        self.rows: dict[str, Row] = {row["key"]: row for row in stored["rows"]}
-
-    def add(self, row: Row) -> None:
-        """Add or replace a row, and write rows and page."""
-        self.rows[row["key"]] = {**row, "run": len(self.runs) - 1}
-        self.write()
-
-    def write(self) -> None:
-        """Write rows and page, dropping runs that no row is from."""
-        used = sorted({row["run"] for row in self.rows.values()})
-        renumbered = {old: new for new, old in enumerate(used)}
-        runs = [self.runs[i] for i in used]
-        rows = [{**row, "run": renumbered[row["run"]]} for row in self.rows.values()]
-        temporary = ROWS.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"runs": runs, "rows": rows}, indent=1) + "\n")
-        temporary.replace(ROWS)
-        PAGE.write_text(page(runs, rows))
-
-    def has(self, job: Job) -> bool:
-        """Whether a job's row is there, from the problem as its file is now."""
-        row = self.rows.get(job.key)
-        if row is None or row["status"] not in DONE:
-            return False
-        return bool(row["digest"] == digest(Path(job.path).read_text()))
+def has_row(store: Store, job: Job) -> bool:
+    """Whether a job's row is there, from the problem as its file is now."""
+    row = store.rows.get(job.key)
+    if row is None or row["status"] not in DONE:
+        return False
+    return bool(row["digest"] == digest(Path(job.path).read_text()))
 
 
 def capture(graph: str, store: Store, args: argparse.Namespace) -> Path | None:
@@ -106,7 +77,7 @@ def published_jobs(args: argparse.Namespace) -> Iterator[Job]:
 
 def do(job: Job, store: Store, args: argparse.Namespace) -> None:
     """Run a job and store its row."""
-    if args.resume and store.has(job):
+    if args.resume and has_row(store, job):
         return
     row = run_job(job, args.timeout)
     facts = {"key": job.key, "section": job.section, "graph": job.graph}
@@ -148,34 +119,13 @@ def summary(row: Row) -> str:
 
 def describe_run(args: argparse.Namespace) -> Row:
     """What a reader needs to repeat or to doubt the figures."""
-    options = " ".join("DIR" if _is_folder(word) else word for word in sys.argv[1:])
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "command": f"python docs/solver_benchmarks.py {options}".strip(),
-        "threads": 1,
-        "time_limit": args.time_limit,
-        "timeout": args.timeout,
-        "cpu": _cpu_name(),
-        "cores": os.cpu_count(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
-        "system": platform.system(),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in ("highspy", "pulp", "numpy")},
-        },
-    }
-
-
-def _is_folder(word: str) -> bool:
-    """Whether an argument is a folder of this machine, which is nobody else's business."""
-    return os.sep in word
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    return describe(
+        "solver_benchmarks.py",
+        ("highspy", "pulp", "numpy"),
+        threads=1,
+        time_limit=args.time_limit,
+        timeout=args.timeout,
+    )
 
 
 def arguments() -> argparse.Namespace:
@@ -215,7 +165,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Run what the command line asks for."""
     args = arguments()
-    store = Store(describe_run(args))
+    store = Store(ROWS, page, describe_run(args))
     if not args.page:
         for graph in args.graphs:
             path = capture(graph, store, args)
