@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from autoremat.interrupt import leaving_at_once
+from autoremat.commands.interrupt import leaving_at_once
 
 
 def main() -> None:
     """Run the command line; Ctrl-C is answered in one line even while it is imported."""
     with leaving_at_once():
-        from autoremat.cli import app
+        from autoremat.commands.app import app
     app()
 
 

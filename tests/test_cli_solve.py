@@ -18,7 +18,7 @@ from autoremat_solver import Plan, Problem, Solver, check, read_problem
 from autoremat_solver.plan_document import plan_document
 from typer.testing import CliRunner, Result
 
-from autoremat.cli import app
+from autoremat.commands.app import app
 from tests.test_solver_networks import mlp
 
 ROOT = Path(__file__).parent.parent
@@ -284,7 +284,7 @@ def test_ctrl_c_elsewhere_ends_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("autoremat.solve_command.read_problem", interrupted)
+    monkeypatch.setattr("autoremat.commands.solve.read_problem", interrupted)
     result = run(EXAMPLE, "--budget", "60%")
     assert result.exit_code == 130
     assert result.stderr == "Interrupted: nothing was written.\n"

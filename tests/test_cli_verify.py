@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from autoremat import verify_command
-from autoremat.cli import app
-from autoremat.target import load_target
+from autoremat.commands import verify as verify_command
+from autoremat.commands.app import app
+from autoremat.commands.target import load_target
 from autoremat.verification import Verification
 from tests.test_cli_solve import process
 

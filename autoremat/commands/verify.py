@@ -22,13 +22,13 @@ from rich.console import Console
 
 from autoremat.api import optimize, optimized_call, report
 from autoremat.budget import budget_argument, parse_budget
-from autoremat.cli import BAD_INPUT, DIFFERENT, INFEASIBLE
+from autoremat.commands.app import BAD_INPUT, DIFFERENT, INFEASIBLE
+from autoremat.commands.interrupt import leaving_at_once
+from autoremat.commands.target import Target, TargetError, last_line, load_target
+from autoremat.commands.verify_table import verify_table
 from autoremat.errors import FallbackWarning, InfeasibleBudget, OverBudgetWarning
-from autoremat.interrupt import leaving_at_once
 from autoremat.reporting.text import format_nbytes, format_nbytes_apart
-from autoremat.target import Target, TargetError, last_line, load_target
 from autoremat.verification import Verification, verify
-from autoremat.verify_table import verify_table
 
 _SCHEMA = "autoremat.verification/1"
 

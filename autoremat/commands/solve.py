@@ -27,10 +27,10 @@ from autoremat_solver.plan_document import (
 from rich.console import Console
 
 from autoremat.budget import budget_argument, parse_budget
-from autoremat.cli import BAD_INPUT, INFEASIBLE
-from autoremat.interrupt import leaving_at_once
+from autoremat.commands.app import BAD_INPUT, INFEASIBLE
+from autoremat.commands.interrupt import leaving_at_once
+from autoremat.commands.solve_tables import curve_table, plan_table
 from autoremat.reporting.text import format_nbytes, format_nbytes_apart
-from autoremat.solve_tables import curve_table, plan_table
 
 _LARGEST = 5
 

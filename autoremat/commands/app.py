@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from autoremat.interrupt import INTERRUPTED, SENTENCE, leaving_at_once
+from autoremat.commands.interrupt import INTERRUPTED, SENTENCE, leaving_at_once
 
 BAD_INPUT, INFEASIBLE, DIFFERENT = 1, 2, 3
 
@@ -119,10 +119,10 @@ def solve(
         float, typer.Option(help="Seconds; 0 takes the best of the simple strategies.", min=0.0)
     ] = 30.0,
 ) -> None:
-    """Parse, solve, print: see `solve_command`."""
+    """Parse, solve, print: see `commands.solve`."""
     try:
         with leaving_at_once():
-            from autoremat.solve_command import run
+            from autoremat.commands.solve import run
 
         code = run(problem, budget, pareto=pareto, out=out, as_json=as_json, time_limit=time_limit)
     except KeyboardInterrupt:
@@ -154,10 +154,10 @@ def verify(
         float, typer.Option(help="Seconds for the solver, per graph.", min=0.0)
     ] = 30.0,
 ) -> None:
-    """Load, plan, compare, print: see `verify_command`."""
+    """Load, plan, compare, print: see `commands.verify`."""
     try:
         with leaving_at_once():
-            from autoremat.verify_command import run
+            from autoremat.commands.verify import run
 
         code = run(target, budget, compiler=compiler, as_json=as_json, time_limit=time_limit)
     except KeyboardInterrupt:

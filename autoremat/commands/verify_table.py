@@ -1,6 +1,6 @@
 """The table of `autoremat verify`.
 
-Enters: the document of `verify_command`. Leaves: a rich table; nothing is printed.
+Enters: the document of `commands.verify`. Leaves: a rich table; nothing is printed.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from autoremat.commands.solve_tables import share
 from autoremat.reporting.text import format_nbytes
-from autoremat.solve_tables import share
 
 
 def verify_table(document: dict[str, Any], title: str) -> Table:
