@@ -176,6 +176,7 @@ def optimize(
     *,
     optimizer: torch.optim.Optimizer | None = None,
     compiler: str = "inductor",
+    dropout: str | None = None,
     time_limit: float = 30.0,
     strict: bool = False,
     verbose: bool = True,
@@ -191,6 +192,9 @@ def optimize(
             (2^30), a number of bytes, or "80%" of the device's memory.
         optimizer: with it, the state that its first step creates counts as well.
         compiler: "inductor", or "eager" to run the planned graphs operation by operation.
+        dropout: "replay" draws random numbers again, where that gives those of the first draw;
+            "save_masks" draws once and keeps what the backward needs. Without it, "replay" where
+            that is known to be safe on the device.
         time_limit: seconds for the solver, per graph.
         strict: raise where a graph cannot be planned, instead of a warning and torch's plan.
         verbose: show progress and one summary line.
@@ -199,7 +203,7 @@ def optimize(
         The same module.
 
     Raises:
-        ValueError: for a malformed budget or compiler.
+        ValueError: for a malformed budget, compiler or dropout.
         TypeError: if `model` is not a module.
         FallbackError: with `strict`, if the model cannot be planned at all.
 
@@ -210,6 +214,7 @@ def optimize(
     options = {
         "budget": budget,
         "compiler": compiler,
+        "dropout": dropout,
         "time_limit": time_limit,
         "strict": strict,
         "verbose": verbose,

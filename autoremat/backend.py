@@ -14,9 +14,10 @@ from torch import fx
 from autoremat import _torch
 from autoremat.budget import parse_budget
 from autoremat.device import device_nbytes
+from autoremat.draws import parse_dropout
 from autoremat.session import Options, Session
 
-OUR_OPTIONS = ("budget", "compiler", "time_limit", "strict", "verbose")
+OUR_OPTIONS = ("budget", "compiler", "dropout", "time_limit", "strict", "verbose")
 
 # One session per mapping of options: `torch.compile` hands over the one it was given for each of
 # its graphs. Two models must not share a mapping, or they share a budget. It is kept, so that its
@@ -72,6 +73,7 @@ def session_options(given: Mapping[str, Any]) -> Options:
             budget, device_nbytes=lambda: device_nbytes(device)
         ),
         compiler=compiler,
+        dropout=parse_dropout(given.get("dropout")),
         time_limit_s=float(time_limit),
         strict=bool(given.get("strict", False)),
         verbose=bool(given.get("verbose", True)),

@@ -23,7 +23,8 @@ from torch import fx
 from autoremat import _torch
 from autoremat.capture import copy_module, prepare
 from autoremat.choose import Choice, Subject, choose_by_reading, choose_by_simulation
-from autoremat.constraints import find_constraints, is_compiled_random
+from autoremat.constraints import find_constraints
+from autoremat.draws import DropoutPolicy, Replays, keep_draws, makes_seeds, replays, safe_policy
 from autoremat.errors import FallbackError, FallbackWarning, InfeasibleBudget, OverBudgetWarning
 from autoremat.executor import compile_eager
 from autoremat.explain import explain, largest_live, source_of
@@ -57,6 +58,7 @@ class Options:
     Attributes:
         budget_nbytes: allowed peak of the whole step; called once the device is known.
         compiler: "inductor" or "eager".
+        dropout: what becomes of random numbers; None for the safe choice.
         time_limit_s: for the solver, per graph.
         strict: raise where a graph cannot be planned.
         verbose: show progress and the summary line.
@@ -65,6 +67,7 @@ class Options:
 
     budget_nbytes: Callable[[torch.device], int]
     compiler: str = "inductor"
+    dropout: DropoutPolicy | None = None
     time_limit_s: float = 30.0
     strict: bool = False
     verbose: bool = True
@@ -212,6 +215,8 @@ class Session:
             joint = prepare(module, num_fwd_outputs=num_fwd_outputs, static_indices=None)
             if joint.overwritten:
                 module = joint.module
+        if not all(self._replays(device).seeds for device in _devices_of(module)):
+            keep_draws(module)
         if self.options.compiler == "eager":
             return _torch.default_partition(module, joint_inputs, num_fwd_outputs=num_fwd_outputs)
         return _torch.min_cut_without_budget(module, num_fwd_outputs=num_fwd_outputs)
@@ -268,9 +273,9 @@ class Session:
                 raise Unplannable("AR104", "Nothing in it needs a gradient.")
             storages = find_storages(joint.nodes, device)
             eager = self.options.compiler == "eager"
-            if not eager and any(is_compiled_random(node) for node in joint.nodes):
+            if not eager and any(makes_seeds(node) for node in joint.nodes):
                 self._draws_in_compiled_code = True
-            constraints = find_constraints(joint, storages, replay_rng=eager)
+            constraints = find_constraints(joint, storages, replays=self._replays(device))
             inlined: frozenset[fx.Node] = frozenset()
             if not eager:
                 inlined = inlined_nodes(joint, storages, constraints)
@@ -316,6 +321,11 @@ class Session:
             progress.stage("compile")
             progress.finish(one_line(self.report()))
         return choice.forward, choice.backward
+
+    def _replays(self, device: torch.device) -> Replays:
+        """How draws may be repeated in this session's graphs."""
+        compiler = self.options.compiler
+        return replays(self.options.dropout or safe_policy(compiler, device), compiler, device)
 
     def _refuse(
         self, subject: Subject, choice: Choice, budget_nbytes: int, *, is_later: bool
@@ -391,16 +401,17 @@ def _device_of(module: fx.GraphModule) -> torch.device:
     Raises:
         Unplannable: if there are several.
     """
-    devices = {
-        value.device
-        for node in module.graph.find_nodes(op="placeholder")
-        if isinstance(value := node.meta.get("val"), torch.Tensor)
-    }
-    accelerators = {device for device in devices if device.type != "cpu"}
+    accelerators = {device for device in _devices_of(module) if device.type != "cpu"}
     if len(accelerators) > 1:
         names = ", ".join(sorted(map(str, accelerators)))
         raise Unplannable("AR102", f"Its inputs are on several devices ({names}).")
     return next(iter(accelerators), torch.device("cpu"))
+
+
+def _devices_of(module: fx.GraphModule) -> set[torch.device]:
+    """Where the graph's inputs live."""
+    values = (node.meta.get("val") for node in module.graph.find_nodes(op="placeholder"))
+    return {value.device for value in values if isinstance(value, torch.Tensor)}
 
 
 def _device_name(device: torch.device) -> str:
