@@ -22,7 +22,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._guards import CompileContext, detect_fake_mode
-from torch._inductor import custom_graph_pass, ir, memory
+from torch._inductor import custom_graph_pass, ir, list_mode_options, memory
 from torch._inductor.codegen.triton import TritonOverrides
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
@@ -69,6 +69,7 @@ __all__ = [
     "limit_fusion",
     "min_cut_without_budget",
     "must_run_in_backward",
+    "options_of_mode",
     "origin_names",
     "pre_fusion_pass",
     "restores_rng_state",
@@ -344,6 +345,14 @@ def inductor_output_strides(graph: Any) -> list[tuple[int, ...] | None]:
         else:
             strides.append(None)
     return strides
+
+
+def options_of_mode(mode: str) -> dict[str, Any] | None:
+    """What a mode of torch.compile stands for; None for a mode that it does not know."""
+    try:
+        return list_mode_options(mode)
+    except RuntimeError:
+        return None
 
 
 def pre_fusion_pass() -> Any:

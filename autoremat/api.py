@@ -19,10 +19,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from autoremat.backend import session_options
 from autoremat.errors import FallbackError, FallbackWarning
+from autoremat.fallbacks import fallback
 from autoremat.footprint import OptimizerFootprint, optimizer_footprint
 from autoremat.measure import resident_nbytes, storages_nbytes, tensors_in
 from autoremat.reporting import Report
 from autoremat.session import Resident, Session
+
+_NEVER_PLANNED = frozenset({"AR201", "AR202"})  # whatever mode the model is put into later
 
 
 @dataclass
@@ -133,12 +136,7 @@ class OptimizedCall:
 
     def _tell_if_nothing_was_planned(self, session: Session) -> None:
         if not session.is_planned and not session.fallbacks:
-            session.fall_back(
-                "AR105",
-                "The model runs in eager mode. Dynamo found no graph in it that needs a gradient: "
-                "its forward is not compiled (torch.compiler.disable, or code that Dynamo skips), "
-                "or the call reached no parameter.",
-            )
+            session.fall_back("AR105")
 
     def _measure_where_free(self, variant: _Variant) -> None:
         """On CUDA the allocator counts by itself: the second step's peak is read at the third."""
@@ -205,7 +203,7 @@ def optimize(
     Raises:
         ValueError: for a malformed budget, compiler or dropout.
         TypeError: if `model` is not a module.
-        FallbackError: with `strict`, if the model cannot be planned at all.
+        FallbackError: with `strict`, if the model cannot be planned as it is.
 
     The first training call raises `InfeasibleBudget` if no plan fits.
     """
@@ -225,35 +223,22 @@ def optimize(
         if strict:
             raise FallbackError.of(obstacle)
         warnings.warn(obstacle, stacklevel=2)
-        return model
-    if not model.training:
-        warnings.warn(
-            FallbackWarning(
-                "AR203",
-                "The model is in eval mode: it runs unchanged until model.train() is called.",
-            ),
-            stacklevel=2,
-        )
+        if obstacle.code in _NEVER_PLANNED:
+            return model
     model._compiled_call_impl = call
     return model
 
 
 def _obstacle(model: nn.Module) -> FallbackWarning | None:
-    """Why a model cannot be planned at all; None if it can."""
+    """Why a model cannot be planned as it is; None if it can."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        return FallbackWarning(
-            "AR201",
-            "No parameter of the model needs a gradient, so there is no backward to plan: "
-            "the model runs unchanged. Call requires_grad_() on what is to be trained.",
-        )
+        return fallback("AR201")
     devices = sorted({str(p.device) for p in (*model.parameters(), *model.buffers())})
     accelerators = [name for name in devices if not name.startswith("cpu")]
     if len(accelerators) > 1 or (accelerators and "cpu" in devices):
-        return FallbackWarning(
-            "AR202",
-            f"The model is on several devices ({', '.join(devices)}): it runs unchanged. "
-            "Optimize the parts on one device each, or move the model to one.",
-        )
+        return fallback("AR202", devices=", ".join(devices))
+    if not model.training:
+        return fallback("AR203")
     return None
 
 

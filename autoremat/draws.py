@@ -8,23 +8,16 @@ runs once, and what the backward needs of it is saved.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 import torch
 from torch import fx
 
 from autoremat import _torch
+from autoremat.dropout_policy import DropoutPolicy
 
 prims = torch.ops.prims
 
 _SEEDED = frozenset({prims.inductor_random.default, prims.inductor_randint.default})
-
-
-class DropoutPolicy(StrEnum):
-    """What becomes of random numbers that the backward needs."""
-
-    REPLAY = "replay"
-    SAVE_MASKS = "save_masks"
 
 
 @dataclass(frozen=True)
@@ -38,20 +31,6 @@ class Replays:
 
     states: bool = False
     seeds: bool = False
-
-
-def parse_dropout(given: object) -> DropoutPolicy | None:
-    """The policy that the user names; None leaves it to `safe_policy`.
-
-    Raises:
-        ValueError: naming the accepted forms.
-    """
-    if given is None:
-        return None
-    if isinstance(given, str) and given in tuple(DropoutPolicy):
-        return DropoutPolicy(given)
-    forms = " or ".join(f'"{policy}"' for policy in DropoutPolicy)
-    raise ValueError(f"dropout is {forms} (or None for the safe one of them), not {given!r}.")
 
 
 def safe_policy(compiler: str, device: torch.device) -> DropoutPolicy:

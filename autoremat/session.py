@@ -24,13 +24,16 @@ from autoremat import _torch
 from autoremat.capture import copy_module, prepare
 from autoremat.choose import Choice, Subject, choose_by_reading, choose_by_simulation
 from autoremat.constraints import find_constraints
-from autoremat.draws import DropoutPolicy, Replays, keep_draws, makes_seeds, replays, safe_policy
+from autoremat.draws import Replays, keep_draws, makes_seeds, replays, safe_policy
+from autoremat.dropout_policy import DropoutPolicy
 from autoremat.errors import FallbackError, FallbackWarning, InfeasibleBudget, OverBudgetWarning
 from autoremat.executor import compile_eager
 from autoremat.explain import explain, largest_live, source_of
+from autoremat.fallbacks import fallback
 from autoremat.fusion import inlined_nodes, shared_by_layers
 from autoremat.inductor import compile_with_partition
 from autoremat.lower import lower
+from autoremat.partition import PartitionError
 from autoremat.profile import profile_nodes
 from autoremat.progress import Progress
 from autoremat.reporting import GraphReport, Report, one_line
@@ -42,13 +45,13 @@ Modules = tuple[fx.GraphModule, fx.GraphModule]
 
 
 class Unplannable(Exception):
-    """A graph that is left to torch's own partitioner, with a stable code and a reason."""
+    """A graph that is left to torch's own partitioner, with the code of the reason."""
 
-    def __init__(self, code: str, sentence: str) -> None:
-        """A code such as "AR102", and a sentence."""
-        super().__init__(code, sentence)
+    def __init__(self, code: str, **facts: Any) -> None:
+        """A code of `REASONS`, and the facts that its sentence names."""
+        super().__init__(code)
         self.code = code
-        self.sentence = sentence
+        self.facts = facts
 
 
 @dataclass(frozen=True)
@@ -171,8 +174,7 @@ class Session:
         """Inductor could not compile what was planned: once more, by torch's own partition."""
         name = _graph_name()
         self._entries.pop(name, None)
-        why = f"Inductor could not compile the planned graph: {error}."
-        self.fall_back("AR107", f"{_own_partitioner()} {why}", cause=error)
+        self.fall_back("AR107", cause=error, graph=name, error=error)
         self._unplannable.add(name)
         return self._compile_with_inductor(module, example_inputs)
 
@@ -191,15 +193,17 @@ class Session:
             if _graph_name() in self._unplannable:
                 return self._torch_partition(untouched, joint_inputs, num_fwd_outputs)
             if not joint_inputs:
-                raise Unplannable("AR103", "It is the body of a region that several layers share.")
+                raise Unplannable("AR103")
             modules = self._plan(module, num_fwd_outputs, static_lifetime_input_indices)
         except InfeasibleBudget:
             raise
         except Unplannable as reason:
-            self.fall_back(reason.code, f"{_own_partitioner()} {reason.sentence}")
+            self.fall_back(reason.code, graph=_graph_name(), **reason.facts)
+        except PartitionError as error:
+            self.fall_back("AR106", cause=error, graph=_graph_name(), error=error)
         except Exception as error:  # nothing of the user's may be lost to a defect of ours
-            why = f"Planning failed: {type(error).__name__}: {error}."
-            self.fall_back("AR101", f"{_own_partitioner()} {why}", cause=error)
+            why = f"{type(error).__name__}: {error}"
+            self.fall_back("AR101", cause=error, graph=_graph_name(), error=why)
         else:
             if self._over_budget is not None:
                 warning, self._over_budget = self._over_budget, None
@@ -215,10 +219,10 @@ class Session:
             joint = prepare(module, num_fwd_outputs=num_fwd_outputs, static_indices=None)
             if joint.overwritten:
                 module = joint.module
-        if not all(self._replays(device).seeds for device in _devices_of(module)):
-            keep_draws(module)
         if self.options.compiler == "eager":
             return _torch.default_partition(module, joint_inputs, num_fwd_outputs=num_fwd_outputs)
+        if not all(self._replays(device).seeds for device in _devices_of(module)):
+            keep_draws(module)
         return _torch.min_cut_without_budget(module, num_fwd_outputs=num_fwd_outputs)
 
     def report(self) -> Report:
@@ -269,8 +273,6 @@ class Session:
             name = _graph_name()
             device = _device_of(module)
             joint = prepare(module, num_fwd_outputs=num_fwd_outputs, static_indices=static)
-            if not joint.backward:
-                raise Unplannable("AR104", "Nothing in it needs a gradient.")
             storages = find_storages(joint.nodes, device)
             eager = self.options.compiler == "eager"
             if not eager and any(makes_seeds(node) for node in joint.nodes):
@@ -352,16 +354,16 @@ class Session:
             largest=largest_live(subject, choice),
         )
 
-    def fall_back(self, code: str, sentence: str, cause: Exception | None = None) -> None:
-        """Tell the user what runs without a plan, and why; once for each reason.
+    def fall_back(self, code: str, *, cause: Exception | None = None, **facts: object) -> None:
+        """Tell the user what runs without a plan, why, and what to do; once for each reason.
 
         Raises:
             FallbackError: if the session is strict.
         """
-        warning = FallbackWarning(code, sentence)
+        warning = fallback(code, **facts)
         if self.options.strict:
             raise FallbackError.of(warning) from cause
-        self.fallbacks[f"{code}: {sentence}"] = None
+        self.fallbacks[str(warning)] = None
         warnings.warn(warning, stacklevel=3)
 
     def _resident_of(
@@ -391,10 +393,6 @@ def _graph_name() -> str:
     return f"graph {compile_id.frame_id if compile_id is not None else 0}"
 
 
-def _own_partitioner() -> str:
-    return f"{_graph_name()} runs under torch's own partitioner."
-
-
 def _device_of(module: fx.GraphModule) -> torch.device:
     """The one device that the graph's tensors live on (numbers may live on the CPU as well).
 
@@ -404,7 +402,7 @@ def _device_of(module: fx.GraphModule) -> torch.device:
     accelerators = {device for device in _devices_of(module) if device.type != "cpu"}
     if len(accelerators) > 1:
         names = ", ".join(sorted(map(str, accelerators)))
-        raise Unplannable("AR102", f"Its inputs are on several devices ({names}).")
+        raise Unplannable("AR102", devices=names)
     return next(iter(accelerators), torch.device("cpu"))
 
 
