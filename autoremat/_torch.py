@@ -22,7 +22,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._guards import CompileContext, detect_fake_mode
-from torch._inductor import custom_graph_pass, ir, memory
+from torch._inductor import custom_graph_pass, ir, list_mode_options, memory
+from torch._inductor.codegen.triton import TritonOverrides
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.exc import InductorError
@@ -38,6 +39,7 @@ from torch.utils._pytree import arg_tree_leaves, tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 __all__ = [
+    "DRAWS_FOUR_AT_A_TIME",
     "TANGENTS_ARE_FREED",
     "BackendCompilerFailed",
     "BoxedCodeGen",
@@ -67,8 +69,10 @@ __all__ = [
     "limit_fusion",
     "min_cut_without_budget",
     "must_run_in_backward",
+    "options_of_mode",
     "origin_names",
     "pre_fusion_pass",
+    "restores_rng_state",
     "run_and_save_rng_state",
     "run_with_rng_state",
     "size_hint",
@@ -82,6 +86,12 @@ __all__ = [
 # (The module is imported here because importing it before torch._dynamo is a circular import.)
 TANGENTS_ARE_FREED = "boxed_grads_call" in inspect.getsource(
     importlib.import_module("torch._functorch._aot_autograd.runtime_wrappers")
+)
+
+# Whether Inductor's kernels on CUDA may draw four numbers at a time, which depends on their shape:
+# 2.13 does, 2.11 does not, later releases ask this option.
+DRAWS_FOUR_AT_A_TIME = hasattr(TritonOverrides, "_can_use_4x_random") and getattr(
+    torch._inductor.config.triton, "use_rand4x", True
 )
 
 # What Inductor's caches accept as a pass over scheduler nodes; before 2.12 the class for graphs.
@@ -147,6 +157,16 @@ def thread_rng_states(
     """Hand the RNG states of higher-order operators' bodies through, as torch does."""
     thread = _partitioners.thread_graphsafe_rng_from_hops
     return thread(forward, is_backward=False), thread(backward, is_backward=True)
+
+
+def restores_rng_state(device: torch.device) -> bool:
+    """Whether `run_with_rng_state` gives a device's operators the state that they first had.
+
+    On CUDA it saves and restores the state of the current device's generator only.
+    """
+    if device.type == "cuda":
+        return device.index in (None, torch.cuda.current_device())
+    return device.type == "cpu"
 
 
 def rng_state_nbytes() -> int:
@@ -325,6 +345,14 @@ def inductor_output_strides(graph: Any) -> list[tuple[int, ...] | None]:
         else:
             strides.append(None)
     return strides
+
+
+def options_of_mode(mode: str) -> dict[str, Any] | None:
+    """What a mode of torch.compile stands for; None for a mode that it does not know."""
+    try:
+        return list_mode_options(mode)
+    except RuntimeError:
+        return None
 
 
 def pre_fusion_pass() -> Any:

@@ -19,10 +19,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from autoremat.backend import session_options
 from autoremat.errors import FallbackError, FallbackWarning
+from autoremat.fallbacks import fallback
 from autoremat.footprint import OptimizerFootprint, optimizer_footprint
 from autoremat.measure import resident_nbytes, storages_nbytes, tensors_in
 from autoremat.reporting import Report
 from autoremat.session import Resident, Session
+
+_NEVER_PLANNED = frozenset({"AR201", "AR202"})  # whatever mode the model is put into later
 
 
 @dataclass
@@ -133,12 +136,7 @@ class OptimizedCall:
 
     def _tell_if_nothing_was_planned(self, session: Session) -> None:
         if not session.is_planned and not session.fallbacks:
-            session.fall_back(
-                "AR105",
-                "The model runs in eager mode. Dynamo found no graph in it that needs a gradient: "
-                "its forward is not compiled (torch.compiler.disable, or code that Dynamo skips), "
-                "or the call reached no parameter.",
-            )
+            session.fall_back("AR105")
 
     def _measure_where_free(self, variant: _Variant) -> None:
         """On CUDA the allocator counts by itself: the second step's peak is read at the third."""
@@ -176,6 +174,7 @@ def optimize(
     *,
     optimizer: torch.optim.Optimizer | None = None,
     compiler: str = "inductor",
+    dropout: str | None = None,
     time_limit: float = 30.0,
     strict: bool = False,
     verbose: bool = True,
@@ -191,6 +190,9 @@ def optimize(
             (2^30), a number of bytes, or "80%" of the device's memory.
         optimizer: with it, the state that its first step creates counts as well.
         compiler: "inductor", or "eager" to run the planned graphs operation by operation.
+        dropout: "replay" draws random numbers again, where that gives those of the first draw;
+            "save_masks" draws once and keeps what the backward needs. Without it, "replay" where
+            that is known to be safe on the device.
         time_limit: seconds for the solver, per graph.
         strict: raise where a graph cannot be planned, instead of a warning and torch's plan.
         verbose: show progress and one summary line.
@@ -199,9 +201,9 @@ def optimize(
         The same module.
 
     Raises:
-        ValueError: for a malformed budget or compiler.
+        ValueError: for a malformed budget, compiler or dropout.
         TypeError: if `model` is not a module.
-        FallbackError: with `strict`, if the model cannot be planned at all.
+        FallbackError: with `strict`, if the model cannot be planned as it is.
 
     The first training call raises `InfeasibleBudget` if no plan fits.
     """
@@ -210,6 +212,7 @@ def optimize(
     options = {
         "budget": budget,
         "compiler": compiler,
+        "dropout": dropout,
         "time_limit": time_limit,
         "strict": strict,
         "verbose": verbose,
@@ -220,35 +223,22 @@ def optimize(
         if strict:
             raise FallbackError.of(obstacle)
         warnings.warn(obstacle, stacklevel=2)
-        return model
-    if not model.training:
-        warnings.warn(
-            FallbackWarning(
-                "AR203",
-                "The model is in eval mode: it runs unchanged until model.train() is called.",
-            ),
-            stacklevel=2,
-        )
+        if obstacle.code in _NEVER_PLANNED:
+            return model
     model._compiled_call_impl = call
     return model
 
 
 def _obstacle(model: nn.Module) -> FallbackWarning | None:
-    """Why a model cannot be planned at all; None if it can."""
+    """Why a model cannot be planned as it is; None if it can."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        return FallbackWarning(
-            "AR201",
-            "No parameter of the model needs a gradient, so there is no backward to plan: "
-            "the model runs unchanged. Call requires_grad_() on what is to be trained.",
-        )
+        return fallback("AR201")
     devices = sorted({str(p.device) for p in (*model.parameters(), *model.buffers())})
     accelerators = [name for name in devices if not name.startswith("cpu")]
     if len(accelerators) > 1 or (accelerators and "cpu" in devices):
-        return FallbackWarning(
-            "AR202",
-            f"The model is on several devices ({', '.join(devices)}): it runs unchanged. "
-            "Optimize the parts on one device each, or move the model to one.",
-        )
+        return fallback("AR202", devices=", ".join(devices))
+    if not model.training:
+        return fallback("AR203")
     return None
 
 

@@ -14,9 +14,10 @@ from torch import fx
 from autoremat import _torch
 from autoremat.budget import parse_budget
 from autoremat.device import device_nbytes
+from autoremat.dropout_policy import parse_dropout
 from autoremat.session import Options, Session
 
-OUR_OPTIONS = ("budget", "compiler", "time_limit", "strict", "verbose")
+OUR_OPTIONS = ("budget", "compiler", "dropout", "time_limit", "strict", "verbose")
 
 # One session per mapping of options: `torch.compile` hands over the one it was given for each of
 # its graphs. Two models must not share a mapping, or they share a budget. It is kept, so that its
@@ -39,12 +40,22 @@ def autoremat(
     """
     try:
         if mode not in (None, "default"):
-            raise ValueError(f'backend="autoremat" takes options, not mode={mode!r}.')
+            raise ValueError(_instead_of(mode))
         if id(options) not in _sessions:
             _sessions[id(options)] = (options, Session(session_options(options or {})))
     except ValueError as error:
         raise _torch.passing_through(error) from None
     return _sessions[id(options)][1].compile(module, example_inputs)
+
+
+def _instead_of(mode: str) -> str:
+    """What to write in place of a mode, which torch.compile takes or options, never both."""
+    fact = f'backend="autoremat" takes options, not mode={mode!r}.'
+    known = _torch.options_of_mode(mode)
+    if known is None:
+        return fact
+    options = ", ".join(f'"{name}": {value!r}' for name, value in known.items())
+    return f'{fact} The same is options={{"budget": "40GB", {options}}}.'
 
 
 def session_options(given: Mapping[str, Any]) -> Options:
@@ -72,6 +83,7 @@ def session_options(given: Mapping[str, Any]) -> Options:
             budget, device_nbytes=lambda: device_nbytes(device)
         ),
         compiler=compiler,
+        dropout=parse_dropout(given.get("dropout")),
         time_limit_s=float(time_limit),
         strict=bool(given.get("strict", False)),
         verbose=bool(given.get("verbose", True)),

@@ -19,11 +19,13 @@ from torch import fx
 from autoremat import _torch
 from autoremat.capture import JointGraph, copy_module
 from autoremat.constraints import Constraints
+from autoremat.draws import is_seeded, keep_draws
 from autoremat.inductor import generate
 from autoremat.lean_plans import recall, remember
 from autoremat.lower import Lowered, held_tangents, peak_without_spare_states
 from autoremat.partition import partition
 from autoremat.rewrite import rewrite
+from autoremat.same_step import first_difference
 
 MOST_READINGS = 6  # of generated wrappers, per graph and budget, until a plan fits
 LOOSENINGS = 2  # readings spent after that on using the budget better
@@ -142,12 +144,16 @@ def _leanest(reader: _Reader, solver: Solver, subject: Subject) -> Choice:
 def _torch_choice(subject: Subject, fastest: Solution, budget_nbytes: int) -> Choice | None:
     """Torch's own partition, if it is safe and may fit: with room for it, nothing beats it.
 
-    It is not safe where its backward would read an input that the forward overwrites.
+    It is not safe where its backward would read an input that the forward overwrites, or compute
+    something else than the joint graph, as with random numbers that it draws again.
     """
     joint, storages = subject.joint, subject.lowered.storages
-    forward, backward = _torch.min_cut_without_budget(
-        copy_module(joint.module), num_fwd_outputs=joint.num_fwd_outputs
-    )
+    module = copy_module(joint.module)
+    if any(is_seeded(node) for node in subject.constraints.run_once):
+        keep_draws(module)
+    forward, backward = _torch.min_cut_without_budget(module, num_fwd_outputs=joint.num_fwd_outputs)
+    if first_difference(joint.module, forward, backward, joint.num_fwd_outputs) is not None:
+        return None
     inputs = {node.name for node in backward.graph.find_nodes(op="placeholder")}
     if not inputs.isdisjoint(node.name for node in joint.overwritten):
         return None

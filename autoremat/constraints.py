@@ -15,10 +15,10 @@ from torch import fx
 
 from autoremat import _torch
 from autoremat.capture import JointGraph
+from autoremat.draws import Replays, has_own_generator, is_random, is_seeded, makes_seeds
 from autoremat.storage import Storages
 
 aten = torch.ops.aten
-prims = torch.ops.prims
 
 # A tie between router scores may fall differently when they are computed twice: the decision,
 # not the scores, must stay.
@@ -55,14 +55,13 @@ class Constraints:
     must_recompute: frozenset[str]
 
 
-def find_constraints(joint: JointGraph, storages: Storages, *, replay_rng: bool) -> Constraints:
+def find_constraints(joint: JointGraph, storages: Storages, *, replays: Replays) -> Constraints:
     """The rules for a joint graph.
 
     Args:
         joint: the graph.
         storages: its storages.
-        replay_rng: whether the executor can run a random operation again under the generator
-            state of its first run. Where it cannot, random operations run once.
+        replays: how random numbers may be drawn again; draws that no way covers run once.
     """
     run_once: dict[fx.Node, str] = {}
     replayed: set[fx.Node] = set()
@@ -72,11 +71,10 @@ def find_constraints(joint: JointGraph, storages: Storages, *, replay_rng: bool)
         if node.op != "call_function" or node in joint.backward or _torch.is_getitem(node):
             _tagged(node, storages, must_save, must_recompute)
             continue
-        if is_random(node):
-            if replay_rng and isinstance(node.target, _torch.OpOverload):
-                replayed.add(node)
-            else:
-                run_once[node] = "draws random numbers"
+        if is_random(node) and replays.states and not has_own_generator(node):
+            replayed.add(node)
+        elif is_random(node) or (is_seeded(node) and not replays.seeds):
+            run_once[node] = "draws random numbers"
         reason = _reason_to_run_once(node, joint)
         if reason is not None:
             run_once[node] = reason
@@ -105,25 +103,6 @@ def _tagged(
         must_recompute.update(names)
 
 
-def is_random(node: fx.Node) -> bool:
-    """Whether a repeat of the node would draw new random numbers."""
-    target = node.target
-    if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
-        return False
-    for position, argument in enumerate(target._schema.arguments):  # type: ignore[union-attr]
-        if argument.name == "dropout_p":  # attention is random only where it drops out
-            given = node.args[position] if len(node.args) > position else None
-            probability = node.kwargs.get("dropout_p", given)
-            probability = argument.default_value if probability is None else probability
-            return not (isinstance(probability, (int, float)) and probability == 0.0)
-    return True
-
-
-def is_compiled_random(node: fx.Node) -> bool:
-    """Whether Inductor's own generator draws here, which gives other numbers than eager's."""
-    return node.target in (prims.inductor_seeds.default, prims.inductor_seed.default)
-
-
 def is_batch_norm_update(node: fx.Node) -> bool:
     """A batch norm whose new running statistics go nowhere but into its buffers.
 
@@ -146,7 +125,7 @@ def _reason_to_run_once(node: fx.Node, joint: JointGraph) -> str | None:
         return None if _is_symbol_arithmetic(node) else "is a higher-order operator"
     if target.namespace not in _REPEATABLE_NAMESPACES:
         return "is a custom operator that is not known to be repeatable"
-    if is_compiled_random(node):
+    if makes_seeds(node):
         return "makes the seeds that dropout masks are replayed from"
     tags = target.tags
     if torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags:

@@ -13,7 +13,8 @@ from torch import fx
 
 from autoremat import _torch
 from autoremat.capture import JointGraph
-from autoremat.constraints import Constraints, is_random
+from autoremat.constraints import Constraints
+from autoremat.draws import is_random, is_seeded
 from autoremat.storage import Storages
 
 aten = torch.ops.aten
@@ -91,15 +92,19 @@ def inlined_nodes(
     inlined: set[fx.Node] = set()
     reads: dict[fx.Node, frozenset[str]] = {}
     heavy: set[fx.Node] = set()
+    kept_draws = {node for node in constraints.run_once if is_random(node) or is_seeded(node)}
     for node in joint.nodes:
         if node.op == "output":
             continue
+        if _is_mask(node, kept_draws):
+            kept_draws.add(node)
         behind = frozenset().union(*(reads[source] for source in node.all_input_nodes))
         made = storages.made_by[node]
         can = (
             bool(made)
             and is_pointwise(node)
             and node not in constraints.run_once
+            and node not in kept_draws
             and not any(n in outputs or n in constraints.must_save for n in made)
         )
         users = _readers(node, storages) if can else []
@@ -144,6 +149,16 @@ def shared_by_layers(
         if len(readers) > 1 and source_nbytes <= made_nbytes * SMALL_SHARE:
             found.update(made)
     return frozenset(found)
+
+
+def _is_mask(node: fx.Node, kept: set[fx.Node]) -> bool:
+    """Whether a node makes less of numbers that are drawn once: the backward should get that."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and any(
+        value.dtype.itemsize < source.meta["val"].dtype.itemsize
+        for source in kept.intersection(node.all_input_nodes)
+        if isinstance(source.meta["val"], torch.Tensor)
+    )
 
 
 def is_pointwise(node: fx.Node) -> bool:

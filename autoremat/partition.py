@@ -2,7 +2,7 @@
 
 Enters: a `Rewritten` joint graph. Leaves: two graph modules that keep AOTAutograd's contract for
 outputs and saved values. Guarantees: the backward computes forward values only where the plan
-says so (a node of the forward part that slips into the backward raises `PartitionError`).
+says so, and every output is the joint graph's, of the same random draws (else `PartitionError`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import fx
 
 from autoremat import _torch
 from autoremat.rewrite import Rewritten
+from autoremat.same_step import first_difference
 
 
 class PartitionError(RuntimeError):
@@ -31,8 +32,8 @@ def partition(
         overwritten: names of inputs that the forward overwrites.
 
     Raises:
-        PartitionError: if the backward would compute something that the plan saved, or read an
-            input after the forward has overwritten it.
+        PartitionError: if the backward would compute something that the plan saved, read an input
+            after the forward has overwritten it, or if an output is not the joint graph's.
     """
     forward, backward = _torch.extract_forward_and_backward(
         rewritten.module, rewritten.saved, num_fwd_outputs=num_fwd_outputs
@@ -44,6 +45,9 @@ def partition(
                 f"{node.name} runs in the forward and, unplanned, in the backward."
             )
     require_unread(backward, overwritten)
+    difference = first_difference(rewritten.source, forward, backward, num_fwd_outputs)
+    if difference is not None:
+        raise PartitionError(difference)
     return _torch.thread_rng_states(forward, backward)
 
 

@@ -33,10 +33,12 @@ class Rewritten:
     """A joint graph with explicit recompute nodes.
 
     Attributes:
+        source: the joint graph that it was written from.
         module: the new joint graph.
         saved: its nodes that the forward hands to the backward (tensors and symbols; primals too).
     """
 
+    source: fx.GraphModule
     module: fx.GraphModule
     saved: tuple[fx.Node, ...]
 
@@ -125,7 +127,8 @@ class _Writer:
         new = self._graph.output(results)
         new.meta = dict(old.meta)
         self._graph.lint()
-        return Rewritten(fx.GraphModule(self._joint.module, self._graph), tuple(self._saved))
+        source = self._joint.module
+        return Rewritten(source, fx.GraphModule(source, self._graph), tuple(self._saved))
 
     def _read(self, node: fx.Node) -> fx.Node:
         """The copy of a node that a read at this point sees, made now if it is a derived one."""
@@ -235,17 +238,23 @@ class _Writer:
                 _torch.run_with_rng_state, (state, target, *args), dict(kwargs)
             )
             return self._tag(copy, node, repeat)
-        both = self._graph.call_function(
-            _torch.run_and_save_rng_state, (target, *args), dict(kwargs)
+        both = self._call(
+            f"{node.name}_and_state", _torch.run_and_save_rng_state, (target, *args), dict(kwargs)
         )
-        state = self._graph.call_function(_torch.getitem, (both, 0))
-        result = self._graph.call_function(_torch.getitem, (both, 1))
+        state = self._call(f"{node.name}_state", _torch.getitem, (both, 0))
+        result = self._call(node.name, _torch.getitem, (both, 1))
         with _torch.fake_mode_of(_tensors_in(node.meta["val"])):
             state_value = torch.empty(torch.get_rng_state().shape, dtype=torch.uint8)
         state.meta = {"val": state_value}
         both.meta = {"val": (state_value, node.meta["val"])}
         self._rng_states[node.name] = state
         return self._tag(result, node, repeat)
+
+    def _call(
+        self, name: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> fx.Node:
+        """A node under a name of its own, which takes none away from the nodes still to come."""
+        return self._graph.create_node("call_function", target, args, kwargs, name)
 
 
 def _tensors_in(value: object) -> list[torch.Tensor]:

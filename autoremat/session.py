@@ -23,13 +23,17 @@ from torch import fx
 from autoremat import _torch
 from autoremat.capture import copy_module, prepare
 from autoremat.choose import Choice, Subject, choose_by_reading, choose_by_simulation
-from autoremat.constraints import find_constraints, is_compiled_random
+from autoremat.constraints import find_constraints
+from autoremat.draws import Replays, keep_draws, makes_seeds, replays, safe_policy
+from autoremat.dropout_policy import DropoutPolicy
 from autoremat.errors import FallbackError, FallbackWarning, InfeasibleBudget, OverBudgetWarning
 from autoremat.executor import compile_eager
 from autoremat.explain import explain, largest_live, source_of
+from autoremat.fallbacks import fallback
 from autoremat.fusion import inlined_nodes, shared_by_layers
 from autoremat.inductor import compile_with_partition
 from autoremat.lower import lower
+from autoremat.partition import PartitionError
 from autoremat.profile import profile_nodes
 from autoremat.progress import Progress
 from autoremat.reporting import GraphReport, Report, one_line
@@ -41,13 +45,13 @@ Modules = tuple[fx.GraphModule, fx.GraphModule]
 
 
 class Unplannable(Exception):
-    """A graph that is left to torch's own partitioner, with a stable code and a reason."""
+    """A graph that is left to torch's own partitioner, with the code of the reason."""
 
-    def __init__(self, code: str, sentence: str) -> None:
-        """A code such as "AR102", and a sentence."""
-        super().__init__(code, sentence)
+    def __init__(self, code: str, **facts: Any) -> None:
+        """A code of `REASONS`, and the facts that its sentence names."""
+        super().__init__(code)
         self.code = code
-        self.sentence = sentence
+        self.facts = facts
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class Options:
     Attributes:
         budget_nbytes: allowed peak of the whole step; called once the device is known.
         compiler: "inductor" or "eager".
+        dropout: what becomes of random numbers; None for the safe choice.
         time_limit_s: for the solver, per graph.
         strict: raise where a graph cannot be planned.
         verbose: show progress and the summary line.
@@ -65,6 +70,7 @@ class Options:
 
     budget_nbytes: Callable[[torch.device], int]
     compiler: str = "inductor"
+    dropout: DropoutPolicy | None = None
     time_limit_s: float = 30.0
     strict: bool = False
     verbose: bool = True
@@ -168,8 +174,7 @@ class Session:
         """Inductor could not compile what was planned: once more, by torch's own partition."""
         name = _graph_name()
         self._entries.pop(name, None)
-        why = f"Inductor could not compile the planned graph: {error}."
-        self.fall_back("AR107", f"{_own_partitioner()} {why}", cause=error)
+        self.fall_back("AR107", cause=error, graph=name, error=error)
         self._unplannable.add(name)
         return self._compile_with_inductor(module, example_inputs)
 
@@ -188,15 +193,17 @@ class Session:
             if _graph_name() in self._unplannable:
                 return self._torch_partition(untouched, joint_inputs, num_fwd_outputs)
             if not joint_inputs:
-                raise Unplannable("AR103", "It is the body of a region that several layers share.")
+                raise Unplannable("AR103")
             modules = self._plan(module, num_fwd_outputs, static_lifetime_input_indices)
         except InfeasibleBudget:
             raise
         except Unplannable as reason:
-            self.fall_back(reason.code, f"{_own_partitioner()} {reason.sentence}")
+            self.fall_back(reason.code, graph=_graph_name(), **reason.facts)
+        except PartitionError as error:
+            self.fall_back("AR106", cause=error, graph=_graph_name(), error=error)
         except Exception as error:  # nothing of the user's may be lost to a defect of ours
-            why = f"Planning failed: {type(error).__name__}: {error}."
-            self.fall_back("AR101", f"{_own_partitioner()} {why}", cause=error)
+            why = f"{type(error).__name__}: {error}"
+            self.fall_back("AR101", cause=error, graph=_graph_name(), error=why)
         else:
             if self._over_budget is not None:
                 warning, self._over_budget = self._over_budget, None
@@ -214,6 +221,8 @@ class Session:
                 module = joint.module
         if self.options.compiler == "eager":
             return _torch.default_partition(module, joint_inputs, num_fwd_outputs=num_fwd_outputs)
+        if not all(self._replays(device).seeds for device in _devices_of(module)):
+            keep_draws(module)
         return _torch.min_cut_without_budget(module, num_fwd_outputs=num_fwd_outputs)
 
     def report(self) -> Report:
@@ -264,13 +273,11 @@ class Session:
             name = _graph_name()
             device = _device_of(module)
             joint = prepare(module, num_fwd_outputs=num_fwd_outputs, static_indices=static)
-            if not joint.backward:
-                raise Unplannable("AR104", "Nothing in it needs a gradient.")
             storages = find_storages(joint.nodes, device)
             eager = self.options.compiler == "eager"
-            if not eager and any(is_compiled_random(node) for node in joint.nodes):
+            if not eager and any(makes_seeds(node) for node in joint.nodes):
                 self._draws_in_compiled_code = True
-            constraints = find_constraints(joint, storages, replay_rng=eager)
+            constraints = find_constraints(joint, storages, replays=self._replays(device))
             inlined: frozenset[fx.Node] = frozenset()
             if not eager:
                 inlined = inlined_nodes(joint, storages, constraints)
@@ -317,6 +324,11 @@ class Session:
             progress.finish(one_line(self.report()))
         return choice.forward, choice.backward
 
+    def _replays(self, device: torch.device) -> Replays:
+        """How draws may be repeated in this session's graphs."""
+        compiler = self.options.compiler
+        return replays(self.options.dropout or safe_policy(compiler, device), compiler, device)
+
     def _refuse(
         self, subject: Subject, choice: Choice, budget_nbytes: int, *, is_later: bool
     ) -> None:
@@ -342,16 +354,16 @@ class Session:
             largest=largest_live(subject, choice),
         )
 
-    def fall_back(self, code: str, sentence: str, cause: Exception | None = None) -> None:
-        """Tell the user what runs without a plan, and why; once for each reason.
+    def fall_back(self, code: str, *, cause: Exception | None = None, **facts: object) -> None:
+        """Tell the user what runs without a plan, why, and what to do; once for each reason.
 
         Raises:
             FallbackError: if the session is strict.
         """
-        warning = FallbackWarning(code, sentence)
+        warning = fallback(code, **facts)
         if self.options.strict:
             raise FallbackError.of(warning) from cause
-        self.fallbacks[f"{code}: {sentence}"] = None
+        self.fallbacks[str(warning)] = None
         warnings.warn(warning, stacklevel=3)
 
     def _resident_of(
@@ -381,26 +393,23 @@ def _graph_name() -> str:
     return f"graph {compile_id.frame_id if compile_id is not None else 0}"
 
 
-def _own_partitioner() -> str:
-    return f"{_graph_name()} runs under torch's own partitioner."
-
-
 def _device_of(module: fx.GraphModule) -> torch.device:
     """The one device that the graph's tensors live on (numbers may live on the CPU as well).
 
     Raises:
         Unplannable: if there are several.
     """
-    devices = {
-        value.device
-        for node in module.graph.find_nodes(op="placeholder")
-        if isinstance(value := node.meta.get("val"), torch.Tensor)
-    }
-    accelerators = {device for device in devices if device.type != "cpu"}
+    accelerators = {device for device in _devices_of(module) if device.type != "cpu"}
     if len(accelerators) > 1:
         names = ", ".join(sorted(map(str, accelerators)))
-        raise Unplannable("AR102", f"Its inputs are on several devices ({names}).")
+        raise Unplannable("AR102", devices=names)
     return next(iter(accelerators), torch.device("cpu"))
+
+
+def _devices_of(module: fx.GraphModule) -> set[torch.device]:
+    """Where the graph's inputs live."""
+    values = (node.meta.get("val") for node in module.graph.find_nodes(op="placeholder"))
+    return {value.device for value in values if isinstance(value, torch.Tensor)}
 
 
 def _device_name(device: torch.device) -> str:

@@ -30,6 +30,7 @@ from torch import fx, nn
 from autoremat import _torch
 from autoremat.capture import copy_module, prepare
 from autoremat.constraints import find_constraints
+from autoremat.draws import Replays
 from autoremat.executor import compile_eager
 from autoremat.lower import lower
 from autoremat.profile import profile_nodes
@@ -184,7 +185,7 @@ def lowered_problem(
     if not joint.backward:
         return None
     storages = find_storages(joint.nodes, CPU)
-    constraints = find_constraints(joint, storages, replay_rng=True)
+    constraints = find_constraints(joint, storages, replays=Replays(states=True))
     costs = profile_nodes([n for n in joint.nodes if n.op == "call_function"])
     resident_nbytes = storages.total_nbytes(joint.primals, resident=True)
     return lower(joint, storages, constraints, costs, resident_nbytes=resident_nbytes).problem

@@ -14,6 +14,7 @@ from autoremat import _torch
 from autoremat.capture import JointGraph, prepare
 from autoremat.constraints import Constraints, find_constraints
 from autoremat.cost import FREE
+from autoremat.draws import Replays
 from autoremat.executor import compile_eager
 from autoremat.lower import Lowered, lower
 from autoremat.storage import Storages, find_storages
@@ -75,7 +76,7 @@ def analyse(function: Callable[..., Any], *inputs: Any) -> Analysed:
     """Capture a function and take it as far as the solver's problem."""
     joint = capture(function, *inputs).prepared()
     storages = find_storages(joint.nodes, CPU)
-    constraints = find_constraints(joint, storages, replay_rng=True)
+    constraints = find_constraints(joint, storages, replays=Replays(states=True))
     costs = {n: replace(FREE, time_us=1.0) for n in joint.nodes if n.op == "call_function"}
     lowered = lower(joint, storages, constraints, costs, resident_nbytes=0)
     return Analysed(joint, storages, constraints, lowered)

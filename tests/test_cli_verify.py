@@ -113,6 +113,23 @@ def test_a_tight_budget_is_kept(write: Write) -> None:
     assert document["measured_peak"] <= document["budget"] == smallest < plain
 
 
+def test_the_dropout_policy_is_an_option(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reaches `optimize`; a malformed one is a usage error that names the accepted forms."""
+    given: list[object] = []
+    original = verify_command.optimize
+
+    def recording(*args: Any, **keywords: Any) -> Any:
+        given.append(keywords["dropout"])
+        return original(*args, **keywords)
+
+    monkeypatch.setattr(verify_command, "optimize", recording)
+    assert run(write(), "1GB", "--dropout", "save_masks").exit_code == 0
+    assert given == ["save_masks"]
+    refused = run(write(), "1GB", "--dropout", "sometimes")
+    assert refused.exit_code != 0
+    assert "replay" in refused.output
+
+
 def test_an_infeasible_budget_exits_with_2(write: Write) -> None:
     """The message names the smallest peak, as text and in JSON."""
     target = write()

@@ -15,19 +15,20 @@ from autoremat.constraints import (
     Constraints,
     find_constraints,
     is_batch_norm_update,
-    is_compiled_random,
-    is_random,
 )
+from autoremat.draws import Replays, is_random, makes_seeds
 from autoremat.storage import find_storages
 from tests.joint_graphs import CPU, capture, leaf
 
+STATES = Replays(states=True)
+
 
 def constraints_of(
-    function: Callable[..., Any], *inputs: Any, replay_rng: bool = True
+    function: Callable[..., Any], *inputs: Any, replays: Replays = STATES
 ) -> Constraints:
     """The rules for a captured function."""
     joint = capture(function, *inputs).prepared()
-    return find_constraints(joint, find_storages(joint.nodes, CPU), replay_rng=replay_rng)
+    return find_constraints(joint, find_storages(joint.nodes, CPU), replays=replays)
 
 
 def reasons(constraints: Constraints) -> dict[str, str]:
@@ -47,7 +48,9 @@ def test_plain_arithmetic_is_free():
 @pytest.mark.parametrize("replay", [True, False])
 def test_random_operators_are_replayed_or_run_once(replay: bool):
     """Where the executor cannot replay the generator's state, the mask is kept."""
-    rules = constraints_of(lambda x: F.dropout(x, 0.5).sin().sum(), leaf(4), replay_rng=replay)
+    rules = constraints_of(
+        lambda x: F.dropout(x, 0.5).sin().sum(), leaf(4), replays=Replays(states=replay)
+    )
     assert bool(rules.replayed) is replay
     assert ("draws random numbers" in rules.run_once.values()) is not replay
 
@@ -97,7 +100,7 @@ def test_batch_norm_may_run_again():
     """Its output does not depend on the statistics that it updates."""
     norm = torch.nn.BatchNorm1d(4)
     joint = capture(lambda x: norm(x).square().mean(), leaf(8, 4)).prepared()
-    rules = find_constraints(joint, find_storages(joint.nodes, CPU), replay_rng=True)
+    rules = find_constraints(joint, find_storages(joint.nodes, CPU), replays=STATES)
     updates = [node for node in joint.nodes if is_batch_norm_update(node)]
     assert len(updates) == 1
     assert updates[0] not in rules.run_once
@@ -143,4 +146,4 @@ def test_seeds_of_compiled_code_are_made_once():
     """Inductor replays masks from them."""
     graph = torch.fx.Graph()
     seeds = graph.call_function(torch.ops.prims.inductor_seeds.default, (3, torch.device("cpu")))
-    assert is_compiled_random(seeds)
+    assert makes_seeds(seeds)

@@ -231,9 +231,15 @@ def test_the_backend_refuses_malformed_options(options: dict[str, Any], text: st
 
 
 def test_the_backend_has_no_modes():
-    """`mode=` and `options=` exclude one another in torch.compile."""
-    with pytest.raises(ValueError, match="takes options"):
-        autoremat.backend.autoremat(None, (), options={"budget": "1GB"}, mode="reduce-overhead")
+    """`mode=` and `options=` exclude one another in torch.compile; the error says what to write."""
+    with pytest.raises(ValueError, match=r"takes options.*\"triton.cudagraphs\": True}"):
+        autoremat.backend.autoremat(None, (), mode="reduce-overhead")
+
+
+def test_cuda_graphs_are_an_option_that_the_cpu_ignores():
+    """What mode="reduce-overhead" stands for goes on to Inductor."""
+    ours = step(compiled(UNBOUNDED, **{"triton.cudagraphs": True}), (rows(),))
+    assert torch.allclose(ours.loss, step(make_seeded(Chain), (rows(),)).loss)
 
 
 def test_the_backend_runs_op_by_op_too():

@@ -139,6 +139,25 @@ def test_tangents_are_freed_is_known():
     assert _torch.TANGENTS_ARE_FREED is (version >= (2, 12))
 
 
+def test_draws_four_at_a_time_is_known():
+    """Torch 2.13's kernels on CUDA do, those of 2.11 do not."""
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    assert (version < (2, 12)) <= (not _torch.DRAWS_FOUR_AT_A_TIME)
+    assert (version == (2, 13)) <= _torch.DRAWS_FOUR_AT_A_TIME
+
+
+def test_the_state_of_the_cpus_generator_is_restored():
+    """Of CUDA's only that of the current device."""
+    assert _torch.restores_rng_state(torch.device("cpu"))
+    assert not _torch.restores_rng_state(torch.device("meta"))
+
+
+def test_options_of_mode():
+    """What a mode of torch.compile stands for."""
+    assert _torch.options_of_mode("reduce-overhead") == {"triton.cudagraphs": True}
+    assert _torch.options_of_mode("warp-speed") is None
+
+
 def test_random_state_operators():
     """One run saves the generator's state, the other replays under it."""
     state, first = _torch.run_and_save_rng_state(aten.rand.default, [3], device="cpu")

@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from autoremat.commands.interrupt import INTERRUPTED, SENTENCE, leaving_at_once
+from autoremat.dropout_policy import DropoutPolicy
 
 BAD_INPUT, INFEASIBLE, DIFFERENT = 1, 2, 3
 
@@ -147,6 +148,14 @@ def verify(
     compiler: Annotated[
         Compiler, typer.Option(help="What runs the planned graphs; eager compiles fast.")
     ] = Compiler.INDUCTOR,
+    dropout: Annotated[
+        DropoutPolicy | None,
+        typer.Option(
+            help="Draw random numbers again where that is safe, or keep what was drawn; without "
+            "it, the safe choice for the device.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object on stdout in place of the table.")
     ] = False,
@@ -159,7 +168,14 @@ def verify(
         with leaving_at_once():
             from autoremat.commands.verify import run
 
-        code = run(target, budget, compiler=compiler, as_json=as_json, time_limit=time_limit)
+        code = run(
+            target,
+            budget,
+            compiler=compiler,
+            dropout=dropout,
+            as_json=as_json,
+            time_limit=time_limit,
+        )
     except KeyboardInterrupt:
         typer.echo(SENTENCE, err=True)
         code = INTERRUPTED

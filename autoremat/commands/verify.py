@@ -44,10 +44,19 @@ class _Asked:
     target: str
     budget: str | int
     compiler: str
+    dropout: str | None
     time_limit: float
 
 
-def run(target: str, budget: str, *, compiler: str, as_json: bool, time_limit: float) -> int:
+def run(
+    target: str,
+    budget: str,
+    *,
+    compiler: str,
+    as_json: bool,
+    time_limit: float,
+    dropout: str | None = None,
+) -> int:
     """Do what the command says and return its exit code.
 
     Args:
@@ -56,8 +65,9 @@ def run(target: str, budget: str, *, compiler: str, as_json: bool, time_limit: f
         compiler: "inductor" or "eager".
         as_json: one JSON object in place of the table.
         time_limit: seconds for the solver, per graph.
+        dropout: "replay", "save_masks", or None for the safe choice.
     """
-    asked = _Asked(target, budget_argument(budget), compiler, time_limit)
+    asked = _Asked(target, budget_argument(budget), compiler, dropout, time_limit)
     told: list[str] = []
     began = time.monotonic()
     try:
@@ -90,6 +100,7 @@ def _verified(asked: _Asked, told: list[str]) -> tuple[dict[str, Any], str]:
         target.model,
         asked.budget,
         compiler=asked.compiler,
+        dropout=asked.dropout,
         time_limit=asked.time_limit,
         verbose=sys.stderr.isatty(),
     )

@@ -1,0 +1,96 @@
+"""Every reason to fall back: its code, what it means, and what the user can do.
+
+Enters: a code and the facts of the case. Leaves: the `FallbackWarning` that says them. Guarantees:
+a code never changes meaning; every sentence ends with a remedy; docs/fallbacks.md is this table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autoremat.errors import FallbackWarning
+
+_TORCHS_OWN = "{graph} runs under torch's own partitioner."
+_A_DEFECT = (
+    "Its results are right, its peak is not promised. This is a defect of autoremat: please report "
+    "it with the traceback that strict=True gives."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why something runs without a plan.
+
+    Attributes:
+        code: its stable name; 1xx are about a graph or a call, 2xx about a model as a whole.
+        fact: what happened, with the facts of the case in braces.
+        remedy: what the user can do.
+    """
+
+    code: str
+    fact: str
+    remedy: str
+
+
+# AR104 has had a meaning that no step reached: it stays unused.
+REASONS = {
+    reason.code: reason
+    for reason in (
+        Reason("AR101", f"{_TORCHS_OWN} Planning failed: {{error}}.", _A_DEFECT),
+        Reason(
+            "AR102",
+            f"{_TORCHS_OWN} Its inputs are on several devices ({{devices}}).",
+            "Move all that the model reads to one device, or optimize the parts on each by itself.",
+        ),
+        Reason(
+            "AR103",
+            f"{_TORCHS_OWN} It is the body of a region that several layers share.",
+            "Take torch.compiler.nested_compile_region off the layer to have it planned.",
+        ),
+        Reason(
+            "AR105",
+            "The model runs in eager mode. Dynamo found no graph in it that needs a gradient: its "
+            "forward is not compiled (torch.compiler.disable, or code that Dynamo skips), or the "
+            "call reached no parameter.",
+            "TORCH_LOGS=graph_breaks names the line that Dynamo stops at: move what it cannot "
+            "trace out of the model's forward, or optimize a submodule that it can.",
+        ),
+        Reason(
+            "AR106",
+            f"{_TORCHS_OWN} The plan, written out, is not the step that was planned: {{error}}",
+            _A_DEFECT,
+        ),
+        Reason(
+            "AR107",
+            f"{_TORCHS_OWN} Inductor could not compile the planned graph: {{error}}.",
+            'Try compiler="eager", which plans the same without Inductor. If the model compiles '
+            "under plain torch.compile, this is a defect of autoremat: please report it.",
+        ),
+        Reason(
+            "AR201",
+            "No parameter of the model needs a gradient, so there is no backward to plan: the "
+            "model runs unchanged.",
+            "Call requires_grad_() on what is to be trained.",
+        ),
+        Reason(
+            "AR202",
+            "The model is on several devices ({devices}): it runs unchanged.",
+            "Optimize the parts on one device each, or move the model to one.",
+        ),
+        Reason(
+            "AR203",
+            "The model is in eval mode: it runs unchanged.",
+            "Call model.train() before the training step; it is planned then.",
+        ),
+    )
+}
+
+
+def fallback(code: str, **facts: object) -> FallbackWarning:
+    """The warning of a code.
+
+    Raises:
+        KeyError: for a code that is not in the table, or a fact that is missing.
+    """
+    reason = REASONS[code]
+    return FallbackWarning(code, f"{reason.fact.format(**facts)} {reason.remedy}")
