@@ -24,10 +24,13 @@ from autoremat import _torch
 from autoremat.capture import copy_module, prepare
 from autoremat.choose import Choice, Subject, choose_by_reading, choose_by_simulation
 from autoremat.constraints import find_constraints, is_compiled_random
+from autoremat.cost import estimate_nodes
+from autoremat.device import device_name
 from autoremat.errors import FallbackError, FallbackWarning, InfeasibleBudget, OverBudgetWarning
 from autoremat.executor import compile_eager
 from autoremat.explain import explain, largest_live, source_of
 from autoremat.fusion import inlined_nodes, shared_by_layers
+from autoremat.hardware import DeviceSpec
 from autoremat.inductor import compile_with_partition
 from autoremat.lower import lower
 from autoremat.profile import profile_nodes
@@ -87,6 +90,18 @@ class Resident:
 
 
 @dataclass(frozen=True)
+class Offline:
+    """Planning on fake tensors: no kernel is compiled, and no step is going to run.
+
+    Attributes:
+        spec: the device to plan for, if it is not here: operations are estimated then, not
+            measured, and the peak is the simulator's under every compiler.
+    """
+
+    spec: DeviceSpec | None = None
+
+
+@dataclass(frozen=True)
 class _Entry:
     """What the session keeps of a planned graph."""
 
@@ -104,6 +119,7 @@ class Session:
         resident: Callable[[torch.device], Resident] | None = None,
         *,
         refuses: bool = True,
+        offline: Offline | None = None,
     ) -> None:
         """Plan under these options.
 
@@ -111,6 +127,7 @@ class Session:
             options: what the user asked for.
             resident: tells what the step holds whatever the plan.
             refuses: whether a budget that cannot be met is an error; otherwise a warning.
+            offline: given if the graphs' inputs are fake and only the plans are wanted.
         """
         self.options = options
         self.key = f"{os.getpid()}-{os.urandom(8).hex()}-{next(_session_numbers)}"
@@ -118,6 +135,7 @@ class Session:
         self.measured_peak_nbytes: int | None = None
         self._resident = resident
         self._refuses = refuses
+        self._offline = offline
         self._first_graph = ""
         self._unplannable: set[str] = set()  # graphs that failed to compile as planned
         self._over_budget: OverBudgetWarning | None = None
@@ -160,6 +178,7 @@ class Session:
             key=self.key,
             partitioner=self,
             config=self.options.inductor,
+            runs=self._offline is None,
         )
 
     def _compile_as_torch_does(
@@ -225,7 +244,7 @@ class Session:
             graphs=tuple(entry.report for entry in self._entries.values()),
             measured_peak_nbytes=self.measured_peak_nbytes,
             compiler=self.options.compiler,
-            device=_device_name(self._device),
+            device=self._device_name(),
             torch_version=torch.__version__,
             fallbacks=tuple(self.fallbacks),
         )
@@ -278,7 +297,11 @@ class Session:
                 constraints = replace(constraints, must_save=constraints.must_save | shared)
             progress.stage("cost")
             priced = [n for n in joint.nodes if n.op == "call_function" and n not in inlined]
-            costs = profile_nodes(priced, progress=progress.advance)
+            spec = self._offline.spec if self._offline is not None else None
+            if spec is None:
+                costs = profile_nodes(priced, progress=progress.advance)
+            else:
+                costs = estimate_nodes(priced, spec.ceilings)
             progress.stage("solve")
             resident = self._resident_of(joint.primals, storages, device)
             earlier = self._earlier_graphs(name)
@@ -302,7 +325,7 @@ class Session:
             subject = Subject(joint, constraints, lowered, device)
             budget_nbytes = self.options.budget_nbytes(device)
             solver = Solver(lowered.problem, time_limit_s=self.options.time_limit_s)
-            choose = choose_by_simulation if eager else choose_by_reading
+            choose = choose_by_simulation if eager or spec is not None else choose_by_reading
             choice = choose(subject, solver, budget_nbytes)
             self._device, self._resident_nbytes = device, resident.nbytes
             if not choice.fits:
@@ -354,6 +377,11 @@ class Session:
         self.fallbacks[f"{code}: {sentence}"] = None
         warnings.warn(warning, stacklevel=3)
 
+    def _device_name(self) -> str:
+        if self._offline is not None and self._offline.spec is not None:
+            return self._offline.spec.name
+        return device_name(self._device)
+
     def _resident_of(
         self, primals: Sequence[fx.Node], storages: Storages, device: torch.device
     ) -> Resident:
@@ -403,8 +431,4 @@ def _device_of(module: fx.GraphModule) -> torch.device:
     return next(iter(accelerators), torch.device("cpu"))
 
 
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-__all__ = ["Options", "Resident", "Session", "Unplannable"]
+__all__ = ["Offline", "Options", "Resident", "Session", "Unplannable"]
