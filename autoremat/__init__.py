@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         OverBudgetWarning,
     )
     from autoremat.measure import measure_peak, resident_nbytes
+    from autoremat.offline import plan
     from autoremat.reporting import Report
     from autoremat.verification import Verification, verify
 
@@ -33,6 +34,7 @@ _HOME = {
     "Verification": "autoremat.verification",
     "measure_peak": "autoremat.measure",
     "optimize": "autoremat.api",
+    "plan": "autoremat.offline",
     "report": "autoremat.api",
     "resident_nbytes": "autoremat.measure",
     "verify": "autoremat.verification",
@@ -47,6 +49,7 @@ __all__ = [
     "Verification",
     "measure_peak",
     "optimize",
+    "plan",
     "report",
     "resident_nbytes",
     "verify",

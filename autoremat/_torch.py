@@ -33,6 +33,7 @@ from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
 from torch._ops import OpOverload
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
+from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutput
 from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._pytree import arg_tree_leaves, tree_leaves
@@ -47,6 +48,7 @@ __all__ = [
     "CompileContext",
     "CustomPartitionerFn",
     "CustomSchedulerPass",
+    "DataDependentOutput",
     "GraphLowering",
     "InductorError",
     "OpOverload",

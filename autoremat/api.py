@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from autoremat.backend import session_options
+from autoremat.backend import session_options, with_own_code
 from autoremat.errors import FallbackError, FallbackWarning
 from autoremat.fallbacks import fallback
 from autoremat.footprint import OptimizerFootprint, optimizer_footprint
@@ -104,7 +104,7 @@ class OptimizedCall:
             lambda device: self.resident(device, self._inputs),
             refuses=not self._variants,
         )
-        compiled = torch.compile(_with_own_code(model._call_impl), backend=session.compile)
+        compiled = torch.compile(with_own_code(model._call_impl), backend=session.compile)
         return _Variant(session, compiled, _gradient_nbytes(model))
 
     def _variant_for(self, model: nn.Module) -> _Variant:
@@ -148,20 +148,6 @@ class OptimizedCall:
             torch.cuda.reset_peak_memory_stats(device)
         elif variant.calls == 3:
             variant.session.note_measured(torch.cuda.max_memory_allocated(device))
-
-
-def _with_own_code(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The same call in a frame whose code object is its own.
-
-    Dynamo skips frames of torch's own modules, and counts recompiles per code object: models
-    must not use up each other's.
-    """
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return call(*args, **kwargs)
-
-    run.__code__ = run.__code__.replace()
-    return run
 
 
 def _gradient_nbytes(model: nn.Module) -> int:

@@ -130,7 +130,7 @@ def _reason_to_run_once(node: fx.Node, joint: JointGraph) -> str | None:
     tags = target.tags
     if torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags:
         return "has an output whose shape depends on data"
-    if target._schema.is_mutable or (node.is_impure() and not is_random(node)):
+    if target._schema.is_mutable or node.is_impure(impure_random=False):
         return "has side effects"
     if target in _DECISIONS:
         return "makes a discrete decision that a tie could turn"

@@ -9,7 +9,7 @@ a real operator is never priced at zero.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -227,6 +227,23 @@ def estimate(node: fx.Node, call: Call | None, ceilings: DeviceCeilings) -> OpCo
         bytes_moved=moved,
         measured=False,
     )
+
+
+def estimate_nodes(
+    nodes: Sequence[fx.Node], ceilings: Callable[[torch.dtype], DeviceCeilings]
+) -> dict[fx.Node, OpCost]:
+    """Price every node by its shapes alone: for a device that is not here.
+
+    Args:
+        nodes: nodes of a joint graph, `meta["val"]` filled in.
+        ceilings: those of the device, by the type whose matrix products bound a call.
+    """
+    costs = dict.fromkeys(nodes, FREE)
+    for node in nodes:
+        if not is_free(node):
+            call = call_of(node)
+            costs[node] = estimate(node, call, ceilings(matmul_dtype(call)))
+    return costs
 
 
 def _flops_by_formula(formula: Callable[..., Any], call: Call) -> int | None:

@@ -67,6 +67,12 @@ REASONS = {
             "under plain torch.compile, this is a defect of autoremat: please report it.",
         ),
         Reason(
+            "AR108",
+            "The rest of the step is not planned: code between two graphs reads what a tensor "
+            "holds ({operation}), which plan() does not know.",
+            "Take that code out of the model's forward, or plan on real data with optimize().",
+        ),
+        Reason(
             "AR201",
             "No parameter of the model needs a gradient, so there is no backward to plan: the "
             "model runs unchanged.",

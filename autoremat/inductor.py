@@ -18,6 +18,7 @@ from torch import fx
 
 from autoremat import _torch
 from autoremat.capture import copy_module
+from autoremat.executor import compile_eager
 from autoremat.fusion_limit import FusionLimit
 from autoremat.library_calls import Layout, library_workspaces
 from autoremat.measure import rounded_nbytes
@@ -68,15 +69,31 @@ def compile_with_partition(
     key: str,
     partitioner: Partitioner,
     config: dict[str, Any],
+    runs: bool = True,
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph with Inductor, splitting its joint graphs with the partitioner.
 
     The partitioner is not kept alive beyond its owner.
+
+    Args:
+        module: the Dynamo graph.
+        example_inputs: its inputs.
+        key: under which the hook finds the partitioner.
+        partitioner: splits the joint graphs.
+        config: the user's options for Inductor.
+        runs: whether kernels are wanted; if not, the result runs operation by operation.
     """
     _partitioners[key] = partitioner
     patches = {**_fusion_config(), **config, "custom_partitioner_fn": PartitionerHook(key)}
-    compiled: Any = _torch.compile_fx(module, example_inputs, config_patches=patches)
+    keywords: dict[str, Any] = {} if runs else {"inner_compile": _op_by_op}
+    compiled: Any = _torch.compile_fx(module, example_inputs, config_patches=patches, **keywords)
     return cast("Callable[..., Any]", compiled)
+
+
+def _op_by_op(
+    module: fx.GraphModule, example_inputs: Sequence[Any], **_keywords: Any
+) -> Callable[..., Any]:
+    return compile_eager(module, example_inputs)
 
 
 def _fusion_config() -> dict[str, Any]:

@@ -24,6 +24,8 @@ from autoremat import _torch
 from autoremat.capture import copy_module, prepare
 from autoremat.choose import Choice, Subject, choose_by_reading, choose_by_simulation
 from autoremat.constraints import find_constraints
+from autoremat.cost import estimate_nodes
+from autoremat.device import device_name
 from autoremat.draws import Replays, keep_draws, makes_seeds, replays, safe_policy
 from autoremat.dropout_policy import DropoutPolicy
 from autoremat.errors import FallbackError, FallbackWarning, InfeasibleBudget, OverBudgetWarning
@@ -31,6 +33,7 @@ from autoremat.executor import compile_eager
 from autoremat.explain import explain, largest_live, source_of
 from autoremat.fallbacks import fallback
 from autoremat.fusion import inlined_nodes, shared_by_layers
+from autoremat.hardware import DeviceSpec
 from autoremat.inductor import compile_with_partition
 from autoremat.lower import lower
 from autoremat.partition import PartitionError
@@ -93,6 +96,18 @@ class Resident:
 
 
 @dataclass(frozen=True)
+class Offline:
+    """Planning on fake tensors: no kernel is compiled, and no step is going to run.
+
+    Attributes:
+        spec: the device to plan for, if it is not here: operations are estimated then, not
+            measured, and the peak is the simulator's under every compiler.
+    """
+
+    spec: DeviceSpec | None = None
+
+
+@dataclass(frozen=True)
 class _Entry:
     """What the session keeps of a planned graph."""
 
@@ -110,6 +125,7 @@ class Session:
         resident: Callable[[torch.device], Resident] | None = None,
         *,
         refuses: bool = True,
+        offline: Offline | None = None,
     ) -> None:
         """Plan under these options.
 
@@ -117,6 +133,7 @@ class Session:
             options: what the user asked for.
             resident: tells what the step holds whatever the plan.
             refuses: whether a budget that cannot be met is an error; otherwise a warning.
+            offline: given if the graphs' inputs are fake and only the plans are wanted.
         """
         self.options = options
         self.key = f"{os.getpid()}-{os.urandom(8).hex()}-{next(_session_numbers)}"
@@ -124,6 +141,7 @@ class Session:
         self.measured_peak_nbytes: int | None = None
         self._resident = resident
         self._refuses = refuses
+        self._offline = offline
         self._first_graph = ""
         self._unplannable: set[str] = set()  # graphs that failed to compile as planned
         self._over_budget: OverBudgetWarning | None = None
@@ -151,11 +169,12 @@ class Session:
                 )
                 compiled: Callable[..., Any] = backend(module, example_inputs)
                 return compiled
-            return self._compile_with_inductor(module, example_inputs)
+            try:
+                return self._compile_with_inductor(module, example_inputs)
+            except _torch.InductorError as error:
+                return self._compile_as_torch_does(module, example_inputs, error)
         except (InfeasibleBudget, FallbackError, FallbackWarning, OverBudgetWarning) as error:
             raise _torch.passing_through(error) from None
-        except _torch.InductorError as error:
-            return self._compile_as_torch_does(module, example_inputs, error)
 
     def _compile_with_inductor(
         self, module: fx.GraphModule, example_inputs: Sequence[Any]
@@ -166,6 +185,7 @@ class Session:
             key=self.key,
             partitioner=self,
             config=self.options.inductor,
+            runs=self._offline is None,
         )
 
     def _compile_as_torch_does(
@@ -234,7 +254,7 @@ class Session:
             graphs=tuple(entry.report for entry in self._entries.values()),
             measured_peak_nbytes=self.measured_peak_nbytes,
             compiler=self.options.compiler,
-            device=_device_name(self._device),
+            device=self._device_name(),
             torch_version=torch.__version__,
             fallbacks=tuple(self.fallbacks),
         )
@@ -285,7 +305,11 @@ class Session:
                 constraints = replace(constraints, must_save=constraints.must_save | shared)
             progress.stage("cost")
             priced = [n for n in joint.nodes if n.op == "call_function" and n not in inlined]
-            costs = profile_nodes(priced, progress=progress.advance)
+            spec = self._offline.spec if self._offline is not None else None
+            if spec is None:
+                costs = profile_nodes(priced, progress=progress.advance)
+            else:
+                costs = estimate_nodes(priced, spec.ceilings)
             progress.stage("solve")
             resident = self._resident_of(joint.primals, storages, device)
             earlier = self._earlier_graphs(name)
@@ -309,7 +333,7 @@ class Session:
             subject = Subject(joint, constraints, lowered, device)
             budget_nbytes = self.options.budget_nbytes(device)
             solver = Solver(lowered.problem, time_limit_s=self.options.time_limit_s)
-            choose = choose_by_simulation if eager else choose_by_reading
+            choose = choose_by_simulation if eager or spec is not None else choose_by_reading
             choice = choose(subject, solver, budget_nbytes)
             self._device, self._resident_nbytes = device, resident.nbytes
             if not choice.fits:
@@ -366,6 +390,11 @@ class Session:
         self.fallbacks[str(warning)] = None
         warnings.warn(warning, stacklevel=3)
 
+    def _device_name(self) -> str:
+        if self._offline is not None and self._offline.spec is not None:
+            return self._offline.spec.name
+        return device_name(self._device)
+
     def _resident_of(
         self, primals: Sequence[fx.Node], storages: Storages, device: torch.device
     ) -> Resident:
@@ -412,8 +441,4 @@ def _devices_of(module: fx.GraphModule) -> set[torch.device]:
     return {value.device for value in values if isinstance(value, torch.Tensor)}
 
 
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-__all__ = ["Options", "Resident", "Session", "Unplannable"]
+__all__ = ["Offline", "Options", "Resident", "Session", "Unplannable"]

@@ -1,0 +1,165 @@
+"""`plan`: what `optimize` would do, without a step being run.
+
+Enters: a model, perhaps on the `meta` device, a batch of any contents, a budget. Leaves: a
+`Report`. Guarantees: no memory of the model's size is allocated; for a device that is here, the
+plan is the one that `optimize` makes, since the same stages make it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from autoremat import _torch
+from autoremat.backend import session_options, with_own_code
+from autoremat.budget import parse_budget
+from autoremat.device import device_nbytes
+from autoremat.errors import InfeasibleBudget
+from autoremat.fakes import Faker
+from autoremat.footprint import optimizer_footprint
+from autoremat.hardware import DeviceSpec, find_spec
+from autoremat.measure import resident_nbytes, storages_nbytes, tensors_in
+from autoremat.reporting import Report
+from autoremat.session import Offline, Resident, Session
+
+
+def plan(
+    model: nn.Module,
+    *inputs: Any,
+    budget: str | int,
+    device: str | torch.device | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    compiler: str = "inductor",
+    time_limit: float = 30.0,
+    verbose: bool = True,
+    **keywords: Any,
+) -> Report:
+    """The plan of a training step, without running it.
+
+    Model and batch may be on the `meta` device: only sizes matter. A device that is not here is
+    planned for by its data sheet: its operations are estimated, and the peak is the model's.
+
+    Args:
+        model: the module, in train mode.
+        inputs: the batch's positional part; tensors of the sizes to plan for.
+        budget: as for `optimize`; a percentage is of the memory of `device`.
+        device: "cpu", "cuda", or a name such as "H100" or "A100 40GB"; where the model is if not
+            given, which then must not be `meta`.
+        optimizer: of the model's parameters; with it, the state that it holds or creates counts.
+        compiler: "inductor" or "eager".
+        time_limit: seconds for the solver, per graph.
+        verbose: show progress and one summary line.
+        keywords: the batch's keyword part.
+
+    Raises:
+        ValueError: for a malformed budget, compiler or device, a model in eval mode or without a
+            parameter that needs a gradient, and a step in which nothing can be planned.
+        InfeasibleBudget: if no plan fits.
+    """
+    _require_trainable(model)
+    home, spec = _place(model, device)
+    options = session_options(
+        {"budget": budget, "compiler": compiler, "time_limit": time_limit, "verbose": verbose}
+    )
+    total_nbytes = device_nbytes(home) if spec is None else spec.memory_nbytes
+    options = replace(
+        options,
+        budget_nbytes=lambda _: parse_budget(budget, device_nbytes=lambda: total_nbytes),
+    )
+    faker = Faker(home)
+    twin = faker.model(model)
+    fakes, fake_keywords = faker.values(inputs), faker.values(dict(keywords))
+    resident = _resident(twin, (fakes, fake_keywords), optimizer, home)
+    session = Session(options, lambda _: resident, offline=Offline(spec))
+    _run(session, faker, twin, fakes, fake_keywords)
+    report = session.report()
+    if not report.graphs:
+        why = " ".join(report.fallbacks) or (
+            "Dynamo found no graph in it that needs a gradient: its forward is not compiled "
+            "(torch.compiler.disable, or code that Dynamo skips)."
+        )
+        raise ValueError(f"Nothing can be planned: {why}")
+    return report
+
+
+def _run(
+    session: Session,
+    faker: Faker,
+    twin: nn.Module,
+    inputs: tuple[Any, ...],
+    keywords: Mapping[str, Any],
+) -> None:
+    """One forward on fakes: every graph that it reaches is handed to the session."""
+    call = torch.compile(with_own_code(twin._call_impl), backend=session.compile)
+    try:
+        with faker.mode, torch.enable_grad():
+            call(*inputs, **keywords)
+    except InfeasibleBudget:
+        raise
+    except _torch.DataDependentOutput as error:
+        # What code between graphs reads from a tensor is not known; the graphs so far are.
+        session.fall_back("AR108", cause=error, operation=error.func)
+
+
+def _require_trainable(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is an nn.Module, not {type(model).__name__}.")
+    if not model.training:
+        raise ValueError(
+            "The model is in eval mode, where nothing is planned: call model.train() first."
+        )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(
+            "No parameter of the model needs a gradient, so there is no backward to plan: call "
+            "requires_grad_() on what is to be trained."
+        )
+
+
+def _place(
+    model: nn.Module, device: str | torch.device | None
+) -> tuple[torch.device, DeviceSpec | None]:
+    """Where the twin seems to live, and the device to plan for if it is not here."""
+    if device is None:
+        first = next(model.parameters()).device
+        if first.type == "meta":
+            raise ValueError(
+                'The model is on the meta device: say what to plan for, device="cpu", "cuda", or '
+                'a name such as "H100".'
+            )
+        return first, None
+    try:
+        home = torch.device(device)
+    except RuntimeError:
+        # Without a GPU the graph is traced as on the CPU; its sizes are the same.
+        return torch.device("cpu"), find_spec(str(device))
+    if home.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            "There is no CUDA device here. Name the GPU to plan for by its data sheet: "
+            'device="H100", "A100 40GB", ...'
+        )
+    if home.type not in ("cpu", "cuda"):
+        raise ValueError(f'device is "cpu", "cuda" or the name of a GPU, not {str(device)!r}.')
+    return home, None
+
+
+def _resident(
+    twin: nn.Module, inputs: Any, optimizer: torch.optim.Optimizer | None, home: torch.device
+) -> Resident:
+    """Bytes that the step holds whatever the plan."""
+    nbytes = resident_nbytes(twin, inputs, None, home)
+    transient_nbytes = 0
+    if optimizer is not None:
+        footprint = optimizer_footprint(optimizer)
+        state = tensors_in(dict(optimizer.state))
+        places = {tensor.device for tensor in state}
+        nbytes += footprint.state_nbytes + sum(storages_nbytes(state, place) for place in places)
+        transient_nbytes = footprint.transient_nbytes
+    return Resident(
+        nbytes,
+        inputs_nbytes=storages_nbytes(tensors_in(inputs), home),
+        optimizer_nbytes=transient_nbytes,
+    )

@@ -1,0 +1,230 @@
+"""`plan`: the plan of a step that does not run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import autoremat
+from autoremat.errors import FallbackWarning, InfeasibleBudget
+from autoremat.fakes import Faker
+from autoremat.hardware import SPECS, find_spec
+from autoremat.reporting import Report
+
+WIDTH, BATCH = 64, 512
+BUDGET = 1_500_000
+
+
+class Layers(nn.Module):
+    """A few layers with a loss; the last one is tied to the first."""
+
+    def __init__(self, depth: int = 6) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(depth))
+        self.layers[-1].weight = self.layers[0].weight
+        self.register_buffer("scale", torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = F.gelu(layer(x)) * self.scale
+        return x.square().mean()
+
+
+def batch() -> Tensor:
+    return torch.randn(BATCH, WIDTH)
+
+
+def planned(model: nn.Module, *inputs: Tensor, **options: object) -> Report:
+    given = {"budget": BUDGET, "compiler": "eager", "verbose": False, "time_limit": 5.0} | options
+    return autoremat.plan(model, *inputs, **given)  # type: ignore[arg-type]
+
+
+def optimized(model: nn.Module, *inputs: Tensor) -> Report:
+    autoremat.optimize(model, BUDGET, compiler="eager", verbose=False, time_limit=5.0)
+    model(*inputs).backward()
+    return autoremat.report(model)
+
+
+def test_the_plan_is_the_one_that_optimize_makes():
+    """Value by value, byte by byte: the same stages made it."""
+    torch._dynamo.reset()
+    model = Layers()
+    offline, real = planned(model, batch()), optimized(model, batch())
+    (one,), (other,) = offline.graphs, real.graphs
+    assert one.values == other.values
+    assert one.timeline_live_nbytes == other.timeline_live_nbytes
+    assert offline.predicted_peak_nbytes == real.predicted_peak_nbytes <= BUDGET
+    assert offline.resident_nbytes == real.resident_nbytes
+    assert any(value.recomputes for value in one.values)
+
+
+@pytest.mark.inductor
+def test_under_inductor_the_generated_code_is_read_offline_too():
+    torch._dynamo.reset()
+    report = planned(Layers(), batch(), compiler="inductor")
+    assert 0 < report.predicted_peak_nbytes <= BUDGET
+    assert report.compiler == "inductor"
+
+
+def test_a_model_without_weights_plans_as_one_with_weights():
+    """Sizes decide: on the meta device the report is the same."""
+    with torch.device("meta"):
+        empty = Layers()
+    report = planned(empty, torch.empty(BATCH, WIDTH, device="meta"), device="cpu")
+    full = planned(Layers(), batch())
+    assert report.graphs[0].values == full.graphs[0].values
+    assert report.resident_nbytes == full.resident_nbytes
+
+
+def test_nothing_of_the_users_changes():
+    model, x = Layers(), batch()
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    planned(model, x)
+    assert model._compiled_call_impl is None
+    assert all(p.grad is None for p in model.parameters())
+    for name, parameter in model.named_parameters():
+        assert type(parameter) is nn.Parameter
+        assert torch.equal(parameter, before[name])
+
+
+def test_an_optimised_model_can_be_planned():
+    """Its own compiled call stays out of the twin."""
+    torch._dynamo.reset()
+    model = Layers()
+    real = optimized(model, batch())
+    assert planned(model, batch()).graphs[0].values == real.graphs[0].values
+
+
+def test_a_device_that_is_not_here_is_planned_by_its_data_sheet():
+    with torch.device("meta"):
+        model = Layers()
+    x = torch.empty(BATCH, WIDTH, device="meta")
+    report = planned(model, x, device="H100", budget="1%", compiler="inductor")
+    assert report.device == "NVIDIA H100 80GB"
+    assert report.budget_nbytes == find_spec("H100").memory_nbytes // 100
+    assert report.graphs[0].estimated_ops
+    slower = planned(model, x, device="T4", budget="1%", compiler="inductor")
+    assert slower.predicted_time_us > report.predicted_time_us
+
+
+def test_the_optimizer_counts():
+    model = Layers()
+    adam = planned(model, batch(), optimizer=torch.optim.AdamW(model.parameters()), budget="1GB")
+    alone = planned(model, batch(), budget="1GB")
+    weights = sum(p.nbytes for p in model.parameters())
+    assert adam.resident_nbytes - alone.resident_nbytes >= 2 * weights
+
+
+def test_keyword_inputs_and_shared_storages():
+    class Named(Layers):
+        def forward(self, *, x: Tensor, shift: Tensor) -> Tensor:
+            return super().forward(x + shift)
+
+    x = batch()
+    report = planned(Named(), x=x, shift=x[:1])
+    assert report.resident_nbytes == planned(Layers(), x).resident_nbytes
+
+
+class ReadsBetween(Layers):
+    """A graph break at which code reads a number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.gelu(self.layers[0](x))
+        torch._dynamo.graph_break()
+        if float(x.detach().sum()) > 0:
+            x = x * 2
+        return super().forward(x)
+
+
+def test_contents_that_are_not_known_end_the_plan_there():
+    """AR108: what was planned until then stays in the report."""
+    torch._dynamo.reset()
+    with pytest.warns(FallbackWarning, match=r"AR108.*reads what a tensor holds"):
+        report = planned(ReadsBetween(), batch(), budget="1GB")
+    assert report.graphs
+    assert any("AR108" in text for text in report.fallbacks)
+
+
+def test_a_budget_out_of_reach_is_refused_as_in_training():
+    with pytest.raises(InfeasibleBudget) as refusal:
+        planned(Layers(), batch(), budget=100_000)
+    assert planned(Layers(), batch(), budget=refusal.value.smallest_peak_nbytes).graphs
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"device": "H1000"}, "neither"),
+        ({"device": "xpu"}, 'device is "cpu"'),
+        ({"budget": "40 gigs"}, "Accepted"),
+        ({"compiler": "nvcc"}, "compiler is"),
+    ],
+)
+def test_malformed_arguments(change: dict[str, object], message: str):
+    with pytest.raises(ValueError, match=message):
+        planned(Layers(), batch(), **change)
+
+
+def test_models_that_cannot_be_planned():
+    with torch.device("meta"):
+        empty = Layers()
+    with pytest.raises(ValueError, match="say what to plan for"):
+        planned(empty, batch())
+    with pytest.raises(ValueError, match="eval mode"):
+        planned(Layers().eval(), batch())
+    with pytest.raises(ValueError, match="needs a gradient"):
+        planned(Layers().requires_grad_(False), batch())
+    with pytest.raises(TypeError, match=r"nn\.Module"):
+        planned(len, batch())  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_here_has_to_be_named():
+    with pytest.raises(ValueError, match="by its data sheet"):
+        planned(Layers(), batch(), device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("name", "memory_gib"),
+    [("H100", 79), ("a100", 79), ("A100-40GB", 39), ("NVIDIA RTX 4090", 23), ("rtx4090", 23)],
+)
+def test_a_device_is_found_by_how_people_write_it(name: str, memory_gib: int):
+    assert find_spec(name).memory_nbytes == memory_gib << 30
+
+
+def test_the_table_is_consistent():
+    assert len({spec.name for spec in SPECS}) == len(SPECS)
+    for spec in SPECS:
+        assert find_spec(spec.name) == spec
+        ceilings = spec.ceilings(torch.bfloat16)
+        assert ceilings.matmul_gflops > spec.ceilings(torch.float32).matmul_gflops
+
+
+def test_a_twin_shares_what_the_model_shares():
+    model = Layers()
+    model.view = model.scale[:8]  # a plain attribute that looks into a buffer
+    twin = Faker(torch.device("cpu")).model(model)
+    assert twin.layers[0].weight is twin.layers[-1].weight
+    assert twin.view.untyped_storage()._cdata == twin.scale.untyped_storage()._cdata
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
+def test_no_weight_is_ever_made():
+    """60 GB of weights in a process of a few hundred MiB."""
+    code = """
+import resource, torch, autoremat
+from torch import nn
+with torch.device("meta"):
+    model = nn.Sequential(*[nn.Linear(30_000, 30_000) for _ in range(16)])
+    x = torch.empty(64, 30_000)
+report = autoremat.plan(model, x, budget="200GB", device="H200", verbose=False, time_limit=1.0)
+assert report.resident_nbytes > 50_000_000_000
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(run.stdout.split()[-1]) < 2 << 20
