@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from autoremat import _torch
 from autoremat.backend import session_options
 from autoremat.errors import FallbackError, FallbackWarning
 from autoremat.footprint import OptimizerFootprint, optimizer_footprint
@@ -70,7 +71,8 @@ class OptimizedCall:
         self._warn_if_gradients_stay(model)
         self._current = self._variant_for(model)
         try:
-            output = self._current.compiled(*args, **kwargs)
+            with _torch.guarding_hooks():
+                output = self._current.compiled(*args, **kwargs)
         finally:
             self._inputs = None
         self._tell_if_nothing_was_planned(self._current.session)
@@ -132,12 +134,14 @@ class OptimizedCall:
             warnings.warn(warning, stacklevel=3)
 
     def _tell_if_nothing_was_planned(self, session: Session) -> None:
-        if not session.is_planned and not session.fallbacks:
+        if session.is_planned or session.fallbacks:
+            return
+        if any(parameter.requires_grad for parameter in self._model().parameters()):
             session.fall_back(
                 "AR105",
                 "The model runs in eager mode. Dynamo found no graph in it that needs a gradient: "
-                "its forward is not compiled (torch.compiler.disable, or code that Dynamo skips), "
-                "or the call reached no parameter.",
+                "its forward is not compiled (torch.compiler.disable, a backward hook on a module, "
+                "or code that Dynamo skips), or the call reached no parameter.",
             )
 
     def _measure_where_free(self, variant: _Variant) -> None:
