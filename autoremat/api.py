@@ -62,6 +62,7 @@ class OptimizedCall:
         """The session of the latest training call."""
         return self._current.session
 
+    @torch.compiler.disable(recursive=False)  # within an outer torch.compile, a graph of its own
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call of the model: compiled in training, as it is otherwise."""
         model = self._model()

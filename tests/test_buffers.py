@@ -198,3 +198,70 @@ def test_reparametrised_weights():
             return torch.tanh(self.b(torch.tanh(self.a(x)))).square().mean()
 
     gradients_hold(Reparametrised, (rows(),), tolerance=1e-4)
+
+
+# --- updates in the backward --------------------------------------------------------------------
+
+
+class CountsGradients(torch.autograd.Function):
+    """Its backward adds to a buffer what it has seen."""
+
+    @staticmethod
+    def forward(ctx, x, buffer):
+        ctx.save_for_backward(x)
+        ctx.buffer = buffer
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        ctx.buffer.add_(gradient.abs().mean())
+        return gradient * x.cos(), None
+
+
+class ScalesByBuffer(torch.autograd.Function):
+    """Its backward changes the buffer and then reads it."""
+
+    @staticmethod
+    def forward(ctx, x, buffer):
+        ctx.buffer = buffer
+        return x * buffer
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.buffer.add_(1.0)
+        return gradient * ctx.buffer, None
+
+
+class UpdatesInBoth(torch.autograd.Function):
+    """Both passes change the buffer."""
+
+    @staticmethod
+    def forward(ctx, x, buffer):
+        ctx.save_for_backward(x)
+        ctx.buffer = buffer
+        buffer.mul_(0.9)
+        return x.sin() * buffer
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        ctx.buffer.add_(1.0)
+        return gradient * x.cos() * 0.9, None
+
+
+@pytest.mark.parametrize(
+    ("function", "calls"),
+    [(CountsGradients, 2), (ScalesByBuffer, 2), (UpdatesInBoth, 1)],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_buffer_that_the_backward_updates(function: type[torch.autograd.Function], calls: int):
+    """As often as the backward runs, from the value that the forward left."""
+
+    class Updates(Buffered):
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers[:calls]:
+                x = function.apply(torch.tanh(layer(x)), self.mean)
+            return torch.sin(x).square().mean()
+
+    gradients_hold(Updates, (rows(),), time_limit=0.5)
