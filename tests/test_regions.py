@@ -1,4 +1,4 @@
-"""Regions that layers share (`torch.compiler.nested_compile_region`) are planned like other code."""
+"""Regions that layers share (`nested_compile_region`) are planned like other code."""
 
 from __future__ import annotations
 
