@@ -335,6 +335,7 @@ class Differentiates(Layers):
         return force.square().mean()
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_a_gradient_inside_the_model_is_right_or_refused():
     """A double backward over a compiled graph raises; it gives no other numbers."""
     model = optimized(Differentiates, UNBOUNDED, strict=False)
