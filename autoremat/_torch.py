@@ -34,6 +34,7 @@ from torch._inductor.virtualized import V
 from torch._ops import OpOverload
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutput
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._pytree import arg_tree_leaves, tree_leaves
@@ -60,8 +61,11 @@ __all__ = [
     "default_partition",
     "extract_forward_and_backward",
     "fake_mode_of",
+    "force_recompile",
     "force_save_what_torch_demands",
     "fx_graph_cse",
+    "guarding_hooks",
+    "invoke_subgraph",
     "is_backward_seed",
     "is_opaque",
     "is_primal",
@@ -108,6 +112,20 @@ is_tangent = _partitioners._is_tangent
 is_backward_seed = _partitioners._is_bwd_seed_offset
 is_symbolic = _partitioners.is_sym_node
 must_run_in_backward = _partitioners._must_be_in_backward
+invoke_subgraph = torch.ops.higher_order.invoke_subgraph
+force_recompile = _LazyGraphModule.force_recompile
+
+
+@contextlib.contextmanager
+def guarding_hooks() -> Iterator[None]:
+    """Let what Dynamo compiles in this context notice hooks that are added to modules later."""
+    config: Any = torch._dynamo.config
+    before = config.skip_nnmodule_hook_guards
+    config.skip_nnmodule_hook_guards = False
+    try:
+        yield
+    finally:
+        config.skip_nnmodule_hook_guards = before
 
 
 def is_opaque(node: fx.Node) -> bool:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from autoremat import _torch
 from autoremat.backend import session_options, with_own_code
 from autoremat.errors import FallbackError, FallbackWarning
 from autoremat.fallbacks import fallback
@@ -64,6 +65,7 @@ class OptimizedCall:
         """The session of the latest training call."""
         return self._current.session
 
+    @torch.compiler.disable(recursive=False)  # within an outer torch.compile, a graph of its own
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call of the model: compiled in training, as it is otherwise."""
         model = self._model()
@@ -73,7 +75,8 @@ class OptimizedCall:
         self._warn_if_gradients_stay(model)
         self._current = self._variant_for(model)
         try:
-            output = self._current.compiled(*args, **kwargs)
+            with _torch.guarding_hooks():
+                output = self._current.compiled(*args, **kwargs)
         finally:
             self._inputs = None
         self._tell_if_nothing_was_planned(self._current.session)
@@ -135,7 +138,9 @@ class OptimizedCall:
             warnings.warn(warning, stacklevel=3)
 
     def _tell_if_nothing_was_planned(self, session: Session) -> None:
-        if not session.is_planned and not session.fallbacks:
+        if session.is_planned or session.fallbacks:
+            return
+        if any(parameter.requires_grad for parameter in self._model().parameters()):
             session.fall_back("AR105")
 
     def _measure_where_free(self, variant: _Variant) -> None:

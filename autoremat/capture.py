@@ -246,7 +246,7 @@ def _snapshot_for_backward(
 ) -> None:
     """Let the backward read a copy, taken in the forward, of inputs that the forward overwrites."""
     for node in [n for n in graph.nodes if n in overwritten]:
-        readers = [user for user in node.users if user in backward]
+        readers = [user for user in node.users if user in backward and not _only_writes(user, node)]
         if not readers or not isinstance(node.meta.get("val"), torch.Tensor):
             continue
         with graph.inserting_after(node):
@@ -258,3 +258,10 @@ def _snapshot_for_backward(
         copy.meta["partitioner_tag"] = "is_forward"
         for reader in readers:
             reader.replace_input_with(node, copy)
+
+
+def _only_writes(node: fx.Node, target: fx.Node) -> bool:
+    """Whether the node is a backward's own update of an input: the copy must not take that."""
+    return (
+        node.target is aten.copy_.default and node.args[0] is target and node.args[1] is not target
+    )

@@ -39,6 +39,7 @@ from autoremat.lower import lower
 from autoremat.partition import PartitionError
 from autoremat.profile import profile_nodes
 from autoremat.progress import Progress
+from autoremat.regions import write_out_regions
 from autoremat.reporting import GraphReport, Report, one_line
 from autoremat.storage import Storages, find_storages
 
@@ -159,6 +160,7 @@ class Session:
             FallbackError: if the session is strict and a graph cannot be planned.
         """
         self._first_graph = self._first_graph or _graph_name()
+        write_out_regions(module)
         try:
             if self.options.compiler == "eager":
                 backend = _torch.aot_autograd(

@@ -90,6 +90,11 @@ def _claim_two_devices(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(session, "_devices_of", lambda module: both)
 
 
+def _leave_regions(patch: pytest.MonkeyPatch) -> None:
+    """As where a region's results are used in a way that cannot be written out."""
+    patch.setattr(session, "write_out_regions", lambda module: None)
+
+
 def _write_another_plan(patch: pytest.MonkeyPatch) -> None:
     """The forward's last `tanh` becomes a `sin` on its way into the two modules."""
     original = autoremat.choose.rewrite
@@ -108,7 +113,7 @@ def _write_another_plan(patch: pytest.MonkeyPatch) -> None:
 TRIGGERS: dict[str, tuple[Callable[[], nn.Module], Callable[[pytest.MonkeyPatch], None] | None]] = {
     "AR101": (Chain, _break_planning),
     "AR102": (Chain, _claim_two_devices),
-    "AR103": (SharedRegion, None),
+    "AR103": (SharedRegion, _leave_regions),
     "AR105": (Skipped, None),
     "AR106": (Chain, _write_another_plan),
     "AR201": (lambda: Chain().requires_grad_(False), None),
@@ -167,6 +172,7 @@ def unknown_to_inductor(x: Tensor) -> Tensor:
 
 def _with_an_unknown_operator(original: Callable[..., Choice]) -> Callable[..., Choice]:
     """A choice whose forward module calls what Inductor cannot lower."""
+
     def choose(*args: Any, **keywords: Any) -> Choice:
         choice = original(*args, **keywords)
         graph: fx.Graph = choice.forward.graph

@@ -407,3 +407,47 @@ def test_operator_types_and_trees():
     assert issubclass(_torch_profile.TorchDispatchMode, object)
     assert _torch_profile.tree_leaves({"a": [1, 2]}) == [1, 2]
     assert _torch_profile.tree_map(lambda x: x + 1, (1, [2])) == (2, [3])
+
+
+def test_forward_of_a_lazy_module_is_its_own_after_recompiling(joint: fx.GraphModule):
+    """`force_recompile` leaves no detour by `__call__`, where users' hooks run."""
+    joint.recompile()
+    _torch.force_recompile(joint)
+    assert "lazy" not in joint.forward.__name__
+
+
+def test_hooks_are_guarded_within_a_context():
+    """Dynamo recompiles when a hook comes to a module that was compiled in the context."""
+    frames = []
+
+    def backend(module: fx.GraphModule, inputs: Any) -> Any:
+        frames.append(module)
+        return module.forward
+
+    layer = nn.Linear(4, 4)
+    compiled = torch.compile(lambda x: layer(x), backend=backend)
+    before = torch._dynamo.config.skip_nnmodule_hook_guards
+    with _torch.guarding_hooks():
+        compiled(torch.randn(2, 4))
+    assert torch._dynamo.config.skip_nnmodule_hook_guards is before
+    layer.register_forward_hook(lambda module, inputs, output: 2 * output)
+    compiled(torch.randn(2, 4))
+    assert len(frames) == 2
+
+
+def test_a_shared_region_is_a_call_of_its_graph():
+    """Its arguments: the graph, a name, and the operands; its users take elements."""
+    calls = []
+
+    def backend(module: fx.GraphModule, inputs: Any) -> Any:
+        calls.extend(module.graph.find_nodes(op="call_function", target=_torch.invoke_subgraph))
+        return module.forward
+
+    region = torch.compiler.nested_compile_region(lambda x: x.sin())
+    torch.compile(lambda x: region(region(x)), backend=backend)(torch.randn(2, 4))
+    call = calls[-1]  # the first may be traced without one
+    body, name, *operands = call.args
+    assert body.op == "get_attr"
+    assert isinstance(name, str)
+    assert len(operands) == 1
+    assert all(_torch.is_getitem(user) for user in call.users)

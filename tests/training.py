@@ -179,19 +179,20 @@ def gradients_hold(
     shares: Sequence[float] = (0.0,),
     loss_of: Loss = scalar,
     against_eager: bool = True,
+    **options: Any,
 ) -> Peaks:
     """Check that no budget changes the step: bitwise against the plan without recompute.
 
     Against eager mode it is compared within a tolerance. The smallest budget is always among
     those tried. Returns the range of budgets.
     """
-    unbounded = optimized(make, UNBOUNDED)
+    unbounded = optimized(make, UNBOUNDED, **options)
     reference = step(unbounded, inputs, loss_of)
     if against_eager:
         close(step(make_seeded(make), inputs, loss_of), reference, tolerance)
     report = autoremat.report(unbounded)
     assert not report.fallbacks
-    tight = optimized(make, 1)
+    tight = optimized(make, 1, **options)
     with pytest.raises(autoremat.InfeasibleBudget) as caught:
         step(tight, inputs, loss_of)
     found = Peaks(
@@ -199,7 +200,7 @@ def gradients_hold(
     )
     assert found.resident < found.smallest <= found.save_all
     for share in shares:
-        model = optimized(make, found.at(share))
+        model = optimized(make, found.at(share), **options)
         same(reference, step(model, inputs, loss_of))
         assert autoremat.report(model).predicted_peak_nbytes <= found.at(share)
     return found

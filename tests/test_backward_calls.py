@@ -1,0 +1,205 @@
+"""Gradients that exist already, optimizers, and backward calls of every order."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autoremat
+import autoremat.session
+from autoremat.measure import measure_peak, resident_nbytes
+from tests.tiny import WIDTH, Chain, many_rows
+from tests.training import (
+    UNBOUNDED,
+    make_seeded,
+    optimized,
+    peaks,
+    recomputes,
+    refusal,
+    step,
+)
+
+# Dynamo looks at `.grad` of what it resumes with after a graph break.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+
+# --- optimizers and gradients that exist -------------------------------------------------------
+
+
+def test_optimizer_state_counts():
+    """Adam's two moments are resident although they do not exist yet."""
+    plain = optimized(Chain, UNBOUNDED)
+    step(plain, (many_rows(),))
+    torch._dynamo.reset()
+    model = make_seeded(Chain)
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    autoremat.optimize(model, UNBOUNDED, optimizer=optimizer, compiler="eager", verbose=False)
+    step(model, (many_rows(),))
+    moments = 2 * sum(p.nbytes for p in model.parameters())
+    added = autoremat.report(model).resident_nbytes - autoremat.report(plain).resident_nbytes
+    assert moments <= added <= moments + 64 * len(list(model.parameters()))
+    assert not optimizer.state
+
+
+def test_a_whole_training_step_keeps_the_budget():
+    """zero_grad, forward, backward and Adam's step together, from the second step on."""
+
+    def trained(budget: int) -> tuple[nn.Module, int]:
+        torch._dynamo.reset()
+        model = make_seeded(Chain)
+        optimizer = torch.optim.Adam(model.parameters())
+        autoremat.optimize(
+            model, budget, optimizer=optimizer, compiler="eager", verbose=False, strict=True
+        )
+        batch = many_rows()
+
+        def whole() -> None:
+            optimizer.zero_grad()
+            model(batch).backward()
+            optimizer.step()
+
+        whole()
+        optimizer.zero_grad()
+        resident = resident_nbytes(model, batch, optimizer)
+        return model, resident + measure_peak(whole, device="cpu")
+
+    model, _ = trained(UNBOUNDED)
+    budget = int(0.8 * autoremat.report(model).predicted_peak_nbytes)
+    model, peak = trained(budget)
+    assert recomputes(model) > 0
+    assert peak <= budget
+
+
+def test_accumulated_gradients():
+    """Three backward passes add up to eager's gradients."""
+    smallest = peaks(Chain, (many_rows(),)).smallest
+    ours, eager = optimized(Chain, smallest), make_seeded(Chain)
+    ours(many_rows()).backward()
+    ours(many_rows()).backward()  # gradients exist; they may still go before the backward
+    with pytest.warns(autoremat.OverBudgetWarning):  # they have stayed: two sets do not fit
+        ours(many_rows()).backward()
+    for _ in range(3):
+        eager(many_rows()).backward()
+    for mine, theirs in zip(ours.parameters(), eager.parameters(), strict=True):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        assert torch.allclose(mine.grad, theirs.grad, atol=1e-7)
+
+
+def test_accumulated_gradients_keep_the_budget():
+    """The second micro-batch of a step, whose gradients exist, peaks within the budget too."""
+    wide = lambda: Wide()  # noqa: E731
+    found = peaks(wide, (many_rows(64),))
+    model = optimized(wide, found.save_all)
+    batch = many_rows(64)
+    model(batch).backward()
+    resident = resident_nbytes(model, batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", autoremat.OverBudgetWarning)
+        peak = resident + measure_peak(lambda: model(batch).backward(), device="cpu")
+    assert peak <= found.save_all or autoremat.report(model).predicted_peak_nbytes >= peak
+
+
+class Wide(nn.Module):
+    """Gradients larger than activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(WIDTH, 512)
+        self.b = nn.Linear(512, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.b(torch.tanh(self.a(x)))).square().mean()
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_existing_gradients_are_resident(set_to_none: bool):
+    """Zeroed gradients that stay allocated count, and the peak with them is predicted."""
+    model = make_seeded(Chain)
+    model(many_rows()).backward()
+    model.zero_grad(set_to_none=set_to_none)
+    autoremat.optimize(model, UNBOUNDED, compiler="eager", verbose=False, strict=True)
+    batch = many_rows()
+    resident = resident_nbytes(model, batch)
+    model(batch).backward()
+    model.zero_grad(set_to_none=set_to_none)
+    peak = resident + measure_peak(lambda: model(batch).backward(), device="cpu")
+    report = autoremat.report(model)
+    assert report.resident_nbytes == resident
+    assert report.predicted_peak_nbytes == pytest.approx(peak, rel=0.02)
+
+
+# --- unusual backward calls --------------------------------------------------------------------
+
+
+def test_retain_graph():
+    """A first backward that keeps the graph can be repeated."""
+    model = optimized(Chain, peaks(Chain, (many_rows(),)).smallest)
+    loss = model(many_rows())
+    loss.backward(retain_graph=True)
+    once = {name: p.grad.clone() for name, p in model.named_parameters()}
+    loss.backward()
+    for name, p in model.named_parameters():
+        assert torch.equal(p.grad, 2 * once[name])
+
+
+def test_retain_graph_later_is_explained():
+    """Once compiled to free saved values early, the backward refuses with the remedy."""
+    model = optimized(Chain, UNBOUNDED)
+    model(many_rows()).backward()
+    with pytest.raises(RuntimeError, match=r"retain_graph.*donated_buffer=False"):
+        model(many_rows()).backward(retain_graph=True)
+
+
+def test_a_backward_of_the_backward_is_refused():
+    """As under torch.compile: an error, not a wrong gradient."""
+    model = optimized(Chain, UNBOUNDED)
+    parameters = list(model.parameters())
+    gradient = torch.autograd.grad(model(many_rows()), parameters[0], create_graph=True)[0]
+    with pytest.raises(RuntimeError, match="double backward"):
+        gradient.square().sum().backward()
+
+
+def test_gradients_dropped_between_forward_and_backward():
+    """`loss = model(x); optimizer.zero_grad(); loss.backward()` is the order of many scripts."""
+    budget = peaks(Wide, (many_rows(64),)).save_all
+    model = optimized(Wide, budget)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", autoremat.OverBudgetWarning)
+        for _ in range(3):
+            loss = model(many_rows(64))
+            model.zero_grad(set_to_none=True)
+            loss.backward()
+    assert not [w for w in seen if w.category is autoremat.OverBudgetWarning]
+
+
+class BreaksFirst(Chain):
+    """Something that Dynamo does not trace comes after the first layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.layers[0](x))
+        x = untraced(x)
+        return super().forward(x)
+
+
+@torch._dynamo.disable
+def untraced(x: Tensor) -> Tensor:
+    """Runs in eager mode between two graphs."""
+    return torch.sin(x)
+
+
+def test_no_budget_of_one_byte_is_accepted_with_a_graph_break():
+    """The first graph does not fit: that is an error, whatever comes after it."""
+    assert refusal(BreaksFirst, (many_rows(),)).smallest_peak_nbytes > many_rows().nbytes
+
+
+def test_gradients_of_some_parameters_only():
+    """`torch.autograd.grad` for one layer."""
+    model, eager = optimized(Chain, UNBOUNDED), make_seeded(Chain)
+    mine, theirs = (
+        torch.autograd.grad(m(many_rows()), m.layers[2].weight)[0] for m in (model, eager)
+    )
+    assert torch.allclose(mine, theirs, atol=1e-7)

@@ -1,0 +1,112 @@
+"""Budgets that cannot be met: the error names the smallest peak, and that is accepted."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autoremat
+import autoremat.session
+from autoremat.measure import resident_nbytes
+from tests.tiny import Chain, many_rows
+from tests.training import (
+    measured,
+    optimized,
+    refusal,
+    step,
+)
+
+# Dynamo looks at `.grad` of what it resumes with after a graph break.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+
+def test_an_infeasible_budget_names_the_smallest_peak():
+    """The error is raised as itself before the step, and its smallest peak is then accepted."""
+    model = optimized(Chain, 1)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(autoremat.InfeasibleBudget) as caught:
+        model(many_rows())
+    error = caught.value
+    assert error.budget_nbytes == 1
+    assert 0 < error.floor_nbytes <= error.smallest_peak_nbytes
+    assert error.resident_nbytes == resident_nbytes(model, many_rows())
+    assert error.largest[0].nbytes == many_rows().nbytes
+    assert error.source.startswith("tiny.py:")
+    assert error.step
+    assert "Raise the budget" in str(error)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    assert all(p.grad is None for p in model.parameters())
+    accepted = optimized(Chain, error.smallest_peak_nbytes)
+    step(accepted, (many_rows(),))
+    assert measured(accepted, (many_rows(),)) <= error.smallest_peak_nbytes
+
+
+def test_one_byte_less_than_the_proven_floor_is_refused():
+    """The smallest peak of a plain chain is exact: one byte less raises again."""
+    smallest = refusal(Chain, (many_rows(),)).smallest_peak_nbytes
+    assert refusal(Chain, (many_rows(),), smallest - 1).smallest_peak_nbytes == smallest
+
+
+def test_the_text_budget_of_the_remedy_is_accepted():
+    """The error's own advice can be pasted."""
+    smallest = refusal(Chain, (many_rows(),)).smallest_peak_nbytes
+    step(optimized(Chain, f"{smallest}B"), (many_rows(),))
+
+
+def test_an_infeasible_budget_survives_pickling():
+    """A worker process may raise it."""
+    error = refusal(Chain, (many_rows(),))
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is autoremat.InfeasibleBudget
+    assert str(again) == str(error)
+    assert again.largest == error.largest
+
+
+def test_the_arguments_of_the_error_are_its_numbers():
+    """`args` and `repr` show what the error was made of."""
+    assert refusal(Chain, (many_rows(),)).args[0] == 1
+
+
+def test_a_refused_model_can_be_given_another_budget():
+    """After the error the same object trains under a budget that fits."""
+    model = optimized(Chain, 1)
+    for _ in range(2):
+        with pytest.raises(autoremat.InfeasibleBudget) as caught:
+            model(many_rows())
+    smallest = caught.value.smallest_peak_nbytes
+    autoremat.optimize(model, smallest, compiler="eager", verbose=False)
+    step(model, (many_rows(),))
+    assert autoremat.report(model).budget_nbytes == smallest
+
+
+class Codebook(nn.Module):
+    """Vector quantisation whose codebook moves during the step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(64, 64)
+        self.b = nn.Linear(64, 64)
+        self.register_buffer("codes", torch.randn(16, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x))
+        nearest = torch.cdist(h.detach(), self.codes).argmin(-1)
+        code = self.codes[nearest]
+        self.codes.index_add_(0, nearest, 0.01 * h.detach())
+        code = h + (code - h).detach()
+        later = (h - self.codes[nearest].detach()).square().mean()
+        return torch.tanh(self.b(code)).square().mean() + later
+
+
+def test_no_budget_finds_less_than_the_smallest_peak():
+    """The smallest peak that the error names is the smallest that any budget leads to."""
+    x = torch.randn(128, 64)
+    smallest = refusal(Codebook, (x,)).smallest_peak_nbytes
+    model = optimized(Codebook, smallest)
+    step(model, (x,))
+    assert autoremat.report(model).predicted_peak_nbytes == smallest

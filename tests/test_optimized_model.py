@@ -1,0 +1,226 @@
+"""The life of an optimised model: several graphs, copies, other shapes, other modes."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autoremat
+import autoremat.session
+from tests.tiny import WIDTH, Chain, many_rows
+from tests.training import (
+    UNBOUNDED,
+    close,
+    make_seeded,
+    optimized,
+    peaks,
+    recomputes,
+    refusal,
+    same,
+    scalar,
+    step,
+)
+
+# Dynamo looks at `.grad` of what it resumes with after a graph break.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+
+class Broken(Chain):
+    """A graph break in the middle."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers[:3]:
+            x = torch.tanh(layer(x))
+        torch._dynamo.graph_break()
+        for layer in self.layers[3:]:
+            x = torch.tanh(layer(x))
+        return x.square().mean()
+
+
+# --- several graphs ----------------------------------------------------------------------------
+
+
+def test_a_graph_break_gives_two_planned_graphs():
+    """The second gets what the first leaves; gradients are eager's."""
+    model = optimized(Broken, UNBOUNDED)
+    ours = step(model, (many_rows(),))
+    close(step(make_seeded(Broken), (many_rows(),)), ours, 1e-6)
+    report = autoremat.report(model)
+    assert len(report.graphs) == 2
+    assert report.predicted_time_us == pytest.approx(
+        sum(graph.predicted_time_us for graph in report.graphs)
+    )
+
+
+def test_two_graphs_that_exceed_the_budget_together_say_so():
+    """The first fits; the second runs as lean as it can, with a warning; gradients stay right."""
+    smallest = refusal(Broken, (many_rows(),)).smallest_peak_nbytes
+    model = optimized(Broken, smallest)
+    with pytest.warns(autoremat.OverBudgetWarning):
+        ours = step(model, (many_rows(),))
+    same(step(optimized(Broken, UNBOUNDED), (many_rows(),)), ours)
+
+
+def test_a_loss_outside_the_model():
+    """The model returns predictions; their gradient arrives from outside."""
+
+    class Predicts(Chain):
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = torch.tanh(layer(x))
+            return x
+
+    def loss_of(output: Tensor) -> Tensor:
+        return nn.functional.mse_loss(output, torch.ones_like(output))
+
+    smallest = peaks(Predicts, (many_rows(),)).smallest
+    ours = step(optimized(Predicts, smallest), (many_rows(),), loss_of)
+    same(step(optimized(Predicts, UNBOUNDED), (many_rows(),), loss_of), ours)
+    close(step(make_seeded(Predicts), (many_rows(),), loss_of), ours, 1e-6)
+
+
+def test_an_optimised_part_of_a_larger_model():
+    """Only the inner module is planned."""
+    inner = optimized(Chain, UNBOUNDED)
+    outer = nn.Linear(WIDTH, WIDTH)
+    inner(outer(many_rows())).backward()
+    assert outer.weight.grad is not None
+    assert len(autoremat.report(inner).graphs) == 1
+
+
+# --- the life of an optimised model ------------------------------------------------------------
+
+
+def test_optimising_again_replaces_the_plan():
+    """The last budget counts."""
+    found = peaks(Chain, (many_rows(),))
+    model = optimized(Chain, UNBOUNDED)
+    reference = step(model, (many_rows(),))
+    model.zero_grad(set_to_none=True)
+    autoremat.optimize(model, found.smallest, compiler="eager", verbose=False, strict=True)
+    same(reference, step(model, (many_rows(),)))
+    assert autoremat.report(model).budget_nbytes == found.smallest
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
+def test_copies_run_unplanned(how: str):
+    """As with `nn.Module.compile`, a copy is the plain model; the original stays planned."""
+    model = optimized(Chain, UNBOUNDED)
+    ours = step(model, (many_rows(),))
+    match how:
+        case "deepcopy":
+            copied = copy.deepcopy(model)
+        case "pickle":
+            copied = pickle.loads(pickle.dumps(model))
+        case _:
+            file = io.BytesIO()
+            torch.save(model, file)
+            file.seek(0)
+            copied = torch.load(file, weights_only=False)
+    close(step(copied, (many_rows(),)), ours, 1e-6)
+    with pytest.raises(ValueError, match="not optimised"):
+        autoremat.report(copied)
+    assert autoremat.report(model).graphs
+
+
+def test_a_state_dict_goes_in_and_out():
+    """Weights can be loaded before and after planning."""
+    model, other = optimized(Chain, UNBOUNDED), Chain()
+    step(model, (many_rows(),))
+    model.load_state_dict(other.state_dict())
+    assert torch.equal(model(many_rows()), other.train()(many_rows()))
+
+
+def test_a_dropped_model_is_freed():
+    """Nothing of autoremat keeps a model's parameters alive."""
+    model = optimized(Chain, UNBOUNDED)
+    step(model, (many_rows(),))
+    parameter = weakref.ref(model.layers[0].weight)
+    del model
+    torch._dynamo.reset()
+    gc.collect()
+    assert parameter() is None
+
+
+def test_other_batch_sizes():
+    """A second size is planned again, a third runs on symbols; all give eager's gradients."""
+    model, eager = optimized(Chain, UNBOUNDED), make_seeded(Chain)
+    for count in (256, 128, 64, 200):
+        close(step(eager, (many_rows(count),)), step(model, (many_rows(count),)), 1e-6)
+    assert not autoremat.report(model).fallbacks
+
+
+def test_symbolic_batch_sizes_under_a_tight_budget():
+    """A graph of symbolic sizes is planned by the size at hand."""
+
+    def run(budget: int) -> Any:
+        model = optimized(Chain, budget)
+        batch = many_rows()
+        torch._dynamo.mark_dynamic(batch, 0)
+        model(batch).backward()
+        return model
+
+    reference = run(UNBOUNDED)
+    budget = int(0.75 * autoremat.report(reference).predicted_peak_nbytes)
+    model = run(budget)
+    assert recomputes(model) > 0
+    for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        assert torch.equal(mine.grad, theirs.grad)
+
+
+def test_a_larger_batch_than_any_plan_fits():
+    """It is refused before its step runs, and the smaller one still trains."""
+    model = optimized(Chain, peaks(Chain, (many_rows(),)).smallest)
+    step(model, (many_rows(),))
+    model.zero_grad(set_to_none=True)
+    with pytest.raises(autoremat.InfeasibleBudget):
+        model(many_rows(4096))
+    step(model, (many_rows(),))
+
+
+def test_tensors_without_elements():
+    """An empty batch, and an empty part of a batch."""
+
+    class Joined(Chain):
+        def forward(self, x: Tensor) -> Tensor:
+            empty = torch.tanh(self.layers[1](x[:0]))
+            return super().forward(torch.cat([torch.tanh(self.layers[0](x)), empty]))
+
+    found = peaks(Joined, (many_rows(),))
+    close(
+        step(make_seeded(Joined), (many_rows(),)),
+        step(optimized(Joined, found.smallest), (many_rows(),)),
+        1e-6,
+    )
+    model = optimized(Chain, UNBOUNDED)
+    (model(many_rows(0).view(0, WIDTH)).nan_to_num()).backward()
+
+
+def test_parameters_frozen_and_thawed_between_steps():
+    """Each set of trainable parameters has its own plan."""
+    model, eager = optimized(Chain, UNBOUNDED), make_seeded(Chain)
+    for frozen in (3, 0, 5):
+        for m in (model, eager):
+            for number, layer in enumerate(m.layers):
+                layer.requires_grad_(number >= frozen)
+        close(step(eager, (many_rows(),)), step(model, (many_rows(),)), 1e-6)
+
+
+def test_autocast_around_an_optimised_model():
+    """The plan of another precision is another plan."""
+    model = optimized(Chain, UNBOUNDED)
+    step(model, (many_rows(),))
+    model.zero_grad(set_to_none=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(many_rows())
+    loss.backward()
+    scalar(loss)
+    assert all(p.grad is not None for p in model.parameters())

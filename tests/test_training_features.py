@@ -1,0 +1,343 @@
+"""What training scripts do around a model: precision, adapters, optimizers, wrappers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+import autoremat
+from tests.tiny import WIDTH, Layers, Residual, rows, sequences
+from tests.training import (
+    UNBOUNDED,
+    close,
+    gradients_hold,
+    make_seeded,
+    optimized,
+    recomputes,
+    refusal,
+    step,
+)
+
+Optimizers = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+# --- precision ---------------------------------------------------------------------------------
+
+
+def scaled_training(model: nn.Module, dtype: torch.dtype) -> list[Tensor]:
+    """Three steps of two micro-batches: autocast, scaler, clipping, SGD; the parameters."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    for _ in range(3):
+        for _ in range(2):
+            with torch.autocast("cpu", dtype):
+                loss = model(rows()) / 2
+            scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return list(model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")  # accumulated gradients
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_scaled_mixed_precision_with_clipping_and_accumulation(dtype: torch.dtype):
+    """A whole loop with `GradScaler`: bitwise the same under the smallest budget."""
+    with torch.autocast("cpu", dtype):
+        smallest = refusal(Residual, (rows(),), time_limit=0.5).smallest_peak_nbytes
+    model = optimized(Residual, smallest, time_limit=0.5)
+    tight = scaled_training(model, dtype)
+    assert recomputes(model) > 0
+    loose = scaled_training(optimized(Residual, UNBOUNDED), dtype)
+    assert all(torch.equal(a, b) for a, b in zip(tight, loose, strict=True))
+    eager = scaled_training(make_seeded(Residual), dtype)
+    torch.testing.assert_close(loose, eager, rtol=1e-2, atol=1e-2)
+
+
+def test_a_scaler_skips_the_step_of_infinite_gradients():
+    """And halves its scale, as in eager mode."""
+    model = optimized(Residual, UNBOUNDED)
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    scaler.scale(model(1e3 * rows())).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 2.0**126
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_parameters_of_half_precision(dtype: torch.dtype):
+    """Weights, activations and gradients of 16 bits."""
+    make = lambda: Residual().to(dtype)  # noqa: E731
+    gradients_hold(make, (rows(dtype),), tolerance=3e-2, time_limit=0.5)
+
+
+ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (
+    F.gelu,
+    lambda x: F.gelu(x, approximate="tanh"),
+    F.silu,
+    F.softplus,
+    F.mish,
+    F.hardswish,
+    F.hardsigmoid,
+    F.hardtanh,
+    F.elu,
+    F.selu,
+    F.celu,
+    F.leaky_relu,
+    F.relu6,
+    F.logsigmoid,
+    F.tanhshrink,
+    F.softsign,
+    F.softshrink,
+    lambda x: F.glu(torch.cat([x, x.sin()], -1)),
+    lambda x: F.prelu(x, torch.full((WIDTH,), 0.2, dtype=x.dtype)),
+    lambda x: F.normalize(x, dim=-1),
+)
+
+
+def test_activation_functions():
+    """Twenty of them in one model, in float64."""
+
+    class Activated(Layers):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x)
+            for activation in ACTIVATIONS:
+                h = h + 0.1 * activation(self.second(h))
+            return h.square().mean()
+
+    x = rows(torch.float64)
+    gradients_hold(lambda: Activated().double(), (x,), tolerance=1e-11, time_limit=0.5)
+
+
+# --- adapters ----------------------------------------------------------------------------------
+
+
+class Adapter(nn.Module):
+    """A frozen layer and a trainable product of low rank, which can be merged into it."""
+
+    def __init__(self, base: nn.Linear, rank: int = 4) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Parameter(0.1 * torch.randn(rank, WIDTH))
+        self.up = nn.Parameter(0.1 * torch.randn(WIDTH, rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + (x @ self.down.t()) @ self.up.t()
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Into the frozen weight, in place; the adapter starts anew."""
+        self.base.weight.add_(self.up @ self.down)
+        self.up.zero_()
+
+
+class Adapted(Residual):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Adapter(layer) for layer in self.layers)
+
+
+def test_adapters_on_frozen_weights():
+    """LoRA: gradients for the adapters only; after a merge in place the plan still holds."""
+    smallest = gradients_hold(Adapted, (rows(),), time_limit=0.5).smallest
+    ours, eager = optimized(Adapted, smallest, time_limit=0.5), make_seeded(Adapted)
+    for _ in range(2):
+        close(step(eager, (rows(),)), step(ours, (rows(),)), 1e-6)
+        assert ours.first.base.weight.grad is None
+        for model in (ours, eager):
+            for layer in model.layers:
+                layer.merge()
+
+
+class MovesFrozenWeights(Adapted):
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            with torch.no_grad():
+                layer.base.weight.add_(0.01 * (layer.up @ layer.down))
+            x = x + torch.tanh(layer(x))
+        return x.square().mean()
+
+
+def test_frozen_weights_that_the_forward_moves():
+    """A parameter that the step itself overwrites is read as the forward read it."""
+
+    def outcome(budget: int | None) -> list[Tensor]:
+        model = make_seeded(MovesFrozenWeights)
+        if budget is not None:
+            model = optimized(MovesFrozenWeights, budget, time_limit=0.5)
+        x = rows().requires_grad_()
+        model(x).backward()
+        found = [p.grad for p in model.parameters() if p.grad is not None]
+        return [x.grad, *found, *(p.detach() for p in model.parameters())]
+
+    inputs = (rows().requires_grad_(),)
+    smallest = refusal(MovesFrozenWeights, inputs, time_limit=0.5).smallest_peak_nbytes
+    loose, tight, eager = (outcome(budget) for budget in (UNBOUNDED, smallest, None))
+    assert all(torch.equal(a, b) for a, b in zip(loose, tight, strict=True))
+    torch.testing.assert_close(loose, eager)
+
+
+# --- optimizers --------------------------------------------------------------------------------
+
+
+def trained(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> list[Tensor]:
+    """The parameters after three steps."""
+    optimizers = list(optimizers)
+    for _ in range(3):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        model(rows()).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    return list(model.parameters())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.AdamW(p, 0.01, fused=True),
+        lambda p: torch.optim.Adam(p, 0.01, amsgrad=True, foreach=True),
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, fused=True),
+        lambda p: torch.optim.Adagrad(p),
+    ],
+    ids=["AdamW fused", "Adam foreach", "SGD fused", "Adagrad"],
+)
+def test_fused_and_foreach_optimizers(make: Optimizers):
+    """Given to `optimize`, so that their state counts; three steps end as in eager mode."""
+    ours, eager = make_seeded(Residual), make_seeded(Residual)
+    optimizer = make(ours.parameters())
+    autoremat.optimize(
+        ours, UNBOUNDED, optimizer=optimizer, compiler="eager", strict=True, verbose=False
+    )
+    mine = trained(ours, [optimizer])
+    theirs = trained(eager, [make(eager.parameters())])
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+class Tied(Residual):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[2].weight = self.first.weight
+
+
+def test_tied_weights_that_two_optimizers_step():
+    """Each takes the whole gradient of the weight that both hold."""
+
+    def outcome(model: nn.Module) -> list[Tensor]:
+        one = torch.optim.SGD(model.first.parameters(), 0.1)
+        other = torch.optim.AdamW(model.layers[1:].parameters(), 0.01)
+        return trained(model, [one, other])
+
+    smallest = refusal(Tied, (rows(),), time_limit=0.5).smallest_peak_nbytes
+    tight = outcome(optimized(Tied, smallest, time_limit=0.5))
+    torch.testing.assert_close(tight, outcome(make_seeded(Tied)), rtol=1e-5, atol=1e-5)
+
+
+def test_a_moving_average_of_an_optimised_model():
+    """`AveragedModel` copies the model: the copy is plain, and it follows the original."""
+    ours, eager = optimized(Residual, UNBOUNDED), make_seeded(Residual)
+    averages = [AveragedModel(model) for model in (ours, eager)]
+    for model, average in zip((ours, eager), averages, strict=True):
+        trained(model, [torch.optim.SGD(model.parameters(), 0.1)])
+        average.update_parameters(model)
+    mine, theirs = (list(average.parameters()) for average in averages)
+    torch.testing.assert_close(mine, theirs)
+    assert torch.allclose(averages[0](rows()), averages[1](rows()))
+
+
+# --- wrappers and calls of other kinds ---------------------------------------------------------
+
+
+class InHalves(nn.Module):
+    """Calls a module once for each half of the batch, as data-parallel wrappers do."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.module(half) for half in x.chunk(2)]).mean()
+
+
+def test_a_wrapper_that_calls_an_optimised_model_twice():
+    """Both calls share one plan, and their gradients add up."""
+    ours, eager = InHalves(optimized(Residual, UNBOUNDED)), InHalves(make_seeded(Residual))
+    close(step(eager, (rows(),)), step(ours, (rows(),)), 1e-6)
+    assert len(autoremat.report(ours.module).graphs) == 1
+
+
+def test_parameters_from_elsewhere():
+    """`torch.func.functional_call`: gradients go to the tensors that stand in for parameters."""
+    ours, eager = optimized(Residual, UNBOUNDED), make_seeded(Residual)
+    found = []
+    for model in (ours, eager):
+        given = {n: (1.1 * p.detach()).requires_grad_() for n, p in model.named_parameters()}
+        torch.func.functional_call(model, given, (rows(),)).backward()
+        assert all(p.grad is None for p in model.parameters())
+        found.append([value.grad for value in given.values()])
+    torch.testing.assert_close(*found)
+    close(step(eager, (rows(),)), step(ours, (rows(),)), 1e-6)
+
+
+def test_a_compiled_submodule():
+    """The whole model is planned, the part that the user compiled included."""
+
+    def make() -> nn.Module:
+        model = Residual()
+        model.second.compile(backend="aot_eager")
+        return model
+
+    ours = optimized(make, UNBOUNDED)
+    close(step(make_seeded(Residual), (rows(),)), step(ours, (rows(),)), 1e-6)
+    assert len(autoremat.report(ours).graphs) == 1
+
+
+def test_torch_compile_of_an_optimised_model():
+    """The plan stays: what is compiled around it is a graph of its own."""
+    ours, eager = optimized(Residual, UNBOUNDED), make_seeded(Residual)
+    torch.compile(ours, backend="aot_eager")(rows()).backward()
+    eager(rows()).backward()
+    for mine, theirs in zip(ours.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
+    assert len(autoremat.report(ours).graphs) == 1
+
+
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, 4, dropout=0.1, batch_first=True)
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, weights = self.attention(x, x, x)
+        return self.norm(x + y).pow(3).mean() + weights.square().mean()
+
+
+def test_multihead_attention_of_torch():
+    """With dropout, and its attention weights returned."""
+    gradients_hold(Attends, (sequences(),), tolerance=1e-4, time_limit=0.5)
+
+
+class Differentiates(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        energy = torch.tanh(self.first(x)).sum()
+        (force,) = torch.autograd.grad(energy, x, create_graph=True)
+        return force.square().mean()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_a_gradient_inside_the_model_is_right_or_refused():
+    """A double backward over a compiled graph raises; it gives no other numbers."""
+    model = optimized(Differentiates, UNBOUNDED, strict=False)
+    with pytest.raises(RuntimeError, match="double backward"):
+        step(model, (rows().requires_grad_(),))

@@ -1,0 +1,104 @@
+"""What Dynamo or the planner cannot plan runs all the same; test_fallbacks has each code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autoremat
+import autoremat.session
+from autoremat.cost import Call
+from autoremat.sample import runs_alone
+from tests.tiny import WIDTH, Chain, many_rows
+from tests.training import (
+    UNBOUNDED,
+    close,
+    make_seeded,
+    optimized,
+    step,
+)
+
+# Dynamo looks at `.grad` of what it resumes with after a graph break.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+
+# --- models that cannot be planned -------------------------------------------------------------
+
+
+def test_a_model_in_eval_mode():
+    """It runs unchanged, with a message, until it is put into train mode."""
+    with pytest.warns(autoremat.FallbackWarning, match=r"AR203.*eval"):
+        model = autoremat.optimize(Chain().eval(), "1GB", compiler="eager", verbose=False)
+    model(many_rows())
+    with pytest.raises(ValueError, match="first training call"):
+        autoremat.report(model)
+    model.train()
+    step(model, (many_rows(),))
+    assert autoremat.report(model).graphs
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)),
+        lambda: nn.TransformerEncoderLayer(WIDTH, 4, 64, batch_first=True),
+    ],
+    ids=["Sequential", "TransformerEncoderLayer"],
+)
+def test_modules_of_torch_itself(make: Any):
+    """An `nn.Sequential` is a model like any other."""
+    model = optimized(make, UNBOUNDED)
+    step(model, (many_rows().view(4, 64, WIDTH),))
+    assert autoremat.report(model).graphs
+
+
+class Recurrent(nn.Module):
+    """Dynamo does not trace an LSTM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(WIDTH, WIDTH, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(x)[0].square().mean()
+
+
+def test_a_model_that_dynamo_skips():
+    """No silent fallback: a warning after the first training call, an error if strict."""
+    model = optimized(Recurrent, UNBOUNDED, strict=False)
+    with pytest.warns(autoremat.FallbackWarning):
+        step(model, (many_rows().view(4, 64, WIDTH),))
+
+
+@pytest.mark.parametrize("name", ["mkldnn_rnn_layer_backward", "_cudnn_rnn_backward"])
+def test_operators_with_opaque_workspaces_are_not_run_alone(name: str):
+    """What another kernel packed cannot be made up."""
+    target = getattr(torch.ops.aten, name).default
+    assert not runs_alone(Call(target, (), {}, (), (), False))
+
+
+# --- when planning fails -----------------------------------------------------------------------
+
+
+def _break_planning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **keywords: Any) -> Any:
+        raise KeyError("a defect")
+
+    monkeypatch.setattr(autoremat.session, "find_storages", broken)
+
+
+def test_a_defect_of_the_planner_does_not_lose_the_step(monkeypatch):
+    """The graph runs under torch's own partitioner, with a warning that names the reason."""
+    _break_planning(monkeypatch)
+    model = optimized(Chain, 1, strict=False)
+    with pytest.warns(autoremat.FallbackWarning, match=r"AR101.*KeyError.*a defect"):
+        ours = step(model, (many_rows(),))
+    close(step(make_seeded(Chain), (many_rows(),)), ours, 1e-6)
+    report = autoremat.report(model)
+    assert len(report.fallbacks) == 1
+    assert "AR101" in report.fallbacks[0]
+    assert not report.graphs
+    assert "torch" in report.summary()
