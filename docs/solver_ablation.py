@@ -18,12 +18,17 @@ from autoremat_solver.greedy import greedy_candidate
 from autoremat_solver.heuristics import segment_ends, simple_recipes
 from autoremat_solver.indexed import Indexed
 from autoremat_solver.lazy_rows import LazyRows
-from autoremat_solver.portfolio import chain_candidate, chain_plans, priced_save_sets
+from autoremat_solver.portfolio import (
+    COARSE,
+    FINE,
+    chain_candidate,
+    chain_plans,
+    priced_save_sets,
+)
 from autoremat_solver.realise import KEEP, Retention
 
 ROUNDS = 12  # relaxations of an integer program, as the solver solves
 INTEGER_SHARE = 0.25  # of the time limit, for each integer solve
-BLOCK_LIMITS = (40, 200)  # cuttings into at most so many blocks
 FAR_SHARE = 0.25  # of the forward: what lives longer is no part of a block
 
 
@@ -75,7 +80,7 @@ def ilp_repeats(task: Task) -> Candidate | None:
     """The integer program; what it recomputes lives within its block and may be made again."""
     indexed = task.indexed
     far = far_reaching(indexed, FAR_SHARE)
-    cuttings = dict.fromkeys(tuple(narrow_places(indexed, far, n)) for n in BLOCK_LIMITS)
+    cuttings = dict.fromkeys(tuple(narrow_places(indexed, far, n)) for n in (COARSE, FINE))
     per_block = [
         Retention(segment_end=segment_ends(indexed, list(places))) for places in cuttings if places
     ]

@@ -100,6 +100,11 @@ class Search:
                     break
         self.portfolio = self.front.members
 
+    @property
+    def plain_chains(self) -> list[ChainPlans]:
+        """The cuttings in which nothing but the exact tables has to be looked at."""
+        return [chain for chain in self.chains if chain.is_plain]
+
     def at_budget(self, budget_nbytes: int, deadline: float) -> None:
         """Plans for one budget."""
         began = time.monotonic()
@@ -126,7 +131,7 @@ class Search:
         self._polish(budget_nbytes, deadline)
         best = self.front.fastest_within(budget_nbytes)
         if best is None or not self._is_close(best, budget_nbytes, 0.1 * left):
-            self._rearrange(budget_nbytes, deadline)
+            self.rearrange(budget_nbytes, deadline)
 
     def from_chain(self, chain: ChainPlans, budget_nbytes: int) -> bool:
         """The chain plan of exactly this budget; whether it leaves nothing to search for."""
@@ -165,7 +170,7 @@ class Search:
                 fill(self.indexed, start, budget_nbytes, trials=trials, deadline=deadline)
             )
 
-    def _rearrange(self, budget_nbytes: int, deadline: float) -> None:
+    def rearrange(self, budget_nbytes: int, deadline: float) -> None:
         """Repair and improve the best plans below the budget and the nearest ones above it."""
         fitting = [m for m in self.front.members if m.peak_nbytes <= budget_nbytes]
         starts = [*fitting[:-3:-1], *self.front.above(budget_nbytes)[:3]]

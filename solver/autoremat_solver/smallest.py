@@ -17,47 +17,45 @@ from autoremat_solver.search import TRIALS, Search
 
 SQUEEZE_STEP = 0.97
 LEAN_TIME = 1.5  # of the fastest plan's time: what is called slow
+SLOW_TIME = 3.0  # the same: what is too slow to start from
+LEAN_SHARE = 0.6  # of the time, for the start that is not slow
 SEARCHES = 6  # whole searches for the smallest peak
 GOAL = 0.6  # of the distance to the floor, for each of them
 
 
 def smallest_candidate(search: Search, deadline: float) -> Candidate:
-    """The plan of the smallest peak reached by the portfolio, squeezing it, and lower goals.
+    """The plan of the smallest peak: lowered from lean plans, then searched for at lower goals.
 
     Args:
         search: all it finds is added to its front.
         deadline: `time.monotonic()` at which to stop.
     """
     if not search.is_prepared:
-        return _squeezed(search, search.front.smallest, deadline)
-    best = _from_lean_plan(search, deadline)
-    best = leaner(best, _squeezed(search, search.portfolio[0], deadline))
-    for chain in search.chains:
-        if chain.is_plain:
-            best = _smallest_of_chain(search, chain, best)
-    searches = 0 if any(chain.is_plain for chain in search.chains) else SEARCHES
-    for _ in range(searches):
+        return _lowest_from(search, search.front.smallest, deadline)
+    # The leanest plan of all may recompute on many levels. Starting below it where little is
+    # recomputed gives nearly the same peak in a fraction of the time.
+    now = time.monotonic()
+    lean = _leanest(search, LEAN_TIME)
+    best = _lowest_from(search, lean, now + LEAN_SHARE * (deadline - now))
+    leanest = _leanest(search, SLOW_TIME)
+    if leanest is not lean:
+        best = leaner(best, _lowest_from(search, leanest, deadline))
+    plain = search.plain_chains
+    for chain in plain:
+        best = _smallest_of_chain(search, chain, best)
+    for _ in range(0 if plain else SEARCHES):
         lower = _searched_below(search, best, GOAL, deadline)
         lower = lower or _searched_below(search, best, 1.0, deadline)
         if lower is None:
             break
-        best = _squeezed(search, lower, deadline)
+        best = _lowest_from(search, lower, deadline)
     return best
 
 
-def _from_lean_plan(search: Search, deadline: float) -> Candidate:
-    """The lowest peak reached from the leanest plan that is not slow yet.
-
-    The leanest plan of all may recompute on many levels. Starting below it where little is
-    recomputed gives nearly the same peak in a fraction of the time.
-    """
-    most_us = LEAN_TIME * search.portfolio[-1].time_us
-    start = next(m for m in search.portfolio if m.time_us <= most_us)
-    half = time.monotonic() + 0.5 * (deadline - time.monotonic())
-    steps = lowered(search.indexed, start.steps, search.bounds.floor_nbytes, deadline=half)
-    lower = arranged(search.indexed, steps, "rearranged")
-    search.front.add(lower)
-    return lower
+def _leanest(search: Search, times: float) -> Candidate:
+    """The plan of the smallest peak among those that take so many times the fastest one's time."""
+    most_us = times * search.portfolio[-1].time_us
+    return next(m for m in search.portfolio if m.time_us <= most_us)
 
 
 def _smallest_of_chain(search: Search, chain: ChainPlans, best: Candidate) -> Candidate:
@@ -74,22 +72,20 @@ def _smallest_of_chain(search: Search, chain: ChainPlans, best: Candidate) -> Ca
     return best
 
 
-def _squeezed(search: Search, best: Candidate, deadline: float) -> Candidate:
-    """The plan with fewer saved values and more reruns, as long as that lowers its peak."""
+def _lowest_from(search: Search, best: Candidate, deadline: float) -> Candidate:
+    """The lowest plan that saving fewer values, and then more reruns, lead to."""
     indexed, floor = search.indexed, search.bounds.floor_nbytes
-    while best.peak_nbytes > floor:
+    while best.peak_nbytes > floor and best.saved is not None:
         goal = max(floor, int(best.peak_nbytes * SQUEEZE_STEP))
-        new = None
-        if best.saved is not None:
-            new = squeeze(indexed, best, goal, trials=TRIALS, deadline=deadline)
+        new = squeeze(indexed, best, goal, trials=TRIALS, deadline=deadline)
         if new is None:
             break
         best = new
-    steps = lowered(indexed, best.steps, floor, deadline=deadline)
-    lower = arranged(indexed, steps, "rearranged")
-    for new in (best, lower):
-        search.front.add(new)
-    return lower if lower.peak_nbytes < best.peak_nbytes else best
+        search.front.add(best)
+    for steps in lowered(indexed, best.steps, floor, deadline=deadline):
+        best = arranged(indexed, steps, "rearranged")
+        search.front.add(best)
+    return best
 
 
 def _searched_below(

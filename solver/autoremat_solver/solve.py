@@ -25,6 +25,8 @@ from autoremat_solver.search import PROVEN, Search
 from autoremat_solver.simulate import simulate
 from autoremat_solver.smallest import smallest_candidate
 
+PREPARED_SHARE = 0.4  # of the time limit, by when plans for all budgets are made
+SMALLEST_SHARE = 0.65  # by when the smallest peak is found; the rest makes its plan faster
 SEARCH_SHARE = 0.85  # the rest is for the last simulation under way, the bound and the check
 LEAST_BOUND_S = 0.3  # for the bound, however late it is
 CURVE_ENDS_SHARE = 0.3  # of the time for a whole curve, for each of its two ends at most
@@ -78,8 +80,13 @@ class Solver:
         fastest = self._search.find_fastest(deadline)
         if self._search.fastest_is_proven and self._fits(fastest, budget_nbytes):
             return self._solution(fastest, Status.OPTIMAL, budget_nbytes, began)
-        self._search.prepare(began + 0.4 * self.time_limit_s)
-        if budget_nbytes >= self._search.bounds.floor_nbytes:
+        self._search.prepare(began + PREPARED_SHARE * self.time_limit_s)
+        if self._is_lean(budget_nbytes):
+            # What the search for the smallest peak passes on its way is the best to begin with,
+            # and a peak that it claims is met when it is asked for.
+            self._find_smallest(began + SMALLEST_SHARE * self.time_limit_s)
+            self._search.rearrange(budget_nbytes, deadline)
+        elif budget_nbytes >= self._search.bounds.floor_nbytes:
             self._search.at_budget(budget_nbytes, deadline)
         if self._search.front.fastest_within(budget_nbytes) is None:
             self._find_smallest(deadline)
@@ -103,9 +110,9 @@ class Solver:
         if (exact := self._solve_exactly(None, deadline)) is not None:
             return self._solution(*exact, exact[0].peak_nbytes, began)
         self._search.find_fastest(deadline)
-        self._search.prepare(began + 0.5 * self.time_limit_s)
-        peak = self._find_smallest(deadline).peak_nbytes
-        self._search.at_budget(peak, deadline)
+        self._search.prepare(began + PREPARED_SHARE * self.time_limit_s)
+        peak = self._find_smallest(began + SMALLEST_SHARE * self.time_limit_s).peak_nbytes
+        self._search.rearrange(peak, deadline)
         smallest = self._valid_within(peak) or self._find_smallest(deadline)
         in_time = time.monotonic() < deadline
         status = Status.FEASIBLE if in_time else Status.TIME_LIMIT
@@ -183,6 +190,13 @@ class Solver:
             self._floor_nbytes = new.peak_nbytes
         self._search.front.add(new)
         return (new, status) if self._passes(new) else None
+
+    def _is_lean(self, budget_nbytes: int) -> bool:
+        """Whether the budget lies below all plans for all budgets, and above the floor."""
+        search = self._search
+        if not search.is_prepared or search.plain_chains:
+            return False
+        return search.bounds.floor_nbytes <= budget_nbytes < search.portfolio[0].peak_nbytes
 
     def _find_smallest(self, deadline: float) -> Candidate:
         """The plan of the smallest peak; once, if the plans that its search starts from exist."""
