@@ -17,9 +17,10 @@ import warnings
 from autoremat_solver.check import check
 from autoremat_solver.exact import MOST_OPS, ExactSearch, SearchLimit
 from autoremat_solver.front import Candidate, arranged
-from autoremat_solver.indexed import index, require_consistent
+from autoremat_solver.indexed import index
 from autoremat_solver.plan import Plan, Solution, Status
 from autoremat_solver.problem import Problem
+from autoremat_solver.readable import require_consistent
 from autoremat_solver.reduce import Reduction, reduce
 from autoremat_solver.search import PROVEN, Search
 from autoremat_solver.simulate import simulate
