@@ -196,7 +196,7 @@ def test_the_fast_measure_is_the_definition(data: st.DataObject, seed: int) -> N
 def test_the_solver_answers_for_the_original_problem() -> None:
     """Plan, timeline, bound and floor of a reduced step speak of the step that was given."""
     problem = transformer(4)
-    solver = Solver(problem)
+    solver = Solver(problem, time_limit_s=4)
     low, high = solver.smallest_peak(), solver.fastest()
     budget = (low.timeline.peak_nbytes + high.timeline.peak_nbytes) // 2
     found = solver.solve(budget)
