@@ -18,12 +18,17 @@ from autoremat_solver.greedy import greedy_candidate
 from autoremat_solver.heuristics import segment_ends, simple_recipes
 from autoremat_solver.indexed import Indexed
 from autoremat_solver.lazy_rows import LazyRows
-from autoremat_solver.portfolio import chain_candidate, chain_plans, priced_save_sets
+from autoremat_solver.portfolio import (
+    COARSE,
+    FINE,
+    chain_candidate,
+    chain_plans,
+    priced_save_sets,
+)
 from autoremat_solver.realise import KEEP, Retention
 
 ROUNDS = 12  # relaxations of an integer program, as the solver solves
 INTEGER_SHARE = 0.25  # of the time limit, for each integer solve
-BLOCK_LIMITS = (40, 200)  # cuttings into at most so many blocks
 FAR_SHARE = 0.25  # of the forward: what lives longer is no part of a block
 
 
@@ -71,11 +76,17 @@ def ilp_one_copy(task: Task) -> Candidate | None:
     return _fastest_within(task, _program_plans(task, Formulation(task.indexed), [KEEP]))
 
 
+def ilp_counts(task: Task) -> Candidate | None:
+    """The same with integer counts of the values that are alike in equal blocks."""
+    formulation = Formulation(task.indexed, with_counts=True)
+    return _fastest_within(task, _program_plans(task, formulation, [KEEP]))
+
+
 def ilp_repeats(task: Task) -> Candidate | None:
     """The integer program; what it recomputes lives within its block and may be made again."""
     indexed = task.indexed
     far = far_reaching(indexed, FAR_SHARE)
-    cuttings = dict.fromkeys(tuple(narrow_places(indexed, far, n)) for n in BLOCK_LIMITS)
+    cuttings = dict.fromkeys(tuple(narrow_places(indexed, far, n)) for n in (COARSE, FINE))
     per_block = [
         Retention(segment_end=segment_ends(indexed, list(places))) for places in cuttings if places
     ]
@@ -91,6 +102,7 @@ STRATEGIES: dict[str, Strategy] = {
     "greedy": greedy,
     "uniform": uniform,
     "ILP, one copy": ilp_one_copy,
+    "ILP, counts": ilp_counts,
     "ILP, repeats": ilp_repeats,
     "hierarchical": hierarchical,
 }

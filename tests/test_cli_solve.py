@@ -23,6 +23,7 @@ from tests.test_solver_networks import mlp
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "residual_mlp.json"
+BRIEF = ("--time-limit", "3")
 
 
 def run(*arguments: object) -> Result:
@@ -166,7 +167,7 @@ def test_the_digest_tells_problems_apart(captured: Path, tmp_path: Path) -> None
 
 def test_the_curve_as_json_and_as_a_table() -> None:
     """Points rise in peak and fall in time; each carries a plan that passes the check."""
-    found = solved(EXAMPLE, "--pareto")
+    found = solved(EXAMPLE, "--pareto", *BRIEF)
     problem = read_problem(EXAMPLE.read_text(encoding="utf-8"))
     points = found["points"]
     assert len(points) >= 4
@@ -174,7 +175,7 @@ def test_the_curve_as_json_and_as_a_table() -> None:
     assert points == sorted(points, key=lambda point: -point["time"])
     for point in points:
         assert check(problem, Plan(tuple(point["schedule"])), point["peak"]) == []
-    table = run(EXAMPLE, "--pareto").stdout
+    table = run(EXAMPLE, "--pareto", *BRIEF).stdout
     assert "without recompute: 188.7 MB, 195" in " ".join(table.split())
     assert f"{points[0]['time']:,.8g}" in table
 
@@ -308,7 +309,7 @@ def test_the_commands_in_the_readme_work(tmp_path: Path, monkeypatch: pytest.Mon
     commands = re.findall(r"^\.venv/bin/autoremat (.*)$", readme_section(), re.MULTILINE)
     assert len(commands) >= 3
     for command in commands:
-        result = CliRunner().invoke(app, shlex.split(command, comments=True))
+        result = CliRunner().invoke(app, [*shlex.split(command, comments=True), *BRIEF])
         assert result.exit_code == 0, (command, result.stderr)
     (code,) = re.findall(r"```python\n(.*?)```", readme_section(), re.DOTALL)
     exec(code, {})

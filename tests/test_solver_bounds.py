@@ -1,179 +1,36 @@
-"""The lower bounds against an exhaustive search on small problems, with phases and without.
-
-The search knows no schedule and shares no code with the solver: its states say how far the fixed
-order is, which instances are held and where they come from; its moves run one operation or let go
-of one value; Dijkstra finds the cheapest way to the end.
-"""
+"""The lower bounds against an exhaustive search on small problems, with phases and without."""
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
-import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from autoremat_solver import Op, Phase, Problem, Value
 from autoremat_solver.bounds import Bounds
-from autoremat_solver.indexed import index, require_consistent
+from autoremat_solver.indexed import index
 from autoremat_solver.problem import ProblemError
+from autoremat_solver.readable import require_consistent
+
+from tests.exhaustive import cheapest_us
+from tests.random_problems import Shape, random_graph, random_step
 
 SECONDS = 60.0
 SLACK = 1e-5
 
 
-@dataclass(frozen=True)
-class State:
-    """How far a step is.
-
-    Attributes:
-        done: FORWARD and BACKWARD (without phases: all) operations that ran first, in their order.
-        held: (value, whether the forward made it) of each instance that may be read.
-        ran: operations that may not run again.
-    """
-
-    done: int
-    held: frozenset[tuple[str, bool]]
-    ran: frozenset[str]
+def step_with_a_backward(seed: int) -> Problem:
+    """A random step with at least three backward operations."""
+    drawn = (random_step(1000 * seed + i) for i in itertools.count())
+    return next(p for p in drawn if sum(op.phase is Phase.BACKWARD for op in p.ops) > 2)
 
 
-def cheapest_us(problem: Problem, budget_nbytes: float) -> float:
-    """Least time of any plan within the budget; infinite if there is none."""
-    fixed = [op for op in problem.ops if op.phase is not Phase.EITHER]
-    forward_count = sum(op.phase is Phase.FORWARD for op in fixed)
-    phased = any(op.phase is not Phase.ANY for op in problem.ops)
-    size = {v.name: v.nbytes for v in problem.values}
-    pinned = set(problem.outputs)
-    order = itertools.count()
-    queue = [(0.0, next(order), State(0, frozenset(), frozenset()))]
-    seen = set()
-
-    def step(state: State, op: Op) -> tuple[float, State] | None:
-        held = dict(state.held)
-        first = state.done < len(fixed) and fixed[state.done] is op
-        starts = phased and first and state.done == forward_count
-        backward = phased and (state.done > forward_count or starts)
-        again = op.phase is Phase.EITHER or op in fixed[: state.done]
-        if (not first and not again) or op.name in state.ran or not set(op.inputs) <= set(held):
-            return None
-        if not first and op.phase is Phase.BACKWARD:
-            return None
-        if not first and op.phase is Phase.FORWARD and not backward:
-            return None
-        for name in op.inputs:
-            value = problem.value_by_name[name]
-            if backward and problem.producer_of[name].phase is not Phase.BACKWARD:
-                wrong = value.must_recompute if held[name] else value.must_save
-                if wrong:
-                    return None
-        copies = [name for name in op.outputs if name in pinned and name in held]
-        live = sum(size[n] for n in {*held, *op.inputs, *op.outputs}) + sum(size[n] for n in copies)
-        if live + op.workspace_nbytes + problem.resident_nbytes > budget_nbytes:
-            return None
-        cost = op.time_us
-        if starts:
-            cost += sum(problem.value_by_name[n].save_us for n in held if n not in pinned)
-        held |= {n: not backward for n in op.outputs if n not in copies}
-        ran = state.ran if op.recomputable else state.ran | {op.name}
-        return cost, State(state.done + first, frozenset(held.items()), ran)
-
-    while queue:
-        cost, _, state = heapq.heappop(queue)
-        if state in seen:
-            continue
-        seen.add(state)
-        names = {name for name, _ in state.held}
-        if state.done == len(fixed) and pinned <= names:
-            return cost
-        for item in state.held:
-            if item[0] not in pinned and size[item[0]] > 0:
-                less = replace(state, held=state.held - {item})
-                if less not in seen:
-                    heapq.heappush(queue, (cost, next(order), less))
-        for op in problem.ops:
-            after = step(state, op)
-            if after is not None and after[1] not in seen:
-                heapq.heappush(queue, (cost + after[0], next(order), after[1]))
-    return math.inf
-
-
-def problem_with_phases(seed: int) -> Problem:
-    """Up to four FORWARD and two EITHER operations and up to four BACKWARD ones, all features."""
-    rng = random.Random(seed)
-    values, ops, outputs, made = [], [], [], list[str]()
-    either: list[str] = []
-
-    def make(name: str, phase: Phase, readable: list[str], most: int) -> None:
-        inputs = tuple(rng.sample(readable, min(len(readable), rng.randint(0, most))))
-        names = [f"{name}_{i}" for i in range(1 if rng.random() < 0.8 else 2)]
-        for n in names:
-            kind = rng.random() if phase is not Phase.BACKWARD else 1.0
-            values.append(
-                Value(
-                    n,
-                    rng.choice((0, 1, 2, 3, 5, 8)),
-                    must_save=kind < 0.08,
-                    must_recompute=0.08 <= kind < 0.12,
-                    save_us=float(rng.choice((0, 0, 0, 2))),
-                )
-            )
-            if rng.random() < 0.12 and not values[-1].must_recompute:
-                values[-1] = replace(values[-1], save_us=0.0)
-                outputs.append(n)
-        ops.append(
-            Op(
-                name,
-                inputs,
-                tuple(names),
-                float(rng.randint(0, 9)),
-                rng.choice((0, 0, 0, 2, 4)),
-                phase,
-                recomputable=rng.random() < 0.85,
-            )
-        )
-        made.extend(names)
-
-    for i in range(rng.randint(2, 4)):
-        make(f"f{i}", Phase.FORWARD, list(made), 2)
-        if rng.random() < 0.25:
-            readable = made + either
-            keep = list(made)
-            make(f"e{i}", Phase.EITHER, readable, 2)
-            either.extend(n for n in made if n not in keep)
-            made[:] = keep
-    for k in range(rng.randint(1, 4)):
-        readable = made + either
-        keep = list(made)
-        make(f"b{k}", Phase.BACKWARD, readable, 3)
-        if rng.random() < 0.15:
-            readable = [n for n in keep if not n.startswith("b")] + either
-            grown = list(made)
-            make(f"l{k}", Phase.EITHER, readable, 2)
-            either.extend(n for n in made if n not in grown)
-            made[:] = grown
-    return Problem(tuple(values), tuple(ops), tuple(outputs), rng.randint(0, 3))
-
-
-def problem_without_phases(seed: int) -> Problem:
-    """Up to seven operations, each of them reading up to three earlier values."""
-    rng = random.Random(seed)
-    values, ops, outputs, made = [], [], [], list[str]()
-    for i in range(rng.randint(3, 7)):
-        names = [f"v{i}_{j}" for j in range(1 if rng.random() < 0.85 else 2)]
-        inputs = tuple(rng.sample(made, min(len(made), rng.randint(0, 3))))
-        values += [Value(n, rng.choice((0, 1, 2, 3, 5, 8))) for n in names]
-        outputs += [n for n in names if rng.random() < 0.1]
-        workspace = rng.choice((0, 0, 0, 2, 4))
-        once = rng.random() < 0.15
-        time_us = float(rng.randint(0, 9))
-        ops.append(
-            Op(f"o{i}", inputs, tuple(names), time_us, workspace, Phase.ANY, recomputable=not once)
-        )
-        made += names
-    return Problem(tuple(values), tuple(ops), tuple(outputs), rng.randint(0, 3))
+def small_graph(seed: int) -> Problem:
+    """At most five operations in any order: the search below runs a dozen times for each."""
+    return random_graph(seed, Shape(5, 0, 9, 9))
 
 
 def consistent(make: Callable[[int], Problem], count: int) -> list[Problem]:
@@ -204,7 +61,7 @@ def reachable_budgets(problem: Problem) -> list[int]:
     return [low, low + 1, low + 3, (3 * low + whole) // 4, whole]
 
 
-MAKERS = {"phases": problem_with_phases, "no phases": problem_without_phases}
+MAKERS = {"phases": step_with_a_backward, "no phases": small_graph}
 both = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
 
@@ -233,17 +90,17 @@ def test_no_bound_is_above_the_exhaustive_optimum(make: Callable[[int], Problem]
 
     Without phases the bound is what every order shares, so there it is.
     """
-    count = 40 if make is problem_with_phases else 200
+    count = 40 if make is step_with_a_backward else 100
     results = [violations(problem) for problem in consistent(make, count)]
     assert [found for found, _ in results if found] == []
-    assert make is problem_without_phases or sum(sharp for _, sharp in results) > 3
+    assert make is small_graph or sum(sharp for _, sharp in results) > 3
 
 
 @both
 def test_the_bound_falls_or_stays_as_the_budget_grows(make: Callable[[int], Problem]) -> None:
     """In whatever order budgets are asked for, each bound is proven for smaller ones too."""
     falls = 0
-    for problem in consistent(make, 30 if make is problem_with_phases else 100):
+    for problem in consistent(make, 20 if make is step_with_a_backward else 50):
         smallest = reachable_budgets(problem)[:1]
         budgets = [low + extra for low in smallest for extra in (0, 1, 2, 4, 8, 16, 40)]
         up = [Bounds(index(problem)).time_us(budget, SECONDS) for budget in budgets]
@@ -252,7 +109,7 @@ def test_the_bound_falls_or_stays_as_the_budget_grows(make: Callable[[int], Prob
         for bounds in (up, down):
             assert all(a >= b - SLACK for a, b in itertools.pairwise(bounds)), problem
         falls += bool(up) and up[0] > up[-1] + SLACK
-    assert make is problem_without_phases or falls > 1
+    assert make is small_graph or falls > 1
 
 
 @both

@@ -15,7 +15,7 @@ from tests.test_solver_networks import MIB, chain, mlp, transformer, unet
 def test_the_64_layer_chain_of_the_design_fits_45_mib() -> None:
     """x0 -> ... -> x63, 4 MiB each, 16 MiB of gradients: two levels reach 45 MiB."""
     problem = chain(64, 4 * MIB, gradient_nbytes=MIB // 4)
-    found = Solver(problem).solve(45 * MIB)
+    found = Solver(problem, time_limit_s=6).solve(45 * MIB)
     assert found.timeline.peak_nbytes <= 45 * MIB
     assert check(problem, found.plan, 45 * MIB) == []
     assert found.timeline.time_us < 1.6 * Solver(problem).fastest().timeline.time_us
@@ -24,7 +24,7 @@ def test_the_64_layer_chain_of_the_design_fits_45_mib() -> None:
 def test_a_plain_chain_reaches_the_square_root_regime_with_one_extra_forward() -> None:
     """100 values in room for 22: at most one extra run of each."""
     problem = chain(100, MIB)
-    found = Solver(problem).solve(22 * MIB)
+    found = Solver(problem, time_limit_s=6).solve(22 * MIB)
     runs = [found.plan.schedule.count(f"op_x{i}") for i in range(100)]
     assert found.timeline.peak_nbytes <= 22 * MIB
     assert sum(runs) <= 200
@@ -33,7 +33,7 @@ def test_a_plain_chain_reaches_the_square_root_regime_with_one_extra_forward() -
 def test_a_plain_chain_reaches_the_logarithmic_regime() -> None:
     """128 values in room for 11: binomial checkpointing needs at most four runs of each."""
     problem = chain(128, MIB)
-    found = Solver(problem).solve(11 * MIB)
+    found = Solver(problem, time_limit_s=6).solve(11 * MIB)
     assert found.timeline.peak_nbytes <= 11 * MIB
     runs = sum(found.plan.schedule.count(f"op_x{i}") for i in range(128))
     assert runs <= 4 * 128
@@ -46,7 +46,7 @@ def test_a_plain_chain_reaches_the_logarithmic_regime() -> None:
 )
 def test_the_gap_is_small_at_mid_budgets(problem: Problem, most_gap: float) -> None:
     """Half-way between the smallest peak and the fastest plan's, the proven gap is small."""
-    solver = Solver(problem)
+    solver = Solver(problem, time_limit_s=6)
     low = solver.smallest_peak().timeline.peak_nbytes
     high = solver.fastest().timeline.peak_nbytes
     found = solver.solve((low + high) // 2)
@@ -57,10 +57,10 @@ def test_the_gap_is_small_at_mid_budgets(problem: Problem, most_gap: float) -> N
 def test_the_smallest_peak_is_a_budget_that_a_new_solver_meets() -> None:
     """solve(smallest_peak) succeeds; one byte below the floor is infeasible with that plan."""
     problem = unet(3)
-    low = Solver(problem).smallest_peak()
+    low = Solver(problem, time_limit_s=3).smallest_peak()
     peak = low.timeline.peak_nbytes
-    assert Solver(problem).solve(peak).timeline.peak_nbytes <= peak
-    below = Solver(problem).solve(low.floor_nbytes - 1)
+    assert Solver(problem, time_limit_s=3).solve(peak).timeline.peak_nbytes <= peak
+    below = Solver(problem, time_limit_s=3).solve(low.floor_nbytes - 1)
     assert below.status is Status.INFEASIBLE
     assert below.timeline.peak_nbytes > low.floor_nbytes - 1
 
@@ -96,7 +96,10 @@ def test_the_recurrence_of_plain_chains_is_exact(
         assert fewest == NEVER or fewest == cheapest - base
 
 
-@pytest.mark.parametrize("length", [5, 16, 37])
+@pytest.mark.parametrize(
+    "length",
+    [5, 9, pytest.param(16, marks=pytest.mark.slow), pytest.param(37, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize(("reads", "gradient", "start"), VARIANTS)
 def test_plain_chains_reach_the_optimum_at_every_budget(
     length: int, reads: str, gradient: int, start: str
@@ -125,7 +128,7 @@ def assert_binomial(length: int, slots: int) -> None:
 
 
 @pytest.mark.parametrize("slots", range(1, 7))
-@pytest.mark.parametrize("length", [2, 3, 8, 13, 21, 34, 59])
+@pytest.mark.parametrize("length", [2, 8, 21])
 def test_plain_chains_need_as_many_steps_as_binomial_checkpointing(length: int, slots: int) -> None:
     """R l - C(s + r, s + 1) extra steps, the l - 1 of the first sweep among them."""
     assert_binomial(length, slots)
@@ -139,7 +142,7 @@ def test_all_plain_chains_need_as_many_steps_as_binomial_checkpointing(slots: in
         assert_binomial(length, slots)
 
 
-@pytest.mark.parametrize("length", [256, pytest.param(1024, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("length", [128, pytest.param(1024, marks=pytest.mark.slow)])
 def test_deep_chains_reach_the_square_root_and_the_logarithmic_regime(length: int) -> None:
     """In 2 sqrt(l) units each step runs at most twice, in log2(l) + 2 at most log2(l) times."""
     chain = PlainChain(length, "out", 1, "resident", MIB)

@@ -93,6 +93,43 @@ def test_an_impossible_value_is_an_error() -> None:
         Solver(replace(problem, ops=ops))
 
 
+def late_only(**changes: object) -> Problem:
+    """f: x; EITHER m: x -> mask, which must be recomputed; backward: b, then c reads mask."""
+    values = (Value("x", 10), Value("mask", 4, must_recompute=True), Value("g", 1), Value("h", 1))
+    ops = (
+        Op("f", (), ("x",), 5.0),
+        replace(Op("m", ("x",), ("mask",), 1.0, phase=Phase.EITHER), **changes),  # type: ignore[arg-type]
+        Op("b", ("x",), ("g",), 1.0, phase=BACKWARD),
+        Op("c", ("g", "mask"), ("h",), 1.0, phase=BACKWARD),
+    )
+    return Problem(values, ops, ("h",))
+
+
+@pytest.mark.parametrize("time_limit_s", [0, 5])
+@pytest.mark.parametrize("outputs", [("h",), ("h", "mask")])
+@pytest.mark.parametrize("recomputable", [True, False])
+def test_what_must_be_recomputed_may_run_for_the_first_time_in_the_backward(
+    recomputable: bool, outputs: tuple[str, ...], time_limit_s: float
+) -> None:
+    """Operation m runs there alone if it runs once, or if mask is an output."""
+    problem = replace(late_only(recomputable=recomputable), outputs=outputs)
+    found = Solver(problem, time_limit_s=time_limit_s).fastest()
+    assert found.plan.schedule == ("f", "b", "m", "c")
+    assert check(problem, found.plan) == []
+
+
+@pytest.mark.parametrize("time_limit_s", [0, 5])
+def test_what_only_recompute_would_read_need_not_be_readable(time_limit_s: float) -> None:
+    """Value a, an output, may not be read in the backward: so b is saved, not made from it."""
+    problem = tiny()
+    values = tuple(replace(v, must_recompute=v.name == "a") for v in problem.values)
+    ops = tuple(replace(op, inputs=("gy",)) if op.name == "x" else op for op in problem.ops)
+    problem = replace(problem, values=values, ops=ops, outputs=("gx", "a"))
+    found = Solver(problem, time_limit_s=time_limit_s).smallest_peak()
+    assert check(problem, found.plan) == []
+    assert found.plan.schedule.count("fb") == 1
+
+
 def test_an_either_operation_runs_where_it_is_best() -> None:
     """mask: small and wanted late by the backward; no plan may run it twice in the forward."""
     values = (Value("big", 100), Value("mask", 1), Value("g", 1), Value("h", 1))

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.exhaustive import NEVER, cheapest_us
+from tests.random_problems import random_graph, random_step
 
 repeatable = settings(deadline=None, max_examples=25, derandomize=True, database=None)
 
@@ -122,78 +123,17 @@ def test_an_uneven_small_chain_is_solved_to_the_optimum() -> None:
         assert solver.solve(budget).timeline.time_us == pytest.approx(cheapest_us(problem, budget))
 
 
-def any_small_problem(seed: int) -> Problem:
-    """At most seven operations of every kind; one problem in seven has no phases."""
-    rng = random.Random(seed)
-    count = rng.randint(2, 7)
-    phaseless = rng.random() < 0.15
-    backward = 0 if phaseless else rng.randint(0, count - 1)
-    values: list[Value] = []
-    ops: list[Op] = []
-    forward: list[str] = []
-    either: list[str] = []
-    for i in range(count - backward):
-        late = not phaseless and rng.random() < 0.3
-        readable = forward + either if late else forward
-        made = [f"v{i}_{j}" for j in range(rng.choice((1, 1, 1, 2)))]
-        for name in made:
-            draw = rng.random()
-            values.append(
-                Value(
-                    name,
-                    rng.randint(0, 9),
-                    must_save=draw < 0.1,
-                    must_recompute=draw > 0.93,
-                    save_us=rng.choice((0.0, 0.0, 2.0)),
-                )
-            )
-        ops.append(
-            Op(
-                f"o{i}",
-                tuple(rng.sample(readable, min(len(readable), rng.randint(0, 2)))),
-                tuple(made),
-                float(rng.randint(0, 9)),
-                rng.choice((0, 0, 3)),
-                Phase.ANY if phaseless else Phase.EITHER if late else Phase.FORWARD,
-                recomputable=rng.random() < 0.85,
-            )
-        )
-        (either if late else forward).extend(made)
-    gradients: list[str] = []
-    for k in range(backward):
-        made = forward + either
-        reads = rng.sample(made, min(len(made), rng.randint(0, 2)))
-        reads += gradients[-1:] if rng.random() < 0.7 else []
-        values.append(Value(f"g{k}", rng.randint(0, 6)))
-        time_us, workspace = float(rng.randint(0, 3)), rng.choice((0, 0, 2))
-        ops.append(Op(f"b{k}", tuple(reads), (f"g{k}",), time_us, workspace, Phase.BACKWARD))
-        gradients.append(f"g{k}")
-    made = forward + either + gradients
-    outputs = tuple(rng.sample(made, min(len(made), rng.randint(0, 3))))
-    return Problem(tuple(values), tuple(ops), outputs, rng.randint(0, 4))
+def is_torn(problem: Problem) -> bool:
+    """Whether an operation makes one value to be saved and another to be recomputed.
 
-
-def small_graph_without_phases(seed: int) -> Problem:
-    """At most seven operations in any order: close to a chain, or not at all."""
-    rng = random.Random(seed)
-    chained = rng.choice((0.2, 0.9))
-    values: list[Value] = []
-    ops: list[Op] = []
-    for i in range(rng.choice((2, 4, 6, 7, 7, 7))):
-        names = [value.name for value in values]
-        reads = names[-1:] if rng.random() < chained else []
-        reads += rng.sample(names[:-1], min(len(names[:-1]), rng.choice((0, 1, 1, 2))))
-        made = tuple(f"v{i}_{j}" for j in range(rng.choice((1, 1, 1, 2))))
-        for name in made:
-            # What is said about the backward means nothing here.
-            mark, save_us = rng.random(), rng.choice((0.0, 0.0, 2.0))
-            values.append(Value(name, rng.randint(0, 9), mark < 0.1, mark > 0.9, save_us))
-        time_us, workspace = float(rng.randint(0, 9)), rng.choice((0, 0, 3))
-        recomputable = rng.random() < 0.85
-        ops.append(Op(f"o{i}", tuple(reads), made, time_us, workspace, Phase.ANY, recomputable))
-    names = [value.name for value in values]
-    outputs = tuple(rng.sample(names, min(len(names), rng.choice((0, 0, 1, 2)))))
-    return Problem(tuple(values), tuple(ops), outputs, rng.randint(0, 4))
+    The solver runs such an operation once, though a run after the last read of the first would do.
+    """
+    values = problem.value_by_name
+    return any(
+        any(values[n].must_save for n in op.outputs)
+        and any(values[n].must_recompute for n in op.outputs)
+        for op in problem.ops
+    )
 
 
 def assert_solved_to_the_optimum(problem: Problem, seed: int) -> int:
@@ -202,6 +142,7 @@ def assert_solved_to_the_optimum(problem: Problem, seed: int) -> int:
     try:
         solver = Solver(problem)
     except ProblemError:
+        assert is_torn(problem) or cheapest_us(problem, 10**9) == NEVER, seed
         return 0
     smallest = solver.smallest_peak()
     low = smallest.timeline.peak_nbytes
@@ -224,9 +165,7 @@ def assert_solved_to_the_optimum(problem: Problem, seed: int) -> int:
 
 def test_problems_of_up_to_seven_operations_are_solved_to_the_optimum() -> None:
     """Every kind of operation and value, at the smallest peak, below it and above it."""
-    feasible = sum(
-        assert_solved_to_the_optimum(any_small_problem(seed), seed) for seed in range(200)
-    )
+    feasible = sum(assert_solved_to_the_optimum(random_step(seed), seed) for seed in range(200))
     assert feasible > 350
 
 
@@ -234,7 +173,7 @@ def test_problems_of_up_to_seven_operations_are_solved_to_the_optimum() -> None:
 def test_thousands_of_small_problems_are_solved_to_the_optimum() -> None:
     """The same for 5,000 more."""
     feasible = sum(
-        assert_solved_to_the_optimum(any_small_problem(seed), seed) for seed in range(200, 5200)
+        assert_solved_to_the_optimum(random_step(seed), seed) for seed in range(200, 5200)
     )
     assert feasible > 9000
 
@@ -248,12 +187,12 @@ def needs(problem: Problem) -> tuple[bool, bool]:
 
 def test_graphs_without_phases_are_solved_to_the_optimum() -> None:
     """Any order, any reruns, at the smallest peak, below it and above it."""
-    graphs = {seed: small_graph_without_phases(seed) for seed in range(250, 400)}
+    graphs = {seed: random_graph(seed) for seed in range(250, 330)}
     feasible = sum(assert_solved_to_the_optimum(graph, seed) for seed, graph in graphs.items())
-    assert feasible > 350
+    assert feasible > 180
     reordered, repeated = zip(*(needs(graph) for graph in graphs.values()), strict=True)
-    assert sum(reordered) > 50
-    assert sum(repeated) > 15
+    assert sum(reordered) > 25
+    assert sum(repeated) > 5
 
 
 @pytest.mark.parametrize(("recomputable", "time_us"), [(True, 7.0), (False, NEVER)])
@@ -293,7 +232,7 @@ def test_a_rerun_makes_outputs_beside_their_first_instance() -> None:
 def test_thousands_of_graphs_without_phases_are_solved_to_the_optimum(first: int) -> None:
     """The same for 3,000 more."""
     feasible = sum(
-        assert_solved_to_the_optimum(small_graph_without_phases(seed), seed)
+        assert_solved_to_the_optimum(random_graph(seed), seed)
         for seed in range(first, first + 1000)
     )
     assert feasible > 2300

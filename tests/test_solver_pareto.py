@@ -14,7 +14,7 @@ from tests.test_solver_networks import mlp, transformer
 def test_the_curve_falls_and_every_plan_is_valid() -> None:
     """From the smallest peak to the fastest plan, each plan is faster than those below it."""
     problem = mlp(12)
-    solver = Solver(problem, time_limit_s=20)
+    solver = Solver(problem, time_limit_s=4)
     curve = solver.pareto(points=6)
     assert 3 <= len(curve) <= 6
     for below, above in pairwise(curve):

@@ -5,15 +5,16 @@ from __future__ import annotations
 from autoremat_solver import Op, Phase, Plan, Problem, ProblemError, Solver, Value, check, simulate
 from autoremat_solver.fast_measure import fast_measure
 from autoremat_solver.front import candidate
-from autoremat_solver.indexed import index, require_consistent
+from autoremat_solver.indexed import index
+from autoremat_solver.readable import require_consistent
 from autoremat_solver.reduce import reduce
 from autoremat_solver.simulate import measure
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.exhaustive import cheapest_us
+from tests.random_problems import MIDDLE, random_step
 from tests.test_solver_networks import transformer
-from tests.test_solver_oracle import cheapest_us
-from tests.test_solver_random import random_problem
 
 repeatable = settings(deadline=None, max_examples=300, derandomize=True, database=None)
 
@@ -78,7 +79,7 @@ def plans(draw: st.DrawFn, problem: Problem) -> Plan:
 
 def chained(seed: int) -> Problem:
     """A random step with runs that can merge: each operation's result passes through two more."""
-    problem = random_problem(seed)
+    problem = random_step(seed, MIDDLE)
     values, ops, last = list(problem.values), [], {}
     for op in problem.ops:
         ops.append(
@@ -178,7 +179,7 @@ def test_operations_merge_in_the_oracle_test() -> None:
 @given(st.data(), st.integers(0, 10_000))
 def test_the_fast_measure_is_the_definition(data: st.DataObject, seed: int) -> None:
     """Live bytes and time of random schedules are equal bit for bit."""
-    problem = random_problem(seed)
+    problem = random_step(seed, MIDDLE)
     indexed = index(problem)
     plan = data.draw(plans(problem))
     steps = indexed.numbers(plan.schedule)
@@ -195,7 +196,7 @@ def test_the_fast_measure_is_the_definition(data: st.DataObject, seed: int) -> N
 def test_the_solver_answers_for_the_original_problem() -> None:
     """Plan, timeline, bound and floor of a reduced step speak of the step that was given."""
     problem = transformer(4)
-    solver = Solver(problem)
+    solver = Solver(problem, time_limit_s=4)
     low, high = solver.smallest_peak(), solver.fastest()
     budget = (low.timeline.peak_nbytes + high.timeline.peak_nbytes) // 2
     found = solver.solve(budget)

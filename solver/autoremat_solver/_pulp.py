@@ -210,6 +210,9 @@ def _build(program: LinearProgram) -> tuple[Any, list[Any]]:
     problem += pulp.LpAffineExpression([(variable, cost) for variable, cost in pairs])
     for coefficients, lower, upper in program.rows:
         row = [(variables[column], value) for column, value in coefficients.items()]
+        if lower == upper:
+            problem += pulp.LpConstraint(pulp.LpAffineExpression(row), 0, rhs=lower)
+            continue
         if lower > -math.inf:
             problem += pulp.LpConstraint(pulp.LpAffineExpression(row), 1, rhs=lower)
         if upper < math.inf:

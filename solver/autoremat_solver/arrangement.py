@@ -11,10 +11,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cached_property
 
+import numpy as np
+
+from autoremat_solver.fast_measure import EXACT_NBYTES, Ints, events_of, live_nbytes, spans
 from autoremat_solver.indexed import Indexed
 from autoremat_solver.problem import Phase
+from autoremat_solver.simulate import measure
 
 Reruns = Mapping[int, tuple[int, ...]]
 
@@ -93,37 +97,77 @@ class Rules:
 class Layout:
     """The steps of an arrangement, and every instance of a value.
 
+    Instances are numbered by value, and then in the order of their making. A search looks at the
+    live bytes of most layouts and at nothing else, so the rest is made when it is asked for.
+
     Attributes:
         arrangement: what is laid out.
         steps: operations, reruns included.
         places: per step, the place in the order that it belongs to.
-        value, born, reads: per instance, its value, the step that makes it, the steps that read it.
-        instances: per value, its instances in the order of their making.
-        live_nbytes: per step.
+        live: live bytes per step.
+        spans: the instances as arrays.
     """
 
     def __init__(self, indexed: Indexed, arrangement: Arrangement) -> None:
-        """Lay out; linear in the reads. KeyError if a read finds no instance."""
+        """Lay out; KeyError if a read finds no instance."""
         self.arrangement = arrangement
         self._indexed = indexed
         self.steps, self.places = _merged(arrangement)
-        self.value: list[int] = []
-        self.born: list[int] = []
-        self.reads: list[list[int]] = []
-        self.instances: dict[int, list[int]] = {}
-        self._place_instances()
-        self.live_nbytes = self._live_nbytes()
+        events, ops = indexed.derived(events_of), np.array(self.steps, dtype=np.int64)
+        self.spans = spans(events, ops)
+        if not self.spans.all_made or not _finds_outputs(indexed, self.steps):
+            raise KeyError("a read finds no instance")
+        if indexed.total_nbytes < EXACT_NBYTES:
+            live = live_nbytes(events, ops, self.spans) + indexed.problem.resident_nbytes
+        else:
+            live = np.array(measure(indexed, self.steps).live_nbytes, dtype=np.int64)
+        self.live: Ints = live
 
-    def last(self, instance: int) -> int:
-        """The last step that reads an instance; its making if none does."""
-        reads = self.reads[instance]
-        return reads[-1] if reads else self.born[instance]
+    @property
+    def peak_nbytes(self) -> int:
+        """The highest live bytes of any step."""
+        return int(self.live.max(initial=0))
+
+    @cached_property
+    def value(self) -> list[int]:
+        """Per instance, its value."""
+        found: list[int] = self.spans.value.tolist()
+        return found
+
+    @cached_property
+    def born(self) -> list[int]:
+        """Per instance, the step that makes it."""
+        found: list[int] = self.spans.born.tolist()
+        return found
+
+    @cached_property
+    def last(self) -> list[int]:
+        """Per instance, the last step at which it is live."""
+        found: list[int] = self.spans.last.tolist()
+        return found
+
+    @cached_property
+    def _made(self) -> list[int]:
+        return [*self.spans.made.tolist(), len(self.spans.step)]
+
+    def reads(self, instance: int) -> list[int]:
+        """The steps that read an instance; not noted for outputs of the problem."""
+        first, end = self._made[instance : instance + 2]
+        found: list[int] = self.spans.step[first + 1 : end].tolist()
+        return found
 
     def before(self, value: int, step: int) -> int | None:
         """The latest instance of a value that is made before a step."""
-        known = self.instances.get(value, ())
-        place = bisect_left(known, step, key=self.born.__getitem__)
-        return known[place - 1] if place else None
+        low, high = self._first[value], self._first[value + 1]
+        place = bisect_left(self.born, step, low, high)
+        return place - 1 if place > low else None
+
+    @cached_property
+    def _first(self) -> list[int]:
+        """Per value its first instance, and one past the last of all."""
+        numbers = np.arange(len(self._indexed.nbytes) + 1)
+        found: list[int] = np.searchsorted(self.spans.value, numbers).tolist()
+        return found
 
     def rerun_steps(self) -> dict[tuple[int, int], int]:
         """Per rerun, as (operation, before), its step."""
@@ -134,41 +178,30 @@ class Layout:
             if op != order[place]
         }
 
-    def _place_instances(self) -> None:
-        inputs, outputs, pinned = self._indexed.inputs, self._indexed.outputs, self._indexed.pinned
-        current: dict[int, list[int]] = {}
-        for step, op in enumerate(self.steps):
-            for v in inputs[op]:
-                current[v].append(step)
-            for v in outputs[op]:
-                reads: list[int] = []
-                if not (pinned[v] and v in current):
-                    current[v] = reads
-                    self.instances.setdefault(v, []).append(len(self.value))
-                self.value.append(v)
-                self.born.append(step)
-                self.reads.append(reads)
 
-    def _live_nbytes(self) -> list[int]:
-        indexed, end = self._indexed, len(self.steps)
-        change = [0] * (end + 1)
-        for v, known in self.instances.items():
-            if indexed.pinned[v]:
-                change[self.born[known[0]]] += indexed.nbytes[v]
-        for instance, v in enumerate(self.value):
-            nbytes = indexed.nbytes[v]
-            if indexed.pinned[v]:
-                if self.instances[v][0] == instance:
-                    continue
-                change[self.born[instance]] += nbytes
-                change[self.born[instance] + 1] -= nbytes
-                continue
-            change[self.born[instance]] += nbytes
-            change[self.last(instance) + 1] -= nbytes
-        live = accumulate(change[:-1], initial=indexed.problem.resident_nbytes)
-        next(live)
-        workspace = indexed.workspace_nbytes
-        return [n + workspace[op] for n, op in zip(live, self.steps, strict=True)]
+def _outputs_read(indexed: Indexed) -> dict[int, list[int]]:
+    """Per operation that reads outputs of the problem, who makes these; none with phases.
+
+    There the order of first runs is fixed.
+    """
+    if Phase.ANY not in indexed.phase:
+        return {}
+    found = {
+        op: [indexed.producer[v] for v in values if indexed.pinned[v]]
+        for op, values in enumerate(indexed.inputs)
+    }
+    return {op: makers for op, makers in found.items() if makers}
+
+
+def _finds_outputs(indexed: Indexed, steps: list[int]) -> bool:
+    """Whether what reads an output of the problem comes after its making."""
+    makers = indexed.derived(_outputs_read)
+    seen: set[int] = set()
+    for op in steps if makers else ():
+        if not seen.issuperset(makers.get(op, ())):
+            return False
+        seen.add(op)
+    return True
 
 
 def _merged(arrangement: Arrangement) -> tuple[list[int], list[int]]:

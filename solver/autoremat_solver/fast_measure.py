@@ -81,22 +81,42 @@ def fast_measure(indexed: Indexed, steps: list[int]) -> Timeline:
         return measure(indexed, steps)
     events = indexed.derived(events_of)
     ops = np.array(steps, dtype=np.int64)
-    live = _live_nbytes(events, ops) + indexed.problem.resident_nbytes
-    live += events.workspace_nbytes[ops]
+    live = live_nbytes(events, ops, spans(events, ops)) + indexed.problem.resident_nbytes
     return Timeline(tuple(live.tolist()), math.fsum(map(indexed.time_us.__getitem__, steps)))
 
 
-def _live_nbytes(events: Events, ops: Ints) -> Ints:
-    """Bytes of the instances that are live at each step."""
-    value, born, last = _spans(events, ops)
-    size = events.nbytes[value].astype(np.float64)
-    change = np.bincount(born, weights=size, minlength=len(ops) + 1)
-    change -= np.bincount(last + 1, weights=size, minlength=len(ops) + 1)
-    return np.cumsum(change[:-1]).astype(np.int64)
+@dataclass(frozen=True)
+class Spans:
+    """Every instance of a value, by value and then in the order of their making.
+
+    Attributes:
+        value, born, last: per instance, its value, the step that makes it and the last step at
+            which it is live.
+        step: the steps of all events in the same order: of an instance first that of its making,
+            then those of its reads; those of pinned values are left out.
+        made: per instance, where in `step` it begins.
+        all_made: whether every read that is noted finds an instance.
+    """
+
+    value: Ints
+    born: Ints
+    last: Ints
+    step: Ints
+    made: Ints
+    all_made: bool
 
 
-def _spans(events: Events, ops: Ints) -> tuple[Ints, Ints, Ints]:
-    """Per instance: its value, the step that makes it, the last step at which it is live."""
+def live_nbytes(events: Events, ops: Ints, spans: Spans) -> Ints:
+    """Bytes of the instances that are live at each step, and of its workspace."""
+    size = events.nbytes[spans.value].astype(np.float64)
+    change = np.bincount(spans.born, weights=size, minlength=len(ops) + 1)
+    change -= np.bincount(spans.last + 1, weights=size, minlength=len(ops) + 1)
+    live: Ints = np.cumsum(change[:-1]).astype(np.int64) + events.workspace_nbytes[ops]
+    return live
+
+
+def spans(events: Events, ops: Ints) -> Spans:
+    """The instances of a schedule of operation numbers."""
     count = events.count[ops]
     ends = np.cumsum(count)
     which = np.repeat(events.first[ops] - (ends - count), count) + np.arange(ends[-1])
@@ -104,9 +124,11 @@ def _spans(events: Events, ops: Ints) -> tuple[Ints, Ints, Ints]:
     order = np.argsort(value, kind="stable")
     value = value[order].astype(np.int64)
     step = np.repeat(np.arange(len(ops)), count)[order]
-    made = np.flatnonzero(events.writes[which][order])
+    writes = events.writes[which][order]
+    made = np.flatnonzero(writes)
+    begins = np.append(True, value[1:] != value[:-1])[: len(value)]
     final = np.append(made[1:], len(value)) - 1
     value, born, last = value[made], step[made], step[final]
-    first = np.append(True, value[1:] != value[:-1])
+    first = np.append(True, value[1:] != value[:-1])[: len(value)]
     last[first & events.pinned[value]] = len(ops) - 1
-    return value, born, last
+    return Spans(value, born, last, step, made, bool(writes[begins].all()))

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
-from autoremat_solver.problem import Phase, Problem, ProblemError
+from autoremat_solver.problem import Phase, Problem
+from autoremat_solver.readable import Reading, reading_of
 
 T = TypeVar("T")
 
@@ -100,37 +101,24 @@ class Indexed:
         return rank
 
     @cached_property
+    def reading(self) -> Reading:
+        """Which instances of a value the backward may read."""
+        return reading_of(self)
+
+    @property
     def rerunnable(self) -> list[bool]:
-        """Per operation, whether a second run is allowed.
+        """Per operation, whether a second run is allowed."""
+        return self.reading.rerunnable
 
-        A second run of an operation that makes a must_save value would hide the instance that
-        later reads must see.
-        """
-        value = self.problem.values
-        return [
-            op.recomputable
-            and op.phase is not Phase.BACKWARD
-            and not any(value[v].must_save for v in self.outputs[i])
-            for i, op in enumerate(self.problem.ops)
-        ]
-
-    @cached_property
+    @property
     def forced(self) -> list[bool]:
         """Per value, whether the backward can read no other instance than the forward's."""
-        result = []
-        for v, value in enumerate(self.problem.values):
-            op = self.producer[v]
-            runs_once_in_forward = self.phase[op] is Phase.FORWARD and not self.rerunnable[op]
-            either_saved = self.phase[op] is Phase.EITHER and any(
-                self.problem.values[w].must_save for w in self.outputs[op]
-            )
-            result.append(value.must_save or runs_once_in_forward or either_saved)
-        return result
+        return self.reading.forced
 
-    @cached_property
+    @property
     def barred(self) -> list[bool]:
         """Per value, whether the backward must not read the forward's instance."""
-        return [value.must_recompute for value in self.problem.values]
+        return self.reading.barred
 
     @cached_property
     def readers(self) -> list[list[int]]:
@@ -149,9 +137,10 @@ class Indexed:
         for op, phase in enumerate(self.phase):
             if phase is Phase.BACKWARD:
                 position += 1
-            elif phase is Phase.EITHER and position > 0:
+            elif phase is Phase.EITHER and (position > 0 or op in self.reading.late):
                 pinned = [v for v in self.outputs[op] if self.pinned[v]]
-                extra.setdefault(min(position, len(self.backward_ops) - 1), []).extend(pinned)
+                last = len(self.backward_ops) - 1
+                extra.setdefault(min(max(position, 1), last), []).extend(pinned)
         return [
             tuple(v for v in self.inputs[op] if not self.is_backward[self.producer[v]])
             + tuple(extra.get(position, ()))
@@ -166,7 +155,8 @@ class Indexed:
             op
             for op, phase in enumerate(self.phase)
             if phase is Phase.EITHER
-            and (op < first_backward)
+            and op < first_backward
+            and op not in self.reading.late
             and any(self.pinned[v] for v in self.outputs[op])
         ]
         forward = (Phase.FORWARD, Phase.ANY)
@@ -269,34 +259,3 @@ def index(problem: Problem) -> Indexed:
         producer=producer,
         pinned=[value.name in pinned for value in problem.values],
     )
-
-
-def require_consistent(indexed: Indexed) -> None:
-    """Raise unless every value that the backward needs may be read in some way.
-
-    Raises:
-        ProblemError: if a value must be recomputed but its operation may run only once in the
-            forward, or must be recomputed but is an output, of which reads see the first instance.
-    """
-    at_once = frozenset(indexed.demands[0]) if indexed.demands else frozenset()
-    for v in indexed.candidates:
-        value = indexed.problem.values[v]
-        if not value.must_recompute:
-            continue
-        op = indexed.problem.ops[indexed.producer[v]]
-        if v in at_once:
-            raise ProblemError(
-                f"Value {value.name!r} must be recomputed, but the first backward operation "
-                f"{indexed.problem.ops[indexed.backward_ops[0]].name!r} reads it: recompute begins "
-                "after that operation. Drop must_recompute."
-            )
-        if indexed.forced[v] or not indexed.rerunnable[indexed.producer[v]]:
-            raise ProblemError(
-                f"Value {value.name!r} must be recomputed for the backward, but its operation "
-                f"{op.name!r} may run only once. Make it recomputable or drop must_recompute."
-            )
-        if indexed.pinned[v]:
-            raise ProblemError(
-                f"Value {value.name!r} must be recomputed, but it is an output: reads of outputs "
-                "see the first instance. Drop must_recompute."
-            )

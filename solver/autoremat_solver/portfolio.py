@@ -23,7 +23,7 @@ from autoremat_solver.realise import KEEP, Retention
 
 PRICES = (1e-7, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
 SLOTS = 128
-SMALL = 300
+COARSE, FINE, COARSEST = 40, 96, 12  # blocks that the step is cut into, at most
 TINY = 7
 MOST_PLAIN_OPS = 4096
 MOST_EXACT_CELLS = 1 << 18
@@ -35,9 +35,6 @@ def simple_candidates(indexed: Indexed) -> Iterator[Candidate]:
     """The simple strategies, simulated."""
     for name, saved, retention in simple_recipes(indexed):
         yield candidate(indexed, saved, name, retention)
-    if len(indexed.forward_order) <= SMALL:
-        every = Retention(ephemeral=frozenset(indexed.candidates))
-        yield candidate(indexed, frozenset(), "recompute all per consumer", every)
     if len(indexed.candidates) <= TINY:
         yield from _all_save_sets(indexed)
 
@@ -164,7 +161,12 @@ def chain_plans(
         return
     far = far_reaching(indexed, 0.25)
     done: set[tuple[tuple[int, ...], frozenset[int]]] = set()
-    for limit, ambient in ((40, far), (200, far), (40, frozenset[int]()), (12, far)):
+    for limit, ambient in (
+        (COARSE, far),
+        (FINE, far),
+        (COARSE, frozenset[int]()),
+        (COARSEST, far),
+    ):
         places = narrow_places(indexed, ambient, limit)
         key = (tuple(places), ambient)
         if not places or key in done or time.monotonic() >= deadline:

@@ -14,13 +14,13 @@ import math
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import accumulate
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autoremat_solver.arrangement import Arrangement, Layout, Rules
+from autoremat_solver.changes import Change, Closures, gaps_above, moves, together
 from autoremat_solver.indexed import Indexed
 
 SEARCHES = 3  # from the best repaired starts
@@ -29,36 +29,13 @@ FEWEST_ROUNDS, MOST_ROUNDS = 20, 400
 REPAIR_NOISES = (0.0, 0.2, 0.4)  # of the attempts to repair one start
 MOST_RUINS, STEPS_OF_RUINS = 20, 3_000  # attempts to repair ruins of it, and their steps in all
 FIRST_STEP, LAST_STEP = 0.04, 0.002  # of the peak, by which `lowered` goes down at once
-MOST_RERUNS = 40  # that one repair step may add
 LOOKED_AT = 24  # gaps whose reruns are worked out, per repair step
 GLANCED_AT = 8  # the same in a search with noise
 TRIED = 6  # changes simulated, per repair step
 REPAIR_STEPS = 400
 NOISE = 0.6
-SLACK = 1.5  # times the time wanted may a repair take, as pruning will shorten it
+SLACK = 1.25  # times the time wanted may a repair take, as pruning will shorten it
 HOT = 0.002  # of the whole time: by how much a worse plan may be accepted at first
-
-
-@dataclass(frozen=True)
-class _Change:
-    """A way to hold fewer bytes: the arrangement after it, and its price per byte relieved."""
-
-    price: float
-    key: tuple[int, int, int]
-    reruns: frozenset[int]
-    before: int
-    order: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True)
-class _Gap:
-    """Steps (after, until) in which an instance lies idle while the budget is exceeded."""
-
-    value: int
-    instance: int
-    after: int
-    until: int
-    relief: int
 
 
 def rearranged(
@@ -81,9 +58,9 @@ def rearranged(
             repaired.append((search.rerun_us(layout), number, layout))
     if not repaired:
         for steps in starts[:1]:
-            lowest = lowered(indexed, steps, budget_nbytes, deadline=deadline)
+            lowest = [steps, *lowered(indexed, steps, budget_nbytes, deadline=deadline)][-1]
             layout = Layout(indexed, rules.take_apart(lowest))
-            if max(layout.live_nbytes, default=0) <= budget_nbytes:
+            if layout.peak_nbytes <= budget_nbytes:
                 repaired.append((0.0, 0, layout))
     repaired.sort(key=lambda entry: entry[:2])
     for seed, (_, _, layout) in zip(range(SEARCHES), repaired * SEARCHES, strict=False):
@@ -94,8 +71,8 @@ def rearranged(
 
 def lowered(
     indexed: Indexed, steps: list[int], budget_nbytes: int, *, deadline: float
-) -> list[int]:
-    """A schedule of a smaller peak, reached step by step; no lower than the budget, if it can be.
+) -> Iterator[list[int]]:
+    """Schedules of ever smaller peaks, step by step; none below the budget, if it can be.
 
     Args:
         indexed: the step.
@@ -103,11 +80,13 @@ def lowered(
         budget_nbytes: the peak at which to stop.
         deadline: `time.monotonic()` at which to stop.
     """
+    if not steps:
+        return
     rules = Rules(indexed)
     layout = Layout(indexed, rules.take_apart(steps))
     step = FIRST_STEP
     while step >= LAST_STEP and time.monotonic() < deadline:
-        peak = max(layout.live_nbytes, default=0)
+        peak = layout.peak_nbytes
         if peak <= budget_nbytes:
             break
         goal = max(budget_nbytes, int(peak * (1 - step)))
@@ -116,7 +95,7 @@ def lowered(
             step /= 2
         else:
             layout = lower
-    return layout.steps
+            yield layout.steps
 
 
 class Rearranger:
@@ -166,7 +145,8 @@ class Rearranger:
         for _ in range(REPAIR_STEPS):
             if excess == 0:
                 return layout
-            for change in self._changes(layout, noise, barred):
+            changes = self._changes(layout, noise, barred)
+            for change in [*(() if noise else together(changes)), *changes[:TRIED]]:
                 new = self._applied(layout.arrangement, change)
                 left = math.inf if new is None else self._excess(new)
                 if new is not None and left < excess:
@@ -211,22 +191,22 @@ class Rearranger:
         return math.fsum(self._indexed.time_us[op] for op, _ in again)
 
     def _excess(self, layout: Layout) -> int:
-        budget = self._budget
-        return sum(n - budget for n in layout.live_nbytes if n > budget)
+        return int(np.maximum(layout.live - self._budget, 0).sum())
 
     def _changes(
         self, layout: Layout, noise: float, barred: set[tuple[int, int, int]]
-    ) -> list[_Change]:
+    ) -> list[Change]:
         """The most promising changes, best first."""
-        gaps = self._gaps(layout, noise)
-        closures = _Closures(self._rules, layout, self._budget)
-        found: list[_Change] = []
+        factors = partial(self._factors, noise) if noise else None
+        gaps = gaps_above(self._indexed, layout, self._budget, 2 * LOOKED_AT, factors)
+        closures = Closures(self._rules, layout, self._budget)
+        found: list[Change] = []
         count = GLANCED_AT if noise else LOOKED_AT
         for gap in gaps[:count]:
             found += closures.ways(gap)
         if self._rules.may_reorder:
             for gap in gaps[: 2 * count]:
-                found += _moves(self._indexed, layout, gap)
+                found += moves(self._indexed, layout, gap)
         found = [change for change in found if change.key not in barred]
         if noise:
             weigh = {
@@ -236,40 +216,19 @@ class Rearranger:
             found.sort(key=lambda change: (weigh[change.key], change.key))
         else:
             found.sort(key=lambda change: (change.price, change.key))
-        return found[:TRIED]
+        return found
 
-    def _gaps(self, layout: Layout, noise: float) -> list[_Gap]:
-        """Where idle values could be let go, the cheapest relief first."""
-        indexed, live, budget = self._indexed, layout.live_nbytes, self._budget
-        over = [0, *accumulate(max(0, n - budget) for n in live)]
-        count = [0, *accumulate(1 if n > budget else 0 for n in live)]
-        found: list[tuple[float, int, _Gap]] = []
-        for instance, v in enumerate(layout.value):
-            nbytes = indexed.nbytes[v]
-            if indexed.pinned[v] or nbytes == 0:
-                continue
-            after = layout.born[instance]
-            for until in layout.reads[instance]:
-                steps = count[until] - count[after + 1] if until > after + 1 else 0
-                if steps:
-                    relief = min(over[until] - over[after + 1], nbytes * steps)
-                    price = indexed.time_us[indexed.producer[v]] / relief
-                    if noise:
-                        price *= 1 + noise * self._random.uniform(-1, 1)
-                    gap = _Gap(v, instance, after, until, relief)
-                    found.append((price, instance, gap))
-                after = until
-        found.sort(key=lambda entry: entry[:2])
-        return [gap for _, _, gap in found]
+    def _factors(self, noise: float, count: int) -> NDArray[np.float64]:
+        return np.array([1 + noise * self._random.uniform(-1, 1) for _ in range(count)])
 
-    def _applied(self, arrangement: Arrangement, change: _Change) -> Layout | None:
+    def _applied(self, arrangement: Arrangement, change: Change) -> Layout | None:
         order = change.order or arrangement.order
         reruns = dict(arrangement.reruns)
-        if change.reruns:
-            reruns[change.before] = tuple({*reruns.get(change.before, ()), *change.reruns})
+        for before, ops in change.reruns.items():
+            reruns[before] = tuple({*reruns.get(before, ()), *ops})
         place = {op: i for i, op in enumerate(order)}
         rank = place.__getitem__ if self._rules.may_reorder else self._indexed.rank.__getitem__
-        for before in list(reruns) if change.order else [change.before]:
+        for before in list(reruns) if change.order else change.reruns:
             reruns[before] = tuple(sorted(reruns[before], key=rank))
         if change.order and any(
             place[op] >= place[before] for before, ops in reruns.items() for op in ops
@@ -303,10 +262,10 @@ class Rearranger:
             if earlier is None or self._is_barred(layout, v, earlier):
                 return False
             this = layout.before(v, step + 1)
-            if this is None or not layout.reads[this]:
+            if this is None or not layout.reads(this):
                 continue
-            idle = layout.live_nbytes[layout.last(earlier) + 1 : step]
-            if idle and max(idle) + indexed.nbytes[v] > self._budget:
+            idle = layout.live[layout.last[earlier] + 1 : step]
+            if idle.max(initial=0) + indexed.nbytes[v] > self._budget:
                 return False
         return True
 
@@ -339,100 +298,6 @@ class Rearranger:
             for _ in range(self._random.randrange(4)):
                 ruined = _shifted(self._indexed, ruined, self._random)
         return ruined
-
-
-class _Closures:
-    """What making a value again at a step takes, given what is live there."""
-
-    def __init__(self, rules: Rules, layout: Layout, budget_nbytes: int) -> None:
-        self._indexed, self._layout, self._budget = rules.indexed, layout, budget_nbytes
-        self._earliest = rules.earliest_places(layout.arrangement.order)
-        self._room: NDArray[np.int64] = budget_nbytes - np.array(layout.live_nbytes, dtype=np.int64)
-
-    def ways(self, gap: _Gap) -> Iterator[_Change]:
-        """Let a value go in a gap, holding its inputs or making these again too."""
-        layout, indexed = self._layout, self._indexed
-        place = layout.places[gap.until]
-        if self._earliest[indexed.producer[gap.value]] > place:
-            return
-        seen: set[tuple[frozenset[int], int]] = set()
-        for hold in (False, True):
-            found = self._closure(gap, place, hold)
-            if found is None or found in seen:
-                continue
-            seen.add(found)
-            ops, burden = found
-            if gap.relief <= burden:
-                continue
-            cost = math.fsum(indexed.time_us[op] for op in ops)
-            price = (cost + 1e-9) / (gap.relief - burden)
-            key = (gap.value, layout.arrangement.order[place], int(hold))
-            yield _Change(price, key, ops, layout.arrangement.order[place])
-
-    def _closure(self, gap: _Gap, place: int, hold: bool) -> tuple[frozenset[int], int] | None:
-        """Operations to run again, and excess bytes from holding their other inputs longer."""
-        indexed, layout = self._indexed, self._layout
-        ops: set[int] = set()
-        burden = 0
-        stack = [indexed.producer[gap.value]]
-        while stack:
-            op = stack.pop()
-            if op in ops:
-                continue
-            ops.add(op)
-            if len(ops) > MOST_RERUNS:
-                return None
-            for u in indexed.inputs[op]:
-                earlier = None if indexed.barred[u] else layout.before(u, gap.until)
-                may = self._earliest[indexed.producer[u]] <= place
-                if earlier is None:
-                    if not may:
-                        return None
-                    stack.append(indexed.producer[u])
-                    continue
-                last = layout.last(earlier)
-                if indexed.pinned[u] or last >= gap.until:
-                    continue
-                more = self._burden(u, last, gap)
-                if more == 0 or hold or not may:
-                    burden += more
-                else:
-                    stack.append(indexed.producer[u])
-        return frozenset(ops), burden
-
-    def _burden(self, value: int, last: int, gap: _Gap) -> int:
-        """Bytes beyond the budget, over all steps, if a value is held from `last` to the gap's end.
-
-        Inside the gap, what is let go makes room.
-        """
-        nbytes = self._indexed.nbytes[value]
-        room = self._room[last + 1 : gap.until]
-        if room.size == 0 or room.min() >= nbytes:
-            return 0
-        begin = max(gap.after, last) - last
-        lack = nbytes - room
-        lack[begin:] -= self._indexed.nbytes[gap.value]
-        np.maximum(lack, 0, out=lack)
-        np.minimum(lack, nbytes, out=lack)
-        return int(lack.sum())
-
-
-def _moves(indexed: Indexed, layout: Layout, gap: _Gap) -> Iterator[_Change]:
-    """Make a value only where it is first read, or read it for the last time before the gap."""
-    order = layout.arrangement.order
-    step, reads = layout.born[gap.instance], layout.reads[gap.instance]
-    maker, reader = layout.steps[step], layout.steps[gap.until]
-    here, there = layout.places[step], layout.places[gap.until]
-    if gap.until == reads[0] and order[here] == maker and here < there - 1:
-        moved = (*order[:here], *order[here + 1 : there], maker, *order[there:])
-        yield _Change(-gap.relief, (gap.value, maker, 2), frozenset(), maker, moved)
-    if gap.until == reads[-1] and order[there] == reader:
-        place = {op: i for i, op in enumerate(order)}
-        made = max((place[indexed.producer[v]] for v in indexed.inputs[reader]), default=-1)
-        target = 1 + max(made, layout.places[gap.after])
-        if target < there:
-            moved = (*order[:target], reader, *order[target:there], *order[there + 1 :])
-            yield _Change(-gap.relief, (gap.value, reader, 3), frozenset(), reader, moved)
 
 
 def _shifted(indexed: Indexed, arrangement: Arrangement, chance: random.Random) -> Arrangement:

@@ -1,0 +1,109 @@
+"""Random steps and graphs without phases, with every kind of operation and value.
+
+One seed gives one problem. `TINY` ones are small enough for the exhaustive search.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from autoremat_solver import Op, Phase, Problem, Value
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large a random step may be; EITHER operations listed in the backward come on top.
+
+    Attributes:
+        most_ops: operations.
+        most_backward: BACKWARD ones among them.
+        most_nbytes: of a value, and of a workspace about a third of it.
+        most_us: of an operation.
+    """
+
+    most_ops: int
+    most_backward: int
+    most_nbytes: int
+    most_us: int
+
+
+TINY = Shape(7, 6, 9, 9)
+MIDDLE = Shape(24, 10, 50, 20)
+
+
+def random_step(seed: int, shape: Shape = TINY) -> Problem:
+    """A forward and a backward: must_save, must_recompute, run-once, outputs, workspaces."""
+    draw = _Draw(random.Random(seed), shape)
+    rng = draw.rng
+    count = rng.randint(2, shape.most_ops)
+    backward = rng.randint(0, min(count - 1, shape.most_backward))
+    forward: list[str] = []
+    either: list[str] = []
+    for i in range(count - backward):
+        if rng.random() < 0.3:
+            either += draw.op(f"e{i}", forward + either, Phase.EITHER)
+        else:
+            forward += draw.op(f"f{i}", forward, Phase.FORWARD)
+    gradients: list[str] = []
+    for k in range(backward):
+        before = gradients[-1:] if rng.random() < 0.7 else []
+        gradients += draw.op(f"b{k}", forward + either, Phase.BACKWARD, before)
+        if rng.random() < 0.05:
+            either += draw.op(f"l{k}", forward + either, Phase.EITHER)
+    return draw.problem(rng.choice((0, 0, 1, 2, 3)))
+
+
+def random_graph(seed: int, shape: Shape = TINY) -> Problem:
+    """A graph without phases: close to a chain, or not at all."""
+    draw = _Draw(random.Random(seed), shape)
+    chained = draw.rng.choice((0.2, 0.9))
+    made: list[str] = []
+    for i in range(draw.rng.choice((2, 4, 6, 7, 7, 7)) * shape.most_ops // 7):
+        before = made[-1:] if draw.rng.random() < chained else []
+        made += draw.op(f"o{i}", made, Phase.ANY, before)
+    return draw.problem(draw.rng.choice((0, 0, 1, 2)))
+
+
+class _Draw:
+    """The values and operations drawn so far; two problems in five allow everything."""
+
+    def __init__(self, rng: random.Random, shape: Shape) -> None:
+        self.rng, self._shape = rng, shape
+        self._is_plain = rng.random() < 0.4
+        self._values: list[Value] = []
+        self._ops: list[Op] = []
+
+    def op(
+        self, name: str, readable: list[str], phase: Phase, before: list[str] | None = None
+    ) -> list[str]:
+        """Add an operation with one output or two; their names."""
+        rng, shape = self.rng, self._shape
+        reads = rng.sample(
+            readable, min(len(readable), rng.randint(0, 3 if phase is Phase.BACKWARD else 2))
+        )
+        marked = phase is not Phase.BACKWARD and not self._is_plain
+        made = [f"{name}_{j}" for j in range(rng.choice((1, 1, 1, 2)))]
+        for value in made:
+            mark = rng.random() if marked else 0.5
+            save_us = rng.choice((0.0, 0.0, 2.0)) if marked else 0.0
+            nbytes = rng.randint(0, shape.most_nbytes)
+            self._values.append(Value(value, nbytes, mark < 0.1, mark > 0.93, save_us))
+        self._ops.append(
+            Op(
+                name,
+                tuple(dict.fromkeys([*reads, *(before or ())])),
+                tuple(made),
+                float(rng.randint(0, shape.most_us)),
+                rng.choice((0, 0, shape.most_nbytes // 3)),
+                phase,
+                recomputable=self._is_plain or rng.random() < 0.85,
+            )
+        )
+        return made
+
+    def problem(self, outputs: int) -> Problem:
+        """All of it, with so many outputs."""
+        names = [value.name for value in self._values]
+        chosen = tuple(self.rng.sample(names, min(len(names), outputs)))
+        return Problem(tuple(self._values), tuple(self._ops), chosen, self.rng.randint(0, 4))
