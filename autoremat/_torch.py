@@ -117,7 +117,7 @@ def extract_forward_and_backward(
     joint: fx.GraphModule, saved: Sequence[fx.Node], *, num_fwd_outputs: int
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a joint graph at the given saved nodes (tensors, symbols and opaque objects)."""
-    symbols = [n for n in saved if is_symbolic(n) and not _partitioners._is_assert_only_symbool(n)]
+    symbols = [n for n in saved if is_symbolic(n) and not _is_only_asserted(n)]
     opaque = [n for n in saved if is_opaque(n)]
     tensors = [n for n in saved if not is_symbolic(n) and n not in opaque]
     extract = _partitioners._extract_fwd_bwd_modules
@@ -128,6 +128,12 @@ def extract_forward_and_backward(
         joint, tensors, saved_sym_nodes=symbols, num_fwd_outputs=num_fwd_outputs, **keywords
     )
     return forward, backward
+
+
+def _is_only_asserted(node: fx.Node) -> bool:
+    """Whether a truth about sizes is nothing but checked: the forward has checked it."""
+    checks = (user.target is torch.ops.aten._assert_scalar.default for user in node.users)
+    return isinstance(node.meta.get("val"), torch.SymBool) and bool(node.users) and all(checks)
 
 
 def min_cut_without_budget(

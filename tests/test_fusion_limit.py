@@ -65,12 +65,12 @@ def test_a_kernel_drawn_ahead_of_its_place_makes_its_result_live_longer():
 
 
 class Blocks(nn.Module):
-    """Four blocks of `x + down(gelu(up(x)))`."""
+    """Two blocks of `x + down(gelu(up(x)))`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ups = nn.ModuleList(nn.Linear(32, 128) for _ in range(4))
-        self.downs = nn.ModuleList(nn.Linear(128, 32) for _ in range(4))
+        self.ups = nn.ModuleList(nn.Linear(32, 128) for _ in range(2))
+        self.downs = nn.ModuleList(nn.Linear(128, 32) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
         for up, down in zip(self.ups, self.downs, strict=True):
