@@ -54,6 +54,7 @@ __all__ = [
     "compile_fx",
     "compile_fx_inner",
     "default_partition",
+    "every_guard",
     "extract_forward_and_backward",
     "fake_mode_of",
     "force_save_what_torch_demands",
@@ -83,6 +84,9 @@ __all__ = [
 TANGENTS_ARE_FREED = "boxed_grads_call" in inspect.getsource(
     importlib.import_module("torch._functorch._aot_autograd.runtime_wrappers")
 )
+
+# Before 2.13, Dynamo passes over the guards of parameters while their module's dict is as it was.
+_GUARDS_ARE_SKIPPED = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 
 # What Inductor's caches accept as a pass over scheduler nodes; before 2.12 the class for graphs.
 CustomSchedulerPass: Any = getattr(
@@ -191,6 +195,16 @@ def storage_key(tensor: torch.Tensor) -> int | None:
 def is_getitem(node: fx.Node) -> bool:
     """Whether the node takes an element of a tuple of results."""
     return node.op == "call_function" and node.target is getitem
+
+
+def every_guard() -> contextlib.AbstractContextManager[None]:
+    """Compile and run here so that a parameter frozen or thawed since is noticed."""
+    if not _GUARDS_ARE_SKIPPED:
+        return contextlib.nullcontext()
+    patched: contextlib.AbstractContextManager[None] = torch._dynamo.config.patch(
+        skip_tensor_guards_with_matching_dict_tags=False
+    )
+    return patched
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from autoremat import _torch
 from autoremat.backend import session_options
 from autoremat.errors import FallbackError, FallbackWarning
 from autoremat.footprint import OptimizerFootprint, optimizer_footprint
@@ -70,7 +71,8 @@ class OptimizedCall:
         self._warn_if_gradients_stay(model)
         self._current = self._variant_for(model)
         try:
-            output = self._current.compiled(*args, **kwargs)
+            with _torch.every_guard():
+                output = self._current.compiled(*args, **kwargs)
         finally:
             self._inputs = None
         self._tell_if_nothing_was_planned(self._current.session)
