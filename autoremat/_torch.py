@@ -85,7 +85,8 @@ TANGENTS_ARE_FREED = "boxed_grads_call" in inspect.getsource(
     importlib.import_module("torch._functorch._aot_autograd.runtime_wrappers")
 )
 
-# Before 2.13, Dynamo passes over the guards of parameters while their module's dict is as it was.
+# Seen on 2.11, not on 2.13: Dynamo passes over the guards of parameters while their module's dict
+# is as it was. (2.12 has not been tried.)
 _GUARDS_ARE_SKIPPED = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 
 # What Inductor's caches accept as a pass over scheduler nodes; before 2.12 the class for graphs.
