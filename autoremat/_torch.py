@@ -59,6 +59,7 @@ __all__ = [
     "compile_fx",
     "compile_fx_inner",
     "default_partition",
+    "every_guard",
     "extract_forward_and_backward",
     "fake_mode_of",
     "force_recompile",
@@ -99,6 +100,10 @@ TANGENTS_ARE_FREED = "boxed_grads_call" in inspect.getsource(
 DRAWS_FOUR_AT_A_TIME = hasattr(TritonOverrides, "_can_use_4x_random") and getattr(
     torch._inductor.config.triton, "use_rand4x", True
 )
+
+# Seen on 2.11, not on 2.13: Dynamo passes over the guards of parameters while their module's dict
+# is as it was. (2.12 has not been tried.)
+_GUARDS_ARE_SKIPPED = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 
 # What Inductor's caches accept as a pass over scheduler nodes; before 2.12 the class for graphs.
 CustomSchedulerPass: Any = getattr(
@@ -147,7 +152,7 @@ def extract_forward_and_backward(
     joint: fx.GraphModule, saved: Sequence[fx.Node], *, num_fwd_outputs: int
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a joint graph at the given saved nodes (tensors, symbols and opaque objects)."""
-    symbols = [n for n in saved if is_symbolic(n) and not _partitioners._is_assert_only_symbool(n)]
+    symbols = [n for n in saved if is_symbolic(n) and not _is_only_asserted(n)]
     opaque = [n for n in saved if is_opaque(n)]
     tensors = [n for n in saved if not is_symbolic(n) and n not in opaque]
     extract = _partitioners._extract_fwd_bwd_modules
@@ -158,6 +163,12 @@ def extract_forward_and_backward(
         joint, tensors, saved_sym_nodes=symbols, num_fwd_outputs=num_fwd_outputs, **keywords
     )
     return forward, backward
+
+
+def _is_only_asserted(node: fx.Node) -> bool:
+    """Whether a truth about sizes is nothing but checked: the forward has checked it."""
+    checks = (user.target is torch.ops.aten._assert_scalar.default for user in node.users)
+    return isinstance(node.meta.get("val"), torch.SymBool) and bool(node.users) and all(checks)
 
 
 def min_cut_without_budget(
@@ -225,6 +236,16 @@ def storage_key(tensor: torch.Tensor) -> int | None:
 def is_getitem(node: fx.Node) -> bool:
     """Whether the node takes an element of a tuple of results."""
     return node.op == "call_function" and node.target is getitem
+
+
+def every_guard() -> contextlib.AbstractContextManager[None]:
+    """Compile and run here so that a parameter frozen or thawed since is noticed."""
+    if not _GUARDS_ARE_SKIPPED:
+        return contextlib.nullcontext()
+    patched: contextlib.AbstractContextManager[None] = torch._dynamo.config.patch(
+        skip_tensor_guards_with_matching_dict_tags=False
+    )
+    return patched
 
 
 @contextlib.contextmanager

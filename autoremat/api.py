@@ -75,7 +75,7 @@ class OptimizedCall:
         self._warn_if_gradients_stay(model)
         self._current = self._variant_for(model)
         try:
-            with _torch.guarding_hooks():
+            with _torch.guarding_hooks(), _torch.every_guard():
                 output = self._current.compiled(*args, **kwargs)
         finally:
             self._inputs = None

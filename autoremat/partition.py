@@ -38,7 +38,8 @@ def partition(
     forward, backward = _torch.extract_forward_and_backward(
         rewritten.module, rewritten.saved, num_fwd_outputs=num_fwd_outputs
     )
-    in_forward = {node.name for node in forward.graph.nodes if _makes_tensors(node)}
+    in_forward = {node.name for node in forward.graph.nodes if node.op == "call_function"}
+    _drop_unread(backward, in_forward)
     for node in backward.graph.nodes:
         if _makes_tensors(node) and node.name in in_forward:
             raise PartitionError(
@@ -49,6 +50,17 @@ def partition(
     if difference is not None:
         raise PartitionError(difference)
     return _torch.thread_rng_states(forward, backward)
+
+
+def _drop_unread(backward: fx.GraphModule, names: Collection[str]) -> None:
+    """Take out what ran in the forward and is read by nobody here.
+
+    Torch leaves what it takes for impure in both parts: assertions, and with them what they read.
+    """
+    for node in reversed(backward.graph.nodes):
+        if node.name in names and not node.users:
+            backward.graph.erase_node(node)
+    backward.recompile()
 
 
 def require_unread(backward: fx.GraphModule, overwritten: Collection[str]) -> None:

@@ -1,6 +1,9 @@
 """What every test starts from: clean compilers, one thread, one seed, and a cost cache of its own.
 
-Torch is touched only where a test module has imported it, so that the solver's tests stay fast.
+The smoke tests of torch's private names run first: where a torch release has moved one, they say
+which, before the tests that merely fail for it. Hypothesis repeats the same examples each time,
+unless `--hypothesis-profile=nightly` asks for thousands of new ones. Torch is touched only where a
+test module has imported it, so that the solver's tests stay fast.
 """
 
 from __future__ import annotations
@@ -9,6 +12,16 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("repeatable", derandomize=True)
+settings.register_profile("nightly", max_examples=5000, print_blob=True)
+settings.load_profile("repeatable")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Private names of torch first, everything else in its order."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/test_torch_names.py"))
 
 
 @pytest.fixture(autouse=True, scope="session")

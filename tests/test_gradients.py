@@ -183,6 +183,18 @@ def test_routing_decisions_are_made_once():
     gradients_hold(Routed, (rows(),))
 
 
+class OneHot(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        weights, chosen = self.first(x).softmax(-1).topk(2, -1)
+        mask = F.one_hot(chosen, WIDTH) * weights[..., None]
+        return torch.tanh(self.second(x) * mask.sum(1)).square().mean()
+
+
+def test_assertions_run_once():
+    """`one_hot` asserts its range, and the backward has its input: it does not assert it again."""
+    gradients_hold(OneHot, (rows(),))
+
+
 class Selects(Layers):
     def forward(self, x: Tensor) -> Tensor:
         h = torch.tanh(self.first(x))

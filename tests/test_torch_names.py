@@ -239,6 +239,18 @@ def test_exceptions_that_dynamo_lets_through():
         raising(_torch.passing_through(KeyError("inner")))(torch.zeros(2))
 
 
+def test_every_guard():
+    """A parameter frozen after the first call has no gradient after the second."""
+    layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    run = torch.compile(lambda x: layers(x).sum(), backend="aot_eager")
+    for is_trained in (True, False, True):
+        layers[0].requires_grad_(is_trained)
+        layers.zero_grad(set_to_none=True)
+        with _torch.every_guard():
+            run(torch.ones(2, 4)).backward()
+        assert (layers[0].weight.grad is not None) == is_trained
+
+
 def test_checkpoint_policies():
     """The policies that arrive as tags."""
     names = {"MUST_SAVE", "PREFER_SAVE", "MUST_RECOMPUTE", "PREFER_RECOMPUTE"}

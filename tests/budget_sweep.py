@@ -1,0 +1,122 @@
+"""One compile, many budgets: the planned modules of a small model, run by hand.
+
+Dynamo and AOTAutograd take most of the time of a tiny step. So a model is compiled once, and the
+graph that the session gets is then planned, written out and run for each budget asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from autoremat_solver import Solver
+from torch import Tensor, fx
+
+import autoremat.session
+from autoremat import _torch
+from autoremat.choose import Choice, Subject, choose_by_simulation
+from autoremat.executor import compile_eager
+from autoremat.lower import held_tangents
+from autoremat.measure import measure_peak
+from tests.training import UNBOUNDED, Make, Outcome, optimized, step
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A model's graph as the session plans it, and what its forward is called with."""
+
+    subject: Subject
+    solver: Solver
+    arguments: tuple[Any, ...]
+
+    @property
+    def smallest(self) -> int:
+        """The smallest peak that the solver knows, in bytes."""
+        return self.solver.smallest_peak().timeline.peak_nbytes
+
+    def at(self, share: float) -> int:
+        """A budget between the smallest peak (0.0) and the peak of the fastest plan (1.0)."""
+        highest = self.solver.fastest().timeline.peak_nbytes
+        return self.smallest + int(share * (highest - self.smallest))
+
+    def choose(self, budget: int) -> Choice:
+        """The plan for a budget, written out."""
+        return choose_by_simulation(self.subject, self.solver, budget)
+
+    def run(self, choice: Choice) -> list[Any]:
+        """Outputs, gradients and inputs as a step leaves them, from a fixed seed."""
+        arguments = self._copies()
+        torch.manual_seed(0)
+        return [*self._step(choice, arguments), *arguments]
+
+    def measured(self, choice: Choice) -> int:
+        """Measured peak in bytes, resident bytes included."""
+        arguments = self._copies()
+        above = measure_peak(lambda: self._step(choice, arguments), device="cpu")
+        return self.subject.lowered.problem.resident_nbytes + above
+
+    def _copies(self) -> tuple[Any, ...]:
+        return tuple(a.clone() if isinstance(a, Tensor) else a for a in self.arguments)
+
+    def _step(self, choice: Choice, arguments: Sequence[Any]) -> list[Any]:
+        """Forward and backward as AOTAutograd calls them; the outputs' gradients are made here."""
+        count = self.subject.joint.num_fwd_outputs
+        results = list(compile_eager(choice.forward, ())(list(arguments)))
+        saved_nodes = choice.forward.graph.output_node().args[0][count:]
+        saved = {node.name: value for node, value in zip(saved_nodes, results[count:], strict=True)}
+        del results[count:]
+        lowered = self.subject.lowered
+        held_nodes = held_tangents(self.subject.joint, lowered.storages)
+        held, incoming = [], []
+        for node in choice.backward.graph.find_nodes(op="placeholder"):
+            if node.name in saved:
+                incoming.append(saved.pop(node.name))
+                continue
+            incoming.append(_gradient(node))
+            if node.name in {tangent.name for tangent in held_nodes}:
+                held.append(incoming[-1])
+        assert not saved
+        return [*results, *compile_eager(choice.backward, ())(incoming)]
+
+
+def _gradient(node: fx.Node) -> Tensor:
+    """A gradient of an output, the same for every plan."""
+    value = node.meta["val"]
+    made = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype)
+    return made.copy_(torch.linspace(-1, 2, made.numel(), dtype=made.dtype).view(made.shape))
+
+
+def sweep(
+    make: Make, inputs: Sequence[Any], loss_of: Callable[[Any], Tensor]
+) -> tuple[Planned, Outcome]:
+    """Take one step without a budget; returns what was planned, and what the step did."""
+    subjects: list[tuple[Subject, Solver]] = []
+    arguments: list[tuple[Any, ...]] = []
+
+    def choose(subject: Subject, solver: Solver, budget: int) -> Choice:
+        subjects.append((subject, solver))
+        return choose_by_simulation(subject, solver, budget)
+
+    def compile_recording(module: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
+        compiled = compile_eager(module, example_inputs)
+        is_forward = all(map(_torch.is_primal, module.graph.find_nodes(op="placeholder")))
+
+        def run(given: list[Any]) -> Any:
+            if is_forward and not arguments:
+                arguments.append(
+                    tuple(a.detach().clone() if isinstance(a, Tensor) else a for a in given)
+                )
+            return compiled(given)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(autoremat.session, "choose_by_simulation", choose)
+        patch.setattr(autoremat.session, "compile_eager", compile_recording)
+        outcome = step(optimized(make, UNBOUNDED, time_limit=1.0), inputs, loss_of)
+    ((subject, solver),) = subjects
+    return Planned(subject, solver, arguments[0]), outcome
