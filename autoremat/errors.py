@@ -14,6 +14,18 @@ from dataclasses import dataclass
 from autoremat.reporting.text import format_nbytes, format_nbytes_apart
 
 _CODE = re.compile(r"AR[0-9]{3}")
+REMEDIES = {
+    "AR101": "This is a defect of autoremat: please report it with the sentence above. The step "
+    "runs, without a plan for this graph.",
+    "AR102": "Move the graph's inputs to one device, or optimize the parts on one device each.",
+    "AR103": "Nothing to do: the region is compiled once for the layers that share it. Without "
+    "nested compiled regions the whole step is planned.",
+    "AR104": "Nothing to do, unless its inputs should need gradients: then call requires_grad_().",
+    "AR105": "Find what keeps Dynamo out of the forward (TORCH_LOGS=graph_breaks tells) and remove "
+    "it.",
+    "AR107": 'Try compiler="eager", or another release of torch; please report it as well.',
+}
+"""What a user can do about a fallback, by its code."""
 
 
 @dataclass(frozen=True, slots=True)

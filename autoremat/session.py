@@ -24,7 +24,14 @@ from autoremat import _torch
 from autoremat.capture import copy_module, prepare
 from autoremat.choose import Choice, Subject, choose_by_reading, choose_by_simulation
 from autoremat.constraints import find_constraints, is_compiled_random
-from autoremat.errors import FallbackError, FallbackWarning, InfeasibleBudget, OverBudgetWarning
+from autoremat.environment import environment_facts
+from autoremat.errors import (
+    REMEDIES,
+    FallbackError,
+    FallbackWarning,
+    InfeasibleBudget,
+    OverBudgetWarning,
+)
 from autoremat.executor import compile_eager
 from autoremat.explain import explain, largest_live, source_of
 from autoremat.fusion import inlined_nodes, shared_by_layers
@@ -32,7 +39,7 @@ from autoremat.inductor import compile_with_partition
 from autoremat.lower import lower
 from autoremat.profile import profile_nodes
 from autoremat.progress import Progress
-from autoremat.reporting import GraphReport, Report, one_line
+from autoremat.reporting import Fallback, GraphReport, Report, one_line
 from autoremat.storage import Storages, find_storages
 
 _session_numbers = itertools.count()
@@ -114,7 +121,7 @@ class Session:
         """
         self.options = options
         self.key = f"{os.getpid()}-{os.urandom(8).hex()}-{next(_session_numbers)}"
-        self.fallbacks: dict[str, None] = {}
+        self.fallbacks: dict[Fallback, None] = {}
         self.measured_peak_nbytes: int | None = None
         self._resident = resident
         self._refuses = refuses
@@ -228,6 +235,7 @@ class Session:
             device=_device_name(self._device),
             torch_version=torch.__version__,
             fallbacks=tuple(self.fallbacks),
+            facts=environment_facts(self._device),
         )
 
     @property
@@ -351,7 +359,7 @@ class Session:
         warning = FallbackWarning(code, sentence)
         if self.options.strict:
             raise FallbackError.of(warning) from cause
-        self.fallbacks[f"{code}: {sentence}"] = None
+        self.fallbacks[Fallback(code, sentence, REMEDIES.get(code, ""))] = None
         warnings.warn(warning, stacklevel=3)
 
     def _resident_of(

@@ -168,12 +168,12 @@ def _torch(report: Report) -> str:
     return f"torch {report.torch_version}" if report.torch_version else ""
 
 
-def _some(items: tuple[str, ...], noun: str) -> str:
+def _some(items: tuple[object, ...], noun: str) -> str:
     if not items:
         return ""
     first, _, rest = noun.partition(" ")
     counted = f"{_plural(len(items), first)} {rest}".rstrip()
-    return f"{counted}: {'; '.join(items[:3])}{'; ...' if len(items) > 3 else ''}"
+    return f"{counted}: {'; '.join(map(str, items[:3]))}{'; ...' if len(items) > 3 else ''}"
 
 
 @dataclass(frozen=True, slots=True)
