@@ -307,6 +307,16 @@ class Report:
         """What the plans had to respect."""
         return tuple(dict.fromkeys(chain.from_iterable(g.constraints for g in self.graphs)))
 
+    @property
+    def highest_peak_nbytes(self) -> int:
+        """The predicted peak or the measured one, whichever is higher."""
+        return max(self.predicted_peak_nbytes, self.measured_peak_nbytes or 0)
+
+    @property
+    def is_within_budget(self) -> bool:
+        """Whether something is planned and no peak known of it is above the budget."""
+        return bool(self.graphs) and self.highest_peak_nbytes <= self.budget_nbytes
+
     def with_measured(self, peak_nbytes: int) -> Report:
         """This report with the peak that the device reported."""
         return replace(self, measured_peak_nbytes=peak_nbytes)
@@ -328,11 +338,17 @@ class Report:
 
         return read(text)
 
-    def summary(self) -> str:
-        """The report as 10 to 25 lines of plain text, the verdict first."""
+    def summary(self, width: int | None = None) -> str:
+        """The report as plain text, the verdict first: 10 to 25 lines, more in a narrow `width`."""
         from autoremat.reporting.text import summary
 
-        return summary(self)
+        return summary(self, width)
+
+    def to_html(self) -> str:
+        """The report as one self-contained HTML page."""
+        from autoremat.reporting.page import html
+
+        return html(self)
 
 
 def _gap(time_us: float, bound_us: float) -> float:

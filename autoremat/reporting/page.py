@@ -59,7 +59,7 @@ def html(report: Report) -> str:
         script=Markup("\n".join(_file(name) for name in _SCRIPTS)),
         payload=Markup(_harmless(write(report))),
         report=report,
-        fits=_fits(report),
+        fits=report.is_within_budget,
         state=_state(report),
         before=format_nbytes(report.baseline_peak_nbytes),
         after=format_nbytes(report.predicted_peak_nbytes),
@@ -86,20 +86,12 @@ def _harmless(json_text: str) -> str:
     return json_text
 
 
-def _highest_nbytes(report: Report) -> int:
-    return max(report.predicted_peak_nbytes, report.measured_peak_nbytes or 0)
-
-
-def _fits(report: Report) -> bool:
-    return bool(report.graphs) and _highest_nbytes(report) <= report.budget_nbytes
-
-
 def _state(report: Report) -> str:
     if not report.graphs:
         return "Nothing is planned"
-    if _fits(report):
+    if report.is_within_budget:
         return "Within the budget"
-    above = format_nbytes(_highest_nbytes(report) - report.budget_nbytes)
+    above = format_nbytes(report.highest_peak_nbytes - report.budget_nbytes)
     return f"Over the budget by {above}"
 
 
@@ -120,7 +112,7 @@ def _cost(report: Report) -> str:
 
 
 def _scale(report: Report) -> int:
-    peaks = (report.baseline_peak_nbytes, _highest_nbytes(report), 1)
+    peaks = (report.baseline_peak_nbytes, report.highest_peak_nbytes, 1)
     # A budget far above what is needed would squeeze the bars: it leaves the picture instead.
     return max(*peaks, min(report.budget_nbytes, 2 * max(peaks)))
 

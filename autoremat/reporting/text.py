@@ -8,12 +8,17 @@ Guarantees: the verdict comes first; sizes are decimal (GB = 10^9 bytes) and say
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from autoremat.reporting.model import Report, ValueAction, ValueReport
 
+SAVED_TITLE = "Largest saved values"
+RECOMPUTED_TITLE = "Most expensive recomputed values"
+
 _ROWS = 5
+_WIDE = 110  # columns of a terminal that has room for sources and reasons
 _DECIMAL_UNITS = ("kB", "MB", "GB", "TB")
 _BINARY_UNITS = ("KiB", "MiB", "GiB", "TiB")
 
@@ -59,14 +64,30 @@ def one_line(report: Report) -> str:
     return f"autoremat: {_verdict(report)}"
 
 
-def summary(report: Report) -> str:
-    """The report as 10 to 25 lines: verdict, facts, and the values that matter most."""
-    lines = [_capitalised(_verdict(report)), "", *_facts(report)]
+def summary(report: Report, width: int | None = None) -> str:
+    """The report as lines: verdict, facts, and the values that matter most.
+
+    Args:
+        report: what to tell.
+        width: of the terminal; without it there are at most 25 lines, however long.
+    """
     saved = _fold(value for value in report.values if value.action == ValueAction.SAVE)
     recomputed = _fold(value for value in report.values if value.recomputes)
-    lines += _table("Largest saved values", saved, lambda group: group.nbytes)
-    lines += _table("Most expensive recomputed values", recomputed, lambda group: group.time_us)
+    lines = [
+        *_wrapped(_capitalised(_verdict(report)), width),
+        "",
+        *(line for fact in _facts(report) for line in _wrapped(fact, width, hanging=13)),
+        *_table(SAVED_TITLE, saved, lambda group: group.nbytes, width),
+        *_table(RECOMPUTED_TITLE, recomputed, lambda group: group.time_us, width),
+    ]
     return "\n".join(lines)
+
+
+def _wrapped(line: str, width: int | None, hanging: int = 0) -> list[str]:
+    if width is None:
+        return [line]
+    indent = " " * min(hanging, width // 3)
+    return textwrap.wrap(line, max(width, 20), subsequent_indent=indent, drop_whitespace=True)
 
 
 def _verdict(report: Report) -> str:
@@ -87,10 +108,9 @@ def _verdict(report: Report) -> str:
 def _peaks(report: Report) -> str:
     before = format_nbytes(report.baseline_peak_nbytes)
     after = format_nbytes(report.predicted_peak_nbytes)
-    highest = report.predicted_peak_nbytes
+    highest = report.highest_peak_nbytes
     text = f"peak {before} -> {after}"
     if report.measured_peak_nbytes is not None:
-        highest = max(highest, report.measured_peak_nbytes)
         text += f", measured {format_nbytes(report.measured_peak_nbytes)}"
     if highest <= report.budget_nbytes:
         return f"{text} (budget {format_nbytes(report.budget_nbytes)})"
@@ -217,27 +237,35 @@ def _fold(values: Iterable[ValueReport]) -> list[_Group]:
     return [_Group(tuple(group)) for group in groups.values()]
 
 
-def _table(title: str, groups: list[_Group], rank: Callable[[_Group], float]) -> list[str]:
+def _table(
+    title: str, groups: list[_Group], rank: Callable[[_Group], float], width: int | None
+) -> list[str]:
     if not groups:
         return []
     shown = sorted(groups, key=rank, reverse=True)[:_ROWS]
     rows = [group.row() for group in shown]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    if width is not None and width < _WIDE:
+        rows = [(size, time, "", place, "") for size, time, _, place, _ in rows]
+        widths[2] = 0
+        widths[3] = max(8, width - sum(widths[:2]) - 2 * sum(map(bool, widths)))
     lines = []
     for size, time, source, place, reason in rows:
         columns = (
             size.rjust(widths[0]),
             time.rjust(widths[1]),
             source.ljust(widths[2]),
-            place.ljust(widths[3]),
+            _shortened(place, widths[3]).ljust(widths[3]),
         )
-        kept = [cell for cell, width in zip(columns, widths, strict=True) if width]
-        lines.append("  ".join(["", *kept, reason]).rstrip())
+        kept = [cell for cell, room in zip(columns, widths, strict=True) if room]
+        line = "  ".join(["", *kept, reason]).rstrip()
+        lines.append(line if width is None or len(line) <= width else f"{line[: width - 3]}...")
     return ["", title, *lines]
 
 
 def _layer_pattern(module: str) -> str:
-    return re.sub(r"\d+", "*", module)
+    """The module's path with the number of its layer left open."""
+    return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", module)
 
 
 def _shortened(text: str, width: int) -> str:

@@ -50,6 +50,7 @@ function readReport() {
     if (!timeline) continue;
     timeline.steps = named(timeline.steps, report.texts, ["name", "op", "module", "source"]);
     timeline.spans = named(timeline.spans, report.texts, ["value", "kind"]);
+    timeline.moduleOf = new Map(graph.values.name.map((name, i) => [name, graph.values.module[i]]));
     prepare(timeline);
   }
   return report;

@@ -278,10 +278,13 @@ function timelineView(report, onValue) {
       }
       const swatch = make("i");
       swatch.style.background = `var(--${timeline.spans.kind[i]})`;
-      const button = make("button", "quiet", "", swatch, make("span", "", timeline.spans.value[i]), make("b", "", sizeText(timeline.spans.nbytes[i])));
+      const name = timeline.spans.value[i];
+      const module = timeline.moduleOf.get(name) || "";
+      const label = make("span", "", name, make("span", "where", `  ${module.split(".").slice(-3).join(".")}`));
+      const button = make("button", "quiet", "", swatch, label, make("b", "", sizeText(timeline.spans.nbytes[i])));
       button.type = "button";
-      button.title = `${timeline.spans.value[i]}, ${timeline.spans.kind[i]}`;
-      button.addEventListener("click", () => onValue(timeline.spans.value[i]));
+      button.title = [name, timeline.spans.kind[i], module].filter(Boolean).join("\n");
+      button.addEventListener("click", () => onValue(name));
       list.append(make("li", "", "", button));
     }
     panel.replaceChildren(

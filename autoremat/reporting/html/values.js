@@ -70,8 +70,17 @@ function valuesView(report, onSelect) {
       ...first, key, members, count: members.length, module: layerPattern(first.module),
       names: members.flatMap((row) => row.names), nbytes: sum("nbytes"), spares: sum("spares"), costs: sum("costs"),
       recomputes: same("recomputes") ? first.recomputes : 0,
-      reason: same("reason") ? `each: ${first.reason}` : `first: ${first.reason}`,
+      reason: same("reason") ? `each: ${first.reason}` : sharedReason(first.action, members, sum),
     };
+  }
+
+  /** Why, for values of several layers that differ in it. */
+  function sharedReason(action, members, sum) {
+    if (action === "save") {
+      const most = members.reduce((best, row) => (row.spares > best.spares ? row : best));
+      return most.spares ? `each is like: ${most.reason}` : members[0].reason;
+    }
+    return `${sum("recomputes")} recomputes of ${timeText(sum("costs"))} together free ${sizeText(sum("nbytes"))}`;
   }
 
   function compare(one, other) {
