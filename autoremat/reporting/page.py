@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from importlib import resources
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from autoremat.reporting.document import write
 from autoremat.reporting.model import Report, ValueAction
-from autoremat.reporting.text import format_nbytes, format_nbytes_apart, format_us
+from autoremat.reporting.text import format_nbytes, format_nbytes_apart, format_us, format_us_apart
 
 MARK = '<meta name="generator" content="autoremat report">'
 _SCRIPTS = ("base.js", "timeline.js", "values.js", "modules.js", "curve.js", "main.js")
@@ -54,10 +53,10 @@ def html(report: Report) -> str:
     )
     scale = _scale(report)
     return environment.get_template("page.html").render(
-        mark=Markup(MARK),
-        style=Markup(_file("page.css")),
-        script=Markup("\n".join(_file(name) for name in _SCRIPTS)),
-        payload=Markup(_harmless(write(report))),
+        mark=MARK,
+        style=_file("page.css"),
+        script="\n".join(_file(name) for name in _SCRIPTS),
+        payload=_harmless(write(report)),
         report=report,
         fits=report.is_within_budget,
         state=_state(report),
@@ -140,11 +139,10 @@ def _tiles(report: Report) -> list[_Tile]:
     tiles.append(_measured_tile(report))
     extra = _extra(report)
     time_text = "unknown" if extra is None else f"{round(extra, 1) + 0.0:+.1f} %"
-    times = f"{format_us(report.baseline_time_us)} to {format_us(report.predicted_time_us)}"
+    times = " to ".join(format_us_apart(report.baseline_time_us, report.predicted_time_us))
     tiles.append(_Tile("Step time, predicted", time_text, times))
-    proven = "no plan is proven faster" if report.gap == 0 else "from the proven optimum, at most"
-    gap = "not bounded" if report.gap == float("inf") else f"{100 * report.gap:.1f} %"
-    tiles.append(_Tile("Gap", gap, proven))
+    gap = "not bounded" if report.gap == float("inf") else f"\u2264 {100 * report.gap:.1f} %"
+    tiles.append(_Tile("Gap to the optimum", gap, f"proven bound {format_us(report.bound_us)}"))
     actions = [value.action for value in report.values]
     recomputed = sum(value.recomputes > 0 for value in report.values)
     saves = f"{actions.count(ValueAction.SAVE)} of {len(actions)}"

@@ -51,12 +51,18 @@ def format_nbytes_apart(first_nbytes: int, second_nbytes: int) -> tuple[str, str
     return f"{first_nbytes} B", f"{second_nbytes} B"
 
 
-def format_us(time_us: float) -> str:
+def format_us(time_us: float, *, digits: int = 1) -> str:
     """A duration for people: "850.0 us", "1.9 ms", "2.3 s"."""
     for unit, scale in (("us", 1.0), ("ms", 1e3)):
-        if round(time_us / scale, 1) < 1000:
-            return f"{time_us / scale:.1f} {unit}"
-    return f"{time_us / 1e6:.1f} s"
+        if round(time_us / scale, digits) < 1000:
+            return f"{time_us / scale:.{digits}f} {unit}"
+    return f"{time_us / 1e6:.{digits}f} s"
+
+
+def format_us_apart(first_us: float, second_us: float) -> tuple[str, str]:
+    """Two durations with as many digits, up to four, as it takes to tell them apart."""
+    texts = [(format_us(first_us, digits=n), format_us(second_us, digits=n)) for n in (1, 2, 3, 4)]
+    return next((pair for pair in texts if pair[0] != pair[1]), texts[0])
 
 
 def one_line(report: Report) -> str:
@@ -173,10 +179,8 @@ def _peak_place(report: Report) -> str:
 
 
 def _times(report: Report) -> str:
-    return (
-        f"{format_us(report.baseline_time_us)} -> {format_us(report.predicted_time_us)} predicted, "
-        f"proven bound {format_us(report.bound_us)}"
-    )
+    before, after = format_us_apart(report.baseline_time_us, report.predicted_time_us)
+    return f"{before} -> {after} predicted, proven bound {format_us(report.bound_us)}"
 
 
 def _solver(report: Report) -> str:

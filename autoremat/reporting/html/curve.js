@@ -44,6 +44,7 @@ function curveView(report) {
     const x = (n) => box.left + ((n - x0) / (x1 - x0)) * (box.right - box.left);
     const y = (t) => box.bottom - ((t - y0) / (y1 - y0)) * (box.bottom - box.top);
     const svg = svgTag("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": "Peak memory against step time" });
+    holder.replaceChildren(svg, legendOf(points), tableOf(points)); // in the page, so that texts have a length
     const text = (content, attributes) => {
       const element = svgTag("text", attributes);
       element.textContent = content;
@@ -54,11 +55,12 @@ function curveView(report) {
     const ys = marks(y0, y1, 5);
     for (const mark of ys) {
       svg.append(svgTag("line", { x1: box.left, x2: box.right, y1: y(mark), y2: y(mark), class: "grid-line" }));
-      text(timeText(mark, 1), { x: box.left - 8, y: y(mark) + 4, class: "axis end" });
+      text(tickText(mark, ys[1] - ys[0] || mark, timeText), { x: box.left - 8, y: y(mark) + 4, class: "axis end" });
     }
-    for (const mark of marks(x0, x1, Math.max(2, Math.floor(width / 150)))) {
+    const xs = marks(x0, x1, Math.max(2, Math.floor(width / 150)));
+    for (const mark of xs) {
       svg.append(svgTag("line", { x1: x(mark), x2: x(mark), y1: box.bottom, y2: box.bottom + 5, class: "tick" }));
-      text(sizeText(mark, 1), { x: x(mark), y: box.bottom + 19, class: "axis middle" });
+      text(tickText(mark, xs[1] - xs[0] || mark, sizeText), { x: x(mark), y: box.bottom + 19, class: "axis middle" });
     }
     text("peak memory", { x: box.right, y: height - 6, class: "axis end" });
     text("step time", { x: box.left + 6, y: 12, class: "axis" });
@@ -66,9 +68,20 @@ function curveView(report) {
     if (report.budget_nbytes >= x0 && report.budget_nbytes <= x1) {
       const at = x(report.budget_nbytes);
       svg.append(svgTag("line", { x1: at, x2: at, y1: box.top, y2: box.bottom, class: "budget-line" }));
+      const label = text(`budget ${sizeText(report.budget_nbytes)}`, { x: at, y: 12, class: "budget-text middle" });
+      const half = label.getComputedTextLength() / 2;
+      label.setAttribute("x", Math.min(Math.max(at, half + 90), width - half));
       taken.push({ left: at - 1, right: at + 1, top: box.top, bottom: box.bottom });
     }
     const own = points.filter((p) => p.kind === "plan" || p.kind === "chosen").sort((a, b) => a.peak_nbytes - b.peak_nbytes);
+    for (let i = 1; i < own.length; i++) {
+      // Labels keep clear of the line: it is marked as taken, piece by piece.
+      for (let part = 0; part <= 12; part++) {
+        const at = (name) => own[i - 1][name] + ((own[i][name] - own[i - 1][name]) * part) / 12;
+        const [px, py] = [x(at("peak_nbytes")), y(at("time_us"))];
+        taken.push({ left: px - 2, right: px + 2, top: py - 2, bottom: py + 2 });
+      }
+    }
     if (own.length > 1) svg.append(svgTag("path", { d: own.map((p, i) => `${i ? "L" : "M"}${x(p.peak_nbytes)} ${y(p.time_us)}`).join(""), class: "frontier" }));
     const order = ["plan", "torch", "strategy", "chosen"];
     const sorted = [...points].sort((a, b) => order.indexOf(a.kind) - order.indexOf(b.kind));
@@ -81,7 +94,6 @@ function curveView(report) {
       svg.append(mark);
       taken.push({ left: px - 7, right: px + 7, top: py - 7, bottom: py + 7 });
     }
-    holder.replaceChildren(svg, legendOf(points), tableOf(points));
     for (const p of sorted.reverse()) {
       if (p.kind === "plan") continue;
       const label = text(p.label, { x: 0, y: 0, class: `point-label ${p.kind}` });

@@ -80,7 +80,9 @@ function modulesView() {
       inner.replaceChildren(open ? rows(node, depth + 1, root) : "");
     };
     title.addEventListener("click", () => toggle(line.getAttribute("aria-expanded") !== "true"));
-    toggle(depth === 0 && node.children.size <= 24);
+    // Open what holds most of it, so that the layers are in sight.
+    const share = Math.max(node.saved / (root.saved || 1), node.again / (root.again || 1));
+    toggle(depth < 3 && share > 0.5 && node.children.size <= 24);
     return holder;
   }
 
@@ -88,7 +90,7 @@ function modulesView() {
     show(graph) {
       const root = build(graph);
       byId("modules").hidden = !(root.saved || root.again);
-      const head = make("div", "tree-row tree-head", "", make("div", "who", "Module"), make("div", "measure", "Saved"), make("div", "measure", "Recomputed"));
+      const head = make("div", "tree-row tree-head", "", make("div", "who", "Module"), make("div", "measure", "", make("span", "", "Saved")), make("div", "measure", "", make("span", "", "Recomputed")));
       head.setAttribute("role", "row");
       for (const cell of head.children) cell.setAttribute("role", "columnheader");
       const all = joined("", root)[1];

@@ -11,6 +11,7 @@ function timelineView(report, onValue) {
   let selected = new Set();
   let width = 0;
   let height = 0;
+  let ceiling = 1;
 
   const plotWidth = () => width - margin.left - margin.right;
   const plotHeight = () => height - margin.top - margin.bottom;
@@ -20,9 +21,10 @@ function timelineView(report, onValue) {
   const startOf = (step) => (usesTime() ? (step ? timeline.ends[step - 1] : 0) / wholeTime() : step / timeline.count);
   const endOf = (step) => (usesTime() ? timeline.ends[step] / wholeTime() : (step + 1) / timeline.count);
   const x = (fraction) => margin.left + fraction * plotWidth();
-  const y = (nbytes) => margin.top + plotHeight() * (1 - nbytes / most());
+  const y = (nbytes) => margin.top + plotHeight() * (1 - nbytes / ceiling);
 
-  function most() {
+  /** Bytes at the upper end of the vertical axis. */
+  function highestDrawn() {
     let highest = Math.max(timeline.live_nbytes[timeline.peak], graph.predicted_peak_nbytes);
     if (usesTime()) for (const n of timeline.baseline_live_nbytes) highest = Math.max(highest, n);
     // A budget far above everything would flatten the picture.
@@ -68,6 +70,7 @@ function timelineView(report, onValue) {
     canvas.width = Math.round(width * ratio());
     canvas.height = Math.round(height * ratio());
     context.setTransform(ratio(), 0, 0, ratio(), 0, 0);
+    ceiling = highestDrawn();
     const colour = colours();
     context.clearRect(0, 0, width, height);
     context.font = "11px " + getComputedStyle(document.body).fontFamily;
@@ -81,7 +84,7 @@ function timelineView(report, onValue) {
   }
 
   function drawGrid(colour) {
-    const marks = ticks(most(), Math.max(3, Math.round(plotHeight() / 60)));
+    const marks = ticks(ceiling, Math.max(3, Math.round(plotHeight() / 60)));
     context.textBaseline = "middle";
     for (const mark of marks) {
       context.fillStyle = colour("line");
@@ -109,7 +112,7 @@ function timelineView(report, onValue) {
     context.setTransform(1, 0, 0, 1, 0, 0);
     const left = Math.round(margin.left * scale);
     const base = y(0) * scale;
-    const perByte = (plotHeight() * scale) / most();
+    const perByte = (plotHeight() * scale) / ceiling;
     const under = new Float64Array(found.length);
     for (const kind of KINDS) {
       const bytes = timeline.perKind[kind];
@@ -154,21 +157,21 @@ function timelineView(report, onValue) {
     if (graph.predicted_peak_nbytes !== timeline.live_nbytes[timeline.peak]) {
       levels.push([graph.predicted_peak_nbytes, "peak of generated code", "muted"]);
     }
-    const taken = [];
     for (const [nbytes, name, style] of levels) {
-      if (nbytes > most()) continue;
+      if (nbytes > ceiling) continue;
+      const isBudget = style === "budget";
       const at = Math.round(y(nbytes)) + 0.5;
-      context.setLineDash(style === "budget" ? [6, 4] : [2, 3]);
+      context.setLineDash(isBudget ? [6, 4] : [2, 3]);
       context.lineWidth = 1.5;
       context.strokeStyle = colour(style);
       context.beginPath();
       context.moveTo(margin.left, at);
       context.lineTo(width - margin.right, at);
       context.stroke();
-      let label = at - 6;
-      if (taken.some((other) => Math.abs(other - label) < 14)) label = at + 14;
-      taken.push(label);
-      labelAt(`${name} ${sizeText(nbytes)}`, margin.left + 6, label, "left", colour, style);
+      // On different sides, and away from each other: the two may be close.
+      const above = isBudget ? nbytes >= graph.predicted_peak_nbytes : nbytes > report.budget_nbytes;
+      const side = isBudget ? width - margin.right - 4 : margin.left + 6;
+      labelAt(`${name} ${sizeText(nbytes)}`, side, above ? at - 6 : at + 14, isBudget ? "right" : "left", colour, style);
     }
     context.setLineDash([]);
   }
