@@ -6,6 +6,7 @@ import copy
 import gc
 import io
 import pickle
+import re
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -547,10 +548,33 @@ def test_the_report_of_a_planned_model():
     assert {"save", "recompute"} <= actions
     recomputed = next(value for value in report.values if value.recomputes)
     assert recomputed.source.startswith("test_optimize.py:")
-    assert recomputed.reason
+    assert re.fullmatch(r"recomputed .* to free .*B", recomputed.reason)
+    saved = [value for value in report.values if value.action == "save" and value.avoided_us]
+    assert saved
+    for value in saved:
+        assert f"avoids {'one' if value.avoided_runs == 1 else value.avoided_runs} " in value.reason
+        assert value.avoided_us >= value.time_us
+    assert {fact.name for fact in report.facts} >= {"autoremat", "Python", "System"}
     assert recomputed.nbytes > 0
     assert autoremat.Report.from_json(report.to_json()) == report
     assert "budget" in report.summary().lower()
+
+
+def test_the_timeline_tells_what_is_live_and_where_it_comes_from():
+    """Kinds, modules of the model without a wrapper's prefix, and repeats as the plan has them."""
+    budget = peaks(Chain, (rows(),)).at(0.3)
+    model = optimized(Chain, budget)
+    step(model, (rows(),))
+    report = autoremat.report(model)
+    timeline = report.graphs[0].timeline
+    assert timeline is not None
+    assert {"saved", "recomputed", "gradient"} <= {span.kind for span in timeline.spans}
+    names = {name for name, _ in model.named_modules()}
+    assert {s.module for s in timeline.steps} <= names
+    assert {value.module for value in report.values} <= names
+    assert any(step.is_recompute for step in timeline.steps)
+    assert timeline.baseline_live_nbytes
+    assert autoremat.Report.from_json(report.to_json()) == report
 
 
 def test_no_report_before_a_step():

@@ -412,6 +412,22 @@ def test_the_summary_fits_a_screen(report: Report) -> None:
     assert len(one_line(report).split("\n")) == 1
 
 
+@settings(deadline=None, max_examples=40)
+@given(reports, st.integers(24, 200))
+def test_the_summary_fits_the_terminal(report: Report, width: int) -> None:
+    """No line is wider than asked for, and the verdict comes first."""
+    lines = report.summary(width).split("\n")
+    assert max(map(len, lines)) <= width
+    assert lines[0][0] in "PN"
+
+
+def test_a_narrow_summary_keeps_sizes_and_places() -> None:
+    """Sources and reasons go first, then the front of the place."""
+    lines = REPORT.summary(40).split("\n")
+    assert "  12.6 MB  layers.0.mlp (mm)" in lines
+    assert "Budget       5000000000 bytes, 1.2 GB" in lines
+
+
 def test_reports_are_read_without_torch() -> None:
     """`autoremat.reporting` needs neither torch nor a terminal library."""
     program = (

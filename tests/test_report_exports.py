@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 import pickletools
+import re
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -96,12 +97,12 @@ def test_a_snapshot_uses_only_what_the_viewer_can_unpickle() -> None:
 
 
 def test_torch_reads_a_snapshot() -> None:
-    """Its own text view finds each allocation inside our segment, and each free."""
+    """Its own text view tells each allocation and each free."""
     memory_viz = pytest.importorskip("torch.cuda._memory_viz")
     data = pickle.loads(snapshot(REPORT))
     actions = [event["action"] for event in data["device_traces"][0]]
     text = memory_viz.trace(data)
-    assert text.count(" = seg_0[") == actions.count("alloc") > 0
+    assert len(re.findall(r"^\w+ = \w+\[", text, re.M)) == actions.count("alloc") > 0
     assert text.count("# free completed") == actions.count("free_completed") > 0
 
 

@@ -264,7 +264,7 @@ def _table(
         kept = [cell for cell, room in zip(columns, widths, strict=True) if room]
         line = "  ".join(["", *kept, reason]).rstrip()
         lines.append(line if width is None or len(line) <= width else f"{line[: width - 3]}...")
-    return ["", title, *lines]
+    return ["", *_wrapped(title, width), *lines]
 
 
 def _layer_pattern(module: str) -> str:
