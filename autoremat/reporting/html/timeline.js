@@ -247,8 +247,11 @@ function timelineView(report, onValue) {
   function drawCursor(colour) {
     const left = x(startOf(cursor));
     const right = Math.max(left + 1.5, x(endOf(cursor)));
+    const top = margin.top - 6;
     context.fillStyle = colour("cursor");
-    context.fillRect(left, margin.top - 6, right - left, plotHeight() + 30);
+    context.globalAlpha = right - left > 6 ? 0.4 : 1;
+    context.fillRect(left, top, right - left, plotHeight() + 30);
+    context.globalAlpha = 1;
   }
 
   function inspect() {

@@ -7,7 +7,7 @@ const layerPattern = (module) => module.replace(/(^|\.)\d+(?=\.|$)/g, "$1*");
 
 function valuesView(report, onSelect) {
   const grid = byId("grid");
-  const narrow = window.matchMedia("(max-width: 860px)");
+  const narrow = window.matchMedia("(max-width: 960px)");
   const COLUMNS = [
     { key: "action", title: "Action", text: (row) => row.action },
     { key: "module", title: "Value", text: (row) => row.module || row.name },
@@ -149,7 +149,12 @@ function valuesView(report, onSelect) {
     const bar = make("div", `share ${row.action}`);
     bar.style.width = `${(100 * row.nbytes) / state.most}%`;
     bytes.append(bar);
-    const value = twoLines("module", row.module || row.name, row.module ? `${row.op}${row.count > 1 ? "" : `  ·  ${row.name}`}` : row.op);
+    const place = row.module || row.name;
+    const value = twoLines("module", place, row.module ? `${row.op}${row.count > 1 ? "" : `  ·  ${row.name}`}` : row.op);
+    // Where it is too long, the end of a path says more than its beginning.
+    const path = make("bdi", "", place);
+    path.dir = "ltr";
+    value.firstChild.replaceChildren(path);
     if (row.members) {
       const opened = state.open.has(row.key);
       element.setAttribute("aria-expanded", String(opened));
