@@ -22,7 +22,7 @@ from autoremat.constraints import Constraints
 from autoremat.draws import is_seeded, keep_draws
 from autoremat.inductor import generate
 from autoremat.lean_plans import recall, remember
-from autoremat.lower import Lowered, held_tangents, peak_without_spare_states
+from autoremat.lower import Lowered, held_tangents, without_spare_states
 from autoremat.partition import partition
 from autoremat.rewrite import rewrite
 from autoremat.same_step import first_difference
@@ -74,7 +74,8 @@ def choose_by_simulation(subject: Subject, solver: Solver, budget_nbytes: int) -
         if known is not None and known.timeline.peak_nbytes <= solution.timeline.peak_nbytes:
             solution = known
         remember(problem, solution.plan)
-    peak_nbytes = peak_without_spare_states(subject.lowered.problem, solution.plan)
+    counted = without_spare_states(problem, solution.plan)
+    peak_nbytes = simulate(counted, solution.plan).peak_nbytes
     return _write_out(subject, solution, budget_nbytes, lambda f, b: peak_nbytes)
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import PurePath
 
 import torch
-from autoremat_solver import Plan, simulate
+from autoremat_solver.plan_document import without_recompute
 from autoremat_solver.simulate import instance_spans
 from torch import fx
 
@@ -20,10 +21,14 @@ from autoremat import _torch
 from autoremat.choose import Choice, Subject
 from autoremat.cost import OpCost
 from autoremat.errors import LiveValue
+from autoremat.lower import without_spare_states
 from autoremat.reporting import GraphReport, ValueAction, ValueReport, format_nbytes
+from autoremat.reporting.alternatives import Alternatives, Rerun
 from autoremat.reporting.text import format_us
+from autoremat.reporting.timeline import Place, timeline_of
 
 _COPY_SUFFIX = re.compile(r"_recomputed(_\d+)?$")
+_MODEL = re.compile(r"^(L\.)?(self|\w+\.__self__)(\.|$)")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _TORCH_CODE = f"{PurePath(torch.__file__).parent}"
 
@@ -32,10 +37,12 @@ def explain(
     name: str, subject: Subject, choice: Choice, costs: Mapping[fx.Node, OpCost]
 ) -> GraphReport:
     """One graph's report."""
-    lowered, solution = subject.lowered, choice.solution
-    baseline = simulate(lowered.problem, Plan(tuple(op.name for op in lowered.problem.ops)))
-    step = solution.plan.schedule[solution.timeline.peak_step]
-    node = lowered.node_of.get(step)
+    solution = choice.solution
+    problem = without_spare_states(subject.lowered.problem, solution.plan)
+    baseline = without_recompute(problem)
+    timeline = timeline_of(problem, solution.plan, lambda name: _place_of(name, subject, costs))
+    step = timeline.steps[timeline.peak_step].name
+    node = subject.lowered.node_of.get(step)
     return GraphReport(
         name=name,
         predicted_peak_nbytes=choice.peak_nbytes,
@@ -47,7 +54,7 @@ def explain(
         method=choice.method,
         solve_seconds=solution.seconds,
         values=tuple(_values(subject, choice, costs)),
-        timeline_live_nbytes=solution.timeline.live_nbytes,
+        timeline=timeline,
         peak_step=step,
         peak_source=source_of(node) if node is not None else "",
         estimated_ops=tuple(sorted({_op_name(n) for n, cost in costs.items() if _guessed(cost)})),
@@ -55,6 +62,15 @@ def explain(
             sorted({f"{_op_name(n)} {why}" for n, why in subject.constraints.run_once.items()})
         ),
     )
+
+
+def _place_of(name: str, subject: Subject, costs: Mapping[fx.Node, OpCost]) -> Place:
+    node = subject.lowered.node_of.get(name)
+    if node is None:
+        return Place(name.replace("_", " "))
+    cost = costs.get(node)
+    is_estimated = cost is not None and _guessed(cost)
+    return Place(_op_name(node), _module_of(node), source_of(node), is_estimated)
 
 
 def _guessed(cost: OpCost) -> bool:
@@ -69,6 +85,7 @@ def _values(subject: Subject, choice: Choice, costs: Mapping[fx.Node, OpCost]) -
         if node.op == "call_function"
     )
     storages = subject.lowered.storages
+    alternatives = Alternatives(subject.lowered.problem, choice.solution.plan)
     found = []
     for node in subject.joint.nodes:
         if node.op != "call_function" or node in subject.joint.backward:
@@ -82,47 +99,64 @@ def _values(subject: Subject, choice: Choice, costs: Mapping[fx.Node, OpCost]) -
                 action = ValueAction.SAVE
             elif copies[node.name] or copies[root.name]:
                 action = ValueAction.RECOMPUTE
-            repeats = max(copies[node.name], copies[root.name])
-            found.append(_value(node, root, storages.nbytes[name], action, repeats, costs))
+            value = ValueReport(
+                name=root.name,
+                nbytes=storages.nbytes[name],
+                shape=tuple(n if isinstance(n, int) else str(n) for n in root.meta["val"].shape),
+                dtype=str(root.meta["val"].dtype).removeprefix("torch."),
+                action=action,
+                source=source_of(root),
+                module=_module_of(root),
+                op=_op_name(node),
+                time_us=costs[node].time_us if node in costs else 0.0,
+            )
+            if action is ValueAction.RECOMPUTE:
+                largest = max(storages.made_by[node], key=storages.nbytes.__getitem__)
+                count = max(copies[node.name], copies[root.name])
+                value = _with_recomputes(value, count, beside="" if name == largest else largest)
+            elif action is ValueAction.SAVE:
+                value = _with_alternative(value, alternatives.of(name), name, subject)
+            else:
+                value = replace(value, reason="the backward does not read it")
+            found.append(value)
     return found
 
 
-def _value(
-    node: fx.Node,
-    root: fx.Node,
-    nbytes: int,
-    action: ValueAction,
-    repeats: int,
-    costs: Mapping[fx.Node, OpCost],
+def _with_recomputes(value: ValueReport, count: int, *, beside: str) -> ValueReport:
+    """What a recompute costs; one run may make several values, and the largest bears its time."""
+    if beside:
+        reason = f"recomputed with `{beside}`, in the same run"
+        return replace(value, recomputes=count, time_us=0.0, reason=reason)
+    times = f"{count}x, {format_us(value.time_us)} each," if count > 1 else "once"
+    if count == 1 and value.time_us:
+        times = f"once, {format_us(value.time_us)},"
+    reason = f"recomputed {times} to free {format_nbytes(value.nbytes)}"
+    return replace(value, recomputes=count, reason=reason)
+
+
+def _with_alternative(
+    value: ValueReport, rerun: Rerun | None, storage: str, subject: Subject
 ) -> ValueReport:
-    tensor = root.meta["val"]
-    cost = costs.get(node)
-    time_us = cost.time_us if cost is not None else 0.0
-    return ValueReport(
-        name=root.name,
-        nbytes=nbytes,
-        shape=tuple(n if isinstance(n, int) else str(n) for n in tensor.shape),
-        dtype=str(tensor.dtype).removeprefix("torch."),
-        action=action,
-        recomputes=repeats if action is ValueAction.RECOMPUTE else 0,
-        source=source_of(root),
-        module=_module_of(root),
-        op=_op_name(node),
-        reason=_reason(nbytes, action, repeats, time_us),
-        time_us=time_us,
+    """What saving spares, or what forbids anything else."""
+    size = format_nbytes(value.nbytes)
+    if storage in subject.constraints.must_save:
+        reason = "saved by rule: a checkpoint policy, or layers that share it"
+        return replace(value, reason=reason)
+    if rerun is None:
+        return replace(value, reason=f"saving {size} avoids making it again")
+    if rerun.blocked_by:
+        node = subject.lowered.node_of.get(rerun.blocked_by)
+        why = subject.constraints.run_once.get(node, "runs once") if node is not None else ""
+        what = "its operation" if len(rerun.ops) == 1 else f"`{rerun.blocked_by}` behind it"
+        return replace(value, reason=f"saved, since {what} {why}".rstrip())
+    runs, time = len(rerun.ops), format_us(rerun.time_us)
+    what = f"one recompute of {time}" if runs == 1 else f"{runs} recomputes of {time} together"
+    return replace(
+        value,
+        reason=f"saving {size} avoids {what}",
+        avoided_runs=runs,
+        avoided_us=rerun.time_us,
     )
-
-
-def _reason(nbytes: int, action: ValueAction, repeats: int, time_us: float) -> str:
-    size = format_nbytes(nbytes)
-    match action:
-        case ValueAction.SAVE:
-            return f"keeping {size} spares the backward {format_us(time_us)} and its inputs"
-        case ValueAction.RECOMPUTE:
-            times = "once" if repeats == 1 else f"{repeats} times"
-            return f"making it again {times} ({format_us(time_us)} each) keeps {size} free"
-        case ValueAction.FREE:
-            return "the backward does not read it"
 
 
 def largest_live(subject: Subject, choice: Choice, count: int = 5) -> tuple[LiveValue, ...]:
@@ -155,9 +189,11 @@ def source_of(node: fx.Node) -> str:
 
 
 def _module_of(node: fx.Node) -> str:
-    stack = node.meta.get("nn_module_stack") or {}
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = str(next(reversed(stack.values()))[0]) if stack else ""
-    return re.sub(r"\['?([^'\]]*)'?\]", r".\1", path).removeprefix("L.self.").removeprefix("L.")
+    # "L['call'].__self__.h[0]" or "L['self']._modules['h']": the call's object is the model.
+    path = re.sub(r"\['?([^'\]]*)'?\]", r".\1", path).replace("._modules.", ".")
+    return _MODEL.sub("", path)
 
 
 def _op_name(node: fx.Node) -> str:

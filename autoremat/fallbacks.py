@@ -92,11 +92,16 @@ REASONS = {
 }
 
 
-def fallback(code: str, **facts: object) -> FallbackWarning:
-    """The warning of a code.
+def in_words(code: str, **facts: object) -> tuple[str, str]:
+    """Fact and remedy of a code.
 
     Raises:
         KeyError: for a code that is not in the table, or a fact that is missing.
     """
     reason = REASONS[code]
-    return FallbackWarning(code, f"{reason.fact.format(**facts)} {reason.remedy}")
+    return reason.fact.format(**facts), reason.remedy
+
+
+def fallback(code: str, **facts: object) -> FallbackWarning:
+    """The warning of a code; raises as `in_words`."""
+    return FallbackWarning(code, " ".join(in_words(code, **facts)))

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from autoremat_solver import Op, Phase, Plan, Problem, Value, simulate
+from autoremat_solver import Op, Phase, Plan, Problem, Value
 from torch import fx
 
 from autoremat import _torch
@@ -116,14 +116,14 @@ def lower(
     return Lowered(problem, {n.name: n for n in (*forward, *backward)}, storages, derived)
 
 
-def peak_without_spare_states(problem: Problem, plan: Plan) -> int:
-    """The plan's peak, generator states counted only where an operation is replayed from them."""
+def without_spare_states(problem: Problem, plan: Plan) -> Problem:
+    """The problem with generator states counted only where an operation is replayed from them."""
     runs = Counter(plan.schedule)
     spare = {_rng_state_of(name) for name, count in runs.items() if count == 1}
     values = tuple(
         replace(value, nbytes=0) if value.name in spare else value for value in problem.values
     )
-    return simulate(replace(problem, values=values), plan).peak_nbytes
+    return replace(problem, values=values)
 
 
 def held_tangents(joint: JointGraph, storages: Storages) -> list[fx.Node]:

@@ -78,7 +78,7 @@ def plan(
     _run(session, faker, twin, fakes, fake_keywords)
     report = session.report()
     if not report.graphs:
-        why = " ".join(report.fallbacks) or (
+        why = " ".join(map(str, report.fallbacks)) or (
             "Dynamo found no graph in it that needs a gradient: its forward is not compiled "
             "(torch.compiler.disable, or code that Dynamo skips)."
         )

@@ -28,10 +28,11 @@ from autoremat.cost import estimate_nodes
 from autoremat.device import device_name
 from autoremat.draws import Replays, keep_draws, makes_seeds, replays, safe_policy
 from autoremat.dropout_policy import DropoutPolicy
+from autoremat.environment import environment_facts
 from autoremat.errors import FallbackError, FallbackWarning, InfeasibleBudget, OverBudgetWarning
 from autoremat.executor import compile_eager
 from autoremat.explain import explain, largest_live, source_of
-from autoremat.fallbacks import fallback
+from autoremat.fallbacks import fallback, in_words
 from autoremat.fusion import inlined_nodes, shared_by_layers
 from autoremat.hardware import DeviceSpec
 from autoremat.inductor import compile_with_partition
@@ -40,7 +41,7 @@ from autoremat.partition import PartitionError
 from autoremat.profile import profile_nodes
 from autoremat.progress import Progress
 from autoremat.regions import write_out_regions
-from autoremat.reporting import GraphReport, Report, one_line
+from autoremat.reporting import Fallback, GraphReport, Report, one_line
 from autoremat.storage import Storages, find_storages
 
 _session_numbers = itertools.count()
@@ -138,7 +139,7 @@ class Session:
         """
         self.options = options
         self.key = f"{os.getpid()}-{os.urandom(8).hex()}-{next(_session_numbers)}"
-        self.fallbacks: dict[str, None] = {}
+        self.fallbacks: dict[Fallback, None] = {}
         self.measured_peak_nbytes: int | None = None
         self._resident = resident
         self._refuses = refuses
@@ -259,6 +260,7 @@ class Session:
             device=self._device_name(),
             torch_version=torch.__version__,
             fallbacks=tuple(self.fallbacks),
+            facts=environment_facts(self._device),
         )
 
     @property
@@ -389,7 +391,7 @@ class Session:
         warning = fallback(code, **facts)
         if self.options.strict:
             raise FallbackError.of(warning) from cause
-        self.fallbacks[str(warning)] = None
+        self.fallbacks[Fallback(code, *in_words(code, **facts))] = None
         warnings.warn(warning, stacklevel=3)
 
     def _device_name(self) -> str:

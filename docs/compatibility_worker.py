@@ -88,7 +88,7 @@ def _planned(job: Job, budget_nbytes: int) -> Row:
         "graphs": graphs.get("unique_graphs", 0),
         "planned_graphs": len(report.graphs),
         "breaks": breaks,
-        "fallbacks": list(report.fallbacks),
+        "fallbacks": [str(fallback) for fallback in report.fallbacks],
         "warnings": sorted({_warning(entry) for entry in caught if _is_ours(entry)}),
         "recomputed": recomputed,
         "budget_nbytes": budget_nbytes,

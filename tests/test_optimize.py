@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -298,15 +299,38 @@ def test_the_report_of_a_planned_model():
     assert report.solve_seconds > 0
     assert report.measured_peak_nbytes is None
     assert report.compiler == "eager"
-    assert max(report.graphs[0].timeline_live_nbytes) == report.predicted_peak_nbytes
+    assert report.graphs[0].timeline.peak_nbytes == report.predicted_peak_nbytes
     actions = {value.action for value in report.values}
     assert {"save", "recompute"} <= actions
     recomputed = next(value for value in report.values if value.recomputes)
     assert recomputed.source.startswith("tiny.py:")
-    assert recomputed.reason
+    assert re.fullmatch(r"recomputed .* to free .*B", recomputed.reason)
+    saved = [value for value in report.values if value.action == "save" and value.avoided_us]
+    assert saved
+    for value in saved:
+        assert f"avoids {'one' if value.avoided_runs == 1 else value.avoided_runs} " in value.reason
+        assert value.avoided_us >= value.time_us
+    assert {fact.name for fact in report.facts} >= {"autoremat", "Python", "System"}
     assert recomputed.nbytes > 0
     assert autoremat.Report.from_json(report.to_json()) == report
     assert "budget" in report.summary().lower()
+
+
+def test_the_timeline_tells_what_is_live_and_where_it_comes_from():
+    """Kinds, modules of the model without a wrapper's prefix, and repeats as the plan has them."""
+    budget = peaks(Chain, (many_rows(),)).at(0.3)
+    model = optimized(Chain, budget)
+    step(model, (many_rows(),))
+    report = autoremat.report(model)
+    timeline = report.graphs[0].timeline
+    assert timeline is not None
+    assert {"saved", "recomputed", "gradient"} <= {span.kind for span in timeline.spans}
+    names = {name for name, _ in model.named_modules()}
+    assert {s.module for s in timeline.steps} <= names
+    assert {value.module for value in report.values} <= names
+    assert any(step.is_recompute for step in timeline.steps)
+    assert timeline.baseline_live_nbytes
+    assert autoremat.Report.from_json(report.to_json()) == report
 
 
 def test_no_report_before_a_step():

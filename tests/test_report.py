@@ -15,9 +15,17 @@ from hypothesis import strategies as st
 
 from autoremat.reporting import (
     SCHEMA,
+    CurvePoint,
+    Fact,
+    Fallback,
     GraphReport,
+    MemoryTimeline,
+    PointKind,
     Report,
     ReportError,
+    Span,
+    SpanKind,
+    Step,
     ValueAction,
     ValueReport,
     one_line,
@@ -57,7 +65,20 @@ GRAPH = GraphReport(
     method="ilp",
     solve_seconds=2.1,
     values=(SAVED, RECOMPUTED, FREED),
-    timeline_live_nbytes=(1_200_000_000, 5_000_000_000),
+    timeline=MemoryTimeline(
+        resident_nbytes=1_200_000_000,
+        steps=(
+            Step("mm", "mm", "layers.0.mlp", "model.py:88", False, False, False, 1900.0, 0),
+            Step("mm_17", "mm", "layers.0.mlp", "model.py:88", True, False, True, 100.0, 400),
+        ),
+        spans=(
+            Span("mm", SpanKind.SAVED, 12_600_000, 0, 1),
+            Span("mm_17", SpanKind.GRADIENT, 3_787_399_600, 1, 1),
+        ),
+        live_nbytes=(1_212_600_000, 5_000_000_000),
+        baseline_live_nbytes=(9_800_000_000,),
+        baseline_step_us=(2000.0,),
+    ),
     peak_step="mm_17",
     peak_source="model.py:88",
     estimated_ops=("topk",),
@@ -71,6 +92,7 @@ REPORT = Report(
     device="NVIDIA H200",
     torch_version="2.13.0",
 )
+FALLBACK = Fallback("AR101", "`cond` is not understood.", "Report it.")
 SMALLER = replace(
     GRAPH,
     name="graph 1",
@@ -98,6 +120,44 @@ values = st.builds(
     reason=texts,
     time_us=times_us,
 )
+
+
+@st.composite
+def _timelines(draw: st.DrawFn) -> MemoryTimeline:
+    """Any timeline that adds up."""
+    resident_nbytes = draw(counts)
+    steps = draw(st.lists(steps_without_memory, max_size=4))
+    live = [resident_nbytes + step.workspace_nbytes for step in steps]
+    spans = []
+    for born in range(len(steps)):
+        last = draw(st.integers(born, len(steps) - 1))
+        span = Span(draw(texts), draw(st.sampled_from(SpanKind)), draw(counts), born, last)
+        live = [n + span.nbytes * (born <= step <= last) for step, n in enumerate(live)]
+        spans.append(span)
+    baseline = draw(st.lists(st.tuples(counts, times_us), max_size=3))
+    return MemoryTimeline(
+        resident_nbytes,
+        tuple(steps),
+        tuple(spans),
+        tuple(live),
+        tuple(nbytes for nbytes, _ in baseline),
+        tuple(time_us for _, time_us in baseline),
+    )
+
+
+steps_without_memory = st.builds(
+    Step,
+    name=texts,
+    op=texts,
+    module=texts,
+    source=texts,
+    is_backward=st.booleans(),
+    is_recompute=st.booleans(),
+    is_estimated=st.booleans(),
+    time_us=times_us,
+    workspace_nbytes=counts,
+)
+timelines = _timelines()
 graphs = st.builds(
     GraphReport,
     name=texts,
@@ -110,11 +170,19 @@ graphs = st.builds(
     method=texts,
     solve_seconds=times_us,
     values=st.lists(values, max_size=3).map(tuple),
-    timeline_live_nbytes=st.lists(counts, max_size=3).map(tuple),
+    timeline=st.none() | timelines,
     peak_step=texts,
     peak_source=texts,
     estimated_ops=st.lists(texts, max_size=2).map(tuple),
     constraints=st.lists(texts, max_size=2).map(tuple),
+)
+points = st.builds(
+    CurvePoint,
+    peak_nbytes=counts,
+    time_us=times_us,
+    label=texts,
+    kind=st.sampled_from(PointKind),
+    budget_nbytes=st.none() | counts,
 )
 reports = st.builds(
     Report,
@@ -125,7 +193,10 @@ reports = st.builds(
     compiler=texts,
     device=texts,
     torch_version=texts,
-    fallbacks=st.lists(texts, max_size=2).map(tuple),
+    fallbacks=st.lists(st.builds(Fallback, texts, texts, texts), max_size=2).map(tuple),
+    user_constraints=st.lists(texts, max_size=2).map(tuple),
+    curve=st.lists(points, max_size=2).map(tuple),
+    facts=st.lists(st.builds(Fact, texts, texts), max_size=2).map(tuple),
 )
 
 
@@ -147,7 +218,6 @@ def test_a_step_of_one_graph_reads_like_its_graph() -> None:
         "method",
         "solve_seconds",
         "values",
-        "timeline_live_nbytes",
         "peak_step",
         "estimated_ops",
         "constraints",
@@ -171,7 +241,7 @@ def test_a_step_of_several_graphs_adds_times_and_takes_the_highest_peak() -> Non
 
 def test_a_step_without_a_planned_graph_promises_nothing() -> None:
     """Where every graph is left to torch, no status and no saving is claimed."""
-    report = replace(REPORT, graphs=(), fallbacks=("AR101: `cond` is not understood.",))
+    report = replace(REPORT, graphs=(), fallbacks=(FALLBACK,))
     assert report.status is None
     assert report.predicted_peak_nbytes == report.resident_nbytes
     assert one_line(report) == "autoremat: nothing is planned: 1 graph left to torch"
@@ -199,7 +269,7 @@ def test_json_gives_an_equal_report_back(report: Report) -> None:
 def test_json_has_the_schema_and_the_totals() -> None:
     """Other tools read the totals without adding up graphs; an unproven gap is null."""
     data = json.loads(replace(REPORT, graphs=(replace(GRAPH, bound_us=0.0),)).to_json())
-    assert data["schema"] == SCHEMA == "autoremat.report/1"
+    assert data["schema"] == SCHEMA == "autoremat.report/2"
     assert data["predicted_peak_nbytes"] == 5_000_000_000
     assert data["status"] == "feasible"
     assert data["gap"] is None
@@ -214,7 +284,10 @@ def test_json_has_the_schema_and_the_totals() -> None:
         ("[]", "expected a JSON object"),
         ('{"schema": "autoremat.problem/1"}', "found 'autoremat.problem/1'"),
         ('{"hello": 1}', "found None"),
-        (edited(schema="autoremat.report/2"), "newer autoremat.*Update"),
+        (edited(schema="autoremat.report/3"), "newer autoremat.*Update"),
+        (edited(schema="autoremat.report/1"), "older autoremat.*Plan the model again"),
+        (edited(texts=[]), "is no number of a text"),
+        (edited(texts={}), "texts is a dict"),
         (edited(resident_nbytes=math.nan), "NaN"),
         (edited(resident_nbytes=-1), "Report: resident_nbytes is -1"),
         (edited(budget_nbytes="5GB"), "budget_nbytes is '5GB'"),
@@ -222,8 +295,8 @@ def test_json_has_the_schema_and_the_totals() -> None:
         (edited(device=None), "device is None; expected a text"),
         (edited(surprise=1), "unknown field 'surprise'"),
         (edited(graphs=None), "graphs is a NoneType"),
-        (edited(graphs=[1]), "a graph as a JSON object"),
-        (edited(graphs=[{}]), "a graph lacks 'name'"),
+        (edited(graphs=[1]), "an item of graphs as a JSON object"),
+        (edited(graphs=[{}]), "an item of graphs lacks 'name'"),
         (edited(gap=0.5), "contradicts itself: gap is 0.5"),
     ],
 )
@@ -244,7 +317,11 @@ def test_json_without_a_field_is_refused(where: str) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
-    [("status", "perfect", "expected one of optimal"), ("values", {}, "values is a dict")],
+    [
+        ("status", "perfect", "expected one of optimal"),
+        ("values", {}, "columns of ValueReport are not name"),
+        ("timeline", [], "Expected timeline as a JSON object"),
+    ],
 )
 def test_json_with_a_strange_graph_is_refused(field: str, value: object, message: str) -> None:
     """The message names what was expected instead."""
@@ -321,7 +398,7 @@ def test_the_longest_summary_fits_a_screen() -> None:
         for i in range(40)
     )
     graphs = (replace(GRAPH, values=values), SMALLER)
-    report = replace(REPORT, graphs=graphs, fallbacks=("AR101: `cond` is not understood.",))
+    report = replace(REPORT, graphs=graphs, fallbacks=(FALLBACK,))
     assert len(report.summary().split("\n")) == 25
 
 
@@ -333,6 +410,22 @@ def test_the_summary_fits_a_screen(report: Report) -> None:
     assert 4 <= len(lines) <= 25
     assert lines[0][0] in "PN"
     assert len(one_line(report).split("\n")) == 1
+
+
+@settings(deadline=None, max_examples=40)
+@given(reports, st.integers(24, 200))
+def test_the_summary_fits_the_terminal(report: Report, width: int) -> None:
+    """No line is wider than asked for, and the verdict comes first."""
+    lines = report.summary(width).split("\n")
+    assert max(map(len, lines)) <= width
+    assert lines[0][0] in "PN"
+
+
+def test_a_narrow_summary_keeps_sizes_and_places() -> None:
+    """Sources and reasons go first, then the front of the place."""
+    lines = REPORT.summary(40).split("\n")
+    assert "  12.6 MB  layers.0.mlp (mm)" in lines
+    assert "Budget       5000000000 bytes, 1.2 GB" in lines
 
 
 def test_reports_are_read_without_torch() -> None:

@@ -1,4 +1,4 @@
-"""The command line: `autoremat solve`, `autoremat verify`.
+"""The command line: `autoremat solve`, `autoremat verify`, `autoremat show`.
 
 Enters: arguments. Leaves: a result on stdout, messages on stderr, and an exit code: 0 for success,
 1 for input that cannot be used, 2 for a budget that no plan found fits, 3 for a verification that
@@ -60,6 +60,26 @@ _VERIFY_HELP = "\n\n".join(
         "  1  input that cannot be used",
         "  2  no plan found fits the budget",
         "  3  a difference, or a measured peak above the budget",
+        "  130  interrupted with Ctrl-C",
+    ]
+)
+
+_SHOW_HELP = "\n\n".join(
+    [
+        "Print a stored report, or write it as a page, a table, a snapshot or a trace.",
+        "[bold]REPORT[/] is the JSON that [bold]autoremat.report(model).to_json()[/] gives. "
+        "PyTorch is not needed.",
+        "An output file that is there is replaced if this command wrote it; another one is kept, "
+        "unless --force is given.",
+        "[bold]Examples[/]",
+        "  autoremat show report.json",
+        "  autoremat show report.json --html report.html",
+        "  autoremat show report.json --snapshot plan.pickle    (https://pytorch.org/memory_viz)",
+        "  autoremat show report.json --trace plan.json    (https://ui.perfetto.dev)",
+        "  autoremat show report.json --csv values.csv --json",
+        "[bold]Exit codes[/]",
+        "  0  shown",
+        "  1  input that cannot be used, or an output that cannot be written",
         "  130  interrupted with Ctrl-C",
     ]
 )
@@ -176,6 +196,43 @@ def verify(
             as_json=as_json,
             time_limit=time_limit,
         )
+    except KeyboardInterrupt:
+        typer.echo(SENTENCE, err=True)
+        code = INTERRUPTED
+    raise typer.Exit(code)
+
+
+@app.command(help=_SHOW_HELP, no_args_is_help=True)
+def show(
+    report: Annotated[Path, typer.Argument(help="The report, as JSON.", metavar="REPORT")],
+    html: Annotated[
+        Path | None, typer.Option(help="Write a self-contained page here.", show_default=False)
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(help="Write the values as a table.", show_default=False)
+    ] = None,
+    snapshot: Annotated[
+        Path | None,
+        typer.Option(help="Write a memory snapshot for PyTorch's viewer.", show_default=False),
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a trace for Perfetto.", show_default=False)
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object on stdout in place of the text.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace files that this command did not write.")
+    ] = False,
+) -> None:
+    """Read, render, print: see `commands.show`."""
+    outputs = {"html": html, "csv": csv, "snapshot": snapshot, "trace": trace}
+    try:
+        with leaving_at_once():
+            from autoremat.commands.show import run
+
+        paths = {name: path for name, path in outputs.items() if path is not None}
+        code = run(report, paths, as_json=as_json, force=force)
     except KeyboardInterrupt:
         typer.echo(SENTENCE, err=True)
         code = INTERRUPTED

@@ -5,18 +5,31 @@ from __future__ import annotations
 from autoremat.reporting.fields import ReportError
 from autoremat.reporting.model import (
     SCHEMA,
+    CurvePoint,
+    Fact,
+    Fallback,
     GraphReport,
+    PointKind,
     Report,
     ValueAction,
     ValueReport,
 )
 from autoremat.reporting.text import format_nbytes, one_line, summary
+from autoremat.reporting.timeline import MemoryTimeline, Span, SpanKind, Step
 
 __all__ = [
     "SCHEMA",
+    "CurvePoint",
+    "Fact",
+    "Fallback",
     "GraphReport",
+    "MemoryTimeline",
+    "PointKind",
     "Report",
     "ReportError",
+    "Span",
+    "SpanKind",
+    "Step",
     "ValueAction",
     "ValueReport",
     "format_nbytes",

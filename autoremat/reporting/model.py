@@ -15,8 +15,9 @@ from itertools import chain
 from autoremat_solver.plan import Status
 
 from autoremat.reporting.fields import check_fields
+from autoremat.reporting.timeline import MemoryTimeline
 
-SCHEMA = "autoremat.report/1"
+SCHEMA = "autoremat.report/2"
 
 
 class ValueAction(StrEnum):
@@ -46,6 +47,9 @@ class ValueReport:
         op: operator that made it, such as "mm".
         reason: why this action, one sentence with units.
         time_us: duration of making it once.
+        avoided_runs: for a saved value, how many operations would run again if it were not:
+            its own and those that make inputs of it which are freed by then.
+        avoided_us: their duration together.
     """
 
     name: str
@@ -59,6 +63,8 @@ class ValueReport:
     op: str = ""
     reason: str = ""
     time_us: float = 0.0
+    avoided_runs: int = 0
+    avoided_us: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuses fields of the wrong type."""
@@ -86,7 +92,8 @@ class GraphReport:
         method: which strategy found the plan.
         solve_seconds: wall-clock time of the solve.
         values: values of the forward, in the order in which they are made.
-        timeline_live_nbytes: live bytes at each step of the schedule, counted as the peak is.
+        timeline: what is live at each step, as simulated. Code that a compiler rearranges has
+            another peak; `predicted_peak_nbytes` states that one.
         peak_step: name of the node at which the plan peaks.
         peak_source: the user's line of that node, or "".
         estimated_ops: operations whose time is priced by bytes and FLOPs, not measured.
@@ -103,7 +110,7 @@ class GraphReport:
     method: str
     solve_seconds: float
     values: tuple[ValueReport, ...] = ()
-    timeline_live_nbytes: tuple[int, ...] = ()
+    timeline: MemoryTimeline | None = None
     peak_step: str = ""
     peak_source: str = ""
     estimated_ops: tuple[str, ...] = ()
@@ -118,6 +125,82 @@ class GraphReport:
         """How much slower than the bound the plan is at most, as a fraction of the bound."""
         return _gap(self.predicted_time_us, self.bound_us)
 
+    @property
+    def modelled_peak_nbytes(self) -> int:
+        """Peak of the simulated timeline; the predicted one where there is no timeline."""
+        return self.timeline.peak_nbytes if self.timeline else self.predicted_peak_nbytes
+
+
+class PointKind(StrEnum):
+    """Who found a point of the curve of peak and time."""
+
+    PLAN = "plan"
+    """A plan of ours, at some budget."""
+    CHOSEN = "chosen"
+    """The plan that this report is about."""
+    STRATEGY = "strategy"
+    """A classic strategy, such as recomputing every layer."""
+    TORCH = "torch"
+    """PyTorch's built-in partitioner at one of its settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """One way to run the step: its peak and its time.
+
+    Attributes:
+        peak_nbytes: highest live bytes.
+        time_us: duration of the step.
+        label: such as "every layer" or "torch, budget 0.5".
+        kind: who found it.
+        budget_nbytes: what was asked for, if anything was.
+    """
+
+    peak_nbytes: int
+    time_us: float
+    label: str
+    kind: PointKind
+    budget_nbytes: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses fields of the wrong type."""
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """A graph that is left to torch's own partitioner.
+
+    Attributes:
+        code: stable, such as "AR101".
+        sentence: which graph and why.
+        remedy: what the user can do about it, or "".
+    """
+
+    code: str
+    sentence: str
+    remedy: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuses fields of the wrong type."""
+        check_fields(self)
+
+    def __str__(self) -> str:
+        """Code and sentence, as in the warning."""
+        return f"{self.code}: {self.sentence}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something about the machine or the software, such as "Python", "3.12.3"."""
+
+    name: str
+    text: str
+
+    def __post_init__(self) -> None:
+        """Refuses fields of the wrong type."""
+        check_fields(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -131,7 +214,10 @@ class Report:
         compiler: what compiles the graphs, such as "inductor".
         device: its name.
         torch_version: of the torch that captured the graphs.
-        fallbacks: for each graph left to torch's own partitioner, which node and why.
+        fallbacks: one for each reason to leave a graph to torch's own partitioner.
+        user_constraints: what the user asked for beside the budget, one sentence each.
+        curve: peak and time of other plans and strategies, in no particular order.
+        facts: versions and hardware.
     """
 
     budget_nbytes: int
@@ -141,7 +227,10 @@ class Report:
     compiler: str = ""
     device: str = ""
     torch_version: str = ""
-    fallbacks: tuple[str, ...] = ()
+    fallbacks: tuple[Fallback, ...] = ()
+    user_constraints: tuple[str, ...] = ()
+    curve: tuple[CurvePoint, ...] = ()
+    facts: tuple[Fact, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuses fields of the wrong type."""
@@ -199,11 +288,6 @@ class Report:
         return tuple(chain.from_iterable(graph.values for graph in self.graphs))
 
     @property
-    def timeline_live_nbytes(self) -> tuple[int, ...]:
-        """Live bytes per step, graph after graph (a backward runs in the reverse order)."""
-        return tuple(chain.from_iterable(graph.timeline_live_nbytes for graph in self.graphs))
-
-    @property
     def peak_graph(self) -> GraphReport | None:
         """The first graph that reaches the predicted peak."""
         return max(self.graphs, key=lambda graph: graph.predicted_peak_nbytes, default=None)
@@ -222,6 +306,16 @@ class Report:
     def constraints(self) -> tuple[str, ...]:
         """What the plans had to respect."""
         return tuple(dict.fromkeys(chain.from_iterable(g.constraints for g in self.graphs)))
+
+    @property
+    def highest_peak_nbytes(self) -> int:
+        """The predicted peak or the measured one, whichever is higher."""
+        return max(self.predicted_peak_nbytes, self.measured_peak_nbytes or 0)
+
+    @property
+    def is_within_budget(self) -> bool:
+        """Whether something is planned and no peak known of it is above the budget."""
+        return bool(self.graphs) and self.highest_peak_nbytes <= self.budget_nbytes
 
     def with_measured(self, peak_nbytes: int) -> Report:
         """This report with the peak that the device reported."""
@@ -244,11 +338,17 @@ class Report:
 
         return read(text)
 
-    def summary(self) -> str:
-        """The report as 10 to 25 lines of plain text, the verdict first."""
+    def summary(self, width: int | None = None) -> str:
+        """The report as plain text, the verdict first: 10 to 25 lines, more in a narrow `width`."""
         from autoremat.reporting.text import summary
 
-        return summary(self)
+        return summary(self, width)
+
+    def to_html(self) -> str:
+        """The report as one self-contained HTML page."""
+        from autoremat.reporting.page import html
+
+        return html(self)
 
 
 def _gap(time_us: float, bound_us: float) -> float:

@@ -8,12 +8,17 @@ Guarantees: the verdict comes first; sizes are decimal (GB = 10^9 bytes) and say
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from autoremat.reporting.model import Report, ValueAction, ValueReport
 
+SAVED_TITLE = "Largest saved values"
+RECOMPUTED_TITLE = "Most expensive recomputed values"
+
 _ROWS = 5
+_WIDE = 110  # columns of a terminal that has room for sources and reasons
 _DECIMAL_UNITS = ("kB", "MB", "GB", "TB")
 _BINARY_UNITS = ("KiB", "MiB", "GiB", "TiB")
 
@@ -46,12 +51,18 @@ def format_nbytes_apart(first_nbytes: int, second_nbytes: int) -> tuple[str, str
     return f"{first_nbytes} B", f"{second_nbytes} B"
 
 
-def format_us(time_us: float) -> str:
+def format_us(time_us: float, *, digits: int = 1) -> str:
     """A duration for people: "850.0 us", "1.9 ms", "2.3 s"."""
     for unit, scale in (("us", 1.0), ("ms", 1e3)):
-        if round(time_us / scale, 1) < 1000:
-            return f"{time_us / scale:.1f} {unit}"
-    return f"{time_us / 1e6:.1f} s"
+        if round(time_us / scale, digits) < 1000:
+            return f"{time_us / scale:.{digits}f} {unit}"
+    return f"{time_us / 1e6:.{digits}f} s"
+
+
+def format_us_apart(first_us: float, second_us: float) -> tuple[str, str]:
+    """Two durations with as many digits, up to four, as it takes to tell them apart."""
+    texts = [(format_us(first_us, digits=n), format_us(second_us, digits=n)) for n in (1, 2, 3, 4)]
+    return next((pair for pair in texts if pair[0] != pair[1]), texts[0])
 
 
 def one_line(report: Report) -> str:
@@ -59,14 +70,30 @@ def one_line(report: Report) -> str:
     return f"autoremat: {_verdict(report)}"
 
 
-def summary(report: Report) -> str:
-    """The report as 10 to 25 lines: verdict, facts, and the values that matter most."""
-    lines = [_capitalised(_verdict(report)), "", *_facts(report)]
+def summary(report: Report, width: int | None = None) -> str:
+    """The report as lines: verdict, facts, and the values that matter most.
+
+    Args:
+        report: what to tell.
+        width: of the terminal; without it there are at most 25 lines, however long.
+    """
     saved = _fold(value for value in report.values if value.action == ValueAction.SAVE)
     recomputed = _fold(value for value in report.values if value.recomputes)
-    lines += _table("Largest saved values", saved, lambda group: group.nbytes)
-    lines += _table("Most expensive recomputed values", recomputed, lambda group: group.time_us)
+    lines = [
+        *_wrapped(_capitalised(_verdict(report)), width),
+        "",
+        *(line for fact in _facts(report) for line in _wrapped(fact, width, hanging=13)),
+        *_table(SAVED_TITLE, saved, lambda group: group.nbytes, width),
+        *_table(RECOMPUTED_TITLE, recomputed, lambda group: group.time_us, width),
+    ]
     return "\n".join(lines)
+
+
+def _wrapped(line: str, width: int | None, hanging: int = 0) -> list[str]:
+    if width is None:
+        return [line]
+    indent = " " * min(hanging, width // 3)
+    return textwrap.wrap(line, max(width, 20), subsequent_indent=indent, drop_whitespace=True)
 
 
 def _verdict(report: Report) -> str:
@@ -87,10 +114,9 @@ def _verdict(report: Report) -> str:
 def _peaks(report: Report) -> str:
     before = format_nbytes(report.baseline_peak_nbytes)
     after = format_nbytes(report.predicted_peak_nbytes)
-    highest = report.predicted_peak_nbytes
+    highest = report.highest_peak_nbytes
     text = f"peak {before} -> {after}"
     if report.measured_peak_nbytes is not None:
-        highest = max(highest, report.measured_peak_nbytes)
         text += f", measured {format_nbytes(report.measured_peak_nbytes)}"
     if highest <= report.budget_nbytes:
         return f"{text} (budget {format_nbytes(report.budget_nbytes)})"
@@ -153,10 +179,8 @@ def _peak_place(report: Report) -> str:
 
 
 def _times(report: Report) -> str:
-    return (
-        f"{format_us(report.baseline_time_us)} -> {format_us(report.predicted_time_us)} predicted, "
-        f"proven bound {format_us(report.bound_us)}"
-    )
+    before, after = format_us_apart(report.baseline_time_us, report.predicted_time_us)
+    return f"{before} -> {after} predicted, proven bound {format_us(report.bound_us)}"
 
 
 def _solver(report: Report) -> str:
@@ -168,12 +192,12 @@ def _torch(report: Report) -> str:
     return f"torch {report.torch_version}" if report.torch_version else ""
 
 
-def _some(items: tuple[str, ...], noun: str) -> str:
+def _some(items: tuple[object, ...], noun: str) -> str:
     if not items:
         return ""
     first, _, rest = noun.partition(" ")
     counted = f"{_plural(len(items), first)} {rest}".rstrip()
-    return f"{counted}: {'; '.join(items[:3])}{'; ...' if len(items) > 3 else ''}"
+    return f"{counted}: {'; '.join(map(str, items[:3]))}{'; ...' if len(items) > 3 else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,27 +241,35 @@ def _fold(values: Iterable[ValueReport]) -> list[_Group]:
     return [_Group(tuple(group)) for group in groups.values()]
 
 
-def _table(title: str, groups: list[_Group], rank: Callable[[_Group], float]) -> list[str]:
+def _table(
+    title: str, groups: list[_Group], rank: Callable[[_Group], float], width: int | None
+) -> list[str]:
     if not groups:
         return []
     shown = sorted(groups, key=rank, reverse=True)[:_ROWS]
     rows = [group.row() for group in shown]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    if width is not None and width < _WIDE:
+        rows = [(size, time, "", place, "") for size, time, _, place, _ in rows]
+        widths[2] = 0
+        widths[3] = max(8, width - sum(widths[:2]) - 2 * sum(map(bool, widths)))
     lines = []
     for size, time, source, place, reason in rows:
         columns = (
             size.rjust(widths[0]),
             time.rjust(widths[1]),
             source.ljust(widths[2]),
-            place.ljust(widths[3]),
+            _shortened(place, widths[3]).ljust(widths[3]),
         )
-        kept = [cell for cell, width in zip(columns, widths, strict=True) if width]
-        lines.append("  ".join(["", *kept, reason]).rstrip())
-    return ["", title, *lines]
+        kept = [cell for cell, room in zip(columns, widths, strict=True) if room]
+        line = "  ".join(["", *kept, reason]).rstrip()
+        lines.append(line if width is None or len(line) <= width else f"{line[: width - 3]}...")
+    return ["", *_wrapped(title, width), *lines]
 
 
 def _layer_pattern(module: str) -> str:
-    return re.sub(r"\d+", "*", module)
+    """The module's path with the number of its layer left open."""
+    return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", module)
 
 
 def _shortened(text: str, width: int) -> str:

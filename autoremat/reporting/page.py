@@ -1,0 +1,188 @@
+"""The report as one HTML file: no network, no build step, readable without a server.
+
+Enters: a `Report`. Leaves: the page's text. The verdict and all sentences are written here, so
+that they are there without JavaScript; charts and tables are drawn in the browser from the
+report's own JSON, which the page carries. Guarantees: nothing that comes from a model (names of
+modules, of values, of files) is ever markup: jinja2 escapes the text, the JSON holds no "<", and
+the scripts only set text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import resources
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from autoremat.reporting.document import write
+from autoremat.reporting.model import Report, ValueAction
+from autoremat.reporting.text import format_nbytes, format_nbytes_apart, format_us, format_us_apart
+
+MARK = '<meta name="generator" content="autoremat report">'
+_SCRIPTS = ("base.js", "timeline.js", "values.js", "modules.js", "curve.js", "main.js")
+
+
+@dataclass(frozen=True)
+class _Bar:
+    """A peak beside the others, on the scale of the largest."""
+
+    name: str
+    text: str
+    style: str
+    percent: float
+    resident_percent: float
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """A number of the verdict."""
+
+    name: str
+    text: str
+    note: str
+
+
+def html(report: Report) -> str:
+    """The page."""
+    environment = Environment(
+        loader=PackageLoader("autoremat.reporting", "html"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    scale = _scale(report)
+    return environment.get_template("page.html").render(
+        mark=MARK,
+        style=_file("page.css"),
+        script="\n".join(_file(name) for name in _SCRIPTS),
+        payload=_harmless(write(report)),
+        report=report,
+        fits=report.is_within_budget,
+        state=_state(report),
+        before=format_nbytes(report.baseline_peak_nbytes),
+        after=format_nbytes(report.predicted_peak_nbytes),
+        cost=_cost(report),
+        bars=_bars(report, scale),
+        budget_percent=100 * report.budget_nbytes / scale,
+        budget=format_nbytes(report.budget_nbytes),
+        tiles=_tiles(report),
+        reading=_reading(report),
+        timing=_timing(report),
+        estimated=sorted(set(report.estimated_ops)),
+        runs_on=_runs_on(report),
+    )
+
+
+def _file(name: str) -> str:
+    return resources.files("autoremat.reporting").joinpath("html", name).read_text("utf-8")
+
+
+def _harmless(json_text: str) -> str:
+    """JSON that cannot end the script element that it stands in."""
+    for character in "<>&\u2028\u2029":
+        json_text = json_text.replace(character, f"\\u{ord(character):04x}")
+    return json_text
+
+
+def _state(report: Report) -> str:
+    if not report.graphs:
+        return "Nothing is planned"
+    if report.is_within_budget:
+        return "Within the budget"
+    above = format_nbytes(report.highest_peak_nbytes - report.budget_nbytes)
+    return f"Over the budget by {above}"
+
+
+def _extra(report: Report) -> float | None:
+    """Added time in percent; None where no time is known."""
+    if report.baseline_time_us <= 0:
+        return None
+    return 100 * (report.predicted_time_us / report.baseline_time_us - 1.0)
+
+
+def _cost(report: Report) -> str:
+    extra = _extra(report)
+    if extra is None:
+        return ""
+    if round(extra, 1) == 0:
+        return "at no extra time"
+    return f"for {abs(extra):.1f} % {'more' if extra > 0 else 'less'} time"
+
+
+def _scale(report: Report) -> int:
+    peaks = (report.baseline_peak_nbytes, report.highest_peak_nbytes, 1)
+    # A budget far above what is needed would squeeze the bars: it leaves the picture instead.
+    return max(*peaks, min(report.budget_nbytes, 2 * max(peaks)))
+
+
+def _bars(report: Report, scale: int) -> list[_Bar]:
+    peaks = [
+        ("Without recompute", report.baseline_peak_nbytes, "ghost"),
+        ("This plan", report.predicted_peak_nbytes, "plan"),
+    ]
+    if report.measured_peak_nbytes is not None:
+        peaks.append(("Measured", report.measured_peak_nbytes, "measured"))
+    resident = min(report.resident_nbytes, scale)
+    return [
+        _Bar(name, format_nbytes(peak), style, 100 * peak / scale, 100 * resident / scale)
+        for name, peak, style in peaks
+    ]
+
+
+def _tiles(report: Report) -> list[_Tile]:
+    resident = format_nbytes(report.resident_nbytes)
+    tiles = [_Tile("Budget", format_nbytes(report.budget_nbytes), f"{resident} are resident")]
+    saved = 1 - report.predicted_peak_nbytes / max(1, report.baseline_peak_nbytes)
+    peak = format_nbytes(report.predicted_peak_nbytes)
+    tiles.append(_Tile("Predicted peak", peak, f"{100 * saved:.1f} % below no recompute"))
+    tiles.append(_measured_tile(report))
+    extra = _extra(report)
+    time_text = "unknown" if extra is None else f"{round(extra, 1) + 0.0:+.1f} %"
+    times = " to ".join(format_us_apart(report.baseline_time_us, report.predicted_time_us))
+    tiles.append(_Tile("Step time, predicted", time_text, times))
+    gap = "not bounded" if report.gap == float("inf") else f"\u2264 {100 * report.gap:.1f} %"
+    tiles.append(_Tile("Gap to the optimum", gap, f"proven bound {format_us(report.bound_us)}"))
+    actions = [value.action for value in report.values]
+    recomputed = sum(value.recomputes > 0 for value in report.values)
+    saves = f"{actions.count(ValueAction.SAVE)} of {len(actions)}"
+    tiles.append(_Tile("Values saved", saves, f"{recomputed} are recomputed"))
+    return tiles
+
+
+def _measured_tile(report: Report) -> _Tile:
+    measured = report.measured_peak_nbytes
+    if measured is None:
+        return _Tile("Measured peak", "\u2013", "no step was measured yet")
+    difference = measured - report.predicted_peak_nbytes
+    side = "above" if difference > 0 else "below"
+    note = f"{format_nbytes(abs(difference))} {side} the prediction"
+    return _Tile("Measured peak", format_nbytes(measured), note if difference else "as predicted")
+
+
+def _reading(report: Report) -> str:
+    """Where the compiler's code peaks elsewhere than the simulated operations do."""
+    graph = report.peak_graph
+    if graph is None or graph.modelled_peak_nbytes == graph.predicted_peak_nbytes:
+        return ""
+    modelled, read = format_nbytes_apart(graph.modelled_peak_nbytes, graph.predicted_peak_nbytes)
+    return (
+        f"The timeline is simulated operation by operation and peaks at {modelled}. "
+        f"{report.compiler.capitalize() or 'The compiler'} fuses, reuses and reorders: the peak "
+        f"read from the code that it generates is {read}, and that is the predicted peak."
+    )
+
+
+def _timing(report: Report) -> str:
+    """How much of the step's time was measured."""
+    steps = [step for graph in report.graphs if graph.timeline for step in graph.timeline.steps]
+    whole = sum(step.time_us for step in steps)
+    if not whole:
+        return ""
+    share = sum(step.time_us for step in steps if not step.is_estimated) / whole
+    return f"{100 * share:.1f} % of the step's time is of operations that were measured one by one."
+
+
+def _runs_on(report: Report) -> list[str]:
+    torch_version = f"torch {report.torch_version}" if report.torch_version else ""
+    return [text for text in (report.device, report.compiler, torch_version) if text]

@@ -1,0 +1,97 @@
+"""The timeline as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing read.
+
+Enters: a `Report`. Leaves: Trace Event Format JSON: one process per graph with a track each for
+forward, backward and recompute, and a counter of live bytes by kind. Graphs are laid side by
+side in time, in the order of the report.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import accumulate
+from typing import Any
+
+from autoremat.reporting.model import GraphReport, Report
+from autoremat.reporting.timeline import MemoryTimeline, SpanKind, Step
+
+MARK = '{"otherData":{"writer":"autoremat"'
+_TRACKS = ("forward", "backward", "recompute")
+
+
+def trace(report: Report) -> str:
+    """The trace; a report without a timeline gives one without operations."""
+    events: list[dict[str, Any]] = []
+    begin_us = 0.0
+    for process, graph in enumerate(report.graphs):
+        if graph.timeline is not None:
+            events += _named(process, graph)
+            events += _operations(process, graph.timeline, begin_us)
+            events += _memory(process, graph.timeline, begin_us)
+            begin_us += sum(step.time_us for step in graph.timeline.steps)
+    about = {"writer": "autoremat", "device": report.device, "torch": report.torch_version}
+    document = {"otherData": about, "displayTimeUnit": "ms", "traceEvents": events}
+    return json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def _named(process: int, graph: GraphReport) -> list[dict[str, Any]]:
+    names = [(0, "process_name", graph.name)]
+    names += [(track, "thread_name", name) for track, name in enumerate(_TRACKS)]
+    return [
+        {"ph": "M", "pid": process, "tid": thread, "name": kind, "args": {"name": name}}
+        for thread, kind, name in names
+    ]
+
+
+def _operations(process: int, timeline: MemoryTimeline, begin_us: float) -> list[dict[str, Any]]:
+    starts = accumulate((step.time_us for step in timeline.steps), initial=begin_us)
+    return [
+        {
+            "ph": "X",
+            "pid": process,
+            "tid": _TRACKS.index(_track(step)),
+            "ts": round(start, 3),
+            "dur": step.time_us,
+            "name": step.op or step.name,
+            "cat": _track(step),
+            "args": {
+                "node": step.name,
+                "module": step.module,
+                "source": step.source,
+                "live bytes": live,
+                "workspace bytes": step.workspace_nbytes,
+            },
+        }
+        for step, live, start in zip(timeline.steps, timeline.live_nbytes, starts, strict=False)
+    ]
+
+
+def _track(step: Step) -> str:
+    if step.is_recompute:
+        return "recompute"
+    return "backward" if step.is_backward else "forward"
+
+
+def _memory(process: int, timeline: MemoryTimeline, begin_us: float) -> list[dict[str, Any]]:
+    """A counter event at each step's begin: bytes by kind, which the viewer stacks."""
+    change = [dict.fromkeys(SpanKind, 0) for _ in range(len(timeline.steps) + 1)]
+    for span in timeline.spans:
+        change[span.born][span.kind] += span.nbytes
+        change[span.last + 1][span.kind] -= span.nbytes
+    live = dict.fromkeys(SpanKind, 0)
+    now = begin_us
+    events = []
+    for step, changed in zip(timeline.steps, change, strict=False):
+        live = {kind: live[kind] + changed[kind] for kind in SpanKind}
+        sizes = {kind.value: nbytes for kind, nbytes in live.items()}
+        sizes |= {"resident": timeline.resident_nbytes, "workspace": step.workspace_nbytes}
+        events.append(
+            {
+                "ph": "C",
+                "pid": process,
+                "ts": round(now, 3),
+                "name": "live bytes",
+                "args": dict(sorted(sizes.items())),
+            }
+        )
+        now += step.time_us
+    return events
