@@ -36,6 +36,7 @@ def plan(
     compiler: str = "inductor",
     time_limit: float = 30.0,
     verbose: bool = True,
+    curve: int = 0,
     **keywords: Any,
 ) -> Report:
     """The plan of a training step, without running it.
@@ -53,6 +54,8 @@ def plan(
         compiler: "inductor" or "eager".
         time_limit: seconds for the solver, per graph.
         verbose: show progress and one summary line.
+        curve: how many budgets to plan for beside this one, for the report's curve of peak and
+            time; 0 for none, else at least 2. They take at most `time_limit` again.
         keywords: the batch's keyword part.
 
     Raises:
@@ -60,6 +63,8 @@ def plan(
             parameter that needs a gradient, and a step in which nothing can be planned.
         InfeasibleBudget: if no plan fits.
     """
+    if curve < 0 or curve == 1:
+        raise ValueError(f"curve is {curve}: a curve has two ends, give 0 or at least 2.")
     _require_trainable(model)
     home, spec = _place(model, device)
     options = session_options(
@@ -74,7 +79,7 @@ def plan(
     twin = faker.model(model)
     fakes, fake_keywords = faker.values(inputs), faker.values(dict(keywords))
     resident = _resident(twin, (fakes, fake_keywords), optimizer, home)
-    session = Session(options, lambda _: resident, offline=Offline(spec))
+    session = Session(options, lambda _: resident, offline=Offline(spec, curve, time_limit))
     _run(session, faker, twin, fakes, fake_keywords)
     report = session.report()
     if not report.graphs:

@@ -25,6 +25,7 @@ from autoremat.capture import copy_module, prepare
 from autoremat.choose import Choice, Subject, choose_by_reading, choose_by_simulation
 from autoremat.constraints import find_constraints
 from autoremat.cost import estimate_nodes
+from autoremat.curve import curve_of
 from autoremat.device import device_name
 from autoremat.draws import Replays, keep_draws, makes_seeds, replays, safe_policy
 from autoremat.dropout_policy import DropoutPolicy
@@ -41,7 +42,7 @@ from autoremat.partition import PartitionError
 from autoremat.profile import profile_nodes
 from autoremat.progress import Progress
 from autoremat.regions import write_out_regions
-from autoremat.reporting import Fallback, GraphReport, Report, one_line
+from autoremat.reporting import CurvePoint, Fallback, GraphReport, Report, one_line
 from autoremat.storage import Storages, find_storages
 
 _session_numbers = itertools.count()
@@ -104,9 +105,13 @@ class Offline:
     Attributes:
         spec: the device to plan for, if it is not here: operations are estimated then, not
             measured, and the peak is the simulator's under every compiler.
+        curve_points: budgets to plan for beside the one asked for; 0 for none.
+        curve_limit_s: seconds for them.
     """
 
     spec: DeviceSpec | None = None
+    curve_points: int = 0
+    curve_limit_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,7 @@ class _Entry:
     """What the session keeps of a planned graph."""
 
     report: GraphReport
+    curve: tuple[CurvePoint, ...]
     crossing_nbytes: int  # live between this graph's forward and its backward
     outputs_nbytes: int  # of them, what it returned to the user's code
 
@@ -260,6 +266,7 @@ class Session:
             device=self._device_name(),
             torch_version=torch.__version__,
             fallbacks=tuple(self.fallbacks),
+            curve=self._step_curve(),
             facts=environment_facts(self._device),
         )
 
@@ -345,6 +352,7 @@ class Session:
             graph_report = explain(name, subject, choice, costs)
             self._entries[name] = _Entry(
                 graph_report,
+                self._curve(subject, solver, choice),
                 _crossing_nbytes(choice, storages, joint),
                 storages.total_nbytes(joint.fwd_outputs),
             )
@@ -393,6 +401,17 @@ class Session:
             raise FallbackError.of(warning) from cause
         self.fallbacks[Fallback(code, *in_words(code, **facts))] = None
         warnings.warn(warning, stacklevel=3)
+
+    def _curve(self, subject: Subject, solver: Solver, choice: Choice) -> tuple[CurvePoint, ...]:
+        if self._offline is None or not self._offline.curve_points:
+            return ()
+        points, limit_s = self._offline.curve_points, self._offline.curve_limit_s
+        return curve_of(subject, solver, choice, points, limit_s)
+
+    def _step_curve(self) -> tuple[CurvePoint, ...]:
+        """Of a step of one graph; the curves of several do not add up to one."""
+        entries = list(self._entries.values())
+        return entries[0].curve if len(entries) == 1 else ()
 
     def _device_name(self) -> str:
         if self._offline is not None and self._offline.spec is not None:

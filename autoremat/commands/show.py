@@ -1,54 +1,27 @@
 """`autoremat show`: a stored report on the terminal, and as files for other tools.
 
 Enters: the command's arguments. Leaves: the summary or one JSON object on stdout, messages on
-stderr, the files asked for, and the exit code. Guarantees: torch is not imported; every file is
-checked before the first is written, and each appears whole or not at all; a file that is neither
-ours nor given up with `--force` is not touched.
+stderr, the files asked for, and the exit code. Guarantees: torch is not imported.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import os
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.text import Text
 
 from autoremat.commands.app import BAD_INPUT
+from autoremat.commands.arguments import Refusal
 from autoremat.commands.interrupt import leaving_at_once
-from autoremat.reporting import Report, ReportError, page, snapshot, trace, values_csv
-from autoremat.reporting.text import RECOMPUTED_TITLE, SAVED_TITLE
-
-_HEAD_NBYTES = 1024  # of a file: where the marks of ours stand
-_FACT_WIDTH = 12
-
-
-class _Refusal(Exception):
-    """Input that cannot be used; the message says what is wrong and what to do."""
-
-
-@dataclass(frozen=True)
-class _Format:
-    """A kind of output file: what makes it, and what tells that a file is one of ours."""
-
-    render: Callable[[Report], bytes]
-    mark: bytes
-
-
-_FORMATS = {
-    "html": _Format(lambda report: page.html(report).encode(), page.MARK.encode()),
-    "csv": _Format(
-        lambda report: values_csv.values_csv(report).encode(), values_csv.HEADER.encode()
-    ),
-    "snapshot": _Format(snapshot.snapshot, snapshot.MARK),
-    "trace": _Format(lambda report: trace.trace(report).encode(), trace.MARK.encode()),
-}
+from autoremat.commands.outputs import (
+    check_outputs,
+    print_report,
+    reason_of,
+    report_document,
+    write_outputs,
+)
+from autoremat.reporting import Report, ReportError
 
 
 def run(path: Path, outputs: Mapping[str, Path], *, as_json: bool, force: bool) -> int:
@@ -63,21 +36,15 @@ def run(path: Path, outputs: Mapping[str, Path], *, as_json: bool, force: bool) 
     try:
         with leaving_at_once():
             report = _read(path)
-            _check_apart(path, outputs)
-            for name, out in outputs.items():
-                _check_writable(out, _FORMATS[name].mark, force=force)
-            rendered = {name: _FORMATS[name].render(report) for name in outputs}
-        for name, out in outputs.items():
-            _write(out, rendered[name])
-    except _Refusal as error:
+            check_outputs(outputs, source=path, force=force)
+        write_outputs(report, outputs)
+    except Refusal as error:
         print(f"autoremat: {error}", file=sys.stderr)
         return BAD_INPUT
     if as_json:
-        print(json.dumps(_document(report, outputs), allow_nan=False))
-        return 0
-    _print_summary(report)
-    for name, out in outputs.items():
-        print(f"{_named(name)} written to {out}")
+        print(json.dumps(report_document(report, outputs), allow_nan=False))
+    else:
+        print_report(report, outputs)
     return 0
 
 
@@ -85,111 +52,10 @@ def _read(path: Path) -> Report:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise _Refusal(f"{path} is not text in UTF-8 ({error}). Is it the right file?") from error
+        raise Refusal(f"{path} is not text in UTF-8 ({error}). Is it the right file?") from error
     except (OSError, ValueError) as error:
-        raise _Refusal(f"{path} cannot be read: {_reason(error)}.") from error
+        raise Refusal(f"{path} cannot be read: {reason_of(error)}.") from error
     try:
         return Report.from_json(text)
     except ReportError as error:
-        raise _Refusal(f"{path}: {error}") from error
-
-
-def _check_apart(path: Path, outputs: Mapping[str, Path]) -> None:
-    """Two outputs in one file would lose one; an output in the report's file, the report."""
-    seen = {path.resolve(): "the report itself"}
-    for name, out in outputs.items():
-        other = seen.setdefault(_resolved(out), f"--{name}")
-        if other != f"--{name}":
-            raise _Refusal(f"--{name} {out} is also {other}: give another name.")
-
-
-def _resolved(out: Path) -> Path:
-    try:
-        return out.resolve()
-    except (OSError, ValueError, RuntimeError) as error:
-        raise _Refusal(f"{out} cannot be written: {_reason(error)}.") from error
-
-
-def _check_writable(out: Path, mark: bytes, *, force: bool) -> None:
-    try:
-        if out.is_dir():
-            raise _Refusal(f"{out} is a directory: give a file in it.")
-        if not _resolved(out).parent.is_dir():
-            raise _Refusal(f"{out} cannot be written: there is no directory {out.parent}.")
-        if force or not out.is_file():
-            return
-        with out.open("rb") as file:
-            head = file.read(_HEAD_NBYTES)
-    except (OSError, ValueError) as error:
-        raise _Refusal(f"{out} cannot be written: {_reason(error)}.") from error
-    if head and mark not in head:
-        raise _Refusal(
-            f"{out} is there already, and autoremat did not write it: give another name, or "
-            "--force to replace it."
-        )
-
-
-def _write(out: Path, data: bytes) -> None:
-    """Through a file beside it, so that no half of it is ever seen."""
-    whole = out.resolve()
-    try:
-        if whole.exists() and not whole.is_file():
-            whole.write_bytes(data)  # a pipe or a device
-            return
-        part = whole.with_name(f".{whole.name}.{os.getpid()}.part")
-        try:
-            part.write_bytes(data)
-            part.replace(whole)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        raise _Refusal(f"{out} cannot be written: {_reason(error)}.") from error
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
-
-
-def _named(name: str) -> str:
-    return {"html": "Page", "csv": "Table"}.get(name, name.capitalize())
-
-
-def _document(report: Report, outputs: Mapping[str, Path]) -> dict[str, Any]:
-    """Totals and values; the timeline is in the report's own file."""
-    return {
-        "budget_nbytes": report.budget_nbytes,
-        "resident_nbytes": report.resident_nbytes,
-        "baseline_peak_nbytes": report.baseline_peak_nbytes,
-        "predicted_peak_nbytes": report.predicted_peak_nbytes,
-        "measured_peak_nbytes": report.measured_peak_nbytes,
-        "is_within_budget": report.is_within_budget,
-        "baseline_time_us": report.baseline_time_us,
-        "predicted_time_us": report.predicted_time_us,
-        "bound_us": report.bound_us,
-        "gap": report.gap if math.isfinite(report.gap) else None,
-        "status": report.status.name.lower() if report.status else None,
-        "method": report.method,
-        "peak_step": report.peak_step,
-        "device": report.device,
-        "compiler": report.compiler,
-        "torch_version": report.torch_version,
-        "fallbacks": [asdict(fallback) for fallback in report.fallbacks],
-        "values": [asdict(value) for value in report.values],
-        "written": {name: str(out) for name, out in outputs.items()},
-    }
-
-
-def _print_summary(report: Report) -> None:
-    """Wrapped and coloured on a terminal, plain and unbroken in a pipe."""
-    console = Console(highlight=False)
-    width = console.width if console.is_terminal else None
-    verdict, *rest = report.summary(width).split("\n\n", 1)
-    colour = "bold green" if report.is_within_budget else "bold red"
-    console.print(Text(verdict, style=colour), soft_wrap=True)
-    for line in ["", *"".join(rest).split("\n")] if rest else []:
-        text = Text(line)
-        if line in (SAVED_TITLE, RECOMPUTED_TITLE):
-            text.stylize("bold")
-        elif not line.startswith(" "):
-            text.stylize("dim", 0, _FACT_WIDTH)
-        console.print(text, soft_wrap=True)
+        raise Refusal(f"{path}: {error}") from error

@@ -28,15 +28,12 @@ from rich.console import Console
 
 from autoremat.budget import budget_argument, parse_budget
 from autoremat.commands.app import BAD_INPUT, INFEASIBLE
+from autoremat.commands.arguments import Refusal
 from autoremat.commands.interrupt import leaving_at_once
 from autoremat.commands.solve_tables import curve_table, plan_table
 from autoremat.reporting.text import format_nbytes, format_nbytes_apart
 
 _LARGEST = 5
-
-
-class _Refusal(Exception):
-    """Input that cannot be used; the message says what is wrong and what to do."""
 
 
 @dataclass(frozen=True)
@@ -77,16 +74,16 @@ def run(
     """
     try:
         if pareto == (budget is not None):
-            raise _Refusal("Give either --budget, for one plan, or --pareto, for the curve.")
+            raise Refusal("Give either --budget, for one plan, or --pareto, for the curve.")
         if not 0 <= time_limit < float("inf"):
-            raise _Refusal(f"The time limit is {time_limit}: give a finite number of seconds.")
+            raise Refusal(f"The time limit is {time_limit}: give a finite number of seconds.")
         task = _read(path)
         if out is not None:
             _require_writable(out, path)
         if budget is None:
             return _curve(task, time_limit, out, as_json)
         return _plan(task, _budget_nbytes(budget, task), time_limit, out, as_json)
-    except (_Refusal, ProblemError) as error:
+    except (Refusal, ProblemError) as error:
         print(f"autoremat: {error}", file=sys.stderr)
         return BAD_INPUT
 
@@ -134,15 +131,15 @@ def _read(path: Path) -> _Task:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise _Refusal(f"{path} is not text in UTF-8 ({error}). Is it the right file?") from error
+        raise Refusal(f"{path} is not text in UTF-8 ({error}). Is it the right file?") from error
     except (OSError, ValueError) as error:
-        raise _Refusal(f"{path} cannot be read: {_reason(error)}.") from error
+        raise Refusal(f"{path} cannot be read: {_reason(error)}.") from error
     try:
         problem = read_problem(text)
     except ProblemError as error:
-        raise _Refusal(f"{path}: {error}") from error
+        raise Refusal(f"{path}: {error}") from error
     if not problem.ops:
-        raise _Refusal(f"{path} has no operations: there is nothing to plan.")
+        raise Refusal(f"{path} has no operations: there is nothing to plan.")
     time_unit = None if is_node_link(text) else "us"
     return _Task(problem, path.name, time_unit, without_recompute(problem))
 
@@ -155,7 +152,7 @@ def _budget_nbytes(budget: str, task: _Task) -> int:
             whole="the peak without recompute",
         )
     except ValueError as error:
-        raise _Refusal(str(error)) from error
+        raise Refusal(str(error)) from error
 
 
 def _require_writable(out: Path, problem: Path) -> None:
@@ -165,20 +162,20 @@ def _require_writable(out: Path, problem: Path) -> None:
         directory, parent = out.is_dir(), out.resolve().parent
         missing = not parent.is_dir()
     except (OSError, ValueError) as error:
-        raise _Refusal(f"{out} cannot be written: {_reason(error)}.") from error
+        raise Refusal(f"{out} cannot be written: {_reason(error)}.") from error
     if same:
-        raise _Refusal(f"--out {out} is the problem's own file: give another name.")
+        raise Refusal(f"--out {out} is the problem's own file: give another name.")
     if directory:
-        raise _Refusal(f"--out {out} is a directory: give a file in it.")
+        raise Refusal(f"--out {out} is a directory: give a file in it.")
     if missing:
-        raise _Refusal(f"--out {out} cannot be written: there is no directory {parent}.")
+        raise Refusal(f"--out {out} cannot be written: there is no directory {parent}.")
 
 
 def _write(out: Path, document: dict[str, Any]) -> None:
     try:
         out.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
-        raise _Refusal(f"{out} cannot be written: {_reason(error)}.") from error
+        raise Refusal(f"{out} cannot be written: {_reason(error)}.") from error
 
 
 def _reason(error: Exception) -> str:

@@ -55,6 +55,11 @@ class Target:
     loss_fn: Callable[[Any], Any] | None = None
     name: str = ""
 
+    @property
+    def on_meta(self) -> bool:
+        """Whether the model has no weights."""
+        return any(p.device.type == "meta" for p in self.model.parameters())
+
     def loss(self, output: Any) -> torch.Tensor:
         """The loss of an output: by `loss_fn`, or the output itself, or its `loss`.
 

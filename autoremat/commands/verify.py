@@ -7,15 +7,12 @@ own is one message, while a defect of ours keeps its traceback.
 
 from __future__ import annotations
 
-import json
-import math
 import sys
 import time
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -23,25 +20,24 @@ from rich.console import Console
 from autoremat.api import optimize, optimized_call, report
 from autoremat.budget import budget_argument, parse_budget
 from autoremat.commands.app import BAD_INPUT, DIFFERENT, INFEASIBLE
+from autoremat.commands.arguments import Refusal, TargetArguments
 from autoremat.commands.interrupt import leaving_at_once
-from autoremat.commands.target import Target, TargetError, last_line, load_target
+from autoremat.commands.plan import load
+from autoremat.commands.target import Target, TargetError, last_line
+from autoremat.commands.telling import print_json, refusal_document, warnings_told
 from autoremat.commands.verify_table import verify_table
-from autoremat.errors import FallbackWarning, InfeasibleBudget, OverBudgetWarning
+from autoremat.errors import InfeasibleBudget
 from autoremat.reporting.text import format_nbytes, format_nbytes_apart
 from autoremat.verification import Verification, verify
 
 _SCHEMA = "autoremat.verification/1"
 
 
-class _Refusal(Exception):
-    """Input that cannot be used; the message says what is wrong and what to do."""
-
-
 @dataclass(frozen=True)
 class _Asked:
     """The command's arguments, checked."""
 
-    target: str
+    target: TargetArguments
     budget: str | int
     compiler: str
     dropout: str | None
@@ -49,7 +45,7 @@ class _Asked:
 
 
 def run(
-    target: str,
+    target: TargetArguments,
     budget: str,
     *,
     compiler: str,
@@ -60,7 +56,7 @@ def run(
     """Do what the command says and return its exit code.
 
     Args:
-        target: `path/to/file.py:function` or `package.module:function`.
+        target: where model and batch come from.
         budget: as the user wrote it.
         compiler: "inductor" or "eager".
         as_json: one JSON object in place of the table.
@@ -72,20 +68,21 @@ def run(
     began = time.monotonic()
     try:
         if not 0 <= time_limit < float("inf"):
-            raise _Refusal(f"The time limit is {time_limit}: give a finite number of seconds.")
-        with leaving_at_once(), redirect_stdout(sys.stderr), _warnings_told(told):
+            raise Refusal(f"The time limit is {time_limit}: give a finite number of seconds.")
+        with leaving_at_once(), redirect_stdout(sys.stderr), warnings_told(told):
             document, title = _verified(asked, told)
-    except (_Refusal, TargetError) as error:
+    except (Refusal, TargetError) as error:
         print(f"autoremat: {error}", file=sys.stderr)
         return BAD_INPUT
     except InfeasibleBudget as error:
         if as_json:
-            _print_json(_infeasible(asked, error), told, began)
+            asked_for = {"schema": _SCHEMA, "target": asked.target.text, "compiler": compiler}
+            print_json(asked_for | refusal_document(error), told, began)
         else:
             print(f"autoremat: {error}", file=sys.stderr)
         return INFEASIBLE
     if as_json:
-        _print_json(document, told, began)
+        print_json(document, told, began)
     else:
         Console().print(verify_table(document, title))
     return 0 if document["status"] == "ok" else DIFFERENT
@@ -94,7 +91,7 @@ def run(
 def _verified(asked: _Asked, told: list[str]) -> tuple[dict[str, Any], str]:
     """The document of a verification, and what the table is headed."""
     _require_budget(asked.budget)
-    target = load_target(asked.target)
+    target = load(asked.target)
     # The lines that show progress belong on a terminal; the summary would repeat the table.
     optimize(
         target.model,
@@ -107,7 +104,7 @@ def _verified(asked: _Asked, told: list[str]) -> tuple[dict[str, Any], str]:
     try:
         optimized_call(target.model)
     except ValueError:
-        raise _Refusal(f"{target.name} cannot be planned: {' '.join(told[-1:])}") from None
+        raise Refusal(f"{target.name} cannot be planned: {' '.join(told[-1:])}") from None
     result, loss = _compared(target)
     planned = bool(report(target.model).graphs)
     parameters = sum(p.numel() for p in target.model.parameters())
@@ -119,7 +116,7 @@ def _require_budget(budget: str | int) -> None:
     try:
         parse_budget(budget, device_nbytes=lambda: 1 << 40)
     except ValueError as error:
-        raise _Refusal(str(error)) from error
+        raise Refusal(str(error)) from error
 
 
 def _compared(target: Target) -> tuple[Verification, float]:
@@ -150,7 +147,7 @@ def _require_sound_step(target: Target, error: Exception) -> None:
     except TargetError:
         raise
     except Exception as own:
-        raise _Refusal(
+        raise Refusal(
             f"A training step of {target.name} fails in eager mode too: {last_line(own)}. Check "
             "that model(*inputs) and the backward of its loss run by themselves."
         ) from error
@@ -164,7 +161,7 @@ def _document(asked: _Asked, result: Verification, loss: float, planned: bool) -
         failures.append(_excess(result))
     return {
         "schema": _SCHEMA,
-        "target": asked.target,
+        "target": asked.target.text,
         "compiler": asked.compiler,
         "status": "failed" if failures else "ok",
         "failures": failures,
@@ -203,53 +200,3 @@ def _excess(result: Verification) -> str:
     measured, budget = format_nbytes_apart(result.measured_peak_nbytes, result.budget_nbytes)
     excess = format_nbytes(result.measured_peak_nbytes - result.budget_nbytes)
     return f"The measured peak {measured} is above the budget {budget} by {excess}."
-
-
-def _infeasible(asked: _Asked, error: InfeasibleBudget) -> dict[str, Any]:
-    return {
-        "schema": _SCHEMA,
-        "target": asked.target,
-        "compiler": asked.compiler,
-        "status": "infeasible",
-        "message": str(error),
-        "budget": error.budget_nbytes,
-        "smallest_peak": error.smallest_peak_nbytes,
-        "floor": error.floor_nbytes,
-        "resident": error.resident_nbytes,
-    }
-
-
-def _print_json(document: dict[str, Any], told: list[str], began: float) -> None:
-    """One object; a figure that is not finite is null, and `failures` says so in words."""
-    finite = {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in document.items()
-    }
-    finite |= {"warnings": told, "seconds": time.monotonic() - began}
-    print(json.dumps(finite, allow_nan=False))
-
-
-@contextmanager
-def _warnings_told(told: list[str]) -> Iterator[None]:
-    """Ours as one sentence on stderr, kept in `told`; others as Python shows them."""
-    with warnings.catch_warnings():
-        others = warnings.showwarning
-
-        def show(
-            message: Warning | str,
-            category: type[Warning],
-            filename: str,
-            lineno: int,
-            file: TextIO | None = None,
-            line: str | None = None,
-        ) -> None:
-            if issubclass(category, FallbackWarning | OverBudgetWarning):
-                told.append(str(message))
-                print(f"autoremat: {message}", file=sys.stderr)
-            else:
-                others(message, category, filename, lineno, file, line)
-
-        warnings.showwarning = show
-        for ours in (FallbackWarning, OverBudgetWarning):
-            warnings.simplefilter("always", ours)
-        yield

@@ -238,3 +238,16 @@ def _copy(model: Any) -> Any:
     copy.passOptions(model.getOptions())
     copy.passModel(model.getModel())
     return copy
+
+
+def backend() -> str:
+    """The library that answers, found by asking it: "HiGHS" or "CBC".
+
+    Raises:
+        RuntimeError: if neither solves the smallest integer program.
+    """
+    solver = LinearSolver(LinearProgram([1.0, 1.5], [1.0, 1.0], [({0: 1.0, 1: 1.0}, 1.0, 2.0)]))
+    answer = solver.integer(time_limit_s=10.0, gap=0.0)
+    if answer is None or abs(answer.objective - 1.0) > 1e-6:
+        raise RuntimeError("neither HiGHS nor CBC solves an integer program: pip install highspy")
+    return "CBC" if solver._model is None else "HiGHS"

@@ -128,7 +128,7 @@ class Solver:
         status = Status.OPTIMAL if self._search.fastest_is_proven else status
         return self._solution(best, status, best.peak_nbytes, began)
 
-    def pareto(self, points: int = 12) -> list[Solution]:
+    def pareto(self, points: int = 12, *, time_limit_s: float | None = None) -> list[Solution]:
         """The plans from the smallest peak to the fastest one, none beaten in peak and time.
 
         Budgets spread evenly over the peaks in between are solved one after the other, and each
@@ -137,6 +137,7 @@ class Solver:
 
         Args:
             points: budgets, the two ends included; at least 2.
+            time_limit_s: for the whole curve; the solver's own if not given.
 
         Returns:
             At most `points` solutions, the smallest peak first.
@@ -146,7 +147,8 @@ class Solver:
         """
         if points < 2:
             raise ValueError(f"points is {points}: a curve has two ends, give 2 or more.")
-        limit_s, began = self.time_limit_s, time.monotonic()
+        before_s, began = self.time_limit_s, time.monotonic()
+        limit_s = before_s if time_limit_s is None else time_limit_s
         try:
             self.time_limit_s = CURVE_ENDS_SHARE * limit_s
             found = [self.fastest(), self.smallest_peak()]
@@ -158,7 +160,7 @@ class Solver:
                 self.time_limit_s = left_s / left
                 found.append(self.solve(low + (high - low) * left // (points - 1)))
         finally:
-            self.time_limit_s = limit_s
+            self.time_limit_s = before_s
         return _unbeaten(found)
 
     def _solve_exactly(

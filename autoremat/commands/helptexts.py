@@ -1,0 +1,116 @@
+"""What `autoremat COMMAND --help` says. Text only."""
+
+from __future__ import annotations
+
+# One line per paragraph: typer keeps the line breaks inside them.
+SOLVE = "\n\n".join(
+    [
+        "Plan which operations of a graph to run again, so that its peak fits a budget.",
+        "[bold]PROBLEM[/] is a JSON file: a networkx node-link graph with [bold]time[/] and "
+        "[bold]nbytes[/] per node (and perhaps [bold]phase[/], forward or backward), or a problem "
+        "in autoremat's own schema. An edge leads from a producer to its reader.",
+        "The baseline is the graph without recompute: every operation once, in the file's order.",
+        "[bold]Examples[/]",
+        "  autoremat solve graph.json --budget 60%",
+        "  autoremat solve graph.json --budget 12GiB --out plan.json",
+        "  autoremat solve graph.json --budget 123456 --json",
+        "  autoremat solve graph.json --pareto --time-limit 120",
+        "[bold]Exit codes[/]",
+        "  0  a plan within the budget",
+        "  1  input that cannot be used",
+        "  2  no plan found fits the budget",
+        "  130  interrupted with Ctrl-C",
+    ]
+)
+
+_TARGET = (
+    "[bold]TARGET[/] is [bold]path/to/file.py:function[/] or [bold]package.module:function[/]. "
+    "The function takes no arguments and returns (model, inputs) or (model, inputs, loss_fn): "
+    "inputs is a tensor, a tuple of tensors (positional) or a dict of them (keywords); without "
+    "loss_fn(output) the model returns its loss, or an output with .loss. It runs as a script of "
+    "yours does. Or it is [bold]hf:CONFIG.json[/], any configuration of Hugging Face transformers, "
+    "with --batch and --seq; nothing is downloaded."
+)
+
+PLAN = "\n\n".join(
+    [
+        "What a budget costs: the plan of a training step that is not run. No weights of an hf: "
+        "target are made, and the device need not be here.",
+        _TARGET,
+        "[bold]Examples[/]",
+        "  autoremat plan examples/train_gpt.py:make --budget 150MiB --html plan.html",
+        "  autoremat plan hf:config.json --batch 4 --seq 2048 --device H100 --budget 80%",
+        "  autoremat plan model.py:make --budget 12GiB --optimizer AdamW --out report.json",
+        "  autoremat plan model.py:make --budget 12GiB --json",
+        "[bold]Exit codes[/]",
+        "  0  a plan within the budget",
+        "  1  input that cannot be used, or an output that cannot be written",
+        "  2  no plan found fits the budget",
+        "  130  interrupted with Ctrl-C",
+    ]
+)
+
+PARETO = "\n\n".join(
+    [
+        "Peak against time: the plans of a training step over all budgets, from the smallest peak "
+        "to the fastest step. The step is not run.",
+        _TARGET,
+        "[bold]Examples[/]",
+        "  autoremat pareto examples/train_gpt.py:make",
+        "  autoremat pareto hf:config.json --batch 4 --seq 2048 --device A100-80GB",
+        "  autoremat pareto model.py:make --points 20 --time-limit 120 --json",
+        "[bold]Exit codes[/]",
+        "  0  a curve",
+        "  1  input that cannot be used",
+        "  130  interrupted with Ctrl-C",
+    ]
+)
+
+DOCTOR = "\n\n".join(
+    [
+        "What autoremat rests on here: versions, device, compiler, solver, cache, and each "
+        "private name of torch.",
+        "[bold]Exit codes[/]",
+        "  0  all of it works",
+        "  1  something is missing; the line says what to do",
+    ]
+)
+
+VERIFY = "\n\n".join(
+    [
+        "Check on one training step that the gradients are those of eager mode and that the "
+        "measured peak is within a budget.",
+        _TARGET,
+        "The step runs once in eager mode as well, so it has to fit without a plan.",
+        "[bold]Examples[/]",
+        "  autoremat verify examples/train_gpt.py:make --budget 150MiB",
+        "  autoremat verify my_package.models:small --budget 80%",
+        "  autoremat verify model.py:make --budget 12GiB --compiler eager --json",
+        "[bold]Exit codes[/]",
+        "  0  the same results, within the budget",
+        "  1  input that cannot be used",
+        "  2  no plan found fits the budget",
+        "  3  a difference, or a measured peak above the budget",
+        "  130  interrupted with Ctrl-C",
+    ]
+)
+
+SHOW = "\n\n".join(
+    [
+        "Print a stored report, or write it as a page, a table, a snapshot or a trace.",
+        "[bold]REPORT[/] is the JSON that [bold]autoremat.report(model).to_json()[/] gives. "
+        "PyTorch is not needed.",
+        "An output file that is there is replaced if this command wrote it; another one is kept, "
+        "unless --force is given.",
+        "[bold]Examples[/]",
+        "  autoremat show report.json",
+        "  autoremat show report.json --html report.html",
+        "  autoremat show report.json --snapshot plan.pickle    (https://pytorch.org/memory_viz)",
+        "  autoremat show report.json --trace plan.json    (https://ui.perfetto.dev)",
+        "  autoremat show report.json --csv values.csv --json",
+        "[bold]Exit codes[/]",
+        "  0  shown",
+        "  1  input that cannot be used, or an output that cannot be written",
+        "  130  interrupted with Ctrl-C",
+    ]
+)

@@ -1,0 +1,178 @@
+"""A model and one batch from a Hugging Face configuration: `hf:CONFIG.json`.
+
+Enters: the path of a `config.json` and the batch's sizes. Leaves: a `Target` with random weights,
+or without any on the meta device. Guarantees: nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from autoremat.commands.arguments import TargetArguments
+from autoremat.commands.target import Target, TargetError, last_line
+
+PREFIX = "hf:"
+_AUTO_CLASSES = (
+    "AutoModelForCausalLM",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForSpeechSeq2Seq",
+    "AutoModelForMaskedLM",
+    "AutoModelForImageClassification",
+    "AutoModelForAudioClassification",
+    "AutoModelForSequenceClassification",
+)
+# What labels look like, by how the class's name ends.
+_TOKEN_HEADS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")
+_CLASS_HEADS = (
+    "ForSequenceClassification",
+    "ForImageClassification",
+    "ForAudioClassification",
+    "ForImageClassificationWithTeacher",
+)
+_IN_A_FILE = "Write a function that returns (model, inputs), and give file.py:function."
+
+
+def load_hf(arguments: TargetArguments, *, without_weights: bool) -> Target:
+    """Build the model and a batch of the sizes asked for.
+
+    Args:
+        arguments: their text begins with `hf:`.
+        without_weights: whether both go to the meta device.
+
+    Raises:
+        TargetError: naming what is wrong with the file or the sizes.
+    """
+    path = Path(arguments.text.removeprefix(PREFIX))
+    config = _configuration(path)
+    place: AbstractContextManager[Any] = torch.device("meta") if without_weights else nullcontext()
+    try:
+        with place:
+            model = _model_class(path, config)(config)
+            model = model.to(_dtype(arguments, config)).train()
+    except TargetError:
+        raise
+    except Exception as error:
+        raise TargetError(f"{path}: the model cannot be built: {last_line(error)}.") from error
+    with place:
+        keywords = _batch(path, model, config, arguments)
+    return Target(model, (), keywords, None, arguments.text)
+
+
+def _configuration(path: Path) -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise TargetError(
+            "hf: targets need the package transformers: pip install transformers."
+        ) from error
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TargetError(f"{path} cannot be read as JSON: {last_line(error)}.") from error
+    if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
+        raise TargetError(
+            f"{path} is no configuration of transformers: it has no 'model_type'. Give the "
+            "config.json of a model."
+        )
+    kind = data.pop("model_type")
+    try:
+        config = transformers.AutoConfig.for_model(kind, **data)
+    except Exception as error:
+        raise TargetError(
+            f"{path}: transformers {transformers.__version__} makes no configuration of "
+            f"model_type {kind!r}: {last_line(error)}."
+        ) from error
+    if hasattr(config, "use_cache"):
+        config.use_cache = False  # keys and values of earlier tokens are no part of training
+    return config
+
+
+def _model_class(path: Path, config: Any) -> type[nn.Module]:
+    """The class that the configuration names, else the first head that fits it."""
+    import transformers
+
+    for name in getattr(config, "architectures", None) or ():
+        found = getattr(transformers, name, None)
+        if found is None:
+            raise TargetError(f"{path}: transformers has no architecture {name!r}.")
+        return found
+    for name in _AUTO_CLASSES:
+        mapping = getattr(transformers, name)._model_mapping
+        if type(config) in mapping:
+            found = mapping[type(config)]
+            return found[0] if isinstance(found, tuple) else found
+    raise TargetError(
+        f"{path}: no head with a loss is known for {type(config).__name__}. Name one under "
+        f"'architectures'. Or: {_IN_A_FILE}"
+    )
+
+
+def _dtype(arguments: TargetArguments, config: Any) -> torch.dtype:
+    given = arguments.dtype or getattr(config, "dtype", None) or torch.float32
+    found = given if isinstance(given, torch.dtype) else getattr(torch, str(given), None)
+    if not (isinstance(found, torch.dtype) and found.is_floating_point):
+        raise TargetError(
+            f"--dtype {given!r} is no floating-point type of torch: give float32, bfloat16 or "
+            "float16."
+        )
+    return found
+
+
+def _batch(
+    path: Path, model: nn.Module, config: Any, arguments: TargetArguments
+) -> dict[str, torch.Tensor]:
+    """Random inputs and labels of the sizes asked for."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    main = str(getattr(model, "main_input_name", "input_ids"))
+    dtype = next(model.parameters()).dtype
+    if main == "input_ids":
+        _require_positions(arguments, text)
+        inputs = {main: _tokens(arguments, text)}
+    else:
+        shape = (arguments.batch, *_sample_shape(path, main, config, arguments.seq))
+        inputs = {main: torch.randn(shape, dtype=dtype)}
+    name = type(model).__name__
+    if "labels" not in inspect.signature(model.forward).parameters:
+        raise TargetError(f"{path}: {name} computes no loss: it takes no labels. {_IN_A_FILE}")
+    if name.endswith(_TOKEN_HEADS):
+        inputs["labels"] = inputs[main] if main == "input_ids" else _tokens(arguments, text)
+    elif name.endswith(_CLASS_HEADS):
+        inputs["labels"] = torch.zeros(arguments.batch, dtype=torch.long)
+    else:
+        raise TargetError(f"{path}: the labels that {name} takes are not known. {_IN_A_FILE}")
+    return inputs
+
+
+def _tokens(arguments: TargetArguments, config: Any) -> torch.Tensor:
+    return torch.randint(0, config.vocab_size, (arguments.batch, arguments.seq))
+
+
+def _require_positions(arguments: TargetArguments, config: Any) -> None:
+    most = getattr(config, "max_position_embeddings", None)
+    if isinstance(most, int) and 0 < most < arguments.seq:
+        raise TargetError(
+            f"--seq {arguments.seq} is more than the {most} positions of the configuration "
+            "(max_position_embeddings)."
+        )
+
+
+def _sample_shape(path: Path, main: str, config: Any, seq: int) -> tuple[int, ...]:
+    """Sizes of one image or one piece of sound."""
+    vision = getattr(config, "vision_config", config)
+    if main == "pixel_values" and hasattr(vision, "image_size"):
+        size = vision.image_size
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        return int(getattr(vision, "num_channels", 3)), int(height), int(width)
+    if main == "input_features" and hasattr(config, "num_mel_bins"):
+        return int(config.num_mel_bins), 2 * int(config.max_source_positions)
+    if main == "input_values" and hasattr(config, "conv_stride"):
+        return (seq * math.prod(config.conv_stride),)
+    raise TargetError(f"{path}: a batch of {main} cannot be made up. {_IN_A_FILE}")

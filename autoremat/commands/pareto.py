@@ -1,0 +1,106 @@
+"""`autoremat pareto`: peak against time over all budgets, before a step is run.
+
+Enters: the command's arguments. Leaves: a table or one JSON object on stdout, and an exit code.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from autoremat.commands.app import BAD_INPUT
+from autoremat.commands.arguments import PlanArguments, Refusal, TargetArguments
+from autoremat.commands.interrupt import leaving_at_once
+from autoremat.commands.outputs import check_outputs, write_outputs
+from autoremat.commands.plan import planned
+from autoremat.commands.target import TargetError
+from autoremat.commands.telling import print_json, warnings_told
+from autoremat.reporting import CurvePoint, Report, format_nbytes
+from autoremat.reporting.text import format_us
+
+_BAR = 24
+
+
+def run(
+    target: TargetArguments,
+    asked: PlanArguments,
+    outputs: Mapping[str, Path],
+    *,
+    as_json: bool,
+    force: bool,
+) -> int:
+    """Do what the command says and return its exit code; see `commands.plan.run`."""
+    told: list[str] = []
+    began = time.monotonic()
+    try:
+        check_outputs(outputs, force=force)
+        with leaving_at_once(), redirect_stdout(sys.stderr), warnings_told(told):
+            report = planned(target, asked)
+        if not report.curve:
+            raise Refusal(
+                f"{target.text} has {len(report.graphs)} graphs, and the curves of several do not "
+                "add up to one: see `autoremat plan` for one budget."
+            )
+        write_outputs(report, outputs)
+    except (Refusal, TargetError) as error:
+        print(f"autoremat: {error}", file=sys.stderr)
+        return BAD_INPUT
+    points = _from_smallest(report.curve)
+    if as_json:
+        document = {
+            "target": target.text,
+            "device": report.device,
+            "compiler": report.compiler,
+            "resident_nbytes": report.resident_nbytes,
+            "baseline_peak_nbytes": report.graphs[0].modelled_peak_nbytes,
+            "points": [asdict(point) for point in points],
+        }
+        print_json(document, told, began)
+    else:
+        Console().print(_table(target.text, report, points))
+    return 0
+
+
+def _from_smallest(curve: Sequence[CurvePoint]) -> list[CurvePoint]:
+    """By peak; a point that another one equals or beats is left out."""
+    kept: list[CurvePoint] = []
+    for point in sorted(curve, key=lambda p: (p.peak_nbytes, p.time_us)):
+        if not kept or point.time_us < kept[-1].time_us:
+            kept.append(point)
+    return kept
+
+
+def _table(title: str, report: Report, points: Sequence[CurvePoint]) -> Table:
+    """One row for each budget, the smallest first."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
+    for name in ("peak", "of the largest", "step", "extra"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("found by")
+    fastest_us = points[-1].time_us
+    largest = points[-1].peak_nbytes
+    worst = max(point.time_us for point in points) / fastest_us - 1 or 1.0
+    for point in points:
+        extra = point.time_us / fastest_us - 1
+        table.add_row(
+            format_nbytes(point.peak_nbytes),
+            f"{point.peak_nbytes / largest:.0%}",
+            format_us(point.time_us),
+            f"{extra:+.1%}",
+            "█" * round(_BAR * extra / worst),
+            point.label,
+        )
+    estimated = " Times are estimated from a data sheet." if report.estimated_ops else ""
+    table.caption = (
+        f"On {report.device}, {format_nbytes(report.resident_nbytes)} resident.{estimated}"
+    )
+    table.caption_justify = "left"
+    return table

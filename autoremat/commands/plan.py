@@ -1,0 +1,143 @@
+"""`autoremat plan`: what a budget costs, before a step is run.
+
+Enters: the command's arguments. Leaves: the report on the terminal, as one JSON object, as files.
+Guarantees: no step runs; of an hf target no weight is made; files are checked before planning
+begins, so no long work ends in a path that cannot be written.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autoremat import offline
+from autoremat.budget import budget_argument
+from autoremat.commands.app import BAD_INPUT, INFEASIBLE
+from autoremat.commands.arguments import PlanArguments, Refusal, TargetArguments
+from autoremat.commands.hf import PREFIX, load_hf
+from autoremat.commands.interrupt import leaving_at_once
+from autoremat.commands.outputs import check_outputs, print_report, report_document, write_outputs
+from autoremat.commands.target import Target, TargetError, last_line, load_target
+from autoremat.commands.telling import print_json, refusal_document, warnings_told
+from autoremat.errors import InfeasibleBudget
+from autoremat.reporting import Report
+
+
+def run(
+    target: TargetArguments,
+    asked: PlanArguments,
+    outputs: Mapping[str, Path],
+    *,
+    as_json: bool,
+    force: bool,
+) -> int:
+    """Do what the command says and return its exit code.
+
+    Args:
+        target: where model and batch come from.
+        asked: what to plan for.
+        outputs: files to write, by "report", "html", "csv", "snapshot" or "trace".
+        as_json: one JSON object in place of the summary.
+        force: whether files that are not ours may be replaced.
+    """
+    told: list[str] = []
+    began = time.monotonic()
+    try:
+        check_outputs(outputs, force=force)
+        with leaving_at_once(), redirect_stdout(sys.stderr), warnings_told(told):
+            report = planned(target, asked)
+        write_outputs(report, outputs)
+    except (Refusal, TargetError) as error:
+        print(f"autoremat: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except InfeasibleBudget as error:
+        if as_json:
+            print_json({"target": target.text} | refusal_document(error), told, began)
+        else:
+            print(f"autoremat: {error}", file=sys.stderr)
+        return INFEASIBLE
+    if as_json:
+        document = {"target": target.text} | report_document(report, outputs)
+        print_json(document, told, began)
+    else:
+        print_report(report, outputs)
+    return 0
+
+
+def planned(target: TargetArguments, asked: PlanArguments) -> Report:
+    """The report of a target.
+
+    Raises:
+        TargetError: if the target cannot be used.
+        Refusal: if it cannot be planned as asked.
+        InfeasibleBudget: if no plan fits.
+    """
+    asked.check()
+    loaded = load(target, without_weights=True)
+    device = asked.device
+    if device is None and loaded.on_meta:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return offline.plan(
+            loaded.model,
+            *loaded.inputs,
+            budget=1 << 60 if asked.budget is None else budget_argument(asked.budget),
+            device=device,
+            optimizer=_optimizer(loaded, asked.optimizer),
+            compiler=asked.compiler,
+            time_limit=asked.time_limit,
+            curve=asked.points,
+            verbose=sys.stderr.isatty(),
+            **loaded.keywords,
+        )
+    except ValueError as error:
+        raise Refusal(str(error)) from error
+    except (InfeasibleBudget, TargetError, Refusal):
+        raise
+    except Exception as error:
+        _require_sound_forward(loaded, error)
+        raise
+
+
+def load(target: TargetArguments, *, without_weights: bool = False) -> Target:
+    """The target's model and batch.
+
+    Raises:
+        TargetError: naming what is wrong.
+    """
+    if target.text.startswith(PREFIX):
+        return load_hf(target, without_weights=without_weights)
+    return load_target(target.text)
+
+
+def _optimizer(target: Target, name: str | None) -> torch.optim.Optimizer | None:
+    if name is None:
+        return None
+    kinds: dict[str, Any] = {
+        kind.__name__.lower(): kind
+        for kind in vars(torch.optim).values()
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
+    }
+    kinds.pop("optimizer", None)
+    if name.lower() not in kinds:
+        known = ", ".join(sorted(kind.__name__ for kind in kinds.values()))
+        raise Refusal(f"--optimizer {name!r} is none of torch.optim: {known}.")
+    trained = [p for p in target.model.parameters() if p.requires_grad]
+    return kinds[name.lower()](trained, lr=1e-3)
+
+
+def _require_sound_forward(target: Target, error: Exception) -> None:
+    """Tell a target whose forward fails by itself from a failure of ours."""
+    try:
+        target.model._call_impl(*target.inputs, **target.keywords)
+    except Exception as own:
+        raise Refusal(
+            f"The forward of {target.name} fails in eager mode too: {last_line(own)}. Check that "
+            "model(*inputs) runs by itself."
+        ) from error
