@@ -560,6 +560,28 @@ def test_the_report_of_a_planned_model():
     assert "budget" in report.summary().lower()
 
 
+class Router(nn.Module):
+    """A discrete decision between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        best, _ = self.scores(x).topk(4)
+        return best.square().mean()
+
+
+def test_the_reason_names_what_forbids_a_recompute():
+    """A decision that a tie could turn is saved whatever the budget, and the report says why."""
+    model = optimized(Router, 10**9)
+    step(model, (rows(),))
+    reasons = {value.op: value.reason for value in autoremat.report(model).values}
+    assert reasons["topk"] == (
+        "saved, since its operation makes a discrete decision that a tie could turn"
+    )
+
+
 def test_the_timeline_tells_what_is_live_and_where_it_comes_from():
     """Kinds, modules of the model without a wrapper's prefix, and repeats as the plan has them."""
     budget = peaks(Chain, (rows(),)).at(0.3)
