@@ -61,12 +61,12 @@ def _check_of(hint: Any) -> _Check:
         options = [_check_of(option) for option in get_args(hint)]
         return lambda value: any(fits(value) for fits in options)
     if hint is int or hint is float:
-        kinds = (int,) if hint is int else (int, float)
+        kinds: tuple[type[int] | type[float], ...] = (int,) if hint is int else (int, float)
         return lambda value: _is_number(value, kinds)
     return lambda value: isinstance(value, hint)
 
 
-def _is_number(value: Any, kinds: tuple[type, ...]) -> bool:
+def _is_number(value: Any, kinds: tuple[type[int] | type[float], ...]) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool) and 0 <= value < math.inf
 
 

@@ -7,7 +7,6 @@ const layerPattern = (module) => module.replace(/(^|\.)\d+(?=\.|$)/g, "$1*");
 
 function valuesView(report, onSelect) {
   const grid = byId("grid");
-  const narrow = window.matchMedia("(max-width: 960px)");
   const COLUMNS = [
     { key: "action", title: "Action", text: (row) => row.action },
     { key: "module", title: "Value", text: (row) => row.module || row.name },
@@ -122,7 +121,8 @@ function valuesView(report, onSelect) {
     drawRows();
   }
 
-  const rowHeight = () => (narrow.matches ? 108 : 52);
+  /** As the style sheet has it for this width. */
+  const rowHeight = () => parseFloat(getComputedStyle(grid).getPropertyValue("--row"));
 
   function drawRows() {
     const height = rowHeight();
@@ -172,7 +172,7 @@ function valuesView(report, onSelect) {
       action, value, twoLines("shape", row.shape, row.dtype), bytes,
       twoLines("spares", row.spares ? timeText(row.spares) : "", ""),
       twoLines("costs", row.costs ? timeText(row.costs) : "", ""),
-      twoLines("source", row.source, ""), twoLines("reason", row.reason, "", row.reason),
+      twoLines("source", row.source.replace(/:\d+$/, ""), row.source.replace(/^.*:(\d+)$|^.*$/, (_, line) => (line ? `line ${line}` : "")), row.source), twoLines("reason", row.reason, "", row.reason),
     );
     element.addEventListener("click", () => activate(i));
     return element;
@@ -220,7 +220,6 @@ function valuesView(report, onSelect) {
     refresh();
   });
   byId("fold").addEventListener("change", () => refresh());
-  narrow.addEventListener("change", drawRows);
   new ResizeObserver(drawRows).observe(grid);
 
   function filters() {
