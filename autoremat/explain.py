@@ -157,6 +157,8 @@ def _with_alternative(
 ) -> ValueReport:
     """What saving spares, or what forbids anything else."""
     size = format_nbytes(value.nbytes)
+    if storage in subject.lowered.problem.outputs:
+        return replace(value, reason="returned to the training loop, which holds it anyway")
     if storage in subject.constraints.must_save:
         reason = "saved by rule: a checkpoint policy, or layers that share it"
         return replace(value, reason=reason)
