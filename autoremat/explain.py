@@ -94,25 +94,15 @@ def _values(subject: Subject, choice: Choice, costs: Mapping[fx.Node, OpCost]) -
             root = storages.root.get(name)
             if root is None or storages.nbytes[name] == 0:
                 continue
-            action = ValueAction.FREE
+            count = max(copies[node.name], copies[root.name])
+            action = ValueAction.RECOMPUTE if count else ValueAction.FREE
             if root.name in saved:
                 action = ValueAction.SAVE
-            elif copies[node.name] or copies[root.name]:
-                action = ValueAction.RECOMPUTE
-            value = ValueReport(
-                name=root.name,
-                nbytes=storages.nbytes[name],
-                shape=tuple(n if isinstance(n, int) else str(n) for n in root.meta["val"].shape),
-                dtype=str(root.meta["val"].dtype).removeprefix("torch."),
-                action=action,
-                source=source_of(root),
-                module=_module_of(root),
-                op=_op_name(node),
-                time_us=costs[node].time_us if node in costs else 0.0,
-            )
-            if action is ValueAction.RECOMPUTE:
+            value = _bare(node, root, storages.nbytes[name], action, costs)
+            if name not in subject.lowered.problem.value_by_name and root.name not in saved:
+                value = _inlined(value, count)
+            elif action is ValueAction.RECOMPUTE:
                 largest = max(storages.made_by[node], key=storages.nbytes.__getitem__)
-                count = max(copies[node.name], copies[root.name])
                 value = _with_recomputes(value, count, beside="" if name == largest else largest)
             elif action is ValueAction.SAVE:
                 value = _with_alternative(value, alternatives.of(name), name, subject)
@@ -120,6 +110,34 @@ def _values(subject: Subject, choice: Choice, costs: Mapping[fx.Node, OpCost]) -
                 value = replace(value, reason="the backward does not read it")
             found.append(value)
     return found
+
+
+def _bare(
+    node: fx.Node,
+    root: fx.Node,
+    nbytes: int,
+    action: ValueAction,
+    costs: Mapping[fx.Node, OpCost],
+) -> ValueReport:
+    """A value without its reason."""
+    tensor = root.meta["val"]
+    return ValueReport(
+        name=root.name,
+        nbytes=nbytes,
+        shape=tuple(n if isinstance(n, int) else str(n) for n in tensor.shape),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        action=action,
+        source=source_of(root),
+        module=_module_of(root),
+        op=_op_name(node),
+        time_us=costs[node].time_us if node in costs else 0.0,
+    )
+
+
+def _inlined(value: ValueReport, count: int) -> ValueReport:
+    """What the compiler computes inside the operations that read it, so that it is no buffer."""
+    reason = "computed inside the operations that read it: takes no memory and no time of its own"
+    return replace(value, recomputes=count, time_us=0.0, reason=reason)
 
 
 def _with_recomputes(value: ValueReport, count: int, *, beside: str) -> ValueReport:
@@ -139,6 +157,8 @@ def _with_alternative(
 ) -> ValueReport:
     """What saving spares, or what forbids anything else."""
     size = format_nbytes(value.nbytes)
+    if storage in subject.lowered.problem.outputs:
+        return replace(value, reason="returned to the training loop, which holds it anyway")
     if storage in subject.constraints.must_save:
         reason = "saved by rule: a checkpoint policy, or layers that share it"
         return replace(value, reason=reason)

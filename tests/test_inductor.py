@@ -139,7 +139,14 @@ def test_with_room_torchs_own_partition_is_taken():
     """Nothing is faster than plain torch.compile where memory does not bind."""
     model = optimized(Chain, UNBOUNDED, compiler="inductor")
     step(model, (rows(),))
-    assert autoremat.report(model).method == "torch's own partitioner"
+    report = autoremat.report(model)
+    assert report.method == "torch's own partitioner"
+    (graph,) = report.graphs
+    assert graph.timeline is not None
+    assert graph.timeline.peak_nbytes == graph.modelled_peak_nbytes
+    fused = [value for value in report.values if value.reason.startswith("computed inside")]
+    assert fused
+    assert not any(value.time_us or value.action == "save" for value in fused)
 
 
 def test_dropout_gradient_is_that_of_the_drawn_mask():

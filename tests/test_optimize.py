@@ -316,6 +316,44 @@ def test_the_report_of_a_planned_model():
     assert "budget" in report.summary().lower()
 
 
+class Router(nn.Module):
+    """A discrete decision between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        best, _ = self.scores(x).topk(4)
+        return best.square().mean()
+
+
+def test_the_reason_names_what_forbids_a_recompute():
+    """A decision that a tie could turn is saved whatever the budget, and the report says why."""
+    model = optimized(Router, 10**9)
+    step(model, (rows(),))
+    reasons = {value.op: value.reason for value in autoremat.report(model).values}
+    assert reasons["topk"] == (
+        "saved, since its operation makes a discrete decision that a tie could turn"
+    )
+
+
+def test_the_reason_knows_what_the_training_loop_holds():
+    """Saving what the model returns costs no memory: nothing has to be argued for it."""
+
+    class Predicting(Router):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.scores(x))
+
+    model = optimized(Predicting, 10**9)
+    model(rows()).sum().backward()
+    report = autoremat.report(model)
+    reasons = {value.op: value.reason for value in report.values}
+    assert reasons["tanh"] == "returned to the training loop, which holds it anyway"
+    assert report.graphs[0].timeline is not None
+    assert "output" in {span.kind for span in report.graphs[0].timeline.spans}
+
+
 def test_the_timeline_tells_what_is_live_and_where_it_comes_from():
     """Kinds, modules of the model without a wrapper's prefix, and repeats as the plan has them."""
     budget = peaks(Chain, (many_rows(),)).at(0.3)

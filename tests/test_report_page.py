@@ -79,6 +79,17 @@ def test_the_page_says_when_the_budget_is_exceeded() -> None:
     assert "Over the budget by 2.0 MB" in html(over)
 
 
+@pytest.mark.parametrize(("factor", "is_drawn"), [(1.5, True), (50, False)])
+def test_a_budget_far_above_the_peaks_leaves_the_picture(factor: float, is_drawn: bool) -> None:
+    """The bars keep their scale; the number stays in the tiles."""
+    report = layered_report()
+    budget_nbytes = int(factor * report.baseline_peak_nbytes)
+    page = html(replace(report, budget_nbytes=budget_nbytes))
+    assert ('class="budget-mark"' in page) == is_drawn
+    widest = "100.000%" if not is_drawn else f"{100 / factor:.3f}%"
+    assert f'class="bar ghost" style="width: {widest}"' in page
+
+
 def test_the_page_of_a_step_without_a_plan_says_why() -> None:
     """Codes, sentences and remedies of the fallbacks are all there is."""
     fallback = Fallback("AR104", "Nothing in it needs a gradient.", "Call requires_grad_().")

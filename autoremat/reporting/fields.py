@@ -8,6 +8,7 @@ not negative: a report has no others, and JSON could not hold them.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
 from types import NoneType, UnionType
@@ -24,6 +25,9 @@ _EXPECTED = {
 }
 
 
+_Check = Callable[[object], bool]
+
+
 class ReportError(ValueError):
     """A report that cannot be read or contradicts itself. The message names the culprit."""
 
@@ -34,38 +38,36 @@ def check_fields(part: DataclassInstance) -> None:
     Raises:
         ReportError: naming the part, the field and what it should be.
     """
-    hints = _hints(type(part))
-    for field in fields(part):
-        value, hint = getattr(part, field.name), hints[field.name]
-        if not _fits(value, hint):
-            name = getattr(part, "name", None)
-            owner = type(part).__name__ + (f" {name!r:.80}" if name is not None else "")
-            raise ReportError(
-                f"{owner}: {field.name} is {value!r:.80}; expected {_in_words(hint)}."
-            )
+    for name, hint, fits in _checks(type(part)):
+        value = getattr(part, name)
+        if not fits(value):
+            title = getattr(part, "name", None)
+            owner = type(part).__name__ + (f" {title!r:.80}" if title is not None else "")
+            raise ReportError(f"{owner}: {name} is {value!r:.80}; expected {_in_words(hint)}.")
 
 
-# Resolving the annotations of a class takes longer than checking an instance.
+# A report has ten thousands of parts: what a type allows is worked out once per class.
 @cache
-def _hints(part: type) -> dict[str, Any]:
-    return get_type_hints(part)
+def _checks(part: type[DataclassInstance]) -> tuple[tuple[str, Any, _Check], ...]:
+    hints = get_type_hints(part)
+    return tuple((f.name, hints[f.name], _check_of(hints[f.name])) for f in fields(part))
 
 
-def _fits(value: object, hint: Any) -> bool:
+def _check_of(hint: Any) -> _Check:
     if get_origin(hint) is tuple:
-        item = get_args(hint)[0]
-        return isinstance(value, tuple) and all(_fits(entry, item) for entry in value)
+        fits = _check_of(get_args(hint)[0])
+        return lambda value: isinstance(value, tuple) and all(map(fits, value))
     if isinstance(hint, UnionType):
-        return any(_fits(value, option) for option in get_args(hint))
+        options = [_check_of(option) for option in get_args(hint)]
+        return lambda value: any(fits(value) for fits in options)
     if hint is int or hint is float:
-        return _is_number(value, hint)
-    return isinstance(value, hint)
+        kinds: tuple[type[int] | type[float], ...] = (int,) if hint is int else (int, float)
+        return lambda value: _is_number(value, kinds)
+    return lambda value: isinstance(value, hint)
 
 
-def _is_number(value: object, kind: type[int] | type[float]) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, kind)):
-        return False
-    return 0 <= value < math.inf
+def _is_number(value: Any, kinds: tuple[type[int] | type[float], ...]) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 def _in_words(hint: Any) -> str:

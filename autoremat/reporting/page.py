@@ -111,9 +111,9 @@ def _cost(report: Report) -> str:
 
 
 def _scale(report: Report) -> int:
-    peaks = (report.baseline_peak_nbytes, report.highest_peak_nbytes, 1)
+    highest = max(report.baseline_peak_nbytes, report.highest_peak_nbytes, 1)
     # A budget far above what is needed would squeeze the bars: it leaves the picture instead.
-    return max(*peaks, min(report.budget_nbytes, 2 * max(peaks)))
+    return max(highest, report.budget_nbytes) if report.budget_nbytes < 2 * highest else highest
 
 
 def _bars(report: Report, scale: int) -> list[_Bar]:

@@ -148,7 +148,7 @@ def _facts(report: Report) -> Iterable[str]:
         "Solver": _solver(report),
         "Runs on": ", ".join(filter(None, (report.device, report.compiler, _torch(report)))),
         "Estimated": _some(report.estimated_ops, "operation priced, not measured"),
-        "Constraints": _some(report.constraints, "constraint"),
+        "Constraints": _some((*report.user_constraints, *report.constraints), "constraint"),
         "Fallbacks": _some(report.fallbacks, "graph left to torch"),
     }
     if not report.graphs:

@@ -63,14 +63,14 @@ function curveView(report) {
       text(tickText(mark, xs[1] - xs[0] || mark, sizeText), { x: x(mark), y: box.bottom + 19, class: "axis middle" });
     }
     text("peak memory", { x: box.right, y: height - 6, class: "axis end" });
-    text("step time", { x: box.left + 6, y: 12, class: "axis" });
-    const taken = [{ left: box.left, right: box.left + 70, top: 0, bottom: 16 }];
+    text("step time", { x: 2, y: 12, class: "axis" });
+    const taken = [{ left: 0, right: 60, top: 0, bottom: 16 }];
     if (report.budget_nbytes >= x0 && report.budget_nbytes <= x1) {
       const at = x(report.budget_nbytes);
       svg.append(svgTag("line", { x1: at, x2: at, y1: box.top, y2: box.bottom, class: "budget-line" }));
       const label = text(`budget ${sizeText(report.budget_nbytes)}`, { x: at, y: 12, class: "budget-text middle" });
       const half = label.getComputedTextLength() / 2;
-      label.setAttribute("x", Math.min(Math.max(at, half + 90), width - half));
+      label.setAttribute("x", Math.min(Math.max(at, half + 64), width - half));
       taken.push({ left: at - 1, right: at + 1, top: box.top, bottom: box.bottom });
     }
     const own = points.filter((p) => p.kind === "plan" || p.kind === "chosen").sort((a, b) => a.peak_nbytes - b.peak_nbytes);

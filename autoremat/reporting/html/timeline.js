@@ -44,16 +44,14 @@ function timelineView(report, onValue) {
     return low;
   }
 
-  /** In each pixel column the step with the most live bytes: no peak is lost. */
-  function columns() {
-    const count = Math.max(1, Math.floor(plotWidth() * ratio()));
+  /** In each of `count` columns the step with the most live bytes: no peak is lost. */
+  function columns(live, startOf, endOf, count) {
     const found = new Int32Array(count).fill(-1);
-    for (let step = 0; step < timeline.count; step++) {
+    for (let step = 0; step < live.length; step++) {
       const first = Math.min(count - 1, Math.floor(startOf(step) * count));
       const last = Math.min(count - 1, Math.max(first, Math.ceil(endOf(step) * count) - 1));
       for (let column = first; column <= last; column++) {
-        const other = found[column];
-        if (other < 0 || timeline.live_nbytes[step] > timeline.live_nbytes[other]) found[column] = step;
+        if (found[column] < 0 || live[step] > live[found[column]]) found[column] = step;
       }
     }
     return found;
@@ -106,8 +104,8 @@ function timelineView(report, onValue) {
   }
 
   function drawAreas(colour) {
-    const found = columns();
     const scale = ratio();
+    const found = columns(timeline.live_nbytes, startOf, endOf, Math.max(1, Math.floor(plotWidth() * scale)));
     context.save();
     context.setTransform(1, 0, 0, 1, 0, 0);
     const left = Math.round(margin.left * scale);
@@ -132,19 +130,16 @@ function timelineView(report, onValue) {
   function drawBaseline(colour) {
     const { baseline_live_nbytes: live, baselineEnds: ends } = timeline;
     if (!live.length) return;
+    const count = Math.max(1, Math.floor(plotWidth()));
+    const whole = wholeTime();
+    const found = columns(live, (step) => (step ? ends[step - 1] : 0) / whole, (step) => ends[step] / whole, count);
     context.beginPath();
-    let before = -1;
-    let highest = 0;
-    context.moveTo(x(0), y(live[0]));
-    for (let i = 0; i < live.length; i++) {
-      highest = Math.max(highest, live[i]);
-      const at = x(ends[i] / wholeTime());
-      if (at - before < 0.5 && i < live.length - 1) continue;
-      context.lineTo(at, y(highest));
-      highest = live[i + 1] || 0;
-      if (i < live.length - 1) context.lineTo(at, y(live[i + 1]));
-      before = at;
-    }
+    context.moveTo(margin.left, y(timeline.resident_nbytes));
+    found.forEach((step, column) => {
+      if (step < 0) return;
+      context.lineTo(margin.left + column, y(live[step]));
+      context.lineTo(margin.left + column + 1, y(live[step]));
+    });
     context.setLineDash([]);
     context.lineWidth = 1.25;
     context.strokeStyle = colour("ghost");
@@ -170,8 +165,12 @@ function timelineView(report, onValue) {
       context.stroke();
       // On different sides, and away from each other: the two may be close.
       const above = isBudget ? nbytes >= graph.predicted_peak_nbytes : nbytes > report.budget_nbytes;
-      const side = isBudget ? width - margin.right - 4 : margin.left + 6;
-      labelAt(`${name} ${sizeText(nbytes)}`, side, above ? at - 6 : at + 14, isBudget ? "right" : "left", colour, style);
+      const text = `${name} ${sizeText(nbytes)}`;
+      const end = width - margin.right - 4;
+      const peak = x((startOf(timeline.peak) + endOf(timeline.peak)) / 2);
+      const hidesPeak = Math.abs(end - peak - context.measureText(text).width / 2) < context.measureText(text).width / 2 + 8;
+      const side = isBudget ? (hidesPeak ? peak - 10 : end) : margin.left + 6;
+      labelAt(text, side, above ? at - 6 : at + 14, isBudget ? "right" : "left", colour, style);
     }
     context.setLineDash([]);
   }
@@ -315,6 +314,7 @@ function timelineView(report, onValue) {
         return make("li", "", "", swatch, KIND_NAMES[kind]);
       }),
       make("li", usesTime() ? "" : "hidden", "", make("i", "ghost-line"), "Without recompute"),
+      make("li", selected.size ? "" : "hidden", "", make("i", "lifetime"), `Under the chart: lifetime of ${countText(selected.size, "selected value")}`),
     );
   }
 
@@ -366,6 +366,7 @@ function timelineView(report, onValue) {
     },
     select(names) {
       selected = names;
+      legend();
       draw();
     },
   };

@@ -7,7 +7,6 @@ const layerPattern = (module) => module.replace(/(^|\.)\d+(?=\.|$)/g, "$1*");
 
 function valuesView(report, onSelect) {
   const grid = byId("grid");
-  const narrow = window.matchMedia("(max-width: 960px)");
   const COLUMNS = [
     { key: "action", title: "Action", text: (row) => row.action },
     { key: "module", title: "Value", text: (row) => row.module || row.name },
@@ -44,7 +43,8 @@ function valuesView(report, onSelect) {
     const shape = values.shape[i].join("×") || "scalar";
     return {
       names: [values.name[i]], name: values.name[i], action: values.action[i], op: values.op[i],
-      module: values.module[i], shape, dtype: values.dtype[i], source: values.source[i], reason: values.reason[i],
+      module: values.module[i], shape, dtype: values.dtype[i], source: values.source[i],
+      reason: values.reason[i].replace(/(\d) us\b/g, "$1 µs"), runs: values.avoided_runs[i],
       nbytes: values.nbytes[i], each: values.nbytes[i], spares: values.avoided_us[i],
       costs: values.recomputes[i] * values.time_us[i], recomputes: values.recomputes[i], count: 1,
     };
@@ -78,9 +78,16 @@ function valuesView(report, onSelect) {
   function sharedReason(action, members, sum) {
     if (action === "save") {
       const most = members.reduce((best, row) => (row.spares > best.spares ? row : best));
-      return most.spares ? `each is like: ${most.reason}` : members[0].reason;
+      return most.spares ? `each avoids up to ${countText(most.runs, "recompute")} of ${timeText(most.spares)} together` : most.reason;
     }
+    if (action === "free" || !sum("costs")) return mostCommon(members);
     return `${sum("recomputes")} recomputes of ${timeText(sum("costs"))} together free ${sizeText(sum("nbytes"))}`;
+  }
+
+  function mostCommon(members) {
+    const counts = new Map();
+    for (const row of members) counts.set(row.reason, (counts.get(row.reason) || 0) + 1);
+    return `most: ${[...counts].sort((a, b) => b[1] - a[1])[0][0]}`;
   }
 
   function compare(one, other) {
@@ -114,7 +121,8 @@ function valuesView(report, onSelect) {
     drawRows();
   }
 
-  const rowHeight = () => (narrow.matches ? 108 : 52);
+  /** As the style sheet has it for this width. */
+  const rowHeight = () => parseFloat(getComputedStyle(grid).getPropertyValue("--row"));
 
   function drawRows() {
     const height = rowHeight();
@@ -164,7 +172,7 @@ function valuesView(report, onSelect) {
       action, value, twoLines("shape", row.shape, row.dtype), bytes,
       twoLines("spares", row.spares ? timeText(row.spares) : "", ""),
       twoLines("costs", row.costs ? timeText(row.costs) : "", ""),
-      twoLines("source", row.source, ""), twoLines("reason", row.reason, "", row.reason),
+      twoLines("source", row.source.replace(/:\d+$/, ""), row.source.replace(/^.*:(\d+)$|^.*$/, (_, line) => (line ? `line ${line}` : "")), row.source), twoLines("reason", row.reason, "", row.reason),
     );
     element.addEventListener("click", () => activate(i));
     return element;
@@ -212,7 +220,6 @@ function valuesView(report, onSelect) {
     refresh();
   });
   byId("fold").addEventListener("change", () => refresh());
-  narrow.addEventListener("change", drawRows);
   new ResizeObserver(drawRows).observe(grid);
 
   function filters() {
