@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from autoremat.commands import verify as verify_command
 from autoremat.commands.app import app
+from autoremat.commands.arguments import TargetArguments
 from autoremat.commands.target import load_target
 from autoremat.verification import Verification
 from tests.test_cli_solve import process
@@ -172,7 +173,7 @@ RIGHT = Verification(1e-7, 1e-7, "", 0.0, "eager", 10**8, 10**8, 10**9, 1e-4)
 )
 def test_each_figure_can_fail(wrong: dict[str, Any], reason: str) -> None:
     """By itself, NaN included, and alone: the others are right."""
-    asked = verify_command._Asked("x.py:make", "1GB", "eager", 30.0)
+    asked = verify_command._Asked(TargetArguments("x.py:make"), "1GB", "eager", None, 30.0)
     document = verify_command._document(asked, replace(RIGHT, **wrong), 5.0, planned=True)
     assert document["status"] == "failed"
     (failure,) = document["failures"]
@@ -305,7 +306,7 @@ def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch, write: Write) -> 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(verify_command, "load_target", interrupted)
+    monkeypatch.setattr(verify_command, "load", interrupted)
     result = run(write(), "1GB")
     assert result.exit_code == 130
     assert result.stderr == "Interrupted: nothing was written.\n"

@@ -331,7 +331,7 @@ class Router(nn.Module):
 def test_the_reason_names_what_forbids_a_recompute():
     """A decision that a tie could turn is saved whatever the budget, and the report says why."""
     model = optimized(Router, 10**9)
-    step(model, (rows(),))
+    step(model, (many_rows(),))
     reasons = {value.op: value.reason for value in autoremat.report(model).values}
     assert reasons["topk"] == (
         "saved, since its operation makes a discrete decision that a tie could turn"
@@ -346,7 +346,7 @@ def test_the_reason_knows_what_the_training_loop_holds():
             return torch.tanh(self.scores(x))
 
     model = optimized(Predicting, 10**9)
-    model(rows()).sum().backward()
+    model(many_rows()).sum().backward()
     report = autoremat.report(model)
     reasons = {value.op: value.reason for value in report.values}
     assert reasons["tanh"] == "returned to the training loop, which holds it anyway"

@@ -230,6 +230,9 @@ def test_a_folded_row_opens_to_its_layers(opened: Open) -> None:
     assert grid.get_attribute("aria-activedescendant") == "value-row-1"
 
 
+FIRST = {"x": 66, "y": 100}  # a point of the chart within its first step
+
+
 def test_the_timeline_follows_pointer_and_keys(opened: Open) -> None:
     """It starts at the peak; hovering and the arrow keys move the cursor and the inspector."""
     report = layered_report(4, 5)
@@ -241,8 +244,7 @@ def test_the_timeline_follows_pointer_and_keys(opened: Open) -> None:
     assert step.inner_text() == peak
     assert tab.locator("#inspector .live b").inner_text() == "12.1 MB"
     assert "x0.0" in tab.locator("#inspector .largest").inner_text()
-    box = chart.bounding_box()
-    tab.mouse.move(box["x"] + 66, box["y"] + 100)
+    chart.hover(position=FIRST)
     assert step.inner_text() == f"Step 1 of {len(timeline.steps)}"
     assert "op0" in tab.locator("#inspector .op").inner_text()
     chart.focus()
@@ -254,7 +256,7 @@ def test_the_timeline_follows_pointer_and_keys(opened: Open) -> None:
     tab.keyboard.press("p")
     assert step.inner_text() == peak
     tab.get_by_role("button", name="Operations").click()
-    tab.mouse.move(box["x"] + 66, box["y"] + 100)
+    chart.hover(position=FIRST)
     assert step.inner_text() == f"Step 1 of {len(timeline.steps)}"
 
 
