@@ -8,7 +8,8 @@ target is corrected, and the search repeats; what is returned fits by what was r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -31,6 +32,9 @@ MOST_READINGS = 6  # of generated wrappers, per graph and budget, until a plan f
 LOOSENINGS = 2  # readings spent after that on using the budget better
 GOOD_USE = 0.92  # of the budget: a plan that reaches it is not loosened further
 LEAN_TARGETS = (1.0, 1.1, 1.25, 1.5)  # times the smallest modelled peak above what is resident
+LEAN_USE = 0.99  # of the budget: a remembered leanest plan that reaches it has little left to win
+REMEMBERED = "remembered"
+LATER_SHARE = 0.3  # of the solver's time limit for each solve after the first: it knows more then
 
 
 @dataclass(frozen=True)
@@ -73,9 +77,10 @@ def choose_by_simulation(subject: Subject, solver: Solver, budget_nbytes: int) -
         known = _recalled(problem, solution)
         if known is not None and known.timeline.peak_nbytes <= solution.timeline.peak_nbytes:
             solution = known
-        remember(problem, solution.plan)
     counted = without_spare_states(problem, solution.plan)
     peak_nbytes = simulate(counted, solution.plan).peak_nbytes
+    if solution.status is Status.INFEASIBLE or solution.method == REMEMBERED:
+        remember(problem, solution.plan, peak_nbytes)
     return _write_out(subject, solution, budget_nbytes, lambda f, b: peak_nbytes)
 
 
@@ -84,7 +89,8 @@ def choose_by_reading(subject: Subject, solver: Solver, budget_nbytes: int) -> C
 
     The solver is asked for a target, starting from the budget; each reading shifts the target by
     how far the model was off. If none fits, a fixed ladder of lean plans decides: it does not
-    depend on the budget, so the peak that it reaches is accepted when it is asked for.
+    depend on the budget, so the peak that it reaches is accepted when it is asked for. A reading
+    lasts as long as half a compile: at the budget that a refusal named there is one search.
     """
     reader = _Reader(subject, budget_nbytes)
     fastest = solver.fastest()
@@ -92,10 +98,11 @@ def choose_by_reading(subject: Subject, solver: Solver, budget_nbytes: int) -> C
     if own is not None and own.fits:
         return own
     target = budget_nbytes
-    best: Choice | None = None
-    loosenings = 0
-    for _ in range(MOST_READINGS):
-        solution = solver.solve(target)
+    best = _remembered(reader, subject, fastest, budget_nbytes)
+    loosenings = 0 if best is None else LOOSENINGS
+    for turn in range(MOST_READINGS):
+        with _limited(solver, 1.0 if turn == 0 else LATER_SHARE):
+            solution = solver.solve(target)
         if solution.status is Status.INFEASIBLE:
             break
         choice = reader.read(solution)
@@ -113,19 +120,43 @@ def choose_by_reading(subject: Subject, solver: Solver, budget_nbytes: int) -> C
     return best or _leanest(reader, solver, subject)
 
 
+def _remembered(
+    reader: _Reader, subject: Subject, fastest: Solution, budget_nbytes: int
+) -> Choice | None:
+    """The leanest plan known, where the budget is the one that it was named for, or just above."""
+    known = recall(subject.lowered.problem)
+    if known is None or not LEAN_USE * budget_nbytes <= known.peak_nbytes <= budget_nbytes:
+        return None
+    solution = _recalled(subject.lowered.problem, fastest)
+    assert solution is not None
+    choice = reader.read(solution)
+    return choice if choice.fits else None
+
+
+@contextmanager
+def _limited(solver: Solver, share: float) -> Iterator[None]:
+    """Give each solve in the block a share of the solver's time limit."""
+    before_s = solver.time_limit_s
+    solver.time_limit_s = share * before_s
+    try:
+        yield
+    finally:
+        solver.time_limit_s = before_s
+
+
 def _recalled(problem: Problem, found: Solution) -> Solution | None:
     """The leanest plan remembered, with what the solver proved for a budget at least as large."""
-    plan = recall(problem)
-    if plan is None:
+    known = recall(problem)
+    if known is None:
         return None
-    timeline = simulate(problem, plan)
+    timeline = simulate(problem, known.plan)
     return replace(
         found,
-        plan=plan,
+        plan=known.plan,
         timeline=timeline,
         status=Status.FEASIBLE,
         bound_us=min(found.bound_us, timeline.time_us),
-        method="remembered",
+        method=REMEMBERED,
     )
 
 
@@ -134,11 +165,12 @@ def _leanest(reader: _Reader, solver: Solver, subject: Subject) -> Choice:
     smallest = solver.smallest_peak()
     resident = subject.lowered.problem.resident_nbytes
     above = smallest.timeline.peak_nbytes - resident
-    plans = [smallest, *(solver.solve(resident + int(k * above)) for k in LEAN_TARGETS[1:])]
+    with _limited(solver, LATER_SHARE):
+        plans = [smallest, *(solver.solve(resident + int(k * above)) for k in LEAN_TARGETS[1:])]
     known = _recalled(subject.lowered.problem, smallest)
     plans += [known] if known is not None else []
     best = min((reader.read(plan) for plan in plans), key=lambda choice: choice.peak_nbytes)
-    remember(subject.lowered.problem, best.solution.plan)
+    remember(subject.lowered.problem, best.solution.plan, best.peak_nbytes)
     return best
 
 

@@ -12,37 +12,55 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from autoremat_solver import Plan, Problem, check
 
 from autoremat.cost_cache import default_cache_path
 
-_known: dict[str, Plan] = {}
+
+@dataclass(frozen=True)
+class LeanPlan:
+    """A plan and the budget that it was named for.
+
+    Attributes:
+        plan: the schedule.
+        peak_nbytes: its real peak, as it was read when the plan was found.
+    """
+
+    plan: Plan
+    peak_nbytes: int
 
 
-def recall(problem: Problem) -> Plan | None:
+_known: dict[str, LeanPlan] = {}
+
+
+def recall(problem: Problem) -> LeanPlan | None:
     """The leanest plan remembered of this problem; None if there is none that is valid."""
     key = _key(problem)
     if key not in _known:
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            schedule = json.loads(_path(key).read_text(encoding="utf-8"))
-            _known[key] = Plan(tuple(schedule))
-    plan = _known.get(key)
-    return plan if plan is not None and not check(problem, plan) else None
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            found = json.loads(_path(key).read_text(encoding="utf-8"))
+            plan = Plan(tuple(found["schedule"]))
+            _known[key] = LeanPlan(plan, int(found["peak_nbytes"]))
+    known = _known.get(key)
+    return known if known is not None and not check(problem, known.plan) else None
 
 
-def remember(problem: Problem, plan: Plan) -> None:
-    """Keep a plan for `recall`."""
-    key = _key(problem)
-    if _known.get(key) == plan:
+def remember(problem: Problem, plan: Plan, peak_nbytes: int) -> None:
+    """Keep a plan and its real peak for `recall`."""
+    key, new = _key(problem), LeanPlan(plan, peak_nbytes)
+    if _known.get(key) == new:
         return
-    _known[key] = plan
+    _known[key] = new
     path = _path(key)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(plan.schedule), encoding="utf-8")
+        temporary.write_text(
+            json.dumps(asdict(new.plan) | {"peak_nbytes": peak_nbytes}), encoding="utf-8"
+        )
         temporary.replace(path)
 
 

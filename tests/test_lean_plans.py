@@ -15,9 +15,9 @@ from autoremat import choose, lean_plans
 from tests.test_solver_errors import chain_without_phases
 
 
-def deep() -> nn.Module:
+def deep(depth: int = 10) -> nn.Module:
     torch.manual_seed(0)
-    layers = [nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.LayerNorm(32)) for _ in range(10)]
+    layers = [nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.LayerNorm(32)) for _ in range(depth)]
     return nn.Sequential(*layers)
 
 
@@ -52,9 +52,35 @@ def test_the_named_budget_is_accepted_by_a_search_that_finds_nothing(
 def test_a_plan_is_remembered_on_disk_and_checked_when_read() -> None:
     """Another process has the file only; a plan that does not fit the problem is none."""
     problem, plan = chain_without_phases(), Plan(("fa", "fb", "fc", "fa", "fd"))
-    lean_plans.remember(problem, plan)
+    lean_plans.remember(problem, plan, 123)
     lean_plans._known.clear()
-    assert lean_plans.recall(problem) == plan
+    assert lean_plans.recall(problem) == lean_plans.LeanPlan(plan, 123)
     assert lean_plans.recall(replace(problem, resident_nbytes=1)) is None
-    lean_plans.remember(problem, Plan(("fa",)))
+    lean_plans.remember(problem, Plan(("fa",)), 123)
     assert lean_plans.recall(problem) is None
+
+
+@pytest.mark.inductor
+def test_the_named_budget_is_not_searched_again_under_inductor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Reading generated code takes long: the plan behind the refusal is read first."""
+
+    def plan(budget: int) -> autoremat.Report:
+        return autoremat.plan(
+            deep(3), torch.ones(256, 32), budget=budget, time_limit=2.0, verbose=False
+        )
+
+    with pytest.raises(autoremat.InfeasibleBudget) as refused:
+        plan(1000)
+    readings = []
+    original = choose.generated_peak
+
+    def counted(*args: object) -> int:
+        readings.append(1)
+        return original(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(choose, "generated_peak", counted)
+    smallest = refused.value.smallest_peak_nbytes
+    assert plan(smallest).predicted_peak_nbytes <= smallest
+    assert len(readings) <= 3  # torch's own partition, the plan remembered, one that was searched
