@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
-import re
 import warnings
-from pathlib import Path
 
 import pytest
 
-from autoremat import errors
 from autoremat.errors import (
     FallbackError,
     FallbackWarning,
@@ -125,10 +122,3 @@ def test_a_step_over_the_budget_as_its_plan_said_is_not_told_to_lower_the_budget
         "runs as lean as it can. Raise the budget, remove the graph break, or set gradients to "
         "None before each step."
     )
-
-
-def test_every_fallback_of_a_graph_has_a_remedy() -> None:
-    """The codes that the session and the API use are those of the table."""
-    sources = (Path(errors.__file__).parent / name for name in ("session.py", "api.py"))
-    used = {code for path in sources for code in re.findall(r'"(AR1[0-9]{2})"', path.read_text())}
-    assert used == set(errors.REMEDIES)

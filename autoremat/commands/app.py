@@ -190,6 +190,24 @@ def pareto(
     )
 
 
+@app.command(help=helptexts.PROFILE, no_args_is_help=True)
+def profile(
+    target: Target,
+    device: Device = None,
+    batch: Batch = 1,
+    seq: Seq = 512,
+    dtype: Dtype = None,
+    as_json: AsJson = False,
+) -> None:
+    """Price every operation of a step: see `commands.profile`."""
+    _run(
+        "profile",
+        TargetArguments(target, batch=batch, seq=seq, dtype=dtype),
+        PlanArguments(None, device, None, Compiler.EAGER, 0.0, 0),
+        as_json=as_json,
+    )
+
+
 @app.command(help=helptexts.SOLVE, no_args_is_help=True)
 def solve(
     problem: Annotated[Path, typer.Argument(help="The graph, as JSON.", metavar="PROBLEM")],

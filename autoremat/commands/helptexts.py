@@ -66,6 +66,22 @@ PARETO = "\n\n".join(
     ]
 )
 
+PROFILE = "\n\n".join(
+    [
+        "Where the time and the memory of a training step go without recompute: each operation "
+        "measured by itself, added up by operator and by module.",
+        _TARGET,
+        "[bold]Examples[/]",
+        "  autoremat profile examples/train_gpt.py:make",
+        "  autoremat profile hf:config.json --batch 4 --seq 2048 --device H100",
+        "  autoremat profile model.py:make --json",
+        "[bold]Exit codes[/]",
+        "  0  measured",
+        "  1  input that cannot be used",
+        "  130  interrupted with Ctrl-C",
+    ]
+)
+
 DOCTOR = "\n\n".join(
     [
         "What autoremat rests on here: versions, device, compiler, solver, cache, and each "

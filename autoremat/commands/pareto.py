@@ -15,6 +15,7 @@ from pathlib import Path
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from autoremat.commands.app import BAD_INPUT
 from autoremat.commands.arguments import PlanArguments, Refusal, TargetArguments
@@ -26,7 +27,7 @@ from autoremat.commands.telling import print_json, warnings_told
 from autoremat.reporting import CurvePoint, Report, format_nbytes
 from autoremat.reporting.text import format_us
 
-_BAR = 24
+_BAR = 14
 
 
 def run(
@@ -80,11 +81,11 @@ def _from_smallest(curve: Sequence[CurvePoint]) -> list[CurvePoint]:
 
 def _table(title: str, report: Report, points: Sequence[CurvePoint]) -> Table:
     """One row for each budget, the smallest first."""
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
-    for name in ("peak", "of the largest", "step", "extra"):
+    table = Table(title=Text(title), box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
+    for name in ("peak", "of most", "step", "extra"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    table.add_column("found by")
+    table.add_column("found by", overflow="fold", min_width=14)
     fastest_us = points[-1].time_us
     largest = points[-1].peak_nbytes
     worst = max(point.time_us for point in points) / fastest_us - 1 or 1.0
