@@ -1,4 +1,4 @@
-"""The command line: `autoremat solve`, `autoremat verify`.
+"""The command line: `autoremat solve`, `autoremat verify`, `autoremat compare`.
 
 Enters: arguments. Leaves: a result on stdout, messages on stderr, and an exit code: 0 for success,
 1 for input that cannot be used, 2 for a budget that no plan found fits, 3 for a verification that
@@ -61,6 +61,31 @@ _VERIFY_HELP = "\n\n".join(
         "  2  no plan found fits the budget",
         "  3  a difference, or a measured peak above the budget",
         "  130  interrupted with Ctrl-C",
+    ]
+)
+
+_COMPARE_HELP = "\n\n".join(
+    [
+        "Measure a training step under autoremat's budgets and under what else there is: peak, "
+        "step time, samples per second, and the first step, which plans and compiles.",
+        "[bold]TARGET[/] is a function as for [bold]autoremat verify[/]. It is called anew in a "
+        "process of its own for each variant, one after the other; then one step of each is timed "
+        "in turn. A variant that fails is a row that says why. The step is forward and backward, "
+        "without an optimizer.",
+        "[bold]Variants[/]: every-layer, every-2 (or another number: one checkpoint for so many "
+        "layers), sqrt, selective-attention (checkpoints that save matrix products and attention), "
+        "compile (torch.compile), torch:0.5 (its activation_memory_budget). Without --variants all "
+        "of these and torch:0.1; with --compiler eager those that need no Inductor. Eager mode is "
+        "always measured.",
+        "[bold]Examples[/]",
+        "  autoremat compare examples/train_gpt.py:make",
+        "  autoremat compare examples/train_gpt.py:make --plot gpt.svg --json",
+        "  autoremat compare model.py:make --budgets 50%,12GiB,smallest --variants sqrt,compile",
+        "  autoremat compare model.py:make --compiler eager --rounds 3",
+        "[bold]Exit codes[/]",
+        "  0  measured, whatever the rows say",
+        "  1  input that cannot be used",
+        "  130  interrupted with Ctrl-C; what was measured is printed",
     ]
 )
 
@@ -175,6 +200,72 @@ def verify(
             dropout=dropout,
             as_json=as_json,
             time_limit=time_limit,
+        )
+    except KeyboardInterrupt:
+        typer.echo(SENTENCE, err=True)
+        code = INTERRUPTED
+    raise typer.Exit(code)
+
+
+@app.command(help=_COMPARE_HELP, no_args_is_help=True)
+def compare(
+    target: Annotated[
+        str, typer.Argument(help="The function that makes model and batch.", metavar="TARGET")
+    ],
+    budgets: Annotated[
+        str,
+        typer.Option(
+            help="Of autoremat: shares of what eager's step needs above its resident bytes, sizes "
+            "of the whole step (12GiB, bytes), or smallest."
+        ),
+    ] = "75%,50%,25%,smallest",
+    variants: Annotated[
+        str | None,
+        typer.Option(help="What else to measure; see above.", show_default=False),
+    ] = None,
+    compiler: Annotated[
+        Compiler, typer.Option(help="What runs planned graphs and checkpointed models.")
+    ] = Compiler.INDUCTOR,
+    rounds: Annotated[int, typer.Option(help="Timed steps of each variant.", min=1)] = 7,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Write peak against time to this SVG file.", show_default=False),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the plot's file whatever it is.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object on stdout in place of the table.")
+    ] = False,
+    alone: Annotated[
+        bool,
+        typer.Option(
+            "--alone",
+            help="Time each variant before the next is built, where the device holds only one.",
+        ),
+    ] = False,
+    time_limit: Annotated[
+        float, typer.Option(help="Seconds for the solver, per graph.", min=0.0)
+    ] = 30.0,
+    timeout: Annotated[float, typer.Option(help="Seconds for one variant to be measured.")] = 900.0,
+) -> None:
+    """Measure, print, draw: see `commands.compare`."""
+    try:
+        with leaving_at_once():
+            from autoremat.commands.compare import run
+
+        code = run(
+            target,
+            budgets=budgets,
+            variants=variants,
+            compiler=compiler,
+            rounds=rounds,
+            time_limit=time_limit,
+            timeout=timeout,
+            alone=alone,
+            picture=plot,
+            force=force,
+            as_json=as_json,
         )
     except KeyboardInterrupt:
         typer.echo(SENTENCE, err=True)
