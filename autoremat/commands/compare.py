@@ -84,7 +84,8 @@ def _tell(race: Race, picture: Path | None, as_json: bool) -> None:
     if as_json:
         print(comparison.to_json())
     else:
-        Console().print(comparison_table(comparison))
+        console = Console()
+        console.print(comparison_table(comparison, console.width))
     if picture is not None:
         write_whole(picture, plot(comparison))
         if not as_json:

@@ -106,5 +106,5 @@ class Comparison:
 
         text = io.StringIO()
         console = Console(file=text, width=width, color_system=None)
-        console.print(comparison_table(self))
+        console.print(comparison_table(self, width))
         return text.getvalue()

@@ -14,35 +14,43 @@ from rich.text import Text
 from autoremat.comparison.model import OK, Comparison, Row
 from autoremat.reporting.text import format_nbytes, format_us
 
+_ALL = ("Peak", "share", "Step", "ratio", "Samples/s", "First step")
+_NARROW = {76: ("Peak", "share", "Step", "ratio"), 56: ("Peak", "Step")}
 
-def comparison_table(comparison: Comparison) -> RenderableType:
-    """Peak and time of each variant, and beneath it what is to be said of some."""
-    table = Table(title=escape(_title(comparison)), title_justify="left", box=box.SIMPLE)
-    table.add_column("Variant", no_wrap=True)
-    for heading in ("Peak", "share", "Step", "ratio", "Samples/s", "First step"):
+
+def comparison_table(comparison: Comparison, width: int = 100) -> RenderableType:
+    """Peak and time of each variant, and beneath it what is to be said of some.
+
+    Args:
+        comparison: what was measured.
+        width: of the terminal; a narrow one gets fewer columns.
+    """
+    headings = next((_NARROW[w] for w in sorted(_NARROW) if width < w), _ALL)
+    table = Table(box=box.SIMPLE, collapse_padding=True, pad_edge=False)
+    table.add_column("Variant", overflow="fold")
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     yardstick = next((r for r in comparison.rows if r.name == comparison.yardstick), None)
     for row in comparison.rows:
-        table.add_row(*_cells(row, yardstick))
+        cells = _cells(row, yardstick)
+        table.add_row(escape(row.name), *(cells[heading] for heading in headings))
     notes = [Text(f"{row.name}: {_note(row)}") for row in comparison.rows if _note(row)]
-    return Group(table, *notes, Text(_caption(comparison, yardstick)))
+    return Group(Text(_title(comparison)), table, *notes, Text(_caption(comparison, yardstick)))
 
 
-def _cells(row: Row, yardstick: Row | None) -> list[str]:
-    name = escape(row.name)
-    if row.peak_nbytes is None:
-        return [name, row.status]
+def _cells(row: Row, yardstick: Row | None) -> dict[str, str]:
+    """The row's figures by heading, empty where there is none."""
     whole = yardstick.peak_nbytes if yardstick else None
-    step, ratio, speed = row.step_seconds, row.time_ratio, row.samples_per_second
-    return [
-        name,
-        format_nbytes(row.peak_nbytes),
-        f"{100 * row.peak_nbytes / whole:.0f} %" if whole else "",
-        format_us(1e6 * step) if step is not None else "",
-        f"{ratio:.2f}" if ratio is not None else "",
-        f"{speed:,.1f}" if speed is not None else "",
-        format_us(1e6 * row.first_step_seconds) if row.first_step_seconds is not None else "",
-    ]
+    peak, step, first = row.peak_nbytes, row.step_seconds, row.first_step_seconds
+    ratio, speed = row.time_ratio, row.samples_per_second
+    return {
+        "Peak": "-" if peak is None else format_nbytes(peak),
+        "share": f"{100 * peak / whole:.0f} %" if peak is not None and whole else "",
+        "Step": "" if step is None else format_us(1e6 * step),
+        "ratio": "" if ratio is None else f"{ratio:.2f}",
+        "Samples/s": "" if speed is None else f"{speed:,.1f}",
+        "First step": "" if first is None else format_us(1e6 * first),
+    }
 
 
 def _note(row: Row) -> str:
