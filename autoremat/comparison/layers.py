@@ -148,7 +148,7 @@ def _put_under_checkpoint(part: list[Place], calls: dict[str, _Call], contexts: 
     head, *rest = part
     layers = [place.layer for place in part]
     if rest:
-        results = {_shape_of_result(calls[place.path], place) for place in part}
+        results = {_shape_of_result(calls.get(place.path), place) for place in part}
         if len(results) > 1:
             raise NotApplicable(f"{head.path} and its neighbours return different things")
         for one, other in pairwise(part):
@@ -265,13 +265,14 @@ class Checkpointed(_InPlaceOf):
     ) -> None:
         """Take the layer's place."""
         super().__init__(wrapped)
-        self.run = wrapped if chain is None else chain
+        # In a tuple it is no submodule: the other layers keep their names where they hang.
+        self.run = (wrapped if chain is None else chain,)
         self.contexts = contexts
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
         """What the layer, or the chain's last one, returns."""
         return checkpoint(
-            self.run, *args, use_reentrant=False, context_fn=self.contexts, **keywords
+            self.run[0], *args, use_reentrant=False, context_fn=self.contexts, **keywords
         )
 
 

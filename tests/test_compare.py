@@ -1,0 +1,543 @@
+"""`autoremat.compare` and its command, as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+import autoremat
+from autoremat.commands.app import app
+from autoremat.comparison import race as race_module
+from autoremat.comparison.model import Comparison, Row
+from autoremat.comparison.plot import plot
+from autoremat.comparison.process import Worker, median_step, ratios, rounds
+from autoremat.comparison.race import ComparisonError, Options
+from autoremat.comparison.variants import Task, budget_nbytes, chosen_variants
+from autoremat.comparison.worker import measure
+from tests import comparison_target
+
+TARGET = f"{comparison_target.__file__}:make"
+
+
+@pytest.fixture(scope="module")
+def found() -> Comparison:
+    """A run of three processes: eager, a checkpoint for two layers, the smallest budget."""
+    return autoremat.compare(
+        comparison_target.make,
+        budgets=["smallest"],
+        variants=["every-2"],
+        compiler="eager",
+        rounds=2,
+        time_limit=5.0,
+        verbose=False,
+    )
+
+
+def test_every_variant_is_a_row(found: Comparison) -> None:
+    """Eager first, then in the order asked for."""
+    assert [row.name for row in found.rows] == ["eager", "every-2", "autoremat smallest"]
+    assert [row.status for row in found.rows] == ["ok"] * 3
+    assert found.model == "Blocks"
+    assert found.batch == 256
+    assert found.is_complete
+    assert found.yardstick == "eager"
+
+
+def test_peaks_are_those_of_the_step(found: Comparison) -> None:
+    """Eager's is the one that `measure_peak` sees here; the others are below it, as predicted."""
+    eager, pairs, smallest = (row.peak_nbytes or 0 for row in found.rows)
+    assert eager == comparison_target.peak_nbytes()
+    assert smallest < pairs < eager
+    ours = found.row("autoremat smallest")
+    assert ours.peak_nbytes == ours.predicted_peak_nbytes == ours.budget_nbytes
+
+
+def test_times_are_medians_of_the_rounds(found: Comparison) -> None:
+    """With the ratio to eager's step, and what that means for the batch."""
+    for row in found.rows:
+        assert row.rounds == 2
+        assert row.step_seconds is not None
+        assert row.samples_per_second == pytest.approx(256 / row.step_seconds)
+        assert row.time_ratio_range is not None
+        assert row.time_ratio_range[0] <= (row.time_ratio or 0) <= row.time_ratio_range[1]
+        assert (row.first_step_seconds or 0) > 0
+    assert found.row("eager").time_ratio == 1.0
+
+
+def test_json_is_the_whole_comparison(found: Comparison) -> None:
+    """With its schema, and strict."""
+    document = json.loads(found.to_json())
+    assert document["schema"] == "autoremat.comparison/1"
+    assert len(document["rows"]) == len(found.rows)
+    assert document["rows"][0]["peak_nbytes"] == found.rows[0].peak_nbytes
+
+
+@pytest.mark.slow
+@pytest.mark.inductor
+def test_torch_compile_and_its_budget_are_measured() -> None:
+    """With Inductor, checkpointed layers and ours too."""
+    names = ["every-layer", "every-2", "selective-attention", "compile", "torch:0.1"]
+    found = autoremat.compare(TARGET, budgets=["50%"], variants=names, rounds=1, verbose=False)
+    assert [row.status for row in found.rows] == ["ok"] * 7, found.table()
+    assert {row.compiler for row in found.rows[1:]} == {"inductor"}
+    assert (found.row("torch:0.1").peak_nbytes or 0) < (found.row("compile").peak_nbytes or 0)
+
+
+# --- one variant, in this process ----------------------------------------------------------------
+
+
+def measured(function: str, *names: str, budget: int | None = None) -> dict[str, Any]:
+    """The figures of a variant of `comparison_target`."""
+    variant = chosen_variants(names, [] if budget is None else [budget], "eager")[-1]
+    target = f"{comparison_target.__file__}:{function}"
+    figures, timed = measure(Task(target, variant, budget, 5.0, None))
+    assert (timed is not None) == (figures["status"] == "ok")
+    return figures
+
+
+def test_a_budget_is_kept_and_one_out_of_reach_says_which_is_not() -> None:
+    """The smallest peak in words and as a number; as a budget it is accepted."""
+    refused = measured("make", budget=1000)
+    smallest = refused["smallest_peak_nbytes"]
+    assert refused["status"] == "infeasible"
+    assert (
+        f"no plan fits 1.0 kB; the smallest peak is {smallest / 1000:.1f} kB" in refused["message"]
+    )
+    torch.compiler.reset()
+    kept = measured("make", budget=smallest)
+    assert kept["status"] == "ok"
+    assert kept["peak_nbytes"] <= kept["budget_nbytes"] == smallest
+
+
+def test_a_model_without_layers_has_none_to_checkpoint() -> None:
+    """The row says so."""
+    figures = measured("make_without_layers", "every-layer")
+    assert figures == {"status": "not applicable", "message": "no repeated layers found"}
+
+
+def test_running_out_of_memory_is_a_status_of_its_own() -> None:
+    """On any device, by torch's own errors."""
+    assert measured("make_too_large")["status"] == "out of memory"
+    assert "1.00 GiB" in measured("make_refused_by_a_device")["message"]
+    assert measured("make_refused_by_a_device")["status"] == "out of memory"
+
+
+def test_an_error_of_the_step_is_told_in_one_line() -> None:
+    """As a traceback ends."""
+    figures = measured("make_failing")
+    assert figures == {"status": "failed", "message": "KeyError: 'no such weight'"}
+
+
+def test_a_target_that_makes_no_model_is_no_row() -> None:
+    """What it returned is said by the loader."""
+    figures = measured("make_nothing")
+    assert figures["status"] == "bad target"
+    assert "make_nothing returned None" in figures["message"]
+
+
+def test_what_is_not_planned_is_said() -> None:
+    """A forward that Dynamo skips keeps no budget."""
+    with pytest.warns(autoremat.FallbackWarning):
+        figures = measured("make_uncompiled", budget=1 << 40)
+    assert figures["status"] == "ok"
+    assert "nothing was planned, so no budget is kept; AR105" in figures["message"]
+
+
+# --- names and budgets ---------------------------------------------------------------------------
+
+
+def test_the_default_is_all_that_the_compiler_can_run() -> None:
+    """torch.compile and its budget need Inductor; where they are named they run all the same."""
+    names = [v.name for v in chosen_variants(None, ["50%"], "eager")]
+    checkpoints = ["every-layer", "every-2", "sqrt", "selective-attention"]
+    assert names == ["eager", *checkpoints, "autoremat 50%"]
+    compiled = [v.name for v in chosen_variants(None, [], "inductor")]
+    assert compiled == ["eager", *checkpoints, "compile", "torch:0.5", "torch:0.1"]
+    assert chosen_variants(["compile"], [], "eager")[1].compiler == "inductor"
+
+
+def test_a_name_counts_once() -> None:
+    """However often it is asked for."""
+    assert len(chosen_variants(["sqrt", "eager", "sqrt"], ["50%", " 50% "], "eager")) == 3
+
+
+@pytest.mark.parametrize("name", ["every-0", "every-", "torch:1.5", "torch:x", "fastest", ""])
+def test_an_unknown_variant_is_refused(name: str) -> None:
+    """With those that are known."""
+    with pytest.raises(ValueError, match=r"not known\. Accepted: every-layer, every-N"):
+        chosen_variants([name], [], "eager")
+
+
+@pytest.mark.parametrize("budget", ["12XB", "0%", "101%", "least", 0])
+def test_a_malformed_budget_is_refused(budget: str | int) -> None:
+    """Before anything is measured."""
+    with pytest.raises(ValueError, match="Accepted: a size"):
+        chosen_variants([], [budget], "eager")
+
+
+def test_a_share_is_of_what_eager_needs_above_resident() -> None:
+    """A size is of the whole step; without eager's peak there is no share."""
+    assert budget_nbytes("50%", 1000, 400) == 1200
+    assert budget_nbytes("2kB", 1000, 400) == 2000
+    assert budget_nbytes("smallest", 1000, None) is None
+    with pytest.raises(ValueError, match="give a size"):
+        budget_nbytes("50%", 1000, None)
+
+
+def test_options_are_checked() -> None:
+    """A count of rounds, and times that end."""
+    with pytest.raises(ValueError, match="rounds is 0"):
+        Options(rounds=0)
+    with pytest.raises(ValueError, match="time_limit is inf"):
+        Options(time_limit=float("inf"))
+    with pytest.raises(ValueError, match="timeout is 0"):
+        Options(timeout=0)
+    with pytest.raises(ValueError, match="compiler is"):
+        autoremat.compare(TARGET, compiler="gcc")
+
+
+def test_make_is_a_function_that_another_process_can_find() -> None:
+    """No lambda, no function in a function, no callable object."""
+
+    def local() -> None: ...
+
+    for make in (lambda: None, local, Comparison.table):
+        with pytest.raises(ValueError, match="other processes cannot find by name"):
+            autoremat.compare(make)  # type: ignore[arg-type]
+
+
+# --- processes -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[str], Worker]]:
+    """Starts a process that runs some code, and ends it after the test."""
+    workers: list[Worker] = []
+
+    def started(code: str) -> Worker:
+        worker = Worker([sys.executable, "-c", code], tmp_path / "log", os.environ)
+        workers.append(worker)
+        return worker
+
+    yield started
+    for worker in workers:
+        worker.close()
+
+
+Start = Callable[[str], Worker]
+ECHO = (
+    "import sys\n"
+    'print(\'{"status": "ok"}\', flush=True)\n'
+    "for line in sys.stdin: print('{\"seconds\": 2.0}', flush=True)\n"
+)
+
+
+def test_a_process_answers_with_a_row_and_then_with_seconds(start: Start) -> None:
+    """Round by round; one that is gone has no more times."""
+    steady, leaving = (
+        start(ECHO),
+        start(
+            ECHO.replace("for line in", "for line, _ in zip(").replace(
+                ": print", ", range(2)): print"
+            )
+        ),
+    )
+    for worker in (steady, leaving):
+        assert worker.receive(60) == {"status": "ok"}
+    times = list(rounds({"a": steady, "b": leaving}, 2, 60))
+    assert times == [{"a": 2.0, "b": 2.0}, {"a": 2.0}]
+    assert ratios(times, "b", "a") == [1.0]
+    assert median_step(times, "a") == 2.0
+
+
+def test_a_crash_is_a_row_with_its_last_words(start: Start) -> None:
+    """The exit code or the signal, and what it printed last."""
+    crash = start("raise RuntimeError('no such device')").receive(60)
+    assert crash == {
+        "status": "crash",
+        "message": "exit code 1: RuntimeError: no such device",
+    }
+    killed = start("import os, signal; os.kill(os.getpid(), signal.SIGKILL)").receive(60)
+    assert killed["message"] == "ended by SIGKILL, perhaps because the machine's memory ran out"
+
+
+def test_a_process_that_hangs_is_ended(start: Start) -> None:
+    """With all that it has started, as a compiler's own processes are."""
+    worker = start(
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
+        "print('{\"child\": %d}' % child.pid, flush=True)\n"
+        "child.wait()\n"
+    )
+    child = worker.receive(60)["child"]
+    assert worker.receive(0.01) == {"status": "timeout", "message": "no answer within 0.01 s"}
+    assert worker.time_step(0.01) is None
+    deadline = time.monotonic() + 30
+    while _runs(child) and time.monotonic() < deadline:
+        pass
+    assert not _runs(child)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process is there and not merely waiting to be buried."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+# --- the command, with processes that answer at once ---------------------------------------------
+
+
+class Canned:
+    """In place of `Worker`: answers by the variant's name; remembers whether it was ended."""
+
+    answers: dict[str, Any]
+    started: list[Canned]
+
+    def __init__(self, command: list[str], *_: object) -> None:
+        self.task = json.loads(command[-1])
+        self.name = self.task["variant"]["name"]
+        self.is_closed = False
+        self.steps = 0
+        Canned.started.append(self)
+
+    def receive(self, _: float) -> dict[str, Any]:
+        answer = Canned.answers.get(self.name, OK)
+        if isinstance(answer, BaseException):
+            raise answer
+        return dict(answer)
+
+    def time_step(self, _: float) -> float:
+        self.steps += 1
+        if Canned.answers.get("interrupted after") == self.steps:
+            raise KeyboardInterrupt
+        return 0.5
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+OK = {
+    "status": "ok",
+    "model": "GPT",
+    "parameters": 12,
+    "batch": 4,
+    "device": "cpu",
+    "torch_version": "2.13",
+    "resident_nbytes": 1000,
+    "peak_nbytes": 3000,
+    "first_step_seconds": 1.0,
+}
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the workers say, by the variant's name; a sound row if not set."""
+    monkeypatch.setattr(race_module, "Worker", Canned)
+    Canned.answers, Canned.started = {}, []
+    return Canned.answers
+
+
+def run(*options: str) -> Result:
+    return CliRunner().invoke(app, ["compare", "model.py:make", *options])
+
+
+def refused(*options: str) -> str:
+    result = run(*options)
+    assert result.exit_code == 1, (result.stderr, result.exception)
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    return " ".join(result.stderr.split())
+
+
+def test_the_command_prints_a_table(answers: dict[str, Any]) -> None:
+    """Failed variants are lines beneath it, and the exit code is 0."""
+    answers["sqrt"] = {"status": "crash", "message": "exit code 1: [bold]boom[/]"}
+    result = run("--variants", "sqrt,compile", "--budgets", "50%,2000")
+    assert result.exit_code == 0, result.exception
+    assert re.search(
+        r"^ *compile +3\.0 kB +100 % +500\.0 ms +1\.00 +8\.0 +1\.0 s", result.stdout, re.M
+    )
+    assert "sqrt: crash: exit code 1: [bold]boom[/]" in result.stdout
+    assert [w.task["budget_nbytes"] for w in Canned.started] == [None, None, None, 2000, 2000]
+    assert all(worker.is_closed for worker in Canned.started)
+    assert "measure sqrt" in result.stderr
+
+
+def test_the_command_prints_one_object(answers: dict[str, Any]) -> None:
+    """Progress does not mix with it."""
+    answers["eager"] = {"status": "out of memory", "message": "OutOfMemoryError"}
+    document = json.loads(run("--variants", "sqrt", "--budgets", "50%,smallest", "--json").stdout)
+    rows = {row["name"]: row for row in document["rows"]}
+    assert rows["autoremat 50%"]["status"] == "not applicable"
+    assert "give a size" in rows["autoremat 50%"]["message"]
+    assert rows["autoremat smallest"]["status"] == "ok"
+    assert document["yardstick"] == "sqrt"
+    assert rows["sqrt"]["time_ratio"] == 1.0
+
+
+def test_alone_each_variant_is_timed_before_the_next_is_built(answers: dict[str, Any]) -> None:
+    """So that the device holds one at a time."""
+    result = run(
+        "--variants", "sqrt", "--budgets", "smallest", "--alone", "--rounds", "2", "--json"
+    )
+    assert [worker.steps for worker in Canned.started] == [3, 3, 3]
+    assert [row["rounds"] for row in json.loads(result.stdout)["rows"]] == [2, 2, 2]
+    waiting = [w.is_closed for w in Canned.started]
+    assert waiting == [True, True, True]
+
+
+@pytest.mark.parametrize("moment", ["while one is measured", "while all are timed"])
+def test_ctrl_c_prints_what_was_measured(answers: dict[str, Any], moment: str) -> None:
+    """With 130, and no process left."""
+    if moment == "while one is measured":
+        answers["sqrt"] = KeyboardInterrupt()
+    else:
+        answers["interrupted after"] = 3
+    result = run("--variants", "sqrt", "--budgets", "smallest", "--json")
+    assert result.exit_code == 130
+    assert "autoremat: Interrupted: what follows was measured before." in result.stderr
+    document = json.loads(result.stdout)
+    assert document["is_complete"] is False
+    assert document["rows"][0]["peak_nbytes"] == 3000
+    assert len(document["rows"]) == (1 if moment == "while one is measured" else 3)
+    assert all(worker.is_closed for worker in Canned.started)
+
+
+def test_a_target_that_cannot_be_used_ends_the_run(answers: dict[str, Any]) -> None:
+    """After its first process; in Python it is a ValueError."""
+    answers["eager"] = {"status": "bad target", "message": "The file model.py does not exist."}
+    assert (
+        refused() == "autoremat: measure eager autoremat: stopped in measure eager after 0.0 s "
+        "(ComparisonError) autoremat: The file model.py does not exist."
+    )
+    answers["eager"] = {"status": "failed", "message": "KeyError: 'x'"}
+    assert "model.py:make fails in eager mode: KeyError: 'x'. Check that" in refused()
+    with pytest.raises(ComparisonError, match="fails in eager mode"):
+        autoremat.compare("model.py:make", verbose=False)
+
+
+def test_malformed_options_start_nothing(answers: dict[str, Any]) -> None:
+    """Budgets, variants, numbers, the plot's path."""
+    assert "no number with a unit" in refused("--budgets", "least")
+    assert "Variant 'fastest' is not known" in refused("--variants", "fastest")
+    assert "--rounds" in refused("--rounds", "0")
+    assert "timeout is -1.0" in refused("--timeout", "-1")
+    assert "finite" in refused("--time-limit", "inf")
+    assert "--compiler" in refused("--compiler", "gcc")
+    assert Canned.started == []
+
+
+def test_the_plot_is_written(answers: dict[str, Any], tmp_path: Path) -> None:
+    """Over an older one of ours, never over another file unless that is asked for."""
+    out = tmp_path / "plot.svg"
+    for _ in range(2):
+        result = run("--variants", "sqrt", "--budgets", "smallest", "--plot", str(out))
+        assert result.exit_code == 0
+        assert f"Plot written to {out}" in "".join(result.stdout.splitlines())
+    out.write_text("notes", encoding="utf-8")
+    assert "autoremat did not write it" in refused("--plot", str(out))
+    assert out.read_text(encoding="utf-8") == "notes"
+    assert run("--plot", str(out), "--force").exit_code == 0
+    assert out.read_text(encoding="utf-8").startswith("<svg")
+    assert [path.name for path in tmp_path.iterdir()] == ["plot.svg"]
+
+
+def test_a_plot_that_cannot_be_written_is_found_before_the_run(
+    answers: dict[str, Any], tmp_path: Path
+) -> None:
+    """A directory, or one that is missing."""
+    assert "is a directory" in refused("--plot", str(tmp_path))
+    assert "there is no directory" in refused("--plot", str(tmp_path / "no" / "plot.svg"))
+    assert Canned.started == []
+
+
+# --- table and plot ------------------------------------------------------------------------------
+
+
+def rows_of(*names: str) -> Comparison:
+    """Rows on a diagonal."""
+    rows = tuple(
+        Row(
+            name,
+            "autoremat" if "autoremat" in name else "checkpoint",
+            "eager",
+            "ok",
+            peak_nbytes=10_000_000 * (number + 1),
+            resident_nbytes=1_000_000,
+            step_seconds=0.5 - 0.01 * number,
+            time_ratio=1.0,
+        )
+        for number, name in enumerate(names)
+    )
+    return Comparison(
+        "<b>model.py</b>:make",
+        "GPT",
+        12,
+        4,
+        "cpu",
+        "2.13",
+        names[0] if names else "",
+        True,
+        1.0,
+        rows,
+    )
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_the_table_fits_the_terminal(width: int) -> None:
+    """A narrow one gets fewer columns, not clipped figures."""
+    text = rows_of("eager", "selective-attention", "autoremat smallest").table(width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    assert "10.0 MB" in text
+    assert "480.0 ms" in text
+    assert ("Samples/s" in text) == (width >= 80)
+
+
+def test_the_plot_is_sound_svg_with_a_dot_for_each_row() -> None:
+    """Ours are joined; every dot is named; a name is text, whatever is in it."""
+    text = plot(rows_of("eager", "sqrt", "autoremat 50%", "autoremat <i>25%</i>"))
+    root = ElementTree.fromstring(text)
+    space = "{http://www.w3.org/2000/svg}"
+    labels = [element.text or "" for element in root.iter(f"{space}text")]
+    assert {"eager", "sqrt", "autoremat 50%", "autoremat <i>25%</i>"} <= set(labels)
+    assert len(list(root.iter(f"{space}g"))) == 4
+    (curve,) = root.iter(f"{space}polyline")
+    assert len((curve.get("points") or "").split()) == 2
+    assert not list(root.iter(f"{space}b"))
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_labels_of_a_crowd_do_not_cover_each_other() -> None:
+    """Five variants of one peak and time."""
+    crowd = rows_of(*(f"variant {i}" for i in range(5)))
+    same = replace(
+        crowd, rows=tuple(replace(r, peak_nbytes=10**6, step_seconds=0.1) for r in crowd.rows)
+    )
+    found = re.findall(r'<text x="([\d.]+)" y="([\d.]+)">variant', plot(same))
+    places = [(float(x), float(y)) for x, y in found]
+    assert len(places) == 5
+    for i, (x, y) in enumerate(places):
+        for x2, y2 in places[:i]:
+            assert abs(y - y2) >= 14 or abs(x - x2) >= 6.6 * len("variant 0")
+
+
+def test_a_plot_without_a_measured_row_says_so() -> None:
+    """It is a picture all the same."""
+    text = plot(rows_of())
+    ElementTree.fromstring(text)
+    assert "No step was measured" in text
