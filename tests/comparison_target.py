@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import autoremat
-from tests.tiny import Blocks, many_rows
+from tests.tiny import Blocks, Residual, many_rows
 
 
 def make() -> tuple[nn.Module, Tensor]:
@@ -70,6 +70,10 @@ class Uncompiled(Single):
     @torch.compiler.disable
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x).square().mean()
+
+
+def make_small() -> tuple[nn.Module, Tensor]:
+    return Residual(layers=2), many_rows()
 
 
 def make_without_layers() -> tuple[nn.Module, Tensor]:

@@ -20,13 +20,16 @@ from typer.testing import CliRunner, Result
 import autoremat
 from autoremat.commands.app import app
 from autoremat.comparison import race as race_module
+from autoremat.comparison import worker as worker_module
 from autoremat.comparison.model import Comparison, Row
 from autoremat.comparison.plot import plot
 from autoremat.comparison.process import Worker, median_step, ratios, rounds
 from autoremat.comparison.race import ComparisonError, Options
+from autoremat.comparison.serve import seconds
 from autoremat.comparison.variants import Task, budget_nbytes, chosen_variants
 from autoremat.comparison.worker import measure
 from tests import comparison_target
+from tests.test_cli_solve import process
 
 TARGET = f"{comparison_target.__file__}:make"
 
@@ -92,7 +95,8 @@ def test_torch_compile_and_its_budget_are_measured() -> None:
     found = autoremat.compare(TARGET, budgets=["50%"], variants=names, rounds=1, verbose=False)
     assert [row.status for row in found.rows] == ["ok"] * 7, found.table()
     assert {row.compiler for row in found.rows[1:]} == {"inductor"}
-    assert (found.row("torch:0.1").peak_nbytes or 0) < (found.row("compile").peak_nbytes or 0)
+    every, compiled = (found.row(name).peak_nbytes or 0 for name in ("every-layer", "compile"))
+    assert every < compiled
 
 
 # --- one variant, in this process ----------------------------------------------------------------
@@ -109,16 +113,30 @@ def measured(function: str, *names: str, budget: int | None = None) -> dict[str,
 
 def test_a_budget_is_kept_and_one_out_of_reach_says_which_is_not() -> None:
     """The smallest peak in words and as a number; as a budget it is accepted."""
-    refused = measured("make", budget=1000)
+    refused = measured("make_small", budget=1000)
     smallest = refused["smallest_peak_nbytes"]
     assert refused["status"] == "infeasible"
     assert (
         f"no plan fits 1.0 kB; the smallest peak is {smallest / 1000:.1f} kB" in refused["message"]
     )
     torch.compiler.reset()
-    kept = measured("make", budget=smallest)
+    kept = measured("make_small", budget=smallest)
     assert kept["status"] == "ok"
     assert kept["peak_nbytes"] <= kept["budget_nbytes"] == smallest
+
+
+def test_torchs_own_budget_is_set_while_the_step_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its setting, in the first step."""
+    seen = []
+
+    def recording(step: Callable[[], object]) -> float:
+        seen.append(torch._functorch.config.activation_memory_budget)
+        return seconds(step)
+
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda _: None)
+    monkeypatch.setattr(worker_module, "seconds", recording)
+    assert measured("make_small", "torch:0.25")["status"] == "ok"
+    assert seen == [0.25]
 
 
 def test_a_model_without_layers_has_none_to_checkpoint() -> None:
@@ -258,6 +276,7 @@ def test_a_process_answers_with_a_row_and_then_with_seconds(start: Start) -> Non
         assert worker.receive(60) == {"status": "ok"}
     times = list(rounds({"a": steady, "b": leaving}, 2, 60))
     assert times == [{"a": 2.0, "b": 2.0}, {"a": 2.0}]
+    assert (steady.ending, leaving.ending) == ("", "exit code 0")
     assert ratios(times, "b", "a") == [1.0]
     assert median_step(times, "a") == 2.0
 
@@ -312,6 +331,7 @@ class Canned:
         self.name = self.task["variant"]["name"]
         self.is_closed = False
         self.steps = 0
+        self.ending = ""
         Canned.started.append(self)
 
     def receive(self, _: float) -> dict[str, Any]:
@@ -320,8 +340,11 @@ class Canned:
             raise answer
         return dict(answer)
 
-    def time_step(self, _: float) -> float:
+    def time_step(self, _: float) -> float | None:
         self.steps += 1
+        if Canned.answers.get("leaves") == self.name:
+            self.ending = "exit code 1"
+            return None
         if Canned.answers.get("interrupted after") == self.steps:
             raise KeyboardInterrupt
         return 0.5
@@ -389,6 +412,24 @@ def test_the_command_prints_one_object(answers: dict[str, Any]) -> None:
     assert rows["sqrt"]["time_ratio"] == 1.0
 
 
+def test_a_process_that_ends_while_it_is_timed_is_told(answers: dict[str, Any]) -> None:
+    """Its peak stands, without a time."""
+    answers["leaves"] = "sqrt"
+    document = json.loads(run("--variants", "sqrt", "--budgets", "smallest", "--json").stdout)
+    row = document["rows"][1]
+    assert row["message"] == "its process ended while steps were timed: exit code 1"
+    assert row["peak_nbytes"] == 3000
+    assert row["step_seconds"] is None
+    assert [r["rounds"] for r in document["rows"]] == [7, 0, 7]
+
+
+def test_the_command_itself_needs_no_torch() -> None:
+    """Only the processes that measure import it, so the first line of progress comes at once."""
+    done = process("import autoremat.commands.compare", "compare", "--help")
+    assert done.returncode == 0, done.stderr
+    assert "Exit codes" in done.stdout
+
+
 def test_alone_each_variant_is_timed_before_the_next_is_built(answers: dict[str, Any]) -> None:
     """So that the device holds one at a time."""
     result = run(
@@ -396,8 +437,7 @@ def test_alone_each_variant_is_timed_before_the_next_is_built(answers: dict[str,
     )
     assert [worker.steps for worker in Canned.started] == [3, 3, 3]
     assert [row["rounds"] for row in json.loads(result.stdout)["rows"]] == [2, 2, 2]
-    waiting = [w.is_closed for w in Canned.started]
-    assert waiting == [True, True, True]
+    assert all(worker.is_closed for worker in Canned.started)
 
 
 @pytest.mark.parametrize("moment", ["while one is measured", "while all are timed"])

@@ -20,7 +20,6 @@ from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
-    noop_context_fn,
 )
 
 from autoremat import _torch
@@ -115,7 +114,7 @@ def checkpoint_layers(
     runs = repeated_layers(model)
     if not runs:
         raise NotApplicable("no repeated layers found")
-    contexts = selective_contexts if selective else noop_context_fn
+    contexts = selective_contexts if selective else None
     segments = [part for run in runs for part in _parts(run, segment)]
     calls = _observed(segments, run_once) if any(len(part) > 1 for part in segments) else {}
     for part in segments:
@@ -144,7 +143,9 @@ def _parts(run: list[Place], segment: int) -> Iterator[list[Place]]:
     return (run[start : start + length] for start in range(0, len(run), length))
 
 
-def _put_under_checkpoint(part: list[Place], calls: dict[str, _Call], contexts: Contexts) -> None:
+def _put_under_checkpoint(
+    part: list[Place], calls: dict[str, _Call], contexts: Contexts | None
+) -> None:
     head, *rest = part
     layers = [place.layer for place in part]
     if rest:
@@ -261,7 +262,7 @@ class Checkpointed(_InPlaceOf):
         self,
         wrapped: nn.Module,
         chain: nn.Module | None = None,
-        contexts: Contexts = noop_context_fn,
+        contexts: Contexts | None = None,
     ) -> None:
         """Take the layer's place."""
         super().__init__(wrapped)
@@ -271,9 +272,9 @@ class Checkpointed(_InPlaceOf):
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
         """What the layer, or the chain's last one, returns."""
-        return checkpoint(
-            self.run[0], *args, use_reentrant=False, context_fn=self.contexts, **keywords
-        )
+        if self.contexts is not None:  # Dynamo refuses torch's own default if it is passed
+            keywords["context_fn"] = self.contexts
+        return checkpoint(self.run[0], *args, use_reentrant=False, **keywords)
 
 
 class Chain(nn.Module):

@@ -25,7 +25,11 @@ _MESSAGE_LENGTH = 300
 
 
 class Worker:
-    """A process that measures one variant and then waits to be asked for timed steps."""
+    """A process that measures one variant and then waits to be asked for timed steps.
+
+    Attributes:
+        ending: why the process is gone, if it ended while its steps were timed.
+    """
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         """Start the process.
@@ -35,6 +39,7 @@ class Worker:
             log: file that receives what it and its libraries print.
             environment: all of it.
         """
+        self.ending = ""
         self._log = log
         with log.open("w") as errors:
             # In a session of its own: Ctrl-C on the terminal is for the parent, which ends it.
@@ -64,16 +69,16 @@ class Worker:
         return message
 
     def time_step(self, timeout_s: float) -> float | None:
-        """Seconds of one training step, or None once the process is gone."""
-        if self._process.poll() is not None:
-            return None
+        """Seconds of one training step, or None once the process is gone: `ending` says why."""
         assert self._process.stdin is not None
-        try:
+        if self.ending or self._process.stdin.closed:
+            return None
+        with suppress(BrokenPipeError):  # then the answer says that it is gone
             self._process.stdin.write("step\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            return None
-        return self.receive(timeout_s).get("seconds")
+        message = self.receive(timeout_s)
+        self.ending = message.get("message", "")
+        return message.get("seconds")
 
     def close(self) -> None:
         """End the process and what it has started."""

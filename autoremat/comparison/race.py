@@ -243,6 +243,9 @@ class Race:
     def _row(self, variant: Variant, message: Message, yardstick: str) -> Row:
         row = Row(variant.name, variant.kind, variant.compiler, message["status"])
         row = replace(row, **{name: message[name] for name in _FIGURES if name in message})
+        worker = self._workers.get(variant.name)
+        if worker is not None and worker.ending:
+            row = replace(row, message=f"its process ended while steps were timed: {worker.ending}")
         count = sum(variant.name in times for times in self._times)
         if not count:
             return row
