@@ -22,7 +22,6 @@ from autoremat.commands.app import app
 from autoremat.comparison import race as race_module
 from autoremat.comparison import worker as worker_module
 from autoremat.comparison.model import Comparison, Row
-from autoremat.comparison.plot import plot
 from autoremat.comparison.process import Worker, median_step, ratios, rounds
 from autoremat.comparison.race import ComparisonError, Options
 from autoremat.comparison.serve import seconds
@@ -496,6 +495,16 @@ def test_the_plot_is_written(answers: dict[str, Any], tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["plot.svg"]
 
 
+def test_there_is_no_plot_of_nothing(answers: dict[str, Any], tmp_path: Path) -> None:
+    """An older one stays."""
+    answers["eager"] = answers["sqrt"] = {"status": "timeout", "message": "no answer within 900 s"}
+    out = tmp_path / "plot.svg"
+    result = run("--variants", "sqrt", "--budgets", "50%", "--plot", str(out))
+    assert result.exit_code == 0
+    assert "No step was timed, so there is no plot." in result.stderr
+    assert not out.exists()
+
+
 def test_a_plot_that_cannot_be_written_is_found_before_the_run(
     answers: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -550,7 +559,7 @@ def test_the_table_fits_the_terminal(width: int) -> None:
 
 def test_the_plot_is_sound_svg_with_a_dot_for_each_row() -> None:
     """Ours are joined; every dot is named; a name is text, whatever is in it."""
-    text = plot(rows_of("eager", "sqrt", "autoremat 50%", "autoremat <i>25%</i>"))
+    text = rows_of("eager", "sqrt", "autoremat 50%", "autoremat <i>25%</i>").to_svg()
     root = ElementTree.fromstring(text)
     space = "{http://www.w3.org/2000/svg}"
     labels = [element.text or "" for element in root.iter(f"{space}text")]
@@ -568,7 +577,7 @@ def test_labels_of_a_crowd_do_not_cover_each_other() -> None:
     same = replace(
         crowd, rows=tuple(replace(r, peak_nbytes=10**6, step_seconds=0.1) for r in crowd.rows)
     )
-    found = re.findall(r'<text x="([\d.]+)" y="([\d.]+)">variant', plot(same))
+    found = re.findall(r'<text x="([\d.]+)" y="([\d.]+)">variant', same.to_svg())
     places = [(float(x), float(y)) for x, y in found]
     assert len(places) == 5
     for i, (x, y) in enumerate(places):
@@ -578,6 +587,6 @@ def test_labels_of_a_crowd_do_not_cover_each_other() -> None:
 
 def test_a_plot_without_a_measured_row_says_so() -> None:
     """It is a picture all the same."""
-    text = plot(rows_of())
+    text = rows_of().to_svg()
     ElementTree.fromstring(text)
     assert "No step was measured" in text

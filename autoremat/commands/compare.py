@@ -17,7 +17,7 @@ from autoremat.budget import budget_argument
 from autoremat.commands.app import BAD_INPUT
 from autoremat.commands.interrupt import INTERRUPTED
 from autoremat.commands.output_file import OutputError, check_writable, write_whole
-from autoremat.comparison.plot import MARK, plot
+from autoremat.comparison.plot import MARK
 from autoremat.comparison.race import ComparisonError, Options, Race
 from autoremat.comparison.table import comparison_table
 from autoremat.comparison.variants import chosen_variants
@@ -86,10 +86,14 @@ def _tell(race: Race, picture: Path | None, as_json: bool) -> None:
     else:
         console = Console()
         console.print(comparison_table(comparison, console.width))
-    if picture is not None:
-        write_whole(picture, plot(comparison))
-        if not as_json:
-            print(f"Plot written to {picture}")
+    if picture is None:
+        return
+    if not comparison.yardstick:
+        print("autoremat: No step was timed, so there is no plot.", file=sys.stderr)
+        return
+    write_whole(picture, comparison.to_svg())
+    if not as_json:
+        print(f"Plot written to {picture}")
 
 
 def _listed(text: str) -> Sequence[str]:

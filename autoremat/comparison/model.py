@@ -1,6 +1,7 @@
 """What a comparison found: a row for each variant.
 
-Enters: figures from the workers. Leaves: frozen rows, strict JSON, a table as text. No torch.
+Enters: figures from the workers. Leaves: frozen rows, which say themselves as strict JSON, as a
+table and as a picture. No torch.
 """
 
 from __future__ import annotations
@@ -108,3 +109,9 @@ class Comparison:
         console = Console(file=text, width=width, color_system=None)
         console.print(comparison_table(self, width))
         return text.getvalue()
+
+    def to_svg(self) -> str:
+        """Peak against step time as a picture: the text of one SVG file."""
+        from autoremat.comparison.plot import plot
+
+        return plot(self)
