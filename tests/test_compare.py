@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import sys
-import time
-import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +16,7 @@ import autoremat
 from autoremat.commands.app import app
 from autoremat.comparison import race as race_module
 from autoremat.comparison import worker as worker_module
-from autoremat.comparison.model import Comparison, Row
-from autoremat.comparison.process import Worker, median_step, ratios, rounds
+from autoremat.comparison.model import Comparison
 from autoremat.comparison.race import ComparisonError, Options
 from autoremat.comparison.serve import seconds
 from autoremat.comparison.variants import Task, budget_nbytes, chosen_variants
@@ -235,87 +229,6 @@ def test_make_is_a_function_that_another_process_can_find() -> None:
             autoremat.compare(make)  # type: ignore[arg-type]
 
 
-# --- processes -----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[str], Worker]]:
-    """Starts a process that runs some code, and ends it after the test."""
-    workers: list[Worker] = []
-
-    def started(code: str) -> Worker:
-        worker = Worker([sys.executable, "-c", code], tmp_path / "log", os.environ)
-        workers.append(worker)
-        return worker
-
-    yield started
-    for worker in workers:
-        worker.close()
-
-
-Start = Callable[[str], Worker]
-ECHO = (
-    "import sys\n"
-    'print(\'{"status": "ok"}\', flush=True)\n'
-    "for line in sys.stdin: print('{\"seconds\": 2.0}', flush=True)\n"
-)
-
-
-def test_a_process_answers_with_a_row_and_then_with_seconds(start: Start) -> None:
-    """Round by round; one that is gone has no more times."""
-    steady, leaving = (
-        start(ECHO),
-        start(
-            ECHO.replace("for line in", "for line, _ in zip(").replace(
-                ": print", ", range(2)): print"
-            )
-        ),
-    )
-    for worker in (steady, leaving):
-        assert worker.receive(60) == {"status": "ok"}
-    times = list(rounds({"a": steady, "b": leaving}, 2, 60))
-    assert times == [{"a": 2.0, "b": 2.0}, {"a": 2.0}]
-    assert (steady.ending, leaving.ending) == ("", "exit code 0")
-    assert ratios(times, "b", "a") == [1.0]
-    assert median_step(times, "a") == 2.0
-
-
-def test_a_crash_is_a_row_with_its_last_words(start: Start) -> None:
-    """The exit code or the signal, and what it printed last."""
-    crash = start("raise RuntimeError('no such device')").receive(60)
-    assert crash == {
-        "status": "crash",
-        "message": "exit code 1: RuntimeError: no such device",
-    }
-    killed = start("import os, signal; os.kill(os.getpid(), signal.SIGKILL)").receive(60)
-    assert killed["message"] == "ended by SIGKILL, perhaps because the machine's memory ran out"
-
-
-def test_a_process_that_hangs_is_ended(start: Start) -> None:
-    """With all that it has started, as a compiler's own processes are."""
-    worker = start(
-        "import subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
-        "print('{\"child\": %d}' % child.pid, flush=True)\n"
-        "child.wait()\n"
-    )
-    child = worker.receive(60)["child"]
-    assert worker.receive(0.01) == {"status": "timeout", "message": "no answer within 0.01 s"}
-    assert worker.time_step(0.01) is None
-    deadline = time.monotonic() + 30
-    while _runs(child) and time.monotonic() < deadline:
-        pass
-    assert not _runs(child)
-
-
-def _runs(pid: int) -> bool:
-    """Whether a process is there and not merely waiting to be buried."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 # --- the command, with processes that answer at once ---------------------------------------------
 
 
@@ -512,81 +425,3 @@ def test_a_plot_that_cannot_be_written_is_found_before_the_run(
     assert "is a directory" in refused("--plot", str(tmp_path))
     assert "there is no directory" in refused("--plot", str(tmp_path / "no" / "plot.svg"))
     assert Canned.started == []
-
-
-# --- table and plot ------------------------------------------------------------------------------
-
-
-def rows_of(*names: str) -> Comparison:
-    """Rows on a diagonal."""
-    rows = tuple(
-        Row(
-            name,
-            "autoremat" if "autoremat" in name else "checkpoint",
-            "eager",
-            "ok",
-            peak_nbytes=10_000_000 * (number + 1),
-            resident_nbytes=1_000_000,
-            step_seconds=0.5 - 0.01 * number,
-            time_ratio=1.0,
-        )
-        for number, name in enumerate(names)
-    )
-    return Comparison(
-        "<b>model.py</b>:make",
-        "GPT",
-        12,
-        4,
-        "cpu",
-        "2.13",
-        names[0] if names else "",
-        True,
-        1.0,
-        rows,
-    )
-
-
-@pytest.mark.parametrize("width", [40, 60, 80, 120])
-def test_the_table_fits_the_terminal(width: int) -> None:
-    """A narrow one gets fewer columns, not clipped figures."""
-    text = rows_of("eager", "selective-attention", "autoremat smallest").table(width)
-    assert max(map(len, text.splitlines())) <= width
-    assert "…" not in text
-    assert "10.0 MB" in text
-    assert "480.0 ms" in text
-    assert ("Samples/s" in text) == (width >= 80)
-
-
-def test_the_plot_is_sound_svg_with_a_dot_for_each_row() -> None:
-    """Ours are joined; every dot is named; a name is text, whatever is in it."""
-    text = rows_of("eager", "sqrt", "autoremat 50%", "autoremat <i>25%</i>").to_svg()
-    root = ElementTree.fromstring(text)
-    space = "{http://www.w3.org/2000/svg}"
-    labels = [element.text or "" for element in root.iter(f"{space}text")]
-    assert {"eager", "sqrt", "autoremat 50%", "autoremat <i>25%</i>"} <= set(labels)
-    assert len(list(root.iter(f"{space}g"))) == 4
-    (curve,) = root.iter(f"{space}polyline")
-    assert len((curve.get("points") or "").split()) == 2
-    assert not list(root.iter(f"{space}b"))
-    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
-
-
-def test_labels_of_a_crowd_do_not_cover_each_other() -> None:
-    """Five variants of one peak and time."""
-    crowd = rows_of(*(f"variant {i}" for i in range(5)))
-    same = replace(
-        crowd, rows=tuple(replace(r, peak_nbytes=10**6, step_seconds=0.1) for r in crowd.rows)
-    )
-    found = re.findall(r'<text x="([\d.]+)" y="([\d.]+)">variant', same.to_svg())
-    places = [(float(x), float(y)) for x, y in found]
-    assert len(places) == 5
-    for i, (x, y) in enumerate(places):
-        for x2, y2 in places[:i]:
-            assert abs(y - y2) >= 14 or abs(x - x2) >= 6.6 * len("variant 0")
-
-
-def test_a_plot_without_a_measured_row_says_so() -> None:
-    """It is a picture all the same."""
-    text = rows_of().to_svg()
-    ElementTree.fromstring(text)
-    assert "No step was measured" in text

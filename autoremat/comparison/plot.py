@@ -57,7 +57,7 @@ class _Dot:
 
 def plot(comparison: Comparison) -> str:
     """The picture; without a measured row an empty one that says so."""
-    rows = [r for r in comparison.rows if r.peak_nbytes is not None and r.step_seconds is not None]
+    rows = [r for r in comparison.rows if r.peak_nbytes is not None and r.time_ratio is not None]
     environment = Environment(
         loader=PackageLoader("autoremat.comparison", "."),
         autoescape=True,
@@ -66,7 +66,8 @@ def plot(comparison: Comparison) -> str:
         lstrip_blocks=True,
     )
     x = _axis([float(row.peak_nbytes or 0) for row in rows], _LEFT, _WIDTH - _RIGHT)
-    y = _axis([row.step_seconds or 0.0 for row in rows], _HEIGHT - _BOTTOM, _TOP)
+    # The ratio, not the seconds: rounds of a busy machine differ, ratios within them hardly do.
+    y = _axis([row.time_ratio or 0.0 for row in rows], _HEIGHT - _BOTTOM, _TOP)
     dots = _labelled([_dot(row, x, y) for row in rows])
     ours = sorted((dot for dot in dots if dot.kind == "autoremat"), key=lambda dot: dot.x)
     return environment.get_template("plot.svg").render(
@@ -81,7 +82,8 @@ def plot(comparison: Comparison) -> str:
         subtitle=f"{comparison.target}, batch {comparison.batch}, {comparison.device}, "
         f"torch {comparison.torch_version}",
         x_ticks=x.ticks(lambda value: format_nbytes(round(value))),
-        y_ticks=y.ticks(lambda value: format_us(1e6 * value)),
+        y_ticks=y.ticks(lambda value: f"{value:.2f}"),
+        y_title=f"step time over {comparison.yardstick or 'eager'}'s",
         dots=dots,
         curve=" ".join(f"{dot.x:.1f},{dot.y:.1f}" for dot in ours),
     )
@@ -101,10 +103,10 @@ def _round_step(step: float) -> float:
 
 
 def _dot(row: Row, x: _Axis, y: _Axis) -> _Dot:
-    peak, step = row.peak_nbytes or 0, row.step_seconds or 0.0
-    ratio = "" if row.time_ratio is None else f" ({row.time_ratio:.2f} of the yardstick's)"
-    hint = f"{row.name}: peak {format_nbytes(peak)}, step {format_us(1e6 * step)}{ratio}"
-    return _Dot(x.pixel(peak), y.pixel(step), row.kind, row.name, hint)
+    peak, ratio = row.peak_nbytes or 0, row.time_ratio or 0.0
+    step = format_us(1e6 * (row.step_seconds or 0.0))
+    hint = f"{row.name}: peak {format_nbytes(peak)}, step {step}, ratio {ratio:.2f}"
+    return _Dot(x.pixel(peak), y.pixel(ratio), row.kind, row.name, hint)
 
 
 def _labelled(dots: list[_Dot]) -> list[_Dot]:
