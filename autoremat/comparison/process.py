@@ -101,7 +101,8 @@ class Worker:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
-                self._messages.put(json.loads(line))
+                with suppress(ValueError):  # what an import printed before the worker took over
+                    self._messages.put(json.loads(line))
         self._messages.put(None)
 
 
