@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autoremat.api import optimize, report
+    from autoremat.comparison import Comparison, compare
     from autoremat.errors import (
         FallbackError,
         FallbackWarning,
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "Comparison": "autoremat.comparison",
     "FallbackError": "autoremat.errors",
     "FallbackWarning": "autoremat.errors",
     "InfeasibleBudget": "autoremat.errors",
     "OverBudgetWarning": "autoremat.errors",
     "Report": "autoremat.reporting",
     "Verification": "autoremat.verification",
+    "compare": "autoremat.comparison",
     "measure_peak": "autoremat.measure",
     "optimize": "autoremat.api",
     "plan": "autoremat.offline",
@@ -41,12 +44,14 @@ _HOME = {
 }
 
 __all__ = [
+    "Comparison",
     "FallbackError",
     "FallbackWarning",
     "InfeasibleBudget",
     "OverBudgetWarning",
     "Report",
     "Verification",
+    "compare",
     "measure_peak",
     "optimize",
     "plan",

@@ -54,6 +54,7 @@ __all__ = [
     "InductorError",
     "OpOverload",
     "ShortenTraceback",
+    "activation_memory_budget",
     "aot_autograd",
     "arg_tree_leaves",
     "compile_fx",
@@ -171,11 +172,18 @@ def _is_only_asserted(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.SymBool) and bool(node.users) and all(checks)
 
 
+def activation_memory_budget(share: float) -> contextlib.AbstractContextManager[None]:
+    """Let what compiles within use torch's own memory budget, a share of what it would save."""
+    config: Any = torch._functorch.config
+    patch: contextlib.AbstractContextManager[None] = config.patch(activation_memory_budget=share)
+    return patch
+
+
 def min_cut_without_budget(
     joint: fx.GraphModule, *, num_fwd_outputs: int
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Torch's default partition for Inductor; changes the joint graph that it is given."""
-    with torch._functorch.config.patch(activation_memory_budget=1.0):
+    with activation_memory_budget(1.0):
         forward, backward = _partitioners.min_cut_rematerialization_partition(
             joint, None, compiler="inductor", num_fwd_outputs=num_fwd_outputs
         )

@@ -29,7 +29,7 @@ class _Display(Protocol):
 
     def stage(self, name: str, previous: str) -> None: ...
 
-    def advance(self, name: str, done: int, total: int) -> None: ...
+    def advance(self, name: str, done: int, total: int, unit: str) -> None: ...
 
     def line(self, text: str) -> None: ...
 
@@ -115,10 +115,10 @@ class Progress:
         if self._display is not None:
             self._display.stage(name, previous)
 
-    def advance(self, done: int, total: int) -> None:
-        """Says that `done` of `total` operations of the current stage are finished."""
+    def advance(self, done: int, total: int, unit: str = "ops") -> None:
+        """Says that `done` of `total` parts of the current stage are finished."""
         if self._display is not None:
-            self._display.advance(self._stage, done, total)
+            self._display.advance(self._stage, done, total, unit)
 
     def finish(self, line: str) -> None:
         """Ends the last stage and prints one closing line, the summary."""
@@ -147,9 +147,9 @@ class _LogLines:
     def stage(self, name: str, previous: str) -> None:
         self.line(f"{name} ({previous})" if previous else name)
 
-    def advance(self, name: str, done: int, total: int) -> None:
+    def advance(self, name: str, done: int, total: int, unit: str) -> None:
         if self._clock() - self._last_line_s >= self._interval_s:
-            self.line(f"{name} {done}/{total} ops")
+            self.line(f"{name} {done}/{total} {unit}")
 
     def line(self, text: str) -> None:
         self._last_line_s = self._clock()
@@ -178,9 +178,9 @@ class _TerminalLine:
             self._live.remove_task(self._task)
         self._task = self._live.add_task(name, total=None, counts="")
 
-    def advance(self, name: str, done: int, total: int) -> None:
+    def advance(self, name: str, done: int, total: int, unit: str) -> None:
         if self._live is not None and self._task is not None:
-            counts = f"{done}/{total} ops"
+            counts = f"{done}/{total} {unit}"
             self._live.update(self._task, completed=done, total=total, counts=counts)
 
     def line(self, text: str) -> None:

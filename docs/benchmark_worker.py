@@ -13,8 +13,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,10 @@ import torch
 from torch import Tensor, nn
 
 import autoremat
-from tests.models import CASES, Case, checkpoint_layers
+from autoremat import _torch
+from autoremat.comparison.layers import checkpoint_module
+from autoremat.comparison.serve import seconds, serve
+from tests.models import CASES, Case
 
 SEED = 1234
 WARM_UPS = 2
@@ -61,17 +65,15 @@ class Point:
 
 def main() -> None:
     """Measure the point, then serve timed steps until standard input closes."""
-    sink = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever libraries print belongs in the log
     torch.set_num_threads(1)
     point = Point(**json.loads(sys.argv[-1]))
-    row, step = measure_point(point)
-    _send(sink, {**asdict(point), "key": point.key, **row})
-    if step is None:
-        return
-    for line in sys.stdin:
-        if line.strip() == "step":
-            _send(sink, {"seconds": _seconds(step)})
+
+    def measured() -> tuple[dict[str, Any], Callable[[], float] | None]:
+        row, step = measure_point(point)
+        timed = None if step is None else partial(seconds, step)
+        return {**asdict(point), "key": point.key, **row}, timed
+
+    serve(measured)
 
 
 def measure_point(point: Point) -> tuple[dict[str, Any], Callable[[], Tensor] | None]:
@@ -116,7 +118,8 @@ def prepare(point: Point, budget_nbytes: int | None) -> Case:
         return _planned(point, budget_nbytes)
     case = CASES[point.model]()
     if point.variant == "checkpoint":
-        checkpoint_layers(case)
+        for name in case.layers:
+            checkpoint_module(case.model, name)
     if point.compiler == "inductor":
         case.model.compile()
     return case
@@ -293,27 +296,12 @@ def _budget_row(point: Point, budget_nbytes: int | None, error: Any) -> dict[str
     }
 
 
-@contextmanager
-def _settings(point: Point) -> Iterator[None]:
+def _settings(point: Point) -> AbstractContextManager[None]:
     """Set torch's own `activation_memory_budget` while the graphs compile."""
     if point.variant != "torch budget":
-        yield
-        return
-    from torch._functorch import config
-
-    with config.patch(activation_memory_budget=point.setting):
-        yield
-
-
-def _seconds(step: Callable[[], Tensor]) -> float:
-    started = time.perf_counter()
-    step()
-    return time.perf_counter() - started
-
-
-def _send(sink: Any, message: dict[str, Any]) -> None:
-    sink.write(json.dumps(message) + "\n")
-    sink.flush()
+        return nullcontext()
+    assert point.setting is not None
+    return _torch.activation_memory_budget(point.setting)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import queue
 import statistics
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -29,66 +26,13 @@ from benchmark_page import page
 from benchmark_worker import SEED, Point
 from row_store import Row, Store, describe
 
+from autoremat.comparison.process import Worker, median_step, ratios, rounds
+
 HERE = Path(__file__).parent
 ROWS, LOGS = HERE / "benchmarks.json", HERE / "benchmark_logs"
 MODELS = ["example_gpt", "gpt2", "llama", "bert", "resnet50", "unet", "mlp"]
 BUDGETS = ["100", "75", "50", "35", "25", "smallest"]
 TORCH_BUDGETS = [0.5, 0.1]
-
-
-class Worker:
-    """A process that has measured a point and now waits to be asked for timed steps."""
-
-    def __init__(self, point: Point, log: Path) -> None:
-        command = [sys.executable, str(HERE / "benchmark_worker.py"), json.dumps(asdict(point))]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        log.parent.mkdir(exist_ok=True)
-        self._log = log
-        with log.open("w") as errors:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env=environment,
-            )
-        self._messages: queue.Queue[Row | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def receive(self, timeout: float) -> Row:
-        """The next message; `status` is `timeout` or `crash` where none came."""
-        try:
-            message = self._messages.get(timeout=timeout)
-        except queue.Empty:
-            self.close()
-            return {"status": "timeout", "message": f"no answer within {timeout:.0f} s"}
-        if message is None:
-            code = self._process.wait()
-            lines = self._log.read_text(errors="replace").strip().splitlines()
-            why = next((s for s in reversed(lines) if s and not s[0].isspace()), "")
-            return {"status": "crash", "message": f"exit code {code}: {why[:300]}"}
-        return message
-
-    def time_step(self, timeout: float) -> float | None:
-        """Seconds of one training step, or None once the process is gone."""
-        if self._process.poll() is not None:
-            return None
-        assert self._process.stdin is not None
-        self._process.stdin.write("step\n")
-        self._process.stdin.flush()
-        return self.receive(timeout).get("seconds")
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.wait()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._messages.put(json.loads(line))
-        self._messages.put(None)
 
 
 def peers(model: str, compiler: str) -> Iterator[Point]:
@@ -130,9 +74,11 @@ def run_model(model: str, compiler: str, store: Store, args: argparse.Namespace)
             store.add(fresh[point.key])
         if len(fresh) == 1 and is_done(store.rows[eager_point.key]):
             return
-        times = time_in_turn({k: w for k, w in workers.items() if fresh[k]["status"] == "ok"}, args)
-        for key, seconds in times.items():
-            store.add({**fresh[key], **time_row(seconds, times[eager_point.key])})
+        sound = {key: w for key, w in workers.items() if fresh[key]["status"] == "ok"}
+        times = list(rounds(sound, args.rounds, args.timeout))
+        for key in sound:
+            if all(key in taken for taken in times):
+                store.add({**fresh[key], **time_row(times, key, eager_point.key)})
     finally:
         for worker in workers.values():
             worker.close()
@@ -146,7 +92,12 @@ def is_done(row: Row | None) -> bool:
 def start(point: Point, args: argparse.Namespace) -> tuple[Worker, Row]:
     """Start a point's process and wait for its row."""
     began = time.perf_counter()
-    worker = Worker(point, LOGS / (point.key.replace("/", "-").replace(" ", "_") + ".log"))
+    LOGS.mkdir(exist_ok=True)
+    worker = Worker(
+        [sys.executable, str(HERE / "benchmark_worker.py"), json.dumps(asdict(point))],
+        LOGS / (point.key.replace("/", "-").replace(" ", "_") + ".log"),
+        {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"},
+    )
     message = worker.receive(args.timeout)
     row = {**asdict(point), "key": point.key, **message}
     row["wall_seconds"] = time.perf_counter() - began
@@ -164,27 +115,14 @@ def summary(row: Row) -> str:
     return f"{row['status']}: {row.get('message', row.get('smallest_peak_nbytes'))}"
 
 
-def time_in_turn(workers: dict[str, Worker], args: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of each worker's steps: one step of each, then again, `--rounds` times."""
-    times: dict[str, list[float]] = {key: [] for key in workers}
-    for worker in workers.values():  # a step that is not counted: caches have gone cold
-        worker.time_step(args.timeout)
-    for _ in range(args.rounds):
-        for key, worker in workers.items():
-            seconds = worker.time_step(args.timeout)
-            if seconds is not None:
-                times[key].append(seconds)
-    return {key: seconds for key, seconds in times.items() if len(seconds) == args.rounds}
-
-
-def time_row(seconds: list[float], eager: list[float]) -> Row:
+def time_row(times: list[dict[str, float]], key: str, eager: str) -> Row:
     """Median step time, and the median of the ratios to eager's step of the same round."""
-    ratios = [a / b for a, b in zip(seconds, eager, strict=True)]
+    found = ratios(times, key, eager)
     return {
-        "step_seconds": statistics.median(seconds),
-        "time_ratio": statistics.median(ratios),
-        "time_ratio_spread": [min(ratios), max(ratios)],
-        "rounds": len(seconds),
+        "step_seconds": median_step(times, key),
+        "time_ratio": statistics.median(found),
+        "time_ratio_spread": [min(found), max(found)],
+        "rounds": len(found),
     }
 
 

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 Inputs = tuple[Tensor, ...]
 
@@ -280,33 +279,6 @@ CASES: dict[str, Callable[..., Case]] = {
     "unet": unet,
     "mlp": mlp,
 }
-
-
-class Checkpointed(nn.Module):
-    """Runs a submodule under `torch.utils.checkpoint`; its attributes stay reachable."""
-
-    def __init__(self, wrapped: nn.Module) -> None:
-        super().__init__()
-        self.wrapped = wrapped
-
-    def __getattr__(self, name: str) -> Any:
-        """Fall back to the wrapped module, for models that read attributes of their layers."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("wrapped"), name)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the wrapped module, saving only its inputs."""
-        return checkpoint(self.wrapped, *args, use_reentrant=False, **kwargs)
-
-
-def checkpoint_layers(case: Case) -> None:
-    """Wrap every repeated layer in `torch.utils.checkpoint`, in place, as users do by hand."""
-    for name in case.layers:
-        parent = case.model.get_submodule(name.rpartition(".")[0])
-        leaf = name.rpartition(".")[2]
-        setattr(parent, leaf, Checkpointed(parent.get_submodule(leaf)))
 
 
 def call(model: nn.Module, inputs: Inputs) -> Any:

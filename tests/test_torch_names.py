@@ -108,6 +108,15 @@ def test_extract_forward_and_backward(joint: fx.GraphModule):
     assert len(forward.graph.output_node().args[0]) > 1
 
 
+def test_activation_memory_budget():
+    """Set within, as before afterwards."""
+    config = torch._functorch.config
+    before = config.activation_memory_budget
+    with _torch.activation_memory_budget(0.25):
+        assert config.activation_memory_budget == 0.25
+    assert config.activation_memory_budget == before
+
+
 def test_min_cut_without_budget(joint: fx.GraphModule):
     """Torch's own partition for Inductor gives two modules."""
     forward, backward = _torch.min_cut_without_budget(joint, num_fwd_outputs=1)

@@ -85,3 +85,31 @@ class Residual(Layers):
         for layer in self.layers:
             x = x + torch.tanh(F.gelu(layer(x)))
         return x.float().square().mean()
+
+
+class Block(nn.Module):
+    """A layer with parts; a number is given to each call, a pair comes back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)])
+        self.kind = "block"
+
+    def forward(self, x: Tensor, scale: Tensor, *, shift: float = 0.0) -> tuple[Tensor, None]:
+        return x + scale * torch.tanh(self.inner[1](F.gelu(self.inner[0](x)))) + shift, None
+
+
+class Blocks(nn.Module):
+    """A stem and blocks, called as transformers call theirs."""
+
+    def __init__(self, blocks: int = 5) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, scale = self.stem(x), torch.full((1,), 0.5)
+        for block in self.blocks:
+            assert block.kind == "block"
+            x, _ = block(x, scale, shift=0.1)
+        return x.square().mean()

@@ -267,6 +267,57 @@ def verify(
     )
 
 
+@app.command(help=helptexts.COMPARE, no_args_is_help=True)
+def compare(
+    target: Annotated[
+        str, typer.Argument(help="The function that makes model and batch.", metavar="TARGET")
+    ],
+    budgets: Annotated[
+        str,
+        typer.Option(
+            help="Of autoremat: shares of what eager's step needs above its resident bytes, sizes "
+            "of the whole step (12GiB, bytes), or smallest."
+        ),
+    ] = "75%,50%,25%,smallest",
+    variants: Annotated[
+        str | None,
+        typer.Option(help="What else to measure; see above.", show_default=False),
+    ] = None,
+    compiler: CompilerOption = Compiler.INDUCTOR,
+    rounds: Annotated[int, typer.Option(help="Timed steps of each variant.", min=1)] = 7,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Write peak against time to this SVG file.", show_default=False),
+    ] = None,
+    force: Force = False,
+    as_json: AsJson = False,
+    alone: Annotated[
+        bool,
+        typer.Option(
+            "--alone",
+            help="Time each variant before the next is built, where the device holds only one.",
+        ),
+    ] = False,
+    time_limit: TimeLimit = 30.0,
+    timeout: Annotated[float, typer.Option(help="Seconds for one variant to be measured.")] = 900.0,
+) -> None:
+    """Measure, print, draw: see `commands.compare`."""
+    _run(
+        "compare",
+        target,
+        budgets=budgets,
+        variants=variants,
+        compiler=compiler,
+        rounds=rounds,
+        time_limit=time_limit,
+        timeout=timeout,
+        alone=alone,
+        picture=plot,
+        force=force,
+        as_json=as_json,
+    )
+
+
 @app.command(help=helptexts.SHOW, no_args_is_help=True)
 def show(
     report: Annotated[Path, typer.Argument(help="The report, as JSON.", metavar="REPORT")],

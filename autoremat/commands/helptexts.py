@@ -82,6 +82,31 @@ PROFILE = "\n\n".join(
     ]
 )
 
+COMPARE = "\n\n".join(
+    [
+        "Measure a training step under autoremat's budgets and under what else there is: peak, "
+        "step time, samples per second, and the first step, which plans and compiles.",
+        "[bold]TARGET[/] is a function as for [bold]autoremat verify[/]. It is called anew in a "
+        "process of its own for each variant, one after the other; then one step of each is timed "
+        "in turn. A variant that fails is a row that says why. The step is forward and backward, "
+        "without an optimizer.",
+        "[bold]Variants[/]: every-layer, every-2 (or another number: one checkpoint for so many "
+        "layers), sqrt, selective-attention (checkpoints that save matrix products and attention), "
+        "compile (torch.compile), torch:0.5 (its activation_memory_budget). Without --variants all "
+        "of these and torch:0.1; with --compiler eager those that need no Inductor. Eager mode is "
+        "always measured.",
+        "[bold]Examples[/]",
+        "  autoremat compare examples/train_gpt.py:make",
+        "  autoremat compare examples/train_gpt.py:make --plot gpt.svg --json",
+        "  autoremat compare model.py:make --budgets 50%,12GiB,smallest --variants sqrt,compile",
+        "  autoremat compare model.py:make --compiler eager --rounds 3",
+        "[bold]Exit codes[/]",
+        "  0  measured, whatever the rows say",
+        "  1  input that cannot be used",
+        "  130  interrupted with Ctrl-C; what was measured is printed",
+    ]
+)
+
 DOCTOR = "\n\n".join(
     [
         "What autoremat rests on here: versions, device, compiler, solver, cache, and each "

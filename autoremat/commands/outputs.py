@@ -8,7 +8,6 @@ a file that is neither ours nor given up with `--force` is not touched.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,10 +17,10 @@ from rich.console import Console
 from rich.text import Text
 
 from autoremat.commands.arguments import Refusal
+from autoremat.commands.output_file import check_writable, reason_of, write_whole
 from autoremat.reporting import SCHEMA, Report, page, snapshot, trace, values_csv
 from autoremat.reporting.text import RECOMPUTED_TITLE, SAVED_TITLE
 
-_HEAD_NBYTES = 1024  # of a file: where the marks of ours stand
 _FACT_WIDTH = 12
 _NAMES = {"html": "Page", "csv": "Table", "report": "Report"}
 
@@ -58,14 +57,14 @@ def check_outputs(outputs: Mapping[str, Path], *, source: Path | None = None, fo
     """
     _check_apart(source, outputs)
     for name, out in outputs.items():
-        _check_writable(out, _FORMATS[name].mark, force=force)
+        check_writable(out, _FORMATS[name].mark, force=force)
 
 
 def write_outputs(report: Report, outputs: Mapping[str, Path]) -> None:
     """Render all, then write all; raises `Refusal` where a file cannot be written."""
     rendered = {name: _FORMATS[name].render(report) for name in outputs}
     for name, out in outputs.items():
-        _write(out, rendered[name])
+        write_whole(out, rendered[name])
 
 
 def print_report(report: Report, outputs: Mapping[str, Path]) -> None:
@@ -89,47 +88,6 @@ def _resolved(out: Path) -> Path:
         return out.resolve()
     except (OSError, ValueError, RuntimeError) as error:
         raise Refusal(f"{out} cannot be written: {reason_of(error)}.") from error
-
-
-def _check_writable(out: Path, mark: bytes, *, force: bool) -> None:
-    try:
-        if out.is_dir():
-            raise Refusal(f"{out} is a directory: give a file in it.")
-        if not _resolved(out).parent.is_dir():
-            raise Refusal(f"{out} cannot be written: there is no directory {out.parent}.")
-        if force or not out.is_file():
-            return
-        with out.open("rb") as file:
-            head = file.read(_HEAD_NBYTES)
-    except (OSError, ValueError) as error:
-        raise Refusal(f"{out} cannot be written: {reason_of(error)}.") from error
-    if head and mark not in head:
-        raise Refusal(
-            f"{out} is there already, and autoremat did not write it: give another name, or "
-            "--force to replace it."
-        )
-
-
-def _write(out: Path, data: bytes) -> None:
-    """Through a file beside it, so that no half of it is ever seen."""
-    whole = out.resolve()
-    try:
-        if whole.exists() and not whole.is_file():
-            whole.write_bytes(data)  # a pipe or a device
-            return
-        part = whole.with_name(f".{whole.name}.{os.getpid()}.part")
-        try:
-            part.write_bytes(data)
-            part.replace(whole)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        raise Refusal(f"{out} cannot be written: {reason_of(error)}.") from error
-
-
-def reason_of(error: Exception) -> str:
-    """What the system says of a file, without its number and path."""
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def report_document(report: Report, outputs: Mapping[str, Path]) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from pathlib import Path
 from autoremat.commands.app import BAD_INPUT
 from autoremat.commands.arguments import Refusal
 from autoremat.commands.interrupt import leaving_at_once
+from autoremat.commands.output_file import reason_of
 from autoremat.commands.outputs import (
     check_outputs,
     print_report,
-    reason_of,
     report_document,
     write_outputs,
 )

@@ -30,6 +30,7 @@ from autoremat.budget import budget_argument, parse_budget
 from autoremat.commands.app import BAD_INPUT, INFEASIBLE
 from autoremat.commands.arguments import Refusal
 from autoremat.commands.interrupt import leaving_at_once
+from autoremat.commands.output_file import reason_of
 from autoremat.commands.solve_tables import curve_table, plan_table
 from autoremat.reporting.text import format_nbytes, format_nbytes_apart
 
@@ -133,7 +134,7 @@ def _read(path: Path) -> _Task:
     except UnicodeDecodeError as error:
         raise Refusal(f"{path} is not text in UTF-8 ({error}). Is it the right file?") from error
     except (OSError, ValueError) as error:
-        raise Refusal(f"{path} cannot be read: {_reason(error)}.") from error
+        raise Refusal(f"{path} cannot be read: {reason_of(error)}.") from error
     try:
         problem = read_problem(text)
     except ProblemError as error:
@@ -162,7 +163,7 @@ def _require_writable(out: Path, problem: Path) -> None:
         directory, parent = out.is_dir(), out.resolve().parent
         missing = not parent.is_dir()
     except (OSError, ValueError) as error:
-        raise Refusal(f"{out} cannot be written: {_reason(error)}.") from error
+        raise Refusal(f"{out} cannot be written: {reason_of(error)}.") from error
     if same:
         raise Refusal(f"--out {out} is the problem's own file: give another name.")
     if directory:
@@ -175,11 +176,7 @@ def _write(out: Path, document: dict[str, Any]) -> None:
     try:
         out.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
-        raise Refusal(f"{out} cannot be written: {_reason(error)}.") from error
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise Refusal(f"{out} cannot be written: {reason_of(error)}.") from error
 
 
 def _progress(task: _Task, limit: float) -> AbstractContextManager[object]:

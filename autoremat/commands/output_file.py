@@ -1,0 +1,79 @@
+"""A file that a command writes: checked before the work, written whole.
+
+Enters: a path of the user's. Leaves: the file, or an `OutputError` in words. Guarantees: a file
+that is not ours is replaced only if the user insists; what is there stays until the new text is
+complete.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from autoremat.commands.arguments import Refusal
+
+_HEAD_NBYTES = 1024  # of a file: where the mark of ours stands
+
+
+class OutputError(Refusal):
+    """A path that cannot be written, and why."""
+
+
+def check_writable(out: Path, mark: bytes, *, force: bool) -> None:
+    """Find before the work starts what would keep its result from being written.
+
+    Args:
+        out: the file.
+        mark: what stands at the head of files of ours, which may be replaced.
+        force: whether any file may be.
+
+    Raises:
+        OutputError: saying what is wrong with the path.
+    """
+    try:
+        if out.is_dir():
+            raise OutputError(f"{out} is a directory: give a file in it.")
+        parent = out.resolve().parent
+        if not parent.is_dir():
+            raise OutputError(f"{out} cannot be written: there is no directory {parent}.")
+        if not os.access(out if out.exists() else parent, os.W_OK):
+            raise OutputError(f"{out} cannot be written: permission denied.")
+        if force or not out.is_file():
+            return
+        with out.open("rb") as file:
+            head = file.read(_HEAD_NBYTES)
+    except OutputError:
+        raise
+    except (OSError, ValueError, RuntimeError) as error:
+        raise OutputError(f"{out} cannot be written: {reason_of(error)}.") from error
+    if head and mark not in head:
+        raise OutputError(
+            f"{out} is there already, and autoremat did not write it: give another name, or "
+            "--force to replace it."
+        )
+
+
+def write_whole(out: Path, data: bytes) -> None:
+    """Write through a file beside it, so that no half of it is ever seen.
+
+    Raises:
+        OutputError: with the system's reason.
+    """
+    whole = out.resolve()
+    try:
+        if whole.exists() and not whole.is_file():
+            whole.write_bytes(data)  # a pipe or a device
+            return
+        part = whole.with_name(f".{whole.name}.{os.getpid()}.part")
+        try:
+            part.write_bytes(data)
+            part.replace(whole)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"{out} cannot be written: {reason_of(error)}.") from error
+
+
+def reason_of(error: Exception) -> str:
+    """What the system says of a file, without its number and path."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
