@@ -11,12 +11,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autoremat.api import optimize, report
+    from autoremat.api import optimize, report, save_plan
     from autoremat.errors import (
         FallbackError,
         FallbackWarning,
         InfeasibleBudget,
+        OverBudget,
         OverBudgetWarning,
+        PlanMismatch,
+        SteeringError,
     )
     from autoremat.measure import measure_peak, resident_nbytes
     from autoremat.offline import plan
@@ -29,14 +32,18 @@ _HOME = {
     "FallbackError": "autoremat.errors",
     "FallbackWarning": "autoremat.errors",
     "InfeasibleBudget": "autoremat.errors",
+    "OverBudget": "autoremat.errors",
     "OverBudgetWarning": "autoremat.errors",
+    "PlanMismatch": "autoremat.errors",
     "Report": "autoremat.reporting",
+    "SteeringError": "autoremat.errors",
     "Verification": "autoremat.verification",
     "measure_peak": "autoremat.measure",
     "optimize": "autoremat.api",
     "plan": "autoremat.offline",
     "report": "autoremat.api",
     "resident_nbytes": "autoremat.measure",
+    "save_plan": "autoremat.api",
     "verify": "autoremat.verification",
 }
 
@@ -44,14 +51,18 @@ __all__ = [
     "FallbackError",
     "FallbackWarning",
     "InfeasibleBudget",
+    "OverBudget",
     "OverBudgetWarning",
+    "PlanMismatch",
     "Report",
+    "SteeringError",
     "Verification",
     "measure_peak",
     "optimize",
     "plan",
     "report",
     "resident_nbytes",
+    "save_plan",
     "verify",
 ]
 

@@ -23,12 +23,19 @@ from torch import fx
 from autoremat import _torch
 from autoremat.capture import copy_module, prepare
 from autoremat.choose import Choice, Subject, choose_by_reading, choose_by_simulation
-from autoremat.constraints import find_constraints
+from autoremat.constraints import find_constraints, with_selected
 from autoremat.cost import estimate_nodes
 from autoremat.device import device_name
 from autoremat.draws import Replays, keep_draws, makes_seeds, replays, safe_policy
 from autoremat.dropout_policy import DropoutPolicy
-from autoremat.errors import FallbackError, FallbackWarning, InfeasibleBudget, OverBudgetWarning
+from autoremat.errors import (
+    FallbackError,
+    FallbackWarning,
+    InfeasibleBudget,
+    OverBudget,
+    OverBudgetWarning,
+    SteeringError,
+)
 from autoremat.executor import compile_eager
 from autoremat.explain import explain, largest_live, source_of
 from autoremat.fallbacks import fallback
@@ -37,10 +44,12 @@ from autoremat.hardware import DeviceSpec
 from autoremat.inductor import compile_with_partition
 from autoremat.lower import lower
 from autoremat.partition import PartitionError
+from autoremat.plan_file import StoredGraph, StoredPlan
 from autoremat.profile import profile_nodes
 from autoremat.progress import Progress
 from autoremat.regions import write_out_regions
 from autoremat.reporting import GraphReport, Report, one_line
+from autoremat.steering import Steering, choose_as_asked, store
 from autoremat.storage import Storages, find_storages
 
 _session_numbers = itertools.count()
@@ -69,6 +78,7 @@ class Options:
         time_limit_s: for the solver, per graph.
         strict: raise where a graph cannot be planned.
         verbose: show progress and the summary line.
+        steering: strategy, constraints, stored plan.
         inductor: options that are not ours.
     """
 
@@ -78,6 +88,7 @@ class Options:
     time_limit_s: float = 30.0
     strict: bool = False
     verbose: bool = True
+    steering: Steering = field(default_factory=Steering)
     inductor: dict[str, Any] = field(default_factory=dict)
 
 
@@ -113,6 +124,7 @@ class _Entry:
     """What the session keeps of a planned graph."""
 
     report: GraphReport
+    stored: StoredGraph
     crossing_nbytes: int  # live between this graph's forward and its backward
     outputs_nbytes: int  # of them, what it returned to the user's code
 
@@ -175,7 +187,13 @@ class Session:
                 return self._compile_with_inductor(module, example_inputs)
             except _torch.InductorError as error:
                 return self._compile_as_torch_does(module, example_inputs, error)
-        except (InfeasibleBudget, FallbackError, FallbackWarning, OverBudgetWarning) as error:
+        except (
+            InfeasibleBudget,
+            SteeringError,
+            FallbackError,
+            FallbackWarning,
+            OverBudgetWarning,
+        ) as error:
             raise _torch.passing_through(error) from None
 
     def _compile_with_inductor(
@@ -217,7 +235,7 @@ class Session:
             if not joint_inputs:
                 raise Unplannable("AR103")
             modules = self._plan(module, num_fwd_outputs, static_lifetime_input_indices)
-        except InfeasibleBudget:
+        except (InfeasibleBudget, SteeringError):
             raise
         except Unplannable as reason:
             self.fall_back(reason.code, graph=_graph_name(), **reason.facts)
@@ -261,6 +279,11 @@ class Session:
             fallbacks=tuple(self.fallbacks),
         )
 
+    def stored_plan(self) -> StoredPlan:
+        """What was planned so far, for a file."""
+        graphs = tuple(entry.stored for entry in self._entries.values())
+        return StoredPlan(graphs, self.options.compiler, self._device_name(), torch.__version__)
+
     @property
     def device(self) -> torch.device:
         """The device of the planned graphs."""
@@ -300,10 +323,22 @@ class Session:
             if not eager and any(makes_seeds(node) for node in joint.nodes):
                 self._draws_in_compiled_code = True
             constraints = find_constraints(joint, storages, replays=self._replays(device))
-            inlined: frozenset[fx.Node] = frozenset()
+            inlined = frozenset[fx.Node]() if eager else inlined_nodes(joint, storages, constraints)
+            earlier = self._earlier_graphs(name)
+            steering = self.options.steering
+            constraints = with_selected(
+                constraints,
+                joint,
+                storages,
+                steering.selectors,
+                must_match=() if earlier else steering.must_match,
+                inlined=inlined,
+            )
             if not eager:
-                inlined = inlined_nodes(joint, storages, constraints)
-                shared = shared_by_layers(joint, storages, inlined)
+                inlined = frozenset(
+                    n for n in inlined if constraints.must_save.isdisjoint(storages.made_by[n])
+                )
+                shared = shared_by_layers(joint, storages, inlined) - constraints.must_recompute
                 constraints = replace(constraints, must_save=constraints.must_save | shared)
             progress.stage("cost")
             priced = [n for n in joint.nodes if n.op == "call_function" and n not in inlined]
@@ -314,7 +349,6 @@ class Session:
                 costs = estimate_nodes(priced, spec.ceilings)
             progress.stage("solve")
             resident = self._resident_of(joint.primals, storages, device)
-            earlier = self._earlier_graphs(name)
             handed_in_nbytes = storages.total_nbytes(
                 [n for n in joint.primals if n not in joint.static_inputs], resident=True
             )
@@ -334,21 +368,31 @@ class Session:
             )
             subject = Subject(joint, constraints, lowered, device)
             budget_nbytes = self.options.budget_nbytes(device)
-            solver = Solver(lowered.problem, time_limit_s=self.options.time_limit_s)
-            choose = choose_by_simulation if eager or spec is not None else choose_by_reading
-            choice = choose(subject, solver, budget_nbytes)
+            reads = not eager and spec is None
+            choice = choose_as_asked(subject, steering, len(earlier), budget_nbytes, reads=reads)
+            choice = choice or self._search(subject, budget_nbytes)
             self._device, self._resident_nbytes = device, resident.nbytes
             if not choice.fits:
                 self._refuse(subject, choice, budget_nbytes, is_later=bool(earlier))
             graph_report = explain(name, subject, choice, costs)
+            asked = (*constraints.asked, *graph_report.constraints)
             self._entries[name] = _Entry(
-                graph_report,
+                replace(graph_report, constraints=asked),
+                store(subject, choice),
                 _crossing_nbytes(choice, storages, joint),
                 storages.total_nbytes(joint.fwd_outputs),
             )
             progress.stage("compile")
             progress.finish(one_line(self.report()))
         return choice.forward, choice.backward
+
+    def _search(self, subject: Subject, budget_nbytes: int) -> Choice:
+        """The fastest plan found that fits."""
+        solver = Solver(subject.lowered.problem, time_limit_s=self.options.time_limit_s)
+        is_here = self._offline is None or self._offline.spec is None
+        if self.options.compiler == "inductor" and is_here:
+            return choose_by_reading(subject, solver, budget_nbytes)
+        return choose_by_simulation(subject, solver, budget_nbytes)
 
     def _replays(self, device: torch.device) -> Replays:
         """How draws may be repeated in this session's graphs."""
@@ -370,15 +414,20 @@ class Session:
         timeline = choice.solution.timeline
         step = choice.solution.plan.schedule[timeline.peak_step]
         node = subject.lowered.node_of.get(step)
-        raise InfeasibleBudget(
-            budget_nbytes=budget_nbytes,
-            smallest_peak_nbytes=choice.peak_nbytes,
-            floor_nbytes=min(choice.solution.floor_nbytes, choice.peak_nbytes),
-            resident_nbytes=subject.lowered.problem.resident_nbytes,
-            step=step,
-            source=source_of(node) if node is not None else "",
-            largest=largest_live(subject, choice),
-        )
+        facts: dict[str, Any] = {
+            "budget_nbytes": budget_nbytes,
+            "smallest_peak_nbytes": choice.peak_nbytes,
+            "floor_nbytes": min(choice.solution.floor_nbytes, choice.peak_nbytes),
+            "resident_nbytes": subject.lowered.problem.resident_nbytes,
+            "step": step,
+            "source": source_of(node) if node is not None else "",
+            "largest": largest_live(subject, choice),
+        }
+        asked = self.options.steering.choice
+        if asked:
+            optimal_nbytes = self._search(subject, budget_nbytes).peak_nbytes
+            raise OverBudget(**facts, choice=asked, optimal_peak_nbytes=optimal_nbytes)
+        raise InfeasibleBudget(**facts)
 
     def fall_back(self, code: str, *, cause: Exception | None = None, **facts: object) -> None:
         """Tell the user what runs without a plan, why, and what to do; once for each reason.
