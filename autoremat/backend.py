@@ -6,6 +6,7 @@ Leaves: a compiled callable. Registered by entry point, so no import of autorema
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,9 @@ OUR_OPTIONS = ("budget", "compiler", "dropout", "time_limit", "strict", "verbose
 # its graphs. Two models must not share a mapping, or they share a budget. It is kept, so that its
 # identity stays its own.
 _sessions: dict[int, tuple[object, Session]] = {}
+
+
+_call_numbers = itertools.count()
 
 
 def autoremat(
@@ -108,11 +112,12 @@ def with_own_code(call: Callable[..., Any]) -> Callable[..., Any]:
     """The same call in a frame whose code object is its own.
 
     Dynamo skips frames of torch's own modules, and counts recompiles per code object: models
-    must not use up each other's.
+    must not use up each other's. By file, line and name it remembers which sizes have varied: a
+    name of its own keeps one model's batch from making another's symbolic.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
 
-    run.__code__ = run.__code__.replace()
+    run.__code__ = run.__code__.replace(co_name=f"run_{next(_call_numbers)}")
     return run

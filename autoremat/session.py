@@ -427,7 +427,10 @@ class Session:
         if asked:
             optimal_nbytes = self._search(subject, budget_nbytes).peak_nbytes
             raise OverBudget(**facts, choice=asked, optimal_peak_nbytes=optimal_nbytes)
-        raise InfeasibleBudget(**facts)
+        error = InfeasibleBudget(**facts)
+        if subject.constraints.asked:
+            error.add_note("This respects save= and recompute=: without them, less may be enough.")
+        raise error
 
     def fall_back(self, code: str, *, cause: Exception | None = None, **facts: object) -> None:
         """Tell the user what runs without a plan, why, and what to do; once for each reason.

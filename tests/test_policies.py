@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -302,3 +304,22 @@ def test_a_policy_under_inductor():
     assert found.ok
     assert found.measured_peak_nbytes <= found.predicted_peak_nbytes * 1.02
     assert recomputes(model) > 0
+
+
+def test_the_pages_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """docs/steering.md, block after block, as a reader would paste them."""
+    page = (Path(__file__).parent.parent / "docs" / "steering.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "steering"}
+    for block in blocks:
+        exec(compile(block, "steering.md", "exec"), names)
+    assert len(blocks) == 4
+    report = autoremat.report(names["again"])  # type: ignore[arg-type]
+    assert report.method == "sqrt"
+    assert (tmp_path / "plan.json").exists()
+
+
+def test_the_page_names_every_policy():
+    page = (Path(__file__).parent.parent / "docs" / "steering.md").read_text(encoding="utf-8")
+    assert {name for name in ("optimal", "save-all", *FIXED) if f'| `"{name}"' not in page} == set()

@@ -53,13 +53,22 @@ def values_of(model: nn.Module, *ops: str) -> list[ValueReport]:
 
 def test_what_is_to_be_saved_is_saved_in_a_tight_budget():
     """Without it, the same budget recomputes them."""
-    budget = autoremat.report(trained(policy="every-layer")).predicted_peak_nbytes
-    free = trained(budget)
-    assert any(value.recomputes for value in values_of(free, "gelu", "tanh", "addmm"))
-    model = trained(budget, save="layers.1")
-    second = values_of(model, "gelu", "tanh", "addmm", "add")[4:8]
-    assert len(second) == 4
-    assert not any(value.recomputes for value in second)
+    lean = trained(policy="every-layer", save="layers.1")
+    budget = autoremat.report(lean).predicted_peak_nbytes
+    assert recomputed_in("layers.1", trained(budget))
+    assert not recomputed_in("layers.1", trained(budget, save="layers.1"))
+
+
+def recomputed_in(module: str, model: nn.Module) -> list[ValueReport]:
+    return [v for v in autoremat.report(model).values if module in v.module and v.recomputes]
+
+
+def test_a_refusal_says_that_constraints_play_a_part():
+    """Without them, a smaller budget might be met."""
+    model = optimized(Layers, 100_000, save="layers.*")
+    with pytest.raises(autoremat.InfeasibleBudget) as caught:
+        step(model, (many_rows(),))
+    assert any("save= and recompute=" in note for note in caught.value.__notes__)
 
 
 def test_what_is_to_be_recomputed_is_recomputed_with_all_the_memory_of_the_world():
