@@ -11,13 +11,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autoremat.api import optimize, report
+    from autoremat.api import optimize, report, save_plan
     from autoremat.comparison import Comparison, compare
     from autoremat.errors import (
         FallbackError,
         FallbackWarning,
         InfeasibleBudget,
+        OverBudget,
         OverBudgetWarning,
+        PlanMismatch,
+        SteeringError,
     )
     from autoremat.measure import measure_peak, resident_nbytes
     from autoremat.offline import plan
@@ -31,8 +34,11 @@ _HOME = {
     "FallbackError": "autoremat.errors",
     "FallbackWarning": "autoremat.errors",
     "InfeasibleBudget": "autoremat.errors",
+    "OverBudget": "autoremat.errors",
     "OverBudgetWarning": "autoremat.errors",
+    "PlanMismatch": "autoremat.errors",
     "Report": "autoremat.reporting",
+    "SteeringError": "autoremat.errors",
     "Verification": "autoremat.verification",
     "compare": "autoremat.comparison",
     "measure_peak": "autoremat.measure",
@@ -40,6 +46,7 @@ _HOME = {
     "plan": "autoremat.offline",
     "report": "autoremat.api",
     "resident_nbytes": "autoremat.measure",
+    "save_plan": "autoremat.api",
     "verify": "autoremat.verification",
 }
 
@@ -48,8 +55,11 @@ __all__ = [
     "FallbackError",
     "FallbackWarning",
     "InfeasibleBudget",
+    "OverBudget",
     "OverBudgetWarning",
+    "PlanMismatch",
     "Report",
+    "SteeringError",
     "Verification",
     "compare",
     "measure_peak",
@@ -57,6 +67,7 @@ __all__ = [
     "plan",
     "report",
     "resident_nbytes",
+    "save_plan",
     "verify",
 ]
 

@@ -31,7 +31,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.select_algorithm import extern_kernels
 from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutput
 from torch.fx._lazy_graph_module import _LazyGraphModule
@@ -53,6 +53,7 @@ __all__ = [
     "GraphLowering",
     "InductorError",
     "OpOverload",
+    "OpOverloadPacket",
     "ShortenTraceback",
     "activation_memory_budget",
     "aot_autograd",

@@ -1,4 +1,4 @@
-"""What users call: `optimize`, `report`.
+"""What users call: `optimize`, `report`, `save_plan`.
 
 Enters: the user's module, a budget, perhaps its optimizer. Leaves: the same module, whose training
 calls run under a plan. The plan is made at the first training call; calls in `eval` mode or
@@ -10,7 +10,8 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,8 +24,11 @@ from autoremat.errors import FallbackError, FallbackWarning
 from autoremat.fallbacks import fallback
 from autoremat.footprint import OptimizerFootprint, optimizer_footprint
 from autoremat.measure import resident_nbytes, storages_nbytes, tensors_in
+from autoremat.options import Resident
+from autoremat.plan_file import write
 from autoremat.reporting import Report
-from autoremat.session import Resident, Session
+from autoremat.selectors import Selection
+from autoremat.session import Session
 
 _NEVER_PLANNED = frozenset({"AR201", "AR202"})  # whatever mode the model is put into later
 
@@ -53,7 +57,8 @@ class OptimizedCall:
         """Prepare to compile the model's call; nothing is compiled yet."""
         self.model = weakref.ref(model)
         self.optimizer = optimizer
-        self._options = session_options(options)
+        parsed = session_options(options)
+        self._options = replace(parsed, steering=parsed.steering.of(model))
         self._inputs: object = None  # of the call in progress: they are resident
         self._variants: list[_Variant] = []
         self._variants.append(self._new_variant(model))
@@ -161,10 +166,14 @@ def _gradient_nbytes(model: nn.Module) -> int:
 
 def optimize(
     model: nn.Module,
-    budget: str | int,
+    budget: str | int | None = None,
     *,
     optimizer: torch.optim.Optimizer | None = None,
     compiler: str = "inductor",
+    policy: str = "optimal",
+    save: Selection = None,
+    recompute: Selection = None,
+    plan: str | Path | None = None,
     dropout: str | None = None,
     time_limit: float = 30.0,
     strict: bool = False,
@@ -178,9 +187,17 @@ def optimize(
     Args:
         model: the module to train, on one device.
         budget: peak of everything the step holds on the device: "40GB" (10^9 bytes), "40GiB"
-            (2^30), a number of bytes, or "80%" of the device's memory.
+            (2^30), a number of bytes, or "80%" of the device's memory. With a fixed policy or a
+            stored plan it may be left out: then it is the device's memory.
         optimizer: with it, the state that its first step creates counts as well.
         compiler: "inductor", or "eager" to run the planned graphs operation by operation.
+        policy: "optimal" searches for the fastest plan within the budget. The others are fixed:
+            "save-all", "recompute-all", "every-layer", "every-2" (or another number), "sqrt",
+            "selective-attention".
+        save: what the backward may never recompute: patterns of module paths ("layers.3",
+            "*.attn.*") and operators ("aten.mm", `torch.ops.aten.mm`), one or several.
+        recompute: what may not be kept from the forward to the backward, in the same form.
+        plan: path of a plan that `save_plan` stored, to be applied as it is.
         dropout: "replay" draws random numbers again, where that gives those of the first draw;
             "save_masks" draws once and keeps what the backward needs. Without it, "replay" where
             that is known to be safe on the device.
@@ -192,17 +209,25 @@ def optimize(
         The same module.
 
     Raises:
-        ValueError: for a malformed budget, compiler or dropout.
+        ValueError: for a malformed budget, compiler, dropout or policy, and for patterns that no
+            module matches.
         TypeError: if `model` is not a module.
+        OSError: if the stored plan cannot be read.
         FallbackError: with `strict`, if the model cannot be planned as it is.
 
-    The first training call raises `InfeasibleBudget` if no plan fits.
+    The first training call raises `InfeasibleBudget` if no plan fits, `OverBudget` if the policy
+    or the stored plan does not, `PlanMismatch` if the stored plan is another model's, and
+    `SteeringError` if an operator of `save` or `recompute` does not occur.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is an nn.Module, not {type(model).__name__}.")
     options = {
         "budget": budget,
         "compiler": compiler,
+        "policy": policy,
+        "save": save,
+        "recompute": recompute,
+        "plan": plan,
         "dropout": dropout,
         "time_limit": time_limit,
         "strict": strict,
@@ -243,6 +268,21 @@ def report(model: nn.Module) -> Report:
     if not call.session.is_planned and not call.session.fallbacks:
         raise ValueError("Nothing is planned yet: that happens at the first training call.")
     return call.session.report()
+
+
+def save_plan(model: nn.Module, path: str | Path) -> None:
+    """Store what was planned for an optimised model, for `optimize(model, plan=path)`.
+
+    What the path holds is replaced.
+
+    Raises:
+        ValueError: if the model was not optimised, or nothing is planned.
+        OSError: if the path cannot be written.
+    """
+    stored = optimized_call(model).session.stored_plan()
+    if not stored.graphs:
+        raise ValueError("Nothing is planned yet: that happens at the first training call.")
+    write(stored, path)
 
 
 def optimized_call(model: nn.Module) -> OptimizedCall:

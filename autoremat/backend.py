@@ -6,6 +6,7 @@ Leaves: a compiled callable. Registered by entry point, so no import of autorema
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,14 +16,19 @@ from autoremat import _torch
 from autoremat.budget import parse_budget
 from autoremat.device import device_nbytes
 from autoremat.dropout_policy import parse_dropout
-from autoremat.session import Options, Session
+from autoremat.options import Options
+from autoremat.session import Session
+from autoremat.steering import KEYWORDS, Steering, parse_steering
 
-OUR_OPTIONS = ("budget", "compiler", "dropout", "time_limit", "strict", "verbose")
+OUR_OPTIONS = ("budget", "compiler", "dropout", "time_limit", "strict", "verbose", *KEYWORDS)
 
 # One session per mapping of options: `torch.compile` hands over the one it was given for each of
 # its graphs. Two models must not share a mapping, or they share a budget. It is kept, so that its
 # identity stays its own.
 _sessions: dict[int, tuple[object, Session]] = {}
+
+
+_call_numbers = itertools.count()
 
 
 def autoremat(
@@ -63,17 +69,13 @@ def session_options(given: Mapping[str, Any]) -> Options:
 
     Raises:
         ValueError: naming the option at fault.
+        OSError: if a stored plan cannot be read.
     """
-    if "budget" not in given:
-        raise ValueError(
-            'backend="autoremat" needs a budget: options={"budget": "40GB"} '
-            '(or "40GiB", bytes as an int, or "80%" of the device\'s memory).'
-        )
-    budget = given["budget"]
-    parse_budget(budget, device_nbytes=lambda: 1 << 40)
     compiler = given.get("compiler", "inductor")
     if compiler not in ("inductor", "eager"):
         raise ValueError(f'compiler is "inductor" or "eager", not {compiler!r}.')
+    steering = parse_steering(given, compiler)
+    budget = _budget(given, steering)
     time_limit = given.get("time_limit", 30.0)
     is_number = isinstance(time_limit, (int, float)) and not isinstance(time_limit, bool)
     if not (is_number and time_limit >= 0):
@@ -87,19 +89,36 @@ def session_options(given: Mapping[str, Any]) -> Options:
         time_limit_s=float(time_limit),
         strict=bool(given.get("strict", False)),
         verbose=bool(given.get("verbose", True)),
+        steering=steering,
         inductor={name: value for name, value in given.items() if name not in OUR_OPTIONS},
     )
+
+
+def _budget(given: Mapping[str, Any], steering: Steering) -> Any:
+    """The budget as the user wrote it; the whole device where a policy or a plan decides alone."""
+    budget = given.get("budget")
+    if budget is None and steering.choice:
+        return "100%"
+    if budget is None:
+        raise ValueError(
+            'autoremat needs a budget: only a fixed policy such as "every-layer", or a stored '
+            'plan, does without. Accepted: a size such as "40GB" or "40GiB", bytes as an int, or '
+            '"80%" of the device\'s memory; for the backend, as options={"budget": "40GB"}.'
+        )
+    parse_budget(budget, device_nbytes=lambda: 1 << 40)
+    return budget
 
 
 def with_own_code(call: Callable[..., Any]) -> Callable[..., Any]:
     """The same call in a frame whose code object is its own.
 
     Dynamo skips frames of torch's own modules, and counts recompiles per code object: models
-    must not use up each other's.
+    must not use up each other's. By file, line and name it remembers which sizes have varied: a
+    name of its own keeps one model's batch from making another's symbolic.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
 
-    run.__code__ = run.__code__.replace()
+    run.__code__ = run.__code__.replace(co_name=f"run_{next(_call_numbers)}")
     return run

@@ -8,12 +8,14 @@ target is corrected, and the search repeats; what is returned fits by what was r
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-from autoremat_solver import Plan, Problem, Solution, Solver, simulate
+from autoremat_solver import Phase, Plan, Problem, Solution, Solver, simulate
 from autoremat_solver.plan import Status
 from torch import fx
 
@@ -31,6 +33,7 @@ from autoremat.same_step import first_difference
 MOST_READINGS = 6  # of generated wrappers, per graph and budget, until a plan fits
 LOOSENINGS = 2  # readings spent after that on using the budget better
 GOOD_USE = 0.92  # of the budget: a plan that reaches it is not loosened further
+TORCH = "torch's own partitioner"  # the method of a choice that is torch's
 LEAN_TARGETS = (1.0, 1.1, 1.25, 1.5)  # times the smallest modelled peak above what is resident
 LEAN_USE = 0.99  # of the budget: a remembered leanest plan that reaches it has little left to win
 REMEMBERED = "remembered"
@@ -77,11 +80,51 @@ def choose_by_simulation(subject: Subject, solver: Solver, budget_nbytes: int) -
         known = _recalled(problem, solution)
         if known is not None and known.timeline.peak_nbytes <= solution.timeline.peak_nbytes:
             solution = known
-    counted = without_spare_states(problem, solution.plan)
-    peak_nbytes = simulate(counted, solution.plan).peak_nbytes
+    peak_nbytes = _simulated_peak(problem, solution.plan)
     if solution.status is Status.INFEASIBLE or solution.method == REMEMBERED:
         remember(problem, solution.plan, peak_nbytes)
     return _write_out(subject, solution, budget_nbytes, lambda f, b: peak_nbytes)
+
+
+def choose_fixed(
+    subject: Subject, plan: Plan, method: str, budget_nbytes: int, *, reads: bool
+) -> Choice:
+    """A given plan, whether it fits or not.
+
+    Args:
+        subject: the graph.
+        plan: a valid plan of it.
+        method: where the plan comes from.
+        budget_nbytes: what it should fit.
+        reads: whether the real peak is read from the code that Inductor generates.
+    """
+    problem = subject.lowered.problem
+    timeline = simulate(problem, plan)
+    once_us = math.fsum(op.time_us for op in problem.ops if op.phase is not Phase.EITHER)
+    solution = Solution(
+        plan=plan,
+        timeline=timeline,
+        status=Status.FEASIBLE,
+        bound_us=min(once_us, timeline.time_us),
+        floor_nbytes=problem.resident_nbytes,
+        method=method,
+        seconds=0.0,
+    )
+    if reads:
+        return _Reader(subject, budget_nbytes).read(solution)
+    peak_nbytes = _simulated_peak(problem, plan)
+    return _write_out(subject, solution, budget_nbytes, lambda f, b: peak_nbytes)
+
+
+def _simulated_peak(problem: Problem, plan: Plan) -> int:
+    """Peak of the plan, without the states of draws that it repeats nowhere."""
+    return simulate(without_spare_states(problem, plan), plan).peak_nbytes
+
+
+def choose_torch(subject: Subject, plan: Plan, budget_nbytes: int) -> Choice | None:
+    """Torch's own partition, modelled by a plan; None if it is not safe."""
+    model = choose_fixed(subject, plan, TORCH, budget_nbytes, reads=False).solution
+    return _torch_choice(subject, model, sys.maxsize, budget_nbytes)
 
 
 def choose_by_reading(subject: Subject, solver: Solver, budget_nbytes: int) -> Choice:
@@ -94,7 +137,9 @@ def choose_by_reading(subject: Subject, solver: Solver, budget_nbytes: int) -> C
     """
     reader = _Reader(subject, budget_nbytes)
     fastest = solver.fastest()
-    own = _torch_choice(subject, fastest, budget_nbytes)
+    own = None  # torch's own partition knows nothing of what the user asked for
+    if not subject.constraints.asked:
+        own = _torch_choice(subject, fastest, budget_nbytes, budget_nbytes)
     if own is not None and own.fits:
         return own
     target = budget_nbytes
@@ -174,8 +219,12 @@ def _leanest(reader: _Reader, solver: Solver, subject: Subject) -> Choice:
     return best
 
 
-def _torch_choice(subject: Subject, fastest: Solution, budget_nbytes: int) -> Choice | None:
+def _torch_choice(
+    subject: Subject, fastest: Solution, most_nbytes: int, budget_nbytes: int
+) -> Choice | None:
     """Torch's own partition, if it is safe and may fit: with room for it, nothing beats it.
+
+    Where what it saves alone is above `most_nbytes`, no code is generated.
 
     It is not safe where its backward would read an input that the forward overwrites, or compute
     something else than the joint graph, as with random numbers that it draws again.
@@ -192,11 +241,11 @@ def _torch_choice(subject: Subject, fastest: Solution, budget_nbytes: int) -> Ch
         return None
     kept = {name for node in joint.nodes if node.name in inputs for name in storages.of_node[node]}
     saved_nbytes = sum(storages.nbytes[name] for name in kept - storages.resident)
-    if subject.lowered.problem.resident_nbytes + saved_nbytes > budget_nbytes:
+    if subject.lowered.problem.resident_nbytes + saved_nbytes > most_nbytes:
         return None
     peak_nbytes = generated_peak(subject, forward, backward)
     fits = peak_nbytes <= budget_nbytes
-    return Choice(forward, backward, "torch's own partitioner", fastest, peak_nbytes, fits)
+    return Choice(forward, backward, TORCH, fastest, peak_nbytes, fits)
 
 
 def _shifted(target: int, choice: Choice, budget_nbytes: int, subject: Subject) -> int:

@@ -8,7 +8,8 @@ repeatable, runs once. What users ask for with `torch.utils.checkpoint` is kept.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
@@ -16,6 +17,9 @@ from torch import fx
 from autoremat import _torch
 from autoremat.capture import JointGraph
 from autoremat.draws import Replays, has_own_generator, is_random, is_seeded, makes_seeds
+from autoremat.errors import SteeringError
+from autoremat.modules import module_calls, module_path
+from autoremat.selectors import Selector, no_match
 from autoremat.storage import Storages
 
 aten = torch.ops.aten
@@ -47,12 +51,14 @@ class Constraints:
         replayed: random nodes whose recompute must run under the saved generator state.
         must_save: storages that the backward may only read as the forward made them.
         must_recompute: storages that the forward may not keep for the backward.
+        asked: what the user asked for with `save=` and `recompute=`, one sentence each.
     """
 
     run_once: dict[fx.Node, str]
     replayed: frozenset[fx.Node]
     must_save: frozenset[str]
     must_recompute: frozenset[str]
+    asked: tuple[str, ...] = ()
 
 
 def find_constraints(joint: JointGraph, storages: Storages, *, replays: Replays) -> Constraints:
@@ -142,3 +148,86 @@ def _reason_to_run_once(node: fx.Node, joint: JointGraph) -> str | None:
 
 def _is_symbol_arithmetic(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int))
+
+
+def with_selected(
+    constraints: Constraints,
+    joint: JointGraph,
+    storages: Storages,
+    selectors: Iterable[Selector],
+    *,
+    must_match: Iterable[Selector] = (),
+    inlined: frozenset[fx.Node] = frozenset(),
+) -> Constraints:
+    """The constraints with what the user selected.
+
+    Args:
+        constraints: those of the graph.
+        joint: the graph.
+        storages: its storages.
+        selectors: what to save and what to recompute.
+        must_match: those of them that have to match something in this graph.
+        inlined: nodes that the compiler computes inside their consumers. They are no values, and
+            a module's are left so; an operator that is named gets a value to save.
+
+    Raises:
+        SteeringError: if one of those matches nothing, if a value is to be both saved and
+            recomputed, or if all that is to be recomputed may run only once.
+    """
+    makers = [node for node in joint.nodes if _is_of_forward(node, joint, storages)]
+    by: dict[str, dict[fx.Node, Selector]] = {"save": {}, "recompute": {}}
+    asked = []
+    for selector in selectors:
+        matched = [node for node in makers if selector.matches(node)]
+        if not matched and selector in must_match:
+            raise no_match(selector, _names(makers, selector))
+        chosen = [n for n in matched if n not in inlined or selector.is_operator]
+        sentence = f"{selector} holds for {len(chosen)} operations"
+        if selector.keyword == "recompute":
+            kept = {n: why for n in matched if (why := _obstacle(n, constraints, storages))}
+            reasons = "; ".join(dict.fromkeys(f"{n.target} {why}" for n, why in kept.items()))
+            if matched and len(kept) == len(matched):
+                raise SteeringError(
+                    f"{selector} cannot be done: {reasons}. Drop it, or select something else."
+                )
+            chosen = [node for node in chosen if node not in kept]
+            sentence = f"{selector} holds for {len(chosen)} operations"
+            sentence += f", not for {len(kept)} that run once: {reasons}" if kept else ""
+        by[selector.keyword].update(dict.fromkeys(chosen, selector))
+        asked.append(sentence)
+    for node in by["save"].keys() & by["recompute"].keys():
+        raise SteeringError(
+            f"{by['save'][node]} and {by['recompute'][node]} both select {node.name} "
+            f"({node.target}, module {module_path(node) or 'of the model itself'}): a value is "
+            "saved or recomputed, not both. Narrow one of the patterns."
+        )
+    save = {name for node in by["save"] for name in storages.made_by[node]}
+    recompute = {name for node in by["recompute"] for name in storages.made_by[node]}
+    return replace(
+        constraints,
+        must_save=constraints.must_save | save,
+        must_recompute=(constraints.must_recompute | recompute) - save,
+        asked=tuple(asked),
+    )
+
+
+def _is_of_forward(node: fx.Node, joint: JointGraph, storages: Storages) -> bool:
+    """Whether the user's forward makes a value there."""
+    if node.op != "call_function" or node in joint.backward or not storages.made_by[node]:
+        return False
+    return node in joint.forward or bool(module_calls(node))
+
+
+def _obstacle(node: fx.Node, constraints: Constraints, storages: Storages) -> str | None:
+    """Why a node cannot run again; None if it can."""
+    if node in constraints.run_once:
+        return constraints.run_once[node]
+    if not constraints.must_save.isdisjoint(storages.made_by[node]):
+        return "makes a value that torch, or the model's own checkpoint policy, has to save"
+    return None
+
+
+def _names(nodes: Iterable[fx.Node], selector: Selector) -> list[str]:
+    if selector.is_operator:
+        return [str(node.target) for node in nodes]
+    return [call.path for node in nodes for call in module_calls(node)]

@@ -116,6 +116,63 @@ class InfeasibleBudget(RuntimeError):
         )
 
 
+class OverBudget(InfeasibleBudget):
+    """The plan that the user chose, by a policy or a file, peaks above the budget.
+
+    Attributes:
+        choice: what was chosen, as the argument: 'policy="every-layer"'.
+        optimal_peak_nbytes: the peak of what `policy="optimal"` finds for the same budget.
+    """
+
+    def __init__(
+        self,
+        budget_nbytes: int,
+        smallest_peak_nbytes: int,
+        floor_nbytes: int,
+        resident_nbytes: int,
+        step: str = "",
+        source: str = "",
+        largest: Iterable[LiveValue] = (),
+        choice: str = "",
+        optimal_peak_nbytes: int = 0,
+    ) -> None:
+        """Keeps the numbers; `smallest_peak_nbytes` is the peak of the plan that was chosen."""
+        super().__init__(
+            budget_nbytes,
+            smallest_peak_nbytes,
+            floor_nbytes,
+            resident_nbytes,
+            step,
+            source,
+            largest,
+        )
+        self.args = (*self.args, choice, optimal_peak_nbytes)
+        self.choice = choice
+        self.optimal_peak_nbytes = optimal_peak_nbytes
+
+    def _fact(self) -> str:
+        budget, peak = format_nbytes_apart(self.budget_nbytes, self.smallest_peak_nbytes)
+        return f"Budget {budget} is below {peak}, the peak of {self.choice}."
+
+    def _remedy(self) -> str:
+        peak, optimal = self.smallest_peak_nbytes, self.optimal_peak_nbytes
+        remedy = f'Raise the budget to {peak} bytes (budget="{peak}B") or drop {self.choice}: '
+        if optimal <= self.budget_nbytes:
+            return f'{remedy}policy="optimal" fits the budget, with a peak of {optimal} bytes.'
+        return (
+            f'{remedy}policy="optimal" reaches {optimal} bytes '
+            f"({format_nbytes(optimal)}), which is above the budget too."
+        )
+
+
+class SteeringError(ValueError):
+    """What the user asked of the plan does not exist, or cannot be done."""
+
+
+class PlanMismatch(SteeringError):
+    """A stored plan is not a plan of this model: the message names the first difference."""
+
+
 class _Coded:
     """A stable code and a sentence, for tools and for people."""
 

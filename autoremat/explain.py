@@ -22,13 +22,13 @@ from autoremat.choose import Choice, Subject
 from autoremat.cost import OpCost
 from autoremat.errors import LiveValue
 from autoremat.lower import without_spare_states
+from autoremat.modules import module_path
 from autoremat.reporting import GraphReport, ValueAction, ValueReport, format_nbytes
 from autoremat.reporting.alternatives import Alternatives, Rerun
 from autoremat.reporting.text import format_us
 from autoremat.reporting.timeline import Place, timeline_of
 
 _COPY_SUFFIX = re.compile(r"_recomputed(_\d+)?$")
-_MODEL = re.compile(r"^(L\.)?(self|\w+\.__self__)(\.|$)")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _TORCH_CODE = f"{PurePath(torch.__file__).parent}"
 
@@ -70,7 +70,7 @@ def _place_of(name: str, subject: Subject, costs: Mapping[fx.Node, OpCost]) -> P
         return Place(name.replace("_", " "))
     cost = costs.get(node)
     is_estimated = cost is not None and _guessed(cost)
-    return Place(_op_name(node), _module_of(node), source_of(node), is_estimated)
+    return Place(_op_name(node), module_path(node), source_of(node), is_estimated)
 
 
 def _guessed(cost: OpCost) -> bool:
@@ -128,7 +128,7 @@ def _bare(
         dtype=str(tensor.dtype).removeprefix("torch."),
         action=action,
         source=source_of(root),
-        module=_module_of(root),
+        module=module_path(root),
         op=_op_name(node),
         time_us=costs[node].time_us if node in costs else 0.0,
     )
@@ -206,14 +206,6 @@ def source_of(node: fx.Node) -> str:
         if not path.startswith(_TORCH_CODE):
             return f"{PurePath(path).name}:{line}"
     return f"{PurePath(frames[-1][0]).name}:{frames[-1][1]}" if frames else ""
-
-
-def _module_of(node: fx.Node) -> str:
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    path = str(next(reversed(stack.values()))[0]) if stack else ""
-    # "L['call'].__self__.h[0]" or "L['self']._modules['h']": the call's object is the model.
-    path = re.sub(r"\['?([^'\]]*)'?\]", r".\1", path).replace("._modules.", ".")
-    return _MODEL.sub("", path)
 
 
 def _op_name(node: fx.Node) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,17 +24,24 @@ from autoremat.fakes import Faker
 from autoremat.footprint import optimizer_footprint
 from autoremat.hardware import DeviceSpec, find_spec
 from autoremat.measure import resident_nbytes, storages_nbytes, tensors_in
+from autoremat.options import Offline, Resident
+from autoremat.plan_file import write
 from autoremat.reporting import Report
-from autoremat.session import Offline, Resident, Session
+from autoremat.selectors import Selection
+from autoremat.session import Session
 
 
 def plan(
     model: nn.Module,
     *inputs: Any,
-    budget: str | int,
+    budget: str | int | None = None,
     device: str | torch.device | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     compiler: str = "inductor",
+    policy: str = "optimal",
+    save: Selection = None,
+    recompute: Selection = None,
+    save_to: str | Path | None = None,
     time_limit: float = 30.0,
     verbose: bool = True,
     curve: int = 0,
@@ -52,6 +60,10 @@ def plan(
             given, which then must not be `meta`.
         optimizer: of the model's parameters; with it, the state that it holds or creates counts.
         compiler: "inductor" or "eager".
+        policy: as for `optimize`.
+        save: as for `optimize`.
+        recompute: as for `optimize`.
+        save_to: where to store the plan, for `optimize(model, plan=...)`.
         time_limit: seconds for the solver, per graph.
         verbose: show progress and one summary line.
         curve: how many budgets to plan for beside this one, for the report's curve of peak and
@@ -59,7 +71,8 @@ def plan(
         keywords: the batch's keyword part.
 
     Raises:
-        ValueError: for a malformed budget, compiler or device, a model in eval mode or without a
+        ValueError: for a malformed budget, compiler, device or policy, for patterns that match
+            nothing, a model in eval mode or without a
             parameter that needs a gradient, and a step in which nothing can be planned.
         InfeasibleBudget: if no plan fits.
     """
@@ -68,12 +81,22 @@ def plan(
     _require_trainable(model)
     home, spec = _place(model, device)
     options = session_options(
-        {"budget": budget, "compiler": compiler, "time_limit": time_limit, "verbose": verbose}
+        {
+            "budget": budget,
+            "compiler": compiler,
+            "policy": policy,
+            "save": save,
+            "recompute": recompute,
+            "time_limit": time_limit,
+            "verbose": verbose,
+        }
     )
     total_nbytes = device_nbytes(home) if spec is None else spec.memory_nbytes
+    asked = "100%" if budget is None else budget
     options = replace(
         options,
-        budget_nbytes=lambda _: parse_budget(budget, device_nbytes=lambda: total_nbytes),
+        budget_nbytes=lambda _: parse_budget(asked, device_nbytes=lambda: total_nbytes),
+        steering=options.steering.of(model),
     )
     faker = Faker(home)
     twin = faker.model(model)
@@ -88,6 +111,8 @@ def plan(
             "(torch.compiler.disable, or code that Dynamo skips)."
         )
         raise ValueError(f"Nothing can be planned: {why}")
+    if save_to is not None:
+        write(session.stored_plan(), save_to)
     return report
 
 

@@ -13,7 +13,7 @@ import itertools
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,26 +23,34 @@ from torch import fx
 from autoremat import _torch
 from autoremat.capture import copy_module, prepare
 from autoremat.choose import Choice, Subject, choose_by_reading, choose_by_simulation
-from autoremat.constraints import find_constraints
+from autoremat.constraints import find_constraints, with_selected
 from autoremat.cost import estimate_nodes
 from autoremat.curve import curve_of
 from autoremat.device import device_name
 from autoremat.draws import Replays, keep_draws, makes_seeds, replays, safe_policy
-from autoremat.dropout_policy import DropoutPolicy
 from autoremat.environment import environment_facts
-from autoremat.errors import FallbackError, FallbackWarning, InfeasibleBudget, OverBudgetWarning
+from autoremat.errors import (
+    FallbackError,
+    FallbackWarning,
+    InfeasibleBudget,
+    OverBudget,
+    OverBudgetWarning,
+    SteeringError,
+)
 from autoremat.executor import compile_eager
 from autoremat.explain import explain, largest_live, source_of
 from autoremat.fallbacks import fallback, in_words
 from autoremat.fusion import inlined_nodes, shared_by_layers
-from autoremat.hardware import DeviceSpec
 from autoremat.inductor import compile_with_partition
 from autoremat.lower import lower
+from autoremat.options import Offline, Options, Resident
 from autoremat.partition import PartitionError
+from autoremat.plan_file import StoredGraph, StoredPlan
 from autoremat.profile import profile_nodes
 from autoremat.progress import Progress
 from autoremat.regions import write_out_regions
 from autoremat.reporting import CurvePoint, Fallback, GraphReport, Report, one_line
+from autoremat.steering import choose_as_asked, store
 from autoremat.storage import Storages, find_storages
 
 _session_numbers = itertools.count()
@@ -61,65 +69,13 @@ class Unplannable(Exception):
 
 
 @dataclass(frozen=True)
-class Options:
-    """What the user asked for.
-
-    Attributes:
-        budget_nbytes: allowed peak of the whole step; called once the device is known.
-        compiler: "inductor" or "eager".
-        dropout: what becomes of random numbers; None for the safe choice.
-        time_limit_s: for the solver, per graph.
-        strict: raise where a graph cannot be planned.
-        verbose: show progress and the summary line.
-        inductor: options that are not ours.
-    """
-
-    budget_nbytes: Callable[[torch.device], int]
-    compiler: str = "inductor"
-    dropout: DropoutPolicy | None = None
-    time_limit_s: float = 30.0
-    strict: bool = False
-    verbose: bool = True
-    inductor: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Resident:
-    """Bytes that are live whatever the plan.
-
-    Attributes:
-        nbytes: parameters, buffers, inputs, existing gradients, optimizer state.
-        inputs_nbytes: the inputs among them.
-        optimizer_nbytes: what the optimizer's step takes for itself, after the backward.
-    """
-
-    nbytes: int
-    inputs_nbytes: int = 0
-    optimizer_nbytes: int = 0
-
-
-@dataclass(frozen=True)
-class Offline:
-    """Planning on fake tensors: no kernel is compiled, and no step is going to run.
-
-    Attributes:
-        spec: the device to plan for, if it is not here: operations are estimated then, not
-            measured, and the peak is the simulator's under every compiler.
-        curve_points: budgets to plan for beside the one asked for; 0 for none.
-        curve_limit_s: seconds for them.
-    """
-
-    spec: DeviceSpec | None = None
-    curve_points: int = 0
-    curve_limit_s: float = 0.0
-
-
-@dataclass(frozen=True)
 class _Entry:
     """What the session keeps of a planned graph."""
 
     report: GraphReport
     curve: tuple[CurvePoint, ...]
+    stored: StoredGraph
+    asked: tuple[str, ...]
     crossing_nbytes: int  # live between this graph's forward and its backward
     outputs_nbytes: int  # of them, what it returned to the user's code
 
@@ -182,7 +138,13 @@ class Session:
                 return self._compile_with_inductor(module, example_inputs)
             except _torch.InductorError as error:
                 return self._compile_as_torch_does(module, example_inputs, error)
-        except (InfeasibleBudget, FallbackError, FallbackWarning, OverBudgetWarning) as error:
+        except (
+            InfeasibleBudget,
+            SteeringError,
+            FallbackError,
+            FallbackWarning,
+            OverBudgetWarning,
+        ) as error:
             raise _torch.passing_through(error) from None
 
     def _compile_with_inductor(
@@ -224,7 +186,7 @@ class Session:
             if not joint_inputs:
                 raise Unplannable("AR103")
             modules = self._plan(module, num_fwd_outputs, static_lifetime_input_indices)
-        except InfeasibleBudget:
+        except (InfeasibleBudget, SteeringError):
             raise
         except Unplannable as reason:
             self.fall_back(reason.code, graph=_graph_name(), **reason.facts)
@@ -266,9 +228,17 @@ class Session:
             device=self._device_name(),
             torch_version=torch.__version__,
             fallbacks=tuple(self.fallbacks),
+            user_constraints=tuple(
+                dict.fromkeys(s for e in self._entries.values() for s in e.asked)
+            ),
             curve=self._step_curve(),
             facts=environment_facts(self._device),
         )
+
+    def stored_plan(self) -> StoredPlan:
+        """What was planned so far, for a file."""
+        graphs = tuple(entry.stored for entry in self._entries.values())
+        return StoredPlan(graphs, self.options.compiler, self._device_name(), torch.__version__)
 
     @property
     def device(self) -> torch.device:
@@ -309,10 +279,22 @@ class Session:
             if not eager and any(makes_seeds(node) for node in joint.nodes):
                 self._draws_in_compiled_code = True
             constraints = find_constraints(joint, storages, replays=self._replays(device))
-            inlined: frozenset[fx.Node] = frozenset()
+            inlined = frozenset[fx.Node]() if eager else inlined_nodes(joint, storages, constraints)
+            earlier = self._earlier_graphs(name)
+            steering = self.options.steering
+            constraints = with_selected(
+                constraints,
+                joint,
+                storages,
+                steering.selectors,
+                must_match=() if earlier else steering.must_match,
+                inlined=inlined,
+            )
             if not eager:
-                inlined = inlined_nodes(joint, storages, constraints)
-                shared = shared_by_layers(joint, storages, inlined)
+                inlined = frozenset(
+                    n for n in inlined if constraints.must_save.isdisjoint(storages.made_by[n])
+                )
+                shared = shared_by_layers(joint, storages, inlined) - constraints.must_recompute
                 constraints = replace(constraints, must_save=constraints.must_save | shared)
             progress.stage("cost")
             priced = [n for n in joint.nodes if n.op == "call_function" and n not in inlined]
@@ -323,7 +305,6 @@ class Session:
                 costs = estimate_nodes(priced, spec.ceilings)
             progress.stage("solve")
             resident = self._resident_of(joint.primals, storages, device)
-            earlier = self._earlier_graphs(name)
             handed_in_nbytes = storages.total_nbytes(
                 [n for n in joint.primals if n not in joint.static_inputs], resident=True
             )
@@ -343,22 +324,33 @@ class Session:
             )
             subject = Subject(joint, constraints, lowered, device)
             budget_nbytes = self.options.budget_nbytes(device)
-            solver = Solver(lowered.problem, time_limit_s=self.options.time_limit_s)
-            choose = choose_by_simulation if eager or spec is not None else choose_by_reading
-            choice = choose(subject, solver, budget_nbytes)
+            reads = not eager and spec is None
+            choice = choose_as_asked(subject, steering, len(earlier), budget_nbytes, reads=reads)
+            choice = choice or self._search(subject, budget_nbytes)
             self._device, self._resident_nbytes = device, resident.nbytes
             if not choice.fits:
                 self._refuse(subject, choice, budget_nbytes, is_later=bool(earlier))
             graph_report = explain(name, subject, choice, costs)
+            asked = (*constraints.asked, *graph_report.constraints)
             self._entries[name] = _Entry(
-                graph_report,
-                self._curve(subject, solver, choice),
+                replace(graph_report, constraints=asked),
+                self._curve(subject, choice),
+                store(subject, choice),
+                constraints.asked,
                 _crossing_nbytes(choice, storages, joint),
                 storages.total_nbytes(joint.fwd_outputs),
             )
             progress.stage("compile")
             progress.finish(one_line(self.report()))
         return choice.forward, choice.backward
+
+    def _search(self, subject: Subject, budget_nbytes: int) -> Choice:
+        """The fastest plan found that fits."""
+        solver = Solver(subject.lowered.problem, time_limit_s=self.options.time_limit_s)
+        is_here = self._offline is None or self._offline.spec is None
+        if self.options.compiler == "inductor" and is_here:
+            return choose_by_reading(subject, solver, budget_nbytes)
+        return choose_by_simulation(subject, solver, budget_nbytes)
 
     def _replays(self, device: torch.device) -> Replays:
         """How draws may be repeated in this session's graphs."""
@@ -380,15 +372,23 @@ class Session:
         timeline = choice.solution.timeline
         step = choice.solution.plan.schedule[timeline.peak_step]
         node = subject.lowered.node_of.get(step)
-        raise InfeasibleBudget(
-            budget_nbytes=budget_nbytes,
-            smallest_peak_nbytes=choice.peak_nbytes,
-            floor_nbytes=min(choice.solution.floor_nbytes, choice.peak_nbytes),
-            resident_nbytes=subject.lowered.problem.resident_nbytes,
-            step=step,
-            source=source_of(node) if node is not None else "",
-            largest=largest_live(subject, choice),
-        )
+        facts: dict[str, Any] = {
+            "budget_nbytes": budget_nbytes,
+            "smallest_peak_nbytes": choice.peak_nbytes,
+            "floor_nbytes": min(choice.solution.floor_nbytes, choice.peak_nbytes),
+            "resident_nbytes": subject.lowered.problem.resident_nbytes,
+            "step": step,
+            "source": source_of(node) if node is not None else "",
+            "largest": largest_live(subject, choice),
+        }
+        asked = self.options.steering.choice
+        if asked:
+            optimal_nbytes = self._search(subject, budget_nbytes).peak_nbytes
+            raise OverBudget(**facts, choice=asked, optimal_peak_nbytes=optimal_nbytes)
+        error = InfeasibleBudget(**facts)
+        if subject.constraints.asked:
+            error.add_note("This respects save= and recompute=: without them, less may be enough.")
+        raise error
 
     def fall_back(self, code: str, *, cause: Exception | None = None, **facts: object) -> None:
         """Tell the user what runs without a plan, why, and what to do; once for each reason.
@@ -402,11 +402,10 @@ class Session:
         self.fallbacks[Fallback(code, *in_words(code, **facts))] = None
         warnings.warn(warning, stacklevel=3)
 
-    def _curve(self, subject: Subject, solver: Solver, choice: Choice) -> tuple[CurvePoint, ...]:
+    def _curve(self, subject: Subject, choice: Choice) -> tuple[CurvePoint, ...]:
         if self._offline is None or not self._offline.curve_points:
             return ()
-        points, limit_s = self._offline.curve_points, self._offline.curve_limit_s
-        return curve_of(subject, solver, choice, points, limit_s)
+        return curve_of(subject, choice, self._offline.curve_points, self._offline.curve_limit_s)
 
     def _step_curve(self) -> tuple[CurvePoint, ...]:
         """Of a step of one graph; the curves of several do not add up to one."""
@@ -462,6 +461,3 @@ def _devices_of(module: fx.GraphModule) -> set[torch.device]:
     """Where the graph's inputs live."""
     values = (node.meta.get("val") for node in module.graph.find_nodes(op="placeholder"))
     return {value.device for value in values if isinstance(value, torch.Tensor)}
-
-
-__all__ = ["Offline", "Options", "Resident", "Session", "Unplannable"]

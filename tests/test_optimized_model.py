@@ -224,3 +224,13 @@ def test_autocast_around_an_optimised_model():
     loss.backward()
     scalar(loss)
     assert all(p.grad is not None for p in model.parameters())
+
+
+def test_one_models_batch_does_not_make_anothers_symbolic():
+    """Dynamo remembers which sizes varied: per model, not for all that autoremat compiles."""
+    one = autoremat.optimize(Chain(), UNBOUNDED, compiler="eager", verbose=False)
+    other = autoremat.optimize(Chain(2), UNBOUNDED, compiler="eager", verbose=False)
+    one(many_rows(8)).backward()
+    other(many_rows(16)).backward()
+    values = autoremat.report(other).values
+    assert all(isinstance(size, int) for value in values for size in value.shape)

@@ -192,6 +192,14 @@ def test_storage_key():
     assert _torch.storage_key(x.to_sparse()) is None
 
 
+def test_operators_and_their_overloads():
+    """`aten.mm` is a packet, `aten.mm.default` one of its overloads; both print their names."""
+    assert isinstance(torch.ops.aten.mm, _torch.OpOverloadPacket)
+    assert isinstance(torch.ops.aten.mm.default, _torch.OpOverload)
+    assert str(torch.ops.aten.mm) == "aten.mm"
+    assert str(torch.ops.aten.mm.default) == "aten.mm.default"
+
+
 def test_is_getitem():
     """Only elements of tuples."""
     graph = fx.Graph()

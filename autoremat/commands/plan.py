@@ -83,6 +83,7 @@ def planned(target: TargetArguments, asked: PlanArguments) -> Report:
     device = asked.device
     if device is None and loaded.on_meta:
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    keywords: dict[str, Any] = dict(loaded.keywords)
     try:
         return offline.plan(
             loaded.model,
@@ -94,7 +95,7 @@ def planned(target: TargetArguments, asked: PlanArguments) -> Report:
             time_limit=asked.time_limit,
             curve=asked.points,
             verbose=sys.stderr.isatty(),
-            **loaded.keywords,
+            **keywords,
         )
     except ValueError as error:
         raise Refusal(str(error)) from error

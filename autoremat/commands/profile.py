@@ -86,7 +86,7 @@ def run(target: TargetArguments, asked: PlanArguments, *, as_json: bool) -> int:
         document = {
             "target": target.text,
             "device": report.device,
-            "time_us": report.baseline_time_us,
+            "time_us": report.predicted_time_us,
             "peak_nbytes": report.baseline_peak_nbytes,
             "resident_nbytes": report.resident_nbytes,
             "by_operator": [asdict(part) for part in by_operator],
@@ -98,7 +98,7 @@ def run(target: TargetArguments, asked: PlanArguments, *, as_json: bool) -> int:
     peak, resident = format_nbytes(report.baseline_peak_nbytes), report.resident_nbytes
     console.print(Text(target.text, style="bold"), soft_wrap=True)
     console.print(
-        f"On {report.device}: {format_us(report.baseline_time_us)} op by op, peak {peak}, of which "
+        f"On {report.device}: {format_us(report.predicted_time_us)} op by op, peak {peak}, of which "
         f"{format_nbytes(resident)} resident.",
         highlight=False,
     )

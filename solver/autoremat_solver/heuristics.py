@@ -28,11 +28,18 @@ def simple_recipes(indexed: Indexed) -> Iterator[Recipe]:
         return
     cuts = live_across(indexed)
     for name, count in _segment_counts(len(indexed.forward_order)):
-        places = _narrowest_near_even(indexed, cuts, count)
-        saved = frozenset(v for place in places for v in cuts[place])
+        saved, per_segment = in_segments(indexed, cuts, count)
         yield name, saved, KEEP
-        ends = segment_ends(indexed, places)
-        yield f"{name}, per segment", saved, Retention(segment_end=ends)
+        yield f"{name}, per segment", saved, per_segment
+
+
+def in_segments(
+    indexed: Indexed, cuts: list[list[int]], count: int
+) -> tuple[frozenset[int], Retention]:
+    """Save what crosses the cuts between so many segments of even time; rerun one at a time."""
+    places = _narrowest_near_even(indexed, cuts, count)
+    saved = frozenset(v for place in places for v in cuts[place])
+    return saved, Retention(segment_end=segment_ends(indexed, places))
 
 
 def save_all(indexed: Indexed) -> frozenset[int]:
@@ -40,8 +47,13 @@ def save_all(indexed: Indexed) -> frozenset[int]:
     return frozenset(v for v, last in enumerate(indexed.last_demand) if last >= 0)
 
 
+def root_of(length: int) -> int:
+    """Segments of the sqrt(n) strategy."""
+    return max(2, math.isqrt(length))
+
+
 def _segment_counts(length: int) -> Iterator[tuple[str, int]]:
-    root = max(2, math.isqrt(length))
+    root = root_of(length)
     yield "sqrt n", root
     counts = sorted({count for count in (2, 4, 8, 16, 32, 64) if count < length} - {root})
     for count in counts:

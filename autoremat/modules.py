@@ -1,0 +1,51 @@
+"""Which of the user's modules an operation belongs to.
+
+Enters: nodes of a joint graph, with what Dynamo notes on them. Leaves: paths as
+`nn.Module.named_modules` writes them. Operations outside of any submodule, and those that a pass
+of the compiler made, have none.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from torch import fx
+
+# "L['call'].__self__.h[0]" or "L['self']._modules['h']": the call's object is the model.
+_INDEX = re.compile(r"\['?([^'\]]*)'?\]")
+_MODEL = re.compile(r"^(L\.)?(self|\w+\.__self__)(\.|$)")
+
+
+@dataclass(frozen=True)
+class ModuleCall:
+    """One call of a module.
+
+    Attributes:
+        path: of the module below the model, "layers.3.mlp".
+        kind: its class.
+        call: 0 for its first call in the graph, 1 for the second, and so on.
+    """
+
+    path: str
+    kind: str
+    call: int = 0
+
+
+def module_calls(node: fx.Node) -> tuple[ModuleCall, ...]:
+    """The calls in which a node ran, from the outermost module to the innermost."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    found = []
+    for key, (path, kind) in stack.items():
+        name = _MODEL.sub("", _INDEX.sub(r".\1", str(path)).replace("._modules.", "."))
+        count = str(key).rpartition("@")[2] if "@" in str(key) else "0"
+        call = int(count) if count.isdecimal() else 0
+        if name:
+            found.append(ModuleCall(name, getattr(kind, "__qualname__", str(kind)), call))
+    return tuple(found)
+
+
+def module_path(node: fx.Node) -> str:
+    """The innermost module of a node, "layers.3.mlp", or ""."""
+    calls = module_calls(node)
+    return calls[-1].path if calls else ""

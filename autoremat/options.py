@@ -1,0 +1,69 @@
+"""What a session is given: the user's options, what the step holds anyway, offline or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from autoremat.dropout_policy import DropoutPolicy
+from autoremat.hardware import DeviceSpec
+from autoremat.steering import Steering
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for.
+
+    Attributes:
+        budget_nbytes: allowed peak of the whole step; called once the device is known.
+        compiler: "inductor" or "eager".
+        dropout: what becomes of random numbers; None for the safe choice.
+        time_limit_s: for the solver, per graph.
+        strict: raise where a graph cannot be planned.
+        verbose: show progress and the summary line.
+        steering: strategy, constraints, stored plan.
+        inductor: options that are not ours.
+    """
+
+    budget_nbytes: Callable[[torch.device], int]
+    compiler: str = "inductor"
+    dropout: DropoutPolicy | None = None
+    time_limit_s: float = 30.0
+    strict: bool = False
+    verbose: bool = True
+    steering: Steering = field(default_factory=Steering)
+    inductor: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Resident:
+    """Bytes that are live whatever the plan.
+
+    Attributes:
+        nbytes: parameters, buffers, inputs, existing gradients, optimizer state.
+        inputs_nbytes: the inputs among them.
+        optimizer_nbytes: what the optimizer's step takes for itself, after the backward.
+    """
+
+    nbytes: int
+    inputs_nbytes: int = 0
+    optimizer_nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class Offline:
+    """Planning on fake tensors: no kernel is compiled, and no step is going to run.
+
+    Attributes:
+        spec: the device to plan for, if it is not here: operations are estimated then, not
+            measured, and the peak is the simulator's under every compiler.
+        curve_points: budgets to plan for beside the one asked for; 0 for none.
+        curve_limit_s: seconds for them.
+    """
+
+    spec: DeviceSpec | None = None
+    curve_points: int = 0
+    curve_limit_s: float = 0.0
