@@ -67,7 +67,7 @@ def plan(
         time_limit: seconds for the solver, per graph.
         verbose: show progress and one summary line.
         curve: how many budgets to plan for beside this one, for the report's curve of peak and
-            time; 0 for none, else at least 2. They take at most `time_limit` again.
+            time; 0 for none, else at least 2. They take a third of `time_limit` more.
         keywords: the batch's keyword part.
 
     Raises:
@@ -102,7 +102,7 @@ def plan(
     twin = faker.model(model)
     fakes, fake_keywords = faker.values(inputs), faker.values(dict(keywords))
     resident = _resident(twin, (fakes, fake_keywords), optimizer, home)
-    session = Session(options, lambda _: resident, offline=Offline(spec, curve, time_limit))
+    session = Session(options, lambda _: resident, offline=Offline(spec, curve, time_limit / 3))
     _run(session, faker, twin, fakes, fake_keywords)
     report = session.report()
     if not report.graphs:

@@ -261,7 +261,7 @@ def test_where_time_and_memory_go(target: str) -> None:
     found = json.loads(invoked("profile", target, "--json").stdout)
     for table in (found["by_operator"], found["by_module"]):
         total = sum(part["forward_us"] + part["backward_us"] for part in table)
-        assert total == pytest.approx(found["time_us"], rel=1e-6)
+        assert total == pytest.approx(found["time_us"], rel=1e-4)  # steps are kept to a nanosecond
     operators = {part["name"]: part for part in found["by_operator"]}
     assert operators["addmm"]["runs"] == 6
     assert operators["tanh"]["saved_nbytes"] > 0
