@@ -30,6 +30,7 @@ __all__ = [
     "memory_events",
     "profiler_is_active",
     "real_execution",
+    "sparse_parts",
     "step_hooks",
     "storage_identity",
     "tree_leaves",
@@ -58,6 +59,12 @@ def memory_events(session: torch.profiler.profile) -> list[Any]:
 def storage_identity(storage: torch.UntypedStorage) -> int:
     """A number that two live storages share exactly if they are one."""
     return storage._cdata
+
+
+def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices and values of a sparse tensor (COO) as it holds them, also while fakes are traced."""
+    with _disable_current_modes():
+        return tensor._indices(), tensor._values()
 
 
 def is_mutable(operator: OpOverload) -> bool:

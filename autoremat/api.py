@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from autoremat.backend import session_options, with_own_code
 from autoremat.errors import FallbackError, FallbackWarning
 from autoremat.fallbacks import fallback
 from autoremat.footprint import OptimizerFootprint, optimizer_footprint
-from autoremat.measure import resident_nbytes, storages_nbytes, tensors_in
+from autoremat.measure import resident_nbytes, storages_nbytes, storages_of, tensors_in
 from autoremat.options import Resident
 from autoremat.plan_file import write
 from autoremat.reporting import Report
@@ -133,8 +133,8 @@ class OptimizedCall:
 
     def _warn_if_gradients_stay(self, model: nn.Module) -> None:
         """Say once that a step does not fit that adds to the gradients of the one before."""
-        gradient = next((p.grad for p in model.parameters() if p.grad is not None), None)
-        now = StorageWeakRef(gradient.untyped_storage()) if gradient is not None else None
+        storage = next(iter(_gradient_storages(model)), None)
+        now = StorageWeakRef(storage) if storage is not None else None
         before, self._last_gradient = self._last_gradient, now
         stays = before is not None and not before.expired() and before == now
         session = self._current.session
@@ -161,7 +161,14 @@ class OptimizedCall:
 
 
 def _gradient_nbytes(model: nn.Module) -> int:
-    return sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
+    return sum(storage.nbytes() for storage in _gradient_storages(model))
+
+
+def _gradient_storages(model: nn.Module) -> Iterator[torch.UntypedStorage]:
+    """Those of the gradients that exist; of sparse ones, of what they hold."""
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            yield from storages_of(parameter.grad)
 
 
 def optimize(

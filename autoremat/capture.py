@@ -2,8 +2,9 @@
 
 Enters: what AOTAutograd hands to a partitioner. Leaves: a `JointGraph` whose nodes are sorted
 into forward, backward and either, on a copy: the caller's graph is never changed.
-Guarantees: no dead nodes, no duplicates; torch's own demands are tags on the nodes; no backward
-node reads an input that the forward overwrites (it reads a copy taken before).
+Guarantees: no dead nodes, no duplicates; torch's own demands are tags on the nodes, and so is each
+node's name, for copies of it; no backward node reads an input that the forward overwrites (it
+reads a copy taken before).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from autoremat.storage import find_storages
 
 aten = torch.ops.aten
 
+ORIGIN = "autoremat_origin"  # in `meta`: the joint graph's name of what a node computes
 _DRAW_MARK = "autoremat_draw"
 
 
@@ -89,6 +91,8 @@ def prepare(
     if overwritten:
         _snapshot_for_backward(module.graph, overwritten, backward)
         _save_what_is_read(overwritten, backward)
+    for node in module.graph.nodes:
+        node.meta[ORIGIN] = node.name  # copies take `meta` along, not the name
     primals = [n for n in module.graph.find_nodes(op="placeholder") if _torch.is_primal(n)]
     return JointGraph(
         module=module,

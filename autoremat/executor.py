@@ -14,7 +14,9 @@ from torch import fx
 from autoremat import _torch
 
 
-def compile_eager(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+def compile_eager(
+    module: fx.GraphModule, example_inputs: Sequence[Any], **_of_inductor: Any
+) -> Callable[..., Any]:
     """A callable over a list of arguments, which it empties."""
     module.graph.set_codegen(_torch.BoxedCodeGen())
     module.recompile()

@@ -57,9 +57,9 @@ def explain(
         timeline=timeline,
         peak_step=step,
         peak_source=source_of(node) if node is not None else "",
-        estimated_ops=tuple(sorted({_op_name(n) for n, cost in costs.items() if _guessed(cost)})),
+        estimated_ops=tuple(sorted({op_name(n) for n, cost in costs.items() if _guessed(cost)})),
         constraints=tuple(
-            sorted({f"{_op_name(n)} {why}" for n, why in subject.constraints.run_once.items()})
+            sorted({f"{op_name(n)} {why}" for n, why in subject.constraints.run_once.items()})
         ),
     )
 
@@ -70,7 +70,7 @@ def _place_of(name: str, subject: Subject, costs: Mapping[fx.Node, OpCost]) -> P
         return Place(name.replace("_", " "))
     cost = costs.get(node)
     is_estimated = cost is not None and _guessed(cost)
-    return Place(_op_name(node), module_path(node), source_of(node), is_estimated)
+    return Place(op_name(node), module_path(node), source_of(node), is_estimated)
 
 
 def _guessed(cost: OpCost) -> bool:
@@ -129,7 +129,7 @@ def _bare(
         action=action,
         source=source_of(root),
         module=module_path(root),
-        op=_op_name(node),
+        op=op_name(node),
         time_us=costs[node].time_us if node in costs else 0.0,
     )
 
@@ -208,7 +208,8 @@ def source_of(node: fx.Node) -> str:
     return f"{PurePath(frames[-1][0]).name}:{frames[-1][1]}" if frames else ""
 
 
-def _op_name(node: fx.Node) -> str:
+def op_name(node: fx.Node) -> str:
+    """The operator that a node applies, without its namespace."""
     target = node.target
     if isinstance(target, _torch.OpOverload):
         return target.name().split("::")[-1]

@@ -18,7 +18,6 @@ from torch import fx
 
 from autoremat import _torch
 from autoremat.capture import copy_module
-from autoremat.executor import compile_eager
 from autoremat.fusion_limit import FusionLimit
 from autoremat.library_calls import Layout, library_workspaces
 from autoremat.measure import rounded_nbytes
@@ -32,7 +31,9 @@ from autoremat.wrapper_memory import (
 
 
 class Partitioner(Protocol):
-    """What splits joint graphs."""
+    """What splits joint graphs; the hook finds it by its key."""
+
+    key: str
 
     @property
     def partition(self) -> Callable[..., tuple[fx.GraphModule, fx.GraphModule]]:
@@ -46,7 +47,7 @@ class PartitionerHook(_torch.CustomPartitionerFn):
     """What Inductor calls for each joint graph: looks the real partitioner up by its key."""
 
     def __init__(self, key: str) -> None:
-        """Hold the key of a session."""
+        """Hold the key of a partitioner."""
         self.key = key
 
     def __deepcopy__(self, memo: object) -> PartitionerHook:
@@ -54,11 +55,11 @@ class PartitionerHook(_torch.CustomPartitionerFn):
         return self
 
     def uuid(self) -> tuple[str, str]:
-        """A key of this process and session: a cached result would come without a report."""
+        """A key of this process and partitioner: a cached result would come without a report."""
         return ("autoremat", self.key)
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **keywords: Any) -> Any:
-        """Split the joint graph as the session behind the key does."""
+        """Split the joint graph as whoever is behind the key does."""
         return _partitioners[self.key].partition(gm, joint_inputs, **keywords)
 
 
@@ -66,10 +67,9 @@ def compile_with_partition(
     module: fx.GraphModule,
     example_inputs: Sequence[Any],
     *,
-    key: str,
     partitioner: Partitioner,
     config: dict[str, Any],
-    runs: bool = True,
+    executor: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph with Inductor, splitting its joint graphs with the partitioner.
 
@@ -78,22 +78,16 @@ def compile_with_partition(
     Args:
         module: the Dynamo graph.
         example_inputs: its inputs.
-        key: under which the hook finds the partitioner.
         partitioner: splits the joint graphs.
         config: the user's options for Inductor.
-        runs: whether kernels are wanted; if not, the result runs operation by operation.
+        executor: given if no kernels are wanted: it compiles the modules instead.
     """
+    key = partitioner.key
     _partitioners[key] = partitioner
     patches = {**_fusion_config(), **config, "custom_partitioner_fn": PartitionerHook(key)}
-    keywords: dict[str, Any] = {} if runs else {"inner_compile": _op_by_op}
+    keywords: dict[str, Any] = {} if executor is None else {"inner_compile": executor}
     compiled: Any = _torch.compile_fx(module, example_inputs, config_patches=patches, **keywords)
     return cast("Callable[..., Any]", compiled)
-
-
-def _op_by_op(
-    module: fx.GraphModule, example_inputs: Sequence[Any], **_keywords: Any
-) -> Callable[..., Any]:
-    return compile_eager(module, example_inputs)
 
 
 def _fusion_config() -> dict[str, Any]:

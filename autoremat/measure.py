@@ -28,6 +28,7 @@ from ._torch_profile import (
     DeviceType,
     memory_events,
     profiler_is_active,
+    sparse_parts,
     storage_identity,
     tree_leaves,
 )
@@ -111,7 +112,7 @@ def _cpu_storages() -> Iterator[torch.UntypedStorage]:
             continue
         try:
             tensors = [thing, thing.grad] if thing.is_leaf and thing.requires_grad else [thing]
-            storages = [s for t in tensors if t is not None for s in _storages(t)]
+            storages = [s for t in tensors if t is not None for s in storages_of(t)]
         except (RuntimeError, NotImplementedError):
             # Half-dead and functional tensors have no storage to show.
             continue
@@ -202,7 +203,7 @@ def storages_nbytes(tensors: Iterable[torch.Tensor], device: torch.device) -> in
         # A fake tensor's storage claims to be on `meta`, so the tensor is asked for the device.
         if not _same_device(tensor.device, device):
             continue
-        for storage in _storages(tensor):
+        for storage in storages_of(tensor):
             sizes[storage_identity(storage)] = rounded_nbytes(storage.nbytes(), device)
     return sum(sizes.values())
 
@@ -226,15 +227,14 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return found
 
 
-def _storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
+def storages_of(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
     """The storages behind a tensor: those of the inner tensors for DTensor and the like."""
     if hasattr(tensor, "__tensor_flatten__"):
         names, _ = tensor.__tensor_flatten__()
         inner = (getattr(tensor, name) for name in names)
-        return [storage for part in inner for storage in _storages(part)]
+        return [storage for part in inner for storage in storages_of(part)]
     if tensor.layout is torch.sparse_coo:
-        parts = tensor.coalesce()
-        return [*_storages(parts.indices()), *_storages(parts.values())]
+        return [storage for part in sparse_parts(tensor) for storage in storages_of(part)]
     return [tensor.untyped_storage()] if tensor.layout is torch.strided else []
 
 

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import os
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,11 +42,12 @@ from autoremat.executor import compile_eager
 from autoremat.explain import explain, largest_live, source_of
 from autoremat.fallbacks import fallback, in_words
 from autoremat.fusion import inlined_nodes, shared_by_layers
-from autoremat.inductor import compile_with_partition
+from autoremat.inductor import Partitioner, compile_with_partition
 from autoremat.lower import lower
 from autoremat.options import Offline, Options, Resident
 from autoremat.partition import PartitionError
 from autoremat.plan_file import StoredGraph, StoredPlan
+from autoremat.planned_graph import PlannedGraph, fingerprint
 from autoremat.profile import profile_nodes
 from autoremat.progress import Progress
 from autoremat.regions import write_out_regions
@@ -102,6 +104,7 @@ class Session:
         self.options = options
         self.key = f"{os.getpid()}-{os.urandom(8).hex()}-{next(_session_numbers)}"
         self.fallbacks: dict[Fallback, None] = {}
+        self.planned: defaultdict[str, list[PlannedGraph]] = defaultdict(list)
         self.measured_peak_nbytes: int | None = None
         self._resident = resident
         self._refuses = refuses
@@ -123,21 +126,14 @@ class Session:
             FallbackError: if the session is strict and a graph cannot be planned.
         """
         self._first_graph = self._first_graph or _graph_name()
-        write_out_regions(module)
+        op_by_op = self.options.compiler == "eager" or self._offline is not None
+        executor = compile_eager if op_by_op else None
         try:
-            if self.options.compiler == "eager":
-                backend = _torch.aot_autograd(
-                    fw_compiler=compile_eager,
-                    bw_compiler=compile_eager,
-                    partition_fn=self.partition,
-                    keep_inference_input_mutations=True,
-                )
-                compiled: Callable[..., Any] = backend(module, example_inputs)
-                return compiled
             try:
-                return self._compile_with_inductor(module, example_inputs)
+                return self.compile_through(module, example_inputs, self, executor)
             except _torch.InductorError as error:
-                return self._compile_as_torch_does(module, example_inputs, error)
+                self._leave_to_torch(error)
+                return self.compile_through(module, example_inputs, self, executor)
         except (
             InfeasibleBudget,
             SteeringError,
@@ -147,27 +143,45 @@ class Session:
         ) as error:
             raise _torch.passing_through(error) from None
 
-    def _compile_with_inductor(
-        self, module: fx.GraphModule, example_inputs: Sequence[Any]
+    def compile_through(
+        self,
+        module: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        partitioner: Partitioner,
+        executor: Callable[..., Any] | None,
     ) -> Callable[..., Any]:
+        """A Dynamo graph, captured as this session does, and split by whoever is given.
+
+        Args:
+            module: the Dynamo graph.
+            example_inputs: its inputs.
+            partitioner: splits the joint graph.
+            executor: compiles forward and backward; None for Inductor's kernels.
+        """
+        write_out_regions(module)
+        if self.options.compiler == "eager":
+            backend = _torch.aot_autograd(
+                fw_compiler=executor,
+                bw_compiler=executor,
+                partition_fn=partitioner.partition,
+                keep_inference_input_mutations=True,
+            )
+            compiled: Callable[..., Any] = backend(module, example_inputs)
+            return compiled
         return compile_with_partition(
             module,
             example_inputs,
-            key=self.key,
-            partitioner=self,
+            partitioner=partitioner,
             config=self.options.inductor,
-            runs=self._offline is None,
+            executor=executor,
         )
 
-    def _compile_as_torch_does(
-        self, module: fx.GraphModule, example_inputs: Sequence[Any], error: Exception
-    ) -> Callable[..., Any]:
-        """Inductor could not compile what was planned: once more, by torch's own partition."""
+    def _leave_to_torch(self, error: Exception) -> None:
+        """Inductor could not compile what was planned: torch's own partition is next."""
         name = _graph_name()
         self._entries.pop(name, None)
         self.fall_back("AR107", cause=error, graph=name, error=error)
         self._unplannable.add(name)
-        return self._compile_with_inductor(module, example_inputs)
 
     def partition(
         self,
@@ -182,10 +196,10 @@ class Session:
         untouched = copy_module(module)
         try:
             if _graph_name() in self._unplannable:
-                return self._torch_partition(untouched, joint_inputs, num_fwd_outputs)
+                return self.torch_partition(untouched, joint_inputs, num_fwd_outputs)
             if not joint_inputs:
                 raise Unplannable("AR103")
-            modules = self._plan(module, num_fwd_outputs, static_lifetime_input_indices)
+            planned = self._plan(module, num_fwd_outputs, static_lifetime_input_indices)
         except (InfeasibleBudget, SteeringError):
             raise
         except Unplannable as reason:
@@ -199,10 +213,11 @@ class Session:
             if self._over_budget is not None:
                 warning, self._over_budget = self._over_budget, None
                 warnings.warn(warning, stacklevel=2)
-            return modules
-        return self._torch_partition(untouched, joint_inputs, num_fwd_outputs)
+            self.planned[fingerprint(untouched)].append(planned.copied())
+            return planned.forward, planned.backward
+        return self.torch_partition(untouched, joint_inputs, num_fwd_outputs)
 
-    def _torch_partition(
+    def torch_partition(
         self, module: fx.GraphModule, joint_inputs: Any, num_fwd_outputs: int
     ) -> Modules:
         """Torch's own split, on a graph that is safe from reading overwritten inputs."""
@@ -267,7 +282,7 @@ class Session:
 
     def _plan(
         self, module: fx.GraphModule, num_fwd_outputs: int, static: Sequence[int] | None
-    ) -> Modules:
+    ) -> PlannedGraph:
         """The stages in their order: capture, cost, lower, solve, rewrite, report."""
         with Progress(self.options.verbose) as progress:
             progress.stage("capture")
@@ -342,7 +357,7 @@ class Session:
             )
             progress.stage("compile")
             progress.finish(one_line(self.report()))
-        return choice.forward, choice.backward
+        return PlannedGraph(joint, choice.forward, choice.backward)
 
     def _search(self, subject: Subject, budget_nbytes: int) -> Choice:
         """The fastest plan found that fits."""

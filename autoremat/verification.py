@@ -10,7 +10,7 @@ import contextlib
 import gc
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,9 @@ from torch import nn
 
 from autoremat import _torch
 from autoremat.api import optimized_call
+from autoremat.first_difference import Explanation, explain_difference
 from autoremat.measure import measure_peak
+from autoremat.tensor_error import absolute_error, largest, relative_error
 
 FLOAT32_TOLERANCE = 1e-4
 FLOAT64_TOLERANCE = 1e-9
@@ -42,6 +44,10 @@ class Verification:
         budget_nbytes: what was allowed.
         tolerance: errors up to this are rounding.
         loss: the reference's.
+        first_difference: if results differ, the first value of the planned step, by its name in
+            the report, that is not the one of the same step without recompute; else "".
+        first_difference_source: the line that makes it, as "model.py:88".
+        explanation: a sentence on it, or on where else the difference comes from.
     """
 
     loss_error: float
@@ -54,6 +60,9 @@ class Verification:
     budget_nbytes: int
     tolerance: float
     loss: float = 0.0
+    first_difference: str = ""
+    first_difference_source: str = ""
+    explanation: str = ""
 
     @property
     def loss_agrees(self) -> bool:
@@ -92,6 +101,9 @@ def verify(
     **keywords: Any,
 ) -> Verification:
     """Run one training step in eager mode and one of ours, and compare them.
+
+    If they differ, the step runs once more, op by op, to find the first value that is wrong: that
+    keeps all its values at once, so it may take far more memory than the budget.
 
     Args:
         model: a module that `autoremat.optimize` was called on, in train mode.
@@ -136,16 +148,29 @@ def verify(
         resident = optimized.resident(device, (inputs, keywords))
         outcome: list[_Outcome] = []
         peak = measure_peak(lambda: outcome.append(run(ours)), device=device)
-        result = _compare(theirs, _detached(outcome[0]))
-    session.note_measured(resident.nbytes + max(peak, resident.optimizer_nbytes))
-    report = session.report()
-    return Verification(
-        **result,
-        reference=reference,
-        measured_peak_nbytes=report.measured_peak_nbytes or 0,
-        predicted_peak_nbytes=report.predicted_peak_nbytes,
-        budget_nbytes=report.budget_nbytes,
-        tolerance=_tolerance(model),
+        session.note_measured(resident.nbytes + max(peak, resident.optimizer_nbytes))
+        report = session.report()
+        result = Verification(
+            **_compare(theirs, _detached(outcome[0])),
+            reference=reference,
+            measured_peak_nbytes=report.measured_peak_nbytes or 0,
+            predicted_peak_nbytes=report.predicted_peak_nbytes,
+            budget_nbytes=report.budget_nbytes,
+            tolerance=_tolerance(model),
+        )
+        if not (result.loss_agrees and result.gradients_agree):
+            restore()
+            result = _explained(result, explain_difference(session, model._call_impl, run))
+    return result
+
+
+def _explained(result: Verification, explanation: Explanation) -> Verification:
+    found = explanation.difference
+    return replace(
+        result,
+        first_difference=found.value if found is not None else "",
+        first_difference_source=found.source if found is not None else "",
+        explanation=explanation.sentence,
     )
 
 
@@ -156,7 +181,7 @@ def _compare(theirs: _Outcome, ours: _Outcome) -> dict[str, Any]:
     buffer_error, _ = _largest_error(theirs.buffers, ours.buffers)
     return {
         "loss": theirs.loss,
-        "loss_error": _error(
+        "loss_error": absolute_error(
             torch.tensor(theirs.loss, dtype=torch.float64),
             torch.tensor(ours.loss, dtype=torch.float64),
         ),
@@ -183,37 +208,13 @@ def _largest_error(
     """Largest absolute error over the largest finite reference value, and whose it is."""
     for name in theirs.keys() ^ ours.keys():
         return math.inf, name
-    scale = max((_largest(tensor) for tensor in theirs.values()), default=0.0)
+    scale = max((largest(tensor) for tensor in theirs.values()), default=0.0)
     worst, worst_name = 0.0, ""
     for name, tensor in theirs.items():
-        error = _error(tensor, ours[name])
+        error = absolute_error(tensor, ours[name])
         if error > worst:
             worst, worst_name = error, name
-    if scale == 0.0:
-        return (0.0 if worst == 0.0 else math.inf), worst_name
-    return worst / scale, worst_name
-
-
-def _error(theirs: torch.Tensor, ours: torch.Tensor) -> float:
-    """Largest absolute difference; infinite where only one of them is NaN or infinite."""
-    if not theirs.numel():
-        return 0.0
-    a, b = _real(theirs), _real(ours)
-    same = (a == b) | (a.isnan() & b.isnan())
-    return float(
-        (a - b).abs().masked_fill(same, 0.0).nan_to_num(nan=math.inf, posinf=math.inf).max()
-    )
-
-
-def _largest(tensor: torch.Tensor) -> float:
-    finite = _real(tensor)
-    finite = finite[finite.isfinite()]
-    return float(finite.abs().max()) if finite.numel() else 0.0
-
-
-def _real(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    return (tensor.to_dense() if tensor.is_sparse else tensor).double()
+    return relative_error(worst, scale), worst_name
 
 
 def _detached(outcome: _Outcome) -> _Outcome:

@@ -182,6 +182,25 @@ def test_each_figure_can_fail(wrong: dict[str, Any], reason: str) -> None:
     assert (right["status"], right["failures"]) == ("ok", [])
 
 
+def test_the_first_value_that_differs_is_a_failure_of_its_own() -> None:
+    """In words among the failures, and by name and line under keys of their own."""
+    asked = verify_command._Asked(TargetArguments("x.py:make"), "1GB", "eager", None, 30.0)
+    wrong = replace(
+        RIGHT,
+        gradient_error=0.5,
+        worst_gradient="w",
+        first_difference="tanh_2",
+        first_difference_source="model.py:88",
+        explanation="The first value that differs is tanh_2 (tanh, model.py:88).",
+    )
+    document = verify_command._document(asked, wrong, 5.0, planned=True)
+    assert document["failures"][1:] == [wrong.explanation]
+    assert document["first_difference"] == "tanh_2"
+    assert document["first_difference_source"] == "model.py:88"
+    right = verify_command._document(asked, RIGHT, 5.0, planned=True)
+    assert right["first_difference"] is right["first_difference_source"] is None
+
+
 def test_a_failed_verification_exits_with_3(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table says why; JSON has null where a figure is not finite."""
     real, wrong = verify_command.verify, {"gradient_error": float("nan"), "worst_gradient": "w[0]"}

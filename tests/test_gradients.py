@@ -95,18 +95,30 @@ def test_a_part_under_no_grad():
     gradients_hold(PartlyWithoutGradient, (rows(),))
 
 
+class SparseEmbedding(Layers):
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.embedding = nn.Embedding(20, WIDTH, sparse=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return torch.tanh(self.first(torch.tanh(self.embedding(tokens)))).square().mean()
+
+
 def test_sparse_gradients():
     """An embedding with sparse gradients."""
+    gradients_hold(SparseEmbedding, (torch.arange(16) % 7,))
 
-    class Sparse(Layers):
-        def __init__(self) -> None:
-            super().__init__(1)
-            self.embedding = nn.Embedding(20, WIDTH, sparse=True)
 
-        def forward(self, tokens: Tensor) -> Tensor:
-            return torch.tanh(self.first(torch.tanh(self.embedding(tokens)))).square().mean()
-
-    gradients_hold(Sparse, (torch.arange(16) % 7,))
+def test_sparse_gradients_accumulate():
+    """A step that adds to a sparse gradient, whose bytes are those of its indices and values."""
+    tokens = torch.arange(16) % 7
+    ours, eager = optimized(SparseEmbedding, UNBOUNDED), make_seeded(SparseEmbedding)
+    for model in (ours, eager):
+        for _ in range(3):
+            model(tokens).backward()
+    for mine, theirs in zip(ours.parameters(), eager.parameters(), strict=True):
+        assert mine.grad.is_sparse == theirs.grad.is_sparse
+        assert torch.allclose(mine.grad.to_dense(), theirs.grad.to_dense())
 
 
 # --- operators ---------------------------------------------------------------------------------

@@ -200,6 +200,15 @@ def test_operators_and_their_overloads():
     assert str(torch.ops.aten.mm.default) == "aten.mm.default"
 
 
+def test_sparse_parts():
+    """They are those that it holds, each time the same, while a graph is being traced as well."""
+    sparse = torch.tensor([0.0, 3.0]).to_sparse()
+    with _torch_profile.FakeTensorMode():
+        held = [_torch_profile.sparse_parts(sparse) for _ in range(2)]
+    assert [part.tolist() for part in held[0]] == [[[1]], [3.0]]
+    assert held[0][1].data_ptr() == held[1][1].data_ptr()
+
+
 def test_is_getitem():
     """Only elements of tuples."""
     graph = fx.Graph()

@@ -98,8 +98,8 @@ def run(target: TargetArguments, asked: PlanArguments, *, as_json: bool) -> int:
     peak, resident = format_nbytes(report.baseline_peak_nbytes), report.resident_nbytes
     console.print(Text(target.text, style="bold"), soft_wrap=True)
     console.print(
-        f"On {report.device}: {format_us(report.predicted_time_us)} op by op, peak {peak}, of which "
-        f"{format_nbytes(resident)} resident.",
+        f"On {report.device}: {format_us(report.predicted_time_us)} op by op, peak {peak}, of "
+        f"which {format_nbytes(resident)} resident.",
         highlight=False,
     )
     console.print(_table("operator", by_operator))

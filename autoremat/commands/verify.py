@@ -170,6 +170,8 @@ def _document(asked: _Asked, result: Verification, loss: float, planned: bool) -
         "gradient_error": result.gradient_error,
         "worst_gradient": result.worst_gradient,
         "buffer_error": result.buffer_error,
+        "first_difference": result.first_difference or None,
+        "first_difference_source": result.first_difference_source or None,
         "tolerance": result.tolerance,
         "reference": result.reference,
         "budget": result.budget_nbytes if planned else None,
@@ -193,6 +195,8 @@ def _differences(result: Verification, loss: float) -> list[str]:
         failures.append(
             f"A buffer differs from {reference}'s by {result.buffer_error:.2g} of the largest."
         )
+    if result.explanation:
+        failures.append(result.explanation)
     return failures
 
 
