@@ -128,21 +128,21 @@ SUBJECTS = (
     Subject(
         "llama_7b",
         llama_page,
-        (Picture("llama_7b", "", 900), Picture("llama_7b_curve", "curve", 560)),
+        (Picture("llama_7b", "", 1050), Picture("llama_7b_curve", "curve", 560)),
     ),
     Subject(
         "gpt2",
         measured_page("gpt2"),
         (
-            Picture("gpt2", "", 1000),
+            Picture("gpt2", "", 1050),
             Picture("gpt2_timeline", "timeline", 640),
-            Picture("gpt2_values", "values", 760),
-            Picture("gpt2_modules", "modules", 620),
+            Picture("gpt2_values", "values", 800),
+            Picture("gpt2_modules", "modules", 740),
             Picture("gpt2_curve", "curve", 560),
-            Picture("gpt2_ground", "ground", 620),
+            Picture("gpt2_ground", "ground", 500),
         ),
     ),
-    Subject("unet", measured_page("unet"), (Picture("unet_dark", "", 1000, dark=True),)),
+    Subject("unet", measured_page("unet"), (Picture("unet_dark", "", 1050, dark=True),)),
 )
 
 
