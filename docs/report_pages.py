@@ -118,10 +118,14 @@ def llama_page(page: Path) -> None:
         command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True
     )
     seconds = time.monotonic() - began
-    # The largest of all children so far: this one, since the browser starts after it.
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / (1 << 20)
+    # Of all children so far: this one alone, since the browser starts after it.
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    processor, peak = used.ru_utime + used.ru_stime, used.ru_maxrss / (1 << 20)
     print(done.stdout.splitlines()[0])
-    print(f"7 B plan: {seconds:.0f} s, {peak:.1f} GiB resident at most")
+    print(
+        f"7 B plan with its curve: {seconds:.0f} s, {processor:.0f} s of them on the processor; "
+        f"{peak:.1f} GiB resident at most"
+    )
 
 
 SUBJECTS = (
