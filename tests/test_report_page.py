@@ -12,7 +12,15 @@ from typing import Any
 
 import pytest
 
-from autoremat.reporting import CurvePoint, Fact, Fallback, PointKind, Report
+from autoremat.reporting import (
+    CurvePoint,
+    Fact,
+    Fallback,
+    PointKind,
+    Report,
+    ValueAction,
+    ValueReport,
+)
 from autoremat.reporting.page import MARK, html
 from tests.report_samples import layered_report
 
@@ -32,6 +40,11 @@ def with_curve(report: Report) -> Report:
         for n, kind in enumerate(PointKind, 1)
     )
     return replace(report, curve=points)
+
+
+def with_values(report: Report, values: tuple[ValueReport, ...]) -> Report:
+    """The report with other values in its table."""
+    return replace(report, graphs=(replace(report.graphs[0], values=values),))
 
 
 def hostile_report() -> Report:
@@ -212,8 +225,24 @@ def test_the_table_sorts_searches_and_folds(opened: Open) -> None:
     tab.get_by_label("Search the values").fill("no such thing")
     assert tab.locator("#count").inner_text() == "No value matches."
     tab.get_by_label("Search the values").fill("")
-    tab.get_by_role("button", name="Saved").click()
+    tab.get_by_role("button", name=re.compile(r"^Saved ?\d")).click()
     assert tab.locator("#count").inner_text() == "4 values, 4.0 MB"
+
+
+def test_the_table_begins_with_what_the_plan_does(opened: Open) -> None:
+    """Saved and recomputed values first; what the backward does not read is one click away."""
+    report = layered_report(4, 5)
+    values = report.graphs[0].values
+    unread = tuple(
+        replace(v, name=f"{v.name}.unread", action=ValueAction.FREE, recomputes=0) for v in values
+    )
+    tab = opened(html(with_values(report, (*unread, *values))))
+    assert tab.locator("#count").inner_text() == "20 values in 5 rows, 20.0 MB"
+    assert "not needed" not in cells(tab, "action")
+    tab.get_by_role("button", name=re.compile(r"^All")).click()
+    assert tab.locator("#count").inner_text() == "40 values in 10 rows, 40.0 MB"
+    only = opened(html(with_values(report, unread)))
+    assert only.locator("#count").inner_text().startswith("20 values")
 
 
 def test_a_folded_row_opens_to_its_layers(opened: Open) -> None:

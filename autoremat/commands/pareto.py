@@ -27,7 +27,7 @@ from autoremat.commands.telling import print_json, warnings_told
 from autoremat.reporting import CurvePoint, Report, format_nbytes
 from autoremat.reporting.text import format_us
 
-_BAR = 14
+_BAR = 10
 
 
 def run(

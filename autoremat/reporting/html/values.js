@@ -2,6 +2,15 @@
 
 const ACTIONS = { save: "saved", recompute: "recomputed", free: "not needed" };
 
+/** What each filter shows. The rest, values that the backward does not read, is often most of them. */
+const FILTERS = {
+  plan: { title: "Saved or recomputed", has: (action) => action !== "free" },
+  save: { title: "Saved", has: (action) => action === "save" },
+  recompute: { title: "Recomputed", has: (action) => action === "recompute" },
+  free: { title: "Not needed", has: (action) => action === "free" },
+  all: { title: "All", has: () => true },
+};
+
 /** A module's path with the number of its layer left open. */
 const layerPattern = (module) => module.replace(/(^|\.)\d+(?=\.|$)/g, "$1*");
 
@@ -17,7 +26,7 @@ function valuesView(report, onSelect) {
     { key: "source", title: "Source", text: (row) => row.source },
     { key: "reason", title: "Why", text: (row) => row.reason },
   ];
-  const state = { rows: [], shown: [], sort: "nbytes", down: true, filter: "", query: "", open: new Set(), active: 0, chosen: null };
+  const state = { rows: [], shown: [], sort: "nbytes", down: true, filter: "plan", query: "", open: new Set(), active: 0, chosen: null };
   const body = make("div", "grid-body");
   const head = make("div", "grid-head");
   head.setAttribute("role", "row");
@@ -100,7 +109,7 @@ function valuesView(report, onSelect) {
   function refresh(keepScroll = false) {
     const query = state.query.toLowerCase();
     const matches = (row) =>
-      (!state.filter || row.action === state.filter) &&
+      FILTERS[state.filter].has(row.action) &&
       (!query || `${row.name} ${row.module} ${row.op} ${row.source} ${row.shape} ${row.dtype} ${row.action}`.toLowerCase().includes(query));
     const found = state.rows.filter(matches);
     const top = (byId("fold").checked ? folded(found) : found).sort(compare);
@@ -223,16 +232,14 @@ function valuesView(report, onSelect) {
   new ResizeObserver(drawRows).observe(grid);
 
   function filters() {
-    const counts = { "": state.rows.length };
-    for (const row of state.rows) counts[row.action] = (counts[row.action] || 0) + 1;
-    const choices = [["", "All"], ["save", "Saved"], ["recompute", "Recomputed"], ["free", "Not needed"]];
-    byId("filters").replaceChildren(...choices.filter(([action]) => counts[action]).map(([action, title]) => {
-      const button = make("button", "", title);
+    const count = (filter) => state.rows.reduce((sum, row) => sum + Number(FILTERS[filter].has(row.action)), 0);
+    byId("filters").replaceChildren(...Object.keys(FILTERS).filter(count).map((filter) => {
+      const button = make("button", "", FILTERS[filter].title);
       button.type = "button";
-      button.append(make("small", "", counts[action].toLocaleString("en")));
-      button.setAttribute("aria-pressed", String(state.filter === action));
+      button.append(make("small", "", count(filter).toLocaleString("en")));
+      button.setAttribute("aria-pressed", String(state.filter === filter));
       button.addEventListener("click", () => {
-        state.filter = action;
+        state.filter = filter;
         filters();
         refresh();
       });
@@ -243,7 +250,7 @@ function valuesView(report, onSelect) {
   return {
     show(graph) {
       state.rows = graph.values.name.map((_, i) => rowOf(graph.values, i));
-      state.filter = "";
+      state.filter = state.rows.some((row) => FILTERS.plan.has(row.action)) ? "plan" : "all";
       state.open.clear();
       byId("values").hidden = !state.rows.length;
       filters();
@@ -253,7 +260,7 @@ function valuesView(report, onSelect) {
     find(name) {
       if (!state.rows.some((row) => row.name === name)) return false;
       state.query = name;
-      state.filter = "";
+      state.filter = "all";
       byId("search").value = name;
       filters();
       refresh();
