@@ -13,8 +13,8 @@ from pathlib import Path
 
 from autoremat.commands.app import BAD_INPUT
 from autoremat.commands.arguments import Refusal
+from autoremat.commands.files import read_text
 from autoremat.commands.interrupt import leaving_at_once
-from autoremat.commands.output_file import reason_of
 from autoremat.commands.outputs import (
     check_outputs,
     print_report,
@@ -49,12 +49,7 @@ def run(path: Path, outputs: Mapping[str, Path], *, as_json: bool, force: bool) 
 
 
 def _read(path: Path) -> Report:
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise Refusal(f"{path} is not text in UTF-8 ({error}). Is it the right file?") from error
-    except (OSError, ValueError) as error:
-        raise Refusal(f"{path} cannot be read: {reason_of(error)}.") from error
+    text = read_text(path)
     try:
         return Report.from_json(text)
     except ReportError as error:

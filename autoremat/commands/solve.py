@@ -29,8 +29,8 @@ from rich.console import Console
 from autoremat.budget import budget_argument, parse_budget
 from autoremat.commands.app import BAD_INPUT, INFEASIBLE
 from autoremat.commands.arguments import Refusal
+from autoremat.commands.files import read_text, reason_of
 from autoremat.commands.interrupt import leaving_at_once
-from autoremat.commands.output_file import reason_of
 from autoremat.commands.solve_tables import curve_table, plan_table
 from autoremat.reporting.text import format_nbytes, format_nbytes_apart
 
@@ -129,12 +129,7 @@ def _curve(task: _Task, limit: float, out: Path | None, as_json: bool) -> int:
 
 
 def _read(path: Path) -> _Task:
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise Refusal(f"{path} is not text in UTF-8 ({error}). Is it the right file?") from error
-    except (OSError, ValueError) as error:
-        raise Refusal(f"{path} cannot be read: {reason_of(error)}.") from error
+    text = read_text(path)
     try:
         problem = read_problem(text)
     except ProblemError as error:

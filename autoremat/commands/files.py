@@ -1,6 +1,6 @@
-"""A file that a command writes: checked before the work, written whole.
+"""Files that commands read and write: read as text, checked before the work, written whole.
 
-Enters: a path of the user's. Leaves: the file, or an `OutputError` in words. Guarantees: a file
+Enters: a path of the user's. Leaves: its text, or the file; else a `Refusal`. Guarantees: a file
 that is not ours is replaced only if the user insists; what is there stays until the new text is
 complete.
 """
@@ -17,6 +17,20 @@ _HEAD_NBYTES = 1024  # of a file: where the mark of ours stands
 
 class OutputError(Refusal):
     """A path that cannot be written, and why."""
+
+
+def read_text(path: Path) -> str:
+    """What a file says.
+
+    Raises:
+        Refusal: if it cannot be read, or is not text.
+    """
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise Refusal(f"{path} is not text in UTF-8 ({error}). Is it the right file?") from error
+    except (OSError, ValueError) as error:
+        raise Refusal(f"{path} cannot be read: {reason_of(error)}.") from error
 
 
 def check_writable(out: Path, mark: bytes, *, force: bool) -> None:
