@@ -79,11 +79,7 @@ def _guessed(cost: OpCost) -> bool:
 
 def _values(subject: Subject, choice: Choice, costs: Mapping[fx.Node, OpCost]) -> list[ValueReport]:
     saved = {node.name for node in choice.backward.graph.find_nodes(op="placeholder")}
-    copies = Counter(
-        _COPY_SUFFIX.sub("", node.name)
-        for node in choice.backward.graph.nodes
-        if node.op == "call_function"
-    )
+    forward, copies = _runs(choice.forward), _runs(choice.backward)
     storages = subject.lowered.storages
     alternatives = Alternatives(subject.lowered.problem, choice.solution.plan)
     found = []
@@ -95,6 +91,8 @@ def _values(subject: Subject, choice: Choice, costs: Mapping[fx.Node, OpCost]) -
             if root is None or storages.nbytes[name] == 0:
                 continue
             count = max(copies[node.name], copies[root.name])
+            is_late = count > 0 and not (forward[node.name] or forward[root.name])
+            count -= is_late  # its first run is none again
             action = ValueAction.RECOMPUTE if count else ValueAction.FREE
             if root.name in saved:
                 action = ValueAction.SAVE
@@ -107,9 +105,16 @@ def _values(subject: Subject, choice: Choice, costs: Mapping[fx.Node, OpCost]) -
             elif action is ValueAction.SAVE:
                 value = _with_alternative(value, alternatives.of(name), name, subject)
             else:
-                value = replace(value, reason="the backward does not read it")
+                unread = "the backward does not read it"
+                value = replace(value, reason="only the backward makes it" if is_late else unread)
             found.append(value)
     return found
+
+
+def _runs(module: fx.GraphModule) -> Counter[str]:
+    """How often a module runs each operation of the joint graph, by its name there."""
+    calls = (node for node in module.graph.nodes if node.op == "call_function")
+    return Counter(_COPY_SUFFIX.sub("", node.name) for node in calls)
 
 
 def _bare(

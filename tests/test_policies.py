@@ -323,3 +323,12 @@ def test_the_pages_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_the_page_names_every_policy():
     page = (Path(__file__).parent.parent / "docs" / "steering.md").read_text(encoding="utf-8")
     assert {name for name in ("optimal", "save-all", *FIXED) if f'| `"{name}"' not in page} == set()
+
+
+def test_what_only_the_backward_makes_is_no_recompute():
+    """Saving all recomputes nothing, though some masks and factors are made late."""
+    model = autoremat.optimize(Chain(), policy="save-all", compiler="eager", verbose=False)
+    model(many_rows()).backward()
+    values = autoremat.report(model).values
+    assert [value.name for value in values if value.recomputes] == []
+    assert {v.action for v in values} <= {"save", "free"}

@@ -28,7 +28,7 @@ class ValueAction(StrEnum):
     RECOMPUTE = "recompute"
     """Freed in the forward, made again in the backward."""
     FREE = "free"
-    """The backward does not need it."""
+    """Not kept for the backward, which does not read it or makes it by itself."""
 
 
 @dataclass(frozen=True, slots=True)
