@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -24,6 +25,9 @@ from autoremat.measure import measure_peak
 from tests.training import UNBOUNDED, Make, Outcome, optimized, step
 
 
+SOLVE_S = 0.4  # any plan will do: it has to be right, not good
+
+
 @dataclass(frozen=True)
 class Planned:
     """A model's graph as the session plans it, and what its forward is called with."""
@@ -32,15 +36,17 @@ class Planned:
     solver: Solver
     arguments: tuple[Any, ...]
 
-    @property
-    def smallest(self) -> int:
-        """The smallest peak that the solver knows, in bytes."""
-        return self.solver.smallest_peak().timeline.peak_nbytes
+    @cached_property
+    def ends(self) -> tuple[int, int]:
+        """The smallest peak that the solver knows and that of the fastest plan, in bytes."""
+        found = (self.solver.smallest_peak(), self.solver.fastest())
+        smallest, highest = (solution.timeline.peak_nbytes for solution in found)
+        return smallest, highest
 
     def at(self, share: float) -> int:
         """A budget between the smallest peak (0.0) and the peak of the fastest plan (1.0)."""
-        highest = self.solver.fastest().timeline.peak_nbytes
-        return self.smallest + int(share * (highest - self.smallest))
+        smallest, highest = self.ends
+        return smallest + int(share * (highest - smallest))
 
     def choose(self, budget: int) -> Choice:
         """The plan for a budget, written out."""
@@ -97,6 +103,7 @@ def sweep(
     arguments: list[tuple[Any, ...]] = []
 
     def choose(subject: Subject, solver: Solver, budget: int) -> Choice:
+        solver.time_limit_s = SOLVE_S
         subjects.append((subject, solver))
         return choose_by_simulation(subject, solver, budget)
 
