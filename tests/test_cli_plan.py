@@ -19,6 +19,8 @@ from autoremat.commands.arguments import TargetArguments
 from autoremat.commands.doctor import Trouble
 from autoremat.commands.hf import load_hf
 from autoremat.commands.target import TargetError
+from autoremat.comparison.variants import Task, chosen_variants
+from autoremat.comparison.worker import measure
 from autoremat.reporting import Report
 
 QUICK = ["--compiler", "eager", "--time-limit", "2"]
@@ -182,6 +184,18 @@ def test_a_configuration_can_be_verified(llama: Path) -> None:
     )
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["gradient_error"] <= 1e-4
+
+
+def test_sizes_travel_to_other_processes_with_the_target(llama: Path) -> None:
+    """`compare` measures each variant in one."""
+    asked = TargetArguments(f"hf:{llama}", batch=3, seq=17, dtype="bfloat16")
+    assert TargetArguments.from_text(asked.to_text()) == asked
+    plain = TargetArguments("my model.py:make")
+    assert TargetArguments.from_text(plain.to_text()) == plain
+    task = Task(asked.to_text(), chosen_variants([], [], "eager")[0], None, 1.0, 1)
+    row, _ = measure(task)
+    assert row["status"] == "ok"
+    assert row["batch"] == 3
 
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}

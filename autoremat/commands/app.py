@@ -269,9 +269,7 @@ def verify(
 
 @app.command(help=helptexts.COMPARE, no_args_is_help=True)
 def compare(
-    target: Annotated[
-        str, typer.Argument(help="The function that makes model and batch.", metavar="TARGET")
-    ],
+    target: Target,
     budgets: Annotated[
         str,
         typer.Option(
@@ -284,6 +282,9 @@ def compare(
         typer.Option(help="What else to measure; see above.", show_default=False),
     ] = None,
     compiler: CompilerOption = Compiler.INDUCTOR,
+    batch: Batch = 1,
+    seq: Seq = 512,
+    dtype: Dtype = None,
     rounds: Annotated[int, typer.Option(help="Timed steps of each variant.", min=1)] = 7,
     plot: Annotated[
         Path | None,
@@ -304,7 +305,7 @@ def compare(
     """Measure, print, draw: see `commands.compare`."""
     _run(
         "compare",
-        target,
+        TargetArguments(target, batch=batch, seq=seq, dtype=dtype),
         budgets=budgets,
         variants=variants,
         compiler=compiler,

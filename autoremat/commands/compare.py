@@ -15,6 +15,7 @@ from rich.console import Console
 
 from autoremat.budget import budget_argument
 from autoremat.commands.app import BAD_INPUT
+from autoremat.commands.arguments import TargetArguments
 from autoremat.commands.files import OutputError, check_writable, write_whole
 from autoremat.commands.interrupt import INTERRUPTED
 from autoremat.comparison.plot import MARK
@@ -24,7 +25,7 @@ from autoremat.comparison.variants import chosen_variants
 
 
 def run(
-    target: str,
+    target: TargetArguments,
     *,
     budgets: str,
     variants: str | None,
@@ -40,7 +41,7 @@ def run(
     """Do what the command says and return its exit code.
 
     Args:
-        target: `path/to/file.py:function` or `package.module:function`.
+        target: where model and batch come from.
         budgets: of autoremat, separated by commas.
         variants: what else to measure, separated by commas; None for all.
         compiler: "inductor" or "eager".
@@ -61,7 +62,7 @@ def run(
             compiler,
         )
         options = Options(rounds=rounds, time_limit=time_limit, timeout=timeout, alone=alone)
-        race = Race(target, chosen, options)
+        race = Race(target.to_text(), chosen, options)
         code = _raced(race)
         _tell(race, picture, as_json)
     except (ValueError, ComparisonError, OutputError) as error:

@@ -86,10 +86,10 @@ COMPARE = "\n\n".join(
     [
         "Measure a training step under autoremat's budgets and under what else there is: peak, "
         "step time, samples per second, and the first step, which plans and compiles.",
-        "[bold]TARGET[/] is a function as for [bold]autoremat verify[/]. It is called anew in a "
-        "process of its own for each variant, one after the other; then one step of each is timed "
-        "in turn. A variant that fails is a row that says why. The step is forward and backward, "
-        "without an optimizer.",
+        _TARGET,
+        "Each variant is made anew in a process of its own, one after the other; then one step of "
+        "each is timed in turn. A variant that fails is a row that says why. The step is forward "
+        "and backward, without an optimizer.",
         "[bold]Variants[/]: every-layer, every-2 (or another number: one checkpoint for so many "
         "layers), sqrt, selective-attention (checkpoints that save matrix products and attention), "
         "compile (torch.compile), torch:0.5 (its activation_memory_budget). Without --variants all "

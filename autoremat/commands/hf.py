@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoremat.commands.arguments import TargetArguments
-from autoremat.commands.target import Target, TargetError, last_line
+from autoremat.commands.arguments import HF, TargetArguments
+from autoremat.commands.target import Target, TargetError, last_line, load_target
 
-PREFIX = "hf:"
 _AUTO_CLASSES = (
     "AutoModelForCausalLM",
     "AutoModelForSeq2SeqLM",
@@ -40,6 +39,21 @@ _CLASS_HEADS = (
 _IN_A_FILE = "Write a function that returns (model, inputs), and give file.py:function."
 
 
+def load(target: TargetArguments, *, without_weights: bool = False) -> Target:
+    """The model and batch of any target.
+
+    Args:
+        target: what the user wrote.
+        without_weights: whether those of a configuration go to the meta device.
+
+    Raises:
+        TargetError: naming what is wrong.
+    """
+    if target.is_hf:
+        return load_hf(target, without_weights=without_weights)
+    return load_target(target.text)
+
+
 def load_hf(arguments: TargetArguments, *, without_weights: bool) -> Target:
     """Build the model and a batch of the sizes asked for.
 
@@ -50,11 +64,12 @@ def load_hf(arguments: TargetArguments, *, without_weights: bool) -> Target:
     Raises:
         TargetError: naming what is wrong with the file or the sizes.
     """
-    path = Path(arguments.text.removeprefix(PREFIX))
+    path = Path(arguments.text.removeprefix(HF))
     config = _configuration(path)
     place: AbstractContextManager[Any] = torch.device("meta") if without_weights else nullcontext()
     try:
-        with place:
+        with place, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # the same weights in each process
             model = _model_class(path, config)(config)
             model = model.to(_dtype(arguments, config)).train()
     except TargetError:

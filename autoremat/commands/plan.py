@@ -20,10 +20,10 @@ from autoremat import offline
 from autoremat.budget import budget_argument
 from autoremat.commands.app import BAD_INPUT, INFEASIBLE
 from autoremat.commands.arguments import PlanArguments, Refusal, TargetArguments
-from autoremat.commands.hf import PREFIX, load_hf
+from autoremat.commands.hf import load
 from autoremat.commands.interrupt import leaving_at_once
 from autoremat.commands.outputs import check_outputs, print_report, report_document, write_outputs
-from autoremat.commands.target import Target, TargetError, last_line, load_target
+from autoremat.commands.target import Target, TargetError, last_line
 from autoremat.commands.telling import print_json, refusal_document, warnings_told
 from autoremat.errors import InfeasibleBudget
 from autoremat.reporting import Report
@@ -104,17 +104,6 @@ def planned(target: TargetArguments, asked: PlanArguments) -> Report:
     except Exception as error:
         _require_sound_forward(loaded, error)
         raise
-
-
-def load(target: TargetArguments, *, without_weights: bool = False) -> Target:
-    """The target's model and batch.
-
-    Raises:
-        TargetError: naming what is wrong.
-    """
-    if target.text.startswith(PREFIX):
-        return load_hf(target, without_weights=without_weights)
-    return load_target(target.text)
 
 
 def _optimizer(target: Target, name: str | None) -> torch.optim.Optimizer | None:

@@ -21,8 +21,8 @@ from autoremat.api import optimize, optimized_call, report
 from autoremat.budget import budget_argument, parse_budget
 from autoremat.commands.app import BAD_INPUT, DIFFERENT, INFEASIBLE
 from autoremat.commands.arguments import Refusal, TargetArguments
+from autoremat.commands.hf import load
 from autoremat.commands.interrupt import leaving_at_once
-from autoremat.commands.plan import load
 from autoremat.commands.target import Target, TargetError, last_line
 from autoremat.commands.telling import print_json, refusal_document, warnings_told
 from autoremat.commands.verify_table import verify_table

@@ -21,7 +21,9 @@ from torch import nn
 
 import autoremat
 from autoremat import _torch
-from autoremat.commands.target import Target, TargetError, last_line, load_target
+from autoremat.commands.arguments import TargetArguments
+from autoremat.commands.hf import load
+from autoremat.commands.target import Target, TargetError, last_line
 from autoremat.comparison.layers import NotApplicable, checkpoint_layers
 from autoremat.comparison.serve import Step, seconds, serve
 from autoremat.comparison.variants import Task, Variant
@@ -112,7 +114,7 @@ def _prepared(task: Task, budget_nbytes: int | None) -> _Prepared:
     variant = task.variant
     if variant.kind == "autoremat" and budget_nbytes is None:
         budget_nbytes = _smallest_budget(task)
-    target = load_target(task.target)
+    target = load(TargetArguments.from_text(task.target))
     model = target.model
     if variant.kind == "checkpoint":
         checkpoint_layers(
