@@ -56,7 +56,7 @@ def make_seeded(make: Make) -> nn.Module:
 def optimized(make: Make, budget: str | int, **options: Any) -> nn.Module:
     """A seeded model under a budget: op by op, strict and silent unless the test says otherwise."""
     torch._dynamo.reset()
-    given = {"compiler": "eager", "strict": True, "verbose": False, "time_limit": 1.0} | options
+    given = {"compiler": "eager", "strict": True, "verbose": False, "time_limit": 4.0} | options
     return autoremat.optimize(make_seeded(make), budget, **given)
 
 
