@@ -7,7 +7,8 @@ must_save and must_recompute mean nothing.
 A must_recompute value that the backward reads has to be made there. If its EITHER operation runs
 once, or the value is an output (reads of outputs see the first instance), that operation may not
 run in the forward at all, and so neither may an EITHER operation that reads what it makes. Where
-no instance can be read, whatever reads the value runs in the forward only.
+no instance can be read, whatever reads the value runs in the forward only. Of a value that nothing
+reads, must_recompute asks nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def reading_of(indexed: Indexed) -> Reading:
         rerunnable=[False] * len(ops),
         forced=[False] * len(values),
         barred=[
-            v.must_recompute or p in late for v, p in zip(values, indexed.producer, strict=True)
+            (value.must_recompute and bool(indexed.readers[v])) or indexed.producer[v] in late
+            for v, value in enumerate(values)
         ],
         unreadable=[False] * len(values),
     )
