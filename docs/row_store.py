@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -62,7 +63,7 @@ def describe(script: str, packages: Iterable[str], **settings: Any) -> Row:
 
     Folders in the command line are those of one machine, so they are left out.
     """
-    options = " ".join("DIR" if os.sep in word else word for word in sys.argv[1:])
+    options = shlex.join("DIR" if os.sep in word else word for word in sys.argv[1:])
     return {
         "date": time.strftime("%Y-%m-%d"),
         "command": f"python docs/{script} {options}".strip(),

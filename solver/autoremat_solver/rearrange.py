@@ -27,6 +27,7 @@ SEARCHES = 3  # from the best repaired starts
 STEPS_IN_ALL = 60_000  # steps of all rounds of one search together
 FEWEST_ROUNDS, MOST_ROUNDS = 20, 400
 REPAIR_NOISES = (0.0, 0.2, 0.4)  # of the attempts to repair one start
+SHIFTS = 32  # fewer first runs than this are moved by one ruin; with 4, searches end alike
 MOST_RUINS, STEPS_OF_RUINS = 20, 3_000  # attempts to repair ruins of it, and their steps in all
 FIRST_STEP, LAST_STEP = 0.04, 0.002  # of the peak, by which `lowered` goes down at once
 LOOKED_AT = 24  # gaps whose reruns are worked out, per repair step
@@ -295,7 +296,7 @@ class Rearranger:
                 chosen = set(self._random.sample(again, count))
         ruined = arrangement.without(chosen)
         if self._rules.may_reorder:
-            for _ in range(self._random.randrange(4)):
+            for _ in range(self._random.randrange(SHIFTS)):
                 ruined = _shifted(self._indexed, ruined, self._random)
         return ruined
 

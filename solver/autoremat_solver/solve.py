@@ -19,7 +19,7 @@ from autoremat_solver.exact import MOST_OPS, ExactSearch, SearchLimit
 from autoremat_solver.front import Candidate, arranged
 from autoremat_solver.indexed import index
 from autoremat_solver.plan import Plan, Solution, Status
-from autoremat_solver.problem import Problem
+from autoremat_solver.problem import Phase, Problem
 from autoremat_solver.readable import require_consistent
 from autoremat_solver.reduce import Reduction, reduce
 from autoremat_solver.search import PROVEN, Search
@@ -195,9 +195,13 @@ class Solver:
         return (new, status) if self._passes(new) else None
 
     def _is_lean(self, budget_nbytes: int) -> bool:
-        """Whether the budget lies below all plans for all budgets, and above the floor."""
+        """Whether the budget lies below all plans for all budgets, and above the floor.
+
+        Never in a graph without phases: plans for all budgets keep the given order there, and
+        another order may reach the budget without any rerun.
+        """
         search = self._search
-        if not search.is_prepared or search.plain_chains:
+        if not search.is_prepared or search.plain_chains or Phase.ANY in search.indexed.phase:
             return False
         return search.bounds.floor_nbytes <= budget_nbytes < search.portfolio[0].peak_nbytes
 
