@@ -56,8 +56,10 @@ __all__ = [
     "OpOverloadPacket",
     "ShortenTraceback",
     "activation_memory_budget",
+    "admitting_recurrent_layers",
     "aot_autograd",
     "arg_tree_leaves",
+    "base_of",
     "compile_fx",
     "compile_fx_inner",
     "default_partition",
@@ -70,6 +72,7 @@ __all__ = [
     "guarding_hooks",
     "invoke_subgraph",
     "is_backward_seed",
+    "is_compiled_backward",
     "is_opaque",
     "is_primal",
     "is_symbolic",
@@ -87,6 +90,7 @@ __all__ = [
     "size_hint",
     "storage_key",
     "thread_rng_states",
+    "traces_recurrent_layers",
     "tree_leaves",
 ]
 
@@ -133,6 +137,17 @@ def guarding_hooks() -> Iterator[None]:
         yield
     finally:
         config.skip_nnmodule_hook_guards = before
+
+
+def traces_recurrent_layers() -> bool:
+    """Whether the user has told Dynamo to write recurrent layers out, step by step."""
+    return bool(torch._dynamo.config.allow_rnn)
+
+
+def admitting_recurrent_layers() -> contextlib.AbstractContextManager[None]:
+    """Let Dynamo look into recurrent layers here instead of giving up the rest of the function."""
+    patch: contextlib.AbstractContextManager[None] = torch._dynamo.config.patch(allow_rnn=True)
+    return patch
 
 
 def is_opaque(node: fx.Node) -> bool:
@@ -240,6 +255,16 @@ def storage_key(tensor: torch.Tensor) -> int | None:
         return tensor.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError):
         return None
+
+
+def base_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that a view was made from by autograd's account; else the tensor itself."""
+    return tensor if tensor._base is None else tensor._base
+
+
+def is_compiled_backward(node: Any) -> bool:
+    """Whether a node of autograd's graph is the backward of a graph that AOTAutograd compiled."""
+    return type(node).__name__ == "CompiledFunctionBackward"
 
 
 def is_getitem(node: fx.Node) -> bool:

@@ -23,9 +23,16 @@ from autoremat.backend import session_options, with_own_code
 from autoremat.errors import FallbackError, FallbackWarning
 from autoremat.fallbacks import fallback
 from autoremat.footprint import OptimizerFootprint, optimizer_footprint
-from autoremat.measure import resident_nbytes, storages_nbytes, storages_of, tensors_in
+from autoremat.measure import (
+    resident_nbytes,
+    storage_identities,
+    storages_nbytes,
+    storages_of,
+    tensors_in,
+)
 from autoremat.options import Resident
 from autoremat.plan_file import write
+from autoremat.recurrent import eager_recurrent_layers
 from autoremat.reporting import Report
 from autoremat.selectors import Selection
 from autoremat.session import Session
@@ -80,7 +87,12 @@ class OptimizedCall:
         self._warn_if_gradients_stay(model)
         self._current = self._variant_for(model)
         try:
-            with _torch.guarding_hooks(), _torch.every_guard():
+            tell = self._current.session.leave_eager
+            with (
+                _torch.guarding_hooks(),
+                _torch.every_guard(),
+                eager_recurrent_layers(model, tell),
+            ):
                 output = self._current.compiled(*args, **kwargs)
         finally:
             self._inputs = None
@@ -93,11 +105,14 @@ class OptimizedCall:
         footprint = OptimizerFootprint(0, 0)
         if self.optimizer is not None:
             footprint = optimizer_footprint(self.optimizer)
-        nbytes = resident_nbytes(self._model(), inputs, self.optimizer, device)
+        model = self._model()
+        nbytes = resident_nbytes(model, inputs, self.optimizer, device)
+        tensors = [*model.parameters(), *model.buffers(), *tensors_in(inputs)]
         return Resident(
             nbytes + footprint.state_nbytes,
             inputs_nbytes=storages_nbytes(tensors_in(inputs), device),
             optimizer_nbytes=footprint.transient_nbytes,
+            storages=storage_identities(tensors),
         )
 
     def _model(self) -> nn.Module:

@@ -73,6 +73,15 @@ REASONS = {
             "Take that code out of the model's forward, or plan on real data with optimize().",
         ),
         Reason(
+            "AR109",
+            "The layers of type {kind} run in eager mode, because Dynamo does not trace recurrent "
+            "layers. What stands before and behind them is planned; what they save for the "
+            "backward counts, and is never recomputed.",
+            "Give the rest of the model what it needs: the budget covers the whole step. "
+            "torch._dynamo.config.allow_rnn = True plans them as well, written out step by step, "
+            "which compiles slowly and rounds differently.",
+        ),
+        Reason(
             "AR201",
             "No parameter of the model needs a gradient, so there is no backward to plan: the "
             "model runs unchanged.",

@@ -201,11 +201,16 @@ def storages_nbytes(tensors: Iterable[torch.Tensor], device: torch.device) -> in
     sizes: dict[int, int] = {}
     for tensor in tensors:
         # A fake tensor's storage claims to be on `meta`, so the tensor is asked for the device.
-        if not _same_device(tensor.device, device):
+        if not same_device(tensor.device, device):
             continue
         for storage in storages_of(tensor):
             sizes[storage_identity(storage)] = rounded_nbytes(storage.nbytes(), device)
     return sum(sizes.values())
+
+
+def storage_identities(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
+    """What tells the storages of tensors apart while they live."""
+    return frozenset(storage_identity(s) for tensor in tensors for s in storages_of(tensor))
 
 
 def rounded_nbytes(nbytes: int, device: torch.device) -> int:
@@ -238,6 +243,6 @@ def storages_of(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
     return [tensor.untyped_storage()] if tensor.layout is torch.strided else []
 
 
-def _same_device(one: torch.device, other: torch.device) -> bool:
+def same_device(one: torch.device, other: torch.device) -> bool:
     """Whether the devices are one; a device without an index stands for all of its type."""
     return one.type == other.type and (other.index is None or one.index == other.index)

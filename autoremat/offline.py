@@ -23,9 +23,10 @@ from autoremat.errors import InfeasibleBudget
 from autoremat.fakes import Faker
 from autoremat.footprint import optimizer_footprint
 from autoremat.hardware import DeviceSpec, find_spec
-from autoremat.measure import resident_nbytes, storages_nbytes, tensors_in
+from autoremat.measure import resident_nbytes, storage_identities, storages_nbytes, tensors_in
 from autoremat.options import Offline, Resident
 from autoremat.plan_file import write
+from autoremat.recurrent import eager_recurrent_layers
 from autoremat.reporting import Report
 from autoremat.selectors import Selection
 from autoremat.session import Session
@@ -126,7 +127,8 @@ def _run(
     """One forward on fakes: every graph that it reaches is handed to the session."""
     call = torch.compile(with_own_code(twin._call_impl), backend=session.compile)
     try:
-        with faker.mode, torch.enable_grad():
+        eager = eager_recurrent_layers(twin, session.leave_eager)
+        with faker.mode, torch.enable_grad(), eager:
             call(*inputs, **keywords)
     except InfeasibleBudget:
         raise
@@ -192,4 +194,5 @@ def _resident(
         nbytes,
         inputs_nbytes=storages_nbytes(tensors_in(inputs), home),
         optimizer_nbytes=transient_nbytes,
+        storages=storage_identities([*twin.parameters(), *twin.buffers(), *tensors_in(inputs)]),
     )

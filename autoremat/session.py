@@ -29,6 +29,7 @@ from autoremat.cost import estimate_nodes
 from autoremat.curve import curve_of
 from autoremat.device import device_name
 from autoremat.draws import Replays, keep_draws, makes_seeds, replays, safe_policy
+from autoremat.eager_code import saved_nbytes
 from autoremat.environment import environment_facts
 from autoremat.errors import (
     FallbackError,
@@ -110,7 +111,9 @@ class Session:
         self._refuses = refuses
         self._offline = offline
         self._first_graph = ""
+        self._inputs: Sequence[Any] = ()  # of the graph that is being compiled
         self._unplannable: set[str] = set()  # graphs that failed to compile as planned
+        self._eager_kinds: set[str] = set()  # of layers that run between the graphs
         self._over_budget: OverBudgetWarning | None = None
         self.does_not_fit: OverBudgetWarning | None = None
         self._entries: dict[str, _Entry] = {}
@@ -126,6 +129,7 @@ class Session:
             FallbackError: if the session is strict and a graph cannot be planned.
         """
         self._first_graph = self._first_graph or _graph_name()
+        self._inputs = example_inputs
         op_by_op = self.options.compiler == "eager" or self._offline is not None
         executor = compile_eager if op_by_op else None
         try:
@@ -142,6 +146,8 @@ class Session:
             OverBudgetWarning,
         ) as error:
             raise _torch.passing_through(error) from None
+        finally:
+            self._inputs = ()
 
     def compile_through(
         self,
@@ -328,6 +334,7 @@ class Session:
                 known_nbytes += resident.inputs_nbytes
             held_nbytes = sum(entry.crossing_nbytes for entry in earlier)
             held_nbytes += max(0, handed_in_nbytes - known_nbytes)
+            held_nbytes += saved_nbytes(self._inputs, resident.storages, device)
             lowered = lower(
                 joint,
                 storages,
@@ -416,6 +423,17 @@ class Session:
             raise FallbackError.of(warning) from cause
         self.fallbacks[Fallback(code, *in_words(code, **facts))] = None
         warnings.warn(warning, stacklevel=3)
+
+    def leave_eager(self, layer: torch.nn.Module) -> None:
+        """Tell, once for each kind, that a layer between the planned graphs runs in eager mode.
+
+        Raises:
+            FallbackError: if the session is strict.
+        """
+        kind = type(layer).__name__
+        if kind not in self._eager_kinds:
+            self._eager_kinds.add(kind)
+            self.fall_back("AR109", kind=kind)
 
     def _curve(self, subject: Subject, choice: Choice) -> tuple[CurvePoint, ...]:
         if self._offline is None or not self._offline.curve_points:

@@ -63,6 +63,17 @@ class Skipped(Chain):
         return super().forward(x)
 
 
+class Recurrent(Chain):
+    """Ends in a layer that Dynamo does not trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.GRU(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.recurrent(torch.tanh(self.layers[0](x)))[0])
+
+
 class Elsewhere(nn.Parameter):
     """A parameter that claims to be on the second GPU."""
 
@@ -116,6 +127,7 @@ TRIGGERS: dict[str, tuple[Callable[[], nn.Module], Callable[[pytest.MonkeyPatch]
     "AR103": (SharedRegion, _leave_regions),
     "AR105": (Skipped, None),
     "AR106": (Chain, _write_another_plan),
+    "AR109": (Recurrent, None),
     "AR201": (lambda: Chain().requires_grad_(False), None),
     "AR202": (on_two_devices, None),
     "AR203": (lambda: Chain().eval(), None),

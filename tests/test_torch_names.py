@@ -209,6 +209,31 @@ def test_sparse_parts():
     assert held[0][1].data_ptr() == held[1][1].data_ptr()
 
 
+def test_base_of():
+    """A view's base, else the tensor."""
+    whole = torch.ones(4)
+    assert _torch.base_of(whole[:2]) is whole
+    assert _torch.base_of(whole) is whole
+
+
+def test_is_compiled_backward():
+    """Where a compiled graph ends in autograd's, and nowhere else."""
+    layer = nn.Linear(4, 4)
+    output = torch.compile(layer, backend="aot_eager")(torch.randn(2, 4))
+    assert _torch.is_compiled_backward(output.grad_fn)
+    assert not _torch.is_compiled_backward(output.sum().grad_fn)
+
+
+def test_recurrent_layers_are_admitted_within_a_context():
+    """Dynamo traces them there instead of giving up the function."""
+    assert not _torch.traces_recurrent_layers()
+    layer, x = nn.RNN(4, 4), torch.randn(3, 4)
+    torch._dynamo.reset()
+    with _torch.admitting_recurrent_layers():
+        assert _torch.traces_recurrent_layers()
+        torch.compile(lambda x: layer(x)[0], backend="eager", fullgraph=True)(x)
+
+
 def test_is_getitem():
     """Only elements of tuples."""
     graph = fx.Graph()

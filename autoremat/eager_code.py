@@ -1,0 +1,71 @@
+"""What code between the graphs of a step saved for the backward.
+
+Enters: what a graph is about to be given. Leaves: the bytes that autograd holds behind it, other
+than what the plans count already. Guarantees: each storage counts once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from autoremat import _torch
+from autoremat._torch_profile import real_execution, storage_identity
+from autoremat.measure import rounded_nbytes, same_device, storages_of, tensors_in
+
+
+def saved_nbytes(inputs: Iterable[Any], known: Collection[int], device: torch.device) -> int:
+    """Bytes that the graphs' surroundings saved so far.
+
+    Args:
+        inputs: of the next graph; what they hold counts as handed in.
+        known: identities of storages that count as resident.
+        device: what is elsewhere does not count.
+    """
+    given = [value for value in inputs if isinstance(value, torch.Tensor)]
+    counted = {storage_identity(s) for value in given for s in storages_of(value)} | set(known)
+    sizes: dict[int, int] = {}
+    with real_execution():  # asked for a saved value, autograd makes a tensor of it
+        for value in (v for node in _nodes_behind(given) for v in _saved_by(node)):
+            if not same_device(value.device, device) or _counts_elsewhere(value):
+                continue
+            for storage in storages_of(value):
+                identity = storage_identity(storage)
+                if identity not in counted:
+                    sizes[identity] = rounded_nbytes(storage.nbytes(), device)
+    return sum(sizes.values())
+
+
+def _nodes_behind(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
+    """Autograd's nodes that made the tensors, each once."""
+    stack: list[Any] = [tensor.grad_fn for tensor in tensors]
+    seen: set[Any] = set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        yield node
+        stack.extend(source for source, _ in node.next_functions)
+
+
+def _saved_by(node: Any) -> list[torch.Tensor]:
+    if _torch.is_compiled_backward(node):
+        return []  # they are in the plan of its graph
+    names = ["saved_tensors"] if hasattr(node, "saved_tensors") else []
+    names += [name for name in dir(node) if name.startswith("_saved_")]
+    found: list[torch.Tensor] = []
+    for name in names:
+        with contextlib.suppress(RuntimeError):  # freed, or overwritten since
+            found += tensors_in(getattr(node, name))
+    return found
+
+
+def _counts_elsewhere(value: torch.Tensor) -> bool:
+    """Whether it is a parameter, or what a planned graph returned."""
+    base = _torch.base_of(value)
+    is_parameter = base.is_leaf and base.requires_grad
+    return is_parameter or _torch.is_compiled_backward(base.grad_fn)

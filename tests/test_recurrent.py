@@ -1,0 +1,161 @@
+"""Recurrent layers run as in eager mode; what stands around them is planned."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import autoremat
+from tests.tiny import WIDTH, sequences
+from tests.training import (
+    UNBOUNDED,
+    Outcome,
+    close,
+    make_seeded,
+    measured,
+    optimized,
+    recomputes,
+    same,
+    step,
+)
+
+pytestmark = [
+    # Dynamo looks at `.grad` of what it resumes with after a graph break.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.filterwarnings("ignore:AR109"),
+]
+
+
+class Surrounded(nn.Module):
+    """Residual layers, a recurrent one, and residual layers again."""
+
+    kind: type[nn.RNNBase] = nn.LSTM
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.recurrent = self.kind(WIDTH, WIDTH, 2, batch_first=True, dropout=0.3)
+        self.behind = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.before:
+            x = x + torch.tanh(F.gelu(layer(x)))
+        x = self.recurrent(x)[0]
+        for layer in self.behind:
+            x = x + torch.tanh(F.gelu(layer(x)))
+        return x.square().mean()
+
+
+class SurroundedGRU(Surrounded):
+    kind = nn.GRU
+
+
+class SurroundedRNN(Surrounded):
+    kind = nn.RNN
+
+
+class OwnLSTM(nn.LSTM):
+    """As users write them: with something before torch's own forward."""
+
+    def forward(self, x: Tensor, state: Any = None) -> Any:
+        return super().forward(torch.tanh(x), state)
+
+
+class SurroundedOwn(Surrounded):
+    kind = OwnLSTM
+
+
+KINDS = [Surrounded, SurroundedGRU, SurroundedRNN, SurroundedOwn]
+
+
+def planned(make: type[nn.Module], budget: int) -> tuple[nn.Module, Outcome]:
+    """A model after a step, told of AR109 once, or of a later graph above the budget."""
+    model = optimized(make, budget, strict=False, time_limit=0.5)
+    return model, step(model, (sequences(),))
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_both_sides_are_planned_and_the_step_is_that_of_eager_mode(make: type[nn.Module]):
+    """Bit for bit, masks of the layer's dropout included; more is recomputed at less memory."""
+    model, roomy = planned(make, UNBOUNDED)
+    same(step(make_seeded(make), (sequences(),)), roomy)
+    report = autoremat.report(model)
+    assert len(report.graphs) >= 2
+    assert [f.code for f in report.fallbacks] == ["AR109"]
+    tight, lean = planned(make, report.predicted_peak_nbytes - 8_000)
+    same(roomy, lean)
+    assert recomputes(tight) > recomputes(model)
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_what_the_layer_saves_is_counted(make: type[nn.Module]):
+    """On a batch of which it saves more than it needs for a moment, the prediction holds."""
+    batch = torch.randn(16, 16, WIDTH, generator=torch.Generator().manual_seed(1))
+    model = optimized(make, UNBOUNDED, strict=False, time_limit=0.5)
+    step(model, (batch,))
+    predicted = autoremat.report(model).predicted_peak_nbytes
+    assert 0.95 * predicted <= measured(model, (batch,)) <= predicted
+
+
+def test_strict_refuses_what_is_not_planned():
+    """As for every other fallback; the model trains on without autoremat."""
+    model = optimized(Surrounded, UNBOUNDED)
+    with pytest.raises(autoremat.FallbackError, match=r"AR109.*LSTM"):
+        step(model, (sequences(),))
+
+
+def test_it_is_told_once():
+    """Not at each step, and not for each layer of the kind."""
+    with pytest.warns(autoremat.FallbackWarning, match=r"AR109.*type LSTM"):
+        model, _ = planned(Surrounded, UNBOUNDED)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(model, (sequences(),))
+
+
+def test_torchs_classes_stay_as_they_are():
+    """Other models see nothing of it, also after a step that failed."""
+    before = nn.LSTM.forward
+    model, _ = planned(Surrounded, UNBOUNDED)
+    with pytest.raises(RuntimeError):
+        model(torch.randn(2, 16, WIDTH + 1))
+    assert nn.LSTM.forward is before
+    assert not torch._dynamo.config.allow_rnn
+
+
+def test_a_user_who_has_dynamo_trace_them_gets_them_planned():
+    """`allow_rnn`: one graph, the time steps in it."""
+    with torch._dynamo.config.patch(allow_rnn=True):
+        model = optimized(SurroundedRNN, UNBOUNDED, time_limit=0.5)
+        ours = step(model, (sequences()[:, :4],))
+    assert len(autoremat.report(model).graphs) == 1
+    assert ours.gradients["recurrent.weight_hh_l1"] is not None
+
+
+def test_a_model_that_ends_in_a_recurrent_layer():
+    """Its loss outside: what stands before is planned, no other word is said."""
+
+    class Ends(Surrounded):
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.before:
+                x = x + torch.tanh(F.gelu(layer(x)))
+            return self.recurrent(x)[0]
+
+    model, ours = planned(Ends, UNBOUNDED)
+    close(step(make_seeded(Ends), (sequences(),)), ours, 0.0)
+    assert len(autoremat.report(model).graphs) == 1
+
+
+def test_planning_without_a_step():
+    """`plan` sees both sides as well."""
+    model = make_seeded(Surrounded)
+    report = autoremat.plan(
+        model, sequences(), budget=UNBOUNDED, compiler="eager", time_limit=0.5, verbose=False
+    )
+    assert len(report.graphs) == 2
+    assert [f.code for f in report.fallbacks] == ["AR109"]
