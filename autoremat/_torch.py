@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch._functorch.partitioners as _partitioners
-from torch import fx
+from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback
 from torch._functorch.compile_utils import fx_graph_cse
@@ -78,6 +78,7 @@ __all__ = [
     "is_symbolic",
     "is_tangent",
     "kernels_before_fusion",
+    "kinds_of_global_hooks",
     "limit_fusion",
     "min_cut_without_budget",
     "must_run_in_backward",
@@ -116,6 +117,13 @@ CustomSchedulerPass: Any = getattr(
     custom_graph_pass, "CustomSchedulerPass", custom_graph_pass.CustomGraphPass
 )
 
+_GLOBAL_HOOKS = (
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+)
+
 getitem = operator.getitem
 default_partition = _partitioners.default_partition
 is_primal = _partitioners._is_primal
@@ -148,6 +156,11 @@ def admitting_recurrent_layers() -> contextlib.AbstractContextManager[None]:
     """Let Dynamo look into recurrent layers here instead of giving up the rest of the function."""
     patch: contextlib.AbstractContextManager[None] = torch._dynamo.config.patch(allow_rnn=True)
     return patch
+
+
+def kinds_of_global_hooks() -> dict[str, bool]:
+    """The kinds of hooks that all modules share, and whether there are any of each."""
+    return {name: bool(getattr(nn.modules.module, name)) for name in _GLOBAL_HOOKS}
 
 
 def is_opaque(node: fx.Node) -> bool:

@@ -71,6 +71,7 @@ class OptimizedCall:
         self._variants.append(self._new_variant(model))
         self._current = self._variants[0]
         self._last_gradient: StorageWeakRef | None = None
+        self._compiled_without: set[str] = set()  # kinds of global hooks that were absent
 
     @property
     def session(self) -> Session:
@@ -83,15 +84,17 @@ class OptimizedCall:
         model = self._model()
         if not (model.training and torch.is_grad_enabled()):
             return model._call_impl(*args, **kwargs)
+        if self._global_hooks_came_later():
+            self.session.leave_eager("AR110")
+            return model._call_impl(*args, **kwargs)
         self._inputs = (args, kwargs)
         self._warn_if_gradients_stay(model)
         self._current = self._variant_for(model)
         try:
-            tell = self._current.session.leave_eager
             with (
                 _torch.guarding_hooks(),
                 _torch.every_guard(),
-                eager_recurrent_layers(model, tell),
+                eager_recurrent_layers(model, self.session.leave_layer_eager),
             ):
                 output = self._current.compiled(*args, **kwargs)
         finally:
@@ -145,6 +148,17 @@ class OptimizedCall:
                 return variant
         self._variants.append(self._new_variant(model))
         return self._variants[-1]
+
+    def _global_hooks_came_later(self) -> bool:
+        """Whether all modules have hooks that code compiled earlier does not run.
+
+        Dynamo guards such hooks where there are some, and not where there are none.
+        """
+        present = _torch.kinds_of_global_hooks()
+        if any(present[kind] for kind in self._compiled_without):
+            return True
+        self._compiled_without.update(kind for kind in present if not present[kind])
+        return False
 
     def _warn_if_gradients_stay(self, model: nn.Module) -> None:
         """Say once that a step does not fit that adds to the gradients of the one before."""

@@ -82,6 +82,14 @@ REASONS = {
             "which compiles slowly and rounds differently.",
         ),
         Reason(
+            "AR110",
+            "The model runs in eager mode while there is a hook on all modules "
+            "(torch.nn.modules.module.register_module_forward_hook and the like) of a kind that "
+            "there was none of when a step was compiled: compiled code would leave it out.",
+            "Add the hook before the first training step, or to single modules: those are "
+            "compiled in whenever they come.",
+        ),
+        Reason(
             "AR201",
             "No parameter of the model needs a gradient, so there is no backward to plan: the "
             "model runs unchanged.",

@@ -127,7 +127,7 @@ def _run(
     """One forward on fakes: every graph that it reaches is handed to the session."""
     call = torch.compile(with_own_code(twin._call_impl), backend=session.compile)
     try:
-        eager = eager_recurrent_layers(twin, session.leave_eager)
+        eager = eager_recurrent_layers(twin, session.leave_layer_eager)
         with faker.mode, torch.enable_grad(), eager:
             call(*inputs, **keywords)
     except InfeasibleBudget:

@@ -113,7 +113,6 @@ class Session:
         self._first_graph = ""
         self._inputs: Sequence[Any] = ()  # of the graph that is being compiled
         self._unplannable: set[str] = set()  # graphs that failed to compile as planned
-        self._eager_kinds: set[str] = set()  # of layers that run between the graphs
         self._over_budget: OverBudgetWarning | None = None
         self.does_not_fit: OverBudgetWarning | None = None
         self._entries: dict[str, _Entry] = {}
@@ -424,16 +423,14 @@ class Session:
         self.fallbacks[Fallback(code, *in_words(code, **facts))] = None
         warnings.warn(warning, stacklevel=3)
 
-    def leave_eager(self, layer: torch.nn.Module) -> None:
-        """Tell, once for each kind, that a layer between the planned graphs runs in eager mode.
+    def leave_eager(self, code: str, **facts: Any) -> None:
+        """As `fall_back`, for what is left to eager mode at every step: told at the first."""
+        if Fallback(code, *in_words(code, **facts)) not in self.fallbacks:
+            self.fall_back(code, **facts)
 
-        Raises:
-            FallbackError: if the session is strict.
-        """
-        kind = type(layer).__name__
-        if kind not in self._eager_kinds:
-            self._eager_kinds.add(kind)
-            self.fall_back("AR109", kind=kind)
+    def leave_layer_eager(self, layer: torch.nn.Module) -> None:
+        """Tell that layers of a kind run in eager mode between the planned graphs."""
+        self.leave_eager("AR109", kind=type(layer).__name__)
 
     def _curve(self, subject: Subject, choice: Choice) -> tuple[CurvePoint, ...]:
         if self._offline is None or not self._offline.curve_points:

@@ -158,6 +158,68 @@ def test_hooks_on_all_modules_see_the_users_modules_only():
     assert seen <= {"Linear", "Residual"}
 
 
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear)
+
+
+def _tripled(module: nn.Module, *gradients: Any) -> Any:
+    found = gradients[0]
+    return tuple(g if g is None else 3 * g for g in found) if _is_linear(module) else None
+
+
+ADDED_TO_ALL: dict[str, Callable[[], Any]] = {
+    "forward pre": lambda: nn.modules.module.register_module_forward_pre_hook(
+        lambda module, inputs: doubled(module, inputs) if _is_linear(module) else None
+    ),
+    "forward": lambda: nn.modules.module.register_module_forward_hook(
+        lambda module, inputs, output: bent(module, inputs, output) if _is_linear(module) else None
+    ),
+    "backward pre": lambda: nn.modules.module.register_module_full_backward_pre_hook(_tripled),
+    "backward": lambda: nn.modules.module.register_module_full_backward_hook(_tripled),
+}
+
+
+def same_with_and_without(ours: nn.Module, eager: nn.Module, kind: str) -> None:
+    """Two steps with a hook on all modules, one when it is gone."""
+    handle = ADDED_TO_ALL[kind]()
+    try:
+        for _ in range(2):
+            close(step(eager, (rows(),)), step(ours, (rows(),)), 1e-6)
+    finally:
+        handle.remove()
+    close(step(eager, (rows(),)), step(ours, (rows(),)), 1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.parametrize("kind", ADDED_TO_ALL)
+def test_a_hook_on_all_modules_that_comes_after_the_first_step(kind: str):
+    """Eager mode takes over while it is there, which is told once (AR110)."""
+    ours, eager = optimized(Residual, UNBOUNDED, strict=False), make_seeded(Residual)
+    close(step(eager, (rows(),)), step(ours, (rows(),)), 1e-6)
+    with pytest.warns(autoremat.FallbackWarning, match="AR110") as told:
+        same_with_and_without(ours, eager, kind)
+    assert len([w for w in told if isinstance(w.message, autoremat.FallbackWarning)]) == 1
+    strict = optimized(Residual, UNBOUNDED)
+    step(strict, (rows(),))
+    with pytest.raises(autoremat.FallbackError, match="AR110"):
+        same_with_and_without(strict, eager, kind)
+
+
+@pytest.mark.parametrize("kind", ["forward pre", "forward"])
+def test_a_hook_on_all_modules_that_is_there_from_the_start(kind: str):
+    """It is compiled in; when it goes, and another comes in its place, the step is eager's."""
+    ours, eager = optimized(Residual, UNBOUNDED), make_seeded(Residual)
+    first = ADDED_TO_ALL[kind]()
+    close(step(eager, (rows(),)), step(ours, (rows(),)), 1e-6)
+    second = ADDED_TO_ALL[kind]()
+    close(step(eager, (rows(),)), step(ours, (rows(),)), 1e-6)
+    first.remove()
+    close(step(eager, (rows(),)), step(ours, (rows(),)), 1e-6)
+    second.remove()
+    close(step(eager, (rows(),)), step(ours, (rows(),)), 1e-6)
+    assert autoremat.report(ours).graphs
+
+
 def test_hooks_on_saved_tensors():
     """They pack what the plan saves, and the backward gets what they unpack."""
     smallest = refusal(Residual, (rows(),), time_limit=0.5).smallest_peak_nbytes

@@ -498,6 +498,18 @@ def test_hooks_are_guarded_within_a_context():
     assert len(frames) == 2
 
 
+def test_kinds_of_global_hooks():
+    """Each kind is known by whether there are any."""
+    assert not any(_torch.kinds_of_global_hooks().values())
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        assert [k for k, v in _torch.kinds_of_global_hooks().items() if v] == [
+            "_global_forward_hooks"
+        ]
+    finally:
+        handle.remove()
+
+
 def test_a_shared_region_is_a_call_of_its_graph():
     """Its arguments: the graph, a name, and the operands; its users take elements."""
     calls = []
