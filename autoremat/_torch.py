@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch._functorch.partitioners as _partitioners
-from torch import fx, nn
+from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback
 from torch._functorch.compile_utils import fx_graph_cse
@@ -56,20 +56,17 @@ __all__ = [
     "OpOverloadPacket",
     "ShortenTraceback",
     "activation_memory_budget",
-    "admitting_recurrent_layers",
     "aot_autograd",
     "arg_tree_leaves",
     "base_of",
     "compile_fx",
     "compile_fx_inner",
     "default_partition",
-    "every_guard",
     "extract_forward_and_backward",
     "fake_mode_of",
     "force_recompile",
     "force_save_what_torch_demands",
     "fx_graph_cse",
-    "guarding_hooks",
     "invoke_subgraph",
     "is_backward_seed",
     "is_compiled_backward",
@@ -78,7 +75,6 @@ __all__ = [
     "is_symbolic",
     "is_tangent",
     "kernels_before_fusion",
-    "kinds_of_global_hooks",
     "limit_fusion",
     "min_cut_without_budget",
     "must_run_in_backward",
@@ -91,7 +87,6 @@ __all__ = [
     "size_hint",
     "storage_key",
     "thread_rng_states",
-    "traces_recurrent_layers",
     "tree_leaves",
 ]
 
@@ -108,20 +103,9 @@ DRAWS_FOUR_AT_A_TIME = hasattr(TritonOverrides, "_can_use_4x_random") and getatt
     torch._inductor.config.triton, "use_rand4x", True
 )
 
-# Seen on 2.11, not on 2.13: Dynamo passes over the guards of parameters while their module's dict
-# is as it was. (2.12 has not been tried.)
-_GUARDS_ARE_SKIPPED = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
-
 # What Inductor's caches accept as a pass over scheduler nodes; before 2.12 the class for graphs.
 CustomSchedulerPass: Any = getattr(
     custom_graph_pass, "CustomSchedulerPass", custom_graph_pass.CustomGraphPass
-)
-
-_GLOBAL_HOOKS = (
-    "_global_forward_pre_hooks",
-    "_global_forward_hooks",
-    "_global_backward_pre_hooks",
-    "_global_backward_hooks",
 )
 
 getitem = operator.getitem
@@ -133,34 +117,6 @@ is_symbolic = _partitioners.is_sym_node
 must_run_in_backward = _partitioners._must_be_in_backward
 invoke_subgraph = torch.ops.higher_order.invoke_subgraph
 force_recompile = _LazyGraphModule.force_recompile
-
-
-@contextlib.contextmanager
-def guarding_hooks() -> Iterator[None]:
-    """Let what Dynamo compiles in this context notice hooks that are added to modules later."""
-    config: Any = torch._dynamo.config
-    before = config.skip_nnmodule_hook_guards
-    config.skip_nnmodule_hook_guards = False
-    try:
-        yield
-    finally:
-        config.skip_nnmodule_hook_guards = before
-
-
-def traces_recurrent_layers() -> bool:
-    """Whether the user has told Dynamo to write recurrent layers out, step by step."""
-    return bool(torch._dynamo.config.allow_rnn)
-
-
-def admitting_recurrent_layers() -> contextlib.AbstractContextManager[None]:
-    """Let Dynamo look into recurrent layers here instead of giving up the rest of the function."""
-    patch: contextlib.AbstractContextManager[None] = torch._dynamo.config.patch(allow_rnn=True)
-    return patch
-
-
-def kinds_of_global_hooks() -> dict[str, bool]:
-    """The kinds of hooks that all modules share, and whether there are any of each."""
-    return {name: bool(getattr(nn.modules.module, name)) for name in _GLOBAL_HOOKS}
 
 
 def is_opaque(node: fx.Node) -> bool:
@@ -283,16 +239,6 @@ def is_compiled_backward(node: Any) -> bool:
 def is_getitem(node: fx.Node) -> bool:
     """Whether the node takes an element of a tuple of results."""
     return node.op == "call_function" and node.target is getitem
-
-
-def every_guard() -> contextlib.AbstractContextManager[None]:
-    """Compile and run here so that a parameter frozen or thawed since is noticed."""
-    if not _GUARDS_ARE_SKIPPED:
-        return contextlib.nullcontext()
-    patched: contextlib.AbstractContextManager[None] = torch._dynamo.config.patch(
-        skip_tensor_guards_with_matching_dict_tags=False
-    )
-    return patched
 
 
 @contextlib.contextmanager

@@ -7,6 +7,9 @@ without gradients run as if autoremat were not there.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -18,7 +21,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from autoremat import _torch
+from autoremat import _torch_dynamo
 from autoremat.backend import session_options, with_own_code
 from autoremat.errors import FallbackError, FallbackWarning
 from autoremat.fallbacks import fallback
@@ -84,6 +87,10 @@ class OptimizedCall:
         model = self._model()
         if not (model.training and torch.is_grad_enabled()):
             return model._call_impl(*args, **kwargs)
+        return self._planned(model, args, kwargs)
+
+    @torch.compiler.disable  # nor is what stands around the compiled call of ours traced
+    def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._global_hooks_came_later():
             self.session.leave_eager("AR110")
             return model._call_impl(*args, **kwargs)
@@ -92,8 +99,9 @@ class OptimizedCall:
         self._current = self._variant_for(model)
         try:
             with (
-                _torch.guarding_hooks(),
-                _torch.every_guard(),
+                _own_compile(),
+                _torch_dynamo.guarding_hooks(),
+                _torch_dynamo.every_guard(),
                 eager_recurrent_layers(model, self.session.leave_layer_eager),
             ):
                 output = self._current.compiled(*args, **kwargs)
@@ -154,7 +162,7 @@ class OptimizedCall:
 
         Dynamo guards such hooks where there are some, and not where there are none.
         """
-        present = _torch.kinds_of_global_hooks()
+        present = _torch_dynamo.kinds_of_global_hooks()
         if any(present[kind] for kind in self._compiled_without):
             return True
         self._compiled_without.update(kind for kind in present if not present[kind])
@@ -187,6 +195,31 @@ class OptimizedCall:
             torch.cuda.reset_peak_memory_stats(device)
         elif variant.calls == 3:
             variant.session.note_measured(torch.cuda.max_memory_allocated(device))
+
+
+_here = threading.local()
+
+
+@contextlib.contextmanager
+def _own_compile() -> Iterator[None]:
+    """Where an optimised part of an optimised model is one with the whole."""
+    before = getattr(_here, "is_own_compile", False)
+    _here.is_own_compile = True
+    try:
+        yield
+    finally:
+        _here.is_own_compile = before
+
+
+@functools.cache
+def _keep_plans_in_outer_compiles() -> None:
+    """Let Dynamo stop at optimised modules; once, and not before there are any."""
+    _torch_dynamo.stop_at(
+        lambda module: (
+            isinstance(module._compiled_call_impl, OptimizedCall)
+            and not getattr(_here, "is_own_compile", False)
+        )
+    )
 
 
 def _gradient_nbytes(model: nn.Module) -> int:
@@ -278,6 +311,7 @@ def optimize(
         if obstacle.code in _NEVER_PLANNED:
             return model
     model._compiled_call_impl = call
+    _keep_plans_in_outer_compiles()
     return model
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoremat import _torch
+from autoremat import _torch_dynamo
 
 _KINDS: tuple[type[nn.RNNBase], ...] = (nn.RNN, nn.LSTM, nn.GRU)
 _OWN = {kind: kind.forward for kind in _KINDS}
@@ -35,14 +35,15 @@ def eager_recurrent_layers(model: nn.Module, tell: Callable[[nn.RNNBase], None])
         model: what is called in the context.
         tell: given each recurrent layer that is about to run.
     """
-    if _torch.traces_recurrent_layers() or not any(isinstance(m, _KINDS) for m in model.modules()):
+    has_layers = any(isinstance(module, _KINDS) for module in model.modules())
+    if _torch_dynamo.traces_recurrent_layers() or not has_layers:
         yield
         return
     before = getattr(_here, "tell", None)
     _here.tell = tell
     _stop_at_classes()
     try:
-        with _torch.admitting_recurrent_layers():
+        with _torch_dynamo.admitting_recurrent_layers():
             yield
     finally:
         _restore_classes()

@@ -15,7 +15,7 @@ import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from autoremat import _torch, _torch_profile
+from autoremat import _torch, _torch_dynamo, _torch_profile
 from autoremat.executor import compile_eager
 from tests.joint_graphs import capture, leaf
 
@@ -226,11 +226,11 @@ def test_is_compiled_backward():
 
 def test_recurrent_layers_are_admitted_within_a_context():
     """Dynamo traces them there instead of giving up the function."""
-    assert not _torch.traces_recurrent_layers()
+    assert not _torch_dynamo.traces_recurrent_layers()
     layer, x = nn.RNN(4, 4), torch.randn(3, 4)
     torch._dynamo.reset()
-    with _torch.admitting_recurrent_layers():
-        assert _torch.traces_recurrent_layers()
+    with _torch_dynamo.admitting_recurrent_layers():
+        assert _torch_dynamo.traces_recurrent_layers()
         torch.compile(lambda x: layer(x)[0], backend="eager", fullgraph=True)(x)
 
 
@@ -297,7 +297,7 @@ def test_every_guard():
     for is_trained in (True, False, True):
         layers[0].requires_grad_(is_trained)
         layers.zero_grad(set_to_none=True)
-        with _torch.every_guard():
+        with _torch_dynamo.every_guard():
             run(torch.ones(2, 4)).backward()
         assert (layers[0].weight.grad is not None) == is_trained
 
@@ -490,7 +490,7 @@ def test_hooks_are_guarded_within_a_context():
     layer = nn.Linear(4, 4)
     compiled = torch.compile(lambda x: layer(x), backend=backend)
     before = torch._dynamo.config.skip_nnmodule_hook_guards
-    with _torch.guarding_hooks():
+    with _torch_dynamo.guarding_hooks():
         compiled(torch.randn(2, 4))
     assert torch._dynamo.config.skip_nnmodule_hook_guards is before
     layer.register_forward_hook(lambda module, inputs, output: 2 * output)
@@ -498,12 +498,23 @@ def test_hooks_are_guarded_within_a_context():
     assert len(frames) == 2
 
 
+def test_dynamo_can_be_stopped_at_a_module(monkeypatch: pytest.MonkeyPatch):
+    """By the method that its variable for modules is called through."""
+    variable = _torch_dynamo.UnspecializedNNModuleVariable
+    monkeypatch.setattr(variable, "call_function", variable.call_function)  # put back after this
+    layer = nn.Linear(4, 4)
+    _torch_dynamo.stop_at(lambda module: module is layer)
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="autoremat has planned"):
+        torch.compile(lambda x: layer(x), backend="eager", fullgraph=True)(torch.randn(2, 4))
+
+
 def test_kinds_of_global_hooks():
     """Each kind is known by whether there are any."""
-    assert not any(_torch.kinds_of_global_hooks().values())
+    assert not any(_torch_dynamo.kinds_of_global_hooks().values())
     handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:
-        assert [k for k, v in _torch.kinds_of_global_hooks().items() if v] == [
+        assert [k for k, v in _torch_dynamo.kinds_of_global_hooks().items() if v] == [
             "_global_forward_hooks"
         ]
     finally:

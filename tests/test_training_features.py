@@ -312,6 +312,63 @@ def test_torch_compile_of_an_optimised_model():
     assert len(autoremat.report(ours).graphs) == 1
 
 
+class AroundResidual(Layers):
+    """A model of which the user optimises a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = ResidualPart()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.sin(self.part(torch.sin(self.first(x))))).square().mean()
+
+
+class ResidualPart(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + torch.tanh(F.gelu(layer(x)))
+        return x
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("around", [AroundResidual, lambda: nn.Sequential(ResidualPart())])
+def test_torch_compile_around_an_optimised_part(around: Callable[[], nn.Module]):
+    """The part keeps its plan; in eval mode it is one with the whole."""
+    ours, eager = make_seeded(around), make_seeded(around)
+    part = next(module for module in ours.modules() if isinstance(module, ResidualPart))
+    autoremat.optimize(part, UNBOUNDED, compiler="eager", strict=True, verbose=False)
+    compiled = torch.compile(ours, backend="aot_eager")
+    compiled.eval()
+    compiled(rows())
+    with pytest.raises(ValueError, match="Nothing is planned"):
+        autoremat.report(part)
+    compiled.train()
+    for _ in range(2):
+        compiled(rows()).square().mean().backward()
+        eager(rows()).square().mean().backward()
+    for mine, theirs in zip(ours.parameters(), eager.parameters(), strict=True):
+        assert mine.grad is None or torch.allclose(mine.grad, theirs.grad, atol=1e-6)
+    assert len(autoremat.report(part).graphs) == 1
+
+
+def test_a_whole_graph_around_an_optimised_part_is_refused():
+    """`fullgraph=True` leaves no place for it: the error says what to do."""
+    ours = make_seeded(AroundResidual)
+    autoremat.optimize(ours.part, UNBOUNDED, compiler="eager", verbose=False)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="Optimize the outer module instead"):
+        torch.compile(ours, backend="aot_eager", fullgraph=True)(rows())
+
+
+def test_an_optimised_part_of_an_optimised_model():
+    """There is one plan for all of it."""
+    ours, eager = optimized(AroundResidual, UNBOUNDED), make_seeded(AroundResidual)
+    autoremat.optimize(ours.part, UNBOUNDED, compiler="eager", strict=True, verbose=False)
+    close(step(eager, (rows(),)), step(ours, (rows(),)), 1e-6)
+    assert len(autoremat.report(ours).graphs) == 1
+    with pytest.raises(ValueError, match="Nothing is planned"):
+        autoremat.report(ours.part)
+
+
 class Attends(nn.Module):
     def __init__(self) -> None:
         super().__init__()

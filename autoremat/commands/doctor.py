@@ -90,7 +90,7 @@ def _torch() -> str:
 
 def _private_names() -> str:
     count = 0
-    for module in ("autoremat._torch", "autoremat._torch_profile"):
+    for module in ("autoremat._torch", "autoremat._torch_dynamo", "autoremat._torch_profile"):
         try:
             loaded = importlib.import_module(module)
         except (ImportError, AttributeError) as error:

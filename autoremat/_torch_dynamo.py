@@ -1,0 +1,102 @@
+"""The private names of Dynamo by which autoremat says what it is to look at, and where to stop.
+
+Enters: torch 2.11 to 2.13. Leaves: contexts for our own compiles, and `stop_at` for those of
+others. `tests/test_torch_names.py` has a smoke test for each name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.exc import unimplemented
+from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
+
+__all__ = [
+    "admitting_recurrent_layers",
+    "every_guard",
+    "guarding_hooks",
+    "kinds_of_global_hooks",
+    "stop_at",
+    "traces_recurrent_layers",
+]
+
+# Seen on 2.11, not on 2.13: Dynamo passes over the guards of parameters while their module's dict
+# is as it was. (2.12 has not been tried.)
+_GUARDS_ARE_SKIPPED = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+
+_GLOBAL_HOOKS = (
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+)
+
+
+@contextlib.contextmanager
+def guarding_hooks() -> Iterator[None]:
+    """Let what Dynamo compiles in this context notice hooks that are added to modules later."""
+    config: Any = torch._dynamo.config
+    before = config.skip_nnmodule_hook_guards
+    config.skip_nnmodule_hook_guards = False
+    try:
+        yield
+    finally:
+        config.skip_nnmodule_hook_guards = before
+
+
+def every_guard() -> contextlib.AbstractContextManager[None]:
+    """Compile and run here so that a parameter frozen or thawed since is noticed."""
+    if not _GUARDS_ARE_SKIPPED:
+        return contextlib.nullcontext()
+    patched: contextlib.AbstractContextManager[None] = torch._dynamo.config.patch(
+        skip_tensor_guards_with_matching_dict_tags=False
+    )
+    return patched
+
+
+def traces_recurrent_layers() -> bool:
+    """Whether the user has told Dynamo to write recurrent layers out, step by step."""
+    return bool(torch._dynamo.config.allow_rnn)
+
+
+def admitting_recurrent_layers() -> contextlib.AbstractContextManager[None]:
+    """Let Dynamo look into recurrent layers here instead of giving up the rest of the function."""
+    patch: contextlib.AbstractContextManager[None] = torch._dynamo.config.patch(allow_rnn=True)
+    return patch
+
+
+def kinds_of_global_hooks() -> dict[str, bool]:
+    """The kinds of hooks that all modules share, and whether there are any of each."""
+    return {name: bool(getattr(nn.modules.module, name)) for name in _GLOBAL_HOOKS}
+
+
+def stop_at(is_planned: Callable[[nn.Module], bool]) -> None:
+    """Let Dynamo stop, in compiles of the user's own, at training calls of certain modules.
+
+    It would look into their `forward` and not run what is called instead of it. This holds for
+    the rest of the process.
+
+    Args:
+        is_planned: asked for each module that is about to be traced.
+    """
+    trace = UnspecializedNNModuleVariable.call_function
+
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if (
+            is_planned(self.value)
+            and torch.is_grad_enabled()
+            and self.var_getattr(tx, "training").as_python_constant()  # leaves a guard
+        ):
+            unimplemented(
+                gb_type="A module that autoremat has planned",
+                context=type(self.value).__name__,
+                explanation="autoremat.optimize compiles this module by itself, by its plan.",
+                hints=["Optimize the outer module instead, to have one plan for all of it."],
+            )
+        return trace(self, tx, args, kwargs)
+
+    UnspecializedNNModuleVariable.call_function = call_function  # type: ignore[method-assign]
