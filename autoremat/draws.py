@@ -90,8 +90,16 @@ def has_own_generator(node: fx.Node) -> bool:
     return False
 
 
-def keep_draws(module: fx.GraphModule) -> None:
-    """Tag seeded draws so that torch's own partitioner does not draw again either."""
+def keep_draws(module: fx.GraphModule, *, unseeded: bool = False) -> None:
+    """Tag seeded draws, or all, so that torch's own partitioner does not draw again either."""
     for node in module.graph.nodes:
-        if is_seeded(node):
-            node.meta["recompute"] = _torch.CheckpointPolicy.MUST_SAVE
+        if is_seeded(node) or (unseeded and is_random(node)):
+            for kept in (node, *filter(_torch.is_getitem, node.users)):
+                kept.meta["recompute"] = _torch.CheckpointPolicy.MUST_SAVE
+
+
+def drawn_again(forward: fx.GraphModule, backward: fx.GraphModule) -> str | None:
+    """A draw of the forward that the backward makes anew, with neither state nor seed."""
+    drawn = {node.name for node in forward.graph.nodes if is_random(node)}
+    names = (node.name for node in backward.graph.nodes if is_random(node))
+    return next((name for name in names if name in drawn), None)

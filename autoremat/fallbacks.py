@@ -90,6 +90,13 @@ REASONS = {
             "compiled in whenever they come.",
         ),
         Reason(
+            "AR111",
+            "{graph} is not run: it has no plan, and under torch's own partitioner its backward "
+            "would draw other random numbers than its forward ({node}).",
+            'Try the other compiler ("eager" or "inductor"). This is a defect of autoremat or of '
+            "torch: please report it.",
+        ),
+        Reason(
             "AR201",
             "No parameter of the model needs a gradient, so there is no backward to plan: the "
             "model runs unchanged.",

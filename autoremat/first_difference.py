@@ -26,8 +26,9 @@ from autoremat.capture import ORIGIN, JointGraph
 from autoremat.executor import compile_eager
 from autoremat.explain import op_name, source_of
 from autoremat.planned_graph import PlannedGraph, fingerprint
-from autoremat.session import Modules, Session
+from autoremat.session import Session
 from autoremat.tensor_error import absolute_error, largest, relative_error
+from autoremat.torch_partition import Modules
 
 aten = torch.ops.aten
 

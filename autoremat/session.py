@@ -8,7 +8,6 @@ own partitioner, with a warning that says why (an exception if the session is st
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import warnings
@@ -28,7 +27,7 @@ from autoremat.constraints import find_constraints, with_selected
 from autoremat.cost import estimate_nodes
 from autoremat.curve import curve_of
 from autoremat.device import device_name
-from autoremat.draws import Replays, keep_draws, makes_seeds, replays, safe_policy
+from autoremat.draws import Replays, makes_seeds, replays, safe_policy
 from autoremat.eager_code import saved_nbytes
 from autoremat.environment import environment_facts
 from autoremat.errors import (
@@ -55,10 +54,9 @@ from autoremat.regions import write_out_regions
 from autoremat.reporting import CurvePoint, Fallback, GraphReport, Report, one_line
 from autoremat.steering import choose_as_asked, store
 from autoremat.storage import Storages, find_storages
+from autoremat.torch_partition import Modules, split_as_torch
 
 _session_numbers = itertools.count()
-
-Modules = tuple[fx.GraphModule, fx.GraphModule]
 
 
 class Unplannable(Exception):
@@ -225,16 +223,17 @@ class Session:
     def torch_partition(
         self, module: fx.GraphModule, joint_inputs: Any, num_fwd_outputs: int
     ) -> Modules:
-        """Torch's own split, on a graph that is safe from reading overwritten inputs."""
-        with contextlib.suppress(Exception):  # as it is, where even cleaning it fails
-            joint = prepare(module, num_fwd_outputs=num_fwd_outputs, static_indices=None)
-            if joint.overwritten:
-                module = joint.module
-        if self.options.compiler == "eager":
-            return _torch.default_partition(module, joint_inputs, num_fwd_outputs=num_fwd_outputs)
-        if not all(self._replays(device).seeds for device in _devices_of(module)):
-            keep_draws(module)
-        return _torch.min_cut_without_budget(module, num_fwd_outputs=num_fwd_outputs)
+        """Torch's own split, safe from reading overwritten inputs and from drawing again."""
+        op_by_op = self.options.compiler == "eager"
+        return split_as_torch(
+            module,
+            joint_inputs,
+            num_fwd_outputs=num_fwd_outputs,
+            op_by_op=op_by_op,
+            replays_seeds=not op_by_op
+            and all(self._replays(device).seeds for device in _devices_of(module)),
+            graph=_graph_name(),
+        )
 
     def report(self) -> Report:
         """What was planned so far."""

@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 import autoremat
 import autoremat.backend
-from autoremat import _torch, rewrite
+from autoremat import _torch, rewrite, session, torch_partition
 from autoremat.draws import Replays, has_own_generator, is_random, replays, safe_policy
 from autoremat.dropout_policy import DropoutPolicy, parse_dropout
 from autoremat.same_step import first_difference
@@ -269,6 +270,55 @@ def _split_with_mask(*, drawn_again: bool) -> tuple[fx.GraphModule, ...]:
         again = backward.placeholder("rand")
     backward.output((_times(backward, backward.placeholder("tangents_1"), again),))
     return tuple(fx.GraphModule(nn.Module(), graph) for graph in (joint, forward, backward))
+
+
+def _split_at_a_small_budget(drops_tags: bool) -> Callable[..., Any]:
+    """Torch's partitioner under its own memory budget; it may forget what must be saved."""
+
+    def split(module: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int) -> Any:
+        for node in module.graph.nodes if drops_tags else ():
+            node.meta.pop("recompute", None)
+        with _torch.activation_memory_budget(0.01):
+            return min_cut_rematerialization_partition(
+                module, inputs, num_fwd_outputs=num_fwd_outputs
+            )
+
+    return split
+
+
+def _broken(*args: Any, **keywords: Any) -> Any:
+    raise KeyError("a defect")
+
+
+def test_draws_are_saved_where_torchs_partitioner_would_repeat_them(monkeypatch):
+    """A graph without a plan: its first split draws again, and is not the one that runs."""
+    make, inputs = (lambda: Draws("dropout")), (rows(),)
+    eager = step(make_seeded(make), inputs)
+    monkeypatch.setattr(session, "find_storages", _broken)
+    monkeypatch.setattr(_torch, "default_partition", _split_at_a_small_budget(False))
+    splits = []
+    original = torch_partition.drawn_again
+    monkeypatch.setattr(
+        torch_partition, "drawn_again", lambda *m: splits.append(original(*m)) or splits[-1]
+    )
+    with pytest.warns(autoremat.FallbackWarning, match="AR101"):
+        ours = step(optimized(make, UNBOUNDED, strict=False), inputs)
+    close(eager, ours, 1e-5)
+    assert len(splits) == 2
+    assert splits[0] is not None
+    assert splits[1] is None
+
+
+def test_a_graph_that_torch_would_only_split_wrongly_is_refused(monkeypatch):
+    """AR111, whether the user is strict or not: no gradient is better than a wrong one."""
+    monkeypatch.setattr(session, "find_storages", _broken)
+    monkeypatch.setattr(_torch, "default_partition", _split_at_a_small_budget(True))
+    model = optimized(lambda: Draws("dropout"), UNBOUNDED, strict=False)
+    with (
+        pytest.warns(autoremat.FallbackWarning, match="AR101"),
+        pytest.raises(autoremat.FallbackError, match=r"AR111.*is not run"),
+    ):
+        step(model, (rows(),))
 
 
 # --- Inductor ----------------------------------------------------------------------------------
