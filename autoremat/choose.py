@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import torch
-from autoremat_solver import Phase, Plan, Problem, Solution, Solver, simulate
+from autoremat_solver import Phase, Plan, Problem, ProblemError, Solution, Solver, simulate
 from autoremat_solver.plan import Status
+from autoremat_solver.policies import save_all_but
 from torch import fx
 
 from autoremat import _torch
@@ -37,6 +38,7 @@ TORCH = "torch's own partitioner"  # the method of a choice that is torch's
 LEAN_TARGETS = (1.0, 1.1, 1.25, 1.5)  # times the smallest modelled peak above what is resident
 LEAN_USE = 0.99  # of the budget: a remembered leanest plan that reaches it has little left to win
 REMEMBERED = "remembered"
+FASTEST, SAVE_ALL = "fastest", "save-all"  # plans that are known without a search
 LATER_SHARE = 0.3  # of the solver's time limit for each solve after the first: it knows more then
 
 
@@ -77,13 +79,31 @@ def choose_by_simulation(subject: Subject, solver: Solver, budget_nbytes: int) -
     problem = subject.lowered.problem
     solution = solver.solve(budget_nbytes)
     if solution.status is Status.INFEASIBLE:
-        known = _recalled(problem, solution)
-        if known is not None and known.timeline.peak_nbytes <= solution.timeline.peak_nbytes:
-            solution = known
+        solution = _least_known(problem, solver, solution, budget_nbytes)
     peak_nbytes = _simulated_peak(problem, solution.plan)
     if solution.status is Status.INFEASIBLE or solution.method == REMEMBERED:
         remember(problem, solution.plan, peak_nbytes)
     return _write_out(subject, solution, budget_nbytes, lambda f, b: peak_nbytes)
+
+
+def _least_known(
+    problem: Problem, solver: Solver, smallest: Solution, budget_nbytes: int
+) -> Solution:
+    """Of the plans known, the fastest whose real peak fits; if none does, the smallest.
+
+    The solver counts the state of every draw, the real peak only those that are replayed: a plan
+    that repeats nothing may take less than the smallest that a short search has found.
+    """
+    known = _recalled(problem, smallest)
+    found = [known] if known is not None else []
+    found += [smallest, _with_plan(smallest, problem, solver.fastest().plan, FASTEST)]
+    with suppress(ProblemError):  # some values may not be saved
+        found.append(_with_plan(smallest, problem, save_all_but(problem), SAVE_ALL))
+    peaks = [_simulated_peak(problem, solution.plan) for solution in found]
+    fitting = [s for s, peak in zip(found, peaks, strict=True) if peak <= budget_nbytes]
+    if fitting:
+        return replace(min(fitting, key=lambda s: s.timeline.time_us), status=Status.FEASIBLE)
+    return replace(found[peaks.index(min(peaks))], status=Status.INFEASIBLE)
 
 
 def choose_fixed(
@@ -162,7 +182,7 @@ def choose_by_reading(subject: Subject, solver: Solver, budget_nbytes: int) -> C
         if next_target == target:
             break
         target = next_target
-    return best or _leanest(reader, solver, subject)
+    return best or _leanest(reader, solver, subject, own)
 
 
 def _remembered(
@@ -192,21 +212,27 @@ def _limited(solver: Solver, share: float) -> Iterator[None]:
 def _recalled(problem: Problem, found: Solution) -> Solution | None:
     """The leanest plan remembered, with what the solver proved for a budget at least as large."""
     known = recall(problem)
-    if known is None:
-        return None
-    timeline = simulate(problem, known.plan)
+    return None if known is None else _with_plan(found, problem, known.plan, REMEMBERED)
+
+
+def _with_plan(found: Solution, problem: Problem, plan: Plan, method: str) -> Solution:
+    """Another plan, with what the solver proved."""
+    timeline = simulate(problem, plan)
     return replace(
         found,
-        plan=known.plan,
+        plan=plan,
         timeline=timeline,
         status=Status.FEASIBLE,
         bound_us=min(found.bound_us, timeline.time_us),
-        method=REMEMBERED,
+        method=method,
     )
 
 
-def _leanest(reader: _Reader, solver: Solver, subject: Subject) -> Choice:
-    """The smallest real peak among lean plans; the smallest modelled one need not have it."""
+def _leanest(reader: _Reader, solver: Solver, subject: Subject, own: Choice | None) -> Choice:
+    """The smallest real peak of all plans known; the smallest modelled one need not have it.
+
+    Torch's own partition is among them, if `own` is given.
+    """
     smallest = solver.smallest_peak()
     resident = subject.lowered.problem.resident_nbytes
     above = smallest.timeline.peak_nbytes - resident
@@ -214,7 +240,11 @@ def _leanest(reader: _Reader, solver: Solver, subject: Subject) -> Choice:
         plans = [smallest, *(solver.solve(resident + int(k * above)) for k in LEAN_TARGETS[1:])]
     known = _recalled(subject.lowered.problem, smallest)
     plans += [known] if known is not None else []
-    best = min((reader.read(plan) for plan in plans), key=lambda choice: choice.peak_nbytes)
+    plans.append(solver.fastest())
+    known_choices = [*map(reader.read, plans), *reader.seen]
+    best = min(known_choices, key=lambda choice: choice.peak_nbytes)
+    if own is not None and own.peak_nbytes < best.peak_nbytes:
+        return own
     remember(subject.lowered.problem, best.solution.plan, best.peak_nbytes)
     return best
 
@@ -274,6 +304,11 @@ class _Reader:
         self._subject = subject
         self._budget_nbytes = budget_nbytes
         self._seen: dict[Plan, Choice] = {}
+
+    @property
+    def seen(self) -> list[Choice]:
+        """What was read so far."""
+        return list(self._seen.values())
 
     def read(self, solution: Solution) -> Choice:
         if solution.plan not in self._seen:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
+from autoremat_solver import Solution, Solver, simulate
+from autoremat_solver.plan import Status
+from autoremat_solver.policies import recompute_all
 from torch import Tensor, nn
 
 import autoremat
 import autoremat.session
 from autoremat.measure import resident_nbytes
-from tests.tiny import Chain, many_rows
+from tests.tiny import Chain, Dropout, many_rows
 from tests.training import (
+    UNBOUNDED,
     measured,
     optimized,
     refusal,
@@ -110,3 +115,26 @@ def test_no_budget_finds_less_than_the_smallest_peak():
     model = optimized(Codebook, smallest)
     step(model, (x,))
     assert autoremat.report(model).predicted_peak_nbytes == smallest
+
+
+class StarvedSolver(Solver):
+    """Its search ended at the plan that runs everything again, draws from their states included."""
+
+    def solve(self, budget_nbytes: int) -> Solution:
+        plan = recompute_all(self.problem)
+        timeline = simulate(self.problem, plan)
+        return replace(self.fastest(), plan=plan, timeline=timeline, status=Status.INFEASIBLE)
+
+
+def test_no_refusal_names_more_than_a_plan_needs_that_is_known(monkeypatch: pytest.MonkeyPatch):
+    """With few rows the states of generators are most of it: only what repeats draws holds them."""
+    inputs = (many_rows(4),)
+    saved = optimized(Dropout, UNBOUNDED, policy="save-all")
+    step(saved, inputs)
+    save_all_nbytes = autoremat.report(saved).predicted_peak_nbytes
+    monkeypatch.setattr(autoremat.session, "Solver", StarvedSolver)
+    error = refusal(Dropout, inputs)
+    assert error.floor_nbytes <= error.smallest_peak_nbytes <= save_all_nbytes
+    model = optimized(Dropout, error.smallest_peak_nbytes)
+    step(model, inputs)
+    assert autoremat.report(model).predicted_peak_nbytes == error.smallest_peak_nbytes
