@@ -7,11 +7,13 @@ others. `tests/test_torch_names.py` has a smoke test for each name.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo.decorators import skip
 from torch._dynamo.exc import unimplemented
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 
@@ -21,12 +23,13 @@ __all__ = [
     "guarding_hooks",
     "kinds_of_global_hooks",
     "stop_at",
+    "stop_at_padding",
     "traces_recurrent_layers",
 ]
 
 # Seen on 2.11, not on 2.13: Dynamo passes over the guards of parameters while their module's dict
-# is as it was. (2.12 has not been tried.)
-_GUARDS_ARE_SKIPPED = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+# is as it was, and fails on packed sequences. (2.12 has not been tried.)
+_IS_OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 
 _GLOBAL_HOOKS = (
     "_global_forward_pre_hooks",
@@ -50,7 +53,7 @@ def guarding_hooks() -> Iterator[None]:
 
 def every_guard() -> contextlib.AbstractContextManager[None]:
     """Compile and run here so that a parameter frozen or thawed since is noticed."""
-    if not _GUARDS_ARE_SKIPPED:
+    if not _IS_OLD:
         return contextlib.nullcontext()
     patched: contextlib.AbstractContextManager[None] = torch._dynamo.config.patch(
         skip_tensor_guards_with_matching_dict_tags=False
@@ -67,6 +70,17 @@ def admitting_recurrent_layers() -> contextlib.AbstractContextManager[None]:
     """Let Dynamo look into recurrent layers here instead of giving up the rest of the function."""
     patch: contextlib.AbstractContextManager[None] = torch._dynamo.config.patch(allow_rnn=True)
     return patch
+
+
+@functools.cache
+def stop_at_padding() -> None:
+    """Let Dynamo stop where packed sequences are padded, if this torch fails to trace that.
+
+    2.11 does, and ends in an error, unless it has given up the function before. For the rest of
+    the process.
+    """
+    if _IS_OLD:
+        skip(nn.utils.rnn.pad_packed_sequence)
 
 
 def kinds_of_global_hooks() -> dict[str, bool]:

@@ -39,6 +39,7 @@ def eager_recurrent_layers(model: nn.Module, tell: Callable[[nn.RNNBase], None])
     if _torch_dynamo.traces_recurrent_layers() or not has_layers:
         yield
         return
+    _torch_dynamo.stop_at_padding()  # what stands behind the layers is traced from here on
     before = getattr(_here, "tell", None)
     _here.tell = tell
     _stop_at_classes()

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import autoremat
 from tests.tiny import WIDTH, sequences
@@ -100,6 +101,28 @@ def test_what_the_layer_saves_is_counted(make: type[nn.Module]):
     step(model, (batch,))
     predicted = autoremat.report(model).predicted_peak_nbytes
     assert 0.95 * predicted <= measured(model, (batch,)) <= predicted
+
+
+class Packed(nn.Module):
+    """Sequences of two lengths, read in both directions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Linear(WIDTH, WIDTH)
+        self.recurrent = nn.GRU(WIDTH, WIDTH, batch_first=True, bidirectional=True)
+        self.behind = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        packed = pack_padded_sequence(torch.tanh(self.before(x)), [16, 9], batch_first=True)
+        y, _ = pad_packed_sequence(self.recurrent(packed)[0], batch_first=True)
+        return torch.tanh(self.behind(y)).square().mean()
+
+
+def test_packed_sequences():
+    """They go in and come out as in eager mode."""
+    model, ours = planned(Packed, UNBOUNDED)
+    same(step(make_seeded(Packed), (sequences(),)), ours)
+    assert len(autoremat.report(model).graphs) == 2
 
 
 def test_strict_refuses_what_is_not_planned():

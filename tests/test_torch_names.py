@@ -509,6 +509,15 @@ def test_dynamo_can_be_stopped_at_a_module(monkeypatch: pytest.MonkeyPatch):
         torch.compile(lambda x: layer(x), backend="eager", fullgraph=True)(torch.randn(2, 4))
 
 
+def test_padding_of_packed_sequences_does_not_end_a_compile():
+    """Dynamo traces it, or stops there."""
+    _torch_dynamo.stop_at_padding()
+    packed = nn.utils.rnn.pack_padded_sequence(torch.ones(2, 3, 4), [3, 2], batch_first=True)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: nn.utils.rnn.pad_packed_sequence(x)[0] + 1, backend="eager")
+    assert compiled(packed).shape == (3, 2, 4)
+
+
 def test_kinds_of_global_hooks():
     """Each kind is known by whether there are any."""
     assert not any(_torch_dynamo.kinds_of_global_hooks().values())
