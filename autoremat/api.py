@@ -71,8 +71,8 @@ class OptimizedCall:
         self._options = replace(parsed, steering=parsed.steering.of(model))
         self._inputs: object = None  # of the call in progress: they are resident
         self._variants: list[_Variant] = []
-        self._variants.append(self._new_variant(model))
-        self._current = self._variants[0]
+        self._forward = type(model).forward
+        self._start_anew(model)
         self._last_gradient: StorageWeakRef | None = None
         self._compiled_without: set[str] = set()  # kinds of global hooks that were absent
 
@@ -94,6 +94,8 @@ class OptimizedCall:
         if self._global_hooks_came_later():
             self.session.leave_eager("AR110")
             return model._call_impl(*args, **kwargs)
+        if type(model).forward is not self._forward:  # Dynamo has no guard for that
+            self._start_anew(model)
         self._inputs = (args, kwargs)
         self._warn_if_gradients_stay(model)
         self._current = self._variant_for(model)
@@ -130,6 +132,13 @@ class OptimizedCall:
         model = self.model()
         assert model is not None, "a call comes from the module itself"
         return model
+
+    def _start_anew(self, model: nn.Module) -> None:
+        """Plan at the next call, as if there had been none."""
+        self._forward = type(model).forward
+        self._variants = []
+        self._current = self._new_variant(model)
+        self._variants.append(self._current)
 
     def _new_variant(self, model: nn.Module) -> _Variant:
         # Once training runs, a step that cannot be kept within the budget is warned of, not ended.

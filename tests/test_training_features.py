@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 import torch
@@ -287,6 +288,27 @@ def test_parameters_from_elsewhere():
         found.append([value.grad for value in given.values()])
     torch.testing.assert_close(*found)
     close(step(eager, (rows(),)), step(ours, (rows(),)), 1e-6)
+
+
+TRANSFORMS: dict[str, Callable[[nn.Module], Any]] = {
+    "grad": lambda model: torch.func.grad(
+        lambda given: torch.func.functional_call(model, given, (rows(),))
+    )({n: p.detach() for n, p in model.named_parameters()}),
+    "vmap": lambda model: torch.func.vmap(
+        lambda x: torch.func.functional_call(model, {}, (x,)).detach()
+    )(rows().view(4, -1, WIDTH)),
+    "jvp": lambda model: torch.func.jvp(lambda x: model(x).detach(), (rows(),), (rows(),)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own jvp
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_of_torch_func(name: str):
+    """Dynamo leaves a model alone within them: results are eager mode's, with a message."""
+    ours, eager = optimized(Residual, UNBOUNDED, strict=False), make_seeded(Residual)
+    with pytest.warns(autoremat.FallbackWarning, match="AR105"):
+        found = TRANSFORMS[name](ours)
+    torch.testing.assert_close(found, TRANSFORMS[name](eager))
 
 
 def test_a_compiled_submodule():
