@@ -18,6 +18,7 @@ from torch import nn
 from autoremat import _torch
 from autoremat.backend import session_options, with_own_code
 from autoremat.budget import parse_budget
+from autoremat.call_stack import with_stack_room
 from autoremat.device import device_nbytes
 from autoremat.errors import InfeasibleBudget
 from autoremat.fakes import Faker
@@ -116,6 +117,7 @@ def plan(
     return report
 
 
+@with_stack_room
 def _run(
     session: Session,
     faker: Faker,

@@ -22,6 +22,7 @@ from autoremat_solver import Solver
 from torch import fx
 
 from autoremat import _torch
+from autoremat.call_stack import with_stack_room
 from autoremat.capture import copy_module, prepare
 from autoremat.choose import Choice, Subject, choose_by_reading, choose_by_simulation
 from autoremat.constraints import find_constraints, with_selected
@@ -118,6 +119,7 @@ class Session:
         self._resident_nbytes = 0
         self._draws_in_compiled_code = False
 
+    @with_stack_room
     def compile(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile one Dynamo graph: the body of a `torch.compile` backend.
 
