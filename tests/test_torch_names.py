@@ -15,7 +15,7 @@ import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from autoremat import _torch, _torch_profile
+from autoremat import _torch
 from autoremat.executor import compile_eager
 from tests.joint_graphs import capture, leaf
 
@@ -155,6 +155,15 @@ def test_draws_four_at_a_time_is_known():
     assert (version == (2, 13)) <= _torch.DRAWS_FOUR_AT_A_TIME
 
 
+def test_inductor_makes_seeds_and_draws_from_them():
+    """Operators of its own: those that make seeds take none, those that draw take one."""
+    names = {op.name() for op in _torch.SEED_MAKERS | _torch.SEEDED_DRAWS}
+    assert names == {f"prims::inductor_{name}" for name in ("seed", "seeds", "random", "randint")}
+    for op in _torch.SEED_MAKERS | _torch.SEEDED_DRAWS:
+        takes_seed = "seed" in [argument.name for argument in op._schema.arguments]
+        assert takes_seed == (op in _torch.SEEDED_DRAWS)
+
+
 def test_the_state_of_the_cpus_generator_is_restored():
     """Of CUDA's only that of the current device."""
     assert _torch.restores_rng_state(torch.device("cpu"))
@@ -203,8 +212,8 @@ def test_operators_and_their_overloads():
 def test_sparse_parts():
     """They are those that it holds, each time the same, while a graph is being traced as well."""
     sparse = torch.tensor([0.0, 3.0]).to_sparse()
-    with _torch_profile.FakeTensorMode():
-        held = [_torch_profile.sparse_parts(sparse) for _ in range(2)]
+    with _torch.FakeTensorMode():
+        held = [_torch.sparse_parts(sparse) for _ in range(2)]
     assert [part.tolist() for part in held[0]] == [[[1]], [3.0]]
     assert held[0][1].data_ptr() == held[1][1].data_ptr()
 
@@ -385,15 +394,15 @@ def test_trees_of_arguments():
 
 def test_real_execution_suspends_fake_tensors():
     """Inside a fake mode, tensors made under it are real."""
-    with _torch_profile.FakeTensorMode(), _torch_profile.real_execution():
+    with _torch.FakeTensorMode(), _torch.real_execution():
         assert type(torch.zeros(2)) is torch.Tensor
 
 
 def test_profiler_is_active():
     """Only while one records."""
-    assert not _torch_profile.profiler_is_active()
+    assert not _torch.profiler_is_active()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-        assert _torch_profile.profiler_is_active()
+        assert _torch.profiler_is_active()
 
 
 def test_memory_events():
@@ -401,50 +410,50 @@ def test_memory_events():
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as session:
         torch.zeros(1024)
-    events = _torch_profile.memory_events(session)
+    events = _torch.memory_events(session)
     assert [e.start_ns() for e in events] == sorted(e.start_ns() for e in events)
     found = [e for e in events if e.name() == "[memory]"]
     assert {e.nbytes() for e in found} == {4096, -4096}
-    assert all(e.device_type() == _torch_profile.DeviceType.CPU for e in found)
+    assert all(e.device_type() == _torch.DeviceType.CPU for e in found)
 
 
 def test_storage_identity():
     """Equal for views of one storage."""
     x = torch.zeros(4)
-    identity = _torch_profile.storage_identity
+    identity = _torch.storage_identity
     assert identity(x.untyped_storage()) == identity(x[1:].untyped_storage())
 
 
 def test_is_mutable():
     """Told by the schema."""
-    assert _torch_profile.is_mutable(aten.add_.Tensor)
-    assert not _torch_profile.is_mutable(aten.add.Tensor)
+    assert _torch.is_mutable(aten.add_.Tensor)
+    assert not _torch.is_mutable(aten.add.Tensor)
 
 
 def test_has_results():
     """Told by the schema."""
-    assert _torch_profile.has_results(aten.add.Tensor)
-    assert not _torch_profile.has_results(aten._assert_async.default)
+    assert _torch.has_results(aten.add.Tensor)
+    assert not _torch.has_results(aten._assert_async.default)
 
 
 def test_foreach_by_default():
     """On CPU, torch's optimizers loop over the parameters."""
-    assert _torch_profile.foreach_by_default([torch.zeros(2)], False) is False
+    assert _torch.foreach_by_default([torch.zeros(2)], False) is False
 
 
 def test_step_hooks():
     """The attributes exist on every optimizer."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(2))], 0.1)
-    assert all(hasattr(optimizer, name) for name in _torch_profile.step_hooks())
+    assert all(hasattr(optimizer, name) for name in _torch.step_hooks())
 
 
 def test_operator_types_and_trees():
     """Names that are classes or functions of the expected kind."""
-    assert isinstance(aten.sin.default, _torch_profile.OpOverload)
-    assert isinstance(_torch.run_with_rng_state, _torch_profile.HigherOrderOperator)
-    assert issubclass(_torch_profile.TorchDispatchMode, object)
-    assert _torch_profile.tree_leaves({"a": [1, 2]}) == [1, 2]
-    assert _torch_profile.tree_map(lambda x: x + 1, (1, [2])) == (2, [3])
+    assert isinstance(aten.sin.default, _torch.OpOverload)
+    assert isinstance(_torch.run_with_rng_state, _torch.HigherOrderOperator)
+    assert issubclass(_torch.TorchDispatchMode, object)
+    assert _torch.tree_leaves({"a": [1, 2]}) == [1, 2]
+    assert _torch.tree_map(lambda x: x + 1, (1, [2])) == (2, [3])
 
 
 def test_forward_of_a_lazy_module_is_its_own_after_recompiling(joint: fx.GraphModule):
@@ -452,6 +461,24 @@ def test_forward_of_a_lazy_module_is_its_own_after_recompiling(joint: fx.GraphMo
     joint.recompile()
     _torch.force_recompile(joint)
     assert "lazy" not in joint.forward.__name__
+
+
+def test_dynamo_counts_graphs_and_breaks():
+    """By the graphs' number, and by the reasons of breaks; a count that never was is 0."""
+    _torch.dynamo_counters.clear()
+
+    @torch.compile(backend="eager")
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        torch._dynamo.graph_break("on purpose")
+        return y.cos()
+
+    assert _torch.dynamo_counters["stats"]["unique_graphs"] == 0
+    broken(torch.zeros(2))
+    assert _torch.dynamo_counters["stats"]["unique_graphs"] == 2
+    ((reason, count),) = _torch.dynamo_counters["graph_break"].items()
+    assert "on purpose" in reason
+    assert count == 1
 
 
 def test_hooks_are_guarded_within_a_context():

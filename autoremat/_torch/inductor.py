@@ -1,0 +1,250 @@
+"""Private names of Inductor."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor import custom_graph_pass, ir, list_mode_options, memory
+from torch._inductor.codegen.triton import TritonOverrides
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor.exc import InductorError
+from torch._inductor.graph import GraphLowering
+from torch._inductor.select_algorithm import extern_kernels
+from torch._inductor.utils import BoxedBool
+from torch._inductor.virtualized import V
+from torch.utils._ordered_set import OrderedSet
+
+__all__ = [
+    "DRAWS_FOUR_AT_A_TIME",
+    "SEEDED_DRAWS",
+    "SEED_MAKERS",
+    "CustomPartitionerFn",
+    "CustomSchedulerPass",
+    "GraphLowering",
+    "InductorError",
+    "KernelsBeforeFusion",
+    "compile_fx",
+    "compile_fx_inner",
+    "compile_without_cache",
+    "inductor_layout",
+    "inductor_output_strides",
+    "inductor_result_nbytes",
+    "kernels_before_fusion",
+    "limit_fusion",
+    "options_of_mode",
+    "origin_names",
+    "patched_compile_to_module",
+    "pre_fusion_pass",
+    "size_hint_of_expr",
+    "wrapper_namespace",
+]
+
+# Whether Inductor's kernels on CUDA may draw four numbers at a time, which depends on their shape:
+# 2.13 does, 2.11 does not, later releases ask this option.
+DRAWS_FOUR_AT_A_TIME = hasattr(TritonOverrides, "_can_use_4x_random") and getattr(
+    torch._inductor.config.triton, "use_rand4x", True
+)
+
+# Operators of which Inductor makes random numbers; importing it defines them.
+_prims = torch.ops.prims
+SEED_MAKERS = frozenset({_prims.inductor_seeds.default, _prims.inductor_seed.default})
+SEEDED_DRAWS = frozenset({_prims.inductor_random.default, _prims.inductor_randint.default})
+
+# What Inductor's caches accept as a pass over scheduler nodes; before 2.12 the class for graphs.
+CustomSchedulerPass: Any = getattr(
+    custom_graph_pass, "CustomSchedulerPass", custom_graph_pass.CustomGraphPass
+)
+
+
+@contextlib.contextmanager
+def patched_compile_to_module(replacement: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace Inductor's step from a scheduled graph to loaded kernels, in this context."""
+    original = GraphLowering.compile_to_module
+    GraphLowering.compile_to_module = replacement  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        GraphLowering.compile_to_module = original  # type: ignore[method-assign]
+
+
+def compile_without_cache(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    is_backward: bool,
+    static_input_idxs: Sequence[int],
+) -> Any:
+    """Inductor's inner compile of one module under the ambient fake mode, caches unused."""
+    with torch._inductor.config.patch(
+        custom_partitioner_fn=None, fx_graph_cache=False, fx_graph_remote_cache=False
+    ):
+        return compile_fx_inner(
+            module,
+            inputs,
+            is_backward=is_backward,
+            static_input_idxs=static_input_idxs,
+            cudagraphs=BoxedBool(False),
+            graph_id=None,
+            boxed_forward_device_index=None,
+        )
+
+
+def inductor_result_nbytes(graph: Any, device: torch.device) -> dict[str, list[int]]:
+    """Bytes of every element that an Inductor operation returns, by the buffer's name."""
+    own: dict[str, int] = {}
+    members: dict[str, list[tuple[tuple[Any, ...], int]]] = {}
+    for buffer in graph.buffers:
+        name = buffer.get_name()
+        layout = buffer.get_output_spec()
+        if not isinstance(layout, ir.Layout):
+            continue
+        size = [size_hint_of_expr(graph, extent) for extent in layout.size]
+        stride = [size_hint_of_expr(graph, extent) for extent in layout.stride]
+        extent = 0 if 0 in size else 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+        counted = layout.device.type == device.type
+        own[name] = extent * layout.dtype.itemsize if counted else 0
+        if isinstance(buffer, ir.MultiOutput):
+            container = buffer.inputs[0].get_name()
+            indices = tuple(index for _, index in buffer.indices)
+            members.setdefault(container, []).append((indices, own[name]))
+    return {name: [nbytes] for name, nbytes in own.items()} | {
+        name: _in_order(parts) for name, parts in members.items()
+    }
+
+
+def _in_order(parts: list[tuple[tuple[Any, ...], int]]) -> list[int]:
+    """Elements by their index; elements that nobody takes count as nothing."""
+    if any(not indices for indices, _ in parts):
+        return [max(nbytes for _, nbytes in parts)]
+    by_index = {indices[0]: nbytes for indices, nbytes in parts}
+    if not all(isinstance(index, int) for index in by_index):
+        return list(by_index.values())
+    return [by_index.get(index, 0) for index in range(max(by_index) + 1)]
+
+
+def size_hint_of_expr(graph: Any, expression: Any) -> int:
+    """The number that a size in an Inductor graph stands for."""
+    sizevars = graph.sizevars
+    ask = getattr(sizevars, "optimization_hint", None) or sizevars.size_hint
+    return int(ask(expression, fallback=4096))
+
+
+def wrapper_namespace() -> dict[str, Any]:
+    """Names that library calls in an Inductor wrapper use."""
+    return {
+        "torch": torch,
+        "aten": torch.ops.aten,
+        "extern_kernels": extern_kernels,
+        "reinterpret_tensor": torch._C._dynamo.guards._reinterpret_tensor,
+        "device": torch.device,
+    }
+
+
+def inductor_layout(
+    graph: Any, name: str
+) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device] | None:
+    """Size, stride, dtype and device of a buffer or input of an Inductor graph, if it is one."""
+    buffer = graph.try_get_buffer(name)
+    if buffer is None:
+        return None
+    layout = buffer.maybe_get_layout() if hasattr(buffer, "maybe_get_layout") else None
+    if not isinstance(layout, ir.Layout):
+        return None
+    size = tuple(size_hint_of_expr(graph, extent) for extent in layout.size)
+    stride = tuple(size_hint_of_expr(graph, extent) for extent in layout.stride)
+    return size, stride, layout.dtype, layout.device
+
+
+def inductor_output_strides(graph: Any) -> list[tuple[int, ...] | None]:
+    """Strides that an Inductor graph gives its outputs; None where an output has no layout."""
+    strides: list[tuple[int, ...] | None] = []
+    for output in graph.graph_outputs:
+        layout = output.maybe_get_layout() if hasattr(output, "maybe_get_layout") else None
+        if isinstance(layout, ir.Layout):
+            strides.append(tuple(size_hint_of_expr(graph, extent) for extent in layout.stride))
+        else:
+            strides.append(None)
+    return strides
+
+
+def options_of_mode(mode: str) -> dict[str, Any] | None:
+    """What a mode of torch.compile stands for; None for a mode that it does not know."""
+    try:
+        return list_mode_options(mode)
+    except RuntimeError:
+        return None
+
+
+def pre_fusion_pass() -> Any:
+    """The pass over scheduler nodes that the user has configured, if any."""
+    return torch._inductor.config._pre_fusion_custom_pass
+
+
+def origin_names(nodes: Sequence[Any]) -> set[str]:
+    """Names of the graph nodes that Inductor's scheduler nodes compute."""
+    parts = (part.node for node in nodes for part in node.get_nodes())
+    return {origin.name for part in parts for origin in getattr(part, "origins", ())}
+
+
+@dataclass(frozen=True)
+class KernelsBeforeFusion:
+    """Inductor's scheduler nodes by their positions.
+
+    Attributes:
+        predecessors: for each node the nodes that must run before it.
+        buffers: bytes when made, bytes when freed, maker (None: an input), readers, is an output.
+    """
+
+    predecessors: tuple[tuple[int, ...], ...]
+    buffers: tuple[tuple[int, int, int | None, tuple[int, ...], bool], ...]
+
+
+def kernels_before_fusion(nodes: Sequence[Any]) -> tuple[dict[str, int], KernelsBeforeFusion]:
+    """Positions by the names of operations, and what the nodes need; inside a compile only."""
+    scheduler, outputs = nodes[0].scheduler, OrderedSet(V.graph.get_output_names())
+    _, inputs = memory.prepare_planning_info(
+        list(nodes),
+        scheduler.name_to_buf,
+        scheduler.name_to_fused_node,
+        OrderedSet(V.graph.graph_inputs.keys()),
+        outputs,
+    )
+    position = {node: number for number, node in enumerate(nodes)}
+    made: list[tuple[Any, int | None]] = [(b, None) for b in inputs.values()]
+    made += [(b, position[node]) for node in nodes for b in node.get_outputs()]
+    buffers = tuple(
+        (
+            int(buffer.mpi_buffer.size_alloc),
+            int(buffer.mpi_buffer.size_free),
+            maker,
+            tuple(sorted(position[reader] for reader in buffer.mpi_buffer.succ_nodes)),
+            buffer.get_name() in outputs,
+        )
+        for buffer, maker in made
+    )
+    predecessors = tuple(
+        tuple(sorted(position[before] for before in node.mpi_node.pred_nodes)) for node in nodes
+    )
+    numbers = {part.get_name(): position[node] for node in nodes for part in node.get_nodes()}
+    return numbers, KernelsBeforeFusion(predecessors, buffers)
+
+
+def limit_fusion(nodes: Sequence[Any], admits: Callable[[set[str]], bool]) -> None:
+    """Let the nodes' own scheduler ask, last of all, whether operations may become one kernel.
+
+    It is asked by their names, once it has chosen to fuse them if they make no cycle.
+    """
+    scheduler = nodes[0].scheduler
+    makes_cycle = scheduler.will_fusion_create_cycle
+
+    def refuses(node1: Any, node2: Any) -> bool:
+        names = {part.get_name() for node in (node1, node2) for part in node.get_nodes()}
+        return makes_cycle(node1, node2) or not admits(names)
+
+    scheduler.will_fusion_create_cycle = refuses
