@@ -232,7 +232,7 @@ class Session:
             return _torch.default_partition(module, joint_inputs, num_fwd_outputs=num_fwd_outputs)
         if not all(self._replays(device).seeds for device in _devices_of(module)):
             keep_draws(module)
-        return _torch.min_cut_without_budget(module, num_fwd_outputs=num_fwd_outputs)
+        return _torch.min_cut(module, num_fwd_outputs=num_fwd_outputs)
 
     def report(self) -> Report:
         """What was planned so far."""

@@ -117,16 +117,16 @@ def test_activation_memory_budget():
     assert config.activation_memory_budget == before
 
 
-def test_min_cut_without_budget(joint: fx.GraphModule):
+def test_min_cut(joint: fx.GraphModule):
     """Torch's own partition for Inductor gives two modules."""
-    forward, backward = _torch.min_cut_without_budget(joint, num_fwd_outputs=1)
+    forward, backward = _torch.min_cut(joint, num_fwd_outputs=1)
     assert placeholders(forward)
     assert any(_torch.is_tangent(node) for node in placeholders(backward))
 
 
 def test_thread_rng_states(joint: fx.GraphModule):
     """Modules without random higher-order operators come back unchanged."""
-    forward, backward = _torch.min_cut_without_budget(joint, num_fwd_outputs=1)
+    forward, backward = _torch.min_cut(joint, num_fwd_outputs=1)
     before = str(forward.graph)
     assert str(_torch.thread_rng_states(forward, backward)[0].graph) == before
 
@@ -312,7 +312,7 @@ def test_a_compile_can_be_stopped_at_its_source():
         raise Stop
 
     captured = capture(lambda x: x.sin().sum(), leaf(8))
-    forward, _ = _torch.min_cut_without_budget(captured.module, num_fwd_outputs=1)
+    forward, _ = _torch.min_cut(captured.module, num_fwd_outputs=1)
     inputs = [node.meta["val"] for node in placeholders(forward)]
     original = _torch.GraphLowering.compile_to_module
     options: Any = {"is_backward": False, "static_input_idxs": ()}

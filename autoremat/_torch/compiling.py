@@ -47,7 +47,7 @@ __all__ = [
     "is_primal",
     "is_symbolic",
     "is_tangent",
-    "min_cut_without_budget",
+    "min_cut",
     "must_run_in_backward",
     "passing_through",
     "run_and_save_rng_state",
@@ -133,11 +133,17 @@ def activation_memory_budget(share: float) -> contextlib.AbstractContextManager[
     return patch
 
 
-def min_cut_without_budget(
-    joint: fx.GraphModule, *, num_fwd_outputs: int
+def min_cut(
+    joint: fx.GraphModule, *, num_fwd_outputs: int, budget: float = 1.0
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Torch's default partition for Inductor; changes the joint graph that it is given."""
-    with activation_memory_budget(1.0):
+    """Torch's default partition for Inductor; changes the joint graph that it is given.
+
+    Args:
+        joint: the graph.
+        num_fwd_outputs: how many of its outputs belong to the forward.
+        budget: torch's memory budget, a share of what it would save; 1 for none.
+    """
+    with activation_memory_budget(budget):
         forward, backward = _partitioners.min_cut_rematerialization_partition(
             joint, None, compiler="inductor", num_fwd_outputs=num_fwd_outputs
         )
