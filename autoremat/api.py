@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from autoremat import _torch_dynamo
+from autoremat import _torch
 from autoremat.backend import session_options, with_own_code
 from autoremat.errors import FallbackError, FallbackWarning
 from autoremat.fallbacks import fallback
@@ -102,8 +102,8 @@ class OptimizedCall:
         try:
             with (
                 _own_compile(),
-                _torch_dynamo.guarding_hooks(),
-                _torch_dynamo.every_guard(),
+                _torch.guarding_hooks(),
+                _torch.every_guard(),
                 eager_recurrent_layers(model, self.session.leave_layer_eager),
             ):
                 output = self._current.compiled(*args, **kwargs)
@@ -171,7 +171,7 @@ class OptimizedCall:
 
         Dynamo guards such hooks where there are some, and not where there are none.
         """
-        present = _torch_dynamo.kinds_of_global_hooks()
+        present = _torch.kinds_of_global_hooks()
         if any(present[kind] for kind in self._compiled_without):
             return True
         self._compiled_without.update(kind for kind in present if not present[kind])
@@ -223,7 +223,7 @@ def _own_compile() -> Iterator[None]:
 @functools.cache
 def _keep_plans_in_outer_compiles() -> None:
     """Let Dynamo stop at optimised modules; once, and not before there are any."""
-    _torch_dynamo.stop_at(
+    _torch.stop_at(
         lambda module: (
             isinstance(module._compiled_call_impl, OptimizedCall)
             and not getattr(_here, "is_own_compile", False)

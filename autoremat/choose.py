@@ -263,7 +263,7 @@ def _torch_choice(
     module = copy_module(joint.module)
     if any(is_seeded(node) for node in subject.constraints.run_once):
         keep_draws(module)
-    forward, backward = _torch.min_cut_without_budget(module, num_fwd_outputs=joint.num_fwd_outputs)
+    forward, backward = _torch.min_cut(module, num_fwd_outputs=joint.num_fwd_outputs)
     if first_difference(joint.module, forward, backward, joint.num_fwd_outputs) is not None:
         return None
     inputs = {node.name for node in backward.graph.find_nodes(op="placeholder")}

@@ -17,12 +17,15 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
-from ._torch import run_and_save_rng_state, run_with_rng_state, size_hint, storage_key
-from ._torch_profile import (
+from ._torch import (
     HigherOrderOperator,
     OpOverload,
     has_results,
     is_mutable,
+    run_and_save_rng_state,
+    run_with_rng_state,
+    size_hint,
+    storage_key,
     tree_leaves,
     tree_map,
 )

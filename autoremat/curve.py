@@ -7,8 +7,13 @@ other, and the chosen plan is one of them.
 
 from __future__ import annotations
 
-from autoremat_solver import Solution, Solver, simulate
+import time
 
+from autoremat_solver import Plan, Solution, Solver, simulate
+from autoremat_solver.policies import save_all_but
+
+from autoremat import _torch
+from autoremat.capture import copy_module
 from autoremat.choose import Choice, Subject
 from autoremat.policy import parse_policy
 from autoremat.reporting import CurvePoint, PointKind
@@ -22,25 +27,30 @@ _STRATEGIES = (
     "selective-attention",
     "recompute-all",
 )
+_TORCH_BUDGETS = (1.0, 0.5, 0.25, 0.75)  # the most telling first: time may not reach the others
+_PLANS_SHARE = 0.6  # of the time, for our own plans; torch's settings get what is left
 
 
 def curve_of(
     subject: Subject, choice: Choice, points: int, time_limit_s: float
 ) -> tuple[CurvePoint, ...]:
-    """The plans of a few budgets, the classic strategies, and the chosen plan.
+    """The plans of a few budgets, the classic strategies, torch's settings, and the chosen plan.
 
     Args:
         subject: the graph.
         choice: the plan that the graph got.
         points: budgets, the smallest and the largest peak included; at least 2.
-        time_limit_s: for all of them.
+        time_limit_s: for all of them; settings of torch that it does not reach are left out.
     """
+    deadline = time.monotonic() + time_limit_s
     problem = subject.lowered.problem
     chosen = simulate(problem, choice.solution.plan)
-    found = [_planned(s) for s in Solver(problem, time_limit_s=time_limit_s).pareto(points)]
+    solver = Solver(problem, time_limit_s=_PLANS_SHARE * time_limit_s)
+    found = [_planned(s) for s in solver.pareto(points)]
     return (
         *(point for point in found if point.peak_nbytes != chosen.peak_nbytes),
         *_strategies(subject),
+        *_torch_settings(subject, deadline),
         CurvePoint(chosen.peak_nbytes, chosen.time_us, "this plan", PointKind.CHOSEN),
     )
 
@@ -54,6 +64,34 @@ def _strategies(subject: Subject) -> list[CurvePoint]:
         point = (timeline.peak_nbytes, timeline.time_us)
         found.setdefault(point, CurvePoint(*point, name, PointKind.STRATEGY))
     return list(found.values())
+
+
+def _torch_settings(subject: Subject, deadline: float) -> list[CurvePoint]:
+    """Torch's partitioner with and without its memory budget, each as a plan of this problem."""
+    found: list[CurvePoint] = []
+    for budget in _TORCH_BUDGETS:
+        if time.monotonic() >= deadline:
+            break
+        try:
+            plan = _torch_plan(subject, budget)
+        except Exception:  # a comparison that torch cannot make is no reason to fail
+            break
+        timeline = simulate(subject.lowered.problem, plan)
+        label = "torch.compile" if budget == 1.0 else f"torch, budget {budget:g}"
+        found.append(CurvePoint(timeline.peak_nbytes, timeline.time_us, label, PointKind.TORCH))
+    return found
+
+
+def _torch_plan(subject: Subject, budget: float) -> Plan:
+    """What torch saves at a setting, and once more what its backward lacks."""
+    joint, lowered = subject.joint, subject.lowered
+    _, backward = _torch.min_cut(
+        copy_module(joint.module), num_fwd_outputs=joint.num_fwd_outputs, budget=budget
+    )
+    inputs = {node.name for node in backward.graph.find_nodes(op="placeholder")}
+    of_node = lowered.storages.of_node
+    kept = {name for node in joint.nodes if node.name in inputs for name in of_node[node]}
+    return save_all_but(lowered.problem, {v.name for v in lowered.problem.values} - kept)
 
 
 def _planned(solution: Solution) -> CurvePoint:

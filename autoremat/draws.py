@@ -15,10 +15,6 @@ from torch import fx
 from autoremat import _torch
 from autoremat.dropout_policy import DropoutPolicy
 
-prims = torch.ops.prims
-
-_SEEDED = frozenset({prims.inductor_random.default, prims.inductor_randint.default})
-
 
 @dataclass(frozen=True)
 class Replays:
@@ -72,12 +68,12 @@ def is_random(node: fx.Node) -> bool:
 
 def is_seeded(node: fx.Node) -> bool:
     """Whether the node draws from a seed that it is given: the same numbers each time it runs."""
-    return node.target in _SEEDED
+    return node.target in _torch.SEEDED_DRAWS
 
 
 def makes_seeds(node: fx.Node) -> bool:
     """Whether Inductor's own generator draws here, which gives other numbers than eager's."""
-    return node.target in (prims.inductor_seeds.default, prims.inductor_seed.default)
+    return node.target in _torch.SEED_MAKERS
 
 
 def has_own_generator(node: fx.Node) -> bool:

@@ -13,8 +13,12 @@ from typing import Any
 import torch
 
 from autoremat import _torch
-from autoremat._torch_profile import real_execution, storage_identity
-from autoremat.measure import rounded_nbytes, same_device, storages_of, tensors_in
+from autoremat.measure import (
+    rounded_nbytes,
+    same_device,
+    storages_of,
+    tensors_in,
+)
 
 
 def saved_nbytes(inputs: Iterable[Any], known: Collection[int], device: torch.device) -> int:
@@ -26,14 +30,16 @@ def saved_nbytes(inputs: Iterable[Any], known: Collection[int], device: torch.de
         device: what is elsewhere does not count.
     """
     given = [value for value in inputs if isinstance(value, torch.Tensor)]
-    counted = {storage_identity(s) for value in given for s in storages_of(value)} | set(known)
+    counted = {_torch.storage_identity(s) for value in given for s in storages_of(value)} | set(
+        known
+    )
     sizes: dict[int, int] = {}
-    with real_execution():  # asked for a saved value, autograd makes a tensor of it
+    with _torch.real_execution():  # asked for a saved value, autograd makes a tensor of it
         for value in (v for node in _nodes_behind(given) for v in _saved_by(node)):
             if not same_device(value.device, device) or _counts_elsewhere(value):
                 continue
             for storage in storages_of(value):
-                identity = storage_identity(storage)
+                identity = _torch.storage_identity(storage)
                 if identity not in counted:
                     sizes[identity] = rounded_nbytes(storage.nbytes(), device)
     return sum(sizes.values())

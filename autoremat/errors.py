@@ -8,8 +8,7 @@ pickling (a worker may raise it in another process); the codes of fallbacks neve
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from autoremat.reporting.text import format_nbytes, format_nbytes_apart
 
@@ -38,6 +37,7 @@ class LiveValue:
         return f"`{self.name}` {format_nbytes(self.nbytes)}" + (f" ({notes})" if notes else "")
 
 
+@dataclass(eq=False, repr=False)
 class InfeasibleBudget(RuntimeError):
     """No plan fits the budget. Raised before any training step runs.
 
@@ -51,35 +51,17 @@ class InfeasibleBudget(RuntimeError):
         largest: the largest values live at that step, largest first.
     """
 
-    def __init__(
-        self,
-        budget_nbytes: int,
-        smallest_peak_nbytes: int,
-        floor_nbytes: int,
-        resident_nbytes: int,
-        step: str = "",
-        source: str = "",
-        largest: Iterable[LiveValue] = (),
-    ) -> None:
-        """Keeps the numbers; the text is made when it is read."""
-        largest = tuple(largest)
-        # All arguments become `args`: that is what pickle calls the class with.
-        super().__init__(
-            budget_nbytes,
-            smallest_peak_nbytes,
-            floor_nbytes,
-            resident_nbytes,
-            step,
-            source,
-            largest,
-        )
-        self.budget_nbytes = budget_nbytes
-        self.smallest_peak_nbytes = smallest_peak_nbytes
-        self.floor_nbytes = floor_nbytes
-        self.resident_nbytes = resident_nbytes
-        self.step = step
-        self.source = source
-        self.largest = largest
+    budget_nbytes: int
+    smallest_peak_nbytes: int
+    floor_nbytes: int
+    resident_nbytes: int
+    step: str = ""
+    source: str = ""
+    largest: tuple[LiveValue, ...] = ()
+
+    def __post_init__(self) -> None:
+        """All fields become `args`: that is what pickle calls the class with."""
+        self.args = tuple(getattr(self, field.name) for field in fields(self))
 
     def __str__(self) -> str:
         """Fact, cause, remedies."""
@@ -116,39 +98,18 @@ class InfeasibleBudget(RuntimeError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class OverBudget(InfeasibleBudget):
     """The plan that the user chose, by a policy or a file, peaks above the budget.
 
     Attributes:
+        smallest_peak_nbytes: the peak of the plan that was chosen.
         choice: what was chosen, as the argument: 'policy="every-layer"'.
         optimal_peak_nbytes: the peak of what `policy="optimal"` finds for the same budget.
     """
 
-    def __init__(
-        self,
-        budget_nbytes: int,
-        smallest_peak_nbytes: int,
-        floor_nbytes: int,
-        resident_nbytes: int,
-        step: str = "",
-        source: str = "",
-        largest: Iterable[LiveValue] = (),
-        choice: str = "",
-        optimal_peak_nbytes: int = 0,
-    ) -> None:
-        """Keeps the numbers; `smallest_peak_nbytes` is the peak of the plan that was chosen."""
-        super().__init__(
-            budget_nbytes,
-            smallest_peak_nbytes,
-            floor_nbytes,
-            resident_nbytes,
-            step,
-            source,
-            largest,
-        )
-        self.args = (*self.args, choice, optimal_peak_nbytes)
-        self.choice = choice
-        self.optimal_peak_nbytes = optimal_peak_nbytes
+    choice: str = ""
+    optimal_peak_nbytes: int = 0
 
     def _fact(self) -> str:
         budget, peak = format_nbytes_apart(self.budget_nbytes, self.smallest_peak_nbytes)

@@ -188,7 +188,8 @@ def largest_live(subject: Subject, choice: Choice, count: int = 5) -> tuple[Live
     """The largest values that live at the plan's peak, largest first."""
     plan, problem = choice.solution.plan, subject.lowered.problem
     step = choice.solution.timeline.peak_step
-    live = {name for name, born, last in instance_spans(problem, plan) if born <= step <= last}
+    spans = instance_spans(problem, plan)
+    live = dict.fromkeys(name for name, born, last in spans if born <= step <= last)
     ordered = sorted(live, key=lambda name: -problem.value_by_name[name].nbytes)[:count]
     outputs = set(problem.outputs)
     root = subject.lowered.storages.root

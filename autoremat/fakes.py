@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoremat._torch_profile import FakeTensorMode, storage_identity, tree_leaves, tree_map
+from autoremat._torch import FakeTensorMode, storage_identity, tree_leaves, tree_map
 
 
 class Faker:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ._torch_profile import (
+from ._torch import (
     FakeTensorMode,
     TorchDispatchMode,
     foreach_by_default,

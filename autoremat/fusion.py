@@ -18,7 +18,6 @@ from autoremat.draws import is_random, is_seeded
 from autoremat.storage import Storages
 
 aten = torch.ops.aten
-prims = torch.ops.prims
 
 # Inductor realises a value with several users once computing it reads more than this many
 # buffers, and any value beyond the second number (config.realize_reads_threshold, ..acc_reads..).

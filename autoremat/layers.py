@@ -106,7 +106,7 @@ def _grouped(layers: Iterable[ModuleCall], count: int) -> dict[ModuleCall, int]:
 def attention_cores(joint: JointGraph, storages: Storages) -> list[frozenset[str]]:
     """What each attention makes between its two batched products: scores, softmax, dropout.
 
-    Fused attention kernels have no such values.
+    Selective recomputation makes them again [Korthikanti2023]. Fused kernels have no such values.
     """
     found: list[frozenset[str]] = []
     for node in joint.nodes:

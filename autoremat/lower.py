@@ -9,7 +9,7 @@ the rewrite derives them again wherever they are read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autoremat_solver import Op, Phase, Plan, Problem, Value
@@ -73,35 +73,20 @@ def lower(
     )
     reads = _Reads(storages, derived)
     forward, backward = _in_step_order(joint, derived)
-    tangents = dict.fromkeys(
-        name
-        for node in joint.tangents
-        for name in storages.of_node[node]
-        if name not in storages.resident
-    )
-    boundary = Op(LOSS_BOUNDARY, (), tuple(tangents), 0.0, 0, Phase.BACKWARD, recomputable=False)
     optimizer = Op(
         OPTIMIZER_STEP, (), (), 0.0, optimizer_nbytes, Phase.BACKWARD, recomputable=False
     )
     ops = (
         *(_op(node, joint, storages, constraints, costs, reads) for node in forward),
-        boundary,
+        _boundary(joint, storages),
         *(_op(node, joint, storages, constraints, costs, reads) for node in backward),
         *([optimizer] if optimizer_nbytes else []),
     )
-    made = {name for op in ops for name in op.outputs}
-    outputs = dict.fromkeys(
-        name
-        for node in (*joint.fwd_outputs, *held_tangents(joint, storages), *joint.bwd_outputs)
-        for name in reads.storages_behind(node)
-        if name in made
-    )
+    nodes = (*forward, *backward)
     rng_states = [_rng_state_of(op.name) for op in ops if _rng_state_of(op.name) in op.outputs]
-    outputs.update(dict.fromkeys(rng_states))
-    sizes = storages.nbytes | dict.fromkeys(rng_states, _torch.rng_state_nbytes())
-    for node in (*forward, *backward):
-        for name in storages.made_by[node][:1]:
-            sizes[name] = max(sizes[name], storages.fake_nbytes[name] + costs[node].excess_nbytes)
+    outputs = tuple(dict.fromkeys([*_handed_out(ops, joint, storages, reads), *rng_states]))
+    sizes = _sizes(nodes, storages, costs)
+    sizes |= dict.fromkeys(rng_states, _torch.rng_state_nbytes())
     values = tuple(
         Value(
             name,
@@ -112,8 +97,39 @@ def lower(
         for op in ops
         for name in op.outputs
     )
-    problem = Problem(values, ops, tuple(outputs), resident_nbytes)
-    return Lowered(problem, {n.name: n for n in (*forward, *backward)}, storages, derived)
+    problem = Problem(values, ops, outputs, resident_nbytes)
+    return Lowered(problem, {node.name: node for node in nodes}, storages, derived)
+
+
+def _boundary(joint: JointGraph, storages: Storages) -> Op:
+    """The loss, between forward and backward: it makes the incoming gradients."""
+    tangents = dict.fromkeys(
+        name
+        for node in joint.tangents
+        for name in storages.of_node[node]
+        if name not in storages.resident
+    )
+    return Op(LOSS_BOUNDARY, (), tuple(tangents), 0.0, 0, Phase.BACKWARD, recomputable=False)
+
+
+def _handed_out(
+    ops: Sequence[Op], joint: JointGraph, storages: Storages, reads: _Reads
+) -> Iterator[str]:
+    """What operations make of the step's results, and of what its caller holds."""
+    made = {name for op in ops for name in op.outputs}
+    for node in (*joint.fwd_outputs, *held_tangents(joint, storages), *joint.bwd_outputs):
+        yield from (name for name in reads.storages_behind(node) if name in made)
+
+
+def _sizes(
+    nodes: Sequence[fx.Node], storages: Storages, costs: Mapping[fx.Node, OpCost]
+) -> dict[str, int]:
+    """Bytes of each storage, with what an operator leaves in it beyond its result."""
+    sizes = dict(storages.nbytes)
+    for node in nodes:
+        for name in storages.made_by[node][:1]:
+            sizes[name] = max(sizes[name], storages.fake_nbytes[name] + costs[node].excess_nbytes)
+    return sizes
 
 
 def without_spare_states(problem: Problem, plan: Plan) -> Problem:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, record_function
 
-from ._torch_profile import (
+from ._torch import (
     DeviceType,
     memory_events,
     profiler_is_active,

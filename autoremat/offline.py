@@ -7,7 +7,7 @@ plan is the one that `optimize` makes, since the same stages make it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torch import nn
 from autoremat import _torch
 from autoremat.backend import session_options, with_own_code
 from autoremat.budget import parse_budget
+from autoremat.call_stack import with_stack_room
 from autoremat.device import device_nbytes
 from autoremat.errors import InfeasibleBudget
 from autoremat.fakes import Faker
@@ -73,12 +74,11 @@ def plan(
 
     Raises:
         ValueError: for a malformed budget, compiler, device or policy, for patterns that match
-            nothing, a model in eval mode or without a
-            parameter that needs a gradient, and a step in which nothing can be planned.
+            nothing, a model in eval mode or without a parameter that needs a gradient, and a step
+            in which nothing can be planned.
         InfeasibleBudget: if no plan fits.
     """
-    if curve < 0 or curve == 1:
-        raise ValueError(f"curve is {curve}: a curve has two ends, give 0 or at least 2.")
+    _require_curve(curve)
     _require_trainable(model)
     home, spec = _place(model, device)
     options = session_options(
@@ -92,11 +92,9 @@ def plan(
             "verbose": verbose,
         }
     )
-    total_nbytes = device_nbytes(home) if spec is None else spec.memory_nbytes
-    asked = "100%" if budget is None else budget
     options = replace(
         options,
-        budget_nbytes=lambda _: parse_budget(asked, device_nbytes=lambda: total_nbytes),
+        budget_nbytes=_budget_of(budget, home, spec),
         steering=options.steering.of(model),
     )
     faker = Faker(home)
@@ -106,17 +104,22 @@ def plan(
     session = Session(options, lambda _: resident, offline=Offline(spec, curve, time_limit / 3))
     _run(session, faker, twin, fakes, fake_keywords)
     report = session.report()
-    if not report.graphs:
-        why = " ".join(map(str, report.fallbacks)) or (
-            "Dynamo found no graph in it that needs a gradient: its forward is not compiled "
-            "(torch.compiler.disable, or code that Dynamo skips)."
-        )
-        raise ValueError(f"Nothing can be planned: {why}")
+    _require_planned(report)
     if save_to is not None:
         write(session.stored_plan(), save_to)
     return report
 
 
+def _budget_of(
+    budget: str | int | None, home: torch.device, spec: DeviceSpec | None
+) -> Callable[[torch.device], int]:
+    """The budget in bytes, whatever device asks; all of the memory that is planned for if None."""
+    total_nbytes = device_nbytes(home) if spec is None else spec.memory_nbytes
+    asked = "100%" if budget is None else budget
+    return lambda _: parse_budget(asked, device_nbytes=lambda: total_nbytes)
+
+
+@with_stack_room
 def _run(
     session: Session,
     faker: Faker,
@@ -137,6 +140,11 @@ def _run(
         session.fall_back("AR108", cause=error, operation=error.func)
 
 
+def _require_curve(points: int) -> None:
+    if points < 0 or points == 1:
+        raise ValueError(f"curve is {points}: a curve has two ends, give 0 or at least 2.")
+
+
 def _require_trainable(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is an nn.Module, not {type(model).__name__}.")
@@ -149,6 +157,16 @@ def _require_trainable(model: nn.Module) -> None:
             "No parameter of the model needs a gradient, so there is no backward to plan: call "
             "requires_grad_() on what is to be trained."
         )
+
+
+def _require_planned(report: Report) -> None:
+    if report.graphs:
+        return
+    why = " ".join(map(str, report.fallbacks)) or (
+        "Dynamo found no graph in it that needs a gradient: its forward is not compiled "
+        "(torch.compiler.disable, or code that Dynamo skips)."
+    )
+    raise ValueError(f"Nothing can be planned: {why}")
 
 
 def _place(

@@ -29,7 +29,7 @@ import torch
 from torch import fx
 from torch.profiler import ProfilerActivity, record_function
 
-from ._torch_profile import memory_events, profiler_is_active, real_execution
+from ._torch import memory_events, profiler_is_active, real_execution
 from .cost import (
     FREE,
     NOMINAL_CEILINGS,

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoremat import _torch_dynamo
+from autoremat import _torch
 
 _KINDS: tuple[type[nn.RNNBase], ...] = (nn.RNN, nn.LSTM, nn.GRU)
 _OWN = {kind: kind.forward for kind in _KINDS}
@@ -36,15 +36,15 @@ def eager_recurrent_layers(model: nn.Module, tell: Callable[[nn.RNNBase], None])
         tell: given each recurrent layer that is about to run.
     """
     has_layers = any(isinstance(module, _KINDS) for module in model.modules())
-    if _torch_dynamo.traces_recurrent_layers() or not has_layers:
+    if _torch.traces_recurrent_layers() or not has_layers:
         yield
         return
-    _torch_dynamo.stop_at_padding()  # what stands behind the layers is traced from here on
+    _torch.stop_at_padding()  # what stands behind the layers is traced from here on
     before = getattr(_here, "tell", None)
     _here.tell = tell
     _stop_at_classes()
     try:
-        with _torch_dynamo.admitting_recurrent_layers():
+        with _torch.admitting_recurrent_layers():
             yield
     finally:
         _restore_classes()

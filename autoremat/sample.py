@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ._torch_profile import tree_map
+from ._torch import tree_map
 from .cost import Call, TensorSpec
 
 # These read a workspace that only their own forward can fill; on another they end the process.

@@ -12,7 +12,7 @@ import itertools
 import os
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,10 +21,11 @@ from autoremat_solver import Solver
 from torch import fx
 
 from autoremat import _torch
-from autoremat.capture import copy_module, prepare
+from autoremat.call_stack import with_stack_room
+from autoremat.capture import JointGraph, copy_module, prepare
 from autoremat.choose import Choice, Subject, choose_by_reading, choose_by_simulation
-from autoremat.constraints import find_constraints, with_selected
-from autoremat.cost import estimate_nodes
+from autoremat.constraints import Constraints, find_constraints, with_selected
+from autoremat.cost import OpCost, estimate_nodes
 from autoremat.curve import curve_of
 from autoremat.device import device_name
 from autoremat.draws import Replays, makes_seeds, replays, safe_policy
@@ -42,6 +43,7 @@ from autoremat.executor import compile_eager
 from autoremat.explain import explain, largest_live, source_of
 from autoremat.fallbacks import fallback, in_words
 from autoremat.fusion import inlined_nodes, shared_by_layers
+from autoremat.hardware import DeviceSpec
 from autoremat.inductor import Partitioner, compile_with_partition
 from autoremat.lower import lower
 from autoremat.options import Offline, Options, Resident
@@ -118,6 +120,7 @@ class Session:
         self._resident_nbytes = 0
         self._draws_in_compiled_code = False
 
+    @with_stack_room
     def compile(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile one Dynamo graph: the body of a `torch.compile` backend.
 
@@ -294,34 +297,10 @@ class Session:
             device = _device_of(module)
             joint = prepare(module, num_fwd_outputs=num_fwd_outputs, static_indices=static)
             storages = find_storages(joint.nodes, device)
-            eager = self.options.compiler == "eager"
-            if not eager and any(makes_seeds(node) for node in joint.nodes):
-                self._draws_in_compiled_code = True
-            constraints = find_constraints(joint, storages, replays=self._replays(device))
-            inlined = frozenset[fx.Node]() if eager else inlined_nodes(joint, storages, constraints)
             earlier = self._earlier_graphs(name)
-            steering = self.options.steering
-            constraints = with_selected(
-                constraints,
-                joint,
-                storages,
-                steering.selectors,
-                must_match=() if earlier else steering.must_match,
-                inlined=inlined,
-            )
-            if not eager:
-                inlined = frozenset(
-                    n for n in inlined if constraints.must_save.isdisjoint(storages.made_by[n])
-                )
-                shared = shared_by_layers(joint, storages, inlined) - constraints.must_recompute
-                constraints = replace(constraints, must_save=constraints.must_save | shared)
+            constraints, inlined = self._constrain(joint, storages, device, is_first=not earlier)
             progress.stage("cost")
-            priced = [n for n in joint.nodes if n.op == "call_function" and n not in inlined]
-            spec = self._offline.spec if self._offline is not None else None
-            if spec is None:
-                costs = profile_nodes(priced, progress=progress.advance)
-            else:
-                costs = estimate_nodes(priced, spec.ceilings)
+            costs = self._price(joint, inlined, progress)
             progress.stage("solve")
             resident = self._resident_of(joint.primals, storages, device)
             handed_in_nbytes = storages.total_nbytes(
@@ -344,7 +323,7 @@ class Session:
             )
             subject = Subject(joint, constraints, lowered, device)
             budget_nbytes = self.options.budget_nbytes(device)
-            reads = not eager and spec is None
+            steering, reads = self.options.steering, self._reads_inductor
             choice = choose_as_asked(subject, steering, len(earlier), budget_nbytes, reads=reads)
             choice = choice or self._search(subject, budget_nbytes)
             self._device, self._resident_nbytes = device, resident.nbytes
@@ -364,11 +343,55 @@ class Session:
             progress.finish(one_line(self.report()))
         return PlannedGraph(joint, choice.forward, choice.backward)
 
+    def _constrain(
+        self, joint: JointGraph, storages: Storages, device: torch.device, *, is_first: bool
+    ) -> tuple[Constraints, frozenset[fx.Node]]:
+        """What must be saved or recomputed, and what Inductor computes inside its consumers."""
+        eager = self.options.compiler == "eager"
+        if not eager and any(makes_seeds(node) for node in joint.nodes):
+            self._draws_in_compiled_code = True
+        constraints = find_constraints(joint, storages, replays=self._replays(device))
+        inlined = frozenset[fx.Node]() if eager else inlined_nodes(joint, storages, constraints)
+        steering = self.options.steering
+        constraints = with_selected(
+            constraints,
+            joint,
+            storages,
+            steering.selectors,
+            must_match=steering.must_match if is_first else (),
+            inlined=inlined,
+        )
+        if eager:
+            return constraints, inlined
+        inlined = frozenset(
+            n for n in inlined if constraints.must_save.isdisjoint(storages.made_by[n])
+        )
+        shared = shared_by_layers(joint, storages, inlined) - constraints.must_recompute
+        return replace(constraints, must_save=constraints.must_save | shared), inlined
+
+    def _price(
+        self, joint: JointGraph, inlined: frozenset[fx.Node], progress: Progress
+    ) -> Mapping[fx.Node, OpCost]:
+        """Time and workspace of each operation: measured, or estimated by a data sheet."""
+        priced = [n for n in joint.nodes if n.op == "call_function" and n not in inlined]
+        if self._spec is None:
+            return profile_nodes(priced, progress=progress.advance)
+        return estimate_nodes(priced, self._spec.ceilings)
+
+    @property
+    def _spec(self) -> DeviceSpec | None:
+        """The data sheet of the device that is planned for; None if the device is here."""
+        return None if self._offline is None else self._offline.spec
+
+    @property
+    def _reads_inductor(self) -> bool:
+        """Whether peaks are read from the code that Inductor generates."""
+        return self.options.compiler == "inductor" and self._spec is None
+
     def _search(self, subject: Subject, budget_nbytes: int) -> Choice:
         """The fastest plan found that fits."""
         solver = Solver(subject.lowered.problem, time_limit_s=self.options.time_limit_s)
-        is_here = self._offline is None or self._offline.spec is None
-        if self.options.compiler == "inductor" and is_here:
+        if self._reads_inductor:
             return choose_by_reading(subject, solver, budget_nbytes)
         return choose_by_simulation(subject, solver, budget_nbytes)
 
@@ -442,8 +465,8 @@ class Session:
         return entries[0].curve if len(entries) == 1 else ()
 
     def _device_name(self) -> str:
-        if self._offline is not None and self._offline.spec is not None:
-            return self._offline.spec.name
+        if self._spec is not None:
+            return self._spec.name
         return device_name(self._device)
 
     def _resident_of(

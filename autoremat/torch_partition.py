@@ -54,7 +54,7 @@ def split_as_torch(
                 return _torch.default_partition(
                     given, joint_inputs, num_fwd_outputs=num_fwd_outputs
                 )
-        return _torch.min_cut_without_budget(given, num_fwd_outputs=num_fwd_outputs)
+        return _torch.min_cut(given, num_fwd_outputs=num_fwd_outputs)
 
     kept = copy_module(module)
     if not (op_by_op or replays_seeds):

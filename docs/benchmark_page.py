@@ -8,8 +8,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-Row = dict[str, Any]
-MIB = 2**20
+from page_tables import (
+    MIB,
+    Row,
+    above_resident,
+    mib,
+    number,
+    percent,
+    table,
+    verdicts,
+    versions,
+)
+
 COMPILERS = ["eager", "inductor"]
 BUDGETS = ["100", "75", "50", "35", "25", "smallest"]
 TOLERANCE = {"eager": 2.0, "inductor": 5.0}  # percent, of predicted against measured peak
@@ -42,7 +52,7 @@ fastest setting whose peak is within it. It is known to give wrong gradients wit
 def page(runs: Sequence[Row], rows: Iterable[Row], models: Sequence[str]) -> str:
     """The whole page."""
     rows = list(rows)
-    sections = [HEADER, _verdicts(rows, models)]
+    sections = [HEADER, verdicts(_promises(rows, models))]
     for compiler in COMPILERS:
         for model in models:
             part = [r for r in rows if r["model"] == model and r["compiler"] == compiler]
@@ -57,9 +67,9 @@ def _section(model: str, compiler: str, rows: list[Row], eager: Row | None) -> s
     if eager is None:
         return title + "\nEager's step was not measured.\n"
     facts = (
-        f"Eager: resident {_mib(eager['resident_nbytes'])} MiB, peak above it "
-        f"{_mib(eager['peak_nbytes'])} MiB, of which gradients {_mib(eager['gradient_nbytes'])} "
-        f"MiB; {_number(eager.get('step_seconds')) or '?'} s per step.\n"
+        f"Eager: resident {mib(eager['resident_nbytes'])} MiB, peak above it "
+        f"{mib(eager['peak_nbytes'])} MiB, of which gradients {mib(eager['gradient_nbytes'])} "
+        f"MiB; {number(eager.get('step_seconds')) or '?'} s per step.\n"
     )
     ours = sorted((r for r in rows if r["variant"] == "autoremat"), key=_share, reverse=True)
     others = [r for r in rows if r["variant"] != "autoremat" and r is not eager]
@@ -69,53 +79,38 @@ def _section(model: str, compiler: str, rows: list[Row], eager: Row | None) -> s
 def _our_table(ours: list[Row], peers: list[Row], compiler: str) -> str:
     columns: dict[str, Callable[[Row], str]] = {
         "budget": _budget_name,
-        "MiB": lambda r: _mib(_above(r, "budget_nbytes")),
-        "peak": lambda r: _mib(r.get("peak_nbytes")),
+        "MiB": lambda r: mib(above_resident(r, "budget_nbytes")),
+        "peak": lambda r: mib(r.get("peak_nbytes")),
         "within": lambda r: _yes(_within(r)),
-        "predicted": lambda r: _mib(_above(r, "predicted_peak_nbytes")),
-        "error": lambda r: _percent(_prediction_error(r)),
+        "predicted": lambda r: mib(above_resident(r, "predicted_peak_nbytes")),
+        "error": lambda r: percent(_prediction_error(r)),
         "time": _time,
         "gradient error": _gradient_error,
         "buffer error": lambda r: _science(r.get("buffer_error_float64", r.get("buffer_error"))),
         "bitwise": lambda r: _yes(r.get("bitwise")),
         "slope error": lambda r: _science(r.get("finite_difference_error")),
-        "gap": lambda r: _percent(None if r.get("gap") is None else 100 * r["gap"]),
+        "gap": lambda r: percent(None if r.get("gap") is None else 100 * r["gap"]),
         "method": lambda r: str(r.get("method") or r.get("message") or r["status"]),
-        "solve s": lambda r: _number(r.get("solve_seconds")),
-        "first step s": lambda r: _number(r.get("first_step_seconds")),
+        "solve s": lambda r: number(r.get("solve_seconds")),
+        "first step s": lambda r: number(r.get("first_step_seconds")),
     }
     if compiler == "inductor":
         columns["torch's best there"] = lambda r: _torch_best(r, peers)
-    empty = {n for n, f in columns.items() if all(f(r) == "" for r in ours)}
-    return _table({n: f for n, f in columns.items() if n not in empty}, ours)
+    return table(columns, ours)
 
 
 def _peer_table(peers: list[Row]) -> str:
     columns: dict[str, Callable[[Row], str]] = {
         "beside it": _peer_name,
-        "peak": lambda r: _mib(r.get("peak_nbytes")),
+        "peak": lambda r: mib(r.get("peak_nbytes")),
         "time": _time,
         "gradient error": _gradient_error,
         "buffer error": lambda r: _science(r.get("buffer_error")),
         "slope error": lambda r: _science(r.get("finite_difference_error")),
-        "first step s": lambda r: _number(r.get("first_step_seconds")),
+        "first step s": lambda r: number(r.get("first_step_seconds")),
         "status": lambda r: r.get("message", "") if r["status"] != "ok" else "",
     }
-    empty = {n for n, f in columns.items() if all(f(r) == "" for r in peers)}
-    return _table({n: f for n, f in columns.items() if n not in empty}, peers)
-
-
-def _verdicts(rows: list[Row], models: Sequence[str]) -> str:
-    """Each promise, whether every row keeps it, and the rows that do not."""
-    lines = ["## What holds\n", "| promise | rows | kept | not kept by |", "|---|---|---|---|"]
-    for promise, judged in _promises(rows, models):
-        if not judged:
-            lines.append(f"| {promise} | not run | | |")
-            continue
-        bad = [key for key, kept in judged if not kept]
-        names = "; ".join(bad[:8]) + (f"; and {len(bad) - 8} more" if len(bad) > 8 else "")
-        lines.append(f"| {promise} | {len(judged)} | {len(judged) - len(bad)} | {names} |")
-    return "\n".join(lines) + "\n"
+    return table(columns, peers)
 
 
 def _promises(rows: list[Row], models: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
@@ -208,27 +203,18 @@ def _missing(rows: list[Row], models: Sequence[str]) -> str:
 def _runs(runs: Sequence[Row]) -> str:
     lines = ["## How it was run\n"]
     for run in runs:
-        versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
         lines.append(
             f"- {run['date']}, `{run['command']}`: seed {run['seed']}, {run['threads']} thread, "
             f"{run['rounds']} timed rounds, solver limit {run['time_limit']:.0f} s, limit per "
             f"point {run['timeout']:.0f} s; {run['cpu']}, {run['cores']} cores, "
-            f"{run['memory_gib']} GiB, {run['system']}; {versions}."
+            f"{run['memory_gib']} GiB, {run['system']}; {versions(run)}."
         )
-    return "\n".join(lines) + "\n"
-
-
-def _table(columns: dict[str, Callable[[Row], str]], rows: list[Row]) -> str:
-    if not rows:
-        return ""
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(f(row) for f in columns.values()) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
 def _torch_best(row: Row, peers: list[Row]) -> str:
     """The fastest setting of torch's budget whose peak is within this row's budget."""
-    budget = _above(row, "budget_nbytes")
+    budget = above_resident(row, "budget_nbytes")
     if budget is None:
         return ""
     fits = [
@@ -239,7 +225,7 @@ def _torch_best(row: Row, peers: list[Row]) -> str:
     if not fits:
         return "none"
     best = min(fits, key=lambda p: p.get("time_ratio", float("inf")))
-    return f"{best['setting']}: {_mib(best['peak_nbytes'])} ({_time(best)})"
+    return f"{best['setting']}: {mib(best['peak_nbytes'])} ({_time(best)})"
 
 
 def _eager(rows: list[Row], model: str) -> Row | None:
@@ -265,13 +251,6 @@ def _peer_name(row: Row) -> str:
     return names[row["variant"]]
 
 
-def _above(row: Row, field: str) -> int | None:
-    """A figure that includes what is resident, less what is resident."""
-    if row.get(field) is None or row.get("resident_nbytes") is None:
-        return None
-    return int(row[field] - row["resident_nbytes"])
-
-
 def _within(row: Row) -> bool | None:
     if row["status"] != "ok":
         return None
@@ -280,7 +259,7 @@ def _within(row: Row) -> bool | None:
 
 def _prediction_error(row: Row) -> float | None:
     """Percent of the measured peak above resident."""
-    predicted = _above(row, "predicted_peak_nbytes")
+    predicted = above_resident(row, "predicted_peak_nbytes")
     if predicted is None or not row.get("peak_nbytes"):
         return None
     return 100.0 * (predicted - row["peak_nbytes"]) / row["peak_nbytes"]
@@ -302,20 +281,8 @@ def _time(row: Row) -> str:
     return "" if row.get("time_ratio") is None else f"{row['time_ratio']:.2f}"
 
 
-def _mib(nbytes: float | None) -> str:
-    return "" if nbytes is None else f"{nbytes / MIB:.1f}"
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f} %"
-
-
 def _science(value: float | None) -> str:
     return "" if value is None else f"{value:.0e}"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
 
 
 def _yes(value: bool | None) -> str:

@@ -82,11 +82,11 @@ def measure_point(point: Point) -> tuple[dict[str, Any], Callable[[], Tensor] | 
     unplanned = None
     if point.variant == "autoremat" and point.compiler == "eager":
         unplanned = _result(_planned(point, UNBOUNDED))
-        torch._dynamo.reset()
+        torch.compiler.reset()
     budget = point.budget_nbytes
     if point.variant == "autoremat" and budget is None:
         budget = _smallest_feasible(point)
-        torch._dynamo.reset()
+        torch.compiler.reset()
 
     case = prepare(point, budget)
     step = training_step(case)
@@ -267,11 +267,11 @@ def _float64_row(point: Point) -> dict[str, Any]:
     peak = int(autoremat.measure_peak(step, device=torch.device("cpu")))
     want = _result(make())
     budget = resident + max(1, int(peak * (point.setting or 0.0) / 100))
-    torch._dynamo.reset()
+    torch.compiler.reset()
     try:
         got = _result(_optimize(make(), point, budget))
     except autoremat.InfeasibleBudget as error:
-        torch._dynamo.reset()
+        torch.compiler.reset()
         got = _result(_optimize(make(), point, int(error.smallest_peak_nbytes)))
     return {
         "gradient_error_float64": _error(got, want, "grad "),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
-Row = dict[str, Any]
+from page_tables import Row, table_of_cells, versions
+
 KB = 1000
 
 HEADER = """\
@@ -128,7 +128,6 @@ def exceeds_prediction(row: Row) -> bool:
 
 def _summary(rows: list[Row]) -> str:
     compilers = list(dict.fromkeys(row["compiler"] for row in rows))
-    head = ["## Summary", "", f"| compiler | {' | '.join(compilers)} |"]
     counts: dict[str, Callable[[Row], bool]] = {
         "architectures": lambda row: True,
         "planned completely": is_planned,
@@ -143,11 +142,11 @@ def _summary(rows: list[Row]) -> str:
         "measured peak above the budget": exceeds_budget,
         "measured peak above the prediction": exceeds_prediction,
     }
-    lines = [
-        f"| {name} | {' | '.join(str(_count(rows, compiler, holds)) for compiler in compilers)} |"
+    lines = (
+        [name, *(str(_count(rows, compiler, holds)) for compiler in compilers)]
         for name, holds in counts.items()
-    ]
-    return "\n".join([*head, "|---" * (1 + len(compilers)) + "|", *lines, ""])
+    )
+    return "## Summary\n\n" + table_of_cells(["compiler", *compilers], lines)
 
 
 def _count(rows: list[Row], compiler: str, holds: Callable[[Row], bool]) -> int:
@@ -223,9 +222,7 @@ def _kind(title: str, rows: list[Row]) -> str:
         "eager kB",
         "seconds",
     )
-    head = [f"## {title[0].upper()}{title[1:]}", "", f"| {' | '.join(columns)} |"]
-    lines = [f"| {' | '.join(_cells(row))} |" for row in rows]
-    return "\n".join([*head, "|---" * len(columns) + "|", *lines, ""])
+    return f"## {title[0].upper()}{title[1:]}\n\n" + table_of_cells(columns, map(_cells, rows))
 
 
 def _cells(row: Row) -> Iterator[str]:
@@ -259,8 +256,7 @@ def _plan(row: Row) -> str:
 def _runs(runs: Sequence[Row]) -> str:
     lines = [
         f"- {run['date']}: `{run['command']}`, {run['time_limit']:g} s for a solve, "
-        f"{run['timeout']:g} s for an architecture, one thread, {run['system']}, "
-        + ", ".join(f"{name} {version}" for name, version in run["versions"].items())
+        f"{run['timeout']:g} s for an architecture, one thread, {run['system']}, {versions(run)}"
         for run in runs
     ]
     return "\n".join(["## Runs", "", *lines, ""])

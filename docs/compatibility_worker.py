@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from compatibility_zoo import ZOO
 from torch import Tensor, nn
-from torch._dynamo.utils import counters
 
 import autoremat
+from autoremat import _torch
 
 SEED = 1234
 SHARE = 0.6
@@ -75,17 +75,18 @@ def _planned(job: Job, budget_nbytes: int) -> Row:
         InfeasibleBudget: if no plan fits.
     """
     model, batch = _optimized(job, budget_nbytes)
-    counters.clear()
+    _torch.dynamo_counters.clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         _step(model, batch)()
-        graphs = dict(counters["stats"])
-        breaks = {_reason(text): count for text, count in counters["graph_break"].items()}
+        graphs = _torch.dynamo_counters["stats"]["unique_graphs"]
+        found = _torch.dynamo_counters["graph_break"]
+        breaks = {_reason(text): count for text, count in found.items()}
         verified = autoremat.verify(model, loss_fn=_loss, seed=SEED, **batch)
     report = autoremat.report(model)
     recomputed = sum(value.action == "recompute" for value in report.values)
     row: Row = {
-        "graphs": graphs.get("unique_graphs", 0),
+        "graphs": graphs,
         "planned_graphs": len(report.graphs),
         "breaks": breaks,
         "fallbacks": [str(fallback) for fallback in report.fallbacks],
@@ -110,7 +111,7 @@ def _planned(job: Job, budget_nbytes: int) -> Row:
 def _is_bitwise(job: Job, model: nn.Module, batch: dict[str, Any]) -> bool:
     """Whether the planned step gives the bits of the same graph without recompute."""
     ours = _gradients(model, batch)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     theirs = _gradients(*_optimized(job, UNBOUNDED))
     return ours.keys() == theirs.keys() and all(
         torch.equal(ours[name], theirs[name]) for name in theirs
@@ -127,12 +128,12 @@ def _gradients(model: nn.Module, batch: dict[str, Any]) -> dict[str, Tensor]:
 def _restore_buffers(model: nn.Module) -> None:
     """Take back what steps have written to running statistics, which gradients may depend on."""
     for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase):
+        if hasattr(module, "reset_running_stats"):
             module.reset_running_stats()
 
 
 def _optimized(job: Job, budget_nbytes: int) -> tuple[nn.Module, dict[str, Any]]:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     model, batch = ZOO[job.name].build()
     autoremat.optimize(
         model, budget_nbytes, compiler=job.compiler, time_limit=job.time_limit, verbose=False

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-Row = dict[str, Any]
+from page_tables import Row, above_resident, mib, number, percent, table, verdicts, versions
+
 Columns = dict[str, Callable[[Row], str]]
-MIB = 2**20
 
 GRAPHS = [
     "gpt2_12",
@@ -127,7 +127,7 @@ def page(runs: Sequence[Row], rows: Iterable[Row], graphs: Sequence[str] = GRAPH
     solves = [row for row in rows if row["section"] == "solve"]
     sections = [
         HEADER,
-        _verdicts(rows),
+        verdicts(_promises(rows)),
         _glance(solves, graphs),
         _graphs([row for row in rows if row["section"] == "size"], graphs),
         *(_graph(graph, [row for row in solves if row["graph"] == graph]) for graph in graphs),
@@ -137,19 +137,6 @@ def page(runs: Sequence[Row], rows: Iterable[Row], graphs: Sequence[str] = GRAPH
         _runs(runs, rows),
     ]
     return "\n".join(section for section in sections if section)
-
-
-def _verdicts(rows: list[Row]) -> str:
-    """Each promise, whether every row keeps it, and the rows that do not."""
-    lines = ["## What holds\n", "| promise | rows | kept | not kept by |", "|---|---|---|---|"]
-    for promise, judged in _promises(rows):
-        if not judged:
-            lines.append(f"| {promise} | not run | | |")
-            continue
-        bad = [key for key, kept in judged if not kept]
-        names = "; ".join(bad[:8]) + (f"; and {len(bad) - 8} more" if len(bad) > 8 else "")
-        lines.append(f"| {promise} | {len(judged)} | {len(judged) - len(bad)} | {names} |")
-    return "\n".join(lines) + "\n"
 
 
 def _promises(rows: list[Row]) -> Iterator[tuple[str, list[tuple[str, bool]]]]:
@@ -205,7 +192,7 @@ def _glance(solves: list[Row], graphs: Sequence[str]) -> str:
     for share in shares:
         columns[_share(share)] = _at_share(share, by_point)
     present = [{"graph": g} for g in graphs if any(row["graph"] == g for row in solves)]
-    lines += [_table(columns, present), _spread(solves, shares)]
+    lines += [table(columns, present), _spread(solves, shares)]
     return "\n".join(lines)
 
 
@@ -216,23 +203,23 @@ def _at_share(share: float | None, by_point: dict[Any, Row]) -> Callable[[Row], 
 def _spread(solves: list[Row], shares: Sequence[float | None]) -> str:
     columns: Columns = {
         "over all graphs": lambda r: str(r["name"]),
-        "median gap": lambda r: _percent(100 * statistics.median(r["gaps"])),
-        "largest gap": lambda r: f"{_percent(100 * r['worst']['gap'])}, {r['worst']['graph']}",
-        "median s": lambda r: _number(statistics.median(r["seconds"])),
-        "slowest s": lambda r: f"{_number(r['slowest']['seconds'])}, {r['slowest']['graph']}",
+        "median gap": lambda r: percent(100 * statistics.median(r["gaps"])),
+        "largest gap": lambda r: f"{percent(100 * r['worst']['gap'])}, {r['worst']['graph']}",
+        "median s": lambda r: number(statistics.median(r["seconds"])),
+        "slowest s": lambda r: f"{number(r['slowest']['seconds'])}, {r['slowest']['graph']}",
     }
-    table = []
+    spread = []
     for share in shares:
         part = [r for r in solves if r["share"] == share and not _unsolved(r)]
         if part:
             worst = max(part, key=lambda r: r["gap"])
             slowest = max(part, key=lambda r: r["seconds"])
             gaps, seconds = [r["gap"] for r in part], [r["seconds"] for r in part]
-            table.append(
+            spread.append(
                 {"name": _share(share), "gaps": gaps, "seconds": seconds}
                 | {"worst": worst, "slowest": slowest}
             )
-    return _table(columns, table)
+    return table(columns, spread)
 
 
 def _graphs(sizes: list[Row], graphs: Sequence[str]) -> str:
@@ -247,13 +234,13 @@ def _graphs(sizes: list[Row], graphs: Sequence[str]) -> str:
         "candidates": lambda r: _count(r.get("candidates")),
         "columns": lambda r: _count(r.get("columns")),
         "rows": lambda r: _count(r.get("rows")),
-        "resident MiB": lambda r: _mib(r.get("resident_nbytes")),
-        "peak above it": lambda r: _mib(_above(r, "baseline_peak_nbytes")),
-        "capture s": lambda r: _number(r.get("capture_seconds")),
+        "resident MiB": lambda r: mib(r.get("resident_nbytes")),
+        "peak above it": lambda r: mib(above_resident(r, "baseline_peak_nbytes")),
+        "capture s": lambda r: number(r.get("capture_seconds")),
         "status": lambda r: "" if r["status"] == "ok" else _failure(r),
     }
     rows = [row for graph in graphs for row in sizes if row["graph"] == graph]
-    return "\n".join([GRAPHS_TEXT, _table(columns, rows)])
+    return "\n".join([GRAPHS_TEXT, table(columns, rows)])
 
 
 def _graph(graph: str, solves: list[Row]) -> str:
@@ -261,22 +248,22 @@ def _graph(graph: str, solves: list[Row]) -> str:
         return ""
     columns: Columns = {
         "budget": lambda r: _share(r["share"]),
-        "MiB": lambda r: _mib(_above(r, "budget_nbytes")),
-        "peak": lambda r: _mib(_above(r, "peak_nbytes")),
+        "MiB": lambda r: mib(above_resident(r, "budget_nbytes")),
+        "peak": lambda r: mib(above_resident(r, "peak_nbytes")),
         "of the baseline's": lambda r: _ratio(r, "peak_nbytes", "baseline_peak_nbytes"),
         "peak/budget": lambda r: _ratio(r, "peak_nbytes", "budget_nbytes"),
         "extra": _extra_or_dash,
         "bound": lambda r: "" if _unsolved(r) else _extra(r, "bound_us"),
-        "gap": lambda r: "" if _unsolved(r) else _percent(100 * r["gap"]),
-        "seconds": lambda r: _number(r.get("seconds")),
-        "CPU": lambda r: _number(r.get("cpu_seconds")),
+        "gap": lambda r: "" if _unsolved(r) else percent(100 * r["gap"]),
+        "seconds": lambda r: number(r.get("seconds")),
+        "CPU": lambda r: number(r.get("cpu_seconds")),
         "outcome": _outcome,
         "method": lambda r: str(r.get("method", "")),
     }
     solves = sorted(solves, key=lambda r: -(r["share"] or 0.0))
-    floors = [_mib(_above(r, "floor_nbytes")) for r in solves if "floor_nbytes" in r]
+    floors = [mib(above_resident(r, "floor_nbytes")) for r in solves if "floor_nbytes" in r]
     proven = f"Proven: no plan's peak is below {floors[-1]} MiB.\n" if floors else ""
-    return "\n".join([f"### {graph}\n", proven, _table(columns, solves)])
+    return "\n".join([f"### {graph}\n", proven, table(columns, solves)])
 
 
 def _published(rows: list[Row]) -> str:
@@ -286,19 +273,19 @@ def _published(rows: list[Row]) -> str:
         "instance": lambda r: INSTANCES[r["graph"]],
         "budget": lambda r: _share(r["share"]),
         "extra": _extra_or_dash,
-        "gap": lambda r: "" if _unsolved(r) else _percent(100 * r["gap"]),
-        "seconds": lambda r: _number(r.get("seconds")),
+        "gap": lambda r: "" if _unsolved(r) else percent(100 * r["gap"]),
+        "seconds": lambda r: number(r.get("seconds")),
         "outcome": _outcome,
     }
     for key, figures in PUBLISHED.items():
         columns[f"[{key}]"] = _reported(figures)
     names = list(INSTANCES)
     rows = sorted(rows, key=lambda r: (names.index(r["graph"]), -r["share"]))
-    return "\n".join([PUBLISHED_TEXT, _table(columns, rows)])
+    return "\n".join([PUBLISHED_TEXT, table(columns, rows)])
 
 
 def _reported(figures: dict[tuple[str, float], float]) -> Callable[[Row], str]:
-    return lambda r: _percent(figures.get((r["graph"], r["share"])), 1)
+    return lambda r: percent(figures.get((r["graph"], r["share"])), 1)
 
 
 def _ablation(rows: list[Row], graphs: Sequence[str]) -> str:
@@ -317,7 +304,7 @@ def _ablation(rows: list[Row], graphs: Sequence[str]) -> str:
     }
     for name, strategy in [*((s, s) for s in STRATEGIES), ("solver", ""), (BOUND, BOUND)]:
         columns[name] = _of_strategy(strategy, by_point)
-    return "\n".join([ABLATION_TEXT, _table(columns, points)])
+    return "\n".join([ABLATION_TEXT, table(columns, points)])
 
 
 def _of_strategy(strategy: str, by_point: dict[Any, Row]) -> Callable[[Row], str]:
@@ -360,13 +347,12 @@ def _stale(rows: list[Row]) -> list[str]:
 
 def _runs(runs: Sequence[Row], rows: list[Row]) -> str:
     lines = ["## How it was run\n"]
-    for number, run in enumerate(runs):
-        versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
+    for position, run in enumerate(runs):
         lines.append(
             f"- {run['date']}, `{run['command']}`: {run['threads']} thread, time limit "
             f"{run['time_limit']:g} s, limit per process {run['timeout']:.0f} s; {run['cpu']}, "
-            f"{run['cores']} cores, {run['memory_gib']} GiB, {run['system']}; {versions}. "
-            f"{_processor_share([row for row in rows if row.get('run') == number])}"
+            f"{run['cores']} cores, {run['memory_gib']} GiB, {run['system']}; {versions(run)}. "
+            f"{_processor_share([row for row in rows if row.get('run') == position])}"
         )
     return "\n".join(lines) + "\n"
 
@@ -381,22 +367,12 @@ def _processor_share(rows: list[Row]) -> str:
     return f"Its solves had the processor for {share:.0f} % of their wall-clock time."
 
 
-def _table(columns: Columns, rows: Sequence[Row]) -> str:
-    """A table of the rows; columns that are empty in all of them are left out."""
-    full = {name: cell for name, cell in columns.items() if any(cell(row) for row in rows)}
-    if not full:
-        return ""
-    lines = ["| " + " | ".join(full) + " |", "|" + "---|" * len(full)]
-    lines += ["| " + " | ".join(cell(row) for cell in full.values()) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
-
-
 def _in_short(row: Row | None) -> str:
     if row is None:
         return ""
     if _unsolved(row):
         return _outcome(row)
-    return f"{_extra(row, 'time_us')} ({_percent(100 * row['gap'])}) {row['seconds']:.0f} s"
+    return f"{_extra(row, 'time_us')} ({percent(100 * row['gap'])}) {row['seconds']:.0f} s"
 
 
 def _outcome(row: Row) -> str:
@@ -425,20 +401,13 @@ def _extra_or_dash(row: Row | None) -> str:
 def _extra(row: Row, field: str) -> str:
     if row.get(field) is None:
         return ""
-    return _percent(100 * (row[field] / row["baseline_us"] - 1))
+    return percent(100 * (row[field] / row["baseline_us"] - 1))
 
 
 def _ratio(row: Row, field: str, other: str) -> str:
     """One figure over another in percent, resident bytes left out of both."""
-    above, other_above = _above(row, field), _above(row, other)
-    return _percent(100 * above / other_above, 1) if above is not None and other_above else ""
-
-
-def _above(row: Row, field: str) -> int | None:
-    """A figure that includes what is resident, less what is resident."""
-    if row.get(field) is None or row.get("resident_nbytes") is None:
-        return None
-    return int(row[field] - row["resident_nbytes"])
+    above, other_above = above_resident(row, field), above_resident(row, other)
+    return percent(100 * above / other_above, 1) if above is not None and other_above else ""
 
 
 def _name(share: float | None) -> str:
@@ -451,18 +420,6 @@ def _share(share: float | None) -> str:
 
 def _count(value: int | None) -> str:
     return "" if value is None else f"{value:,}"
-
-
-def _mib(nbytes: float | None) -> str:
-    return "" if nbytes is None else f"{nbytes / MIB:.1f}"
-
-
-def _percent(value: float | None, digits: int = 2) -> str:
-    return "" if value is None else f"{round(value, digits) + 0.0:.{digits}f} %"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
 
 
 if __name__ == "__main__":

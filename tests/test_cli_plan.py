@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from autoremat import offline
 from autoremat.commands import doctor
-from autoremat.commands.app import app
 from autoremat.commands.arguments import TargetArguments
 from autoremat.commands.doctor import Trouble
 from autoremat.commands.hf import load_hf
@@ -22,6 +20,7 @@ from autoremat.commands.target import TargetError
 from autoremat.comparison.variants import Task, chosen_variants
 from autoremat.comparison.worker import measure
 from autoremat.reporting import Report
+from tests.command_line import run
 
 QUICK = ["--compiler", "eager", "--time-limit", "2"]
 MODEL = """
@@ -68,17 +67,13 @@ def llama(tmp_path: Path) -> Path:
     return tmp_path / "llama.json"
 
 
-def invoked(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
-
-
 # --- plan --------------------------------------------------------------------------------------
 
 
 def test_a_plan_on_the_terminal_and_as_files(target: str, tmp_path: Path) -> None:
     """The verdict on stdout, what the user's code prints on stderr, the files as asked for."""
     report, page = tmp_path / "report.json", tmp_path / "plan.html"
-    result = invoked("plan", target, "--budget", "1.5MB", *QUICK, "--out", report, "--html", page)
+    result = run("plan", target, "--budget", "1.5MB", *QUICK, "--out", report, "--html", page)
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("Peak ")
     assert "the model speaks" in result.stderr
@@ -86,12 +81,12 @@ def test_a_plan_on_the_terminal_and_as_files(target: str, tmp_path: Path) -> Non
     assert 0 < read.predicted_peak_nbytes <= 1_500_000
     assert len(read.curve) > 3
     assert "<html" in page.read_text()
-    again = invoked("plan", target, "--budget", "1.5MB", *QUICK, "--curve", "0", "--out", report)
+    again = run("plan", target, "--budget", "1.5MB", *QUICK, "--curve", "0", "--out", report)
     assert again.exit_code == 0  # our own file is replaced
 
 
 def test_one_object_for_programs(target: str) -> None:
-    result = invoked("plan", target, "--budget", 1_500_000, *QUICK, "--curve", 0, "--json")
+    result = run("plan", target, "--budget", 1_500_000, *QUICK, "--curve", 0, "--json")
     found = json.loads(result.stdout)
     assert found["budget_nbytes"] == 1_500_000
     assert found["predicted_peak_nbytes"] <= 1_500_000
@@ -101,10 +96,10 @@ def test_one_object_for_programs(target: str) -> None:
 
 def test_no_plan_fits(target: str) -> None:
     """Exit code 2, and a budget that is accepted."""
-    result = invoked("plan", target, "--budget", "300kB", *QUICK, "--json")
+    result = run("plan", target, "--budget", "300kB", *QUICK, "--json")
     assert result.exit_code == 2
     smallest = json.loads(result.stdout)["smallest_peak"]
-    assert invoked("plan", target, "--budget", smallest, *QUICK).exit_code == 0
+    assert run("plan", target, "--budget", smallest, *QUICK).exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -119,7 +114,7 @@ def test_no_plan_fits(target: str) -> None:
     ],
 )
 def test_arguments_that_cannot_be_used(target: str, arguments: list[str], message: str) -> None:
-    result = invoked("plan", target, "--compiler", "eager", *arguments)
+    result = run("plan", target, "--compiler", "eager", *arguments)
     assert result.exit_code == 1
     assert message in result.stderr
 
@@ -129,7 +124,7 @@ def test_arguments_that_cannot_be_used(target: str, arguments: list[str], messag
     [("broken", "fails in eager mode too"), ("asleep", "eval mode"), ("nothing", "no function")],
 )
 def test_targets_that_cannot_be_used(target: str, function: str, message: str) -> None:
-    result = invoked("plan", target.replace(":make", f":{function}"), "--budget", "1GB", *QUICK)
+    result = run("plan", target.replace(":make", f":{function}"), "--budget", "1GB", *QUICK)
     assert result.exit_code == 1
     assert message in result.stderr
 
@@ -137,7 +132,7 @@ def test_targets_that_cannot_be_used(target: str, function: str, message: str) -
 def test_a_file_of_somebody_elses_is_not_replaced(target: str, tmp_path: Path) -> None:
     out = tmp_path / "thesis.json"
     out.write_text("years of work")
-    result = invoked("plan", target, "--budget", "1GB", *QUICK, "--out", out)
+    result = run("plan", target, "--budget", "1GB", *QUICK, "--out", out)
     assert result.exit_code == 1
     assert "--force" in result.stderr
     assert out.read_text() == "years of work"
@@ -148,7 +143,7 @@ def test_ctrl_c(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(offline, "plan", interrupted)
-    result = invoked("plan", target, "--budget", "1GB")
+    result = run("plan", target, "--budget", "1GB")
     assert result.exit_code == 130
     assert "Interrupted" in result.stderr
 
@@ -157,16 +152,16 @@ def test_forty_columns_a_pipe_and_no_colour(target: str) -> None:
     """Nothing is cut, and no escape codes reach a pipe."""
     environment = {**os.environ, "COLUMNS": "40", "NO_COLOR": "1"}
     command = [sys.executable, "-m", "autoremat", "plan", target, "--budget", "1.5MB", *QUICK]
-    run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert "\x1b" not in run.stdout + run.stderr
-    assert "budget 1.5 MB" in run.stdout
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert "\x1b" not in ended.stdout + ended.stderr
+    assert "budget 1.5 MB" in ended.stdout
 
 
 # --- configurations ----------------------------------------------------------------------------
 
 
 def test_a_configuration_plans_without_weights(llama: Path) -> None:
-    result = invoked(
+    result = run(
         *("plan", f"hf:{llama}", "--batch", 2, "--seq", 64, "--device", "H100", "--budget", "1GB"),
         *("--dtype", "bfloat16", "--optimizer", "adamw", "--time-limit", 2, "--json"),
     )
@@ -178,7 +173,7 @@ def test_a_configuration_plans_without_weights(llama: Path) -> None:
 
 def test_a_configuration_can_be_verified(llama: Path) -> None:
     """With random weights: the step really runs."""
-    result = invoked(
+    result = run(
         *("verify", f"hf:{llama}", "--batch", 2, "--seq", 32, "--budget", "100MB"),
         *("--compiler", "eager", "--time-limit", 2, "--json"),
     )
@@ -259,20 +254,20 @@ def test_files_that_are_no_configuration(text: str, tmp_path: Path) -> None:
 
 def test_the_curve_of_a_target(target: str) -> None:
     """More memory is never slower; the chosen ends are the smallest peak and the fastest step."""
-    result = invoked("pareto", target, *QUICK, "--points", 6, "--json")
+    result = run("pareto", target, *QUICK, "--points", 6, "--json")
     assert result.exit_code == 0, result.output
     points = json.loads(result.stdout)["points"]
     peaks, times = [p["peak_nbytes"] for p in points], [p["time_us"] for p in points]
     assert len(points) >= 4
     assert peaks == sorted(peaks)
     assert times == sorted(times, reverse=True)
-    table = invoked("pareto", target, *QUICK, "--points", 4)
+    table = run("pareto", target, *QUICK, "--points", 4)
     assert "█" in table.stdout
 
 
 def test_where_time_and_memory_go(target: str) -> None:
     """By operator and by module, the same sums."""
-    found = json.loads(invoked("profile", target, "--json").stdout)
+    found = json.loads(run("profile", target, "--json").stdout)
     for table in (found["by_operator"], found["by_module"]):
         total = sum(part["forward_us"] + part["backward_us"] for part in table)
         assert total == pytest.approx(found["time_us"], rel=1e-4)  # steps are kept to a nanosecond
@@ -280,7 +275,7 @@ def test_where_time_and_memory_go(target: str) -> None:
     assert operators["addmm"]["runs"] == 6
     assert operators["tanh"]["saved_nbytes"] > 0
     assert {part["name"] for part in found["by_module"]} >= {"0", "1"}
-    assert "addmm" in invoked("profile", target).stdout
+    assert "addmm" in run("profile", target).stdout
 
 
 # --- doctor ------------------------------------------------------------------------------------
@@ -288,7 +283,7 @@ def test_where_time_and_memory_go(target: str) -> None:
 
 def test_the_doctor_finds_this_machine_sound() -> None:
     """Every check passes where the tests pass; without a C++ compiler, that one says so."""
-    result = invoked("doctor", "--json")
+    result = run("doctor", "--json")
     checks = {check["name"]: check for check in json.loads(result.stdout)["checks"]}
     assert all(check["ok"] for name, check in checks.items() if name != "compiler"), checks
     assert "HiGHS" in checks["solver"]["text"]
@@ -304,7 +299,7 @@ def test_the_doctor_goes_on_after_a_finding(monkeypatch: pytest.MonkeyPatch) -> 
 
     checks = {"one": troubled, "two": broken, "three": lambda: "fine"}
     monkeypatch.setattr(doctor, "CHECKS", checks)
-    result = invoked("doctor")
+    result = run("doctor")
     assert result.exit_code == 1
     assert [line.split()[0] for line in result.stdout.splitlines() if line.strip()] == [
         "no",
@@ -316,4 +311,4 @@ def test_the_doctor_goes_on_after_a_finding(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_shell_completion_is_offered() -> None:
-    assert "--install-completion" in invoked("--help").stdout
+    assert "--install-completion" in run("--help").stdout

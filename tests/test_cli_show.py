@@ -13,26 +13,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from autoremat.commands.app import app
 from autoremat.reporting import Fallback, Report
+from tests import command_line
 from tests.report_samples import layered_report
 
 REPORT = layered_report()
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["show", *map(str, arguments)])
+    return command_line.run("show", *arguments)
 
 
 def refused(*arguments: object) -> str:
-    """What stderr says of input that cannot be used."""
-    result = run(*arguments)
-    assert result.exit_code == 1
-    assert result.stdout == ""
-    assert "Traceback" not in result.stderr
-    return " ".join(result.stderr.split())
+    return command_line.refused("show", *arguments)
 
 
 @pytest.fixture

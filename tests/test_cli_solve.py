@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from autoremat_solver import Plan, Problem, Solver, check, read_problem
 from autoremat_solver.plan_document import plan_document
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from autoremat.commands.app import app
+from tests import command_line
 from tests.test_solver_networks import mlp
 
 ROOT = Path(__file__).parent.parent
@@ -27,7 +27,7 @@ BRIEF = ("--time-limit", "3")
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["solve", *map(str, arguments)])
+    return command_line.run("solve", *arguments)
 
 
 def solved(*arguments: object, exit_code: int = 0) -> dict[str, Any]:
@@ -44,12 +44,7 @@ def _no_constant(name: str) -> None:
 
 
 def refused(*arguments: object) -> str:
-    """What stderr says of input that cannot be used."""
-    result = run(*arguments)
-    assert result.exit_code == 1
-    assert result.stdout == ""
-    assert "Traceback" not in result.stderr
-    return " ".join(result.stderr.split())
+    return command_line.refused("solve", *arguments)
 
 
 @pytest.fixture
@@ -309,7 +304,7 @@ def test_the_commands_in_the_readme_work(tmp_path: Path, monkeypatch: pytest.Mon
     commands = re.findall(r"^\.venv/bin/autoremat (.*)$", readme_section(), re.MULTILINE)
     assert len(commands) >= 3
     for command in commands:
-        result = CliRunner().invoke(app, [*shlex.split(command, comments=True), *BRIEF])
+        result = command_line.run(*shlex.split(command, comments=True), *BRIEF)
         assert result.exit_code == 0, (command, result.stderr)
     (code,) = re.findall(r"```python\n(.*?)```", readme_section(), re.DOTALL)
     exec(code, {})

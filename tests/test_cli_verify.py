@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from autoremat.commands import verify as verify_command
-from autoremat.commands.app import app
 from autoremat.commands.arguments import TargetArguments
 from autoremat.commands.target import load_target
 from autoremat.verification import Verification
+from tests import command_line
 from tests.test_cli_solve import process
 
 ROOT = Path(__file__).parent.parent
@@ -66,9 +66,12 @@ def write(tmp_path: Path) -> Callable[[str], str]:
 Write = Callable[..., str]
 
 
+def arguments(target: str, budget: str, *options: str) -> list[str]:
+    return ["verify", target, "--budget", budget, "--compiler", "eager", *options]
+
+
 def run(target: str, budget: str, *options: str) -> Result:
-    arguments = ["verify", target, "--budget", budget, "--compiler", "eager", *options]
-    return CliRunner().invoke(app, arguments)
+    return command_line.run(*arguments(target, budget, *options))
 
 
 def found(target: str, budget: str, *, exit_code: int = 0) -> dict[str, Any]:
@@ -81,12 +84,7 @@ def found(target: str, budget: str, *, exit_code: int = 0) -> dict[str, Any]:
 
 
 def refused(target: str, budget: str = "1GB", *options: str) -> str:
-    """What stderr says of input that cannot be used."""
-    result = run(target, budget, *options)
-    assert result.exit_code == 1, (result.stderr, result.exception)
-    assert isinstance(result.exception, SystemExit)
-    assert result.stdout == ""
-    return " ".join(result.stderr.split())
+    return command_line.refused(*arguments(target, budget, *options))
 
 
 def test_a_step_within_the_budget_is_ok(write: Write) -> None:
@@ -249,7 +247,7 @@ def test_input_that_cannot_be_used_is_refused(write: Write, tmp_path: Path) -> N
     assert "finite" in refused(target, "1GB", "--time-limit", "inf")
     assert "--time-limit" in refused(target, "1GB", "--time-limit", "-1")
     assert "--compiler" in refused(target, "1GB", "--compiler", "gcc")
-    result = CliRunner().invoke(app, ["verify", target])
+    result = command_line.run("verify", target)
     assert result.exit_code == 1
     assert "--budget" in result.stderr
 
@@ -304,7 +302,7 @@ def test_a_model_that_nothing_is_planned_for_fails(write: Write) -> None:
 
 def test_the_example_is_a_target() -> None:
     """The command of the help and of the README names a function that loads."""
-    help_text = CliRunner().invoke(app, ["verify", "--help"]).stdout
+    help_text = command_line.run("verify", "--help").stdout
     for text in (help_text, (ROOT / "README.md").read_text(encoding="utf-8")):
         (target,) = set(re.findall(r"verify (examples/[\w./]+:\w+) --budget", text))
         file, _, function = target.partition(":")

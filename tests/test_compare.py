@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 import autoremat
-from autoremat.commands.app import app
 from autoremat.comparison import race as race_module
 from autoremat.comparison import worker as worker_module
 from autoremat.comparison.model import Comparison
@@ -21,7 +20,7 @@ from autoremat.comparison.race import ComparisonError, Options
 from autoremat.comparison.serve import seconds
 from autoremat.comparison.variants import Task, budget_nbytes, chosen_variants
 from autoremat.comparison.worker import measure
-from tests import comparison_target
+from tests import command_line, comparison_target
 from tests.test_cli_solve import process
 
 TARGET = f"{comparison_target.__file__}:make"
@@ -287,15 +286,11 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def run(*options: str) -> Result:
-    return CliRunner().invoke(app, ["compare", "model.py:make", *options])
+    return command_line.run("compare", "model.py:make", *options)
 
 
 def refused(*options: str) -> str:
-    result = run(*options)
-    assert result.exit_code == 1, (result.stderr, result.exception)
-    assert result.stdout == ""
-    assert "Traceback" not in result.stderr
-    return " ".join(result.stderr.split())
+    return command_line.refused("compare", "model.py:make", *options)
 
 
 def test_the_command_prints_a_table(answers: dict[str, Any]) -> None:

@@ -156,6 +156,22 @@ def strings_of(folder: Path) -> Iterator[str]:
                 yield node.value
 
 
+def test_references_are_those_that_are_cited() -> None:
+    """Every `[Key]` of sources and pages is in `references.md`, which lists nothing else."""
+    page = (DOCS / "references.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^- \*\*\[(\w+)\]\*\*", page, re.M)
+    folders = [ROOT / name for name in ("autoremat", "solver", "docs", "tests", "examples")]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    texts = [
+        path.read_text(encoding="utf-8")
+        for path in files
+        if path.suffix in (".py", ".md") and path.name != "references.md"
+    ]
+    cited = set(re.findall(r"\[([A-Z][A-Za-z]+[0-9]{4}|MemoryViz)\]", "\n".join(texts)))
+    assert len(set(listed)) == len(listed)
+    assert cited == set(listed)
+
+
 @pytest.mark.parametrize("name", ["api", "cli"])
 def test_generated_pages_are_up_to_date(name: str) -> None:
     """`python docs/api_reference.py` and `python docs/cli_reference.py` would change nothing."""

@@ -13,6 +13,7 @@ from autoremat.errors import (
     FallbackWarning,
     InfeasibleBudget,
     LiveValue,
+    OverBudget,
     OverBudgetWarning,
 )
 
@@ -28,6 +29,7 @@ INFEASIBLE = InfeasibleBudget(
         LiveValue("tangents_1", 1_200_000_000, kind="gradient"),
     ),
 )
+CHOSEN = OverBudget(1000, 2000, 500, 10, choice='policy="every-layer"', optimal_peak_nbytes=900)
 WARNING = FallbackWarning("AR101", "`cond` (model.py:12) is not understood.")
 OVER = OverBudgetWarning(5_100_000_000, 5_000_000_000, 4_990_000_000)
 
@@ -72,7 +74,7 @@ def test_a_resident_part_above_the_budget_gets_its_own_remedy() -> None:
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-@pytest.mark.parametrize("error", [INFEASIBLE, WARNING, FallbackError.of(WARNING), OVER])
+@pytest.mark.parametrize("error", [INFEASIBLE, CHOSEN, WARNING, FallbackError.of(WARNING), OVER])
 def test_errors_and_warnings_cross_process_borders(error: Exception, protocol: int) -> None:
     """Pickled and copied, they keep type, text and attributes."""
     for twin in (pickle.loads(pickle.dumps(error, protocol)), copy.deepcopy(error)):

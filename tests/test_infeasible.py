@@ -77,6 +77,17 @@ def test_the_arguments_of_the_error_are_its_numbers():
     assert refusal(Chain, (many_rows(),)).args[0] == 1
 
 
+def test_equal_values_are_named_in_the_order_in_which_they_are_made():
+    """The same model gives the same message in every process, whatever Python hashes."""
+    layers = [layer for _ in range(6) for layer in (nn.Linear(8, 8, bias=False), nn.Dropout(0.5))]
+    ask = {"budget": "2kB", "compiler": "eager", "policy": "save-all", "verbose": False}
+    with pytest.raises(autoremat.OverBudget) as refusal:
+        autoremat.plan(nn.Sequential(*layers), torch.randn(512, 8), **ask, time_limit=1.0)
+    assert len({value.nbytes for value in refusal.value.largest}) == 1
+    names = [value.name for value in refusal.value.largest]
+    assert names == ["native_dropout#0", *(f"native_dropout_{n}#0" for n in range(1, 5))]
+
+
 def test_a_refused_model_can_be_given_another_budget():
     """After the error the same object trains under a budget that fits."""
     model = optimized(Chain, 1)

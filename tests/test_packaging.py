@@ -8,9 +8,12 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from autoremat import _torch
 
 ROOT = Path(__file__).parent.parent
 TORCH_SIDE, SOLVER, REPORT = (
@@ -118,13 +121,35 @@ def test_report_needs_only_the_solver_and_the_standard_library() -> None:
     assert offenders(REPORT, foreign) == []
 
 
-def test_private_torch_names_stay_in_one_place() -> None:
-    """What torch may change under us is reached through the `_torch*` modules only."""
+@pytest.mark.parametrize("folder", ["autoremat", "docs", "examples"])
+def test_private_torch_names_stay_in_one_place(folder: str) -> None:
+    """What torch may change under us is reached through `autoremat._torch` only."""
 
     def private(path: Path, name: str) -> bool:
-        return not path.name.startswith("_torch") and is_private_torch(name)
+        return TORCH_SIDE / "_torch" not in path.parents and is_private_torch(name)
 
-    assert offenders(TORCH_SIDE, private) == []
+    assert offenders(ROOT / folder, private) == []
+
+
+def test_a_private_name_is_found_where_it_is_public() -> None:
+    """`_torch.NAME` is what its module gives away; no two modules give it away."""
+    modules = [import_module(f"autoremat._torch.{name}") for name in _torch.MODULES]
+    names = [(name, module) for module in modules for name in module.__all__]
+    assert len(dict(names)) == len(names)
+    assert all(getattr(_torch, name) is getattr(module, name) for name, module in names)
+    with pytest.raises(AttributeError, match="has no attribute 'is_tangential'"):
+        _ = _torch.is_tangential
+
+
+def test_measuring_imports_no_compiler() -> None:
+    """`autoremat.measure_peak` is there before Dynamo and Inductor, which take seconds."""
+    code = (
+        "import sys, autoremat; autoremat.measure_peak;"
+        "assert 'autoremat._torch.running' in sys.modules;"
+        "assert not {'torch._dynamo', 'torch._inductor'} & sys.modules.keys()"
+    )
+    environment = {"PYTHONPATH": f"{SOLVER.parent}:{ROOT}"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
 def offenders(folder: Path, is_wrong) -> list[str]:  # type: ignore[no-untyped-def]

@@ -15,7 +15,7 @@ import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from autoremat import _torch, _torch_dynamo, _torch_profile
+from autoremat import _torch
 from autoremat.executor import compile_eager
 from tests.joint_graphs import capture, leaf
 
@@ -117,16 +117,16 @@ def test_activation_memory_budget():
     assert config.activation_memory_budget == before
 
 
-def test_min_cut_without_budget(joint: fx.GraphModule):
+def test_min_cut(joint: fx.GraphModule):
     """Torch's own partition for Inductor gives two modules."""
-    forward, backward = _torch.min_cut_without_budget(joint, num_fwd_outputs=1)
+    forward, backward = _torch.min_cut(joint, num_fwd_outputs=1)
     assert placeholders(forward)
     assert any(_torch.is_tangent(node) for node in placeholders(backward))
 
 
 def test_thread_rng_states(joint: fx.GraphModule):
     """Modules without random higher-order operators come back unchanged."""
-    forward, backward = _torch.min_cut_without_budget(joint, num_fwd_outputs=1)
+    forward, backward = _torch.min_cut(joint, num_fwd_outputs=1)
     before = str(forward.graph)
     assert str(_torch.thread_rng_states(forward, backward)[0].graph) == before
 
@@ -153,6 +153,15 @@ def test_draws_four_at_a_time_is_known():
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     assert (version < (2, 12)) <= (not _torch.DRAWS_FOUR_AT_A_TIME)
     assert (version == (2, 13)) <= _torch.DRAWS_FOUR_AT_A_TIME
+
+
+def test_inductor_makes_seeds_and_draws_from_them():
+    """Operators of its own: those that make seeds take none, those that draw take one."""
+    names = {op.name() for op in _torch.SEED_MAKERS | _torch.SEEDED_DRAWS}
+    assert names == {f"prims::inductor_{name}" for name in ("seed", "seeds", "random", "randint")}
+    for op in _torch.SEED_MAKERS | _torch.SEEDED_DRAWS:
+        takes_seed = "seed" in [argument.name for argument in op._schema.arguments]
+        assert takes_seed == (op in _torch.SEEDED_DRAWS)
 
 
 def test_the_state_of_the_cpus_generator_is_restored():
@@ -203,8 +212,8 @@ def test_operators_and_their_overloads():
 def test_sparse_parts():
     """They are those that it holds, each time the same, while a graph is being traced as well."""
     sparse = torch.tensor([0.0, 3.0]).to_sparse()
-    with _torch_profile.FakeTensorMode():
-        held = [_torch_profile.sparse_parts(sparse) for _ in range(2)]
+    with _torch.FakeTensorMode():
+        held = [_torch.sparse_parts(sparse) for _ in range(2)]
     assert [part.tolist() for part in held[0]] == [[[1]], [3.0]]
     assert held[0][1].data_ptr() == held[1][1].data_ptr()
 
@@ -226,11 +235,11 @@ def test_is_compiled_backward():
 
 def test_recurrent_layers_are_admitted_within_a_context():
     """Dynamo traces them there instead of giving up the function."""
-    assert not _torch_dynamo.traces_recurrent_layers()
+    assert not _torch.traces_recurrent_layers()
     layer, x = nn.RNN(4, 4), torch.randn(3, 4)
     torch._dynamo.reset()
-    with _torch_dynamo.admitting_recurrent_layers():
-        assert _torch_dynamo.traces_recurrent_layers()
+    with _torch.admitting_recurrent_layers():
+        assert _torch.traces_recurrent_layers()
         torch.compile(lambda x: layer(x)[0], backend="eager", fullgraph=True)(x)
 
 
@@ -297,7 +306,7 @@ def test_every_guard():
     for is_trained in (True, False, True):
         layers[0].requires_grad_(is_trained)
         layers.zero_grad(set_to_none=True)
-        with _torch_dynamo.every_guard():
+        with _torch.every_guard():
             run(torch.ones(2, 4)).backward()
         assert (layers[0].weight.grad is not None) == is_trained
 
@@ -328,7 +337,7 @@ def test_a_compile_can_be_stopped_at_its_source():
         raise Stop
 
     captured = capture(lambda x: x.sin().sum(), leaf(8))
-    forward, _ = _torch.min_cut_without_budget(captured.module, num_fwd_outputs=1)
+    forward, _ = _torch.min_cut(captured.module, num_fwd_outputs=1)
     inputs = [node.meta["val"] for node in placeholders(forward)]
     original = _torch.GraphLowering.compile_to_module
     options: Any = {"is_backward": False, "static_input_idxs": ()}
@@ -410,15 +419,15 @@ def test_trees_of_arguments():
 
 def test_real_execution_suspends_fake_tensors():
     """Inside a fake mode, tensors made under it are real."""
-    with _torch_profile.FakeTensorMode(), _torch_profile.real_execution():
+    with _torch.FakeTensorMode(), _torch.real_execution():
         assert type(torch.zeros(2)) is torch.Tensor
 
 
 def test_profiler_is_active():
     """Only while one records."""
-    assert not _torch_profile.profiler_is_active()
+    assert not _torch.profiler_is_active()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-        assert _torch_profile.profiler_is_active()
+        assert _torch.profiler_is_active()
 
 
 def test_memory_events():
@@ -426,50 +435,50 @@ def test_memory_events():
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as session:
         torch.zeros(1024)
-    events = _torch_profile.memory_events(session)
+    events = _torch.memory_events(session)
     assert [e.start_ns() for e in events] == sorted(e.start_ns() for e in events)
     found = [e for e in events if e.name() == "[memory]"]
     assert {e.nbytes() for e in found} == {4096, -4096}
-    assert all(e.device_type() == _torch_profile.DeviceType.CPU for e in found)
+    assert all(e.device_type() == _torch.DeviceType.CPU for e in found)
 
 
 def test_storage_identity():
     """Equal for views of one storage."""
     x = torch.zeros(4)
-    identity = _torch_profile.storage_identity
+    identity = _torch.storage_identity
     assert identity(x.untyped_storage()) == identity(x[1:].untyped_storage())
 
 
 def test_is_mutable():
     """Told by the schema."""
-    assert _torch_profile.is_mutable(aten.add_.Tensor)
-    assert not _torch_profile.is_mutable(aten.add.Tensor)
+    assert _torch.is_mutable(aten.add_.Tensor)
+    assert not _torch.is_mutable(aten.add.Tensor)
 
 
 def test_has_results():
     """Told by the schema."""
-    assert _torch_profile.has_results(aten.add.Tensor)
-    assert not _torch_profile.has_results(aten._assert_async.default)
+    assert _torch.has_results(aten.add.Tensor)
+    assert not _torch.has_results(aten._assert_async.default)
 
 
 def test_foreach_by_default():
     """On CPU, torch's optimizers loop over the parameters."""
-    assert _torch_profile.foreach_by_default([torch.zeros(2)], False) is False
+    assert _torch.foreach_by_default([torch.zeros(2)], False) is False
 
 
 def test_step_hooks():
     """The attributes exist on every optimizer."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(2))], 0.1)
-    assert all(hasattr(optimizer, name) for name in _torch_profile.step_hooks())
+    assert all(hasattr(optimizer, name) for name in _torch.step_hooks())
 
 
 def test_operator_types_and_trees():
     """Names that are classes or functions of the expected kind."""
-    assert isinstance(aten.sin.default, _torch_profile.OpOverload)
-    assert isinstance(_torch.run_with_rng_state, _torch_profile.HigherOrderOperator)
-    assert issubclass(_torch_profile.TorchDispatchMode, object)
-    assert _torch_profile.tree_leaves({"a": [1, 2]}) == [1, 2]
-    assert _torch_profile.tree_map(lambda x: x + 1, (1, [2])) == (2, [3])
+    assert isinstance(aten.sin.default, _torch.OpOverload)
+    assert isinstance(_torch.run_with_rng_state, _torch.HigherOrderOperator)
+    assert issubclass(_torch.TorchDispatchMode, object)
+    assert _torch.tree_leaves({"a": [1, 2]}) == [1, 2]
+    assert _torch.tree_map(lambda x: x + 1, (1, [2])) == (2, [3])
 
 
 def test_forward_of_a_lazy_module_is_its_own_after_recompiling(joint: fx.GraphModule):
@@ -477,6 +486,24 @@ def test_forward_of_a_lazy_module_is_its_own_after_recompiling(joint: fx.GraphMo
     joint.recompile()
     _torch.force_recompile(joint)
     assert "lazy" not in joint.forward.__name__
+
+
+def test_dynamo_counts_graphs_and_breaks():
+    """By the graphs' number, and by the reasons of breaks; a count that never was is 0."""
+    _torch.dynamo_counters.clear()
+
+    @torch.compile(backend="eager")
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        torch._dynamo.graph_break("on purpose")
+        return y.cos()
+
+    assert _torch.dynamo_counters["stats"]["unique_graphs"] == 0
+    broken(torch.zeros(2))
+    assert _torch.dynamo_counters["stats"]["unique_graphs"] == 2
+    ((reason, count),) = _torch.dynamo_counters["graph_break"].items()
+    assert "on purpose" in reason
+    assert count == 1
 
 
 def test_hooks_are_guarded_within_a_context():
@@ -490,7 +517,7 @@ def test_hooks_are_guarded_within_a_context():
     layer = nn.Linear(4, 4)
     compiled = torch.compile(lambda x: layer(x), backend=backend)
     before = torch._dynamo.config.skip_nnmodule_hook_guards
-    with _torch_dynamo.guarding_hooks():
+    with _torch.guarding_hooks():
         compiled(torch.randn(2, 4))
     assert torch._dynamo.config.skip_nnmodule_hook_guards is before
     layer.register_forward_hook(lambda module, inputs, output: 2 * output)
@@ -500,10 +527,10 @@ def test_hooks_are_guarded_within_a_context():
 
 def test_dynamo_can_be_stopped_at_a_module(monkeypatch: pytest.MonkeyPatch):
     """By the method that its variable for modules is called through."""
-    variable = _torch_dynamo.UnspecializedNNModuleVariable
+    variable = _torch.dynamo.UnspecializedNNModuleVariable
     monkeypatch.setattr(variable, "call_function", variable.call_function)  # put back after this
     layer = nn.Linear(4, 4)
-    _torch_dynamo.stop_at(lambda module: module is layer)
+    _torch.stop_at(lambda module: module is layer)
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported, match="autoremat has planned"):
         torch.compile(lambda x: layer(x), backend="eager", fullgraph=True)(torch.randn(2, 4))
@@ -511,7 +538,7 @@ def test_dynamo_can_be_stopped_at_a_module(monkeypatch: pytest.MonkeyPatch):
 
 def test_padding_of_packed_sequences_does_not_end_a_compile():
     """Dynamo traces it, or stops there."""
-    _torch_dynamo.stop_at_padding()
+    _torch.stop_at_padding()
     packed = nn.utils.rnn.pack_padded_sequence(torch.ones(2, 3, 4), [3, 2], batch_first=True)
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: nn.utils.rnn.pad_packed_sequence(x)[0] + 1, backend="eager")
@@ -520,10 +547,10 @@ def test_padding_of_packed_sequences_does_not_end_a_compile():
 
 def test_kinds_of_global_hooks():
     """Each kind is known by whether there are any."""
-    assert not any(_torch_dynamo.kinds_of_global_hooks().values())
+    assert not any(_torch.kinds_of_global_hooks().values())
     handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:
-        assert [k for k, v in _torch_dynamo.kinds_of_global_hooks().items() if v] == [
+        assert [k for k, v in _torch.kinds_of_global_hooks().items() if v] == [
             "_global_forward_hooks"
         ]
     finally:

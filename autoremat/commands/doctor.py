@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from autoremat._torch import MODULES
 from autoremat.commands.app import BAD_INPUT
 from autoremat.commands.interrupt import leaving_at_once
 
@@ -90,9 +91,9 @@ def _torch() -> str:
 
 def _private_names() -> str:
     count = 0
-    for module in ("autoremat._torch", "autoremat._torch_dynamo", "autoremat._torch_profile"):
+    for module in MODULES:
         try:
-            loaded = importlib.import_module(module)
+            loaded = importlib.import_module(f"autoremat._torch.{module}")
         except (ImportError, AttributeError) as error:
             raise Trouble(
                 f"This torch has moved a name: {error}. Install a release from 2.11 to "
@@ -100,7 +101,7 @@ def _private_names() -> str:
             ) from error
         missing = [name for name in loaded.__all__ if not hasattr(loaded, name)]
         if missing:
-            raise Trouble(f"{module} lacks {', '.join(missing)}: please report it.")
+            raise Trouble(f"{loaded.__name__} lacks {', '.join(missing)}: please report it.")
         count += len(loaded.__all__)
     return f"all {count} found"
 

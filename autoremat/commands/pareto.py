@@ -24,7 +24,7 @@ from autoremat.commands.outputs import check_outputs, write_outputs
 from autoremat.commands.plan import planned
 from autoremat.commands.target import TargetError
 from autoremat.commands.telling import print_json, warnings_told
-from autoremat.reporting import CurvePoint, Report, format_nbytes
+from autoremat.reporting import CurvePoint, PointKind, Report, format_nbytes
 from autoremat.reporting.text import format_us
 
 _BAR = 10
@@ -71,9 +71,10 @@ def run(
 
 
 def _from_smallest(curve: Sequence[CurvePoint]) -> list[CurvePoint]:
-    """By peak; a point that another one equals or beats is left out."""
+    """By peak, what a user can ask for; a point that another one equals or beats is left out."""
+    ours = [point for point in curve if point.kind is not PointKind.TORCH]
     kept: list[CurvePoint] = []
-    for point in sorted(curve, key=lambda p: (p.peak_nbytes, p.time_us)):
+    for point in sorted(ours, key=lambda p: (p.peak_nbytes, p.time_us)):
         if not kept or point.time_us < kept[-1].time_us:
             kept.append(point)
     return kept

@@ -13,8 +13,8 @@ whether the cut after t is still there, in m. It is the least of
 where the passing itself must fit in m. In the outermost level the forward runs anyway: passing is
 free. Memory is counted with the outputs that later blocks leave behind, so both terms of the
 second line are read at fixed offsets and the minimum over j is one vector operation. Equal
-stretches of blocks have equal rows and are computed once: a chain of n equal blocks takes O(n)
-rows in place of O(n^2).
+stretches of blocks have equal rows and are computed once, as identical blocks are in [Zhao2023]: a
+chain of n equal blocks takes O(n) rows in place of O(n^2).
 
 Memory is counted in slots. The table is exact for the memory of `slots` full slots plus
 `spare_nbytes` if every stored size is a multiple of the slot.

@@ -1,27 +1,14 @@
-"""Every private torch name that autoremat relies on, in one place.
-
-Enters: torch 2.11 to 2.13. Leaves: the names below, under which the rest of the package uses
-them. `tests/test_torch_names.py` has a smoke test for each, so that a torch release that moves
-one says which.
-"""
+"""Private names of Inductor."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import inspect
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch._functorch.partitioners as _partitioners
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback
-from torch._functorch.compile_utils import fx_graph_cse
-from torch._guards import CompileContext, detect_fake_mode
 from torch._inductor import custom_graph_pass, ir, list_mode_options, memory
 from torch._inductor.codegen.triton import TritonOverrides
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -31,71 +18,32 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.select_algorithm import extern_kernels
 from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
-from torch._ops import OpOverload, OpOverloadPacket
-from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
-from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutput
-from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen
 from torch.utils._ordered_set import OrderedSet
-from torch.utils._pytree import arg_tree_leaves, tree_leaves
-from torch.utils.checkpoint import CheckpointPolicy
 
 __all__ = [
     "DRAWS_FOUR_AT_A_TIME",
-    "TANGENTS_ARE_FREED",
-    "BackendCompilerFailed",
-    "BoxedCodeGen",
-    "CheckpointPolicy",
-    "CompileContext",
+    "SEEDED_DRAWS",
+    "SEED_MAKERS",
     "CustomPartitionerFn",
     "CustomSchedulerPass",
-    "DataDependentOutput",
     "GraphLowering",
     "InductorError",
-    "OpOverload",
-    "OpOverloadPacket",
-    "ShortenTraceback",
-    "activation_memory_budget",
-    "aot_autograd",
-    "arg_tree_leaves",
-    "base_of",
+    "KernelsBeforeFusion",
     "compile_fx",
     "compile_fx_inner",
-    "default_partition",
-    "extract_forward_and_backward",
-    "fake_mode_of",
-    "force_recompile",
-    "force_save_what_torch_demands",
-    "fx_graph_cse",
-    "invoke_subgraph",
-    "is_backward_seed",
-    "is_compiled_backward",
-    "is_opaque",
-    "is_primal",
-    "is_symbolic",
-    "is_tangent",
+    "compile_without_cache",
+    "inductor_layout",
+    "inductor_output_strides",
+    "inductor_result_nbytes",
     "kernels_before_fusion",
     "limit_fusion",
-    "min_cut_without_budget",
-    "must_run_in_backward",
     "options_of_mode",
     "origin_names",
+    "patched_compile_to_module",
     "pre_fusion_pass",
-    "restores_rng_state",
-    "run_and_save_rng_state",
-    "run_with_rng_state",
-    "size_hint",
-    "storage_key",
-    "thread_rng_states",
-    "tree_leaves",
+    "size_hint_of_expr",
+    "wrapper_namespace",
 ]
-
-# From 2.12 on, the compiled backward takes its incoming gradients over and frees each after its
-# last use; before, their caller held them until the backward ended.
-# (The module is imported here because importing it before torch._dynamo is a circular import.)
-TANGENTS_ARE_FREED = "boxed_grads_call" in inspect.getsource(
-    importlib.import_module("torch._functorch._aot_autograd.runtime_wrappers")
-)
 
 # Whether Inductor's kernels on CUDA may draw four numbers at a time, which depends on their shape:
 # 2.13 does, 2.11 does not, later releases ask this option.
@@ -103,142 +51,15 @@ DRAWS_FOUR_AT_A_TIME = hasattr(TritonOverrides, "_can_use_4x_random") and getatt
     torch._inductor.config.triton, "use_rand4x", True
 )
 
+# Operators of which Inductor makes random numbers; importing it defines them.
+_prims = torch.ops.prims
+SEED_MAKERS = frozenset({_prims.inductor_seeds.default, _prims.inductor_seed.default})
+SEEDED_DRAWS = frozenset({_prims.inductor_random.default, _prims.inductor_randint.default})
+
 # What Inductor's caches accept as a pass over scheduler nodes; before 2.12 the class for graphs.
 CustomSchedulerPass: Any = getattr(
     custom_graph_pass, "CustomSchedulerPass", custom_graph_pass.CustomGraphPass
 )
-
-getitem = operator.getitem
-default_partition = _partitioners.default_partition
-is_primal = _partitioners._is_primal
-is_tangent = _partitioners._is_tangent
-is_backward_seed = _partitioners._is_bwd_seed_offset
-is_symbolic = _partitioners.is_sym_node
-must_run_in_backward = _partitioners._must_be_in_backward
-invoke_subgraph = torch.ops.higher_order.invoke_subgraph
-force_recompile = _LazyGraphModule.force_recompile
-
-
-def is_opaque(node: fx.Node) -> bool:
-    """Whether the node's value is a torch-bind or other opaque object, not a tensor or symbol."""
-    test: Callable[[fx.Node], bool] | None = getattr(_partitioners, "is_opaque_node", None)
-    return test is not None and test(node)
-
-
-def force_save_what_torch_demands(module: fx.GraphModule) -> None:
-    """Tag collectives, effects and sources of mutations as saved, and close checkpoint regions."""
-    if _partitioners.has_recomputable_ops(module):
-        _partitioners.cleanup_recompute_tags(module, is_default_partition=False)
-    _partitioners.force_save_collectives(module)
-    _partitioners.force_save_effectful_ops(module)
-    _partitioners.force_save_bw_mutation_src(module)
-
-
-def extract_forward_and_backward(
-    joint: fx.GraphModule, saved: Sequence[fx.Node], *, num_fwd_outputs: int
-) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Split a joint graph at the given saved nodes (tensors, symbols and opaque objects)."""
-    symbols = [n for n in saved if is_symbolic(n) and not _is_only_asserted(n)]
-    opaque = [n for n in saved if is_opaque(n)]
-    tensors = [n for n in saved if not is_symbolic(n) and n not in opaque]
-    extract = _partitioners._extract_fwd_bwd_modules
-    keywords: dict[str, Any] = {}
-    if "saved_opaque_nodes" in inspect.signature(extract).parameters:
-        keywords["saved_opaque_nodes"] = opaque
-    forward, backward = extract(
-        joint, tensors, saved_sym_nodes=symbols, num_fwd_outputs=num_fwd_outputs, **keywords
-    )
-    return forward, backward
-
-
-def _is_only_asserted(node: fx.Node) -> bool:
-    """Whether a truth about sizes is nothing but checked: the forward has checked it."""
-    checks = (user.target is torch.ops.aten._assert_scalar.default for user in node.users)
-    return isinstance(node.meta.get("val"), torch.SymBool) and bool(node.users) and all(checks)
-
-
-def activation_memory_budget(share: float) -> contextlib.AbstractContextManager[None]:
-    """Let what compiles within use torch's own memory budget, a share of what it would save."""
-    config: Any = torch._functorch.config
-    patch: contextlib.AbstractContextManager[None] = config.patch(activation_memory_budget=share)
-    return patch
-
-
-def min_cut_without_budget(
-    joint: fx.GraphModule, *, num_fwd_outputs: int
-) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Torch's default partition for Inductor; changes the joint graph that it is given."""
-    with activation_memory_budget(1.0):
-        forward, backward = _partitioners.min_cut_rematerialization_partition(
-            joint, None, compiler="inductor", num_fwd_outputs=num_fwd_outputs
-        )
-    return forward, backward
-
-
-def thread_rng_states(
-    forward: fx.GraphModule, backward: fx.GraphModule
-) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Hand the RNG states of higher-order operators' bodies through, as torch does."""
-    thread = _partitioners.thread_graphsafe_rng_from_hops
-    return thread(forward, is_backward=False), thread(backward, is_backward=True)
-
-
-def restores_rng_state(device: torch.device) -> bool:
-    """Whether `run_with_rng_state` gives a device's operators the state that they first had.
-
-    On CUDA it saves and restores the state of the current device's generator only.
-    """
-    if device.type == "cuda":
-        return device.index in (None, torch.cuda.current_device())
-    return device.type == "cpu"
-
-
-def rng_state_nbytes() -> int:
-    """Bytes of the saved state of a random generator: it lies on the CPU for every device."""
-    return int(torch.get_rng_state().nbytes)
-
-
-def size_hint(size: int | torch.SymInt) -> int:
-    """The concrete number that a symbolic size stands for while tracing (4096 if it has none)."""
-    if isinstance(size, int):
-        return size
-    node = size.node
-    hint = getattr(node, "hint", None)
-    if isinstance(hint, int):
-        return hint
-    shape_env = node.shape_env
-    ask = getattr(shape_env, "optimization_hint", None)
-    if ask is not None:
-        return int(ask(node.expr, fallback=4096))
-    return int(shape_env.size_hint(node.expr, allow_none=True) or 4096)
-
-
-def fake_mode_of(value: Any) -> contextlib.AbstractContextManager[Any]:
-    """The fake mode that a fake value, or any in a list, belongs to."""
-    return detect_fake_mode(value) or contextlib.nullcontext()
-
-
-def storage_key(tensor: torch.Tensor) -> int | None:
-    """Identity of a (fake) tensor's storage; None where it has none (sparse tensors)."""
-    try:
-        return tensor.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):
-        return None
-
-
-def base_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that a view was made from by autograd's account; else the tensor itself."""
-    return tensor if tensor._base is None else tensor._base
-
-
-def is_compiled_backward(node: Any) -> bool:
-    """Whether a node of autograd's graph is the backward of a graph that AOTAutograd compiled."""
-    return type(node).__name__ == "CompiledFunctionBackward"
-
-
-def is_getitem(node: fx.Node) -> bool:
-    """Whether the node takes an element of a tuple of results."""
-    return node.op == "call_function" and node.target is getitem
 
 
 @contextlib.contextmanager
@@ -312,35 +133,6 @@ def size_hint_of_expr(graph: Any, expression: Any) -> int:
     sizevars = graph.sizevars
     ask = getattr(sizevars, "optimization_hint", None) or sizevars.size_hint
     return int(ask(expression, fallback=4096))
-
-
-def passing_through(error: Exception) -> Exception:
-    """The same error in a form that Dynamo lets through without wrapping it.
-
-    It is an instance of the error's own class with the same attributes and text.
-    """
-    kind = type(error)
-
-    def __init__(self: Any) -> None:
-        Exception.__init__(self, *error.args)
-        self.__dict__.update(error.__dict__)
-        self.first_useful_frame = None
-
-    through = type(
-        kind.__name__,
-        (kind, ShortenTraceback),
-        {
-            "__init__": __init__,
-            "__module__": kind.__module__,
-            "__qualname__": kind.__qualname__,
-            # Dynamo adds its own hints to the first argument: here that is a number, not a text.
-            "args": property(lambda _self: error.args, lambda _self, _value: None),
-            "__str__": lambda _self: str(error),
-            "__reduce__": lambda _self: error.__reduce__(),
-        },
-    )
-    result: Exception = through()
-    return result
 
 
 def wrapper_namespace() -> dict[str, Any]:

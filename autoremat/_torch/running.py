@@ -1,38 +1,49 @@
-"""Private torch names that `cost`, `profile` and `measure` rely on.
+"""Private names of tensors, operators, modes, optimizers and the profiler.
 
-Enters: torch 2.11 to 2.13. Leaves: the names below. Meant to be folded into `_torch`; it is a
-file of its own because `measure` must not pay for importing Inductor.
+Guarantees: importing this imports nothing that compiles.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from operator import getitem
 from typing import Any
 
 import torch
+from torch import fx
 from torch._C import _autograd
 from torch._C._autograd import DeviceType
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import optimizer as _optimizer
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import arg_tree_leaves, tree_leaves, tree_map
 
 __all__ = [
     "DeviceType",
     "FakeTensorMode",
     "HigherOrderOperator",
     "OpOverload",
+    "OpOverloadPacket",
     "TorchDispatchMode",
+    "arg_tree_leaves",
+    "base_of",
     "foreach_by_default",
+    "getitem",
     "has_results",
+    "is_compiled_backward",
+    "is_getitem",
     "is_mutable",
     "memory_events",
     "profiler_is_active",
     "real_execution",
+    "restores_rng_state",
+    "rng_state_nbytes",
+    "size_hint",
     "sparse_parts",
     "step_hooks",
     "storage_identity",
+    "storage_key",
     "tree_leaves",
     "tree_map",
 ]
@@ -86,3 +97,56 @@ def foreach_by_default(params: list[torch.Tensor], differentiable: bool) -> bool
 def step_hooks() -> tuple[str, ...]:
     """Names of the attributes in which an optimizer keeps the user's hooks around `step`."""
     return ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
+def restores_rng_state(device: torch.device) -> bool:
+    """Whether `run_with_rng_state` gives a device's operators the state that they first had.
+
+    On CUDA it saves and restores the state of the current device's generator only.
+    """
+    if device.type == "cuda":
+        return device.index in (None, torch.cuda.current_device())
+    return device.type == "cpu"
+
+
+def rng_state_nbytes() -> int:
+    """Bytes of the saved state of a random generator: it lies on the CPU for every device."""
+    return int(torch.get_rng_state().nbytes)
+
+
+def size_hint(size: int | torch.SymInt) -> int:
+    """The concrete number that a symbolic size stands for while tracing (4096 if it has none)."""
+    if isinstance(size, int):
+        return size
+    node = size.node
+    hint = getattr(node, "hint", None)
+    if isinstance(hint, int):
+        return hint
+    shape_env = node.shape_env
+    ask = getattr(shape_env, "optimization_hint", None)
+    if ask is not None:
+        return int(ask(node.expr, fallback=4096))
+    return int(shape_env.size_hint(node.expr, allow_none=True) or 4096)
+
+
+def storage_key(tensor: torch.Tensor) -> int | None:
+    """Identity of a (fake) tensor's storage; None where it has none (sparse tensors)."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def is_getitem(node: fx.Node) -> bool:
+    """Whether the node takes an element of a tuple of results."""
+    return node.op == "call_function" and node.target is getitem
+
+
+def base_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that a view was made from by autograd's account; else the tensor itself."""
+    return tensor if tensor._base is None else tensor._base
+
+
+def is_compiled_backward(node: Any) -> bool:
+    """Whether a node of autograd's graph is the backward of a graph that AOTAutograd compiled."""
+    return type(node).__name__ == "CompiledFunctionBackward"

@@ -1,0 +1,174 @@
+"""Private names of Dynamo, AOTAutograd and its partitioners, and of fx."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch._functorch.partitioners as _partitioners
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback
+from torch._dynamo.utils import counters as dynamo_counters
+from torch._functorch.compile_utils import fx_graph_cse
+from torch._guards import CompileContext, detect_fake_mode
+from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
+from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutput
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen
+from torch.utils.checkpoint import CheckpointPolicy
+
+__all__ = [
+    "TANGENTS_ARE_FREED",
+    "BackendCompilerFailed",
+    "BoxedCodeGen",
+    "CheckpointPolicy",
+    "CompileContext",
+    "DataDependentOutput",
+    "ShortenTraceback",
+    "activation_memory_budget",
+    "aot_autograd",
+    "default_partition",
+    "dynamo_counters",
+    "extract_forward_and_backward",
+    "fake_mode_of",
+    "force_recompile",
+    "force_save_what_torch_demands",
+    "fx_graph_cse",
+    "invoke_subgraph",
+    "is_backward_seed",
+    "is_opaque",
+    "is_primal",
+    "is_symbolic",
+    "is_tangent",
+    "min_cut",
+    "must_run_in_backward",
+    "passing_through",
+    "run_and_save_rng_state",
+    "run_with_rng_state",
+    "thread_rng_states",
+]
+
+# From 2.12 on, the compiled backward takes its incoming gradients over and frees each after its
+# last use; before, their caller held them until the backward ended.
+# (The module is imported here because importing it before torch._dynamo is a circular import.)
+TANGENTS_ARE_FREED = "boxed_grads_call" in inspect.getsource(
+    importlib.import_module("torch._functorch._aot_autograd.runtime_wrappers")
+)
+
+default_partition = _partitioners.default_partition
+is_primal = _partitioners._is_primal
+is_tangent = _partitioners._is_tangent
+is_backward_seed = _partitioners._is_bwd_seed_offset
+is_symbolic = _partitioners.is_sym_node
+must_run_in_backward = _partitioners._must_be_in_backward
+invoke_subgraph = torch.ops.higher_order.invoke_subgraph
+force_recompile = _LazyGraphModule.force_recompile
+
+
+def is_opaque(node: fx.Node) -> bool:
+    """Whether the node's value is a torch-bind or other opaque object, not a tensor or symbol."""
+    test: Callable[[fx.Node], bool] | None = getattr(_partitioners, "is_opaque_node", None)
+    return test is not None and test(node)
+
+
+def force_save_what_torch_demands(module: fx.GraphModule) -> None:
+    """Tag collectives, effects and sources of mutations as saved, and close checkpoint regions."""
+    if _partitioners.has_recomputable_ops(module):
+        _partitioners.cleanup_recompute_tags(module, is_default_partition=False)
+    _partitioners.force_save_collectives(module)
+    _partitioners.force_save_effectful_ops(module)
+    _partitioners.force_save_bw_mutation_src(module)
+
+
+def extract_forward_and_backward(
+    joint: fx.GraphModule, saved: Sequence[fx.Node], *, num_fwd_outputs: int
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Split a joint graph at the given saved nodes (tensors, symbols and opaque objects)."""
+    symbols = [n for n in saved if is_symbolic(n) and not _is_only_asserted(n)]
+    opaque = [n for n in saved if is_opaque(n)]
+    tensors = [n for n in saved if not is_symbolic(n) and n not in opaque]
+    extract = _partitioners._extract_fwd_bwd_modules
+    keywords: dict[str, Any] = {}
+    if "saved_opaque_nodes" in inspect.signature(extract).parameters:
+        keywords["saved_opaque_nodes"] = opaque
+    forward, backward = extract(
+        joint, tensors, saved_sym_nodes=symbols, num_fwd_outputs=num_fwd_outputs, **keywords
+    )
+    return forward, backward
+
+
+def _is_only_asserted(node: fx.Node) -> bool:
+    """Whether a truth about sizes is nothing but checked: the forward has checked it."""
+    checks = (user.target is torch.ops.aten._assert_scalar.default for user in node.users)
+    return isinstance(node.meta.get("val"), torch.SymBool) and bool(node.users) and all(checks)
+
+
+def activation_memory_budget(share: float) -> contextlib.AbstractContextManager[None]:
+    """Let what compiles within use torch's own memory budget, a share of what it would save."""
+    config: Any = torch._functorch.config
+    patch: contextlib.AbstractContextManager[None] = config.patch(activation_memory_budget=share)
+    return patch
+
+
+def min_cut(
+    joint: fx.GraphModule, *, num_fwd_outputs: int, budget: float = 1.0
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Torch's default partition for Inductor; changes the joint graph that it is given.
+
+    Args:
+        joint: the graph.
+        num_fwd_outputs: how many of its outputs belong to the forward.
+        budget: torch's memory budget, a share of what it would save; 1 for none.
+    """
+    with activation_memory_budget(budget):
+        forward, backward = _partitioners.min_cut_rematerialization_partition(
+            joint, None, compiler="inductor", num_fwd_outputs=num_fwd_outputs
+        )
+    return forward, backward
+
+
+def thread_rng_states(
+    forward: fx.GraphModule, backward: fx.GraphModule
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Hand the RNG states of higher-order operators' bodies through, as torch does."""
+    thread = _partitioners.thread_graphsafe_rng_from_hops
+    return thread(forward, is_backward=False), thread(backward, is_backward=True)
+
+
+def fake_mode_of(value: Any) -> contextlib.AbstractContextManager[Any]:
+    """The fake mode that a fake value, or any in a list, belongs to."""
+    return detect_fake_mode(value) or contextlib.nullcontext()
+
+
+def passing_through(error: Exception) -> Exception:
+    """The same error in a form that Dynamo lets through without wrapping it.
+
+    It is an instance of the error's own class with the same attributes and text.
+    """
+    kind = type(error)
+
+    def __init__(self: Any) -> None:
+        Exception.__init__(self, *error.args)
+        self.__dict__.update(error.__dict__)
+        self.first_useful_frame = None
+
+    through = type(
+        kind.__name__,
+        (kind, ShortenTraceback),
+        {
+            "__init__": __init__,
+            "__module__": kind.__module__,
+            "__qualname__": kind.__qualname__,
+            # Dynamo adds its own hints to the first argument: here that is a number, not a text.
+            "args": property(lambda _self: error.args, lambda _self, _value: None),
+            "__str__": lambda _self: str(error),
+            "__reduce__": lambda _self: error.__reduce__(),
+        },
+    )
+    result: Exception = through()
+    return result
