@@ -22,7 +22,7 @@ from autoremat.storage import find_storages
 aten = torch.ops.aten
 
 ORIGIN = "autoremat_origin"  # in `meta`: the joint graph's name of what a node computes
-_DRAW_MARK = "autoremat_draw"
+_DISTINCT = "autoremat_distinct"
 
 
 @dataclass(frozen=True)
@@ -129,18 +129,29 @@ def copy_module(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _without_duplicates(graph: fx.Graph) -> fx.Graph:
-    """Equal nodes merged, but every random draw left on its own.
+    """Equal nodes merged, but every random draw left on its own, and every output.
 
-    Torch's pass knows only some of the random operators: a mark tells the others apart.
+    Torch's pass knows only some of the random operators, and of the outputs only those that are no
+    element of a tuple: it would give two outputs one memory. A mark tells the others apart.
     """
+    outputs = _storage_keys(_nodes_in(_torch.arg_tree_leaves(*graph.output_node().args)))
     for number, node in enumerate(graph.nodes):
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-            node.kwargs = {**node.kwargs, _DRAW_MARK: number}
+        is_draw = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        elements = [user for user in node.users if _torch.is_getitem(user)]
+        if is_draw or not outputs.isdisjoint(_storage_keys(elements)):
+            node.kwargs = {**node.kwargs, _DISTINCT: number}
     graph = _torch.fx_graph_cse(graph)
     for node in graph.nodes:
-        if _DRAW_MARK in node.kwargs:
-            node.kwargs = {k: v for k, v in node.kwargs.items() if k != _DRAW_MARK}
+        if _DISTINCT in node.kwargs:
+            node.kwargs = {k: v for k, v in node.kwargs.items() if k != _DISTINCT}
     return graph
+
+
+def _storage_keys(nodes: Sequence[fx.Node]) -> set[int | None]:
+    """Identities of the storages behind nodes' tensors."""
+    values = (node.meta.get("val") for node in nodes)
+    keys = {_torch.storage_key(value) for value in values if isinstance(value, torch.Tensor)}
+    return keys - {None}
 
 
 def _free_batch_norm_backward(graph: fx.Graph) -> None:

@@ -38,6 +38,7 @@ def partition(
     forward, backward = _torch.extract_forward_and_backward(
         rewritten.module, rewritten.saved, num_fwd_outputs=num_fwd_outputs
     )
+    _drop_unread(forward, _tagged_backward(forward))
     in_forward = {node.name for node in forward.graph.nodes if node.op == "call_function"}
     _drop_unread(backward, in_forward)
     for node in backward.graph.nodes:
@@ -52,15 +53,22 @@ def partition(
     return _torch.thread_rng_states(forward, backward)
 
 
-def _drop_unread(backward: fx.GraphModule, names: Collection[str]) -> None:
-    """Take out what ran in the forward and is read by nobody here.
+def _tagged_backward(forward: fx.GraphModule) -> set[str]:
+    """Names of operations in the forward that are tagged as the backward's."""
+    calls = [node for node in forward.graph.nodes if node.op == "call_function"]
+    return {node.name for node in calls if node.meta.get("partitioner_tag") == "is_backward"}
 
-    Torch leaves what it takes for impure in both parts: assertions, and with them what they read.
+
+def _drop_unread(module: fx.GraphModule, names: Collection[str]) -> None:
+    """Take out what belongs into the other part and is read by nobody here.
+
+    Torch leaves what it takes for impure in both parts, and with it what that reads: the forward's
+    assertions, and recomputed attention, which might draw random numbers.
     """
-    for node in reversed(backward.graph.nodes):
+    for node in reversed(module.graph.nodes):
         if node.name in names and not node.users:
-            backward.graph.erase_node(node)
-    backward.recompile()
+            module.graph.erase_node(node)
+    module.recompile()
 
 
 def require_unread(backward: fx.GraphModule, overwritten: Collection[str]) -> None:

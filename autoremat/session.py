@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import traceback
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -441,7 +442,10 @@ class Session:
         """
         warning = fallback(code, **facts)
         if self.options.strict:
-            raise FallbackError.of(warning) from cause
+            error = FallbackError.of(warning)
+            if cause is not None:  # Dynamo drops the causes of what it lets through, not the notes
+                error.add_note("".join(traceback.format_exception(cause)))
+            raise error from cause
         self.fallbacks[Fallback(code, *in_words(code, **facts))] = None
         warnings.warn(warning, stacklevel=3)
 

@@ -6,6 +6,7 @@ some overwrite memory in place. Every value has `ROWS` rows and `WIDTH` columns 
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +30,15 @@ INSTRUCTIONS = (
     "convolution",
     "layer_norm",
     "group_norm",
+    "instance_norm",
     "rms_norm",
     "batch_norm",
+    "normed_weight",
+    "recurrent",
     "attention",
     "causal_attention",
     "dropping_attention",
+    "masked_attention",
     "routed",
     # one value in
     "tanh",
@@ -42,12 +47,15 @@ INSTRUCTIONS = (
     "softmax",
     "cumsum",
     "sort",
+    "max_pool",
     "cast",
     "reduced",
     "own_gradient",
     "no_gradient",
     # random numbers
     "dropout",
+    "dropout_in_place",
+    "channel_dropout",
     "noise",
     "bernoulli",
     # views
@@ -56,11 +64,14 @@ INSTRUCTIONS = (
     "view",
     "expanded",
     "slices",
+    "unbound",
+    "strided",
     # two values in: branches and skips
     "add",
     "mul",
     "cat",
     "matmul",
+    "einsum",
     "where",
     "detached",
     "gather",
@@ -68,18 +79,29 @@ INSTRUCTIONS = (
     "in_place",
     "in_place_view",
     "add_in_place",
+    "masked_fill",
     "index_put",
     "two_views",
     "buffer",
     "buffer_first",
+    # inputs
     "input",
+    "scaled_by_input",
     "written_input",
     # regions
     "checkpointed",
     "long_region",
 )
 
-RANDOM = ("dropout", "noise", "bernoulli", "dropping_attention", "checkpointed")
+RANDOM = (
+    "dropout",
+    "dropout_in_place",
+    "channel_dropout",
+    "noise",
+    "bernoulli",
+    "dropping_attention",
+    "checkpointed",
+)
 
 OUTPUTS = ("loss", "held", "two", "view", "input", "twice")
 
@@ -99,13 +121,18 @@ class Program:
     transposed: bool = False
 
 
-instruction = st.tuples(st.sampled_from(INSTRUCTIONS), st.integers(0, 5), st.integers(0, 5))
-programs = st.builds(
-    Program,
-    st.lists(instruction, min_size=3, max_size=8).map(tuple),
-    st.sampled_from(OUTPUTS),
-    st.booleans(),
-)
+def random_program(seed: int) -> Program:
+    """The program of a seed: 3 to 9 instructions."""
+    source = random.Random(seed)
+    instructions = [
+        (source.choice(INSTRUCTIONS), source.randrange(6), source.randrange(6))
+        for _ in range(source.randint(3, 9))
+    ]
+    return Program(tuple(instructions), source.choice(OUTPUTS), source.random() < 0.5)
+
+
+# Of programs that hypothesis builds instruction by instruction, half are variations of one another.
+programs = st.integers(0, 2**62).map(random_program)
 
 
 class _Cubed(torch.autograd.Function):
@@ -123,7 +150,7 @@ class _Cubed(torch.autograd.Function):
 
 
 class Machine(nn.Module):
-    """Runs a program on `x`, which needs a gradient, `y`, which needs none, and word numbers."""
+    """Runs a program on `x` and `scale`, which need gradients, `y`, which needs none, and words."""
 
     def __init__(self, program: Program) -> None:
         super().__init__()
@@ -140,7 +167,7 @@ class Machine(nn.Module):
         self.register_buffer("running", torch.zeros(WIDTH))
         self.double()
 
-    def forward(self, x: Tensor, y: Tensor, words: Tensor) -> Any:
+    def forward(self, x: Tensor, y: Tensor, words: Tensor, scale: Tensor) -> Any:
         values = [self.linears[0](x)]
         drawn = x.new_zeros(())
         for number, (name, first, second) in enumerate(self.program.instructions):
@@ -149,6 +176,8 @@ class Machine(nn.Module):
                 b = y
             if name in ("embedding", "tied"):
                 b = words
+            if name == "scaled_by_input":
+                b = scale
             values.append(getattr(self, name)(number, a, b))
             if name in RANDOM:  # torch.compile leaves out draws that nobody reads; eager does not
                 drawn = drawn + values[-1][0, 0]
@@ -193,11 +222,24 @@ class Machine(nn.Module):
     def group_norm(self, number: int, a: Tensor, b: Tensor) -> Tensor:
         return self.group(a)
 
+    def instance_norm(self, number: int, a: Tensor, b: Tensor) -> Tensor:
+        return F.instance_norm(a.t()[None])[0].t()
+
     def rms_norm(self, number: int, a: Tensor, b: Tensor) -> Tensor:
         return F.rms_norm(a, (WIDTH,), self.norms[number].weight, 1e-3)
 
     def batch_norm(self, number: int, a: Tensor, b: Tensor) -> Tensor:
         return self.batch_norms[number](a)
+
+    def normed_weight(self, number: int, a: Tensor, b: Tensor) -> Tensor:
+        return F.linear(a, F.normalize(self.linears[number].weight), self.linears[0].bias)
+
+    def recurrent(self, number: int, a: Tensor, b: Tensor) -> Tensor:
+        """The same weights in each of three steps."""
+        state = b
+        for _ in range(3):
+            state = torch.tanh(self.linears[number](state) + a)
+        return state
 
     def attention(self, number: int, a: Tensor, b: Tensor) -> Tensor:
         return self.attend(a)
@@ -207,6 +249,12 @@ class Machine(nn.Module):
 
     def dropping_attention(self, number: int, a: Tensor, b: Tensor) -> Tensor:
         return self.attend(a, dropout_p=0.25)
+
+    def masked_attention(self, number: int, a: Tensor, b: Tensor) -> Tensor:
+        """Queries from one value, keys and values from the other; row 0 is seen by all."""
+        mask = (b @ a.t() > 0).index_fill(1, torch.tensor([0]), True)
+        q, k, v = a.tanh()[None, None], b[None, None], b.sin()[None, None]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)[0, 0]
 
     def attend(self, a: Tensor, **options: Any) -> Tensor:
         """Two heads over two sequences."""
@@ -239,6 +287,9 @@ class Machine(nn.Module):
     def sort(self, number: int, a: Tensor, b: Tensor) -> Tensor:
         return a.sort(-1)[0] + a.amax(-1, keepdim=True)
 
+    def max_pool(self, number: int, a: Tensor, b: Tensor) -> Tensor:
+        return F.max_pool1d(a.t()[None], 3, 1, 1)[0].t()
+
     def cast(self, number: int, a: Tensor, b: Tensor) -> Tensor:
         return a.float().exp().clamp(max=10).double()
 
@@ -255,6 +306,12 @@ class Machine(nn.Module):
 
     def dropout(self, number: int, a: Tensor, b: Tensor) -> Tensor:
         return F.dropout(a, 0.25)
+
+    def dropout_in_place(self, number: int, a: Tensor, b: Tensor) -> Tensor:
+        return F.dropout(a.cos(), 0.25, inplace=True)
+
+    def channel_dropout(self, number: int, a: Tensor, b: Tensor) -> Tensor:
+        return F.dropout1d(a[None], 0.25)[0]
 
     def noise(self, number: int, a: Tensor, b: Tensor) -> Tensor:
         return a + 0.1 * torch.rand_like(a)
@@ -278,6 +335,14 @@ class Machine(nn.Module):
     def slices(self, number: int, a: Tensor, b: Tensor) -> Tensor:
         return F.pad(a[2:-2, 1:], (1, 0, 2, 2)) + a[:, :0].sum()
 
+    def unbound(self, number: int, a: Tensor, b: Tensor) -> Tensor:
+        parts = a.reshape(ROWS, 4, -1).unbind(1)
+        return torch.stack([parts[3], parts[0].sin(), parts[0] + parts[1], parts[2]], 1).flatten(1)
+
+    def strided(self, number: int, a: Tensor, b: Tensor) -> Tensor:
+        """Each row twice, through overlapping memory."""
+        return a.contiguous().as_strided((ROWS // 2, 2, WIDTH), (WIDTH, 0, 1)).flatten(0, 1)
+
     def add(self, number: int, a: Tensor, b: Tensor) -> Tensor:
         return a + b
 
@@ -289,6 +354,9 @@ class Machine(nn.Module):
 
     def matmul(self, number: int, a: Tensor, b: Tensor) -> Tensor:
         return (a.tanh() @ b.tanh().t()).softmax(-1) @ a
+
+    def einsum(self, number: int, a: Tensor, b: Tensor) -> Tensor:
+        return torch.einsum("ri,ij,rj->rj", a.tanh(), self.linears[number].weight, b)
 
     def where(self, number: int, a: Tensor, b: Tensor) -> Tensor:
         return torch.where(a > 0, a, b)
@@ -311,6 +379,12 @@ class Machine(nn.Module):
     def add_in_place(self, number: int, a: Tensor, b: Tensor) -> Tensor:
         return (2 * a).add_(b)
 
+    def masked_fill(self, number: int, a: Tensor, b: Tensor) -> Tensor:
+        copy = a.cos()
+        copy.masked_fill_(b > 1, 0.0)
+        copy.t()[0].zero_()
+        return copy
+
     def index_put(self, number: int, a: Tensor, b: Tensor) -> Tensor:
         copy = a.clone()
         copy[b[:, 0] > 0] = 0.5
@@ -318,7 +392,7 @@ class Machine(nn.Module):
 
     def two_views(self, number: int, a: Tensor, b: Tensor) -> Tensor:
         """One view is read after the other was written."""
-        copy = a * 0.5
+        copy = (a * 0.5).contiguous()
         whole, row = copy.view(-1), copy[1]
         row.add_(b[2])
         return copy + whole.view(ROWS, WIDTH).cos()
@@ -336,6 +410,9 @@ class Machine(nn.Module):
 
     def input(self, number: int, a: Tensor, y: Tensor) -> Tensor:
         return a * y.tanh()
+
+    def scaled_by_input(self, number: int, a: Tensor, scale: Tensor) -> Tensor:
+        return a * scale
 
     def written_input(self, number: int, a: Tensor, y: Tensor) -> Tensor:
         """The caller sees the new contents."""
@@ -357,13 +434,14 @@ class Machine(nn.Module):
         return a
 
 
-def batch(program: Program) -> tuple[Tensor, Tensor, Tensor]:
+def batch(program: Program) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What the module is called with."""
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(ROWS, WIDTH, dtype=torch.float64, generator=generator).requires_grad_()
     y = torch.randn(WIDTH, ROWS, dtype=torch.float64, generator=generator).t()
     words = torch.randint(WORDS, (ROWS,), generator=generator)
-    return x, y if program.transposed else y.contiguous(), words
+    scale = torch.randn(WIDTH, dtype=torch.float64, generator=generator).requires_grad_()
+    return x, y if program.transposed else y.contiguous(), words, scale
 
 
 def loss_alone(output: tuple[Any, ...]) -> Tensor:

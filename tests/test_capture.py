@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx
 
 from autoremat.capture import copy_module
@@ -50,6 +51,30 @@ def test_equal_calls_become_one():
     joint = captured.prepared()
     assert called(captured.module, aten.exp.default) == 2
     assert called(joint.module, aten.exp.default) == 1
+
+
+def test_equal_outputs_keep_a_memory_of_their_own():
+    """Two norms alike are two if one is returned, as element 0 of its results, and one if none is.
+
+    Merged, the callers' results would share memory; and where one was returned and the other saved,
+    the backward ran the norm again.
+    """
+    x = torch.randn(4, 8, requires_grad=True)
+
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        return F.group_norm(x, 2), F.group_norm(x, 2)
+
+    def one(x: Tensor) -> tuple[Tensor, Tensor]:
+        return F.group_norm(x, 2), F.group_norm(x, 2).sin()
+
+    def none(x: Tensor) -> Tensor:
+        return F.group_norm(x, 2) + F.group_norm(x, 2).sin()
+
+    counts = [
+        called(capture(function, x).prepared().module, aten.native_group_norm.default)
+        for function in (both, one, none)
+    ]
+    assert counts == [2, 2, 1]
 
 
 def test_the_callers_graph_is_not_changed():

@@ -178,6 +178,17 @@ def test_each_reason_is_an_error_where_the_user_is_strict(code: str, monkeypatch
     assert raised.value.sentence.endswith(REASONS[code].remedy)
 
 
+def test_a_defect_comes_with_its_traceback_where_the_user_is_strict(monkeypatch):
+    """AR101 asks for it to be reported; Dynamo would drop a mere cause."""
+    make, sabotage = TRIGGERS["AR101"]
+    assert sabotage is not None
+    sabotage(monkeypatch)
+    with pytest.raises(FallbackError) as raised:
+        one_step(make, strict=True)
+    (note,) = raised.value.__notes__
+    assert note.startswith("Traceback (most recent call last)")
+
+
 def unknown_to_inductor(x: Tensor) -> Tensor:
     """No operator; found by its name, since Inductor pickles what graphs call."""
     return x

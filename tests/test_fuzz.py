@@ -1,14 +1,18 @@
 """Random small modules at random budgets: never another gradient, never a peak above the budget.
 
-How many are tried is the hypothesis profile's: a few by default, thousands with
-`python -m pytest tests/test_fuzz.py --hypothesis-profile=nightly`, other ones each time.
+How many are tried is the hypothesis profile's: hundreds by default, the same ones each time;
+thousands of others with `python -m pytest tests/test_fuzz.py --hypothesis-profile=nightly`.
 """
 
 from __future__ import annotations
 
+import gc
+import sys
+from collections.abc import Iterator
+
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -41,13 +45,33 @@ def fuzzing(share: float) -> settings:
 shares = st.floats(0.0, 1.0)
 
 
-@fuzzing(0.1)
-@given(program=programs, shares=st.lists(shares, min_size=5, max_size=5))
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    """A case costs its own work only.
+
+    A measurement of memory walks all objects: those of the compiler, loaded by the first compile,
+    are put out of its sight. Memory of theirs that a step would free is then missed, which makes
+    the figure too high, never too low. The solver's bound says how good a plan is, not whether it
+    is right.
+    """
+    program = Program((("linear", 0, 0),))
+    sweep(lambda: Machine(program), batch(program), scalar)
+    gc.collect()
+    gc.freeze()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["autoremat_solver.solve"], "LEAST_BOUND_S", 0.0)
+        yield
+    gc.unfreeze()
+
+
+@fuzzing(1.0)
+@given(program=programs, shares=st.lists(shares, min_size=2, max_size=2))
 def test_random_modules_keep_gradients_and_budget(program: Program, shares: list[float]):
-    """At the smallest budget and five others: bitwise the step without recompute, and it fits.
+    """At the smallest budget and two others: bitwise the step without recompute, and it fits.
 
     That step is close to eager mode.
     """
+    note(f"{program}")
 
     def make() -> nn.Module:
         return Machine(program)
@@ -80,26 +104,27 @@ def assert_equal(one: Tensor | None, other: Tensor | None) -> None:
 def test_whole_steps_keep_gradients_and_budget(compiler: str, tolerance: float):
     """The same of whole training steps, whose masks are those of the step without recompute."""
 
-    @fuzzing(0.04 if compiler == "eager" else 0.01)
+    @fuzzing(0.2 if compiler == "eager" else 0.01)
     @given(program=programs, share=shares)
     def holds(program: Program, share: float) -> None:
+        note(f"{program}")
         torch._dynamo.reset()
 
         def make() -> nn.Module:
             return Machine(program)
 
         inputs = batch(program)
-        unbounded = optimized(make, UNBOUNDED, compiler=compiler)
+        unbounded = optimized(make, UNBOUNDED, compiler=compiler, time_limit=1.0)
         reference = step(unbounded, inputs)
         report = autoremat.report(unbounded)
         highest, resident = report.predicted_peak_nbytes, report.resident_nbytes
         budget = resident + int((0.3 + 0.7 * share) * (highest - resident))
-        model = optimized(make, budget, compiler=compiler)
+        model = optimized(make, budget, compiler=compiler, time_limit=1.0)
         try:
             outcome = step(model, inputs)
         except autoremat.InfeasibleBudget as error:
             budget = max(budget + 1, error.smallest_peak_nbytes)
-            model = optimized(make, budget, compiler=compiler)
+            model = optimized(make, budget, compiler=compiler, time_limit=1.0)
             outcome = step(model, inputs)
         if tolerance:
             close(reference, outcome, tolerance)

@@ -149,6 +149,25 @@ def test_with_room_torchs_own_partition_is_taken():
     assert not any(value.time_us or value.action == "save" for value in fused)
 
 
+class Pooled(nn.Module):
+    """An average over steps, whose gradient Inductor writes into a view of other dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.pool = nn.Linear(WIDTH, WIDTH), nn.AdaptiveAvgPool1d(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = torch.tanh(self.project(x)).transpose(1, 2)
+        return self.pool(steps).flatten(1).square().mean()
+
+
+def test_what_is_written_into_a_view_of_other_dimensions_has_a_size():
+    """Swin was left to torch's partitioner for it (`strict` makes that an error)."""
+    x = torch.randn(2, 9, WIDTH)
+    ours = step(optimized(Pooled, UNBOUNDED, compiler="inductor", strict=True), (x,))
+    close(step(make_seeded(Pooled), (x,)), ours, 1e-5)
+
+
 def test_dropout_gradient_is_that_of_the_drawn_mask():
     """A finite difference under one seed, at a budget that recomputes masks."""
 

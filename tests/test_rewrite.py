@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from autoremat_solver import Plan
 from torch import Tensor
 
@@ -240,3 +241,20 @@ def test_a_backward_that_does_more_than_planned_is_a_defect(chain_of_three: Anal
     kept = tuple(node for node in written.saved if node.name != "exp")
     with pytest.raises(PartitionError, match=r"(sin|exp) runs in the forward and, unplanned"):
         partition(replace(written, saved=kept), num_fwd_outputs=1)
+
+
+def test_attention_that_the_backward_runs_again_runs_once_in_the_forward():
+    """Torch takes it for random and would leave the copy in the forward as well, unread."""
+    analysed = analyse(
+        lambda x: F.scaled_dot_product_attention(x, x, x).sin().sum(), leaf(1, 1, 8, 8)
+    )
+    name = "_scaled_dot_product_flash_attention_for_cpu"
+    again = " ".join(analysed.schedule).replace("backward_begins", f"backward_begins {name}")
+    written = rewrite(analysed.joint, analysed.lowered, analysed.constraints, plan(again))
+    forward, backward = partition(written, num_fwd_outputs=1)
+    runs = [sum(line.startswith(f"{name} =") for line in drawn(forward))]
+    runs += [
+        sum(line.startswith(f"{name}_recomputed =") for line in drawn(m))
+        for m in (forward, backward)
+    ]
+    assert runs == [1, 0, 1]

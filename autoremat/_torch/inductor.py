@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -106,7 +107,7 @@ def inductor_result_nbytes(graph: Any, device: torch.device) -> dict[str, list[i
             continue
         size = [size_hint_of_expr(graph, extent) for extent in layout.size]
         stride = [size_hint_of_expr(graph, extent) for extent in layout.stride]
-        extent = 0 if 0 in size else 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+        extent = _extent(size, stride)
         counted = layout.device.type == device.type
         own[name] = extent * layout.dtype.itemsize if counted else 0
         if isinstance(buffer, ir.MultiOutput):
@@ -116,6 +117,16 @@ def inductor_result_nbytes(graph: Any, device: torch.device) -> dict[str, list[i
     return {name: [nbytes] for name, nbytes in own.items()} | {
         name: _in_order(parts) for name, parts in members.items()
     }
+
+
+def _extent(size: list[int], stride: list[int]) -> int:
+    """Elements that a layout spans.
+
+    What is written into a view of another buffer has that buffer's strides, of other dimensions.
+    """
+    if len(size) != len(stride):
+        return math.prod(size)
+    return 0 if 0 in size else 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
 
 
 def _in_order(parts: list[tuple[tuple[Any, ...], int]]) -> list[int]:
