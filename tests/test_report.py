@@ -240,11 +240,11 @@ def test_a_step_of_several_graphs_adds_times_and_takes_the_highest_peak() -> Non
 
 
 def test_a_step_without_a_planned_graph_promises_nothing() -> None:
-    """Where every graph is left to torch, no status and no saving is claimed."""
+    """Where nothing is planned, no status and no saving is claimed."""
     report = replace(REPORT, graphs=(), fallbacks=(FALLBACK,))
     assert report.status is None
     assert report.predicted_peak_nbytes == report.resident_nbytes
-    assert one_line(report) == "autoremat: nothing is planned: 1 graph left to torch"
+    assert one_line(report) == "autoremat: nothing is planned: 1 part without a plan"
     assert "AR101" in report.summary()
     assert Report.from_json(report.to_json()) == report
 

@@ -169,11 +169,11 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """A graph that is left to torch's own partitioner.
+    """A part of the step that runs without a plan: under torch's own partitioner or in eager mode.
 
     Attributes:
         code: stable, such as "AR101".
-        sentence: which graph and why.
+        sentence: which part and why.
         remedy: what the user can do about it, or "".
     """
 

@@ -98,7 +98,7 @@ def _wrapped(line: str, width: int | None, hanging: int = 0) -> list[str]:
 
 def _verdict(report: Report) -> str:
     if not report.graphs:
-        return f"nothing is planned: {_plural(len(report.fallbacks), 'graph')} left to torch"
+        return f"nothing is planned: {_plural(len(report.fallbacks), 'part')} without a plan"
     saved = sum(value.action == ValueAction.SAVE for value in report.values)
     parts = [
         _peaks(report),
@@ -107,7 +107,7 @@ def _verdict(report: Report) -> str:
         _gap(report),
     ]
     if report.fallbacks:
-        parts.append(f"{_plural(len(report.fallbacks), 'graph')} left to torch")
+        parts.append(f"{_plural(len(report.fallbacks), 'part')} without a plan")
     return ", ".join(parts)
 
 
@@ -149,7 +149,7 @@ def _facts(report: Report) -> Iterable[str]:
         "Runs on": ", ".join(filter(None, (report.device, report.compiler, _torch(report)))),
         "Estimated": _some(report.estimated_ops, "operation priced, not measured"),
         "Constraints": _some((*report.user_constraints, *report.constraints), "constraint"),
-        "Fallbacks": _some(report.fallbacks, "graph left to torch"),
+        "Fallbacks": _some(report.fallbacks, "part without a plan"),
     }
     if not report.graphs:
         facts |= {"Step time": "", "Solver": ""}
