@@ -175,6 +175,16 @@ def test_the_curve_as_json_and_as_a_table() -> None:
     assert f"{points[0]['time']:,.8g}" in table
 
 
+def test_the_curve_of_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns are left out; no figure is cut."""
+    monkeypatch.setenv("COLUMNS", "40")
+    table = run(EXAMPLE, "--pareto", *BRIEF).stdout
+    assert max(map(len, table.splitlines())) <= 40
+    assert "…" not in table
+    assert "188.7 MB" in table
+    assert "+0.00 %" in table
+
+
 def test_input_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     """Missing, foreign, truncated, binary and empty files: exit code 1 and one message."""
     assert "cannot be read: No such file" in refused(tmp_path / "no.json", "--budget", "1GB")

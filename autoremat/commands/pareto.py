@@ -19,6 +19,7 @@ from rich.text import Text
 
 from autoremat.commands.app import BAD_INPUT
 from autoremat.commands.arguments import PlanArguments, Refusal, TargetArguments
+from autoremat.commands.fitting import fill
 from autoremat.commands.interrupt import leaving_at_once
 from autoremat.commands.outputs import check_outputs, write_outputs
 from autoremat.commands.plan import planned
@@ -66,7 +67,8 @@ def run(
         }
         print_json(document, told, began)
     else:
-        Console().print(_table(target.text, report, points))
+        console = Console()
+        console.print(_table(target.text, report, points, console.width))
     return 0
 
 
@@ -80,26 +82,26 @@ def _from_smallest(curve: Sequence[CurvePoint]) -> list[CurvePoint]:
     return kept
 
 
-def _table(title: str, report: Report, points: Sequence[CurvePoint]) -> Table:
+def _table(title: str, report: Report, points: Sequence[CurvePoint], width: int) -> Table:
     """One row for each budget, the smallest first."""
-    table = Table(title=Text(title), box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
-    for name in ("peak", "of most", "step", "extra"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("found by", overflow="fold", min_width=14)
     fastest_us = points[-1].time_us
     largest = points[-1].peak_nbytes
     worst = max(point.time_us for point in points) / fastest_us - 1 or 1.0
-    for point in points:
-        extra = point.time_us / fastest_us - 1
-        table.add_row(
-            format_nbytes(point.peak_nbytes),
-            f"{point.peak_nbytes / largest:.0%}",
-            format_us(point.time_us),
-            f"{extra:+.1%}",
-            "█" * round(_BAR * extra / worst),
-            point.label,
-        )
+    extras = [point.time_us / fastest_us - 1 for point in points]
+    rows = [
+        {
+            "peak": format_nbytes(point.peak_nbytes),
+            "of most": f"{point.peak_nbytes / largest:.0%}",
+            "step": format_us(point.time_us),
+            "extra": f"{extra:+.1%}",
+            "": ("█" * round(_BAR * extra / worst)).ljust(_BAR),
+            "found by": point.label,
+        }
+        for point, extra in zip(points, extras, strict=True)
+    ]
+    table = Table(title=Text(title), box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
+    missed = ("", "of most", "found by")
+    fill(table, tuple(rows[0]), rows, label="found by", first_to_go=missed, width=width)
     estimated = " Times are estimated from a data sheet." if report.estimated_ops else ""
     table.caption = (
         f"On {report.device}, {format_nbytes(report.resident_nbytes)} resident.{estimated}"

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from autoremat.commands.app import BAD_INPUT
 from autoremat.commands.arguments import PlanArguments, Refusal, TargetArguments
+from autoremat.commands.fitting import fill
 from autoremat.commands.interrupt import leaving_at_once
 from autoremat.commands.plan import planned
 from autoremat.commands.target import TargetError
@@ -29,7 +30,7 @@ from autoremat.commands.telling import print_json, warnings_told
 from autoremat.reporting import Report, SpanKind, Step, format_nbytes
 from autoremat.reporting.text import format_us
 
-_NAME_WIDTH = 14
+_FIGURES = ("runs", "forward", "backward", "share", "saved")
 _SHOWN = 15  # rows of a table; all are in the JSON
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
@@ -102,8 +103,8 @@ def run(target: TargetArguments, asked: PlanArguments, *, as_json: bool) -> int:
         f"which {format_nbytes(resident)} resident.",
         highlight=False,
     )
-    console.print(_table("operator", by_operator))
-    console.print(_table("module", by_module))
+    console.print(_table("operator", by_operator, console.width))
+    console.print(_table("module", by_module, console.width))
     return 0
 
 
@@ -139,22 +140,23 @@ def _with(part: Part, name: str, step: Step, made_nbytes: int, saved_nbytes: int
     )
 
 
-def _table(kind: str, found: Iterable[Part]) -> Table:
+def _table(kind: str, found: Iterable[Part], width: int) -> Table:
     found = list(found)
     total_us = sum(part.time_us for part in found) or 1.0
+    rows = [
+        {
+            kind: part.name + (" ~" if part.estimated_runs else ""),
+            "runs": str(part.runs),
+            "forward": format_us(part.forward_us),
+            "backward": format_us(part.backward_us),
+            "share": f"{part.time_us / total_us:.1%}",
+            "saved": format_nbytes(part.saved_nbytes),
+        }
+        for part in found[:_SHOWN]
+    ]
     table = Table(box=box.SIMPLE_HEAD)
-    table.add_column(kind, overflow="fold", min_width=_NAME_WIDTH)
-    for name in ("runs", "forward", "backward", "share", "saved"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for part in found[:_SHOWN]:
-        table.add_row(
-            Text(part.name + (" ~" if part.estimated_runs else "")),
-            str(part.runs),
-            format_us(part.forward_us),
-            format_us(part.backward_us),
-            f"{part.time_us / total_us:.1%}",
-            format_nbytes(part.saved_nbytes),
-        )
+    missed = ("runs", "forward", "backward")
+    fill(table, (kind, *_FIGURES), rows, label=kind, first_to_go=missed, width=width)
     notes = []
     if len(found) > _SHOWN:
         rest_us = sum(part.time_us for part in found[_SHOWN:])

@@ -122,7 +122,8 @@ def _curve(task: _Task, limit: float, out: Path | None, as_json: bool) -> int:
     if as_json:
         print(json.dumps(document, allow_nan=False))
         return 0
-    Console().print(curve_table(document, task.problem))
+    console = Console()
+    console.print(curve_table(document, task.problem, console.width))
     if out is not None:
         print(f"Curve written to {out}")
     return 0

@@ -12,6 +12,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from autoremat.commands.fitting import fill
 from autoremat.reporting.text import format_nbytes, format_us
 
 
@@ -44,22 +45,24 @@ def plan_table(document: dict[str, Any], problem: Problem, status: Status) -> Ta
     return table
 
 
-def curve_table(document: dict[str, Any], problem: Problem) -> Table:
-    """The plans of a curve, the smallest peak first."""
+def curve_table(document: dict[str, Any], problem: Problem, width: int) -> Table:
+    """The plans of a curve, the smallest peak first, in a terminal of some width."""
     table = _table(document, problem)
-    for heading in ("Peak", "share", "Time", "extra", "gap"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("Method")
     base_peak, base_time = document["baseline_peak"], document["baseline_time"]
-    for point in document["points"]:
-        table.add_row(
-            format_nbytes(point["peak"]),
-            share(point["peak"], base_peak),
-            duration(point["time"], document["time_unit"]),
-            extra(point["time"], base_time),
-            percent(point["gap"]),
-            escape(point["method"]),
-        )
+    rows = [
+        {
+            "Peak": format_nbytes(point["peak"]),
+            "share": share(point["peak"], base_peak),
+            "Time": duration(point["time"], document["time_unit"]),
+            "extra": extra(point["time"], base_time),
+            "gap": percent(point["gap"]),
+            "Method": point["method"],
+        }
+        for point in document["points"]
+    ]
+    headings = ("Peak", "share", "Time", "extra", "gap", "Method")
+    missed = ("share", "Method", "gap")
+    fill(table, headings, rows, label="Method", first_to_go=missed, width=width)
     table.caption = (
         f"Shares and extra time are of the baseline without recompute: {format_nbytes(base_peak)}, "
         f"{duration(base_time, document['time_unit'])}. No plan is below "
