@@ -6,6 +6,7 @@ what is recomputed is read off the two modules, not off the plan: the report say
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -30,7 +31,7 @@ from autoremat.reporting.timeline import Place, timeline_of
 
 _COPY_SUFFIX = re.compile(r"_recomputed(_\d+)?$")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-_TORCH_CODE = f"{PurePath(torch.__file__).parent}"
+_TORCH_CODE, _OWN_CODE = (f"{PurePath(file).parent}{os.sep}" for file in (torch.__file__, __file__))
 
 
 def explain(
@@ -206,8 +207,13 @@ def largest_live(subject: Subject, choice: Choice, count: int = 5) -> tuple[Live
 
 
 def source_of(node: fx.Node) -> str:
-    """The user's line that a node comes from, as "model.py:88"; "" where it is not known."""
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    """The user's line that a node comes from, as "model.py:88"; "" where it is not known.
+
+    Within torch's own modules Dynamo keeps no lines: for a bare nn.Sequential there is none but
+    the one of ours that calls it.
+    """
+    found = _FRAME.findall(node.meta.get("stack_trace") or "")
+    frames = [frame for frame in found if not frame[0].startswith(_OWN_CODE)]
     for path, line in reversed(frames):
         if not path.startswith(_TORCH_CODE):
             return f"{PurePath(path).name}:{line}"

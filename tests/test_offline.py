@@ -81,6 +81,14 @@ def test_a_model_without_weights_plans_as_one_with_weights():
     assert report.resident_nbytes == full.resident_nbytes
 
 
+def test_a_source_line_is_never_ours():
+    """A bare nn.Sequential has no line but the one that calls it: the module's path says it all."""
+    report = planned(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()), batch(), budget="1GB")
+    assert {(value.source, value.module) for value in report.values} == {("", "0"), ("", "1")}
+    with pytest.raises(InfeasibleBudget, match=r"At `\w+`, .* \(output or gradient\)"):
+        planned(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()), batch(), budget="1kB")
+
+
 def test_nothing_of_the_users_changes():
     model, x = Layers(), batch()
     before = {name: p.clone() for name, p in model.named_parameters()}
