@@ -85,6 +85,12 @@ def test_the_page_tells_the_verdict_without_a_script() -> None:
     assert "no step was measured yet" in text
 
 
+def test_the_page_writes_microseconds_with_their_sign() -> None:
+    """In the tiles as in the chart and the table."""
+    assert re.search(r"[0-9] µs</dd>", html(layered_report(1, 2)))
+    assert not re.search(r"[0-9] us</dd>", html(layered_report(1, 2)))
+
+
 def test_the_page_says_when_the_budget_is_exceeded() -> None:
     """By the measured peak as well; the verdict does not hide it."""
     report = layered_report()

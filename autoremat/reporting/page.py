@@ -9,6 +9,7 @@ the scripts only set text.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from importlib import resources
 
@@ -140,14 +141,21 @@ def _tiles(report: Report) -> list[_Tile]:
     extra = _extra(report)
     time_text = "unknown" if extra is None else f"{round(extra, 1) + 0.0:+.1f} %"
     times = " to ".join(format_us_apart(report.baseline_time_us, report.predicted_time_us))
-    tiles.append(_Tile("Step time, predicted", time_text, times))
+    tiles.append(_Tile("Step time, predicted", time_text, _with_micro(times)))
     gap = "not bounded" if report.gap == float("inf") else f"\u2264 {100 * report.gap:.1f} %"
-    tiles.append(_Tile("Gap to the optimum", gap, f"proven bound {format_us(report.bound_us)}"))
+    tiles.append(
+        _Tile("Gap to the optimum", gap, _with_micro(f"proven bound {format_us(report.bound_us)}"))
+    )
     actions = [value.action for value in report.values]
     recomputed = sum(value.recomputes > 0 for value in report.values)
     saves = f"{actions.count(ValueAction.SAVE)} of {len(actions)}"
     tiles.append(_Tile("Values saved", saves, f"{recomputed} are recomputed"))
     return tiles
+
+
+def _with_micro(text: str) -> str:
+    """Microseconds as the page's script writes them; a terminal may lack the sign."""
+    return re.sub(r"(\d) us\b", "\\1 \u00b5s", text)
 
 
 def _measured_tile(report: Report) -> _Tile:
