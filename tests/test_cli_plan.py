@@ -157,6 +157,39 @@ def test_forty_columns_a_pipe_and_no_colour(target: str) -> None:
     assert "budget 1.5 MB" in ended.stdout
 
 
+@pytest.mark.parametrize("command", ["profile", "pareto"])
+def test_tables_of_a_narrow_terminal(
+    target: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Columns are left out, what they were about is not, and no figure is cut."""
+    monkeypatch.setenv("COLUMNS", "40")
+    brief = [*QUICK, "--points", 3] if command == "pareto" else []
+    result = run(command, target, *brief)
+    assert result.exit_code == 0, result.output
+    table = [line for line in result.stdout.splitlines() if "make" not in line]
+    assert max(map(len, table)) <= 40
+    assert "…" not in result.stdout
+    wanted = ("addmm", "saved") if command == "profile" else ("peak", "extra", "+0.0%")
+    assert all(word in result.stdout for word in wanted)
+
+
+def test_sizes_that_a_function_decides_are_refused(target: str) -> None:
+    """Nothing that the user wrote is silently ignored."""
+    for command in ("plan", "verify"):
+        result = run(command, target, "--budget", "1GB", "--batch", 4, "--dtype", "bfloat16")
+        assert result.exit_code == 1
+        assert "--batch and --dtype" in result.stderr
+        assert "hf: targets" in " ".join(result.stderr.split())
+
+
+def test_the_profiler_says_nothing_of_its_own(target: str) -> None:
+    """Torch's reports each session on stderr."""
+    command = [sys.executable, "-m", "autoremat", "plan", target, "--budget", "1.5MB", *QUICK]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(Path(target).parent)}  # nothing is known
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert "profiler" not in ended.stderr
+
+
 # --- configurations ----------------------------------------------------------------------------
 
 
@@ -199,6 +232,7 @@ CONFIGURATIONS = {
     "bert": SMALL | {"intermediate_size": 64, "vocab_size": 64},
     "t5": {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2}
     | {"decoder_start_token_id": 0},
+    "resnet": {"hidden_sizes": [8, 8], "depths": [1, 1], "embedding_size": 8},
     "vit": SMALL | {"intermediate_size": 64, "image_size": 32, "patch_size": 16},
     "whisper": {
         **{"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 64},
@@ -219,6 +253,32 @@ def test_batches_are_made_up_for_every_kind_of_model(kind: str, tmp_path: Path) 
     empty = load_hf(TargetArguments(f"hf:{path}", batch=2, seq=16), without_weights=True)
     assert empty.on_meta
     assert all(tensor.device.type == "meta" for tensor in empty.keywords.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("whisper", "WhisperForConditionalGeneration"),
+        ("t5", "T5ForConditionalGeneration"),
+        ("bert", "BertForMaskedLM"),
+        ("gpt2", "GPT2LMHeadModel"),
+    ],
+)
+def test_the_class_of_a_configuration_that_names_none(kind: str, name: str, tmp_path: Path) -> None:
+    """The whole model: of an encoder and a decoder, not the decoder alone."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": kind, **CONFIGURATIONS[kind]}))
+    made = load_hf(TargetArguments(f"hf:{path}", batch=2, seq=16), without_weights=True)
+    assert type(made.model).__name__ == name
+
+
+def test_a_warning_of_transformers_does_not_split_the_step(tmp_path: Path) -> None:
+    """GPT-2's class does not name its loss, of which transformers warns within the forward."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "gpt2", **CONFIGURATIONS["gpt2"]}))
+    arguments = ("--seq", 16, "--device", "H100", "--points", 3)
+    result = run("pareto", f"hf:{path}", *arguments, *QUICK)
+    assert result.exit_code == 0, result.output
 
 
 @pytest.mark.parametrize(
@@ -247,6 +307,14 @@ def test_files_that_are_no_configuration(text: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(TargetError, match=r"config\.json"):
         load_hf(TargetArguments(f"hf:{path}"), without_weights=True)
+
+
+@pytest.mark.parametrize(("path", "reason"), [("", "names no file"), (".", "names no file")])
+def test_places_of_no_configuration(path: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match=reason):
+        load_hf(TargetArguments(f"hf:{path}"), without_weights=True)
+    with pytest.raises(TargetError, match="cannot be read: Is a directory"):
+        load_hf(TargetArguments(f"hf:{tmp_path}"), without_weights=True)
 
 
 # --- pareto and profile ------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
+from autoremat.commands.files import OutputError, check_writable
 from autoremat.reporting import Fallback, Report
 from tests import command_line
 from tests.report_samples import layered_report
@@ -133,6 +135,51 @@ def test_outputs_that_cannot_be_written_are_refused(
     assert "is a directory" in refused(stored, "--html", tmp_path)
     assert "cannot be written" in refused(stored, "--html", read_only / "a.html")
     assert "cannot be written" in refused(stored, "--html", tmp_path / ("a" * 300))
+
+
+def test_a_place_is_tried_before_the_work(
+    stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Permissions may allow what the system then refuses; nothing stays of the trial."""
+
+    def refuse(self: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
+
+    check_writable(tmp_path / "a.html", b"", force=False)
+    assert list(tmp_path.iterdir()) == [stored]
+    monkeypatch.setattr(Path, "touch", refuse)
+    with pytest.raises(OutputError, match="cannot be written: Read-only file system"):
+        check_writable(tmp_path / "a.html", b"", force=False)
+
+
+@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="the system has no /dev/stdout")
+def test_an_output_may_be_a_pipe(stored: Path) -> None:
+    command = [sys.executable, "-m", "autoremat", "show", stored, "--csv", "/dev/stdout"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "\ngraph,name,action" in f"\n{ended.stdout}"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_full_disk_is_told_in_one_line(stored: Path, options: list[str]) -> None:
+    command = [sys.executable, "-m", "autoremat", "show", stored, *options]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines() == [
+        "autoremat: The result cannot be printed: No space left on device."
+    ]
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_reader_that_has_seen_enough_is_no_error(stored: Path, options: list[str]) -> None:
+    """As under `| head -1`: nothing on stderr."""
+    command = [sys.executable, "-m", "autoremat", "show", stored, *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
 
 
 def test_an_output_never_replaces_its_report(stored: Path, tmp_path: Path) -> None:

@@ -8,7 +8,10 @@ Guarantees: importing this needs no torch; a command imports what it needs when 
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -17,7 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 from autoremat.commands import helptexts
-from autoremat.commands.arguments import PlanArguments, TargetArguments, outputs_asked
+from autoremat.commands.arguments import HF, PlanArguments, TargetArguments, outputs_asked
 from autoremat.commands.interrupt import INTERRUPTED, SENTENCE, leaving_at_once
 from autoremat.dropout_policy import DropoutPolicy
 
@@ -60,10 +63,30 @@ def _run(command: str, *args: Any, **keywords: Any) -> NoReturn:
         with leaving_at_once():
             module = importlib.import_module(f"autoremat.commands.{command}")
         code = module.run(*args, **keywords)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         typer.echo(SENTENCE, err=True)
         code = INTERRUPTED
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        typer.echo(f"autoremat: The result cannot be printed: {error.strerror}.", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
+        code = BAD_INPUT
     raise typer.Exit(code)
+
+
+def _target(text: str, batch: int | None, seq: int | None, dtype: str | None) -> TargetArguments:
+    """What a command is to load; sizes that it could not heed are a wrong use."""
+    given = {"batch": batch, "seq": seq, "dtype": dtype}
+    given = {name: value for name, value in given.items() if value is not None}
+    target = TargetArguments(text, **given)  # type: ignore[arg-type]
+    if given and not target.is_hf:
+        options = " and ".join(f"--{name}" for name in given)
+        raise typer.BadParameter(
+            f"{options} is for {HF} targets: the function {text} makes its model and batch itself."
+        )
+    return target
 
 
 # --- arguments that several commands share -----------------------------------------------------
@@ -88,8 +111,16 @@ AsJson = Annotated[
     bool, typer.Option("--json", help="One JSON object on stdout in place of the text.")
 ]
 TimeLimit = Annotated[float, typer.Option(help="Seconds for the solver, per graph.", min=0.0)]
-Batch = Annotated[int, typer.Option(help="Batch size, for hf: targets.", min=1)]
-Seq = Annotated[int, typer.Option(help="Tokens per sequence, for hf: targets.", min=1)]
+Batch = Annotated[
+    int | None,
+    typer.Option(help="Batch size, for hf: targets; 1 without it.", min=1, show_default=False),
+]
+Seq = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens per sequence, for hf: targets; 512 without it.", min=1, show_default=False
+    ),
+]
 Dtype = Annotated[
     str | None,
     typer.Option(
@@ -138,8 +169,8 @@ def plan(
     device: Device = None,
     optimizer: Optimizer = None,
     compiler: CompilerOption = Compiler.INDUCTOR,
-    batch: Batch = 1,
-    seq: Seq = 512,
+    batch: Batch = None,
+    seq: Seq = None,
     dtype: Dtype = None,
     out: ReportFile = None,
     html: Html = None,
@@ -156,7 +187,7 @@ def plan(
     """Plan without running, print, write: see `commands.plan`."""
     _run(
         "plan",
-        TargetArguments(target, batch=batch, seq=seq, dtype=dtype),
+        _target(target, batch, seq, dtype),
         PlanArguments(budget, device, optimizer, compiler, time_limit, curve),
         outputs_asked(report=out, html=html, csv=csv, snapshot=snapshot, trace=trace),
         as_json=as_json,
@@ -170,8 +201,8 @@ def pareto(
     device: Device = None,
     optimizer: Optimizer = None,
     compiler: CompilerOption = Compiler.INDUCTOR,
-    batch: Batch = 1,
-    seq: Seq = 512,
+    batch: Batch = None,
+    seq: Seq = None,
     dtype: Dtype = None,
     points: Annotated[int, typer.Option(help="Budgets, the two ends included.", min=2)] = 10,
     out: ReportFile = None,
@@ -182,7 +213,7 @@ def pareto(
     """Plan for many budgets without running: see `commands.pareto`."""
     _run(
         "pareto",
-        TargetArguments(target, batch=batch, seq=seq, dtype=dtype),
+        _target(target, batch, seq, dtype),
         PlanArguments(None, device, optimizer, compiler, time_limit, points),
         outputs_asked(report=out),
         as_json=as_json,
@@ -194,15 +225,15 @@ def pareto(
 def profile(
     target: Target,
     device: Device = None,
-    batch: Batch = 1,
-    seq: Seq = 512,
+    batch: Batch = None,
+    seq: Seq = None,
     dtype: Dtype = None,
     as_json: AsJson = False,
 ) -> None:
     """Price every operation of a step: see `commands.profile`."""
     _run(
         "profile",
-        TargetArguments(target, batch=batch, seq=seq, dtype=dtype),
+        _target(target, batch, seq, dtype),
         PlanArguments(None, device, None, Compiler.EAGER, 0.0, 0),
         as_json=as_json,
     )
@@ -241,8 +272,8 @@ def verify(
     target: Target,
     budget: Budget,
     compiler: CompilerOption = Compiler.INDUCTOR,
-    batch: Batch = 1,
-    seq: Seq = 512,
+    batch: Batch = None,
+    seq: Seq = None,
     dtype: Dtype = None,
     dropout: Annotated[
         DropoutPolicy | None,
@@ -258,7 +289,7 @@ def verify(
     """Load, plan, compare, print: see `commands.verify`."""
     _run(
         "verify",
-        TargetArguments(target, batch=batch, seq=seq, dtype=dtype),
+        _target(target, batch, seq, dtype),
         budget,
         compiler=compiler,
         dropout=dropout,
@@ -282,8 +313,8 @@ def compare(
         typer.Option(help="What else to measure; see above.", show_default=False),
     ] = None,
     compiler: CompilerOption = Compiler.INDUCTOR,
-    batch: Batch = 1,
-    seq: Seq = 512,
+    batch: Batch = None,
+    seq: Seq = None,
     dtype: Dtype = None,
     rounds: Annotated[int, typer.Option(help="Timed steps of each variant.", min=1)] = 7,
     plot: Annotated[
@@ -305,7 +336,7 @@ def compare(
     """Measure, print, draw: see `commands.compare`."""
     _run(
         "compare",
-        TargetArguments(target, batch=batch, seq=seq, dtype=dtype),
+        _target(target, batch, seq, dtype),
         budgets=budgets,
         variants=variants,
         compiler=compiler,

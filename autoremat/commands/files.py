@@ -50,8 +50,10 @@ def check_writable(out: Path, mark: bytes, *, force: bool) -> None:
         parent = out.resolve().parent
         if not parent.is_dir():
             raise OutputError(f"{out} cannot be written: there is no directory {parent}.")
-        if not os.access(out if out.exists() else parent, os.W_OK):
+        if out.exists() and not os.access(out, os.W_OK):
             raise OutputError(f"{out} cannot be written: permission denied.")
+        if out.is_file() or not out.exists():
+            _try_in(parent)
         if force or not out.is_file():
             return
         with out.open("rb") as file:
@@ -73,12 +75,12 @@ def write_whole(out: Path, data: bytes) -> None:
     Raises:
         OutputError: with the system's reason.
     """
-    whole = out.resolve()
     try:
-        if whole.exists() and not whole.is_file():
-            whole.write_bytes(data)  # a pipe or a device
+        if out.exists() and not out.is_file():
+            out.write_bytes(data)  # a pipe or a device; what /dev/stdout resolves to is no path
             return
-        part = whole.with_name(f".{whole.name}.{os.getpid()}.part")
+        whole = out.resolve()
+        part = _part_in(whole.parent)
         try:
             part.write_bytes(data)
             part.replace(whole)
@@ -86,6 +88,19 @@ def write_whole(out: Path, data: bytes) -> None:
             part.unlink(missing_ok=True)
     except OSError as error:
         raise OutputError(f"{out} cannot be written: {reason_of(error)}.") from error
+
+
+def _try_in(folder: Path) -> None:
+    """Create a file and remove it: permissions alone do not tell whether that works."""
+    part = _part_in(folder)
+    try:
+        part.touch()
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _part_in(folder: Path) -> Path:
+    return folder / f".autoremat.{os.getpid()}.part"
 
 
 def reason_of(error: Exception) -> str:

@@ -17,13 +17,15 @@ import torch
 from torch import nn
 
 from autoremat.commands.arguments import HF, TargetArguments
+from autoremat.commands.files import reason_of
 from autoremat.commands.target import Target, TargetError, last_line, load_target
 
+# The first that fits is taken: a decoder alone comes after the whole model that it is part of.
 _AUTO_CLASSES = (
-    "AutoModelForCausalLM",
-    "AutoModelForSeq2SeqLM",
     "AutoModelForSpeechSeq2Seq",
+    "AutoModelForSeq2SeqLM",
     "AutoModelForMaskedLM",
+    "AutoModelForCausalLM",
     "AutoModelForImageClassification",
     "AutoModelForAudioClassification",
     "AutoModelForSequenceClassification",
@@ -36,6 +38,7 @@ _CLASS_HEADS = (
     "ForAudioClassification",
     "ForImageClassificationWithTeacher",
 )
+_IMAGE_SIZE = 224  # where any size will do, as for convolutions
 _IN_A_FILE = "Write a function that returns (model, inputs), and give file.py:function."
 
 
@@ -71,6 +74,7 @@ def load_hf(arguments: TargetArguments, *, without_weights: bool) -> Target:
         with place, torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # the same weights in each process
             model = _model_class(path, config)(config)
+            _set_loss(model)
             model = model.to(_dtype(arguments, config)).train()
     except TargetError:
         raise
@@ -81,6 +85,16 @@ def load_hf(arguments: TargetArguments, *, without_weights: bool) -> Target:
     return Target(model, (), keywords, None, arguments.text)
 
 
+def _set_loss(model: nn.Module) -> None:
+    """Say what transformers assumes of a language model's loss, before it warns of it.
+
+    The names of some classes, GPT2LMHeadModel among them, tell transformers nothing about the
+    loss. It then warns within the forward, which would split the step into two graphs.
+    """
+    if type(model).__name__.endswith("LMHeadModel") and getattr(model, "loss_type", "") is None:
+        model.loss_type = "ForCausalLM"  # type: ignore[assignment]
+
+
 def _configuration(path: Path) -> Any:
     try:
         import transformers
@@ -88,9 +102,13 @@ def _configuration(path: Path) -> Any:
         raise TargetError(
             "hf: targets need the package transformers: pip install transformers."
         ) from error
+    if not path.name:
+        raise TargetError(f"{HF} names no file. Write {HF}path/to/config.json.")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise TargetError(f"{path} cannot be read: {reason_of(error)}.") from error
+    except ValueError as error:
         raise TargetError(f"{path} cannot be read as JSON: {last_line(error)}.") from error
     if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
         raise TargetError(
@@ -182,8 +200,10 @@ def _require_positions(arguments: TargetArguments, config: Any) -> None:
 def _sample_shape(path: Path, main: str, config: Any, seq: int) -> tuple[int, ...]:
     """Sizes of one image or one piece of sound."""
     vision = getattr(config, "vision_config", config)
-    if main == "pixel_values" and hasattr(vision, "image_size"):
-        size = vision.image_size
+    if main == "pixel_values" and (
+        hasattr(vision, "image_size") or hasattr(vision, "num_channels")
+    ):
+        size = getattr(vision, "image_size", _IMAGE_SIZE)
         height, width = size if isinstance(size, list | tuple) else (size, size)
         return int(getattr(vision, "num_channels", 3)), int(height), int(width)
     if main == "input_features" and hasattr(config, "num_mel_bins"):
