@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -39,6 +40,7 @@ _DECISIONS = frozenset(
 )
 _REPEATABLE_NAMESPACES = frozenset({"aten", "prims", "quantized", "inductor", "_inductor_test"})
 RUNNING_STATISTICS = (3, 4)  # elements of a batch norm that its recompute does not return
+_MASKS = (torch.bool, torch.uint8)
 _POLICY = _torch.CheckpointPolicy
 
 
@@ -134,7 +136,8 @@ def _reason_to_run_once(node: fx.Node, joint: JointGraph) -> str | None:
     if makes_seeds(node):
         return "makes the seeds that dropout masks are replayed from"
     tags = target.tags
-    if torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags:
+    may_depend = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
+    if may_depend and not _indexes_by_numbers(node):
         return "has an output whose shape depends on data"
     if target._schema.is_mutable or node.is_impure(impure_random=False):
         return "has side effects"
@@ -144,6 +147,14 @@ def _reason_to_run_once(node: fx.Node, joint: JointGraph) -> str | None:
     if reads_overwritten and node not in joint.overwritten and not is_batch_norm_update(node):
         return "reads an input that the step overwrites"
     return None
+
+
+def _indexes_by_numbers(node: fx.Node) -> bool:
+    """An index.Tensor whose shape follows from its indices' shapes: none of them is a mask."""
+    if node.target is not aten.index.Tensor:
+        return False
+    indices: Any = node.args[1]
+    return all(index is None or index.meta["val"].dtype not in _MASKS for index in indices)
 
 
 def _is_symbol_arithmetic(node: fx.Node) -> bool:

@@ -113,6 +113,15 @@ def test_shapes_that_depend_on_data_are_found_once():
     assert any("shape depends on data" in why for why in rules.run_once.values())
 
 
+def test_only_a_mask_makes_the_shape_of_an_index_depend_on_data():
+    """Positions, as in embeddings and attention masks, may be looked up again."""
+    rules = constraints_of(lambda x, at: x[at].sin().sum(), leaf(4), torch.tensor([2, 0]))
+    assert not rules.run_once
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        rules = constraints_of(lambda x: x[x > 0].sin().sum(), leaf(4))
+    assert any("shape depends on data" in why for why in rules.run_once.values())
+
+
 @torch.library.custom_op("autoremat_tests::twice", mutates_args=())
 def twice(x: Tensor) -> Tensor:
     """An operator of somebody else."""
