@@ -37,6 +37,9 @@ def make():
     layers = [part for _ in range(6) for part in (nn.Linear(64, 64), nn.Tanh(), nn.LayerNorm(64))]
     return WithLoss(*layers).train(), torch.randn(512, 64)
 
+def beside():
+    return (*make(), lambda output: 2 * output)
+
 def broken():
     return WithLoss(nn.Linear(3, 3)).train(), torch.randn(4, 5)
 
@@ -92,6 +95,19 @@ def test_one_object_for_programs(target: str) -> None:
     assert found["predicted_peak_nbytes"] <= 1_500_000
     assert found["values"]
     assert found["seconds"] > 0
+
+
+def test_a_loss_beside_the_model_is_said_to_be_in_no_plan(target: str, tmp_path: Path) -> None:
+    """The model alone is planned: on stderr, in the JSON and in the report."""
+    out = tmp_path / "report.json"
+    arguments = ("--budget", "1.5MB", *QUICK, "--curve", 0, "--json", "--out", out)
+    result = run("plan", target.replace(":make", ":beside"), *arguments)
+    assert result.exit_code == 0, result.output
+    (warning,) = json.loads(result.stdout)["warnings"]
+    assert "not in this plan" in warning
+    assert warning in result.stderr
+    facts = {fact.name: fact.text for fact in Report.from_json(out.read_text()).facts}
+    assert "beside the model" in facts["Loss"]
 
 
 def test_no_plan_fits(target: str) -> None:
@@ -270,6 +286,15 @@ def test_the_class_of_a_configuration_that_names_none(kind: str, name: str, tmp_
     path.write_text(json.dumps({"model_type": kind, **CONFIGURATIONS[kind]}))
     made = load_hf(TargetArguments(f"hf:{path}", batch=2, seq=16), without_weights=True)
     assert type(made.model).__name__ == name
+
+
+def test_a_decoder_has_positions_too(tmp_path: Path) -> None:
+    """Whisper's batch is sound; its labels are what has to fit."""
+    path = tmp_path / "config.json"
+    settings = CONFIGURATIONS["whisper"] | {"max_target_positions": 8}
+    path.write_text(json.dumps({"model_type": "whisper", **settings}))
+    with pytest.raises(TargetError, match=r"8 positions .*max_target_positions"):
+        load_hf(TargetArguments(f"hf:{path}", seq=16), without_weights=True)
 
 
 def test_a_warning_of_transformers_does_not_split_the_step(tmp_path: Path) -> None:

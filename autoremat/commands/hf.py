@@ -167,7 +167,6 @@ def _batch(
     main = str(getattr(model, "main_input_name", "input_ids"))
     dtype = next(model.parameters()).dtype
     if main == "input_ids":
-        _require_positions(arguments, text)
         inputs = {main: _tokens(arguments, text)}
     else:
         shape = (arguments.batch, *_sample_shape(path, main, config, arguments.seq))
@@ -185,16 +184,18 @@ def _batch(
 
 
 def _tokens(arguments: TargetArguments, config: Any) -> torch.Tensor:
+    _require_positions(arguments, config)
     return torch.randint(0, config.vocab_size, (arguments.batch, arguments.seq))
 
 
 def _require_positions(arguments: TargetArguments, config: Any) -> None:
-    most = getattr(config, "max_position_embeddings", None)
-    if isinstance(most, int) and 0 < most < arguments.seq:
-        raise TargetError(
-            f"--seq {arguments.seq} is more than the {most} positions of the configuration "
-            "(max_position_embeddings)."
-        )
+    for name in ("max_position_embeddings", "max_target_positions"):
+        most = getattr(config, name, None)
+        if isinstance(most, int) and 0 < most < arguments.seq:
+            raise TargetError(
+                f"--seq {arguments.seq} is more than the {most} positions of the configuration "
+                f"({name})."
+            )
 
 
 def _sample_shape(path: Path, main: str, config: Any, seq: int) -> tuple[int, ...]:

@@ -45,7 +45,7 @@ def run(
     try:
         check_outputs(outputs, force=force)
         with leaving_at_once(), redirect_stdout(sys.stderr), warnings_told(told):
-            report = planned(target, asked)
+            report = planned(target, asked, told)
         if not report.curve:
             raise Refusal(
                 f"{target.text} has {len(report.graphs)} graphs, and the curves of several do not "

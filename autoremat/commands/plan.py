@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,11 @@ from autoremat.commands.hf import load
 from autoremat.commands.interrupt import leaving_at_once
 from autoremat.commands.outputs import check_outputs, print_report, report_document, write_outputs
 from autoremat.commands.target import Target, TargetError, last_line
-from autoremat.commands.telling import print_json, refusal_document, warnings_told
+from autoremat.commands.telling import print_json, refusal_document, tell, warnings_told
 from autoremat.errors import InfeasibleBudget
-from autoremat.reporting import Report
+from autoremat.reporting import Fact, Report
+
+_BESIDE = "a function beside the model: what it saves and allocates is not in this plan"
 
 
 def run(
@@ -51,7 +54,7 @@ def run(
     try:
         check_outputs(outputs, force=force)
         with leaving_at_once(), redirect_stdout(sys.stderr), warnings_told(told):
-            report = planned(target, asked)
+            report = planned(target, asked, told)
         write_outputs(report, outputs)
     except (Refusal, TargetError) as error:
         print(f"autoremat: {error}", file=sys.stderr)
@@ -70,8 +73,13 @@ def run(
     return 0
 
 
-def planned(target: TargetArguments, asked: PlanArguments) -> Report:
+def planned(target: TargetArguments, asked: PlanArguments, told: list[str]) -> Report:
     """The report of a target.
+
+    Args:
+        target: where model and batch come from.
+        asked: what to plan for.
+        told: gets what the user has to know beside the report.
 
     Raises:
         TargetError: if the target cannot be used.
@@ -85,7 +93,7 @@ def planned(target: TargetArguments, asked: PlanArguments) -> Report:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     keywords: dict[str, Any] = dict(loaded.keywords)
     try:
-        return offline.plan(
+        report = offline.plan(
             loaded.model,
             *loaded.inputs,
             budget=1 << 60 if asked.budget is None else budget_argument(asked.budget),
@@ -104,6 +112,13 @@ def planned(target: TargetArguments, asked: PlanArguments) -> Report:
     except Exception as error:
         _require_sound_forward(loaded, error)
         raise
+    return report if loaded.loss_fn is None else _without_loss(report, told)
+
+
+def _without_loss(report: Report, told: list[str]) -> Report:
+    """The report of a model whose loss is a function beside it, which no plan of it covers."""
+    tell(f"The loss is {_BESIDE}. Let the model return its loss to have both planned.", told)
+    return replace(report, facts=(*report.facts, Fact("Loss", _BESIDE)))
 
 
 def _optimizer(target: Target, name: str | None) -> torch.optim.Optimizer | None:

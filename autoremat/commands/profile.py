@@ -77,7 +77,7 @@ def run(target: TargetArguments, asked: PlanArguments, *, as_json: bool) -> int:
     began = time.monotonic()
     try:
         with leaving_at_once(), redirect_stdout(sys.stderr), warnings_told(told):
-            report = planned(target, asked)
+            report = planned(target, asked, told)
     except (Refusal, TargetError) as error:
         print(f"autoremat: {error}", file=sys.stderr)
         return BAD_INPUT

@@ -17,6 +17,12 @@ from typing import Any, TextIO
 from autoremat.errors import FallbackWarning, InfeasibleBudget, OverBudgetWarning
 
 
+def tell(message: str, told: list[str]) -> None:
+    """One sentence on stderr, kept in `told` for the document."""
+    told.append(message)
+    print(f"autoremat: {message}", file=sys.stderr)
+
+
 @contextmanager
 def warnings_told(told: list[str]) -> Iterator[None]:
     """Ours as one sentence on stderr, kept in `told`; others as Python shows them."""
@@ -32,8 +38,7 @@ def warnings_told(told: list[str]) -> Iterator[None]:
             line: str | None = None,
         ) -> None:
             if issubclass(category, FallbackWarning | OverBudgetWarning):
-                told.append(str(message))
-                print(f"autoremat: {message}", file=sys.stderr)
+                tell(str(message), told)
             else:
                 others(message, category, filename, lineno, file, line)
 
