@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import fx
 
 # "L['call'].__self__.h[0]" or "L['self']._modules['h']": the call's object is the model.
-_INDEX = re.compile(r"\['?([^'\]]*)'?\]")
+_INDEX = re.compile(r"\[(?:'(.*?)'|([^'\]]*))\]")
 _MODEL = re.compile(r"^(L\.)?(self|\w+\.__self__)(\.|$)")
 
 
@@ -37,7 +37,7 @@ def module_calls(node: fx.Node) -> tuple[ModuleCall, ...]:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     found = []
     for key, (path, kind) in stack.items():
-        name = _MODEL.sub("", _INDEX.sub(r".\1", str(path)).replace("._modules.", "."))
+        name = _MODEL.sub("", _INDEX.sub(r".\1\2", str(path)).replace("._modules.", "."))
         count = str(key).rpartition("@")[2] if "@" in str(key) else "0"
         call = int(count) if count.isdecimal() else 0
         if name:

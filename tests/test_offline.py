@@ -89,6 +89,15 @@ def test_a_source_line_is_never_ours():
         planned(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()), batch(), budget="1kB")
 
 
+@pytest.mark.parametrize("name", ["<b>x</b>", "[bold]x[/bold]", "[/x]", "a b"])
+def test_modules_keep_their_names(name: str):
+    """Whatever is in them: they are text everywhere."""
+    model = nn.Sequential()
+    model.add_module(name, nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()))
+    report = planned(model, batch(), budget="1GB")
+    assert {value.module for value in report.values} == {f"{name}.0", f"{name}.1"}
+
+
 def test_nothing_of_the_users_changes():
     model, x = Layers(), batch()
     before = {name: p.clone() for name, p in model.named_parameters()}
