@@ -295,6 +295,32 @@ def test_the_timeline_follows_pointer_and_keys(opened: Open) -> None:
     assert step.inner_text() == f"Step 1 of {len(timeline.steps)}"
 
 
+def test_the_tree_of_modules_adds_up(opened: Open) -> None:
+    """A module's bytes hold those of its children and its own; a chain of modules is one row."""
+    report = layered_report(1, 3)
+    first, *rest = report.graphs[0].values
+    places = ("net.block", "net.block.only", "net.block.only")
+    values = tuple(
+        replace(value, action=ValueAction.SAVE, recomputes=0, module=module)
+        for value, module in zip((first, *rest), places, strict=True)
+    )
+    tab = opened(html(with_values(report, values)))
+    rows = tab.locator("#tree .tree-row", has_text="MB")
+    tree = {
+        rows.nth(i).locator(".path").inner_text(): rows.nth(i).locator("b").first.inner_text()
+        for i in range(rows.count())
+    }
+    assert tree == {"net.block": "3.0 MB", "only": "2.0 MB"}
+
+
+def test_every_kind_of_point_is_on_the_curve(opened: Open) -> None:
+    """Our plans, the chosen one, classic strategies and torch's settings, each with a shape."""
+    tab = opened(html(with_curve(layered_report())))
+    for kind in PointKind:
+        assert tab.locator(f"#curve .point.{kind.value}").count() >= 1
+    assert tab.locator("#curve .budget-line").count() == 1
+
+
 def test_a_live_value_leads_to_its_row(opened: Open) -> None:
     """A click on one of the largest live values shows it alone in the table."""
     tab = opened(html(layered_report(4, 5)))

@@ -29,10 +29,11 @@ function modulesView() {
     return root;
   }
 
-  /** A chain of modules with one child each is one row. */
+  /** A chain of modules with one child each, and nothing of their own, is one row. */
   function joined(name, node) {
     while (node.children.size === 1) {
       const [[part, child]] = node.children;
+      if (child.saved !== node.saved || child.again !== node.again) break;
       name = name ? `${name}.${part}` : part;
       node = child;
     }
