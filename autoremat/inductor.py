@@ -84,19 +84,24 @@ def compile_with_partition(
     """
     key = partitioner.key
     _partitioners[key] = partitioner
-    patches = {**_fusion_config(), **config, "custom_partitioner_fn": PartitionerHook(key)}
+    patches = {**_own_config(), **config, "custom_partitioner_fn": PartitionerHook(key)}
     keywords: dict[str, Any] = {} if executor is None else {"inner_compile": executor}
     compiled: Any = _torch.compile_fx(module, example_inputs, config_patches=patches, **keywords)
     return cast("Callable[..., Any]", compiled)
 
 
-def _fusion_config() -> dict[str, Any]:
-    """Limited fusion, unless the user hooks in there.
+def _own_config() -> dict[str, Any]:
+    """Limited fusion, unless the user hooks in there, and no masked vectors at the ends of loops.
+
+    Those gave gradients that were wrong by 7 % on the CPU where recomputed and other operations of
+    a state-space model became one kernel (torch 2.13, Mamba in `docs/compatibility.md`).
 
     The partitioner is called while it holds, so the wrappers that are read have it as well.
     """
-    own = FusionLimit()
-    return {"_pre_fusion_custom_pass": own} if _torch.pre_fusion_pass() is None else {}
+    own: dict[str, Any] = {"cpp.enable_loop_tail_vec": False}
+    if _torch.pre_fusion_pass() is None:
+        own["_pre_fusion_custom_pass"] = FusionLimit()
+    return own
 
 
 class _Generated(Exception):

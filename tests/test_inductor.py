@@ -26,6 +26,7 @@ from tests.training import (
 pytestmark = pytest.mark.inductor
 
 WIDTH = 32
+TAIL_VECTORS = "cpp.enable_loop_tail_vec"
 
 
 class Chain(nn.Module):
@@ -233,6 +234,24 @@ def test_the_backend_takes_a_budget_and_options_of_inductor(monkeypatch):
     assert seen == [{"max_autotune": False}]
     reference = step(make_seeded(ShortChain), (rows(),))
     assert torch.allclose(ours.loss, reference.loss)
+
+
+@pytest.mark.parametrize(("asked", "expected"), [({}, False), ({TAIL_VECTORS: True}, True)])
+def test_loops_end_without_masked_vectors(asked: dict[str, bool], expected: bool, monkeypatch):
+    """They gave wrong gradients (mamba in docs/compatibility.md); who asks for them has them."""
+    seen: list[dict[str, Any]] = []
+
+    def compile_fx(module: Any, _inputs: Any, *, config_patches: dict[str, Any]) -> Any:
+        seen.append(config_patches)
+        return module
+
+    monkeypatch.setattr(autoremat._torch, "compile_fx", compile_fx)
+    graph = torch.fx.symbolic_trace(nn.Identity())
+    autoremat.backend.autoremat(graph, [], options={"budget": "1GB", **asked})
+    (patches,) = seen
+    assert patches[TAIL_VECTORS] is expected
+    with torch._inductor.config.patch(patches):  # torch knows the option by this name
+        assert torch._inductor.config.cpp.enable_loop_tail_vec is expected
 
 
 def test_the_backend_keeps_a_budget():
