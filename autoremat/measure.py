@@ -94,7 +94,9 @@ def memory_timeline(step: Callable[[], object], *, device: Device = "cpu") -> tu
     watched = _watch_frees(_cpu_storages())
     activities = [ProfilerActivity.CPU]
     try:
-        with torch.profiler.profile(activities=activities, profile_memory=True) as session:
+        with torch.profiler.profile(
+            activities=activities, profile_memory=True, acc_events=True
+        ) as session:
             with record_function(_MARK):
                 result = step()
             del result

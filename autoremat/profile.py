@@ -318,7 +318,9 @@ def _cpu_peaks(draws: Mapping[str, Draw]) -> dict[str, tuple[int, int]]:
         return measure
 
     activities = [ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as session:
+    with torch.profiler.profile(
+        activities=activities, profile_memory=True, acc_events=True
+    ) as session:
         ran = [_attempt_run(draw, marked(f"{_MARK}{i}")) for i, draw in enumerate(draws.values())]
     peaks = _split_at_marks(memory_events(session))
     return {key: peaks.get(i, (0, 0)) for i, key in enumerate(draws) if ran[i]}
