@@ -269,13 +269,20 @@ def _torch_choice(
     inputs = {node.name for node in backward.graph.find_nodes(op="placeholder")}
     if not inputs.isdisjoint(node.name for node in joint.overwritten):
         return None
-    kept = {name for node in joint.nodes if node.name in inputs for name in storages.of_node[node]}
+    kept = read_by(subject, backward)
     saved_nbytes = sum(storages.nbytes[name] for name in kept - storages.resident)
     if subject.lowered.problem.resident_nbytes + saved_nbytes > most_nbytes:
         return None
     peak_nbytes = generated_peak(subject, forward, backward)
     fits = peak_nbytes <= budget_nbytes
     return Choice(forward, backward, TORCH, fastest, peak_nbytes, fits)
+
+
+def read_by(subject: Subject, backward: fx.GraphModule) -> set[str]:
+    """Names of the storages that a backward module is given."""
+    inputs = {node.name for node in backward.graph.find_nodes(op="placeholder")}
+    of_node = subject.lowered.storages.of_node
+    return {name for node in subject.joint.nodes if node.name in inputs for name in of_node[node]}
 
 
 def _shifted(target: int, choice: Choice, budget_nbytes: int, subject: Subject) -> int:

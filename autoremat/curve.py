@@ -14,7 +14,7 @@ from autoremat_solver.policies import save_all_but
 
 from autoremat import _torch
 from autoremat.capture import copy_module
-from autoremat.choose import Choice, Subject
+from autoremat.choose import Choice, Subject, read_by
 from autoremat.policy import parse_policy
 from autoremat.reporting import CurvePoint, PointKind
 from autoremat.steering import policy_plan
@@ -88,9 +88,7 @@ def _torch_plan(subject: Subject, budget: float) -> Plan:
     _, backward = _torch.min_cut(
         copy_module(joint.module), num_fwd_outputs=joint.num_fwd_outputs, budget=budget
     )
-    inputs = {node.name for node in backward.graph.find_nodes(op="placeholder")}
-    of_node = lowered.storages.of_node
-    kept = {name for node in joint.nodes if node.name in inputs for name in of_node[node]}
+    kept = read_by(subject, backward)
     return save_all_but(lowered.problem, {v.name for v in lowered.problem.values} - kept)
 
 

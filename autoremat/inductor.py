@@ -93,8 +93,9 @@ def compile_with_partition(
 def _own_config() -> dict[str, Any]:
     """Limited fusion, unless the user hooks in there, and no masked vectors at the ends of loops.
 
-    Those gave gradients that were wrong by 7 % on the CPU where recomputed and other operations of
-    a state-space model became one kernel (torch 2.13, Mamba in `docs/compatibility.md`).
+    With them, gradients of Falcon-Mamba (`docs/compatibility_zoo.py`, torch 2.13 on the CPU) were
+    wrong by 7 % where recomputed and other operations became one kernel; without them, the same
+    kernels are right. Which instruction is at fault was not found.
 
     The partitioner is called while it holds, so the wrappers that are read have it as well.
     """
