@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 from autoremat.commands.interrupt import leaving_at_once
 
 
 def main() -> None:
     """Run the command line; Ctrl-C is answered in one line even while it is imported."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch 2.13 logs each start of its profiler
     with leaving_at_once():
         from autoremat.commands.app import app
     app()

@@ -82,6 +82,7 @@ def prepare(
         static_indices: positions among the primals of parameters and buffers.
     """
     module = copy_module(module)
+    _widen_log_sum_exp(module.graph)
     _free_batch_norm_backward(module.graph)
     module.graph.eliminate_dead_code()
     module.graph = _without_duplicates(module.graph)
@@ -162,6 +163,30 @@ def _free_batch_norm_backward(graph: fx.Graph) -> None:
         is_training = rest[2]
         if is_training is True:
             node.args = (gradient, x, weight, None, None, *rest)
+
+
+def _widen_log_sum_exp(graph: fx.Graph) -> None:
+    """Give the log-sum-exp of attention in double precision its true type.
+
+    Torch 2.11 traces it as float32, half of its bytes, and its backward refuses such an input when
+    it is measured.
+    """
+    target = aten._scaled_dot_product_flash_attention_for_cpu.default
+    for node in graph.find_nodes(op="call_function", target=target):
+        attended, log_sum_exp = node.meta["val"]
+        if attended.dtype == torch.float64 != log_sum_exp.dtype:
+            with _torch.fake_mode_of(attended):
+                node.meta["val"] = (attended, log_sum_exp.double())
+                _trace_again([user for user in node.users if user.args[1] == 1])
+
+
+def _trace_again(nodes: Sequence[fx.Node]) -> None:
+    """Work out the fake values of nodes anew, and those of views of them."""
+    for node in nodes:
+        assert callable(node.target), "an element of a tuple, or a view of it"
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
+        node.meta["val"] = node.target(*args, **kwargs)
+        _trace_again([user for user in node.users if getattr(user.target, "is_view", False)])
 
 
 def _outputs(module: fx.GraphModule) -> list[object]:

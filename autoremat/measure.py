@@ -22,12 +22,13 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, record_function
+from torch.profiler import record_function
 
 from ._torch import (
     DeviceType,
     memory_events,
     profiler_is_active,
+    recording_memory,
     sparse_parts,
     storage_identity,
     tree_leaves,
@@ -92,11 +93,8 @@ def memory_timeline(step: Callable[[], object], *, device: Device = "cpu") -> tu
     # Garbage from before would be freed at some moment of the step and lower the curve.
     gc.collect()
     watched = _watch_frees(_cpu_storages())
-    activities = [ProfilerActivity.CPU]
     try:
-        with torch.profiler.profile(
-            activities=activities, profile_memory=True, acc_events=True
-        ) as session:
+        with recording_memory() as session:
             with record_function(_MARK):
                 result = step()
             del result

@@ -27,9 +27,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.profiler import ProfilerActivity, record_function
+from torch.profiler import record_function
 
-from ._torch import memory_events, profiler_is_active, real_execution
+from ._torch import memory_events, profiler_is_active, real_execution, recording_memory
 from .cost import (
     FREE,
     NOMINAL_CEILINGS,
@@ -317,10 +317,7 @@ def _cpu_peaks(draws: Mapping[str, Draw]) -> dict[str, tuple[int, int]]:
 
         return measure
 
-    activities = [ProfilerActivity.CPU]
-    with torch.profiler.profile(
-        activities=activities, profile_memory=True, acc_events=True
-    ) as session:
+    with recording_memory() as session:
         ran = [_attempt_run(draw, marked(f"{_MARK}{i}")) for i, draw in enumerate(draws.values())]
     peaks = _split_at_marks(memory_events(session))
     return {key: peaks.get(i, (0, 0)) for i, key in enumerate(draws) if ran[i]}

@@ -143,6 +143,21 @@ def test_batch_norm_backward_lets_the_running_statistics_go():
     assert node.args[3:5] == (None, None)
 
 
+def test_the_log_sum_exp_of_attention_in_double_precision_has_all_its_bytes():
+    """Its fake value has the type of the real one (torch 2.11 says float32), and so have views."""
+    query, key, value = (leaf(1, 2, 8, 4).double().detach().requires_grad_() for _ in range(3))
+    target = aten._scaled_dot_product_flash_attention_for_cpu.default
+    real = target(query, key, value)
+    joint = capture(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v).sum(), query, key, value
+    ).prepared()
+    (node,) = joint.module.graph.find_nodes(op="call_function", target=target)
+    assert [fake.dtype for fake in node.meta["val"]] == [tensor.dtype for tensor in real[:2]]
+    (backward,) = [n for n in joint.nodes if "attention_for_cpu_backward" in str(n.target)]
+    read = [source.meta["val"].dtype for source in backward.all_input_nodes]
+    assert read == [torch.float64] * len(read)
+
+
 def test_parameters_are_static_inputs():
     """They lie at one address for the whole training."""
     layer = torch.nn.Linear(4, 4)

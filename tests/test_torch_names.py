@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import inspect
 import operator
+import os
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -432,14 +435,37 @@ def test_profiler_is_active():
 
 def test_memory_events():
     """Allocations on the CPU are events with bytes and a device, in order of time."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as session:
+    with _torch.recording_memory() as session:
         torch.zeros(1024)
     events = _torch.memory_events(session)
     assert [e.start_ns() for e in events] == sorted(e.start_ns() for e in events)
     found = [e for e in events if e.name() == "[memory]"]
     assert {e.nbytes() for e in found} == {4096, -4096}
     assert all(e.device_type() == _torch.DeviceType.CPU for e in found)
+
+
+def test_recording_is_silent_unless_the_user_says_otherwise():
+    """Nothing on the terminal, and the environment is left as it was."""
+    record = """
+import os
+from autoremat._torch import recording_memory
+before = dict(os.environ)
+with recording_memory():
+    pass
+assert dict(os.environ) == before
+"""
+    told = {
+        level: subprocess.run(
+            [sys.executable, "-c", record],
+            env={k: v for k, v in os.environ.items() if k != "KINETO_LOG_LEVEL"} | level_set,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stderr
+        for level, level_set in (("none", {}), ("all", {"KINETO_LOG_LEVEL": "0"}))
+    }
+    assert told["none"] == ""
+    assert told["all"]
 
 
 def test_storage_identity():

@@ -5,7 +5,9 @@ Guarantees: importing this imports nothing that compiles.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from operator import getitem
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch._C._autograd import DeviceType
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import optimizer as _optimizer
+from torch.profiler import ProfilerActivity
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import arg_tree_leaves, tree_leaves, tree_map
 
@@ -37,6 +40,7 @@ __all__ = [
     "memory_events",
     "profiler_is_active",
     "real_execution",
+    "recording_memory",
     "restores_rng_state",
     "rng_state_nbytes",
     "size_hint",
@@ -57,6 +61,29 @@ def real_execution() -> AbstractContextManager[Any]:
 def profiler_is_active() -> bool:
     """Whether some torch profiler session is recording; a second one would end it."""
     return _autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled
+
+
+@contextmanager
+def recording_memory() -> Iterator[torch.profiler.profile]:
+    """A session of the profiler that records what is allocated and freed on the CPU.
+
+    Torch 2.13 tells the terminal of the start and end of every session, 2.11 that there is no GPU.
+    The profiler reads how much it shall say when the process first uses it: nothing, unless the
+    user has set `KINETO_LOG_LEVEL`.
+    """
+    silenced = "KINETO_LOG_LEVEL" not in os.environ
+    if silenced:
+        os.environ["KINETO_LOG_LEVEL"] = "99"
+    try:
+        with torch.profiler.profile(
+            activities=[ProfilerActivity.CPU],
+            profile_memory=True,
+            acc_events=True,  # 2.11 warns of the events of earlier cycles; there are none
+        ) as session:
+            yield session
+    finally:
+        if silenced:
+            os.environ.pop("KINETO_LOG_LEVEL", None)
 
 
 def memory_events(session: torch.profiler.profile) -> list[Any]:
