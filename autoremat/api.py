@@ -81,6 +81,11 @@ class OptimizedCall:
         """The session of the latest training call."""
         return self._current.session
 
+    @property
+    def plans_anew(self) -> bool:
+        """Whether the next training call makes another plan of the same step."""
+        return self.session.replanned() is not None
+
     @torch.compiler.disable(recursive=False)  # within an outer torch.compile, a graph of its own
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call of the model: compiled in training, as it is otherwise."""
@@ -92,7 +97,7 @@ class OptimizedCall:
     @torch.compiler.disable  # nor is what stands around the compiled call of ours traced
     def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._global_hooks_came_later():
-            self.session.leave_eager("AR110")
+            self.session.fall_back("AR110")
             return model._call_impl(*args, **kwargs)
         if type(model).forward is not self._forward:  # Dynamo has no guard for that
             self._start_anew(model)
@@ -124,6 +129,7 @@ class OptimizedCall:
         return Resident(
             nbytes + footprint.state_nbytes,
             inputs_nbytes=storages_nbytes(tensors_in(inputs), device),
+            gradients_nbytes=_gradient_nbytes(model),
             optimizer_nbytes=footprint.transient_nbytes,
             storages=storage_identities(tensors),
         )
@@ -146,13 +152,14 @@ class OptimizedCall:
             self._options,
             lambda device: self.resident(device, self._inputs),
             refuses=not self._variants,
+            replans=True,
         )
-        compiled = torch.compile(with_own_code(model._call_impl), backend=session.compile)
-        return _Variant(session, compiled, _gradient_nbytes(model))
+        return _variant(model, session)
 
     def _variant_for(self, model: nn.Module) -> _Variant:
         """The first plan that leaves room for the gradients that exist now."""
         gradient_nbytes = _gradient_nbytes(model)
+        self._share_budgets(model)
         for variant in self._variants:
             if not variant.session.is_planned:
                 variant.gradient_nbytes = gradient_nbytes
@@ -165,6 +172,13 @@ class OptimizedCall:
                 return variant
         self._variants.append(self._new_variant(model))
         return self._variants[-1]
+
+    def _share_budgets(self, model: nn.Module) -> None:
+        """Plan steps anew whose graphs, planned one after the other, do not fit together."""
+        for number, variant in enumerate(self._variants):
+            session = variant.session.replanned()
+            if session is not None:
+                self._variants[number] = _variant(model, session)
 
     def _global_hooks_came_later(self) -> bool:
         """Whether all modules have hooks that code compiled earlier does not run.
@@ -204,6 +218,11 @@ class OptimizedCall:
             torch.cuda.reset_peak_memory_stats(device)
         elif variant.calls == 3:
             variant.session.note_measured(torch.cuda.max_memory_allocated(device))
+
+
+def _variant(model: nn.Module, session: Session) -> _Variant:
+    compiled = torch.compile(with_own_code(model._call_impl), backend=session.compile)
+    return _Variant(session, compiled, _gradient_nbytes(model))
 
 
 _here = threading.local()

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from autoremat_solver import Phase, Plan, Problem, ProblemError, Solution, Solver, simulate
@@ -26,7 +27,14 @@ from autoremat.constraints import Constraints
 from autoremat.draws import is_seeded, keep_draws
 from autoremat.inductor import generate
 from autoremat.lean_plans import recall, remember
-from autoremat.lower import Lowered, held_tangents, without_spare_states
+from autoremat.lower import (
+    LATER_GRADIENTS,
+    Lowered,
+    held_tangents,
+    room_nbytes,
+    without_room,
+    without_spare_states,
+)
 from autoremat.partition import partition
 from autoremat.rewrite import rewrite
 from autoremat.same_step import first_difference
@@ -53,6 +61,7 @@ class Choice:
         solution: plan, certificate and what the simulator says of it; for torch's own partition
             the fastest plan, which models it.
         peak_nbytes: the real peak that the modules will have, resident bytes included.
+        needed_nbytes: that, or more: what the step then takes where later graphs of it need room.
         fits: whether that is within the budget.
     """
 
@@ -61,6 +70,7 @@ class Choice:
     method: str
     solution: Solution
     peak_nbytes: int
+    needed_nbytes: int
     fits: bool
 
 
@@ -80,10 +90,10 @@ def choose_by_simulation(subject: Subject, solver: Solver, budget_nbytes: int) -
     solution = solver.solve(budget_nbytes)
     if solution.status is Status.INFEASIBLE:
         solution = _least_known(problem, solver, solution, budget_nbytes)
-    peak_nbytes = _simulated_peak(problem, solution.plan)
+    peaks = _simulated_peaks(problem, solution.plan)
     if solution.status is Status.INFEASIBLE or solution.method == REMEMBERED:
-        remember(problem, solution.plan, peak_nbytes)
-    return _write_out(subject, solution, budget_nbytes, lambda f, b: peak_nbytes)
+        remember(problem, solution.plan, peaks.needed_nbytes)
+    return _write_out(subject, solution, budget_nbytes, lambda f, b: peaks)
 
 
 def _least_known(
@@ -99,7 +109,7 @@ def _least_known(
     found += [smallest, _with_plan(smallest, problem, solver.fastest().plan, FASTEST)]
     with suppress(ProblemError):  # some values may not be saved
         found.append(_with_plan(smallest, problem, save_all_but(problem), SAVE_ALL))
-    peaks = [_simulated_peak(problem, solution.plan) for solution in found]
+    peaks = [_simulated_peaks(problem, solution.plan).needed_nbytes for solution in found]
     fitting = [s for s, peak in zip(found, peaks, strict=True) if peak <= budget_nbytes]
     if fitting:
         return replace(min(fitting, key=lambda s: s.timeline.time_us), status=Status.FEASIBLE)
@@ -132,13 +142,24 @@ def choose_fixed(
     )
     if reads:
         return _Reader(subject, budget_nbytes).read(solution)
-    peak_nbytes = _simulated_peak(problem, plan)
-    return _write_out(subject, solution, budget_nbytes, lambda f, b: peak_nbytes)
+    peaks = _simulated_peaks(problem, plan)
+    return _write_out(subject, solution, budget_nbytes, lambda f, b: peaks)
 
 
-def _simulated_peak(problem: Problem, plan: Plan) -> int:
-    """Peak of the plan, without the states of draws that it repeats nowhere."""
-    return simulate(without_spare_states(problem, plan), plan).peak_nbytes
+class Peaks(NamedTuple):
+    """Of a plan written out; see `Choice`."""
+
+    nbytes: int
+    needed_nbytes: int
+
+
+def _simulated_peaks(problem: Problem, plan: Plan) -> Peaks:
+    """Peaks of the plan, without the states of draws that it repeats nowhere."""
+    spared = without_spare_states(problem, plan)
+    needed_nbytes = simulate(spared, plan).peak_nbytes
+    if not room_nbytes(problem):
+        return Peaks(needed_nbytes, needed_nbytes)
+    return Peaks(simulate(without_room(spared), plan).peak_nbytes, needed_nbytes)
 
 
 def choose_torch(subject: Subject, plan: Plan, budget_nbytes: int) -> Choice | None:
@@ -175,7 +196,7 @@ def choose_by_reading(subject: Subject, solver: Solver, budget_nbytes: int) -> C
             best = choice
         if best is not None:
             loosenings += 1
-            used = best.peak_nbytes >= GOOD_USE * budget_nbytes
+            used = best.needed_nbytes >= GOOD_USE * budget_nbytes
             if used or loosenings > LOOSENINGS or _same(solution, fastest):
                 break
         next_target = _shifted(target, choice, budget_nbytes, subject)
@@ -242,10 +263,10 @@ def _leanest(reader: _Reader, solver: Solver, subject: Subject, own: Choice | No
     plans += [known] if known is not None else []
     plans.append(solver.fastest())
     known_choices = [*map(reader.read, plans), *reader.seen]
-    best = min(known_choices, key=lambda choice: choice.peak_nbytes)
-    if own is not None and own.peak_nbytes < best.peak_nbytes:
+    best = min(known_choices, key=lambda choice: choice.needed_nbytes)
+    if own is not None and own.needed_nbytes < best.needed_nbytes:
         return own
-    remember(subject.lowered.problem, best.solution.plan, best.peak_nbytes)
+    remember(subject.lowered.problem, best.solution.plan, best.needed_nbytes)
     return best
 
 
@@ -273,9 +294,9 @@ def _torch_choice(
     saved_nbytes = sum(storages.nbytes[name] for name in kept - storages.resident)
     if subject.lowered.problem.resident_nbytes + saved_nbytes > most_nbytes:
         return None
-    peak_nbytes = generated_peak(subject, forward, backward)
-    fits = peak_nbytes <= budget_nbytes
-    return Choice(forward, backward, TORCH, fastest, peak_nbytes, fits)
+    peaks = generated_peaks(subject, forward, backward)
+    fits = peaks.needed_nbytes <= budget_nbytes
+    return Choice(forward, backward, TORCH, fastest, peaks.nbytes, peaks.needed_nbytes, fits)
 
 
 def read_by(subject: Subject, backward: fx.GraphModule) -> set[str]:
@@ -289,7 +310,7 @@ def _shifted(target: int, choice: Choice, budget_nbytes: int, subject: Subject) 
     """The next target for the model: moved by what the last reading missed the budget by."""
     modelled = choice.solution.timeline.peak_nbytes
     resident = subject.lowered.problem.resident_nbytes
-    scale = (modelled - resident) / max(1, choice.peak_nbytes - resident)
+    scale = (modelled - resident) / max(1, choice.needed_nbytes - resident)
     aimed = resident + int((budget_nbytes - resident) * scale)
     if choice.fits:
         return max(aimed, target + 1)
@@ -320,16 +341,16 @@ class _Reader:
     def read(self, solution: Solution) -> Choice:
         if solution.plan not in self._seen:
             self._seen[solution.plan] = _write_out(
-                self._subject, solution, self._budget_nbytes, self._real_peak
+                self._subject, solution, self._budget_nbytes, self._real_peaks
             )
         return self._seen[solution.plan]
 
-    def _real_peak(self, forward: fx.GraphModule, backward: fx.GraphModule) -> int:
-        return generated_peak(self._subject, forward, backward)
+    def _real_peaks(self, forward: fx.GraphModule, backward: fx.GraphModule) -> Peaks:
+        return generated_peaks(self._subject, forward, backward)
 
 
-def generated_peak(subject: Subject, forward: fx.GraphModule, backward: fx.GraphModule) -> int:
-    """Peak of the code that Inductor generates for two modules, resident bytes included."""
+def generated_peaks(subject: Subject, forward: fx.GraphModule, backward: fx.GraphModule) -> Peaks:
+    """Peaks of the code that Inductor generates for two modules, resident bytes included."""
     joint, problem, storages = subject.joint, subject.lowered.problem, subject.lowered.storages
     first = generate(
         forward,
@@ -362,18 +383,21 @@ def generated_peak(subject: Subject, forward: fx.GraphModule, backward: fx.Graph
         strides=first.strides,
     )
     held_nbytes = sum(held.values())
+    if LATER_GRADIENTS in problem.value_by_name:
+        held_nbytes += problem.value_by_name[LATER_GRADIENTS].nbytes
     optimizer = max((op.workspace_nbytes for op in problem.ops[-1:] if not op.outputs), default=0)
     after = held_nbytes + second.memory.returned_nbytes + optimizer
-    return problem.resident_nbytes + max(
-        first.memory.peak_nbytes, held_nbytes + second.memory.peak_nbytes, after
-    )
+    peak_nbytes = max(first.memory.peak_nbytes, held_nbytes + second.memory.peak_nbytes, after)
+    crossing_nbytes = held_nbytes + sum(dict(owned.values()).values())
+    needed_nbytes = max(peak_nbytes, crossing_nbytes + room_nbytes(problem))
+    return Peaks(problem.resident_nbytes + peak_nbytes, problem.resident_nbytes + needed_nbytes)
 
 
 def _write_out(
     subject: Subject,
     solution: Solution,
     budget_nbytes: int,
-    real_peak: Callable[[fx.GraphModule, fx.GraphModule], int],
+    real_peaks: Callable[[fx.GraphModule, fx.GraphModule], Peaks],
 ) -> Choice:
     rewritten = rewrite(subject.joint, subject.lowered, subject.constraints, solution.plan)
     forward, backward = partition(
@@ -381,6 +405,6 @@ def _write_out(
         num_fwd_outputs=subject.joint.num_fwd_outputs,
         overwritten={node.name for node in subject.joint.overwritten},
     )
-    peak_nbytes = real_peak(forward, backward)
-    fits = peak_nbytes <= budget_nbytes
-    return Choice(forward, backward, solution.method, solution, peak_nbytes, fits)
+    peaks = real_peaks(forward, backward)
+    fits = peaks.needed_nbytes <= budget_nbytes
+    return Choice(forward, backward, solution.method, solution, *peaks, fits)

@@ -1,10 +1,13 @@
-"""Facts about the device at hand."""
+"""The device at hand, and that of a graph."""
 
 from __future__ import annotations
 
 import os
 
 import torch
+from torch import fx
+
+from autoremat.fallbacks import Unplannable
 
 
 def device_nbytes(device: torch.device) -> int:
@@ -17,3 +20,22 @@ def device_nbytes(device: torch.device) -> int:
 def device_name(device: torch.device) -> str:
     """The GPU's name, or "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def device_of(module: fx.GraphModule) -> torch.device:
+    """The one device that the graph's tensors live on (numbers may live on the CPU as well).
+
+    Raises:
+        Unplannable: if there are several.
+    """
+    accelerators = {device for device in devices_of(module) if device.type != "cpu"}
+    if len(accelerators) > 1:
+        names = ", ".join(sorted(map(str, accelerators)))
+        raise Unplannable("AR102", devices=names)
+    return next(iter(accelerators), torch.device("cpu"))
+
+
+def devices_of(module: fx.GraphModule) -> set[torch.device]:
+    """Where the graph's inputs live."""
+    values = (node.meta.get("val") for node in module.graph.find_nodes(op="placeholder"))
+    return {value.device for value in values if isinstance(value, torch.Tensor)}

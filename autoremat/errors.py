@@ -176,7 +176,10 @@ class OverBudgetWarning(UserWarning):
         measured_nbytes: what the device reported; None before a step ran.
         budget_nbytes: what was asked for.
         predicted_nbytes: what the plan promised.
+        is_planned_anew: whether the next step gets another plan, which shares the budget.
     """
+
+    is_planned_anew = False
 
     def __init__(
         self, measured_nbytes: int | None, budget_nbytes: int, predicted_nbytes: int
@@ -210,6 +213,13 @@ class OverBudgetWarning(UserWarning):
 
     def _before_measuring(self) -> str:
         predicted, budget = format_nbytes_apart(self.predicted_nbytes, self.budget_nbytes)
+        if self.is_planned_anew:
+            return (
+                f"Predicted peak {predicted} of this step is above the budget {budget}: when the "
+                "first of its graphs was planned, it was not known how much the later ones need. "
+                "From the next step on they share the budget. If memory runs out in this one, "
+                "remove the graph break."
+            )
         return (
             f"Predicted peak {predicted} is above the budget {budget}: what this part of the step "
             "finds live already (earlier graphs of the step, or gradients of earlier batches) "

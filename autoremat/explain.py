@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import PurePath
+from typing import Any
 
 import torch
 from autoremat_solver.plan_document import without_recompute
@@ -185,7 +186,23 @@ def _with_alternative(
     )
 
 
-def largest_live(subject: Subject, choice: Choice, count: int = 5) -> tuple[LiveValue, ...]:
+def facts_of_refusal(subject: Subject, choice: Choice, budget_nbytes: int) -> dict[str, Any]:
+    """What an error says of a graph whose smallest plan does not fit the budget."""
+    solution = choice.solution
+    step = solution.plan.schedule[solution.timeline.peak_step]
+    node = subject.lowered.node_of.get(step)
+    return {
+        "budget_nbytes": budget_nbytes,
+        "smallest_peak_nbytes": choice.peak_nbytes,
+        "floor_nbytes": min(solution.floor_nbytes, choice.peak_nbytes),
+        "resident_nbytes": subject.lowered.problem.resident_nbytes,
+        "step": step,
+        "source": source_of(node) if node is not None else "",
+        "largest": _largest_live(subject, choice),
+    }
+
+
+def _largest_live(subject: Subject, choice: Choice, count: int = 5) -> tuple[LiveValue, ...]:
     """The largest values that live at the plan's peak, largest first."""
     plan, problem = choice.solution.plan, subject.lowered.problem
     step = choice.solution.timeline.peak_step

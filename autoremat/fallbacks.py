@@ -129,3 +129,13 @@ def in_words(code: str, **facts: object) -> tuple[str, str]:
 def fallback(code: str, **facts: object) -> FallbackWarning:
     """The warning of a code; raises as `in_words`."""
     return FallbackWarning(code, " ".join(in_words(code, **facts)))
+
+
+class Unplannable(Exception):
+    """A graph that is left to torch's own partitioner, with the code of the reason."""
+
+    def __init__(self, code: str, **facts: object) -> None:
+        """A code of `REASONS`, and the facts that its sentence names."""
+        super().__init__(code)
+        self.code = code
+        self.facts = facts

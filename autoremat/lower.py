@@ -22,6 +22,7 @@ from autoremat.cost import OpCost
 from autoremat.storage import Storages
 
 LOSS_BOUNDARY = "backward_begins"
+LATER_GRADIENTS = "gradients_of_later_graphs"
 OPTIMIZER_STEP = "optimizer_step"
 SCALAR_NBYTES = 512  # a number takes a whole block on CUDA
 MARKERS = frozenset({LOSS_BOUNDARY, OPTIMIZER_STEP})  # operations that no node stands for
@@ -99,6 +100,46 @@ def lower(
     )
     problem = Problem(values, ops, outputs, resident_nbytes)
     return Lowered(problem, {node.name: node for node in nodes}, storages, derived)
+
+
+def with_later_graphs(
+    lowered: Lowered, *, gradients_nbytes: int = 0, room_nbytes: int = 0
+) -> Lowered:
+    """The same for a graph between whose forward and backward others of the step run.
+
+    Args:
+        lowered: of a graph without others.
+        gradients_nbytes: what the others' backwards return, live until the step's end.
+        room_nbytes: what they take while they run, beside what crosses from forward to backward.
+    """
+    problem = lowered.problem
+    boundary = problem.op_by_name[LOSS_BOUNDARY]
+    made_nbytes = sum(problem.value_by_name[name].nbytes for name in boundary.outputs)
+    new = (LATER_GRADIENTS,) if gradients_nbytes else ()
+    later = replace(
+        boundary,
+        outputs=(*boundary.outputs, *new),
+        workspace_nbytes=max(0, room_nbytes - made_nbytes - gradients_nbytes),
+    )
+    problem = replace(
+        problem,
+        ops=tuple(later if op is boundary else op for op in problem.ops),
+        values=(*problem.values, *(Value(name, gradients_nbytes) for name in new)),
+        outputs=(*problem.outputs, *new),
+    )
+    return replace(lowered, problem=problem)
+
+
+def room_nbytes(problem: Problem) -> int:
+    """What the problem leaves free for later graphs, beside what it makes at the boundary."""
+    return problem.op_by_name[LOSS_BOUNDARY].workspace_nbytes
+
+
+def without_room(problem: Problem) -> Problem:
+    """The problem without what it leaves free for later graphs: what the graph itself takes."""
+    boundary = problem.op_by_name[LOSS_BOUNDARY]
+    alone = replace(boundary, workspace_nbytes=0)
+    return replace(problem, ops=tuple(alone if op is boundary else op for op in problem.ops))
 
 
 def _boundary(joint: JointGraph, storages: Storages) -> Op:

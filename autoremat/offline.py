@@ -101,8 +101,14 @@ def plan(
     twin = faker.model(model)
     fakes, fake_keywords = faker.values(inputs), faker.values(dict(keywords))
     resident = _resident(twin, (fakes, fake_keywords), optimizer, home)
-    session = Session(options, lambda _: resident, offline=Offline(spec, curve, time_limit / 3))
+    session = Session(
+        options, lambda _: resident, offline=Offline(spec, curve, time_limit / 3), replans=True
+    )
     _run(session, faker, twin, fakes, fake_keywords)
+    whole = session.replanned()
+    if whole is not None:
+        session = whole
+        _run(session, faker, twin, fakes, fake_keywords)
     report = session.report()
     _require_planned(report)
     if save_to is not None:

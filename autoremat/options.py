@@ -45,12 +45,14 @@ class Resident:
     Attributes:
         nbytes: parameters, buffers, inputs, existing gradients, optimizer state.
         inputs_nbytes: the inputs among them.
+        gradients_nbytes: the existing gradients among them.
         optimizer_nbytes: what the optimizer's step takes for itself, after the backward.
         storages: identities of the storages that `nbytes` counts, as far as known.
     """
 
     nbytes: int
     inputs_nbytes: int = 0
+    gradients_nbytes: int = 0
     optimizer_nbytes: int = 0
     storages: frozenset[int] = frozenset()
 

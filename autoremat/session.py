@@ -8,13 +8,14 @@ own partitioner, with a warning that says why (an exception if the session is st
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import traceback
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from autoremat.choose import Choice, Subject, choose_by_reading, choose_by_simul
 from autoremat.constraints import Constraints, find_constraints, with_selected
 from autoremat.cost import OpCost, estimate_nodes
 from autoremat.curve import curve_of
-from autoremat.device import device_name
+from autoremat.device import device_name, device_of, devices_of
 from autoremat.draws import Replays, makes_seeds, replays, safe_policy
 from autoremat.eager_code import saved_nbytes
 from autoremat.environment import environment_facts
@@ -41,47 +42,26 @@ from autoremat.errors import (
     SteeringError,
 )
 from autoremat.executor import compile_eager
-from autoremat.explain import explain, largest_live, source_of
-from autoremat.fallbacks import fallback, in_words
+from autoremat.explain import explain, facts_of_refusal
+from autoremat.fallbacks import Unplannable, fallback, in_words
 from autoremat.fusion import inlined_nodes, shared_by_layers
 from autoremat.hardware import DeviceSpec
 from autoremat.inductor import Partitioner, compile_with_partition
 from autoremat.lower import lower
 from autoremat.options import Offline, Options, Resident
 from autoremat.partition import PartitionError
-from autoremat.plan_file import StoredGraph, StoredPlan
+from autoremat.plan_file import StoredPlan
 from autoremat.planned_graph import PlannedGraph, fingerprint
 from autoremat.profile import profile_nodes
 from autoremat.progress import Progress
 from autoremat.regions import write_out_regions
 from autoremat.reporting import CurvePoint, Fallback, GraphReport, Report, one_line
 from autoremat.steering import choose_as_asked, store
+from autoremat.step import ALONE, Part, Split, Step
 from autoremat.storage import Storages, find_storages
 from autoremat.torch_partition import Modules, split_as_torch
 
 _session_numbers = itertools.count()
-
-
-class Unplannable(Exception):
-    """A graph that is left to torch's own partitioner, with the code of the reason."""
-
-    def __init__(self, code: str, **facts: Any) -> None:
-        """A code of `REASONS`, and the facts that its sentence names."""
-        super().__init__(code)
-        self.code = code
-        self.facts = facts
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """What the session keeps of a planned graph."""
-
-    report: GraphReport
-    curve: tuple[CurvePoint, ...]
-    stored: StoredGraph
-    asked: tuple[str, ...]
-    crossing_nbytes: int  # live between this graph's forward and its backward
-    outputs_nbytes: int  # of them, what it returned to the user's code
 
 
 class Session:
@@ -94,6 +74,8 @@ class Session:
         *,
         refuses: bool = True,
         offline: Offline | None = None,
+        replans: bool = False,
+        split: Split = ALONE,
     ) -> None:
         """Plan under these options.
 
@@ -102,23 +84,29 @@ class Session:
             resident: tells what the step holds whatever the plan.
             refuses: whether a budget that cannot be met is an error; otherwise a warning.
             offline: given if the graphs' inputs are fake and only the plans are wanted.
+            replans: whether `replanned` is asked for before the next step.
+            split: how the graphs share the budget, where an earlier session has found out.
         """
         self.options = options
         self.key = f"{os.getpid()}-{os.urandom(8).hex()}-{next(_session_numbers)}"
         self.fallbacks: dict[Fallback, None] = {}
         self.planned: defaultdict[str, list[PlannedGraph]] = defaultdict(list)
         self.measured_peak_nbytes: int | None = None
-        self._resident = resident
+        self._find_resident = resident
         self._refuses = refuses
         self._offline = offline
+        self._replans = replans
+        self._split = split
         self._first_graph = ""
         self._inputs: Sequence[Any] = ()  # of the graph that is being compiled
         self._unplannable: set[str] = set()  # graphs that failed to compile as planned
         self._over_budget: OverBudgetWarning | None = None
         self.does_not_fit: OverBudgetWarning | None = None
-        self._entries: dict[str, _Entry] = {}
+        self._step = Step()
+        self._whole: Session | None = None
+        self._whole_is_known = False
         self._device = torch.device("cpu")
-        self._resident_nbytes = 0
+        self._resident = Resident(0)
         self._draws_in_compiled_code = False
 
     @with_stack_room
@@ -186,7 +174,7 @@ class Session:
     def _leave_to_torch(self, error: Exception) -> None:
         """Inductor could not compile what was planned: torch's own partition is next."""
         name = _graph_name()
-        self._entries.pop(name, None)
+        self._step.parts.pop(name, None)
         self.fall_back("AR107", cause=error, graph=name, error=error)
         self._unplannable.add(name)
 
@@ -235,33 +223,61 @@ class Session:
             num_fwd_outputs=num_fwd_outputs,
             op_by_op=op_by_op,
             replays_seeds=not op_by_op
-            and all(self._replays(device).seeds for device in _devices_of(module)),
+            and all(self._replays(device).seeds for device in devices_of(module)),
             graph=_graph_name(),
         )
 
     def report(self) -> Report:
         """What was planned so far."""
-        budget_nbytes = self.options.budget_nbytes(self._device) if self._entries else 0
+        parts = self._step.parts.values()
+        asked = (sentence for part in parts for sentence in part.subject.constraints.asked)
         return Report(
-            budget_nbytes=budget_nbytes,
-            resident_nbytes=self._resident_nbytes,
-            graphs=tuple(entry.report for entry in self._entries.values()),
+            budget_nbytes=self.options.budget_nbytes(self._device) if parts else 0,
+            resident_nbytes=self._resident.nbytes,
+            graphs=tuple(self._step.reports(self._resident.gradients_nbytes)),
             measured_peak_nbytes=self.measured_peak_nbytes,
             compiler=self.options.compiler,
             device=self._device_name(),
             torch_version=torch.__version__,
             fallbacks=tuple(self.fallbacks),
-            user_constraints=tuple(
-                dict.fromkeys(s for e in self._entries.values() for s in e.asked)
-            ),
+            user_constraints=tuple(dict.fromkeys(asked)),
             curve=self._step_curve(),
             facts=environment_facts(self._device),
         )
 
     def stored_plan(self) -> StoredPlan:
         """What was planned so far, for a file."""
-        graphs = tuple(entry.stored for entry in self._entries.values())
+        graphs = tuple(part.stored for part in self._step.parts.values())
         return StoredPlan(graphs, self.options.compiler, self._device_name(), torch.__version__)
+
+    def replanned(self) -> Session | None:
+        """A session that plans the same step as a whole; None if its graphs fit, or none could.
+
+        Asked for after the step's forward: then all of its graphs are known.
+        """
+        if not self._whole_is_known:
+            self._whole, self._whole_is_known = self._find_whole(), True
+        return self._whole
+
+    def _find_whole(self) -> Session | None:
+        if not self._may_replan or len(self._step.parts) < 2:
+            return None
+        budget_nbytes = self.options.budget_nbytes(self._device)
+        if self.report().predicted_peak_nbytes <= budget_nbytes:
+            return None
+        session = Session(
+            self.options,
+            self._find_resident,
+            refuses=False,
+            offline=self._offline,
+            split=self._step.split(budget_nbytes),
+        )
+        session.fallbacks = self.fallbacks
+        return session
+
+    @property
+    def _may_replan(self) -> bool:
+        return self._replans and not self.options.steering.choice
 
     @property
     def device(self) -> torch.device:
@@ -271,7 +287,7 @@ class Session:
     @property
     def is_planned(self) -> bool:
         """Whether any graph was planned."""
-        return bool(self._entries)
+        return bool(self._step.parts)
 
     @property
     def compiled_draws_differently(self) -> bool:
@@ -295,54 +311,63 @@ class Session:
         with Progress(self.options.verbose) as progress:
             progress.stage("capture")
             name = _graph_name()
-            device = _device_of(module)
+            device = device_of(module)
             joint = prepare(module, num_fwd_outputs=num_fwd_outputs, static_indices=static)
             storages = find_storages(joint.nodes, device)
-            earlier = self._earlier_graphs(name)
+            earlier = self._step.earlier(name)
             constraints, inlined = self._constrain(joint, storages, device, is_first=not earlier)
             progress.stage("cost")
             costs = self._price(joint, inlined, progress)
             progress.stage("solve")
-            resident = self._resident_of(joint.primals, storages, device)
-            handed_in_nbytes = storages.total_nbytes(
-                [n for n in joint.primals if n not in joint.static_inputs], resident=True
-            )
-            known_nbytes = sum(entry.outputs_nbytes for entry in earlier)
-            if name == self._first_graph:  # later ones get what the code in between made
-                known_nbytes += resident.inputs_nbytes
-            held_nbytes = sum(entry.crossing_nbytes for entry in earlier)
-            held_nbytes += max(0, handed_in_nbytes - known_nbytes)
-            held_nbytes += saved_nbytes(self._inputs, resident.storages, device)
+            self._device, self._resident = device, self._resident_of(joint, storages, device)
+            between_nbytes = self._between_nbytes(joint, storages, earlier)
+            held_nbytes = between_nbytes + sum(part.crossing_nbytes for part in earlier)
             lowered = lower(
                 joint,
                 storages,
                 constraints,
                 costs,
-                resident_nbytes=resident.nbytes + held_nbytes,
-                optimizer_nbytes=resident.optimizer_nbytes,
+                resident_nbytes=self._resident.nbytes + held_nbytes,
+                optimizer_nbytes=self._resident.optimizer_nbytes,
                 inlined=inlined,
             )
-            subject = Subject(joint, constraints, lowered, device)
             budget_nbytes = self.options.budget_nbytes(device)
+            number = len(earlier)
+            existing_nbytes = self._resident.gradients_nbytes
+            subject = Subject(joint, constraints, lowered, device)
+            beside = self._split.place(lowered, number, budget_nbytes, existing_nbytes)
+            placed = replace(subject, lowered=beside)
             steering, reads = self.options.steering, self._reads_inductor
-            choice = choose_as_asked(subject, steering, len(earlier), budget_nbytes, reads=reads)
-            choice = choice or self._search(subject, budget_nbytes)
-            self._device, self._resident_nbytes = device, resident.nbytes
+            choice = choose_as_asked(placed, steering, number, budget_nbytes, reads=reads)
+            choice = choice or self._search(placed, budget_nbytes)
             if not choice.fits:
-                self._refuse(subject, choice, budget_nbytes, is_later=bool(earlier))
-            graph_report = explain(name, subject, choice, costs)
-            asked = (*constraints.asked, *graph_report.constraints)
-            self._entries[name] = _Entry(
-                replace(graph_report, constraints=asked),
-                self._curve(subject, choice),
+                self._refuse(placed, choice, budget_nbytes, is_later=bool(earlier))
+            self._whole_is_known = False
+            self._step.parts[name] = Part(
+                subject,
+                choice,
+                self._split.gradients_after(number, existing_nbytes),
+                functools.partial(_explained, name, costs),
                 store(subject, choice),
-                constraints.asked,
-                _crossing_nbytes(choice, storages, joint),
-                storages.total_nbytes(joint.fwd_outputs),
+                self._curve(subject, choice),
+                self._resident.nbytes,
+                between_nbytes,
             )
             progress.stage("compile")
             progress.finish(one_line(self.report()))
         return PlannedGraph(joint, choice.forward, choice.backward)
+
+    def _between_nbytes(
+        self, joint: JointGraph, storages: Storages, earlier: Sequence[Part]
+    ) -> int:
+        """What the code before a graph holds that no plan of an earlier graph counts."""
+        inputs = [node for node in joint.primals if node not in joint.static_inputs]
+        known_nbytes = sum(part.outputs_nbytes for part in earlier)
+        if _graph_name() == self._first_graph:  # later ones get what the code in between made
+            known_nbytes += self._resident.inputs_nbytes
+        handed_in_nbytes = storages.total_nbytes(inputs, resident=True)
+        saved = saved_nbytes(self._inputs, self._resident.storages, self._device)
+        return max(0, handed_in_nbytes - known_nbytes) + saved
 
     def _constrain(
         self, joint: JointGraph, storages: Storages, device: torch.device, *, is_first: bool
@@ -405,26 +430,18 @@ class Session:
         self, subject: Subject, choice: Choice, budget_nbytes: int, *, is_later: bool
     ) -> None:
         """A first graph that does not fit is an error; what comes later runs as lean as it can."""
-        if is_later:
-            self._over_budget = OverBudgetWarning(None, budget_nbytes, choice.peak_nbytes)
+        over = OverBudgetWarning(None, budget_nbytes, choice.needed_nbytes)
+        if is_later or self._split is not ALONE:
+            over.is_planned_anew = self._may_replan
+            if not (self._may_replan and self._offline):
+                self._over_budget = over
             return
         if not self._refuses:
             # Gradients that exist now may be gone before the backward: whoever sees that they
             # stay warns of it.
-            self.does_not_fit = OverBudgetWarning(None, budget_nbytes, choice.peak_nbytes)
+            self.does_not_fit = over
             return
-        timeline = choice.solution.timeline
-        step = choice.solution.plan.schedule[timeline.peak_step]
-        node = subject.lowered.node_of.get(step)
-        facts: dict[str, Any] = {
-            "budget_nbytes": budget_nbytes,
-            "smallest_peak_nbytes": choice.peak_nbytes,
-            "floor_nbytes": min(choice.solution.floor_nbytes, choice.peak_nbytes),
-            "resident_nbytes": subject.lowered.problem.resident_nbytes,
-            "step": step,
-            "source": source_of(node) if node is not None else "",
-            "largest": largest_live(subject, choice),
-        }
+        facts = facts_of_refusal(subject, choice, budget_nbytes)
         asked = self.options.steering.choice
         if asked:
             optimal_nbytes = self._search(subject, budget_nbytes).peak_nbytes
@@ -440,23 +457,21 @@ class Session:
         Raises:
             FallbackError: if the session is strict.
         """
+        told = Fallback(code, *in_words(code, **facts))
+        if told in self.fallbacks:
+            return
         warning = fallback(code, **facts)
         if self.options.strict:
             error = FallbackError.of(warning)
             if cause is not None:  # Dynamo drops the causes of what it lets through, not the notes
                 error.add_note("".join(traceback.format_exception(cause)))
             raise error from cause
-        self.fallbacks[Fallback(code, *in_words(code, **facts))] = None
+        self.fallbacks[told] = None
         warnings.warn(warning, stacklevel=3)
-
-    def leave_eager(self, code: str, **facts: Any) -> None:
-        """As `fall_back`, for what is left to eager mode at every step: told at the first."""
-        if Fallback(code, *in_words(code, **facts)) not in self.fallbacks:
-            self.fall_back(code, **facts)
 
     def leave_layer_eager(self, layer: torch.nn.Module) -> None:
         """Tell that layers of a kind run in eager mode between the planned graphs."""
-        self.leave_eager("AR109", kind=type(layer).__name__)
+        self.fall_back("AR109", kind=type(layer).__name__)
 
     def _curve(self, subject: Subject, choice: Choice) -> tuple[CurvePoint, ...]:
         if self._offline is None or not self._offline.curve_points:
@@ -465,55 +480,30 @@ class Session:
 
     def _step_curve(self) -> tuple[CurvePoint, ...]:
         """Of a step of one graph; the curves of several do not add up to one."""
-        entries = list(self._entries.values())
-        return entries[0].curve if len(entries) == 1 else ()
+        parts = list(self._step.parts.values())
+        return parts[0].curve if len(parts) == 1 else ()
 
     def _device_name(self) -> str:
         if self._spec is not None:
             return self._spec.name
         return device_name(self._device)
 
-    def _resident_of(
-        self, primals: Sequence[fx.Node], storages: Storages, device: torch.device
-    ) -> Resident:
-        if self._resident is not None:
-            return self._resident(device)
-        nbytes = storages.total_nbytes(primals, resident=True)
+    def _resident_of(self, joint: JointGraph, storages: Storages, device: torch.device) -> Resident:
+        if self._find_resident is not None:
+            return self._find_resident(device)
+        nbytes = storages.total_nbytes(joint.primals, resident=True)
         return Resident(nbytes, inputs_nbytes=nbytes)
 
-    def _earlier_graphs(self, name: str) -> list[_Entry]:
-        """Graphs of the step before this one; a recompile takes its old place."""
-        earlier = itertools.takewhile(lambda other: other != name, list(self._entries))
-        return [self._entries[other] for other in earlier]
 
-
-def _crossing_nbytes(choice: Choice, storages: Storages, joint: Any) -> int:
-    """Bytes that live from the forward's end to the backward's start."""
-    names = {node.name for node in choice.backward.graph.find_nodes(op="placeholder")}
-    held = {node for node in joint.nodes if node.name in names} | set(joint.fwd_outputs)
-    return storages.total_nbytes(held)
+def _explained(
+    name: str, costs: Mapping[fx.Node, OpCost], subject: Subject, choice: Choice
+) -> GraphReport:
+    """A graph's report, what the user asked for among its constraints."""
+    found = explain(name, subject, choice, costs)
+    return replace(found, constraints=(*subject.constraints.asked, *found.constraints))
 
 
 def _graph_name() -> str:
     """The Dynamo frame that is being compiled: a recompile of it has the same name."""
     compile_id = _torch.CompileContext.current_compile_id()
     return f"graph {compile_id.frame_id if compile_id is not None else 0}"
-
-
-def _device_of(module: fx.GraphModule) -> torch.device:
-    """The one device that the graph's tensors live on (numbers may live on the CPU as well).
-
-    Raises:
-        Unplannable: if there are several.
-    """
-    accelerators = {device for device in _devices_of(module) if device.type != "cpu"}
-    if len(accelerators) > 1:
-        names = ", ".join(sorted(map(str, accelerators)))
-        raise Unplannable("AR102", devices=names)
-    return next(iter(accelerators), torch.device("cpu"))
-
-
-def _devices_of(module: fx.GraphModule) -> set[torch.device]:
-    """Where the graph's inputs live."""
-    values = (node.meta.get("val") for node in module.graph.find_nodes(op="placeholder"))
-    return {value.device for value in values if isinstance(value, torch.Tensor)}

@@ -135,8 +135,11 @@ def verify(
 
     with _left_as_found(model) as restore:
         run(ours)  # plans and compiles
-        session = optimized.session
         restore()
+        if optimized.plans_anew:
+            run(ours)
+            restore()
+        session = optimized.session
         reference = "eager"
         call: Callable[..., Any] = model._call_impl
         if session.compiled_draws_differently:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import autoremat
-from autoremat import session
+from autoremat import device, session
 from autoremat.choose import Choice
 from autoremat.errors import FallbackError, FallbackWarning
 from autoremat.fallbacks import REASONS, fallback
@@ -98,7 +98,7 @@ def _break_planning(patch: pytest.MonkeyPatch) -> None:
 
 def _claim_two_devices(patch: pytest.MonkeyPatch) -> None:
     both = {torch.device("cuda", 0), torch.device("cuda", 1)}
-    patch.setattr(session, "_devices_of", lambda module: both)
+    patch.setattr(device, "devices_of", lambda module: both)
 
 
 def _leave_regions(patch: pytest.MonkeyPatch) -> None:

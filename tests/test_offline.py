@@ -147,6 +147,28 @@ def test_keyword_inputs_and_shared_storages():
     assert report.resident_nbytes == planned(Layers(), x).resident_nbytes
 
 
+class Parted(Layers):
+    """A graph break between two runs of the same layers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        torch._dynamo.graph_break()
+        return super().forward(x)
+
+
+# Dynamo looks at `.grad` of what it resumes with after a graph break.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_the_graphs_of_a_step_share_its_budget():
+    """As from the second step of training on."""
+    x = batch()
+    free = planned(Parted(), x, budget="1GB")
+    assert len(free.graphs) == 2
+    budget = free.graphs[0].predicted_peak_nbytes
+    assert budget < free.predicted_peak_nbytes
+    assert planned(Parted(), x, budget=budget).predicted_peak_nbytes <= budget
+
+
 class ReadsBetween(Layers):
     """A graph break at which code reads a number."""
 
