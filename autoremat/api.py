@@ -38,7 +38,7 @@ from autoremat.plan_file import write
 from autoremat.recurrent import eager_recurrent_layers
 from autoremat.reporting import Report
 from autoremat.selectors import Selection
-from autoremat.session import Session
+from autoremat.session import REPLANS, Session
 
 _NEVER_PLANNED = frozenset({"AR201", "AR202"})  # whatever mode the model is put into later
 
@@ -152,7 +152,7 @@ class OptimizedCall:
             self._options,
             lambda device: self.resident(device, self._inputs),
             refuses=not self._variants,
-            replans=True,
+            replans=REPLANS,
         )
         return _variant(model, session)
 

@@ -7,6 +7,7 @@ a code never changes meaning; every sentence ends with a remedy; docs/fallbacks.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from autoremat.errors import FallbackWarning
 
@@ -134,7 +135,7 @@ def fallback(code: str, **facts: object) -> FallbackWarning:
 class Unplannable(Exception):
     """A graph that is left to torch's own partitioner, with the code of the reason."""
 
-    def __init__(self, code: str, **facts: object) -> None:
+    def __init__(self, code: str, **facts: Any) -> None:
         """A code of `REASONS`, and the facts that its sentence names."""
         super().__init__(code)
         self.code = code

@@ -30,7 +30,7 @@ from autoremat.plan_file import write
 from autoremat.recurrent import eager_recurrent_layers
 from autoremat.reporting import Report
 from autoremat.selectors import Selection
-from autoremat.session import Session
+from autoremat.session import REPLANS, Session
 
 
 def plan(
@@ -101,14 +101,13 @@ def plan(
     twin = faker.model(model)
     fakes, fake_keywords = faker.values(inputs), faker.values(dict(keywords))
     resident = _resident(twin, (fakes, fake_keywords), optimizer, home)
-    session = Session(
-        options, lambda _: resident, offline=Offline(spec, curve, time_limit / 3), replans=True
-    )
-    _run(session, faker, twin, fakes, fake_keywords)
-    whole = session.replanned()
-    if whole is not None:
-        session = whole
+    offline = Offline(spec, curve, time_limit / 3)
+    session = Session(options, lambda _: resident, offline=offline, replans=REPLANS)
+    next_session: Session | None = session
+    while next_session is not None:
+        session = next_session
         _run(session, faker, twin, fakes, fake_keywords)
+        next_session = session.replanned()
     report = session.report()
     _require_planned(report)
     if save_to is not None:

@@ -61,6 +61,8 @@ from autoremat.step import ALONE, Part, Split, Step
 from autoremat.storage import Storages, find_storages
 from autoremat.torch_partition import Modules, split_as_torch
 
+REPLANS = 2  # of a step whose graphs do not fit together; the second if others were found then
+
 _session_numbers = itertools.count()
 
 
@@ -74,7 +76,7 @@ class Session:
         *,
         refuses: bool = True,
         offline: Offline | None = None,
-        replans: bool = False,
+        replans: int = 0,
         split: Split = ALONE,
     ) -> None:
         """Plan under these options.
@@ -84,7 +86,8 @@ class Session:
             resident: tells what the step holds whatever the plan.
             refuses: whether a budget that cannot be met is an error; otherwise a warning.
             offline: given if the graphs' inputs are fake and only the plans are wanted.
-            replans: whether `replanned` is asked for before the next step.
+            replans: how often the step may be planned anew; `replanned` is then asked for before
+                each step.
             split: how the graphs share the budget, where an earlier session has found out.
         """
         self.options = options
@@ -270,6 +273,7 @@ class Session:
             self._find_resident,
             refuses=False,
             offline=self._offline,
+            replans=self._replans - 1,
             split=self._step.split(budget_nbytes),
         )
         session.fallbacks = self.fallbacks
@@ -277,7 +281,8 @@ class Session:
 
     @property
     def _may_replan(self) -> bool:
-        return self._replans and not self.options.steering.choice
+        is_settled = self._split is not ALONE and self._step.follows(self._split)
+        return self._replans > 0 and not self.options.steering.choice and not is_settled
 
     @property
     def device(self) -> torch.device:
@@ -335,8 +340,7 @@ class Session:
             number = len(earlier)
             existing_nbytes = self._resident.gradients_nbytes
             subject = Subject(joint, constraints, lowered, device)
-            beside = self._split.place(lowered, number, budget_nbytes, existing_nbytes)
-            placed = replace(subject, lowered=beside)
+            placed = self._split.place(subject, number, budget_nbytes, existing_nbytes)
             steering, reads = self.options.steering, self._reads_inductor
             choice = choose_as_asked(placed, steering, number, budget_nbytes, reads=reads)
             choice = choice or self._search(placed, budget_nbytes)
@@ -346,7 +350,7 @@ class Session:
             self._step.parts[name] = Part(
                 subject,
                 choice,
-                self._split.gradients_after(number, existing_nbytes),
+                self._split.gradients_after(joint, number, existing_nbytes),
                 functools.partial(_explained, name, costs),
                 store(subject, choice),
                 self._curve(subject, choice),

@@ -41,37 +41,49 @@ class Split:
     Attributes:
         share: of what a graph could keep for its backward beyond the least that it must keep, how
             much it may keep. One number for all graphs, whatever the sizes of the batch.
+        graphs: signature of each graph: of another one, nothing is known.
         gradients_nbytes: by the number of a graph, what the backwards of later ones return.
     """
 
     share: float = 1.0
+    graphs: tuple[int, ...] = ()
     gradients_nbytes: tuple[int, ...] = ()
 
-    def gradients_after(self, number: int, existing_nbytes: int) -> int:
+    def knows(self, joint: JointGraph, number: int) -> bool:
+        """Whether the graph is the one that had this number.
+
+        Code that does something at its first call only has other graphs at the second.
+        """
+        return self.graphs[number : number + 1] == (_signature(joint),)
+
+    def gradients_after(self, joint: JointGraph, number: int, existing_nbytes: int) -> int:
         """Gradients that graphs after one return, beyond those that exist already."""
-        known = self.gradients_nbytes[number : number + 1]
-        return max(0, sum(known) - existing_nbytes)
+        if not self.knows(joint, number):
+            return 0
+        return max(0, self.gradients_nbytes[number] - existing_nbytes)
 
     def place(
-        self, lowered: Lowered, number: int, budget_nbytes: int, existing_nbytes: int
-    ) -> Lowered:
+        self, subject: Subject, number: int, budget_nbytes: int, existing_nbytes: int
+    ) -> Subject:
         """A graph with what later ones take from the budget, as far as that is known.
 
         Args:
-            lowered: the graph alone.
+            subject: the graph alone.
             number: how many graphs of the step come before it.
             budget_nbytes: of the whole step.
             existing_nbytes: gradients that exist already and are resident.
         """
-        if number + 1 >= len(self.gradients_nbytes):
-            return lowered
+        lowered = subject.lowered
+        if number + 1 >= len(self.graphs) or not self.knows(subject.joint, number):
+            return subject
         least_nbytes, most_nbytes = _crossings(lowered.problem)
         crossing_nbytes = least_nbytes + int(self.share * (most_nbytes - least_nbytes))
         room_nbytes = budget_nbytes - lowered.problem.resident_nbytes - crossing_nbytes
-        gradients_nbytes = self.gradients_after(number, existing_nbytes)
-        return with_later_graphs(
+        gradients_nbytes = self.gradients_after(subject.joint, number, existing_nbytes)
+        placed = with_later_graphs(
             lowered, gradients_nbytes=gradients_nbytes, room_nbytes=max(0, room_nbytes)
         )
+        return replace(subject, lowered=placed)
 
 
 ALONE = Split()
@@ -193,7 +205,18 @@ class Step:
             wanted_nbytes = most_nbytes - lean_nbytes + sum(most - least for least, most in before)
             if before and wanted_nbytes > free_nbytes:
                 share = min(share, max(0.0, free_nbytes / wanted_nbytes))
-        return Split(share, later)
+        return Split(share, tuple(_signature(part.subject.joint) for part in parts), later)
+
+    def follows(self, split: Split) -> bool:
+        """Whether the graphs are those that the split was made for."""
+        numbered = enumerate(self.parts.values())
+        return all(split.knows(part.subject.joint, number) for number, part in numbered)
+
+
+def _signature(joint: JointGraph) -> int:
+    """Equal for graphs of the same operations, whatever the sizes of their tensors."""
+    targets = (node.target for node in joint.nodes)
+    return hash(tuple(str(t) for t in targets if isinstance(t, _torch.OpOverload)))
 
 
 def _crossings(problem: Problem) -> tuple[int, int]:

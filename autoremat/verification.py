@@ -136,7 +136,7 @@ def verify(
     with _left_as_found(model) as restore:
         run(ours)  # plans and compiles
         restore()
-        if optimized.plans_anew:
+        while optimized.plans_anew:
             run(ours)
             restore()
         session = optimized.session
