@@ -104,6 +104,7 @@ class OptimizedCall:
         self._inputs = (args, kwargs)
         self._warn_if_gradients_stay(model)
         self._current = self._variant_for(model)
+        self._current.session.begin_step()
         try:
             with (
                 _own_compile(),

@@ -1,7 +1,8 @@
-"""What code between the graphs of a step saved for the backward.
+"""What code between the graphs of a step holds.
 
-Enters: what a graph is about to be given. Leaves: the bytes that autograd holds behind it, other
-than what the plans count already. Guarantees: each storage counts once.
+Enters: what a graph is about to be given, and what layers in eager mode have returned. Leaves: the
+bytes that autograd and the user's code hold, other than what the plans count already. Guarantees:
+each storage counts once.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from autoremat import _torch
 from autoremat.measure import (
@@ -21,19 +23,48 @@ from autoremat.measure import (
 )
 
 
-def saved_nbytes(inputs: Iterable[Any], known: Collection[int], device: torch.device) -> int:
-    """Bytes that the graphs' surroundings saved so far.
+class Results:
+    """Storages of what was returned in this step, as long as somebody holds them."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._found: dict[int, tuple[StorageWeakRef, int, torch.device]] = {}
+
+    def clear(self) -> None:
+        """A step begins."""
+        self._found.clear()
+
+    def note(self, results: Any) -> None:
+        """Remember the tensors in a nest of results, without holding them."""
+        for storage in (s for tensor in tensors_in(results) for s in storages_of(tensor)):
+            found = (StorageWeakRef(storage), storage.nbytes(), storage.device)
+            self._found[_torch.storage_identity(storage)] = found
+
+    def held(self, device: torch.device) -> dict[int, int]:
+        """Bytes of those on the device that are still held, by their identities."""
+        return {
+            identity: rounded_nbytes(nbytes, device)
+            for identity, (storage, nbytes, place) in self._found.items()
+            if same_device(place, device) and not storage.expired()
+        }
+
+
+def held_nbytes(
+    inputs: Iterable[Any], known: Collection[int], device: torch.device, results: Results
+) -> int:
+    """Bytes that the graphs' surroundings hold so far.
 
     Args:
         inputs: of the next graph; what they hold counts as handed in.
         known: identities of storages that count as resident.
         device: what is elsewhere does not count.
+        results: of layers between the graphs; a caller may hold those that no graph is given.
     """
     given = [value for value in inputs if isinstance(value, torch.Tensor)]
     counted = {_torch.storage_identity(s) for value in given for s in storages_of(value)} | set(
         known
     )
-    sizes: dict[int, int] = {}
+    sizes = {key: size for key, size in results.held(device).items() if key not in counted}
     with _torch.real_execution():  # asked for a saved value, autograd makes a tensor of it
         for value in (v for node in _nodes_behind(given) for v in _saved_by(node)):
             if not same_device(value.device, device) or _counts_elsewhere(value):

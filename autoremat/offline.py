@@ -134,6 +134,7 @@ def _run(
 ) -> None:
     """One forward on fakes: every graph that it reaches is handed to the session."""
     call = torch.compile(with_own_code(twin._call_impl), backend=session.compile)
+    session.begin_step()
     try:
         eager = eager_recurrent_layers(twin, session.leave_layer_eager)
         with faker.mode, torch.enable_grad(), eager:

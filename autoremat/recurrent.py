@@ -28,12 +28,14 @@ _here = threading.local()
 
 
 @contextlib.contextmanager
-def eager_recurrent_layers(model: nn.Module, tell: Callable[[nn.RNNBase], None]) -> Iterator[None]:
+def eager_recurrent_layers(
+    model: nn.Module, tell: Callable[[nn.RNNBase, Any], None]
+) -> Iterator[None]:
     """Let Dynamo stop around a model's recurrent layers in this context.
 
     Args:
         model: what is called in the context.
-        tell: given each recurrent layer that is about to run.
+        tell: given each recurrent layer that has run, and its results.
     """
     has_layers = any(isinstance(module, _KINDS) for module in model.modules())
     if _torch.traces_recurrent_layers() or not has_layers:
@@ -73,10 +75,11 @@ def _stopping(forward: Callable[..., Any]) -> Callable[..., Any]:
 
     @torch.compiler.disable(reason="autoremat runs recurrent layers in eager mode")
     def run(module: nn.RNNBase, *args: Any, **kwargs: Any) -> Any:
+        results = forward(module, *args, **kwargs)
         tell = getattr(_here, "tell", None)
         if tell is not None:
-            tell(module)
-        return forward(module, *args, **kwargs)
+            tell(module, results)
+        return results
 
     return run
 

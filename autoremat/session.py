@@ -31,7 +31,7 @@ from autoremat.cost import OpCost, estimate_nodes
 from autoremat.curve import curve_of
 from autoremat.device import device_name, device_of, devices_of
 from autoremat.draws import Replays, makes_seeds, replays, safe_policy
-from autoremat.eager_code import saved_nbytes
+from autoremat.eager_code import Results, held_nbytes
 from autoremat.environment import environment_facts
 from autoremat.errors import (
     FallbackError,
@@ -100,12 +100,13 @@ class Session:
         self._offline = offline
         self._replans = replans
         self._split = split
-        self._first_graph = ""
+        self._first_frame = ""
         self._inputs: Sequence[Any] = ()  # of the graph that is being compiled
         self._unplannable: set[str] = set()  # graphs that failed to compile as planned
         self._over_budget: OverBudgetWarning | None = None
         self.does_not_fit: OverBudgetWarning | None = None
         self._step = Step()
+        self._eager_results = Results()
         self._whole: Session | None = None
         self._whole_is_known = False
         self._device = torch.device("cpu")
@@ -120,16 +121,17 @@ class Session:
             InfeasibleBudget: if no plan fits.
             FallbackError: if the session is strict and a graph cannot be planned.
         """
-        self._first_graph = self._first_graph or _graph_name()
+        self._first_frame = self._first_frame or _frame_name()
         self._inputs = example_inputs
         op_by_op = self.options.compiler == "eager" or self._offline is not None
         executor = compile_eager if op_by_op else None
         try:
             try:
-                return self.compile_through(module, example_inputs, self, executor)
+                compiled = self.compile_through(module, example_inputs, self, executor)
             except _torch.InductorError as error:
                 self._leave_to_torch(error)
-                return self.compile_through(module, example_inputs, self, executor)
+                compiled = self.compile_through(module, example_inputs, self, executor)
+            return self._telling(self._graph_name(), compiled)
         except (
             InfeasibleBudget,
             SteeringError,
@@ -174,10 +176,34 @@ class Session:
             executor=executor,
         )
 
+    def _telling(self, name: str, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """The compiled graph, which tells the step that it runs."""
+        if name not in self._step.parts:
+            return compiled
+        ran = self._step.ran
+
+        def run(*args: Any) -> Any:
+            ran(name)
+            return compiled(*args)
+
+        return run
+
+    def begin_step(self) -> None:
+        """A training step begins: from now on it is noted which of its graphs run."""
+        self._step.begin()
+        self._eager_results.clear()
+
+    def _graph_name(self) -> str:
+        """The graph that is being compiled.
+
+        Where nobody tells which graphs run, a recompile takes the place of the first compile.
+        """
+        return _frame_name() if self._step.runs is None else _compile_name()
+
     def _leave_to_torch(self, error: Exception) -> None:
         """Inductor could not compile what was planned: torch's own partition is next."""
-        name = _graph_name()
-        self._step.parts.pop(name, None)
+        name = self._graph_name()
+        self._step.drop(name)
         self.fall_back("AR107", cause=error, graph=name, error=error)
         self._unplannable.add(name)
 
@@ -193,7 +219,7 @@ class Session:
         """Split one joint graph: by a plan, or as torch would."""
         untouched = copy_module(module)
         try:
-            if _graph_name() in self._unplannable:
+            if self._graph_name() in self._unplannable:
                 return self.torch_partition(untouched, joint_inputs, num_fwd_outputs)
             if not joint_inputs:
                 raise Unplannable("AR103")
@@ -201,12 +227,12 @@ class Session:
         except (InfeasibleBudget, SteeringError):
             raise
         except Unplannable as reason:
-            self.fall_back(reason.code, graph=_graph_name(), **reason.facts)
+            self.fall_back(reason.code, graph=self._graph_name(), **reason.facts)
         except PartitionError as error:
-            self.fall_back("AR106", cause=error, graph=_graph_name(), error=error)
+            self.fall_back("AR106", cause=error, graph=self._graph_name(), error=error)
         except Exception as error:  # nothing of the user's may be lost to a defect of ours
             why = f"{type(error).__name__}: {error}"
-            self.fall_back("AR101", cause=error, graph=_graph_name(), error=why)
+            self.fall_back("AR101", cause=error, graph=self._graph_name(), error=why)
         else:
             if self._over_budget is not None:
                 warning, self._over_budget = self._over_budget, None
@@ -227,12 +253,12 @@ class Session:
             op_by_op=op_by_op,
             replays_seeds=not op_by_op
             and all(self._replays(device).seeds for device in devices_of(module)),
-            graph=_graph_name(),
+            graph=self._graph_name(),
         )
 
     def report(self) -> Report:
         """What was planned so far."""
-        parts = self._step.parts.values()
+        parts = self._step.current
         asked = (sentence for part in parts for sentence in part.subject.constraints.asked)
         return Report(
             budget_nbytes=self.options.budget_nbytes(self._device) if parts else 0,
@@ -250,7 +276,7 @@ class Session:
 
     def stored_plan(self) -> StoredPlan:
         """What was planned so far, for a file."""
-        graphs = tuple(part.stored for part in self._step.parts.values())
+        graphs = tuple(part.stored for part in self._step.current)
         return StoredPlan(graphs, self.options.compiler, self._device_name(), torch.__version__)
 
     def replanned(self) -> Session | None:
@@ -315,7 +341,7 @@ class Session:
         """The stages in their order: capture, cost, lower, solve, rewrite, report."""
         with Progress(self.options.verbose) as progress:
             progress.stage("capture")
-            name = _graph_name()
+            name = self._graph_name()
             device = device_of(module)
             joint = prepare(module, num_fwd_outputs=num_fwd_outputs, static_indices=static)
             storages = find_storages(joint.nodes, device)
@@ -326,36 +352,30 @@ class Session:
             progress.stage("solve")
             self._device, self._resident = device, self._resident_of(joint, storages, device)
             between_nbytes = self._between_nbytes(joint, storages, earlier)
-            held_nbytes = between_nbytes + sum(part.crossing_nbytes for part in earlier)
             lowered = lower(
                 joint,
                 storages,
                 constraints,
                 costs,
-                resident_nbytes=self._resident.nbytes + held_nbytes,
+                resident_nbytes=self._resident.nbytes + between_nbytes,
                 optimizer_nbytes=self._resident.optimizer_nbytes,
                 inlined=inlined,
             )
             budget_nbytes = self.options.budget_nbytes(device)
-            number = len(earlier)
-            existing_nbytes = self._resident.gradients_nbytes
-            subject = Subject(joint, constraints, lowered, device)
-            placed = self._split.place(subject, number, budget_nbytes, existing_nbytes)
+            subject, number = Subject(joint, constraints, lowered, device), len(earlier)
+            found = self._split.beside(subject, self._step, name)
+            found = found.beyond(self._resident.gradients_nbytes)
+            placed = self._split.place(subject, number, found, budget_nbytes)
             steering, reads = self.options.steering, self._reads_inductor
             choice = choose_as_asked(placed, steering, number, budget_nbytes, reads=reads)
             choice = choice or self._search(placed, budget_nbytes)
             if not choice.fits:
                 self._refuse(placed, choice, budget_nbytes, is_later=bool(earlier))
             self._whole_is_known = False
-            self._step.parts[name] = Part(
-                subject,
-                choice,
-                self._split.gradients_after(joint, number, existing_nbytes),
-                functools.partial(_explained, name, costs),
-                store(subject, choice),
-                self._curve(subject, choice),
-                self._resident.nbytes,
-                between_nbytes,
+            report = functools.partial(_explained, name, costs)
+            curve = self._curve(subject, choice)
+            self._step.add(
+                name, Part(subject, choice, found, report, store(subject, choice), curve)
             )
             progress.stage("compile")
             progress.finish(one_line(self.report()))
@@ -367,11 +387,12 @@ class Session:
         """What the code before a graph holds that no plan of an earlier graph counts."""
         inputs = [node for node in joint.primals if node not in joint.static_inputs]
         known_nbytes = sum(part.outputs_nbytes for part in earlier)
-        if _graph_name() == self._first_graph:  # later ones get what the code in between made
+        if _frame_name() == self._first_frame:  # later ones get what the code in between made
             known_nbytes += self._resident.inputs_nbytes
         handed_in_nbytes = storages.total_nbytes(inputs, resident=True)
-        saved = saved_nbytes(self._inputs, self._resident.storages, self._device)
-        return max(0, handed_in_nbytes - known_nbytes) + saved
+        known = self._resident.storages
+        held = held_nbytes(self._inputs, known, self._device, self._eager_results)
+        return max(0, handed_in_nbytes - known_nbytes) + held
 
     def _constrain(
         self, joint: JointGraph, storages: Storages, device: torch.device, *, is_first: bool
@@ -473,8 +494,9 @@ class Session:
         self.fallbacks[told] = None
         warnings.warn(warning, stacklevel=3)
 
-    def leave_layer_eager(self, layer: torch.nn.Module) -> None:
+    def leave_layer_eager(self, layer: torch.nn.Module, results: Any) -> None:
         """Tell that layers of a kind run in eager mode between the planned graphs."""
+        self._eager_results.note(results)
         self.fall_back("AR109", kind=type(layer).__name__)
 
     def _curve(self, subject: Subject, choice: Choice) -> tuple[CurvePoint, ...]:
@@ -484,7 +506,7 @@ class Session:
 
     def _step_curve(self) -> tuple[CurvePoint, ...]:
         """Of a step of one graph; the curves of several do not add up to one."""
-        parts = list(self._step.parts.values())
+        parts = self._step.current
         return parts[0].curve if len(parts) == 1 else ()
 
     def _device_name(self) -> str:
@@ -507,7 +529,14 @@ def _explained(
     return replace(found, constraints=(*subject.constraints.asked, *found.constraints))
 
 
-def _graph_name() -> str:
+def _frame_name() -> str:
     """The Dynamo frame that is being compiled: a recompile of it has the same name."""
     compile_id = _torch.CompileContext.current_compile_id()
     return f"graph {compile_id.frame_id if compile_id is not None else 0}"
+
+
+def _compile_name() -> str:
+    """The compile of the frame: a recompile has another name."""
+    compile_id = _torch.CompileContext.current_compile_id()
+    number = compile_id.frame_compile_id if compile_id is not None else 0
+    return f"{_frame_name()}/{number}" if number else _frame_name()

@@ -1,25 +1,26 @@
 """The graphs of one step, side by side: what each leaves the others of one budget.
 
-Enters: each graph as it was planned, in the order in which the step runs them. Leaves: what is
-held while another one runs and, where they do not fit together, the `Split` under which the step
-is planned anew. Guarantees: what two graphs share counts once; an incomplete step has no split.
+Enters: each graph as it was planned, and in which order the step runs them. Leaves: what is held
+while one of them runs and, where they do not fit together, the `Split` under which the step is
+planned anew. Guarantees: a graph that runs several times counts as often; of graphs that are not
+those that a split was made for, nothing is taken as known.
 
-A later graph runs between the forward and the backward of an earlier one:
+A later run happens between the forward and the backward of an earlier one:
 
     forward 0, forward 1, forward 2, backward 2, backward 1, backward 0
 
-While it runs, the earlier ones hold what crosses from their forward to their backward; while the
-backward of an earlier one runs, the gradients are there that the later ones have returned. When the
-first graph is planned, Dynamo has not traced the others yet. It takes the whole budget, and the
-others may find too little. Only after a whole forward is it known how to share.
+While it lasts, the earlier ones hold what crosses from their forward to their backward; and while
+the backward of an earlier one lasts, the gradients are there that the later ones have returned.
+When the first graph is planned, Dynamo has not traced the others yet. It takes the whole budget,
+and the others may find too little. Only after a whole forward is it known how to share.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from autoremat_solver import Plan, Problem, simulate
 from autoremat_solver.plan_document import without_recompute
@@ -34,20 +35,64 @@ from autoremat.plan_file import StoredGraph
 from autoremat.reporting import CurvePoint, GraphReport
 
 
+class Beside(NamedTuple):
+    """What a step holds beside one of its graphs.
+
+    Attributes:
+        held_nbytes: while it runs: what crosses the forwards and backwards of earlier runs.
+        gradients_nbytes: in its backward, more: gradients that later runs have returned.
+    """
+
+    held_nbytes: int = 0
+    gradients_nbytes: int = 0
+
+    def beyond(self, existing_nbytes: int) -> Beside:
+        """The same where gradients exist already, to which those of later runs are added."""
+        return Beside(self.held_nbytes, max(0, self.gradients_nbytes - existing_nbytes))
+
+
+def beside(
+    order: Sequence[int],
+    number: int,
+    crossing_nbytes: Sequence[int],
+    gradient_nbytes: Sequence[int],
+) -> Beside:
+    """What is held beside a graph in that of its runs which finds the most.
+
+    Args:
+        order: the number of the graph of each run.
+        number: the graph.
+        crossing_nbytes: by number, what crosses from a graph's forward to its backward.
+        gradient_nbytes: by number, gradients of parameters that a graph's backward returns.
+    """
+    held = [sum(crossing_nbytes[n] for n in order[:run]) for run in _runs(order, number)]
+    later = [sum(gradient_nbytes[n] for n in order[run + 1 :]) for run in _runs(order, number)]
+    most_nbytes = max(map(sum, zip(held, later, strict=True)))
+    return Beside(max(held), most_nbytes - max(held))
+
+
+def _runs(order: Sequence[int], number: int) -> list[int]:
+    return [run for run, graph in enumerate(order) if graph == number]
+
+
 @dataclass(frozen=True)
 class Split:
-    """How the graphs of a step share its budget.
+    """How the graphs of a step share its budget. Without any graph, nothing is known of it.
 
     Attributes:
         share: of what a graph could keep for its backward beyond the least that it must keep, how
             much it may keep. One number for all graphs, whatever the sizes of the batch.
-        graphs: signature of each graph: of another one, nothing is known.
-        gradients_nbytes: by the number of a graph, what the backwards of later ones return.
+        graphs: signature of each graph.
+        order: the number of the graph of each run.
+        crossing_nbytes: by number, what the share gave a graph when the split was made.
+        gradient_nbytes: by number, gradients of parameters that a graph's backward returns.
     """
 
     share: float = 1.0
     graphs: tuple[int, ...] = ()
-    gradients_nbytes: tuple[int, ...] = ()
+    order: tuple[int, ...] = ()
+    crossing_nbytes: tuple[int, ...] = ()
+    gradient_nbytes: tuple[int, ...] = ()
 
     def knows(self, joint: JointGraph, number: int) -> bool:
         """Whether the graph is the one that had this number.
@@ -56,38 +101,45 @@ class Split:
         """
         return self.graphs[number : number + 1] == (_signature(joint),)
 
-    def gradients_after(self, joint: JointGraph, number: int, existing_nbytes: int) -> int:
-        """Gradients that graphs after one return, beyond those that exist already."""
-        if not self.knows(joint, number):
-            return 0
-        return max(0, self.gradients_nbytes[number] - existing_nbytes)
+    def beside(self, subject: Subject, step: Step, name: str) -> Beside:
+        """What is held beside a graph that is being planned.
 
-    def place(
-        self, subject: Subject, number: int, budget_nbytes: int, existing_nbytes: int
-    ) -> Subject:
-        """A graph with what later ones take from the budget, as far as that is known.
+        Args:
+            subject: the graph alone.
+            step: what was planned before.
+            name: of the graph.
+        """
+        earlier = step.earlier(name)
+        number = len(earlier)
+        if not self.knows(subject.joint, number):
+            return Beside(step.held_nbytes(name))
+        planned = [part.crossing_nbytes for part in earlier]
+        own = self._crossing_nbytes(subject)
+        crossing = [*planned, own, *self.crossing_nbytes[number + 1 :]]
+        return beside(self.order, number, crossing, self.gradient_nbytes)
+
+    def place(self, subject: Subject, number: int, found: Beside, budget_nbytes: int) -> Subject:
+        """A graph with what the others take from the budget, as far as that is known.
 
         Args:
             subject: the graph alone.
             number: how many graphs of the step come before it.
+            found: what is held beside it.
             budget_nbytes: of the whole step.
-            existing_nbytes: gradients that exist already and are resident.
         """
-        lowered = subject.lowered
-        if number + 1 >= len(self.graphs) or not self.knows(subject.joint, number):
-            return subject
-        least_nbytes, most_nbytes = _crossings(lowered.problem)
-        crossing_nbytes = least_nbytes + int(self.share * (most_nbytes - least_nbytes))
-        room_nbytes = budget_nbytes - lowered.problem.resident_nbytes - crossing_nbytes
-        gradients_nbytes = self.gradients_after(subject.joint, number, existing_nbytes)
-        placed = with_later_graphs(
-            lowered, gradients_nbytes=gradients_nbytes, room_nbytes=max(0, room_nbytes)
-        )
-        return replace(subject, lowered=placed)
+        room_nbytes = 0
+        is_last = self.order[-1:] == (number,) and self.order.count(number) == 1
+        if self.knows(subject.joint, number) and not is_last:
+            taken = subject.lowered.problem.resident_nbytes + found.held_nbytes
+            room_nbytes = max(0, budget_nbytes - taken - self._crossing_nbytes(subject))
+        return replace(subject, lowered=_placed(subject.lowered, found, room_nbytes))
+
+    def _crossing_nbytes(self, subject: Subject) -> int:
+        least_nbytes, most_nbytes = _crossings(subject.lowered.problem)
+        return least_nbytes + int(self.share * (most_nbytes - least_nbytes))
 
 
 ALONE = Split()
-"""Nothing is known of later graphs."""
 
 
 @dataclass(frozen=True)
@@ -95,25 +147,21 @@ class Part:
     """One planned graph of the step.
 
     Attributes:
-        subject: the graph, alone in the step.
+        subject: the graph alone; code between the graphs counts as resident.
         choice: its plan.
-        counted_gradients_nbytes: gradients of later graphs that the choice's peak counts.
+        counted: what the choice's peak counts beside the graph.
         explain: its report, given a subject and a choice of it.
         stored: what a file keeps of the plan.
         curve: peaks and times of other plans.
-        resident_nbytes: live during the whole step, whatever the plans.
-        between_nbytes: what code between the graphs holds while this one runs.
     """
 
     subject: Subject
     choice: Choice
-    counted_gradients_nbytes: int
+    counted: Beside
     explain: Callable[[Subject, Choice], GraphReport]
     stored: StoredGraph
     curve: tuple[CurvePoint, ...]
-    resident_nbytes: int
-    between_nbytes: int
-    _reports: dict[int, GraphReport] = field(default_factory=dict)
+    _reports: dict[Beside, GraphReport] = field(default_factory=dict)
 
     @functools.cached_property
     def crossing_nbytes(self) -> int:
@@ -129,88 +177,153 @@ class Part:
         return self.subject.lowered.storages.total_nbytes(self.subject.joint.fwd_outputs)
 
     @functools.cached_property
-    def gradients_nbytes(self) -> int:
+    def gradient_nbytes(self) -> int:
         """Gradients of parameters that its backward returns: they stay until the step's end."""
         joint = self.subject.joint
         returned = _gradients_by_input(joint)
         gradients = [returned[node] for node in joint.static_inputs if node in returned]
         return self.subject.lowered.storages.total_nbytes(gradients)
 
-    def report(self, later_gradients_nbytes: int) -> GraphReport:
-        """The graph's report, later graphs' gradients being live in its backward."""
-        if later_gradients_nbytes not in self._reports:
-            lowered = self._beside(later_gradients_nbytes)
-            peak_nbytes = self._peak_nbytes(later_gradients_nbytes)
-            subject = replace(self.subject, lowered=lowered)
-            found = self.explain(subject, replace(self.choice, peak_nbytes=peak_nbytes))
+    def report(self, found: Beside) -> GraphReport:
+        """The graph's report, so much being held beside it."""
+        if found not in self._reports:
+            subject = replace(self.subject, lowered=_placed(self.subject.lowered, found))
+            choice = replace(self.choice, peak_nbytes=self.peak_nbytes(found))
             self._reports.clear()
-            self._reports[later_gradients_nbytes] = found
-        return self._reports[later_gradients_nbytes]
+            self._reports[found] = self.explain(subject, choice)
+        return self._reports[found]
 
-    def _peak_nbytes(self, later_gradients_nbytes: int) -> int:
-        """The real peak beside other gradients than the choice counts."""
-        if later_gradients_nbytes == self.counted_gradients_nbytes:
+    def peak_nbytes(self, found: Beside) -> int:
+        """The real peak, so much being held beside the graph."""
+        if found == self.counted:
             return self.choice.peak_nbytes
         plan = self.choice.solution.plan
         counted, wanted = (
-            simulate(self._beside(nbytes).problem, plan).peak_nbytes
-            for nbytes in (self.counted_gradients_nbytes, later_gradients_nbytes)
+            simulate(_placed(self.subject.lowered, held).problem, plan).peak_nbytes
+            for held in (self.counted, found)
         )
         return self.choice.peak_nbytes + wanted - counted
-
-    def _beside(self, later_gradients_nbytes: int) -> Lowered:
-        return with_later_graphs(self.subject.lowered, gradients_nbytes=later_gradients_nbytes)
 
 
 @dataclass
 class Step:
-    """The graphs that were planned so far, by the names of their frames."""
+    """The graphs that were planned so far.
+
+    Attributes:
+        parts: planned graphs, by name.
+        runs: names of those that ran in the latest step, in its order; None if nobody tells.
+    """
 
     parts: dict[str, Part] = field(default_factory=dict)
+    runs: list[str] | None = None
+    _next: str = ""  # a graph that is planned and has not run yet
+
+    def begin(self) -> None:
+        """A forward begins, of which each run of a graph will be told."""
+        self.runs, self._next = [], ""
+
+    def add(self, name: str, part: Part) -> None:
+        """Keep a graph that was planned."""
+        self.parts[name] = part
+        self._next = name
+
+    def drop(self, name: str) -> None:
+        """Forget a graph that could not be compiled as planned."""
+        self.parts.pop(name, None)
+        self._next = ""
+
+    def ran(self, name: str) -> None:
+        """A graph runs its forward."""
+        if self.runs is not None and name in self.parts:
+            self.runs.append(name)
+            self._next = ""
 
     def earlier(self, name: str) -> list[Part]:
-        """Graphs of the step before this one; a recompile takes its old place."""
-        names = itertools.takewhile(lambda other: other != name, list(self.parts))
-        return [self.parts[other] for other in names]
+        """The graphs that ran before one that is being planned, each once."""
+        return [self.parts[other] for other in dict.fromkeys(self._before(name))]
 
-    def reports(self, existing_gradients_nbytes: int) -> Iterator[GraphReport]:
-        """Of every graph, in the order of the step.
+    def held_nbytes(self, name: str) -> int:
+        """What crosses the forwards and backwards of the runs before that of a graph."""
+        return sum(self.parts[other].crossing_nbytes for other in self._before(name))
+
+    def _before(self, name: str) -> list[str]:
+        """Of the runs before a graph's first one; a recompile takes the old place."""
+        order = self._order
+        return order[: order.index(name)] if name in order else order
+
+    @property
+    def _order(self) -> list[str]:
+        """The graph of each run."""
+        if self.runs is None:
+            return list(self.parts)
+        return [*self.runs, *([self._next] if self._next else [])]
+
+    def reports(self, existing_gradient_nbytes: int) -> Iterator[GraphReport]:
+        """Of every graph of the step, in the order in which they run first.
 
         Args:
-            existing_gradients_nbytes: gradients that exist already and are resident: what later
-                graphs return is added to them.
+            existing_gradient_nbytes: gradients that exist already and are resident.
         """
-        parts = list(self.parts.values())
-        for number, part in enumerate(parts, 1):
-            later_nbytes = sum(later.gradients_nbytes for later in parts[number:])
-            yield part.report(max(0, later_nbytes - existing_gradients_nbytes))
+        parts, order = self._numbered()
+        crossing = [part.crossing_nbytes for part in parts]
+        gradients = [part.gradient_nbytes for part in parts]
+        for number, part in enumerate(parts):
+            found = beside(order, number, crossing, gradients)
+            yield part.report(found.beyond(existing_gradient_nbytes))
 
     def split(self, budget_nbytes: int) -> Split:
         """How the graphs can share the budget, each as well as the others.
 
         A graph's needs lie between those of the leanest plan known and those of running without
         recompute, and so does what crosses: all go the same share of the way, the largest at which
-        each graph fits beside what the earlier ones keep.
+        each run fits beside what the earlier ones keep.
         """
-        parts = list(self.parts.values())
-        gradients = [part.gradients_nbytes for part in parts]
-        later = tuple(sum(gradients[number + 1 :]) for number in range(len(parts)))
+        parts, order = self._numbered()
+        gradients = tuple(part.gradient_nbytes for part in parts)
         crossings = [_crossings(part.subject.lowered.problem) for part in parts]
+        least, most = zip(*crossings, strict=True)
         share = 1.0
         for number, part in enumerate(parts):
-            before = crossings[:number]
-            held_nbytes = part.resident_nbytes + part.between_nbytes + sum(c[0] for c in before)
-            lean_nbytes, most_nbytes = _own_peaks(part)
-            free_nbytes = budget_nbytes - held_nbytes - lean_nbytes - later[number]
-            wanted_nbytes = most_nbytes - lean_nbytes + sum(most - least for least, most in before)
-            if before and wanted_nbytes > free_nbytes:
-                share = min(share, max(0.0, free_nbytes / wanted_nbytes))
-        return Split(share, tuple(_signature(part.subject.joint) for part in parts), later)
+            lean, free = _own_peaks(part)
+            resident_nbytes = part.subject.lowered.problem.resident_nbytes
+            lean_nbytes, free_nbytes = (
+                resident_nbytes + own + sum(beside(order, number, crossing, gradients))
+                for own, crossing in ((lean, least), (free, most))
+            )
+            if free_nbytes > max(budget_nbytes, lean_nbytes):
+                most_share = (budget_nbytes - lean_nbytes) / (free_nbytes - lean_nbytes)
+                share = min(share, max(0.0, most_share))
+        crossing_nbytes = tuple(low + int(share * (high - low)) for low, high in crossings)
+        signatures = tuple(_signature(part.subject.joint) for part in parts)
+        return Split(share, signatures, tuple(order), crossing_nbytes, gradients)
 
     def follows(self, split: Split) -> bool:
         """Whether the graphs are those that the split was made for."""
-        numbered = enumerate(self.parts.values())
+        numbered = enumerate(self._numbered()[0])
         return all(split.knows(part.subject.joint, number) for number, part in numbered)
+
+    @property
+    def current(self) -> list[Part]:
+        """The graphs of the step, each once."""
+        return self._numbered()[0]
+
+    def _numbered(self) -> tuple[list[Part], list[int]]:
+        """The graphs in the order in which they run first, and the number of each run's graph."""
+        order = self._order
+        names = list(dict.fromkeys(order))
+        return [self.parts[name] for name in names], [names.index(name) for name in order]
+
+
+def _placed(lowered: Lowered, found: Beside, room_nbytes: int = 0) -> Lowered:
+    """The graph's problem, so much being held beside it."""
+    problem = replace(
+        lowered.problem, resident_nbytes=lowered.problem.resident_nbytes + found.held_nbytes
+    )
+    return with_later_graphs(
+        replace(lowered, problem=problem),
+        gradients_nbytes=found.gradients_nbytes,
+        room_nbytes=room_nbytes,
+    )
 
 
 def _signature(joint: JointGraph) -> int:
@@ -239,9 +352,9 @@ def _crossing_nbytes(problem: Problem, plan: Plan) -> int:
 def _own_peaks(part: Part) -> tuple[int, int]:
     """Peak above what it found live: under its present plan, and without recompute."""
     problem = part.subject.lowered.problem
-    lean_nbytes = part.choice.peak_nbytes - problem.resident_nbytes
-    most_nbytes = without_recompute(problem).peak_nbytes - problem.resident_nbytes
-    return lean_nbytes, max(lean_nbytes, most_nbytes)
+    lean_nbytes = part.peak_nbytes(Beside()) - problem.resident_nbytes
+    free_nbytes = without_recompute(problem).peak_nbytes - problem.resident_nbytes
+    return lean_nbytes, max(lean_nbytes, free_nbytes)
 
 
 def _gradients_by_input(joint: JointGraph) -> dict[fx.Node, fx.Node]:
