@@ -19,18 +19,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from autoremat_solver import Solver
 from torch import fx
 
 from autoremat import _torch
 from autoremat.call_stack import with_stack_room
 from autoremat.capture import JointGraph, copy_module, prepare
-from autoremat.choose import Choice, Subject, choose_by_reading, choose_by_simulation
-from autoremat.constraints import Constraints, find_constraints, with_selected
-from autoremat.cost import OpCost, estimate_nodes
-from autoremat.curve import curve_of
-from autoremat.device import device_name, device_of, devices_of
-from autoremat.draws import Replays, makes_seeds, replays, safe_policy
+from autoremat.choose import Choice, Subject
+from autoremat.cost import OpCost
+from autoremat.device import device_of, devices_of
 from autoremat.eager_code import Results, held_nbytes
 from autoremat.environment import environment_facts
 from autoremat.errors import (
@@ -44,19 +40,17 @@ from autoremat.errors import (
 from autoremat.executor import compile_eager
 from autoremat.explain import explain, facts_of_refusal
 from autoremat.fallbacks import Unplannable, fallback, in_words
-from autoremat.fusion import inlined_nodes, shared_by_layers
-from autoremat.hardware import DeviceSpec
 from autoremat.inductor import Partitioner, compile_with_partition
 from autoremat.lower import lower
 from autoremat.options import Offline, Options, Resident
 from autoremat.partition import PartitionError
 from autoremat.plan_file import StoredPlan
 from autoremat.planned_graph import PlannedGraph, fingerprint
-from autoremat.profile import profile_nodes
+from autoremat.planner import Planner
 from autoremat.progress import Progress
 from autoremat.regions import write_out_regions
 from autoremat.reporting import CurvePoint, Fallback, GraphReport, Report, one_line
-from autoremat.steering import choose_as_asked, store
+from autoremat.steering import store
 from autoremat.step import ALONE, Part, Split, Step
 from autoremat.storage import Storages, find_storages
 from autoremat.torch_partition import Modules, split_as_torch
@@ -95,6 +89,7 @@ class Session:
         self.fallbacks: dict[Fallback, None] = {}
         self.planned: defaultdict[str, list[PlannedGraph]] = defaultdict(list)
         self.measured_peak_nbytes: int | None = None
+        self._planner = Planner(options, offline)
         self._find_resident = resident
         self._refuses = refuses
         self._offline = offline
@@ -111,7 +106,6 @@ class Session:
         self._whole_is_known = False
         self._device = torch.device("cpu")
         self._resident = Resident(0)
-        self._draws_in_compiled_code = False
 
     @with_stack_room
     def compile(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -252,7 +246,7 @@ class Session:
             num_fwd_outputs=num_fwd_outputs,
             op_by_op=op_by_op,
             replays_seeds=not op_by_op
-            and all(self._replays(device).seeds for device in devices_of(module)),
+            and all(self._planner.replays(device).seeds for device in devices_of(module)),
             graph=self._graph_name(),
         )
 
@@ -266,7 +260,7 @@ class Session:
             graphs=tuple(self._step.reports(self._resident.gradients_nbytes)),
             measured_peak_nbytes=self.measured_peak_nbytes,
             compiler=self.options.compiler,
-            device=self._device_name(),
+            device=self._planner.device_name(self._device),
             torch_version=torch.__version__,
             fallbacks=tuple(self.fallbacks),
             user_constraints=tuple(dict.fromkeys(asked)),
@@ -277,7 +271,12 @@ class Session:
     def stored_plan(self) -> StoredPlan:
         """What was planned so far, for a file."""
         graphs = tuple(part.stored for part in self._step.current)
-        return StoredPlan(graphs, self.options.compiler, self._device_name(), torch.__version__)
+        return StoredPlan(
+            graphs,
+            self.options.compiler,
+            self._planner.device_name(self._device),
+            torch.__version__,
+        )
 
     def replanned(self) -> Session | None:
         """A session that plans the same step as a whole; None if its graphs fit, or none could.
@@ -323,7 +322,7 @@ class Session:
     @property
     def compiled_draws_differently(self) -> bool:
         """Whether compiled code draws other random numbers than eager code would."""
-        return self._draws_in_compiled_code
+        return self._planner.draws_in_compiled_code
 
     def note_measured(self, peak_nbytes: int) -> None:
         """Keep the peak of a whole step, and warn if it exceeds the budget."""
@@ -346,9 +345,10 @@ class Session:
             joint = prepare(module, num_fwd_outputs=num_fwd_outputs, static_indices=static)
             storages = find_storages(joint.nodes, device)
             earlier = self._step.earlier(name)
-            constraints, inlined = self._constrain(joint, storages, device, is_first=not earlier)
+            planner, is_first = self._planner, not earlier
+            constraints, inlined = planner.constrain(joint, storages, device, is_first=is_first)
             progress.stage("cost")
-            costs = self._price(joint, inlined, progress)
+            costs = planner.price(joint, inlined, progress)
             progress.stage("solve")
             self._device, self._resident = device, self._resident_of(joint, storages, device)
             between_nbytes = self._between_nbytes(joint, storages, earlier)
@@ -366,14 +366,12 @@ class Session:
             found = self._split.beside(subject, self._step, name)
             found = found.beyond(self._resident.gradients_nbytes)
             placed = self._split.place(subject, number, found, budget_nbytes)
-            steering, reads = self.options.steering, self._reads_inductor
-            choice = choose_as_asked(placed, steering, number, budget_nbytes, reads=reads)
-            choice = choice or self._search(placed, budget_nbytes)
+            choice = planner.choose(placed, number, budget_nbytes)
             if not choice.fits:
                 self._refuse(placed, choice, budget_nbytes, is_later=bool(earlier))
             self._whole_is_known = False
             report = functools.partial(_explained, name, costs)
-            curve = self._curve(subject, choice)
+            curve = planner.curve(subject, choice)
             self._step.add(
                 name, Part(subject, choice, found, report, store(subject, choice), curve)
             )
@@ -394,63 +392,6 @@ class Session:
         held = held_nbytes(self._inputs, known, self._device, self._eager_results)
         return max(0, handed_in_nbytes - known_nbytes) + held
 
-    def _constrain(
-        self, joint: JointGraph, storages: Storages, device: torch.device, *, is_first: bool
-    ) -> tuple[Constraints, frozenset[fx.Node]]:
-        """What must be saved or recomputed, and what Inductor computes inside its consumers."""
-        eager = self.options.compiler == "eager"
-        if not eager and any(makes_seeds(node) for node in joint.nodes):
-            self._draws_in_compiled_code = True
-        constraints = find_constraints(joint, storages, replays=self._replays(device))
-        inlined = frozenset[fx.Node]() if eager else inlined_nodes(joint, storages, constraints)
-        steering = self.options.steering
-        constraints = with_selected(
-            constraints,
-            joint,
-            storages,
-            steering.selectors,
-            must_match=steering.must_match if is_first else (),
-            inlined=inlined,
-        )
-        if eager:
-            return constraints, inlined
-        inlined = frozenset(
-            n for n in inlined if constraints.must_save.isdisjoint(storages.made_by[n])
-        )
-        shared = shared_by_layers(joint, storages, inlined) - constraints.must_recompute
-        return replace(constraints, must_save=constraints.must_save | shared), inlined
-
-    def _price(
-        self, joint: JointGraph, inlined: frozenset[fx.Node], progress: Progress
-    ) -> Mapping[fx.Node, OpCost]:
-        """Time and workspace of each operation: measured, or estimated by a data sheet."""
-        priced = [n for n in joint.nodes if n.op == "call_function" and n not in inlined]
-        if self._spec is None:
-            return profile_nodes(priced, progress=progress.advance)
-        return estimate_nodes(priced, self._spec.ceilings)
-
-    @property
-    def _spec(self) -> DeviceSpec | None:
-        """The data sheet of the device that is planned for; None if the device is here."""
-        return None if self._offline is None else self._offline.spec
-
-    @property
-    def _reads_inductor(self) -> bool:
-        """Whether peaks are read from the code that Inductor generates."""
-        return self.options.compiler == "inductor" and self._spec is None
-
-    def _search(self, subject: Subject, budget_nbytes: int) -> Choice:
-        """The fastest plan found that fits."""
-        solver = Solver(subject.lowered.problem, time_limit_s=self.options.time_limit_s)
-        if self._reads_inductor:
-            return choose_by_reading(subject, solver, budget_nbytes)
-        return choose_by_simulation(subject, solver, budget_nbytes)
-
-    def _replays(self, device: torch.device) -> Replays:
-        """How draws may be repeated in this session's graphs."""
-        compiler = self.options.compiler
-        return replays(self.options.dropout or safe_policy(compiler, device), compiler, device)
-
     def _refuse(
         self, subject: Subject, choice: Choice, budget_nbytes: int, *, is_later: bool
     ) -> None:
@@ -469,7 +410,7 @@ class Session:
         facts = facts_of_refusal(subject, choice, budget_nbytes)
         asked = self.options.steering.choice
         if asked:
-            optimal_nbytes = self._search(subject, budget_nbytes).peak_nbytes
+            optimal_nbytes = self._planner.search(subject, budget_nbytes).peak_nbytes
             raise OverBudget(**facts, choice=asked, optimal_peak_nbytes=optimal_nbytes)
         error = InfeasibleBudget(**facts)
         if subject.constraints.asked:
@@ -499,20 +440,10 @@ class Session:
         self._eager_results.note(results)
         self.fall_back("AR109", kind=type(layer).__name__)
 
-    def _curve(self, subject: Subject, choice: Choice) -> tuple[CurvePoint, ...]:
-        if self._offline is None or not self._offline.curve_points:
-            return ()
-        return curve_of(subject, choice, self._offline.curve_points, self._offline.curve_limit_s)
-
     def _step_curve(self) -> tuple[CurvePoint, ...]:
         """Of a step of one graph; the curves of several do not add up to one."""
         parts = self._step.current
         return parts[0].curve if len(parts) == 1 else ()
-
-    def _device_name(self) -> str:
-        if self._spec is not None:
-            return self._spec.name
-        return device_name(self._device)
 
     def _resident_of(self, joint: JointGraph, storages: Storages, device: torch.device) -> Resident:
         if self._find_resident is not None:
