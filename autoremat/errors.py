@@ -218,7 +218,7 @@ class OverBudgetWarning(UserWarning):
                 f"Predicted peak {predicted} of this step is above the budget {budget}: when the "
                 "first of its graphs was planned, it was not known how much the later ones need. "
                 "From the next step on they share the budget. If memory runs out in this one, "
-                "remove the graph break."
+                "take it again, or remove the graph break."
             )
         return (
             f"Predicted peak {predicted} is above the budget {budget}: what this part of the step "
