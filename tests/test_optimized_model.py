@@ -124,6 +124,53 @@ def test_the_gradients_of_later_graphs_are_live_in_the_backward_of_earlier_ones(
     assert measured(model, (x,)) <= autoremat.report(model).predicted_peak_nbytes <= budget
 
 
+class BrokenLayer(nn.Module):
+    """A layer with a graph break inside: two graphs, which every layer of a model runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(torch.tanh(x)))
+        torch._dynamo.graph_break()
+        return torch.tanh(self.second(torch.tanh(x)))
+
+
+class BrokenLayers(nn.Module):
+    """Four of them; Dynamo leaves the loop, and the little that follows, to eager mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(BrokenLayer() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x[0, 0]
+
+
+def test_a_graph_that_runs_in_every_layer_counts_as_often():
+    """What all its runs hold is predicted, and kept within a budget."""
+    x = many_rows()
+    model = optimized(BrokenLayers, UNBOUNDED)
+    reference = step(model, (x,))
+    model.zero_grad(set_to_none=True)
+    report = autoremat.report(model)
+    assert len(report.graphs) < 8
+    loss_gradient_nbytes = 4  # the loss is eager mode's
+    highest, resident = report.predicted_peak_nbytes, report.resident_nbytes
+    assert measured(model, (x,)) == highest + loss_gradient_nbytes
+    budget = resident + int(0.8 * (highest - resident))
+    model = optimized(BrokenLayers, budget)
+    for _ in range(2):
+        model.zero_grad(set_to_none=True)
+        same(reference, step(model, (x,)))
+    model.zero_grad(set_to_none=True)
+    predicted = autoremat.report(model).predicted_peak_nbytes
+    assert measured(model, (x,)) - loss_gradient_nbytes <= predicted <= budget
+
+
 def test_two_graphs_that_exceed_the_budget_together_say_so():
     """What fits one graph only: both run as lean as they can, warned of once more."""
     smallest = refusal(Broken, (many_rows(),)).smallest_peak_nbytes
