@@ -96,6 +96,7 @@ class Session:
         self._replans = replans
         self._split = split
         self._first_frame = ""
+        self._compiled, self._part = "", 0
         self._inputs: Sequence[Any] = ()  # of the graph that is being compiled
         self._unplannable: set[str] = set()  # graphs that failed to compile as planned
         self._over_budget: OverBudgetWarning | None = None
@@ -116,6 +117,8 @@ class Session:
             FallbackError: if the session is strict and a graph cannot be planned.
         """
         self._first_frame = self._first_frame or _frame_name()
+        # Of one Dynamo graph, DistributedDataParallel makes several, one for each bucket.
+        self._part = self._part + 1 if self._compiled == _compile_name() else 0
         self._inputs = example_inputs
         op_by_op = self.options.compiler == "eager" or self._offline is not None
         executor = compile_eager if op_by_op else None
@@ -125,6 +128,7 @@ class Session:
             except _torch.InductorError as error:
                 self._leave_to_torch(error)
                 compiled = self.compile_through(module, example_inputs, self, executor)
+            self._compiled = _compile_name()
             return self._telling(self._graph_name(), compiled)
         except (
             InfeasibleBudget,
@@ -177,7 +181,9 @@ class Session:
         ran = self._step.ran
 
         def run(*args: Any) -> Any:
-            ran(name)
+            # Between buckets of DistributedDataParallel, Dynamo runs it on fake tensors.
+            if _torch.CompileContext.current_compile_id() is None:
+                ran(name)
             return compiled(*args)
 
         return run
@@ -192,7 +198,8 @@ class Session:
 
         Where nobody tells which graphs run, a recompile takes the place of the first compile.
         """
-        return _frame_name() if self._step.runs is None else _compile_name()
+        name = _frame_name() if self._step.runs is None else _compile_name()
+        return f"{name} part {self._part + 1}" if self._part else name
 
     def _leave_to_torch(self, error: Exception) -> None:
         """Inductor could not compile what was planned: torch's own partition is next."""

@@ -216,27 +216,27 @@ class Step:
 
     parts: dict[str, Part] = field(default_factory=dict)
     runs: list[str] | None = None
-    _next: str = ""  # a graph that is planned and has not run yet
+    _waiting: list[str] = field(default_factory=list)  # planned, and did not run yet
 
     def begin(self) -> None:
         """A forward begins, of which each run of a graph will be told."""
-        self.runs, self._next = [], ""
+        self.runs, self._waiting = [], []
 
     def add(self, name: str, part: Part) -> None:
         """Keep a graph that was planned."""
         self.parts[name] = part
-        self._next = name
+        self._waiting.append(name)
 
     def drop(self, name: str) -> None:
         """Forget a graph that could not be compiled as planned."""
         self.parts.pop(name, None)
-        self._next = ""
+        self._waiting = [other for other in self._waiting if other != name]
 
     def ran(self, name: str) -> None:
         """A graph runs its forward."""
         if self.runs is not None and name in self.parts:
             self.runs.append(name)
-            self._next = ""
+            self._waiting = [other for other in self._waiting if other != name]
 
     def earlier(self, name: str) -> list[Part]:
         """The graphs that ran before one that is being planned, each once."""
@@ -256,7 +256,7 @@ class Step:
         """The graph of each run."""
         if self.runs is None:
             return list(self.parts)
-        return [*self.runs, *([self._next] if self._next else [])]
+        return [*self.runs, *self._waiting]
 
     def reports(self, existing_gradient_nbytes: int) -> Iterator[GraphReport]:
         """Of every graph of the step, in the order in which they run first.

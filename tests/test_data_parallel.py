@@ -1,0 +1,81 @@
+"""DistributedDataParallel: of one traced graph it makes several, one for each of its buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import autoremat
+from tests.training import UNBOUNDED, close, make_seeded, measured, optimized, same, step
+
+SIZE = 512  # a weight of 1 MiB, as large as the first bucket
+
+pytestmark = pytest.mark.skipif(not distributed.is_available(), reason="needs torch.distributed")
+
+
+class Wide(nn.Module):
+    """Five layers of `gelu(linear)` on 256 rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(SIZE, SIZE) for _ in range(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = nn.functional.gelu(layer(x))
+        return x.square().mean()
+
+
+@pytest.fixture(autouse=True)
+def one_process(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone."""
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
+    )
+    yield
+    distributed.destroy_process_group()
+
+
+def parallel(model: nn.Module) -> nn.Module:
+    """The model in DistributedDataParallel, in buckets of one layer."""
+    return DistributedDataParallel(model, bucket_cap_mb=1)
+
+
+def batch() -> Tensor:
+    """The same rows each time."""
+    return torch.randn(256, SIZE, generator=torch.Generator().manual_seed(1))
+
+
+def test_the_graphs_of_all_buckets_share_the_budget():
+    """Gradients are eager mode's, and the whole step is kept within the budget."""
+    x = batch()
+    inner, model = trained(UNBOUNDED)
+    reference = step(model, (x,))
+    close(step(parallel(make_seeded(Wide)), (x,)), reference, 1e-6)
+    report = autoremat.report(inner)
+    assert len(report.graphs) > 2
+    highest, resident = report.predicted_peak_nbytes, report.resident_nbytes
+    assert 0.95 * highest <= measured(model, (x,)) <= highest
+    budget = resident + int(0.85 * (highest - resident))
+    inner, model = trained(budget)
+    same(reference, step(model, (x,)))
+    assert measured(model, (x,)) <= autoremat.report(inner).predicted_peak_nbytes <= budget
+
+
+def trained(budget: int) -> tuple[nn.Module, nn.Module]:
+    """A model under a budget, and in parallel, after two steps.
+
+    When the first one plans the first bucket's graph, nothing is known of the later buckets; and
+    before the second one DistributedDataParallel makes its buckets anew.
+    """
+    inner = optimized(Wide, budget)
+    model = parallel(inner)
+    for _ in range(2):
+        step(model, (batch(),))
+        model.zero_grad(set_to_none=True)
+    return inner, model
