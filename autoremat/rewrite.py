@@ -8,7 +8,7 @@ part reads forward values only through saved nodes; the original graph is not ch
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -87,6 +87,8 @@ class _Writer:
         self._fwd_outputs: list[object] = []
         self._runs: dict[str, int] = {}
         self._in_backward = False
+        self._in_forward: frozenset[fx.Node] = frozenset()
+        self._sizes_of = _sizes_of_operations(joint, lowered)
         for node in joint.module.graph.find_nodes(op="placeholder"):
             self._current[node] = self._graph.node_copy(node)
             self._current[node].meta = dict(node.meta)
@@ -100,6 +102,8 @@ class _Writer:
         self._runs[op_name] = repeat + 1
         arguments = {source: self._read(source) for source in node.all_input_nodes}
         self._bind(node, self._emit(node, arguments.__getitem__, repeat))
+        if not self._in_backward:
+            self._read_sizes(op_name)
 
     def finish_forward(self) -> None:
         """Fix the forward's outputs and what it saves; later reads of views make new views."""
@@ -113,6 +117,7 @@ class _Writer:
         for node in self._lowered.derived:
             if not self._is_element_of_operation(node) and not _torch.is_symbolic(node):
                 self._current.pop(node, None)
+        self._in_forward = frozenset(self._current.values())
         self._in_backward = True
 
     def finish(self) -> Rewritten:
@@ -150,10 +155,16 @@ class _Writer:
         self._derived_from[node] = sources
         return emitted
 
+    def _read_sizes(self, op_name: str) -> None:
+        """Take the sizes of what was made while it is there: the backward may read them later."""
+        for size, operations in self._sizes_of.get(op_name, ()):
+            if operations <= self._runs.keys():
+                self._read(size)
+
     def _note_saved(self, node: fx.Node, copy: fx.Node) -> None:
-        """Inputs and symbols that the backward reads are handed to it as well."""
+        """Inputs and the forward's symbols that the backward reads are handed to it as well."""
         is_handed_over = node.op == "placeholder" or _torch.is_symbolic(node)
-        if self._in_backward and is_handed_over and node not in self._joint.backward:
+        if is_handed_over and copy in self._in_forward and node not in self._joint.backward:
             self._saved[copy] = None
 
     def _is_element_of_operation(self, node: fx.Node) -> bool:
@@ -255,6 +266,23 @@ class _Writer:
     ) -> fx.Node:
         """A node under a name of its own, which takes none away from the nodes still to come."""
         return self._graph.create_node("call_function", target, args, kwargs, name)
+
+
+def _sizes_of_operations(
+    joint: JointGraph, lowered: Lowered
+) -> dict[str, list[tuple[fx.Node, frozenset[str]]]]:
+    """For each operation, the symbols that are read off its results, and all operations behind."""
+    behind: dict[fx.Node, frozenset[str]] = {}
+    sizes: defaultdict[str, list[tuple[fx.Node, frozenset[str]]]] = defaultdict(list)
+    for node in joint.nodes:
+        if node.name in lowered.node_of:
+            behind[node] = frozenset({node.name})
+            continue
+        behind[node] = frozenset().union(*(behind[source] for source in node.all_input_nodes))
+        if _torch.is_symbolic(node) and node not in joint.backward:
+            for name in behind[node]:
+                sizes[name].append((node, behind[node]))
+    return dict(sizes)
 
 
 def _tensors_in(value: object) -> list[torch.Tensor]:

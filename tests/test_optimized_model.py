@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autoremat
 import autoremat.session
-from tests.tiny import WIDTH, Chain, many_rows
+from tests.tiny import WIDTH, Chain, many_rows, sequences
 from tests.training import (
     UNBOUNDED,
     close,
@@ -289,6 +290,40 @@ def test_symbolic_batch_sizes_under_a_tight_budget():
     reference = run(UNBOUNDED)
     budget = int(0.75 * autoremat.report(reference).predicted_peak_nbytes)
     model = run(budget)
+    assert recomputes(model) > 0
+    for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        assert torch.equal(mine.grad, theirs.grad)
+
+
+class Flattening(nn.Module):
+    """Each layer gives its result the shape of its input, as GPT-2's `Conv1D` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            h = F.layer_norm(x, (WIDTH,))
+            flat = torch.addmm(layer.bias, h.view(-1, WIDTH), layer.weight)
+            x = x + torch.tanh(flat.view(h.shape))
+        return x.square().mean()
+
+
+def test_sizes_read_off_values_that_are_recomputed():
+    """The backward's views need them: they are taken in the forward, not recomputed with it."""
+
+    def run(budget: int) -> Any:
+        model = optimized(Flattening, budget, time_limit=0.5)
+        batch = sequences()
+        torch._dynamo.mark_dynamic(batch, 0)
+        model(batch).backward()
+        return model
+
+    reference = run(UNBOUNDED)
+    with pytest.raises(autoremat.InfeasibleBudget) as caught:
+        run(1)
+    model = run(caught.value.smallest_peak_nbytes)
     assert recomputes(model) > 0
     for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
         assert torch.equal(mine.grad, theirs.grad)
