@@ -27,6 +27,7 @@ from autoremat.errors import FallbackError, FallbackWarning
 from autoremat.fallbacks import fallback
 from autoremat.footprint import OptimizerFootprint, optimizer_footprint
 from autoremat.measure import (
+    gradients_of,
     resident_nbytes,
     storage_identities,
     storages_nbytes,
@@ -96,6 +97,9 @@ class OptimizedCall:
 
     @torch.compiler.disable  # nor is what stands around the compiled call of ours traced
     def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if _torch.in_functional_transform():
+            self.session.leave_eager("AR112")
+            return model._call_impl(*args, **kwargs)
         if self._global_hooks_came_later():
             self.session.fall_back("AR110")
             return model._call_impl(*args, **kwargs)
@@ -197,7 +201,9 @@ class OptimizedCall:
         storage = next(iter(_gradient_storages(model)), None)
         now = StorageWeakRef(storage) if storage is not None else None
         before, self._last_gradient = self._last_gradient, now
-        stays = before is not None and not before.expired() and before == now
+        if before is None or now is None:
+            return
+        stays = not before.expired() and before == now
         session = self._current.session
         if stays and session.does_not_fit is not None:
             warning, session.does_not_fit = session.does_not_fit, None
@@ -257,9 +263,8 @@ def _gradient_nbytes(model: nn.Module) -> int:
 
 def _gradient_storages(model: nn.Module) -> Iterator[torch.UntypedStorage]:
     """Those of the gradients that exist; of sparse ones, of what they hold."""
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            yield from storages_of(parameter.grad)
+    for gradient in gradients_of(model):
+        yield from storages_of(gradient)
 
 
 def optimize(

@@ -98,6 +98,12 @@ REASONS = {
             "torch: please report it.",
         ),
         Reason(
+            "AR112",
+            "The model runs in eager mode inside a transform of torch.func (grad, vmap, jvp and "
+            "the like), where Dynamo compiles nothing.",
+            "Take gradients with backward() or torch.autograd.grad: such steps are planned.",
+        ),
+        Reason(
             "AR201",
             "No parameter of the model needs a gradient, so there is no backward to plan: the "
             "model runs unchanged.",

@@ -189,11 +189,21 @@ def resident_nbytes(
     tensors = [*module.parameters(), *module.buffers()]
     if device is None:
         device = tensors[0].device if tensors else "cpu"
-    tensors += [p.grad for p in module.parameters() if p.grad is not None]
+    tensors += gradients_of(module)
     if optimizer is not None:
         tensors += tensors_in(dict(optimizer.state))
     tensors += tensors_in(inputs)
     return storages_nbytes(tensors, torch.device(device))
+
+
+def gradients_of(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Gradients that exist now.
+
+    `torch.func.functional_call` may have put results of operations in the parameters' place: those
+    have none, and torch warns who asks.
+    """
+    leaves = (parameter for parameter in module.parameters() if parameter.is_leaf)
+    return [leaf.grad for leaf in leaves if leaf.grad is not None]
 
 
 def storages_nbytes(tensors: Iterable[torch.Tensor], device: torch.device) -> int:

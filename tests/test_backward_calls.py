@@ -11,9 +11,10 @@ from torch import Tensor, nn
 import autoremat
 import autoremat.session
 from autoremat.measure import measure_peak, resident_nbytes
-from tests.tiny import WIDTH, Chain, many_rows
+from tests.tiny import WIDTH, Chain, Residual, many_rows, rows
 from tests.training import (
     UNBOUNDED,
+    close,
     make_seeded,
     optimized,
     peaks,
@@ -203,3 +204,13 @@ def test_gradients_of_some_parameters_only():
         torch.autograd.grad(m(many_rows()), m.layers[2].weight)[0] for m in (model, eager)
     )
     assert torch.allclose(mine, theirs, atol=1e-7)
+
+
+def test_gradients_that_the_user_keeps_after_they_are_reset():
+    """They were there at one call and are still alive at the next, which finds none."""
+    model, eager = optimized(Residual, UNBOUNDED), make_seeded(Residual)
+    step(model, (rows(),))
+    model(rows()).backward()
+    kept = [p.grad for p in model.parameters()]
+    close(step(eager, (rows(),)), step(model, (rows(),)), 1e-6)
+    assert all(gradient is not None for gradient in kept)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from autoremat import _torch
@@ -569,6 +569,20 @@ def test_padding_of_packed_sequences_does_not_end_a_compile():
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: nn.utils.rnn.pad_packed_sequence(x)[0] + 1, backend="eager")
     assert compiled(packed).shape == (3, 2, 4)
+
+
+def test_in_functional_transform():
+    """Inside `torch.func.grad`, and not before or after."""
+    seen = []
+
+    def function(x: Tensor) -> Tensor:
+        seen.append(_torch.in_functional_transform())
+        return x.square().sum()
+
+    function(torch.ones(2))
+    torch.func.grad(function)(torch.ones(2))
+    function(torch.ones(2))
+    assert seen == [False, True, False]
 
 
 def test_kinds_of_global_hooks():

@@ -21,6 +21,7 @@ __all__ = [
     "admitting_recurrent_layers",
     "every_guard",
     "guarding_hooks",
+    "in_functional_transform",
     "kinds_of_global_hooks",
     "stop_at",
     "stop_at_padding",
@@ -81,6 +82,11 @@ def stop_at_padding() -> None:
     """
     if _IS_OLD:
         skip(nn.utils.rnn.pad_packed_sequence)
+
+
+def in_functional_transform() -> bool:
+    """Whether a transform of `torch.func` runs: Dynamo skips what it meets there, for good."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def kinds_of_global_hooks() -> dict[str, bool]:
