@@ -91,14 +91,25 @@ class OptimizedCall:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call of the model: compiled in training, as it is otherwise."""
         model = self._model()
-        if not (model.training and torch.is_grad_enabled()):
+        if not torch.is_grad_enabled():
             return model._call_impl(*args, **kwargs)
+        if not model.training:
+            return self._watched(model._call_impl(*args, **kwargs))
         return self._planned(model, args, kwargs)
+
+    def _watched(self, output: Any) -> Any:
+        """What a call in eval mode returned; a backward through it is told of."""
+        made = (tensor.grad_fn for tensor in tensors_in(output))
+        node = next((node for node in made if node is not None), None)
+        if node is not None:
+            session = self.session
+            node.register_prehook(lambda _: session.fall_back("AR113"))
+        return output
 
     @torch.compiler.disable  # nor is what stands around the compiled call of ours traced
     def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if _torch.in_functional_transform():
-            self.session.leave_eager("AR112")
+            self.session.fall_back("AR112")
             return model._call_impl(*args, **kwargs)
         if self._global_hooks_came_later():
             self.session.fall_back("AR110")

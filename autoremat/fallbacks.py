@@ -104,6 +104,13 @@ REASONS = {
             "Take gradients with backward() or torch.autograd.grad: such steps are planned.",
         ),
         Reason(
+            "AR113",
+            "A backward ran through a call of the model in eval mode: such calls run unchanged, "
+            "and their peak is not promised.",
+            "Call model.train() before training steps; single layers that are to stay in eval mode "
+            "can be put back by their own eval().",
+        ),
+        Reason(
             "AR201",
             "No parameter of the model needs a gradient, so there is no backward to plan: the "
             "model runs unchanged.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -38,6 +39,24 @@ def test_a_model_in_eval_mode():
     model.train()
     step(model, (many_rows(),))
     assert autoremat.report(model).graphs
+
+
+def test_a_backward_in_eval_mode_is_told_of_once():
+    """AR113: it runs unchanged. Without a backward, a call in eval mode has nothing to tell."""
+    model, x = optimized(Chain, UNBOUNDED, strict=False), many_rows()
+    step(model, (x,))
+    model.eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(x)
+        with torch.no_grad():
+            model(x)
+    with pytest.warns(autoremat.FallbackWarning, match=r"AR113.*model\.train\(\)"):
+        model(x).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(x).backward()
+    assert [told.code for told in autoremat.report(model).fallbacks] == ["AR113"]
 
 
 @pytest.mark.parametrize(
