@@ -18,6 +18,7 @@ and the others may find too little. Only after a whole forward is it known how t
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -209,6 +210,8 @@ class Part:
 class Step:
     """The graphs that were planned so far.
 
+    Steps that several threads take at once are not told apart: the latest to begin is the step.
+
     Attributes:
         parts: planned graphs, by name.
         runs: names of those that ran in the latest step, in its order; None if nobody tells.
@@ -217,15 +220,17 @@ class Step:
     parts: dict[str, Part] = field(default_factory=dict)
     runs: list[str] | None = None
     _waiting: list[str] = field(default_factory=list)  # planned, and did not run yet
+    _thread: int = 0
 
     def begin(self) -> None:
         """A forward begins, of which each run of a graph will be told."""
-        self.runs, self._waiting = [], []
+        self.runs, self._waiting, self._thread = [], [], threading.get_ident()
 
     def add(self, name: str, part: Part) -> None:
         """Keep a graph that was planned."""
         self.parts[name] = part
-        self._waiting.append(name)
+        if self._is_here:
+            self._waiting.append(name)
 
     def drop(self, name: str) -> None:
         """Forget a graph that could not be compiled as planned."""
@@ -234,7 +239,7 @@ class Step:
 
     def ran(self, name: str) -> None:
         """A graph runs its forward."""
-        if self.runs is not None and name in self.parts:
+        if self.runs is not None and self._is_here and name in self.parts:
             self.runs.append(name)
             self._waiting = [other for other in self._waiting if other != name]
 
@@ -250,6 +255,10 @@ class Step:
         """Of the runs before a graph's first one; a recompile takes the old place."""
         order = self._order
         return order[: order.index(name)] if name in order else order
+
+    @property
+    def _is_here(self) -> bool:
+        return self._thread == threading.get_ident()
 
     @property
     def _order(self) -> list[str]:

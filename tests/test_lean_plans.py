@@ -74,13 +74,13 @@ def test_the_named_budget_is_not_searched_again_under_inductor(
     with pytest.raises(autoremat.InfeasibleBudget) as refused:
         plan(1000)
     readings = []
-    original = choose.generated_peak
+    original = choose.generated_peaks
 
-    def counted(*args: object) -> int:
+    def counted(*args: object) -> choose.Peaks:
         readings.append(1)
         return original(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(choose, "generated_peak", counted)
+    monkeypatch.setattr(choose, "generated_peaks", counted)
     smallest = refused.value.smallest_peak_nbytes
     assert plan(smallest).predicted_peak_nbytes <= smallest
     assert len(readings) <= 3  # torch's own partition, the plan remembered, one that was searched
