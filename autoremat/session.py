@@ -42,6 +42,7 @@ from autoremat.explain import explain, facts_of_refusal
 from autoremat.fallbacks import Unplannable, fallback, in_words
 from autoremat.inductor import Partitioner, compile_with_partition
 from autoremat.lower import lower
+from autoremat.measure import storages_nbytes
 from autoremat.options import Offline, Options, Resident
 from autoremat.partition import PartitionError
 from autoremat.plan_file import StoredPlan
@@ -445,6 +446,9 @@ class Session:
     def leave_layer_eager(self, layer: torch.nn.Module, results: Any) -> None:
         """Tell that layers of a kind run in eager mode between the planned graphs."""
         self._eager_results.note(results)
+        trainable = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+        gradient_nbytes = storages_nbytes(trainable, trainable[0].device) if trainable else 0
+        self._step.ran_eagerly(f"layer {id(layer)}", gradient_nbytes)
         self.fall_back("AR109", kind=type(layer).__name__)
 
     def _step_curve(self) -> tuple[CurvePoint, ...]:

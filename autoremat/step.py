@@ -84,7 +84,7 @@ class Split:
         share: of what a graph could keep for its backward beyond the least that it must keep, how
             much it may keep. One number for all graphs, whatever the sizes of the batch.
         graphs: signature of each graph.
-        order: the number of the graph of each run.
+        order: the number of each run: of its graph, or beyond those of a layer in eager mode.
         crossing_nbytes: by number, what the share gave a graph when the split was made.
         gradient_nbytes: by number, gradients of parameters that a graph's backward returns.
     """
@@ -214,11 +214,13 @@ class Step:
 
     Attributes:
         parts: planned graphs, by name.
-        runs: names of those that ran in the latest step, in its order; None if nobody tells.
+        runs: names of what ran in the latest step, in its order; None if nobody tells.
+        eager_gradient_nbytes: of layers among the runs that are in eager mode, by their names.
     """
 
     parts: dict[str, Part] = field(default_factory=dict)
     runs: list[str] | None = None
+    eager_gradient_nbytes: dict[str, int] = field(default_factory=dict)
     _waiting: list[str] = field(default_factory=list)  # planned, and did not run yet
     _thread: int = 0
 
@@ -243,6 +245,12 @@ class Step:
             self.runs.append(name)
             self._waiting = [other for other in self._waiting if other != name]
 
+    def ran_eagerly(self, layer: str, gradient_nbytes: int) -> None:
+        """A layer ran in eager mode; its gradients are there before the last of its runs ends."""
+        if self.runs is not None and self._is_here:
+            self.runs = [*(name for name in self.runs if name != layer), layer]
+            self.eager_gradient_nbytes[layer] = gradient_nbytes
+
     def earlier(self, name: str) -> list[Part]:
         """The graphs that ran before one that is being planned, each once."""
         return [self.parts[other] for other in dict.fromkeys(self._before(name))]
@@ -253,7 +261,7 @@ class Step:
 
     def _before(self, name: str) -> list[str]:
         """Of the runs before a graph's first one; a recompile takes the old place."""
-        order = self._order
+        order = [other for other in self._order if other in self.parts]
         return order[: order.index(name)] if name in order else order
 
     @property
@@ -273,9 +281,9 @@ class Step:
         Args:
             existing_gradient_nbytes: gradients that exist already and are resident.
         """
-        parts, order = self._numbered()
-        crossing = [part.crossing_nbytes for part in parts]
-        gradients = [part.gradient_nbytes for part in parts]
+        parts, order, eager = self._numbered()
+        crossing = [*(part.crossing_nbytes for part in parts), *(0 for _ in eager)]
+        gradients = [*(part.gradient_nbytes for part in parts), *eager]
         for number, part in enumerate(parts):
             found = beside(order, number, crossing, gradients)
             yield part.report(found.beyond(existing_gradient_nbytes))
@@ -287,9 +295,10 @@ class Step:
         recompute, and so does what crosses: all go the same share of the way, the largest at which
         each run fits beside what the earlier ones keep.
         """
-        parts, order = self._numbered()
-        gradients = tuple(part.gradient_nbytes for part in parts)
+        parts, order, eager = self._numbered()
+        gradients = (*(part.gradient_nbytes for part in parts), *eager)
         crossings = [_crossings(part.subject.lowered.problem) for part in parts]
+        crossings += [(0, 0) for _ in eager]
         least, most = zip(*crossings, strict=True)
         share = 1.0
         for number, part in enumerate(parts):
@@ -316,11 +325,17 @@ class Step:
         """The graphs of the step, each once."""
         return self._numbered()[0]
 
-    def _numbered(self) -> tuple[list[Part], list[int]]:
-        """The graphs in the order in which they run first, and the number of each run's graph."""
+    def _numbered(self) -> tuple[list[Part], list[int], list[int]]:
+        """The graphs in the order in which they run first, the number of each run, and gradients.
+
+        The numbers behind those of the graphs are layers in eager mode, which have gradients only.
+        """
         order = self._order
-        names = list(dict.fromkeys(order))
-        return [self.parts[name] for name in names], [names.index(name) for name in order]
+        graphs = list(dict.fromkeys(name for name in order if name in self.parts))
+        layers = [name for name in order if name not in self.parts]
+        names = [*graphs, *layers]
+        gradients = [self.eager_gradient_nbytes[name] for name in layers]
+        return [self.parts[name] for name in graphs], [names.index(n) for n in order], gradients
 
 
 def _placed(lowered: Lowered, found: Beside, room_nbytes: int = 0) -> Lowered:

@@ -103,6 +103,27 @@ def test_what_the_layer_saves_is_counted(make: type[nn.Module]):
     assert 0.95 * predicted <= measured(model, (batch,)) <= predicted
 
 
+class LargeBetween(nn.Module):
+    """A recurrent layer of large weights behind a layer of large weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Linear(WIDTH, 1024)
+        self.recurrent = nn.RNN(1024, 128, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.recurrent(torch.tanh(self.before(x)))[0].square().mean()
+
+
+def test_the_layers_gradients_are_live_in_the_backward_before_it():
+    """On a batch of one row, they decide the peak."""
+    batch = torch.randn(1, 1, WIDTH, generator=torch.Generator().manual_seed(1))
+    model = optimized(LargeBetween, UNBOUNDED, strict=False, time_limit=0.5)
+    step(model, (batch,))
+    predicted = autoremat.report(model).predicted_peak_nbytes
+    assert 0.95 * predicted <= measured(model, (batch,)) <= predicted
+
+
 class Packed(nn.Module):
     """Sequences of two lengths, read in both directions."""
 
