@@ -21,6 +21,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import NamedTuple
 
 from autoremat_solver import Plan, Problem, simulate
@@ -66,14 +67,15 @@ def beside(
         crossing_nbytes: by number, what crosses from a graph's forward to its backward.
         gradient_nbytes: by number, gradients of parameters that a graph's backward returns.
     """
-    held = [sum(crossing_nbytes[n] for n in order[:run]) for run in _runs(order, number)]
-    later = [sum(gradient_nbytes[n] for n in order[run + 1 :]) for run in _runs(order, number)]
-    most_nbytes = max(map(sum, zip(held, later, strict=True)))
-    return Beside(max(held), most_nbytes - max(held))
-
-
-def _runs(order: Sequence[int], number: int) -> list[int]:
-    return [run for run, graph in enumerate(order) if graph == number]
+    held = list(accumulate((crossing_nbytes[n] for n in order), initial=0))
+    returned = list(accumulate((gradient_nbytes[n] for n in order), initial=0))
+    found = [
+        (held[run], returned[-1] - returned[run + 1])
+        for run, graph in enumerate(order)
+        if graph == number
+    ]
+    most_nbytes, held_nbytes = max(map(sum, found)), max(held for held, _ in found)
+    return Beside(held_nbytes, most_nbytes - held_nbytes)
 
 
 @dataclass(frozen=True)
