@@ -1,0 +1,39 @@
+"""What is held beside the graphs of one step."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoremat.step import Beside, beside
+
+
+@pytest.mark.parametrize(
+    ("order", "number", "held", "gradients"),
+    [
+        # forward 0, forward 1, forward 2, backward 2, backward 1, backward 0
+        ([0, 1, 2], 0, 0, 20 + 40),
+        ([0, 1, 2], 1, 100, 40),
+        ([0, 1, 2], 2, 100 + 200, 0),
+        # 1 runs in every layer: its last run finds the most in the forward
+        ([0, 1, 1, 2], 1, 100 + 200, 40),
+        ([0, 1, 2, 1, 2], 2, 100 + 200 + 400 + 200, 0),
+        ([1, 1, 1], 1, 400, 0),
+        ([0], 0, 0, 0),
+    ],
+)
+def test_what_earlier_runs_hold_and_later_ones_have_returned(order, number, held, gradients):
+    """Graphs keep 100, 200 and 400 bytes for their backward and return 10, 20 and 40."""
+    assert beside(order, number, (100, 200, 400), (10, 20, 40)) == Beside(held, gradients)
+
+
+def test_the_first_run_may_find_the_most_in_its_backward():
+    """Where later gradients are larger than what crosses: the sum is that of the first run."""
+    found = beside([0, 1, 0], 0, (5, 5), (100, 1000))
+    assert found == Beside(held_nbytes=10, gradients_nbytes=1100 - 10)
+    assert sum(found) == 1100
+
+
+def test_existing_gradients_are_no_new_ones():
+    """What later runs return is added to gradients that are resident already."""
+    assert Beside(7, 50).beyond(20) == Beside(7, 30)
+    assert Beside(7, 50).beyond(80) == Beside(7, 0)
