@@ -180,7 +180,9 @@ def test_no_standard_error_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ctrl_c_restores_a_real_terminal() -> None:
     """A process that gets SIGINT while it draws gives the cursor back."""
     program = (
-        "import time\n"
+        "import signal, time\n"
+        # Where these tests run in a shell's background, it is ignored.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from autoremat.progress import Progress\n"
         "with Progress() as progress:\n"
         "    progress.stage('solve')\n"
