@@ -248,7 +248,7 @@ class Step:
             self._waiting = [other for other in self._waiting if other != name]
 
     def ran_eagerly(self, layer: str, gradient_nbytes: int) -> None:
-        """A layer ran in eager mode; its gradients are there before the last of its runs ends."""
+        """A layer ran in eager mode; its gradients come from the backward of its last run on."""
         if self.runs is not None and self._is_here:
             self.runs = [*(name for name in self.runs if name != layer), layer]
             self.eager_gradient_nbytes[layer] = gradient_nbytes
