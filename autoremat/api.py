@@ -239,7 +239,7 @@ class OptimizedCall:
 
 
 def _variant(model: nn.Module, session: Session) -> _Variant:
-    compiled = torch.compile(with_own_code(model._call_impl), backend=session.compile)
+    compiled = _torch.compile_apart(with_own_code(model._call_impl), session.compile)
     return _Variant(session, compiled, _gradient_nbytes(model))
 
 

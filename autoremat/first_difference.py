@@ -90,7 +90,7 @@ def explain_difference(
     """
     recorder = _Recorder(session)
     try:
-        run(torch.compile(with_own_code(call), backend=recorder.compile))
+        run(_torch.compile_apart(with_own_code(call), recorder.compile))
     except Exception as error:  # the verification itself has its result: it must not get lost
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         return Explanation(None, f"Its first value is not known: run op by op, it fails ({what}).")

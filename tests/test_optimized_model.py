@@ -172,6 +172,20 @@ def test_a_graph_that_runs_in_every_layer_counts_as_often():
     assert measured(model, (x,)) - loss_gradient_nbytes <= predicted <= budget
 
 
+def test_models_of_one_class_do_not_use_up_each_others_recompiles():
+    """Dynamo compiles one function a few times only; a break makes graphs of the class's own."""
+    x = many_rows()
+    models = [optimized(BrokenLayers, UNBOUNDED)]
+    reference = step(models[0], (x,))
+    options = {"compiler": "eager", "strict": True, "verbose": False}
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for _ in range(3):
+            models.append(autoremat.optimize(make_seeded(BrokenLayers), UNBOUNDED, **options))
+            same(reference, step(models[-1], (x,)))
+    peaks = {autoremat.report(model).predicted_peak_nbytes for model in models}
+    assert len(peaks) == 1, "each is planned as the first one was"
+
+
 def test_two_graphs_that_exceed_the_budget_together_say_so():
     """What fits one graph only: both run as lean as they can, warned of once more."""
     smallest = refusal(Broken, (many_rows(),)).smallest_peak_nbytes

@@ -302,6 +302,29 @@ def test_exceptions_that_dynamo_lets_through():
         raising(_torch.passing_through(KeyError("inner")))(torch.zeros(2))
 
 
+def test_compile_apart():
+    """One function compiled for more callers than the limit allows one of them."""
+
+    def shared(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    graphs: list[Any] = []
+
+    def keep(module: Any, _inputs: Any) -> Any:
+        graphs.append(module)
+        return module.forward
+
+    @torch.compiler.disable(recursive=False)
+    def caller(x: torch.Tensor) -> torch.Tensor:
+        return shared(x)
+
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for _ in range(3):
+            backend = lambda module, inputs: keep(module, inputs)  # noqa: E731 - one for each
+            _torch.compile_apart(caller, backend)(torch.ones(2))
+    assert len(graphs) == 3
+
+
 def test_every_guard():
     """A parameter frozen after the first call has no gradient after the second."""
     layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 
 __all__ = [
     "admitting_recurrent_layers",
+    "compile_apart",
     "every_guard",
     "guarding_hooks",
     "in_functional_transform",
@@ -31,6 +33,10 @@ __all__ = [
 # Seen on 2.11, not on 2.13: Dynamo passes over the guards of parameters while their module's dict
 # is as it was, and fails on packed sequences. (2.12 has not been tried.)
 _IS_OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+
+_COUNTS_APART = "isolate_recompiles" in inspect.signature(torch.compile).parameters  # 2.13
+
+_compiles = 0  # of `compile_apart`, where Dynamo does not tell them apart
 
 _GLOBAL_HOOKS = (
     "_global_forward_pre_hooks",
@@ -50,6 +56,29 @@ def guarding_hooks() -> Iterator[None]:
         yield
     finally:
         config.skip_nnmodule_hook_guards = before
+
+
+def compile_apart(
+    call: Callable[..., Any], backend: Callable[..., Callable[..., Any]]
+) -> Callable[..., Any]:
+    """The call, compiled: what others have compiled of the same functions does not count.
+
+    Dynamo gives up a function that it has compiled `recompile_limit` times. After a graph break
+    the functions are the classes' own, which all models of these classes share.
+    """
+    if _COUNTS_APART:
+        apart: Callable[..., Any] = torch.compile(call, backend=backend, isolate_recompiles=True)
+        return apart
+    global _compiles
+    _compiles += 1
+    compiled: Callable[..., Any] = torch.compile(call, backend=backend)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        config: Any = torch._dynamo.config
+        with config.patch(recompile_limit=_compiles * config.recompile_limit):
+            return compiled(*args, **kwargs)
+
+    return run
 
 
 def every_guard() -> contextlib.AbstractContextManager[None]:
