@@ -163,10 +163,19 @@ class OptimizedCall:
         self._variants.append(self._current)
 
     def _new_variant(self, model: nn.Module) -> _Variant:
+        # Code that Dynamo has compiled holds the session. It may not hold the model in turn: no
+        # garbage collector looks into code.
+        itself = weakref.ref(self)
+
+        def resident(device: torch.device) -> Resident:
+            call = itself()
+            assert call is not None, "only its calls compile"
+            return call.resident(device, call._inputs)
+
         # Once training runs, a step that cannot be kept within the budget is warned of, not ended.
         session = Session(
             self._options,
-            lambda device: self.resident(device, self._inputs),
+            resident,
             refuses=not self._variants,
             replans=REPLANS,
         )
