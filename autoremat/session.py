@@ -58,6 +58,8 @@ from autoremat.torch_partition import Modules, split_as_torch
 
 REPLANS = 2  # of a step whose graphs do not fit together; the second if others were found then
 
+_TOO_LATE = frozenset({"AR113"})  # what is told of runs already
+
 _session_numbers = itertools.count()
 
 
@@ -429,13 +431,13 @@ class Session:
         """Tell the user what runs without a plan, why, and what to do; once for each reason.
 
         Raises:
-            FallbackError: if the session is strict.
+            FallbackError: if the session is strict, and there is something left to prevent.
         """
         told = Fallback(code, *in_words(code, **facts))
         if told in self.fallbacks:
             return
         warning = fallback(code, **facts)
-        if self.options.strict:
+        if self.options.strict and code not in _TOO_LATE:
             error = FallbackError.of(warning)
             if cause is not None:  # Dynamo drops the causes of what it lets through, not the notes
                 error.add_note("".join(traceback.format_exception(cause)))

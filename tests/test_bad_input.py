@@ -221,6 +221,7 @@ class Normalises(Layers):
         return nn.functional.dropout(self.second(h), 0.3, self.training).square().mean()
 
 
+@pytest.mark.filterwarnings("ignore:AR113")
 def test_a_model_that_changes_its_mode():
     """Train, eval, train with one part in eval mode, twice over: statistics and masks as eager."""
     ours, eager = optimized(Normalises, UNBOUNDED), make_seeded(Normalises)

@@ -63,16 +63,31 @@ def test_a_graph_break_gives_two_planned_graphs():
     )
 
 
+class BrokenTwelve(Chain):
+    """A graph break in the middle of twelve layers."""
+
+    def __init__(self) -> None:
+        super().__init__(12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers[:6]:
+            x = torch.tanh(layer(x))
+        torch._dynamo.graph_break()
+        for layer in self.layers[6:]:
+            x = torch.tanh(layer(x))
+        return x.square().mean()
+
+
 @pytest.mark.parametrize(
     "compiler", ["eager", pytest.param("inductor", marks=pytest.mark.inductor)]
 )
 def test_two_graphs_share_the_budget_from_the_second_step_on(compiler: str):
     """The first took all of it before the second was known; then the step is planned as a whole."""
     x = many_rows()
-    unbounded = optimized(Broken, UNBOUNDED, compiler=compiler)
+    unbounded = optimized(BrokenTwelve, UNBOUNDED, compiler=compiler)
     reference = step(unbounded, (x,))
     budget = autoremat.report(unbounded).graphs[0].predicted_peak_nbytes
-    model = optimized(Broken, budget, compiler=compiler)
+    model = optimized(BrokenTwelve, budget, compiler=compiler)
     with pytest.warns(autoremat.OverBudgetWarning, match="From the next step on") as told:
         close(reference, step(model, (x,)), 1e-6)
     assert [warning.message.is_planned_anew for warning in told] == [True]

@@ -67,7 +67,8 @@ def compile_apart(
     the functions are the classes' own, which all models of these classes share.
     """
     if _COUNTS_APART:
-        apart: Callable[..., Any] = torch.compile(call, backend=backend, isolate_recompiles=True)
+        only_here: dict[str, Any] = {"isolate_recompiles": True}
+        apart: Callable[..., Any] = torch.compile(call, backend=backend, **only_here)
         return apart
     global _compiles
     _compiles += 1
