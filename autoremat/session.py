@@ -51,6 +51,7 @@ from autoremat.planner import Planner
 from autoremat.progress import Progress
 from autoremat.regions import write_out_regions
 from autoremat.reporting import CurvePoint, Fallback, GraphReport, Report, one_line
+from autoremat.sizes import keep_to_sizes
 from autoremat.steering import store
 from autoremat.step import ALONE, Part, Split, Step
 from autoremat.storage import Storages, find_storages
@@ -353,6 +354,7 @@ class Session:
             name = self._graph_name()
             device = device_of(module)
             joint = prepare(module, num_fwd_outputs=num_fwd_outputs, static_indices=static)
+            keep_to_sizes(joint.primals, _compile_number())
             storages = find_storages(joint.nodes, device)
             earlier = self._step.earlier(name)
             planner, is_first = self._planner, not earlier
@@ -481,6 +483,11 @@ def _frame_name() -> str:
 
 def _compile_name() -> str:
     """The compile of the frame: a recompile has another name."""
-    compile_id = _torch.CompileContext.current_compile_id()
-    number = compile_id.frame_compile_id if compile_id is not None else 0
+    number = _compile_number()
     return f"{_frame_name()}/{number}" if number else _frame_name()
+
+
+def _compile_number() -> int:
+    """How often the frame was compiled before."""
+    compile_id = _torch.CompileContext.current_compile_id()
+    return int(compile_id.frame_compile_id or 0) if compile_id is not None else 0

@@ -299,7 +299,7 @@ def test_a_dropped_model_is_freed(make: type[Chain]):
 
 
 def test_other_batch_sizes():
-    """A second size is planned again, a third runs on symbols; all give eager's gradients."""
+    """Each gives eager's gradients."""
     model, eager = optimized(Chain, UNBOUNDED), make_seeded(Chain)
     for count in (256, 128, 64, 200):
         close(step(eager, (many_rows(count),)), step(model, (many_rows(count),)), 1e-6)
@@ -322,6 +322,34 @@ def test_symbolic_batch_sizes_under_a_tight_budget():
     assert recomputes(model) > 0
     for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
         assert torch.equal(mine.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("make", [Chain, Broken])
+@pytest.mark.filterwarnings("ignore:.*From the next step on:autoremat.OverBudgetWarning")
+def test_a_smaller_batch_does_not_plan_for_the_full_ones_after_it(make: type[Chain]):
+    """The last batch of an epoch leaves code with symbolic sizes: not for larger ones."""
+    full, last = (many_rows(),), (many_rows(96),)
+    unbounded = optimized(make, UNBOUNDED)
+    reference = step(unbounded, full)
+    report = autoremat.report(unbounded)
+    highest, resident = report.predicted_peak_nbytes, report.resident_nbytes
+    budget = resident + int(0.8 * (highest - resident))
+    model = optimized(make, budget)
+    for batch in (full, full, last):
+        step(model, batch)
+    same(reference, step(model, full))
+    assert measured(model, full) <= autoremat.report(model).predicted_peak_nbytes <= budget
+
+
+def test_a_batch_that_keeps_growing():
+    """It is planned anew a few times, then for all sizes: Dynamo would give the model up."""
+    model, eager = optimized(Chain, UNBOUNDED), make_seeded(Chain)
+    compiles = []
+    for count in range(16, 32):
+        close(step(eager, (many_rows(count),)), step(model, (many_rows(count),)), 1e-6)
+        compiles.append(len(autoremat.api.optimized_call(model).session.planned))
+    assert compiles[-1] == compiles[-8]
+    assert not autoremat.report(model).fallbacks
 
 
 class Flattening(nn.Module):

@@ -196,6 +196,23 @@ def test_size_hint():
     assert {_torch.size_hint(size) for shape in shapes for size in shape} <= {2, 4}
 
 
+@pytest.mark.parametrize(("count", "expected"), [(8, [True, False]), (2, [False, False])])
+def test_can_be_bounded(count: int, expected: list[bool]):
+    """A size once, by a comparison; never the least of sizes, which that would make a constant."""
+    found: list[bool] = []
+
+    def backend(module: fx.GraphModule, _inputs: Any) -> Any:
+        values = [node.meta["example_value"] for node in placeholders(module)]
+        (size,) = next(value for value in values if isinstance(value, torch.Tensor)).shape
+        found.append(_torch.can_be_bounded(size))
+        assert size <= count
+        found.append(isinstance(size, torch.SymInt) and _torch.can_be_bounded(size))
+        return module.forward
+
+    torch.compile(lambda x: x + 1, backend=backend, dynamic=True)(torch.ones(count))
+    assert found == expected
+
+
 def test_storage_key():
     """Views share it, copies do not, sparse tensors have none."""
     x = torch.zeros(4)

@@ -6,6 +6,7 @@ Guarantees: importing this imports nothing that compiles.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from operator import getitem
@@ -31,6 +32,7 @@ __all__ = [
     "TorchDispatchMode",
     "arg_tree_leaves",
     "base_of",
+    "can_be_bounded",
     "foreach_by_default",
     "getitem",
     "has_results",
@@ -139,6 +141,17 @@ def restores_rng_state(device: torch.device) -> bool:
 def rng_state_nbytes() -> int:
     """Bytes of the saved state of a random generator: it lies on the CPU for every device."""
     return int(torch.get_rng_state().nbytes)
+
+
+def can_be_bounded(size: torch.SymInt) -> bool:
+    """Whether a guard may keep a symbolic size from being larger than while tracing.
+
+    Not where the size is known only when the code runs, where it could not be smaller either (it
+    would become a constant), and where it has a bound already, which the user may insist on.
+    """
+    hint = getattr(size.node, "hint", None)
+    bounds = size.node.shape_env.bound_sympy(size.node.expr)
+    return isinstance(hint, int) and bool(bounds.lower < hint and bounds.upper >= sys.maxsize - 1)
 
 
 def size_hint(size: int | torch.SymInt) -> int:
