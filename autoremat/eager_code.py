@@ -1,6 +1,6 @@
 """What code between the graphs of a step holds.
 
-Enters: what a graph is about to be given, and what layers in eager mode have returned. Leaves: the
+Enters: what the graphs are given, and what layers in eager mode have returned. Leaves: the
 bytes that autograd and the user's code hold, other than what the plans count already. Guarantees:
 each storage counts once.
 """
@@ -24,7 +24,7 @@ from autoremat.measure import (
 
 
 class Results:
-    """Storages of what was returned in this step, as long as somebody holds them."""
+    """Storages of what eager code has made in this step, as long as somebody holds them."""
 
     def __init__(self) -> None:
         """None yet."""
@@ -37,8 +37,18 @@ class Results:
     def note(self, results: Any) -> None:
         """Remember the tensors in a nest of results, without holding them."""
         for storage in (s for tensor in tensors_in(results) for s in storages_of(tensor)):
+            # Fake ones are on `meta`: between buckets of DistributedDataParallel, nothing tells
+            # those of the batch and of earlier buckets.
             found = (StorageWeakRef(storage), storage.nbytes(), storage.device)
             self._found[_torch.storage_identity(storage)] = found
+
+    def note_inputs(self, inputs: Iterable[Any]) -> None:
+        """Remember what code between the graphs made and gave to one of them.
+
+        The graph's backward may hold it on, which counts for later graphs.
+        """
+        given = (value for value in inputs if isinstance(value, torch.Tensor))
+        self.note([value for value in given if not _counts_elsewhere(value)])
 
     def held(self, device: torch.device) -> dict[int, int]:
         """Bytes of those on the device that are still held, by their identities."""

@@ -402,6 +402,7 @@ class Session:
         handed_in_nbytes = storages.total_nbytes(inputs, resident=True)
         known = self._resident.storages
         held = held_nbytes(self._inputs, known, self._device, self._eager_results)
+        self._eager_results.note_inputs(self._inputs)
         return max(0, handed_in_nbytes - known_nbytes) + held
 
     def _refuse(

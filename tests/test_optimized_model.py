@@ -187,6 +187,28 @@ def test_a_graph_that_runs_in_every_layer_counts_as_often():
     assert measured(model, (x,)) - loss_gradient_nbytes <= predicted <= budget
 
 
+class Between(Chain):
+    """The first layer's input is made by code before it, and kept for its weight's gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(x)
+        torch._dynamo.graph_break()
+        x = torch.tanh(self.layers[0](x))
+        torch._dynamo.graph_break()
+        for layer in self.layers[1:]:
+            x = torch.tanh(layer(x))
+        return x.square().mean()
+
+
+def test_what_eager_code_hands_to_a_graph_is_held_while_later_ones_run():
+    """The first graph's backward reads it; the later graph's peak counts it."""
+    x = many_rows()
+    model = optimized(Between, UNBOUNDED)
+    close(step(make_seeded(Between), (x,)), step(model, (x,)), 1e-6)
+    model.zero_grad(set_to_none=True)
+    assert measured(model, (x,)) <= autoremat.report(model).predicted_peak_nbytes
+
+
 def test_models_of_one_class_do_not_use_up_each_others_recompiles():
     """Dynamo compiles one function a few times only; a break makes graphs of the class's own."""
     x = many_rows()
