@@ -103,7 +103,8 @@ class Session:
         self._compiled, self._part = "", 0
         self._inputs: Sequence[Any] = ()  # of the graph that is being compiled
         self._unplannable: set[str] = set()  # graphs that failed to compile as planned
-        self._over_budget: OverBudgetWarning | None = None
+        self._over_budget: OverBudgetWarning | None = None  # to be told when the graph is planned
+        self._has_told = False  # of this step
         self.does_not_fit: OverBudgetWarning | None = None
         self._step = Step()
         self._eager_results = Results()
@@ -195,6 +196,7 @@ class Session:
     def begin_step(self) -> None:
         """A training step begins: from now on it is noted which of its graphs run."""
         self._step.begin()
+        self._has_told = False
         self._eager_results.clear()
 
     def _graph_name(self) -> str:
@@ -387,8 +389,12 @@ class Session:
             self._step.add(
                 name, Part(subject, choice, found, report, store(subject, choice), curve)
             )
+            step_report = self.report()
+            if choice.fits and not self._may_replan:
+                # It fits itself, but an earlier one may not, beside this one's gradients.
+                self._tell_if_above(step_report)
             progress.stage("compile")
-            progress.finish(one_line(self.report()))
+            progress.finish(one_line(step_report))
         return PlannedGraph(joint, choice.forward, choice.backward)
 
     def _between_nbytes(
@@ -413,7 +419,7 @@ class Session:
         if is_later or self._split is not ALONE:
             over.is_planned_anew = self._may_replan
             if not (self._may_replan and self._offline):
-                self._over_budget = over
+                self._tell_once(over)
             return
         if not self._refuses:
             # Gradients that exist now may be gone before the backward: whoever sees that they
@@ -429,6 +435,16 @@ class Session:
         if subject.constraints.asked:
             error.add_note("This respects save= and recompute=: without them, less may be enough.")
         raise error
+
+    def _tell_if_above(self, report: Report) -> None:
+        budget_nbytes, predicted_nbytes = report.budget_nbytes, report.predicted_peak_nbytes
+        if predicted_nbytes > budget_nbytes:
+            self._tell_once(OverBudgetWarning(None, budget_nbytes, predicted_nbytes))
+
+    def _tell_once(self, over: OverBudgetWarning) -> None:
+        """Warn of a step above the budget, not of each of its graphs."""
+        if not self._has_told:
+            self._over_budget, self._has_told = over, True
 
     def fall_back(self, code: str, *, cause: Exception | None = None, **facts: object) -> None:
         """Tell the user what runs without a plan, why, and what to do; once for each reason.

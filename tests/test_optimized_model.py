@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autoremat
+import autoremat.backend
 import autoremat.session
 from tests.tiny import WIDTH, Chain, many_rows, sequences
 from tests.training import (
@@ -138,6 +139,29 @@ def test_the_gradients_of_later_graphs_are_live_in_the_backward_of_earlier_ones(
         same(reference, step(model, (x,)))
     model.zero_grad(set_to_none=True)
     assert measured(model, (x,)) <= autoremat.report(model).predicted_peak_nbytes <= budget
+
+
+def test_a_backend_tells_of_earlier_graphs_that_no_longer_fit():
+    """Beside the gradients of later ones; nothing is planned anew there."""
+    x = many_rows().repeat(32, 1)
+    model = after_a_step(LargeHead, x)
+    head_nbytes = sum(parameter.nbytes for parameter in model.head.parameters())
+    highest = autoremat.report(model).predicted_peak_nbytes
+    budget = highest - head_nbytes - 1000  # a backend sees the parameters of one graph at a time
+    torch._dynamo.reset()
+    options = {"budget": budget, "compiler": "eager", "verbose": False}
+    backend = autoremat.backend.autoremat
+    model = torch.compile(make_seeded(LargeHead), backend=backend, options=options)
+    with pytest.warns(autoremat.OverBudgetWarning, match="above the budget") as told:
+        step(model, (x,))
+    assert len(told) == 1
+
+
+def after_a_step(make: type[nn.Module], x: Tensor) -> nn.Module:
+    """An optimised model that was never short of memory."""
+    model = optimized(make, UNBOUNDED)
+    step(model, (x,))
+    return model
 
 
 class BrokenLayer(nn.Module):
