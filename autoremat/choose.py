@@ -31,6 +31,7 @@ from autoremat.lower import (
     LATER_GRADIENTS,
     Lowered,
     held_tangents,
+    layout_nbytes,
     room_nbytes,
     without_room,
     without_spare_states,
@@ -387,8 +388,13 @@ def generated_peaks(subject: Subject, forward: fx.GraphModule, backward: fx.Grap
         held_nbytes += problem.value_by_name[LATER_GRADIENTS].nbytes
     optimizer = max((op.workspace_nbytes for op in problem.ops[-1:] if not op.outputs), default=0)
     after = held_nbytes + second.memory.returned_nbytes + optimizer
-    peak_nbytes = max(first.memory.peak_nbytes, held_nbytes + second.memory.peak_nbytes, after)
     crossing_nbytes = held_nbytes + sum(dict(owned.values()).values())
+    peak_nbytes = max(
+        first.memory.peak_nbytes,
+        crossing_nbytes + layout_nbytes(problem),
+        held_nbytes + second.memory.peak_nbytes,
+        after,
+    )
     needed_nbytes = max(peak_nbytes, crossing_nbytes + room_nbytes(problem))
     return Peaks(problem.resident_nbytes + peak_nbytes, problem.resident_nbytes + needed_nbytes)
 

@@ -12,20 +12,24 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from autoremat_solver import Op, Phase, Plan, Problem, Value
 from torch import fx
 
 from autoremat import _torch
 from autoremat.capture import JointGraph
 from autoremat.constraints import Constraints
-from autoremat.cost import OpCost
+from autoremat.cost import OpCost, tensor_spec
 from autoremat.storage import Storages
 
 LOSS_BOUNDARY = "backward_begins"
 LATER_GRADIENTS = "gradients_of_later_graphs"
+GRADIENTS_LAID_OUT = "gradients_laid_out"
 OPTIMIZER_STEP = "optimizer_step"
 SCALAR_NBYTES = 512  # a number takes a whole block on CUDA
-MARKERS = frozenset({LOSS_BOUNDARY, OPTIMIZER_STEP})  # operations that no node stands for
+MARKERS = frozenset(
+    {LOSS_BOUNDARY, GRADIENTS_LAID_OUT, OPTIMIZER_STEP}
+)  # operations that no node stands for
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ def lower(
     ops = (
         *(_op(node, joint, storages, constraints, costs, reads) for node in forward),
         _boundary(joint, storages),
+        *_layout(joint, storages),
         *(_op(node, joint, storages, constraints, costs, reads) for node in backward),
         *([optimizer] if optimizer_nbytes else []),
     )
@@ -151,6 +156,30 @@ def _boundary(joint: JointGraph, storages: Storages) -> Op:
         if name not in storages.resident
     )
     return Op(LOSS_BOUNDARY, (), tuple(tangents), 0.0, 0, Phase.BACKWARD, recomputable=False)
+
+
+def _layout(joint: JointGraph, storages: Storages) -> Iterator[Op]:
+    """What AOTAutograd does before a backward whose incoming gradients are not contiguous.
+
+    It copies those that arrive so, and frees none of them before all are copied.
+    """
+    permuted = [node for node in joint.tangents if not _is_contiguous(node.meta.get("val"))]
+    nbytes = storages.total_nbytes(permuted)
+    if nbytes:
+        yield Op(GRADIENTS_LAID_OUT, (), (), 0.0, nbytes, Phase.BACKWARD, recomputable=False)
+
+
+def _is_contiguous(value: object) -> bool:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return True
+    spec = tensor_spec(value)
+    return spec.stride == torch.empty(spec.shape, device="meta").stride()
+
+
+def layout_nbytes(problem: Problem) -> int:
+    """Bytes of incoming gradients that are there twice while they are laid out."""
+    found = problem.op_by_name.get(GRADIENTS_LAID_OUT)
+    return 0 if found is None else found.workspace_nbytes
 
 
 def _handed_out(

@@ -212,6 +212,32 @@ class Routed(Chain):
         return torch.tanh(self.layers[2](h)).square().mean()
 
 
+class Transposes(nn.Module):
+    """Returns the loss and six transposed values beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        x = torch.tanh(self.first(x))
+        loss = self.second(x[:1]).square().mean()
+        return loss, *((factor * x).t() for factor in range(2, 8))
+
+
+def test_the_prediction_is_exact_where_incoming_gradients_are_laid_out_anew():
+    """AOTAutograd copies those that are not laid out as it expects, and holds both meanwhile."""
+    model, x = optimized(Transposes, UNBOUNDED), many_rows()
+    step(model, (x,), loss_alone)
+    predicted = autoremat.report(model).predicted_peak_nbytes
+    assert measured(model, (x,), loss_alone) == predicted
+
+
+def loss_alone(output: tuple[Tensor, ...]) -> Tensor:
+    """The loss among what `Transposes` returns."""
+    return output[0]
+
+
 @pytest.mark.xfail(
     strict=True, reason="what a higher-order operator allocates inside counts as nothing"
 )

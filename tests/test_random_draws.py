@@ -18,6 +18,7 @@ from tests.tiny import (
 from tests.training import (
     UNBOUNDED,
     gradients_hold,
+    make_seeded,
     optimized,
     recomputes,
     step,
@@ -48,6 +49,26 @@ def test_dropout_gradient_is_that_of_the_drawn_mask():
     gradient = outcome.gradients["layers.0.weight"]
     assert gradient is not None
     assert difference == pytest.approx(float(gradient[2, 3]), rel=1e-4)
+
+
+class DropsInPlace(nn.Module):
+    """Dropout in place on a transposed value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.linear(x).t(), 0.5, inplace=True).square().mean()
+
+
+def test_a_mask_on_a_transposed_value_is_the_one_of_torchs_own_graph():
+    """There torch's graphs draw in another order than eager mode does, with or without us."""
+    ours = step(optimized(DropsInPlace, UNBOUNDED), (rows(),))
+    torch._dynamo.reset()
+    traced = make_seeded(DropsInPlace)
+    traced.compile(backend="aot_eager")
+    assert torch.equal(ours.loss, step(traced, (rows(),)).loss)
 
 
 def test_interleaved_steps_keep_their_own_masks():
