@@ -67,14 +67,16 @@ class OptimizedCall:
     ) -> None:
         """Prepare to compile the model's call; nothing is compiled yet."""
         self.model = weakref.ref(model)
-        self.optimizer = optimizer
         parsed = session_options(options)
         self._options = replace(parsed, steering=parsed.steering.of(model))
-        self._inputs: object = None  # of the call in progress: they are resident
+        self.optimizer = optimizer
+        self._optimizers = Optimizers(model, optimizer)
+        self._here = threading.local()  # inputs of the call in progress: they are resident
+        self._given: list[weakref.ref[torch.Tensor]] = []  # to calls of the step
+        self._planning = threading.RLock()
         self._variants: list[_Variant] = []
         self._forward = type(model).forward
         self._start_anew(model)
-        self._last_gradient: StorageWeakRef | None = None
         self._compiled_without: set[str] = set()  # kinds of global hooks that were absent
 
     @property
@@ -114,33 +116,48 @@ class OptimizedCall:
         if self._global_hooks_came_later():
             self.session.fall_back("AR110")
             return model._call_impl(*args, **kwargs)
+        with self._planning:
+            current = self._begin(model, (args, kwargs))
+            if not current.session.is_planned:  # others that call meanwhile wait for the plan
+                return self._run(current, args, kwargs)
+        return self._run(current, args, kwargs)
+
+    def _begin(self, model: nn.Module, inputs: object) -> _Variant:
+        """A call begins: the plan that it runs under."""
         if type(model).forward is not self._forward:  # Dynamo has no guard for that
             self._start_anew(model)
-        self._inputs = (args, kwargs)
-        self._warn_if_gradients_stay(model)
-        self._current = self._variant_for(model)
+        if not self._current.session.is_open:  # else its backward is to come: it is the same step
+            self._given = []
+            self._current = self._variant_for(model)
+        self._given += [weakref.ref(tensor) for tensor in tensors_in(inputs)]
         self._current.session.begin_step()
+        return self._current
+
+    def _run(self, current: _Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        model = self._model()
+        self._here.inputs = (args, kwargs)
         try:
             with (
                 _own_compile(),
                 _torch.guarding_hooks(),
                 _torch.every_guard(),
-                eager_recurrent_layers(model, self.session.leave_layer_eager),
+                eager_recurrent_layers(model, current.session.leave_layer_eager),
             ):
-                output = self._current.compiled(*args, **kwargs)
+                output = current.compiled(*args, **kwargs)
         finally:
-            self._inputs = None
-        self._tell_if_nothing_was_planned(self._current.session)
-        self._measure_where_free(self._current)
+            self._here.inputs = None
+        self._tell_if_nothing_was_planned(current.session)
+        self._measure_where_free(current)
         return output
+
+    # --- what a step holds ----------------------------------------------------------------------
 
     def resident(self, device: torch.device, inputs: object) -> Resident:
         """Bytes that a step on these inputs holds whatever the plan."""
-        footprint = OptimizerFootprint(0, 0)
-        if self.optimizer is not None:
-            footprint = optimizer_footprint(self.optimizer)
+        footprint = self._optimizers.footprint
         model = self._model()
-        nbytes = resident_nbytes(model, inputs, self.optimizer, device)
+        nbytes = resident_nbytes(model, inputs, None, device)
+        nbytes += self._optimizers.state_nbytes(device)
         tensors = [*model.parameters(), *model.buffers(), *tensors_in(inputs)]
         return Resident(
             nbytes + footprint.state_nbytes,
@@ -149,6 +166,34 @@ class OptimizedCall:
             optimizer_nbytes=footprint.transient_nbytes,
             storages=storage_identities(tensors),
         )
+
+    def storages(self, device: torch.device) -> Mapping[int, int]:
+        """See `audit.Present`."""
+        model = self._model()
+        given = (tensor for reference in self._given if (tensor := reference()) is not None)
+        tensors = [*model.parameters(), *model.buffers(), *gradients_of(model), *given]
+        return storage_sizes([*tensors, *self._optimizers.state], device)
+
+    def expected_nbytes(self, _device: torch.device) -> int:
+        """See `audit.Present`."""
+        return self._optimizers.footprint.state_nbytes
+
+    @property
+    def has_gradients(self) -> bool:
+        """See `audit.Present`."""
+        return any(gradient_of(parameter) is not None for parameter in self._model().parameters())
+
+    def note(self, _args: Sequence[Any]) -> None:
+        """See `audit.Present`: the model knows more than the arguments of its graphs show."""
+
+    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has made a step: its state may be there for the first time."""
+        if not self._optimizers.note(optimizer):
+            return
+        session = self.session
+        if not session.is_planned and not session.fallbacks:
+            session.fall_back("AR114", kind=type(self._model()).__name__)
+        session.note_resident(self._optimizers.grown_nbytes(session.device))
 
     def _model(self) -> nn.Module:
         model = self.model()
@@ -170,7 +215,7 @@ class OptimizedCall:
         def resident(device: torch.device) -> Resident:
             call = itself()
             assert call is not None, "only its calls compile"
-            return call.resident(device, call._inputs)
+            return call.resident(device, call._here.inputs)
 
         # Once training runs, a step that cannot be kept within the budget is warned of, not ended.
         session = Session(
@@ -178,6 +223,8 @@ class OptimizedCall:
             resident,
             refuses=not self._variants,
             replans=REPLANS,
+            present=weakref.proxy(self),
+            is_told_of_steps=True,
         )
         return _variant(model, session)
 
@@ -189,11 +236,9 @@ class OptimizedCall:
             if not variant.session.is_planned:
                 variant.gradient_nbytes = gradient_nbytes
                 return variant
-            report = variant.session.report()
+            most_nbytes = variant.session.most_nbytes
             more_nbytes = gradient_nbytes - variant.gradient_nbytes
-            if report.predicted_peak_nbytes + more_nbytes <= max(
-                report.budget_nbytes, report.predicted_peak_nbytes
-            ):
+            if variant.session.predicted_peak_nbytes + more_nbytes <= most_nbytes:
                 return variant
         self._variants.append(self._new_variant(model))
         return self._variants[-1]
@@ -215,19 +260,6 @@ class OptimizedCall:
             return True
         self._compiled_without.update(kind for kind in present if not present[kind])
         return False
-
-    def _warn_if_gradients_stay(self, model: nn.Module) -> None:
-        """Say once that a step does not fit that adds to the gradients of the one before."""
-        storage = next(iter(_gradient_storages(model)), None)
-        now = StorageWeakRef(storage) if storage is not None else None
-        before, self._last_gradient = self._last_gradient, now
-        if before is None or now is None:
-            return
-        stays = not before.expired() and before == now
-        session = self._current.session
-        if stays and session.does_not_fit is not None:
-            warning, session.does_not_fit = session.does_not_fit, None
-            warnings.warn(warning, stacklevel=3)
 
     def _tell_if_nothing_was_planned(self, session: Session) -> None:
         if session.is_planned or session.fallbacks:

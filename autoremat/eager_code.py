@@ -75,20 +75,34 @@ def held_nbytes(
         known
     )
     sizes = {key: size for key, size in results.held(device).items() if key not in counted}
+    for node in nodes_behind(tensor.grad_fn for tensor in given):
+        sizes |= saved_storages(node, counted, device)
+    return sum(sizes.values())
+
+
+def saved_storages(node: Any, known: Collection[int], device: torch.device) -> dict[int, int]:
+    """Bytes of what a node of eager code has saved for the backward, by the storages' identities.
+
+    Args:
+        node: of autograd's graph; one of a compiled graph counts by its plan.
+        known: identities of storages that count elsewhere.
+        device: what is elsewhere does not count.
+    """
+    found: dict[int, int] = {}
     with _torch.real_execution():  # asked for a saved value, autograd makes a tensor of it
-        for value in (v for node in _nodes_behind(given) for v in _saved_by(node)):
+        for value in _saved_by(node):
             if not same_device(value.device, device) or _counts_elsewhere(value):
                 continue
             for storage in storages_of(value):
                 identity = _torch.storage_identity(storage)
-                if identity not in counted:
-                    sizes[identity] = rounded_nbytes(storage.nbytes(), device)
-    return sum(sizes.values())
+                if identity not in known:
+                    found[identity] = rounded_nbytes(storage.nbytes(), device)
+    return found
 
 
-def _nodes_behind(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
-    """Autograd's nodes that made the tensors, each once."""
-    stack: list[Any] = [tensor.grad_fn for tensor in tensors]
+def nodes_behind(starts: Iterable[Any]) -> Iterator[Any]:
+    """Autograd's nodes from some on towards the inputs, each once."""
+    stack: list[Any] = list(starts)
     seen: set[Any] = set()
     while stack:
         node = stack.pop()

@@ -202,8 +202,13 @@ def gradients_of(module: torch.nn.Module) -> list[torch.Tensor]:
     `torch.func.functional_call` may have put results of operations in the parameters' place: those
     have none, and torch warns who asks.
     """
-    leaves = (parameter for parameter in module.parameters() if parameter.is_leaf)
-    return [leaf.grad for leaf in leaves if leaf.grad is not None]
+    found = map(gradient_of, module.parameters())
+    return [gradient for gradient in found if gradient is not None]
+
+
+def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The gradient that a tensor has now; results of operations have none, and torch warns."""
+    return tensor.grad if tensor.is_leaf else None
 
 
 def storages_nbytes(tensors: Iterable[torch.Tensor], device: torch.device) -> int:

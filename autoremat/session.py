@@ -13,8 +13,8 @@ import itertools
 import os
 import traceback
 import warnings
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 from torch import fx
 
 from autoremat import _torch
+from autoremat.audit import Arguments, Audit, Present
 from autoremat.call_stack import with_stack_room
 from autoremat.capture import JointGraph, copy_module, prepare
 from autoremat.choose import Choice, Subject
@@ -41,8 +42,9 @@ from autoremat.executor import compile_eager
 from autoremat.explain import explain, facts_of_refusal
 from autoremat.fallbacks import Unplannable, fallback, in_words
 from autoremat.inductor import Partitioner, compile_with_partition
+from autoremat.ledger import Roots, Run, note_run, open_runs
 from autoremat.lower import lower
-from autoremat.measure import storages_nbytes
+from autoremat.measure import same_device, storages_nbytes
 from autoremat.options import Offline, Options, Resident
 from autoremat.partition import PartitionError
 from autoremat.plan_file import StoredPlan
@@ -51,12 +53,13 @@ from autoremat.planner import Planner
 from autoremat.progress import Progress
 from autoremat.regions import write_out_regions
 from autoremat.reporting import CurvePoint, Fallback, GraphReport, Report, one_line
-from autoremat.sizes import keep_to_sizes
+from autoremat.sizes import Sizes, keep_to_sizes, most_growth, peak_at, sizes_of
 from autoremat.steering import store
-from autoremat.step import ALONE, Part, Split, Step
+from autoremat.step import ALONE, Around, Beside, Part, Split, Step
 from autoremat.storage import Storages, find_storages
 from autoremat.torch_partition import Modules, split_as_torch
 
+SAME = 1.02  # peaks above the budget that differ by less are told of once
 REPLANS = 2  # of a step whose graphs do not fit together; the second if others were found then
 
 _TOO_LATE = frozenset({"AR113"})  # what is told of runs already
@@ -76,6 +79,9 @@ class Session:
         offline: Offline | None = None,
         replans: int = 0,
         split: Split = ALONE,
+        around: Around | None = None,
+        present: Present | None = None,
+        is_told_of_steps: bool = False,
     ) -> None:
         """Plan under these options.
 
@@ -87,6 +93,9 @@ class Session:
             replans: how often the step may be planned anew; `replanned` is then asked for before
                 each step.
             split: how the graphs share the budget, where an earlier session has found out.
+            around: what the step holds beside them, where an earlier session has found out.
+            present: tells what the model and its optimizers hold at a moment.
+            is_told_of_steps: whether somebody calls `begin_step` before each call of the model.
         """
         self.options = options
         self.key = f"{os.getpid()}-{os.urandom(8).hex()}-{next(_session_numbers)}"
@@ -99,17 +108,20 @@ class Session:
         self._offline = offline
         self._replans = replans
         self._split = split
+        self._is_told_of_steps = is_told_of_steps
         self._first_frame = ""
         self._compiled, self._part = "", 0
         self._inputs: Sequence[Any] = ()  # of the graph that is being compiled
         self._unplannable: set[str] = set()  # graphs that failed to compile as planned
         self._over_budget: OverBudgetWarning | None = None  # to be told when the graph is planned
-        self._has_told = False  # of this step
-        self.does_not_fit: OverBudgetWarning | None = None
+        self._told_nbytes = 0  # the highest peak above the budget that was told of
         self._step = Step()
+        self._around = self._planned_around = around or Around()
+        self._grown_nbytes = 0  # what has become resident since the graphs were planned
+        self.audit = Audit(present or Arguments())
         self._eager_results = Results()
         self._whole: Session | None = None
-        self._whole_is_known = False
+        self._whole_is_for: Hashable = None  # the step that it, or None, is the answer for
         self._device = torch.device("cpu")
         self._resident = Resident(0)
 
@@ -134,7 +146,7 @@ class Session:
                 self._leave_to_torch(error)
                 compiled = self.compile_through(module, example_inputs, self, executor)
             self._compiled = _compile_name()
-            return self._telling(self._graph_name(), compiled)
+            return self._telling(self._graph_name(), compiled, example_inputs)
         except (
             InfeasibleBudget,
             SteeringError,
@@ -179,32 +191,52 @@ class Session:
             executor=executor,
         )
 
-    def _telling(self, name: str, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """The compiled graph, which tells the step that it runs."""
-        if name not in self._step.parts:
+    def _telling(
+        self, name: str, compiled: Callable[..., Any], example_inputs: Sequence[Any]
+    ) -> Callable[..., Any]:
+        """The compiled graph, which tells the step and the ledger that it runs."""
+        part = self._step.parts.get(name)
+        if part is None:
             return compiled
-        ran = self._step.ran
+        sizes = Sizes.among(example_inputs, part.growth)
 
         def run(*args: Any) -> Any:
             # Between buckets of DistributedDataParallel, Dynamo runs it on fake tensors.
-            if _torch.CompileContext.current_compile_id() is None:
-                ran(name)
-            return compiled(*args)
+            if _torch.CompileContext.current_compile_id() is not None:
+                return compiled(*args)
+            self._forward_begins(name, part, args, sizes.beyond(args))
+            outputs = compiled(*args)
+            note_run(
+                self,
+                name,
+                outputs=outputs,
+                crossing_nbytes=part.crossing_nbytes,
+                device=self._device,
+            )
+            return outputs
 
         return run
 
     def begin_step(self) -> None:
-        """A training step begins: from now on it is noted which of its graphs run."""
-        self._step.begin()
-        self._has_told = False
-        self._eager_results.clear()
+        """A training call begins: one step with those before it whose backward is to come."""
+        waiting = self._waiting
+        self._step.begin(waiting)
+        if not waiting:
+            self._eager_results.clear()
+
+    @property
+    def _waiting(self) -> list[str]:
+        """Graphs that have run, in this order, and wait for their backward."""
+        return [run.name for run in open_runs() if run.owner is self]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a backward through its graphs is still to come."""
+        return bool(self._waiting)
 
     def _graph_name(self) -> str:
-        """The graph that is being compiled.
-
-        Where nobody tells which graphs run, a recompile takes the place of the first compile.
-        """
-        name = _frame_name() if self._step.runs is None else _compile_name()
+        """The graph that is being compiled."""
+        name = _compile_name()
         return f"{name} part {self._part + 1}" if self._part else name
 
     def _leave_to_torch(self, error: Exception) -> None:
@@ -270,7 +302,7 @@ class Session:
         return Report(
             budget_nbytes=self.options.budget_nbytes(self._device) if parts else 0,
             resident_nbytes=self._resident.nbytes,
-            graphs=tuple(self._step.reports(self._resident.gradients_nbytes)),
+            graphs=tuple(self._step.reports(self._resident.gradients_nbytes, self._now_around)),
             measured_peak_nbytes=self.measured_peak_nbytes,
             compiler=self.options.compiler,
             device=self._planner.device_name(self._device),
@@ -291,20 +323,33 @@ class Session:
             torch.__version__,
         )
 
+    @property
+    def predicted_peak_nbytes(self) -> int:
+        """The highest peak of the step that is known of, or 0."""
+        return self._step.peak_nbytes(self._resident.gradients_nbytes, self._now_around)
+
+    @property
+    def most_nbytes(self) -> int:
+        """The budget, or the predicted peak where that is above it already."""
+        return max(self.options.budget_nbytes(self._device), self.predicted_peak_nbytes)
+
+    @property
+    def _now_around(self) -> Around:
+        return self._around.and_more(Around(self._grown_nbytes))
+
     def replanned(self) -> Session | None:
         """A session that plans the same step as a whole; None if its graphs fit, or none could.
 
         Asked for after the step's forward: then all of its graphs are known.
         """
-        if not self._whole_is_known:
-            self._whole, self._whole_is_known = self._find_whole(), True
+        known = (self._step.order, self._now_around)
+        if self._whole_is_for != known:
+            self._whole, self._whole_is_for = self._find_whole(), known
         return self._whole
 
     def _find_whole(self) -> Session | None:
-        if not self._may_replan or len(self._step.parts) < 2:
-            return None
         budget_nbytes = self.options.budget_nbytes(self._device)
-        if self.report().predicted_peak_nbytes <= budget_nbytes:
+        if not self._may_replan or self.predicted_peak_nbytes <= budget_nbytes:
             return None
         session = Session(
             self.options,
@@ -312,15 +357,20 @@ class Session:
             refuses=False,
             offline=self._offline,
             replans=self._replans - 1,
-            split=self._step.split(budget_nbytes),
+            split=self._step.split(budget_nbytes, self._now_around),
+            around=self._around,
+            present=self.audit.present,
+            is_told_of_steps=self._is_told_of_steps,
         )
         session.fallbacks = self.fallbacks
         return session
 
     @property
     def _may_replan(self) -> bool:
-        is_settled = self._split is not ALONE and self._step.follows(self._split)
-        return self._replans > 0 and not self.options.steering.choice and not is_settled
+        is_as_planned = self._now_around == self._planned_around and (
+            len(self._step.order) < 2 if self._split is ALONE else self._step.follows(self._split)
+        )
+        return self._replans > 0 and not self.options.steering.choice and not is_as_planned
 
     @property
     def device(self) -> torch.device:
@@ -356,7 +406,6 @@ class Session:
             name = self._graph_name()
             device = device_of(module)
             joint = prepare(module, num_fwd_outputs=num_fwd_outputs, static_indices=static)
-            keep_to_sizes(joint.primals, _compile_number())
             storages = find_storages(joint.nodes, device)
             earlier = self._step.earlier(name)
             planner, is_first = self._planner, not earlier
@@ -378,21 +427,31 @@ class Session:
             budget_nbytes = self.options.budget_nbytes(device)
             subject, number = Subject(joint, constraints, lowered, device), len(earlier)
             found = self._split.beside(subject, self._step, name)
-            found = found.beyond(self._resident.gradients_nbytes)
-            placed = self._split.place(subject, number, found, budget_nbytes)
+            found = self._around.beside(found.beyond(self._resident.gradients_nbytes))
+            placed = self._split.place(
+                subject, number, found, budget_nbytes, eager_nbytes=self._around.eager_nbytes
+            )
             choice = planner.choose(placed, number, budget_nbytes)
+            growth = self._keep_to_sizes(placed, choice, budget_nbytes)
             if not choice.fits:
                 self._refuse(placed, choice, budget_nbytes, is_later=bool(earlier))
-            self._whole_is_known = False
             report = functools.partial(_explained, name, costs)
             curve = planner.curve(subject, choice)
-            self._step.add(
-                name, Part(subject, choice, found, report, store(subject, choice), curve)
+            part = Part(
+                subject,
+                choice,
+                between_nbytes,
+                found,
+                report,
+                store(subject, choice),
+                curve,
+                growth,
             )
+            self._step.add(name, part)
             step_report = self.report()
             if choice.fits and not self._may_replan:
                 # It fits itself, but an earlier one may not, beside this one's gradients.
-                self._tell_if_above(step_report)
+                self._tell_if_above(step_report.predicted_peak_nbytes)
             progress.stage("compile")
             progress.finish(one_line(step_report))
         return PlannedGraph(joint, choice.forward, choice.backward)
@@ -411,21 +470,32 @@ class Session:
         self._eager_results.note_inputs(self._inputs)
         return max(0, handed_in_nbytes - known_nbytes) + held
 
+    def _keep_to_sizes(self, placed: Subject, choice: Choice, budget_nbytes: int) -> float:
+        """By how much the graph's sizes may grow before another plan is made."""
+        sizes = sizes_of(placed)
+        growth = 1.0
+        if sizes and choice.fits:
+            growth = most_growth(
+                lambda numbers: peak_at(
+                    placed, choice.solution.plan, choice.needed_nbytes, numbers
+                ),
+                sizes,
+                budget_nbytes,
+            )
+        keep_to_sizes(placed, growth, _compile_number())
+        return growth
+
     def _refuse(
         self, subject: Subject, choice: Choice, budget_nbytes: int, *, is_later: bool
     ) -> None:
         """A first graph that does not fit is an error; what comes later runs as lean as it can."""
-        over = OverBudgetWarning(None, budget_nbytes, choice.needed_nbytes)
         if is_later or self._split is not ALONE:
-            over.is_planned_anew = self._may_replan
-            if not (self._may_replan and self._offline):
-                self._tell_once(over)
+            is_planned_anew = self._may_replan
+            if not (is_planned_anew and self._offline):
+                self._tell(choice.needed_nbytes, is_planned_anew=is_planned_anew)
             return
         if not self._refuses:
-            # Gradients that exist now may be gone before the backward: whoever sees that they
-            # stay warns of it.
-            self.does_not_fit = over
-            return
+            return  # gradients that exist now may be gone before the backward, which will tell
         facts = facts_of_refusal(subject, choice, budget_nbytes)
         asked = self.options.steering.choice
         if asked:
@@ -436,15 +506,78 @@ class Session:
             error.add_note("This respects save= and recompute=: without them, less may be enough.")
         raise error
 
-    def _tell_if_above(self, report: Report) -> None:
-        budget_nbytes, predicted_nbytes = report.budget_nbytes, report.predicted_peak_nbytes
-        if predicted_nbytes > budget_nbytes:
-            self._tell_once(OverBudgetWarning(None, budget_nbytes, predicted_nbytes))
+    def _tell_if_above(self, predicted_nbytes: int) -> None:
+        if predicted_nbytes > self.options.budget_nbytes(self._device):
+            self._tell(predicted_nbytes, is_planned_anew=self._will_replan)
 
-    def _tell_once(self, over: OverBudgetWarning) -> None:
-        """Warn of a step above the budget, not of each of its graphs."""
-        if not self._has_told:
-            self._over_budget, self._has_told = over, True
+    @property
+    def _will_replan(self) -> bool:
+        """Whether the next step gets another plan, if somebody asks for it."""
+        return self._may_replan and not self._offline
+
+    def _tell(self, predicted_nbytes: int, *, is_planned_anew: bool) -> None:
+        """Warn of a step above the budget; again only of one that is higher still."""
+        if predicted_nbytes <= SAME * self._told_nbytes:
+            return
+        self._told_nbytes = predicted_nbytes
+        budget_nbytes = self.options.budget_nbytes(self._device)
+        over = OverBudgetWarning(None, budget_nbytes, predicted_nbytes)
+        over.is_planned_anew = is_planned_anew
+        if _torch.CompileContext.current_compile_id() is None:
+            warnings.warn(over, stacklevel=3)
+        else:
+            self._over_budget = over  # an error would end the compile: told when it is planned
+
+    # --- what the ledger shows ------------------------------------------------------------------
+
+    def _forward_begins(
+        self, name: str, part: Part, args: Sequence[Any], larger: Mapping[Any, int]
+    ) -> None:
+        """One of its graphs is about to run: what is there already counts beside it."""
+        if not self._is_told_of_steps and Counter(self._step.runs) != Counter(self._waiting):
+            self.begin_step()
+        self._step.ran(name)
+        if larger:
+            choice = part.choice
+            peak_nbytes = peak_at(part.subject, choice.solution.plan, choice.peak_nbytes, larger)
+            self._tell_if_above(peak_nbytes)
+        self._learn(
+            self.audit.at_forward(self._runs_here, name, part, args, lambda: self._account)
+        )
+
+    def backward_begins(self, roots: Roots, *, keeps_graph: bool) -> None:
+        """A backward begins that may reach runs of its graphs; see `ledger.Owner`."""
+        runs = self._runs_here
+
+        def account() -> dict[Any, tuple[Part, Beside]]:
+            known = self._account
+            return {
+                node: (self._step.parts[run.name], known[run.name])
+                for run in runs
+                if run.owner is self and run.name in known and (node := run.node()) is not None
+            }
+
+        self._learn(self.audit.at_backward(runs, roots, account, keeps_graph=keeps_graph))
+
+    @property
+    def _account(self) -> Mapping[str, Beside]:
+        """What is known to be beside each graph of the step."""
+        return self._step.beside(self._resident.gradients_nbytes, self._now_around)
+
+    @property
+    def _runs_here(self) -> list[Run]:
+        return [run for run in open_runs() if same_device(run.device, self._device)]
+
+    def _learn(self, found: Around | None) -> None:
+        """Take into account what a look has found, and tell if the step is above the budget."""
+        if found is not None:
+            self._around = self._around.and_more(found)
+            self._tell_if_above(self.predicted_peak_nbytes)
+
+    def note_resident(self, nbytes: int) -> None:
+        """So much more is resident than when the graphs were planned: an optimizer's state."""
+        self._grown_nbytes = nbytes
+        self.audit.forget()
 
     def fall_back(self, code: str, *, cause: Exception | None = None, **facts: object) -> None:
         """Tell the user what runs without a plan, why, and what to do; once for each reason.

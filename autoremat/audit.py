@@ -1,0 +1,203 @@
+"""What is really live beside the planned graphs of a step, found out as the step runs.
+
+Enters: the runs that are open when a forward or a backward begins, of all planned models. Leaves:
+how much more is live than the step's own account says, as an `Around`. Guarantees: each situation
+(the open runs, where the backward begins, whether gradients exist) is looked into twice at most, so
+that steps which are all alike cost nothing.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from autoremat import _torch
+from autoremat.eager_backward import Foreseen, foresee
+from autoremat.ledger import Roots, Run
+from autoremat.measure import gradient_of, rounded_nbytes, same_device, storages_of
+from autoremat.step import Around, Beside, Part
+
+LOOKS = 2  # at each situation: the first may come before lazy state exists
+
+
+class Present(Protocol):
+    """What a model and its training hold at a moment."""
+
+    def storages(self, device: torch.device) -> Mapping[int, int]:
+        """Bytes of parameters, buffers, gradients, optimizer state and batches, by identity."""
+
+    def expected_nbytes(self, device: torch.device) -> int:
+        """Optimizer state that the plan counts and that does not exist yet."""
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether a backward would add to gradients that exist."""
+
+    def note(self, args: Sequence[Any]) -> None:
+        """A graph is called with these arguments."""
+
+
+class Arguments:
+    """What is known where nothing but the arguments of graphs is: those that live."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._leaves: dict[int, weakref.ref[torch.Tensor]] = {}
+
+    def note(self, args: Sequence[Any]) -> None:
+        """Remember the parameters, buffers and batches among the arguments of a graph."""
+        for value in args:
+            if isinstance(value, torch.Tensor) and value.is_leaf:
+                self._leaves[id(value)] = weakref.ref(value)
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        for key, reference in list(self._leaves.items()):
+            tensor = reference()
+            if tensor is None:
+                self._leaves.pop(key)
+                continue
+            gradient = gradient_of(tensor)
+            yield from (tensor,) if gradient is None else (tensor, gradient)
+
+    def storages(self, device: torch.device) -> Mapping[int, int]:
+        """See `Present`."""
+        return storage_sizes(self._tensors(), device)
+
+    def expected_nbytes(self, _device: torch.device) -> int:
+        """No optimizer is known."""
+        return 0
+
+    @property
+    def has_gradients(self) -> bool:
+        """See `Present`."""
+        alive = (reference() for reference in list(self._leaves.values()))
+        return any(tensor is not None and gradient_of(tensor) is not None for tensor in alive)
+
+
+def storage_sizes(tensors: Iterable[torch.Tensor], device: torch.device) -> dict[int, int]:
+    """Bytes of the distinct storages on a device, by their identities."""
+    return {
+        _torch.storage_identity(storage): rounded_nbytes(storage.nbytes(), device)
+        for tensor in tensors
+        if same_device(tensor.device, device)
+        for storage in storages_of(tensor)
+    }
+
+
+class Audit:
+    """Looks into the situations of one session's steps."""
+
+    def __init__(self, present: Present) -> None:
+        """Of a session whose model holds this."""
+        self.present = present
+        self._seen: Counter[Hashable] = Counter()
+
+    def forget(self) -> None:
+        """Something has become resident: all situations are new."""
+        self._seen.clear()
+
+    def at_forward(
+        self,
+        runs: Sequence[Run],
+        name: str,
+        part: Part,
+        args: Sequence[Any],
+        account: Callable[[], Mapping[str, Beside]],
+    ) -> Around | None:
+        """What is beside a graph that is about to run; None where nothing new can be learned.
+
+        Args:
+            runs: those that are open on its device.
+            name: of the graph.
+            part: the graph.
+            args: its arguments.
+            account: what the step's own account has beside each graph.
+        """
+        if self._is_known((name, *_names(runs))):
+            return None
+        self.present.note(args)
+        if not runs or name not in account():
+            return None
+        found = account()[name]
+        crossing_nbytes = sum(run.crossing_nbytes for run in runs)
+        live_nbytes = part.between_nbytes + crossing_nbytes + self._base_nbytes(runs)
+        return Around(live_nbytes - part.resident_nbytes - found.held_nbytes)
+
+    def at_backward(
+        self,
+        runs: Sequence[Run],
+        roots: Roots,
+        account: Callable[[], Mapping[Any, tuple[Part, Beside]]],
+        *,
+        keeps_graph: bool,
+    ) -> Around | None:
+        """What is beside the graphs of a backward that begins; None if that is known.
+
+        Args:
+            runs: those that are open on the device.
+            roots: where the backward begins.
+            account: of the runs that are the session's own, by their nodes: the graph, and what
+                the step's own account has beside it.
+            keeps_graph: whether what was saved stays afterwards.
+        """
+        nodes = {node: run for run in runs if (node := run.node()) is not None}
+        starts = tuple(type(getattr(root, "grad_fn", root)).__name__ for root in roots)
+        if self._is_known((starts, keeps_graph, self.present.has_gradients, *_names(runs))):
+            return None
+        parts = account()
+        if not parts:
+            return None
+        device = runs[0].device
+        known = self._storages(runs)
+        foreseen = foresee(
+            roots,
+            {node: run.crossing_nbytes for node, run in nodes.items()},
+            known=known,
+            device=device,
+            keeps_graph=keeps_graph,
+        )
+        return _around(parts, foreseen, self._base_nbytes(runs))
+
+    def _is_known(self, situation: Hashable) -> bool:
+        self._seen[situation] += 1
+        return self._seen[situation] > LOOKS
+
+    def _storages(self, runs: Sequence[Run]) -> dict[int, int]:
+        """Of all models that take part in the step."""
+        device = runs[0].device
+        found = dict(self.present.storages(device))
+        for owner in dict.fromkeys(run.owner for run in runs):
+            found |= owner.audit.present.storages(device)
+        return found
+
+    def _base_nbytes(self, runs: Sequence[Run]) -> int:
+        device = runs[0].device
+        all_present = {id(p): p for p in (self.present, *(r.owner.audit.present for r in runs))}
+        expected_nbytes = sum(p.expected_nbytes(device) for p in all_present.values())
+        return expected_nbytes + sum(self._storages(runs).values())
+
+
+def _names(runs: Sequence[Run]) -> tuple[Hashable, ...]:
+    return tuple((id(run.owner), run.name) for run in runs)
+
+
+def _around(
+    parts: Mapping[Any, tuple[Part, Beside]], foreseen: Foreseen, base_nbytes: int
+) -> Around:
+    """How much more is live than the account of the step says."""
+    returned_nbytes = max(
+        (
+            base_nbytes + foreseen.beside_nbytes[node] - part.resident_nbytes - found.most_nbytes
+            for node, (part, found) in parts.items()
+            if node in foreseen.beside_nbytes
+        ),
+        default=0,
+    )
+    counted = max(part.resident_nbytes for part, _ in parts.values())
+    crossing = sum(part.crossing_nbytes for part, _ in parts.values())
+    eager_nbytes = base_nbytes + foreseen.eager_peak_nbytes - counted - crossing
+    return Around(0, returned_nbytes, eager_nbytes)

@@ -1,0 +1,146 @@
+"""What a backward takes outside the planned graphs, foreseen as it begins.
+
+Enters: the tensors that a backward begins at, and the runs of planned graphs that wait for it.
+Leaves: the peak while code in eager mode goes backward, and what is live beside each run when its
+turn comes. Autograd's nodes are followed in the order in which the engine runs them. Exact on what
+they have saved; gradients are taken to be whole tensors, except where a node is known to hand its
+own on.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from autoremat import _torch
+from autoremat.eager_code import nodes_behind, saved_storages
+
+# What they make for those behind them is the gradient that they take, or a view of it; of a sum,
+# one number that looks as large as all.
+_HANDED_ON = frozenset(
+    f"{name}Backward{number}"
+    for name in (
+        *("Add", "Alias", "Permute", "ReshapeAlias", "Squeeze", "Sum", "T", "Transpose"),
+        *("UnsafeView", "Unsqueeze", "View"),
+    )
+    for number in range(4)
+)
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """A backward that is about to begin; bytes beyond what the step found live.
+
+    Attributes:
+        saved_nbytes: what code in eager mode has saved for it.
+        eager_peak_nbytes: the highest while such code goes backward.
+        beside_nbytes: for each node of a run, what is live beside what that run itself holds.
+    """
+
+    saved_nbytes: int
+    eager_peak_nbytes: int
+    beside_nbytes: Mapping[Any, int]
+
+
+def foresee(
+    roots: Sequence[Any],
+    crossing_nbytes: Mapping[Any, int],
+    *,
+    known: Collection[int],
+    device: torch.device,
+    keeps_graph: bool,
+) -> Foreseen:
+    """Follow a backward through autograd's graph.
+
+    Args:
+        roots: tensors or edges that it begins at.
+        crossing_nbytes: by node, what each run of a planned graph holds for its backward.
+        known: identities of storages that count elsewhere.
+        device: what is elsewhere does not count.
+        keeps_graph: whether what was saved stays afterwards.
+    """
+    nodes = list(nodes_behind([getattr(root, "grad_fn", None) or root.node for root in roots]))
+    eager = [node for node in nodes if node not in crossing_nbytes]
+    saved = {node: saved_storages(node, known, device) for node in eager}
+    walk = _Walk(crossing_nbytes, saved, keeps_graph)
+    waiting = Counter(source for node in nodes for source, _ in node.next_functions if source)
+    ready = [
+        (-_torch.sequence_number(node), n) for n, node in enumerate(nodes) if not waiting[node]
+    ]
+    numbers = {node: n for n, node in enumerate(nodes)}
+    heapq.heapify(ready)
+    saved_nbytes = walk.live_nbytes - sum(crossing_nbytes.values())
+    while ready:
+        node = nodes[heapq.heappop(ready)[1]]
+        walk.run(node)
+        for source in (source for source, _ in node.next_functions if source):
+            waiting[source] -= 1
+            if not waiting[source]:
+                heapq.heappush(ready, (-_torch.sequence_number(source), numbers[source]))
+    return Foreseen(saved_nbytes, walk.eager_peak_nbytes, walk.beside_nbytes)
+
+
+@dataclass
+class _Walk:
+    """What is live as the engine goes from node to node."""
+
+    crossing_nbytes: Mapping[Any, int]
+    saved: Mapping[Any, Mapping[int, int]]
+    keeps_graph: bool
+    live_nbytes: int = 0
+    eager_peak_nbytes: int = 0
+    beside_nbytes: dict[Any, int] = field(default_factory=dict)
+    _savers: Counter[int] = field(default_factory=Counter)
+    _gradients: dict[Any, dict[int, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        sizes = {key: n for found in self.saved.values() for key, n in found.items()}
+        self._savers.update(key for found in self.saved.values() for key in found)
+        self.live_nbytes = sum(sizes.values()) + sum(self.crossing_nbytes.values())
+        self.eager_peak_nbytes = self.live_nbytes
+
+    def run(self, node: Any) -> None:
+        """One node: its gradients come, those behind it are made, its own go."""
+        taken_nbytes = sum(self._gradients.pop(node, {}).values())
+        if node in self.crossing_nbytes:  # a plan counts the gradients that it is given
+            own_nbytes = self.crossing_nbytes[node] + taken_nbytes
+            self.beside_nbytes[node] = self.live_nbytes - own_nbytes
+        made_nbytes = self._make(node, taken_nbytes)
+        if node not in self.crossing_nbytes:
+            self.eager_peak_nbytes = max(self.eager_peak_nbytes, self.live_nbytes + made_nbytes)
+        if not _hands_on(node):
+            made_nbytes -= taken_nbytes
+        self.live_nbytes += made_nbytes - (0 if self.keeps_graph else self._released_by(node))
+
+    def _make(self, node: Any, taken_nbytes: int) -> int:
+        """Gradients for what is behind the node: bytes of those that are no views of its own."""
+        if hasattr(node, "variable"):
+            return 0 if node.variable.grad is None else -taken_nbytes
+        made_nbytes, spare_nbytes = 0, taken_nbytes
+        for source, number in ((s, n) for s, n in node.next_functions if s is not None):
+            found = self._gradients.setdefault(source, {})
+            if number in found:
+                continue  # added to the one that is there
+            found[number] = _torch.gradient_nbytes_into(source)[number]
+            if _hands_on(node):
+                found[number], spare_nbytes = spare_nbytes, 0
+            else:
+                made_nbytes += found[number]
+        return made_nbytes - (spare_nbytes if _hands_on(node) else 0)
+
+    def _released_by(self, node: Any) -> int:
+        released = self.crossing_nbytes.get(node, 0)
+        for key, nbytes in self.saved.get(node, {}).items():
+            self._savers[key] -= 1
+            released += 0 if self._savers[key] else nbytes
+        return released
+
+
+def _hands_on(node: Any) -> bool:
+    """Whether the gradients that it makes are those that it takes; a parameter keeps its own."""
+    return hasattr(node, "variable") or node.name() in _HANDED_ON
