@@ -25,19 +25,13 @@ from autoremat import _torch
 from autoremat.backend import session_options, with_own_code
 from autoremat.errors import FallbackError, FallbackWarning
 from autoremat.fallbacks import fallback
-from autoremat.footprint import OptimizerFootprint, optimizer_footprint
-from autoremat.measure import (
-    gradients_of,
-    resident_nbytes,
-    storage_identities,
-    storages_nbytes,
-    storages_of,
-    tensors_in,
-)
+from autoremat.measure import gradients_of, storages_of, tensors_in
+from autoremat.optimizers import require_optimizer_of
 from autoremat.options import Resident
 from autoremat.plan_file import write
 from autoremat.recurrent import eager_recurrent_layers
 from autoremat.reporting import Report
+from autoremat.residents import resident_of
 from autoremat.selectors import Selection
 from autoremat.session import REPLANS, Session
 
@@ -136,19 +130,7 @@ class OptimizedCall:
 
     def resident(self, device: torch.device, inputs: object) -> Resident:
         """Bytes that a step on these inputs holds whatever the plan."""
-        footprint = OptimizerFootprint(0, 0)
-        if self.optimizer is not None:
-            footprint = optimizer_footprint(self.optimizer)
-        model = self._model()
-        nbytes = resident_nbytes(model, inputs, self.optimizer, device)
-        tensors = [*model.parameters(), *model.buffers(), *tensors_in(inputs)]
-        return Resident(
-            nbytes + footprint.state_nbytes,
-            inputs_nbytes=storages_nbytes(tensors_in(inputs), device),
-            gradients_nbytes=_gradient_nbytes(model),
-            optimizer_nbytes=footprint.transient_nbytes,
-            storages=storage_identities(tensors),
-        )
+        return resident_of(self._model(), inputs, self.optimizer, device)
 
     def _model(self) -> nn.Module:
         model = self.model()
@@ -283,7 +265,7 @@ def _gradient_nbytes(model: nn.Module) -> int:
 
 def _gradient_storages(model: nn.Module) -> Iterator[torch.UntypedStorage]:
     """Those of the gradients that exist; of sparse ones, of what they hold."""
-    for gradient in gradients_of(model):
+    for gradient in gradients_of(model.parameters()):
         yield from storages_of(gradient)
 
 
@@ -312,7 +294,8 @@ def optimize(
         budget: peak of everything the step holds on the device: "40GB" (10^9 bytes), "40GiB"
             (2^30), a number of bytes, or "80%" of the device's memory. With a fixed policy or a
             stored plan it may be left out: then it is the device's memory.
-        optimizer: with it, the state that its first step creates counts as well.
+        optimizer: with it, its state counts as well, that which its first step creates included;
+            it may be wrapped, as accelerate and Lightning do.
         compiler: "inductor", or "eager" to run the planned graphs operation by operation.
         policy: "optimal" searches for the fastest plan within the budget. The others are fixed:
             "save-all", "recompute-all", "every-layer", "every-2" (or another number), "sqrt",
@@ -332,9 +315,9 @@ def optimize(
         The same module.
 
     Raises:
-        ValueError: for a malformed budget, compiler, dropout or policy, and for patterns that no
-            module matches.
-        TypeError: if `model` is not a module.
+        ValueError: for a malformed budget, compiler, dropout or policy, for patterns that no
+            module matches, and for an optimizer none of whose parameters is the model's.
+        TypeError: if `model` is not a module, or `optimizer` no optimizer.
         OSError: if the stored plan cannot be read.
         FallbackError: with `strict`, if the model cannot be planned as it is.
 
@@ -344,6 +327,7 @@ def optimize(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is an nn.Module, not {type(model).__name__}.")
+    require_optimizer_of(model, optimizer)
     options = {
         "budget": budget,
         "compiler": compiler,
