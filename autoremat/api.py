@@ -12,32 +12,33 @@ import functools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autoremat import _torch
+from autoremat.audit import storage_sizes
 from autoremat.backend import session_options, with_own_code
 from autoremat.errors import FallbackError, FallbackWarning
 from autoremat.fallbacks import fallback
-from autoremat.footprint import OptimizerFootprint, optimizer_footprint
 from autoremat.measure import (
+    gradient_of,
     gradients_of,
-    resident_nbytes,
-    storage_identities,
     storages_nbytes,
     storages_of,
     tensors_in,
 )
+from autoremat.optimizers import StepOptimizers, require_optimizer_of, state_of
 from autoremat.options import Resident
 from autoremat.plan_file import write
 from autoremat.recurrent import eager_recurrent_layers
 from autoremat.reporting import Report
+from autoremat.residents import resident_of
 from autoremat.selectors import Selection
 from autoremat.session import REPLANS, Session
 
@@ -69,12 +70,13 @@ class OptimizedCall:
         self.model = weakref.ref(model)
         parsed = session_options(options)
         self._options = replace(parsed, steering=parsed.steering.of(model))
-        self.optimizer = optimizer
-        self._optimizers = Optimizers(model, optimizer)
+        self._optimizers = StepOptimizers(model, optimizer)
+        self._planned_state_nbytes = 0  # of optimizers, as the latest plan counts it
         self._here = threading.local()  # inputs of the call in progress: they are resident
         self._given: list[weakref.ref[torch.Tensor]] = []  # to calls of the step
         self._planning = threading.RLock()
         self._variants: list[_Variant] = []
+        self._current: _Variant
         self._forward = type(model).forward
         self._start_anew(model)
         self._compiled_without: set[str] = set()  # kinds of global hooks that were absent
@@ -154,29 +156,27 @@ class OptimizedCall:
 
     def resident(self, device: torch.device, inputs: object) -> Resident:
         """Bytes that a step on these inputs holds whatever the plan."""
-        footprint = self._optimizers.footprint
-        model = self._model()
-        nbytes = resident_nbytes(model, inputs, None, device)
-        nbytes += self._optimizers.state_nbytes(device)
-        tensors = [*model.parameters(), *model.buffers(), *tensors_in(inputs)]
-        return Resident(
-            nbytes + footprint.state_nbytes,
-            inputs_nbytes=storages_nbytes(tensors_in(inputs), device),
-            gradients_nbytes=_gradient_nbytes(model),
-            optimizer_nbytes=footprint.transient_nbytes,
-            storages=storage_identities(tensors),
-        )
+        first, *others = self._optimizers.known or [None]
+        found = resident_of(self._model(), inputs, first, device)
+        more_nbytes = storages_nbytes(state_of(others), device)
+        parts = replace(found.parts, optimizer_nbytes=found.parts.optimizer_nbytes + more_nbytes)
+        self._planned_state_nbytes = parts.optimizer_nbytes
+        return replace(found, parts=parts)
 
     def storages(self, device: torch.device) -> Mapping[int, int]:
         """See `audit.Present`."""
         model = self._model()
         given = (tensor for reference in self._given if (tensor := reference()) is not None)
-        tensors = [*model.parameters(), *model.buffers(), *gradients_of(model), *given]
-        return storage_sizes([*tensors, *self._optimizers.state], device)
+        parameters = list(model.parameters())
+        tensors = [*parameters, *model.buffers(), *gradients_of(parameters), *given]
+        return storage_sizes([*tensors, *state_of(self._optimizers.known)], device)
 
-    def expected_nbytes(self, _device: torch.device) -> int:
+    def expected_nbytes(self, device: torch.device) -> int:
         """See `audit.Present`."""
-        return self._optimizers.footprint.state_nbytes
+        return max(0, self._planned_state_nbytes - self._state_nbytes(device))
+
+    def _state_nbytes(self, device: torch.device) -> int:
+        return storages_nbytes(state_of(self._optimizers.known), device)
 
     @property
     def has_gradients(self) -> bool:
@@ -188,12 +188,13 @@ class OptimizedCall:
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has made a step: its state may be there for the first time."""
-        if not self._optimizers.note(optimizer):
+        if not self._optimizers.has_new_state(optimizer):
             return
         session = self.session
-        if not session.is_planned and not session.fallbacks:
+        if not session.is_planned and not session.fallbacks and self._model().training:
             session.fall_back("AR114", kind=type(self._model()).__name__)
-        session.note_resident(self._optimizers.grown_nbytes(session.device))
+        grown_nbytes = self._state_nbytes(session.device) - self._planned_state_nbytes
+        session.note_resident(max(0, grown_nbytes))
 
     def _model(self) -> nn.Module:
         model = self.model()
@@ -309,13 +310,28 @@ def _keep_plans_in_outer_compiles() -> None:
     )
 
 
+_calls: weakref.WeakSet[OptimizedCall] = weakref.WeakSet()
+
+
+@functools.cache
+def _watch_optimizers() -> None:
+    """Learn of optimizers that training code makes after `optimize`; once."""
+    register_optimizer_step_post_hook(_optimizer_stepped)
+
+
+def _optimizer_stepped(optimizer: torch.optim.Optimizer, *_arguments: object) -> None:
+    for call in list(_calls):
+        if call.model() is not None:
+            call.optimizer_stepped(optimizer)
+
+
 def _gradient_nbytes(model: nn.Module) -> int:
     return sum(storage.nbytes() for storage in _gradient_storages(model))
 
 
 def _gradient_storages(model: nn.Module) -> Iterator[torch.UntypedStorage]:
     """Those of the gradients that exist; of sparse ones, of what they hold."""
-    for gradient in gradients_of(model):
+    for gradient in gradients_of(model.parameters()):
         yield from storages_of(gradient)
 
 
@@ -344,7 +360,8 @@ def optimize(
         budget: peak of everything the step holds on the device: "40GB" (10^9 bytes), "40GiB"
             (2^30), a number of bytes, or "80%" of the device's memory. With a fixed policy or a
             stored plan it may be left out: then it is the device's memory.
-        optimizer: with it, the state that its first step creates counts as well.
+        optimizer: with it, its state counts as well, that which its first step creates included;
+            it may be wrapped, as accelerate and Lightning do.
         compiler: "inductor", or "eager" to run the planned graphs operation by operation.
         policy: "optimal" searches for the fastest plan within the budget. The others are fixed:
             "save-all", "recompute-all", "every-layer", "every-2" (or another number), "sqrt",
@@ -364,9 +381,9 @@ def optimize(
         The same module.
 
     Raises:
-        ValueError: for a malformed budget, compiler, dropout or policy, and for patterns that no
-            module matches.
-        TypeError: if `model` is not a module.
+        ValueError: for a malformed budget, compiler, dropout or policy, for patterns that no
+            module matches, and for an optimizer none of whose parameters is the model's.
+        TypeError: if `model` is not a module, or `optimizer` no optimizer.
         OSError: if the stored plan cannot be read.
         FallbackError: with `strict`, if the model cannot be planned as it is.
 
@@ -376,6 +393,7 @@ def optimize(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is an nn.Module, not {type(model).__name__}.")
+    require_optimizer_of(model, optimizer)
     options = {
         "budget": budget,
         "compiler": compiler,
@@ -397,7 +415,9 @@ def optimize(
         if obstacle.code in _NEVER_PLANNED:
             return model
     model._compiled_call_impl = call
+    _calls.add(call)
     _keep_plans_in_outer_compiles()
+    _watch_optimizers()
     return model
 
 

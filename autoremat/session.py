@@ -53,6 +53,7 @@ from autoremat.planner import Planner
 from autoremat.progress import Progress
 from autoremat.regions import write_out_regions
 from autoremat.reporting import CurvePoint, Fallback, GraphReport, Report, one_line
+from autoremat.residents import GivenToGraphs, resident_of_step
 from autoremat.sizes import Sizes, keep_to_sizes, most_growth, peak_at, sizes_of
 from autoremat.steering import store
 from autoremat.step import ALONE, Around, Beside, Part, Split, Step
@@ -103,7 +104,8 @@ class Session:
         self.planned: defaultdict[str, list[PlannedGraph]] = defaultdict(list)
         self.measured_peak_nbytes: int | None = None
         self._planner = Planner(options, offline)
-        self._find_resident = resident
+        self._given = GivenToGraphs()  # counts where nobody tells of model and batch
+        self._find_resident = resident or self._given.resident
         self._refuses = refuses
         self._offline = offline
         self._replans = replans
@@ -123,7 +125,7 @@ class Session:
         self._whole: Session | None = None
         self._whole_is_for: Hashable = None  # the step that it, or None, is the answer for
         self._device = torch.device("cpu")
-        self._resident = Resident(0)
+        self._resident = Resident()
 
     @with_stack_room
     def compile(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -137,6 +139,8 @@ class Session:
         # Of one Dynamo graph, DistributedDataParallel makes several, one for each bucket.
         self._part = self._part + 1 if self._compiled == _compile_name() else 0
         self._inputs = example_inputs
+        is_first = _frame_name() == self._first_frame and not self._part
+        self._given.note(module, example_inputs, is_first=is_first)
         op_by_op = self.options.compiler == "eager" or self._offline is not None
         executor = compile_eager if op_by_op else None
         try:
@@ -299,10 +303,11 @@ class Session:
         """What was planned so far."""
         parts = self._step.current
         asked = (sentence for part in parts for sentence in part.subject.constraints.asked)
+        graphs = tuple(self._step.reports(self._resident.parts.gradients_nbytes, self._now_around))
         return Report(
             budget_nbytes=self.options.budget_nbytes(self._device) if parts else 0,
-            resident_nbytes=self._resident.nbytes,
-            graphs=tuple(self._step.reports(self._resident.gradients_nbytes, self._now_around)),
+            resident=resident_of_step([part.resident.parts for part in parts], graphs),
+            graphs=graphs,
             measured_peak_nbytes=self.measured_peak_nbytes,
             compiler=self.options.compiler,
             device=self._planner.device_name(self._device),
@@ -311,6 +316,7 @@ class Session:
             user_constraints=tuple(dict.fromkeys(asked)),
             curve=self._step_curve(),
             facts=environment_facts(self._device),
+            optimizer=self._resident.optimizer,
         )
 
     def stored_plan(self) -> StoredPlan:
@@ -326,7 +332,7 @@ class Session:
     @property
     def predicted_peak_nbytes(self) -> int:
         """The highest peak of the step that is known of, or 0."""
-        return self._step.peak_nbytes(self._resident.gradients_nbytes, self._now_around)
+        return self._step.peak_nbytes(self._resident.parts.gradients_nbytes, self._now_around)
 
     @property
     def most_nbytes(self) -> int:
@@ -413,7 +419,7 @@ class Session:
             progress.stage("cost")
             costs = planner.price(joint, inlined, progress)
             progress.stage("solve")
-            self._device, self._resident = device, self._resident_of(joint, storages, device)
+            self._device, self._resident = device, self._find_resident(device)
             between_nbytes = self._between_nbytes(joint, storages, earlier)
             lowered = lower(
                 joint,
@@ -421,13 +427,13 @@ class Session:
                 constraints,
                 costs,
                 resident_nbytes=self._resident.nbytes + between_nbytes,
-                optimizer_nbytes=self._resident.optimizer_nbytes,
+                optimizer_nbytes=self._resident.transient_nbytes,
                 inlined=inlined,
             )
             budget_nbytes = self.options.budget_nbytes(device)
             subject, number = Subject(joint, constraints, lowered, device), len(earlier)
             found = self._split.beside(subject, self._step, name)
-            found = self._around.beside(found.beyond(self._resident.gradients_nbytes))
+            found = self._around.beside(found.beyond(self._resident.parts.gradients_nbytes))
             placed = self._split.place(
                 subject, number, found, budget_nbytes, eager_nbytes=self._around.eager_nbytes
             )
@@ -445,6 +451,7 @@ class Session:
                 report,
                 store(subject, choice),
                 curve,
+                self._resident,
                 growth,
             )
             self._step.add(name, part)
@@ -463,7 +470,7 @@ class Session:
         inputs = [node for node in joint.primals if node not in joint.static_inputs]
         known_nbytes = sum(part.outputs_nbytes for part in earlier)
         if _frame_name() == self._first_frame:  # later ones get what the code in between made
-            known_nbytes += self._resident.inputs_nbytes
+            known_nbytes += self._resident.nbytes
         handed_in_nbytes = storages.total_nbytes(inputs, resident=True)
         known = self._resident.storages
         held = held_nbytes(self._inputs, known, self._device, self._eager_results)
@@ -541,9 +548,7 @@ class Session:
             choice = part.choice
             peak_nbytes = peak_at(part.subject, choice.solution.plan, choice.peak_nbytes, larger)
             self._tell_if_above(peak_nbytes)
-        self._learn(
-            self.audit.at_forward(self._runs_here, name, part, args, lambda: self._account)
-        )
+        self._learn(self.audit.at_forward(self._runs_here, name, part, args, lambda: self._account))
 
     def backward_begins(self, roots: Roots, *, keeps_graph: bool) -> None:
         """A backward begins that may reach runs of its graphs; see `ledger.Owner`."""
@@ -562,7 +567,7 @@ class Session:
     @property
     def _account(self) -> Mapping[str, Beside]:
         """What is known to be beside each graph of the step."""
-        return self._step.beside(self._resident.gradients_nbytes, self._now_around)
+        return self._step.beside(self._resident.parts.gradients_nbytes, self._now_around)
 
     @property
     def _runs_here(self) -> list[Run]:
@@ -609,12 +614,6 @@ class Session:
         """Of a step of one graph; the curves of several do not add up to one."""
         parts = self._step.current
         return parts[0].curve if len(parts) == 1 else ()
-
-    def _resident_of(self, joint: JointGraph, storages: Storages, device: torch.device) -> Resident:
-        if self._find_resident is not None:
-            return self._find_resident(device)
-        nbytes = storages.total_nbytes(joint.primals, resident=True)
-        return Resident(nbytes, inputs_nbytes=nbytes)
 
 
 def _explained(

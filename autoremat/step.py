@@ -32,6 +32,7 @@ from autoremat import _torch
 from autoremat.capture import JointGraph
 from autoremat.choose import Choice, Subject
 from autoremat.lower import LOSS_BOUNDARY, Lowered, with_later_graphs, without_spare_states
+from autoremat.options import Resident
 from autoremat.plan_file import StoredGraph
 from autoremat.reporting import CurvePoint, GraphReport
 
@@ -203,6 +204,7 @@ class Part:
         explain: its report, given a subject and a choice of it.
         stored: what a file keeps of the plan.
         curve: peaks and times of other plans.
+        resident: what the step held whatever the plan, when the graph was planned.
         growth: by which factor its symbolic sizes may grow within the budget.
     """
 
@@ -213,6 +215,7 @@ class Part:
     explain: Callable[[Subject, Choice], GraphReport]
     stored: StoredGraph
     curve: tuple[CurvePoint, ...]
+    resident: Resident
     growth: float = 1.0
     _reports: dict[Beside, GraphReport] = field(default_factory=dict)
 

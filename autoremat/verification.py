@@ -151,7 +151,7 @@ def verify(
         resident = optimized.resident(device, (inputs, keywords))
         outcome: list[_Outcome] = []
         peak = measure_peak(lambda: outcome.append(run(ours)), device=device)
-        session.note_measured(resident.nbytes + max(peak, resident.optimizer_nbytes))
+        session.note_measured(resident.nbytes + max(peak, resident.transient_nbytes))
         report = session.report()
         result = Verification(
             **_compare(theirs, _detached(outcome[0])),

@@ -24,6 +24,7 @@ __all__ = [
     "every_guard",
     "guarding_hooks",
     "in_functional_transform",
+    "is_static_input",
     "kinds_of_global_hooks",
     "stop_at",
     "stop_at_padding",
@@ -117,6 +118,11 @@ def stop_at_padding() -> None:
 def in_functional_transform() -> bool:
     """Whether a transform of `torch.func` runs: Dynamo skips what it meets there, for good."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_static_input(tensor: torch.Tensor) -> bool:
+    """Whether an input of a Dynamo graph is the same tensor in each call: a parameter or buffer."""
+    return getattr(tensor, "_dynamo_static_input_type", None) is not None
 
 
 def kinds_of_global_hooks() -> dict[str, bool]:

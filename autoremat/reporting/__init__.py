@@ -14,6 +14,7 @@ from autoremat.reporting.model import (
     ValueAction,
     ValueReport,
 )
+from autoremat.reporting.resident import ResidentParts
 from autoremat.reporting.text import format_nbytes, one_line, summary
 from autoremat.reporting.timeline import MemoryTimeline, Span, SpanKind, Step
 
@@ -27,6 +28,7 @@ __all__ = [
     "PointKind",
     "Report",
     "ReportError",
+    "ResidentParts",
     "Span",
     "SpanKind",
     "Step",

@@ -15,9 +15,10 @@ from itertools import chain
 from autoremat_solver.plan import Status
 
 from autoremat.reporting.fields import check_fields
+from autoremat.reporting.resident import ResidentParts
 from autoremat.reporting.timeline import MemoryTimeline
 
-SCHEMA = "autoremat.report/2"
+SCHEMA = "autoremat.report/3"
 
 
 class ValueAction(StrEnum):
@@ -208,7 +209,7 @@ class Report:
 
     Attributes:
         budget_nbytes: allowed peak.
-        resident_nbytes: live all the time: parameters, gradients, optimizer state, inputs.
+        resident: live all the time, by what it is; what others hold, while its highest graph runs.
         graphs: the compiled graphs that were planned, in the order in which they were captured.
         measured_peak_nbytes: what the device reported for a whole step; None before one ran.
         compiler: what compiles the graphs, such as "inductor".
@@ -218,10 +219,11 @@ class Report:
         user_constraints: what the user asked for beside the budget, one sentence each.
         curve: peak and time of other plans and strategies, in no particular order.
         facts: versions and hardware.
+        optimizer: class of the optimizer whose state is counted; "" if none was given.
     """
 
     budget_nbytes: int
-    resident_nbytes: int
+    resident: ResidentParts
     graphs: tuple[GraphReport, ...]
     measured_peak_nbytes: int | None = None
     compiler: str = ""
@@ -231,10 +233,16 @@ class Report:
     user_constraints: tuple[str, ...] = ()
     curve: tuple[CurvePoint, ...] = ()
     facts: tuple[Fact, ...] = ()
+    optimizer: str = ""
 
     def __post_init__(self) -> None:
         """Refuses fields of the wrong type."""
         check_fields(self)
+
+    @property
+    def resident_nbytes(self) -> int:
+        """Live all the time."""
+        return self.resident.nbytes
 
     @property
     def predicted_peak_nbytes(self) -> int:
@@ -339,7 +347,7 @@ class Report:
         return read(text)
 
     def summary(self, width: int | None = None) -> str:
-        """The report as plain text, the verdict first: 10 to 25 lines, more in a narrow `width`."""
+        """The report as plain text, the verdict first: 10 to 26 lines, more in a narrow `width`."""
         from autoremat.reporting.text import summary
 
         return summary(self, width)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from autoremat.reporting.model import Report, ValueAction, ValueReport
+from autoremat.reporting.resident import WITHOUT_OPTIMIZER, ResidentParts
 
 SAVED_TITLE = "Largest saved values"
 RECOMPUTED_TITLE = "Most expensive recomputed values"
@@ -65,6 +66,13 @@ def format_us_apart(first_us: float, second_us: float) -> tuple[str, str]:
     return next((pair for pair in texts if pair[0] != pair[1]), texts[0])
 
 
+def format_resident(parts: ResidentParts) -> str:
+    """What is resident in words: "1.2 GB resident: 0.5 GB parameters, 0.7 GB optimizer state"."""
+    named = [f"{format_nbytes(n)} {name}" for name, n in parts.by_name.items() if n]
+    whole = f"{format_nbytes(parts.nbytes)} resident"
+    return f"{whole}: {', '.join(named)}" if named else whole
+
+
 def one_line(report: Report) -> str:
     """The line printed at the end of planning."""
     return f"autoremat: {_verdict(report)}"
@@ -75,7 +83,7 @@ def summary(report: Report, width: int | None = None) -> str:
 
     Args:
         report: what to tell.
-        width: of the terminal; without it there are at most 25 lines, however long.
+        width: of the terminal; without it there are at most 26 lines, however long.
     """
     saved = _fold(value for value in report.values if value.action == ValueAction.SAVE)
     recomputed = _fold(value for value in report.values if value.recomputes)
@@ -141,7 +149,8 @@ def _gap(report: Report) -> str:
 
 def _facts(report: Report) -> Iterable[str]:
     facts = {
-        "Budget": f"{report.budget_nbytes} bytes, {format_nbytes(report.resident_nbytes)} resident",
+        "Budget": f"{report.budget_nbytes} bytes, {format_resident(report.resident)}",
+        "Optimizer": "" if report.optimizer else WITHOUT_OPTIMIZER,
         "Measured": _measured(report),
         "Peak at": _peak_place(report),
         "Step time": _times(report),
