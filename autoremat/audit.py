@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -22,6 +22,18 @@ from autoremat.measure import gradient_of, rounded_nbytes, same_device, storages
 from autoremat.step import Around, Beside, Part
 
 LOOKS = 2  # at each situation: the first may come before lazy state exists
+
+
+class Look(NamedTuple):
+    """What a look into a situation has shown.
+
+    Attributes:
+        peak_nbytes: the highest number of live bytes that the step will reach from here on.
+        around: what of it the step's own account does not have.
+    """
+
+    peak_nbytes: int
+    around: Around
 
 
 class Present(Protocol):
@@ -107,7 +119,7 @@ class Audit:
         part: Part,
         args: Sequence[Any],
         account: Callable[[], Mapping[str, Beside]],
-    ) -> Around | None:
+    ) -> Look | None:
         """What is beside a graph that is about to run; None where nothing new can be learned.
 
         Args:
@@ -125,7 +137,8 @@ class Audit:
         found = account()[name]
         crossing_nbytes = sum(run.crossing_nbytes for run in runs)
         live_nbytes = part.between_nbytes + crossing_nbytes + self._base_nbytes(runs)
-        return Around(live_nbytes - part.resident_nbytes - found.held_nbytes)
+        more_nbytes = live_nbytes - part.resident_nbytes - found.held_nbytes
+        return Look(live_nbytes + part.own_peaks[0], Around(more_nbytes))
 
     def at_backward(
         self,
@@ -134,7 +147,7 @@ class Audit:
         account: Callable[[], Mapping[Any, tuple[Part, Beside]]],
         *,
         keeps_graph: bool,
-    ) -> Around | None:
+    ) -> Look | None:
         """What is beside the graphs of a backward that begins; None if that is known.
 
         Args:
@@ -160,7 +173,9 @@ class Audit:
             device=device,
             keeps_graph=keeps_graph,
         )
-        return _around(parts, foreseen, self._base_nbytes(runs))
+        if parts.keys().isdisjoint(foreseen.beside_nbytes):
+            return None  # another model's backward
+        return _look(parts, foreseen, self._base_nbytes(runs))
 
     def _is_known(self, situation: Hashable) -> bool:
         self._seen[situation] += 1
@@ -185,19 +200,18 @@ def _names(runs: Sequence[Run]) -> tuple[Hashable, ...]:
     return tuple((id(run.owner), run.name) for run in runs)
 
 
-def _around(
+def _look(
     parts: Mapping[Any, tuple[Part, Beside]], foreseen: Foreseen, base_nbytes: int
-) -> Around:
-    """How much more is live than the account of the step says."""
-    returned_nbytes = max(
-        (
-            base_nbytes + foreseen.beside_nbytes[node] - part.resident_nbytes - found.most_nbytes
-            for node, (part, found) in parts.items()
-            if node in foreseen.beside_nbytes
-        ),
-        default=0,
-    )
+) -> Look:
+    """What a backward will take, and how much of it the account of the step does not have."""
+    reached = [(*parts[node], n) for node, n in foreseen.beside_nbytes.items() if node in parts]
     counted = max(part.resident_nbytes for part, _ in parts.values())
     crossing = sum(part.crossing_nbytes for part, _ in parts.values())
-    eager_nbytes = base_nbytes + foreseen.eager_peak_nbytes - counted - crossing
-    return Around(0, returned_nbytes, eager_nbytes)
+    peaks = [base_nbytes + beside + part.own_peaks[1] for part, _, beside in reached]
+    more = [
+        base_nbytes + beside - part.resident_nbytes - found.most_nbytes
+        for part, found, beside in reached
+    ]
+    eager_nbytes = base_nbytes + foreseen.eager_peak_nbytes
+    around = Around(0, max(more, default=0), eager_nbytes - counted - crossing)
+    return Look(max([eager_nbytes, *peaks]), around)

@@ -101,6 +101,7 @@ def _watch() -> None:
 
 @contextlib.contextmanager
 def _around_backward(roots: Roots, keeps_graph: bool) -> Iterator[None]:
-    for owner in dict.fromkeys(run.owner for run in open_runs()):
-        owner.backward_begins(roots, keeps_graph=keeps_graph)
+    if _torch.CompileContext.current_compile_id() is None:  # else it only traces one
+        for owner in dict.fromkeys(run.owner for run in open_runs()):
+            owner.backward_begins(roots, keeps_graph=keeps_graph)
     yield

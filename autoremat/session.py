@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from autoremat import _torch
-from autoremat.audit import Arguments, Audit, Present
+from autoremat.audit import Arguments, Audit, Look, Present
 from autoremat.call_stack import with_stack_room
 from autoremat.capture import JointGraph, copy_module, prepare
 from autoremat.choose import Choice, Subject
@@ -439,8 +439,9 @@ class Session:
             )
             choice = planner.choose(placed, number, budget_nbytes)
             growth = self._keep_to_sizes(placed, choice, budget_nbytes)
-            if not choice.fits:
-                self._refuse(placed, choice, budget_nbytes, is_later=bool(earlier))
+            is_first_of_all = number == 0 and self._split is ALONE
+            if not choice.fits and is_first_of_all and self._refuses:
+                raise self._refusal(placed, choice, budget_nbytes)
             report = functools.partial(_explained, name, costs)
             curve = planner.curve(subject, choice)
             part = Part(
@@ -456,9 +457,9 @@ class Session:
             )
             self._step.add(name, part)
             step_report = self.report()
-            if choice.fits and not self._may_replan:
-                # It fits itself, but an earlier one may not, beside this one's gradients.
-                self._tell_if_above(step_report.predicted_peak_nbytes)
+            # Gradients that exist may be gone before the backward, which tells if they are not.
+            if not is_first_of_all or self._refuses:
+                self._tell_if_above(self.predicted_peak_nbytes)
             progress.stage("compile")
             progress.finish(one_line(step_report))
         return PlannedGraph(joint, choice.forward, choice.backward)
@@ -492,35 +493,24 @@ class Session:
         keep_to_sizes(placed, growth, _compile_number())
         return growth
 
-    def _refuse(
-        self, subject: Subject, choice: Choice, budget_nbytes: int, *, is_later: bool
-    ) -> None:
-        """A first graph that does not fit is an error; what comes later runs as lean as it can."""
-        if is_later or self._split is not ALONE:
-            is_planned_anew = self._may_replan
-            if not (is_planned_anew and self._offline):
-                self._tell(choice.needed_nbytes, is_planned_anew=is_planned_anew)
-            return
-        if not self._refuses:
-            return  # gradients that exist now may be gone before the backward, which will tell
+    def _refusal(self, subject: Subject, choice: Choice, budget_nbytes: int) -> InfeasibleBudget:
+        """Of a first graph that does not fit; what comes later runs as lean as it can."""
         facts = facts_of_refusal(subject, choice, budget_nbytes)
         asked = self.options.steering.choice
         if asked:
             optimal_nbytes = self._planner.search(subject, budget_nbytes).peak_nbytes
-            raise OverBudget(**facts, choice=asked, optimal_peak_nbytes=optimal_nbytes)
+            return OverBudget(**facts, choice=asked, optimal_peak_nbytes=optimal_nbytes)
         error = InfeasibleBudget(**facts)
         if subject.constraints.asked:
             error.add_note("This respects save= and recompute=: without them, less may be enough.")
-        raise error
+        return error
 
     def _tell_if_above(self, predicted_nbytes: int) -> None:
+        is_planned_anew = self._may_replan
+        if is_planned_anew and self._offline:
+            return
         if predicted_nbytes > self.options.budget_nbytes(self._device):
-            self._tell(predicted_nbytes, is_planned_anew=self._will_replan)
-
-    @property
-    def _will_replan(self) -> bool:
-        """Whether the next step gets another plan, if somebody asks for it."""
-        return self._may_replan and not self._offline
+            self._tell(predicted_nbytes, is_planned_anew=is_planned_anew and self._is_told_of_steps)
 
     def _tell(self, predicted_nbytes: int, *, is_planned_anew: bool) -> None:
         """Warn of a step above the budget; again only of one that is higher still."""
@@ -573,11 +563,11 @@ class Session:
     def _runs_here(self) -> list[Run]:
         return [run for run in open_runs() if same_device(run.device, self._device)]
 
-    def _learn(self, found: Around | None) -> None:
-        """Take into account what a look has found, and tell if the step is above the budget."""
-        if found is not None:
-            self._around = self._around.and_more(found)
-            self._tell_if_above(self.predicted_peak_nbytes)
+    def _learn(self, look: Look | None) -> None:
+        """Take into account what a look has shown, and tell if the step is above the budget."""
+        if look is not None:
+            self._around = self._around.and_more(look.around)
+            self._tell_if_above(look.peak_nbytes)
 
     def note_resident(self, nbytes: int) -> None:
         """So much more is resident than when the graphs were planned: an optimizer's state."""

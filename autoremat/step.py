@@ -224,6 +224,11 @@ class Part:
         """What is live all the time, with what code before the graph held when it was planned."""
         return self.subject.lowered.problem.resident_nbytes
 
+    @property
+    def step_resident_nbytes(self) -> int:
+        """The same without what code before the graph held."""
+        return self.resident_nbytes - self.between_nbytes
+
     @functools.cached_property
     def crossing_nbytes(self) -> int:
         """Bytes that live from the forward's end to the backward's start."""
@@ -371,11 +376,14 @@ class Step:
         crossing = [*(part.crossing_nbytes for part in parts), *(0 for _ in eager)]
         gradients = [*(part.gradient_nbytes for part in parts), *eager]
         names = {id(part): name for name, part in self.parts.items()}
-        found = (beside(order, number, crossing, gradients) for number in range(len(parts)))
-        return {
-            names[id(part)]: around.beside(held.beyond(existing_gradient_nbytes))
-            for part, held in zip(parts, found, strict=True)
-        }
+        # A backend learns of parameters with the graphs that read them.
+        most_nbytes = max((part.step_resident_nbytes for part in parts), default=0)
+        result = {}
+        for number, part in enumerate(parts):
+            found = beside(order, number, crossing, gradients).beyond(existing_gradient_nbytes)
+            later = Around(held_nbytes=most_nbytes - part.step_resident_nbytes)
+            result[names[id(part)]] = around.beside(later.beside(found))
+        return result
 
     def split(self, budget_nbytes: int, around: Around) -> Split:
         """How the graphs can share the budget, each as well as the others.
