@@ -17,6 +17,7 @@ import torch
 
 from autoremat import _torch
 from autoremat.eager_backward import Foreseen, foresee
+from autoremat.eager_code import Results
 from autoremat.ledger import Roots, Run
 from autoremat.measure import gradient_of, rounded_nbytes, same_device, storages_of
 from autoremat.step import Around, Beside, Part
@@ -103,9 +104,10 @@ def storage_sizes(tensors: Iterable[torch.Tensor], device: torch.device) -> dict
 class Audit:
     """Looks into the situations of one session's steps."""
 
-    def __init__(self, present: Present) -> None:
-        """Of a session whose model holds this."""
+    def __init__(self, present: Present, given: Results) -> None:
+        """Of a session whose model holds this, and whose graphs are given that."""
         self.present = present
+        self.given = given
         self._seen: Counter[Hashable] = Counter()
 
     def forget(self) -> None:
@@ -132,6 +134,7 @@ class Audit:
         if self._is_known((name, *_names(runs))):
             return None
         self.present.note(args)
+        self.given.note_inputs(args)
         if not runs or name not in account():
             return None
         found = account()[name]
@@ -182,27 +185,26 @@ class Audit:
         return self._seen[situation] > LOOKS
 
     def _storages(self, runs: Sequence[Run]) -> dict[int, int]:
-        """Of all models that take part in the step."""
-        device = runs[0].device
-        found = dict(self.present.storages(device))
-        for owner in dict.fromkeys(run.owner for run in runs):
-            found |= owner.audit.present.storages(device)
+        """Of all models that take part in the step, and of what their graphs are given."""
+        device, found = runs[0].device, dict[int, int]()
+        for audit in self._audits(runs):
+            found |= audit.given.held(device) | {**audit.present.storages(device)}
         return found
+
+    def _audits(self, runs: Sequence[Run]) -> list[Audit]:
+        return list(dict.fromkeys([self, *(run.owner.audit for run in runs)]))
 
     def _base_nbytes(self, runs: Sequence[Run]) -> int:
         device = runs[0].device
-        all_present = {id(p): p for p in (self.present, *(r.owner.audit.present for r in runs))}
-        expected_nbytes = sum(p.expected_nbytes(device) for p in all_present.values())
-        return expected_nbytes + sum(self._storages(runs).values())
+        expected = (audit.present.expected_nbytes(device) for audit in self._audits(runs))
+        return sum(expected) + sum(self._storages(runs).values())
 
 
 def _names(runs: Sequence[Run]) -> tuple[Hashable, ...]:
     return tuple((id(run.owner), run.name) for run in runs)
 
 
-def _look(
-    parts: Mapping[Any, tuple[Part, Beside]], foreseen: Foreseen, base_nbytes: int
-) -> Look:
+def _look(parts: Mapping[Any, tuple[Part, Beside]], foreseen: Foreseen, base_nbytes: int) -> Look:
     """What a backward will take, and how much of it the account of the step does not have."""
     reached = [(*parts[node], n) for node, n in foreseen.beside_nbytes.items() if node in parts]
     counted = max(part.resident_nbytes for part, _ in parts.values())

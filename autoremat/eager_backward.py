@@ -31,6 +31,16 @@ _HANDED_ON = frozenset(
     for number in range(4)
 )
 
+# Gradients' sizes that formulas of several operations take inside (derivatives.yaml of torch).
+_INSIDE = {
+    f"{name}Backward0": count
+    for name, count in {
+        **dict.fromkeys(("Abs", "Cos", "Log1P", "Log2", "Sgn", "Sin", "Sqrt"), 1),
+        **dict.fromkeys(("Div", "Pow", "Reciprocal", "Rsqrt", "Var", "LinalgVectorNorm"), 2),
+        **dict.fromkeys(("Erf", "Norm", "Std"), 3),
+    }.items()
+}
+
 
 @dataclass(frozen=True)
 class Foreseen:
@@ -65,8 +75,7 @@ def foresee(
         keeps_graph: whether what was saved stays afterwards.
     """
     nodes = list(nodes_behind([getattr(root, "grad_fn", None) or root.node for root in roots]))
-    eager = [node for node in nodes if node not in crossing_nbytes]
-    saved = {node: saved_storages(node, known, device) for node in eager}
+    saved = {node: saved_storages(node, known, device) for node in nodes}
     walk = _Walk(crossing_nbytes, saved, keeps_graph)
     waiting = Counter(source for node in nodes for source, _ in node.next_functions if source)
     ready = [
@@ -112,7 +121,10 @@ class _Walk:
             self.beside_nbytes[node] = self.live_nbytes - own_nbytes
         made_nbytes = self._make(node, taken_nbytes)
         if node not in self.crossing_nbytes:
-            self.eager_peak_nbytes = max(self.eager_peak_nbytes, self.live_nbytes + made_nbytes)
+            inside_nbytes = _INSIDE.get(node.name(), 0) * taken_nbytes
+            self.eager_peak_nbytes = max(
+                self.eager_peak_nbytes, self.live_nbytes + made_nbytes + inside_nbytes
+            )
         if not _hands_on(node):
             made_nbytes -= taken_nbytes
         self.live_nbytes += made_nbytes - (0 if self.keeps_graph else self._released_by(node))

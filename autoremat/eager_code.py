@@ -15,6 +15,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from autoremat import _torch
+from autoremat.ledger import has_run
 from autoremat.measure import (
     rounded_nbytes,
     same_device,
@@ -84,14 +85,18 @@ def saved_storages(node: Any, known: Collection[int], device: torch.device) -> d
     """Bytes of what a node of eager code has saved for the backward, by the storages' identities.
 
     Args:
-        node: of autograd's graph; one of a compiled graph counts by its plan.
+        node: of autograd's graph; of a planned graph, what code in eager mode made and gave to it
+            is all that its plan does not count.
         known: identities of storages that count elsewhere.
         device: what is elsewhere does not count.
     """
     found: dict[int, int] = {}
     with _torch.real_execution():  # asked for a saved value, autograd makes a tensor of it
+        is_planned = has_run(node)
         for value in _saved_by(node):
             if not same_device(value.device, device) or _counts_elsewhere(value):
+                continue
+            if is_planned and value.grad_fn is None:
                 continue
             for storage in storages_of(value):
                 identity = _torch.storage_identity(storage)
@@ -114,8 +119,6 @@ def nodes_behind(starts: Iterable[Any]) -> Iterator[Any]:
 
 
 def _saved_by(node: Any) -> list[torch.Tensor]:
-    if _torch.is_compiled_backward(node):
-        return []  # they are in the plan of its graph
     names = ["saved_tensors"] if hasattr(node, "saved_tensors") else []
     names += [name for name in dir(node) if name.startswith("_saved_")]
     found: list[torch.Tensor] = []

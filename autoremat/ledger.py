@@ -61,6 +61,11 @@ def open_runs() -> list[Run]:
     return list(_open)
 
 
+def has_run(node: Any) -> bool:
+    """Whether a node of autograd's graph is the backward of a planned graph."""
+    return any(run.node() is node for run in list(_open))
+
+
 def note_run(
     owner: Owner,
     name: str,
@@ -79,7 +84,7 @@ def note_run(
         device: where it ran.
     """
     node = _torch.compiled_backward_of(o for o in outputs if isinstance(o, torch.Tensor))
-    if node is None or any(run.node() is node for run in list(_open)):
+    if node is None or has_run(node):
         return
     _watch()
     run = Run(owner, name, device, crossing_nbytes, weakref.ref(node))

@@ -120,8 +120,8 @@ class Session:
         self._step = Step()
         self._around = self._planned_around = around or Around()
         self._grown_nbytes = 0  # what has become resident since the graphs were planned
-        self.audit = Audit(present or Arguments())
         self._eager_results = Results()
+        self.audit = Audit(present or Arguments(), self._eager_results)
         self._whole: Session | None = None
         self._whole_is_for: Hashable = None  # the step that it, or None, is the answer for
         self._device = torch.device("cpu")

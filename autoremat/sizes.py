@@ -111,8 +111,9 @@ def keep_to_sizes(subject: Subject, growth: float, compile_number: int) -> None:
     for value in (value for value in values if isinstance(value, torch.Tensor)):
         sizes: Sequence[int | torch.SymInt] = value.shape
         for size in sizes:
-            if isinstance(size, torch.SymInt) and _torch.can_be_bounded(size):
-                bool(size <= int(growth * _torch.size_hint(size)))  # asking leaves the guard
+            most = int(growth * _torch.size_hint(size))
+            if isinstance(size, torch.SymInt) and _torch.can_be_bounded(size, most):
+                bool(size <= most)  # asking leaves the guard
 
 
 @dataclass(frozen=True)

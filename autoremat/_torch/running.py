@@ -160,8 +160,8 @@ def rng_state_nbytes() -> int:
     return int(torch.get_rng_state().nbytes)
 
 
-def can_be_bounded(size: torch.SymInt) -> bool:
-    """Whether a guard may keep a symbolic size from being larger than while tracing.
+def can_be_bounded(size: torch.SymInt, most: int) -> bool:
+    """Whether a guard may keep a symbolic size from being larger than a number.
 
     Not where the size is known only when the code runs, where the user has given it bounds, which
     torch insists on, and where it could not be smaller either, if the user has marked it as one
@@ -169,11 +169,11 @@ def can_be_bounded(size: torch.SymInt) -> bool:
     """
     if not isinstance(getattr(size.node, "hint", None), int):
         return False
-    asked = list(_user_constraints(size))
+    asked = [found for found in _user_constraints(size) if not found.warn_only]
     if any(isinstance(constraint, StrictMinMaxConstraint) for constraint in asked):
         return False
     lower = size.node.shape_env.bound_sympy(size.node.expr).lower
-    return not asked or bool(lower < size.node.hint)
+    return not asked or bool(lower < most)
 
 
 def _user_constraints(size: torch.SymInt) -> Iterator[Any]:
