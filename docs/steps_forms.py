@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 import autoremat
 
+MICRO_BATCHES = 3
+
 
 @dataclass(frozen=True)
 class Size:
@@ -29,19 +31,15 @@ class Size:
         return f"{self.batch} x {self.length}"
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Words and their labels, for each call of a step."""
+Batch = tuple[Tensor, Tensor]  # words, and what they should become
 
-    calls: tuple[tuple[Tensor, Tensor], ...]
 
-    @classmethod
-    def of(cls, size: Size, calls: int) -> Batch:
-        """Random words, the same each time."""
-        generator = torch.Generator().manual_seed(size.batch * 1000 + size.length)
-        shape = (size.batch, size.length)
-        draws = [torch.randint(WORDS, shape, generator=generator) for _ in range(2 * calls)]
-        return cls(tuple(zip(draws[::2], draws[1::2], strict=True)))
+def batch_of(size: Size) -> Batch:
+    """Random words, the same each time."""
+    generator = torch.Generator().manual_seed(size.batch * 1000 + size.length)
+    shape = (size.batch, size.length)
+    words, labels = (torch.randint(WORDS, shape, generator=generator) for _ in range(2))
+    return words, labels
 
 
 @dataclass
@@ -116,37 +114,37 @@ class Subject:
 
 def _usual(training: Training, batch: Batch) -> None:
     training.forget_gradients()
-    training.model(*batch.calls[0]).backward()
+    training.model(*batch).backward()
     training.update()
 
 
 def _loss_outside(training: Training, batch: Batch) -> None:
     training.forget_gradients()
-    words, labels = batch.calls[0]
+    words, labels = batch
     scores = training.model(words).float().flatten(0, 1)
     F.cross_entropy(scores, labels.flatten(), label_smoothing=0.1).backward()
 
 
 def _two_calls(training: Training, batch: Batch) -> None:
     training.forget_gradients()
-    (first, _), (second, _) = batch.calls
+    first, second = batch
     model = training.model
     (model(first) - model(second)).square().mean().backward()
 
 
 def _two_towers(training: Training, batch: Batch) -> None:
     training.forget_gradients()
-    (first, _), (second, _) = batch.calls
+    first, second = batch
     one, other = training.models
     (one(first) - other(second)).square().mean().backward()
 
 
 def _adversaries(training: Training, batch: Batch) -> None:
     maker, critic = training.models
-    (words, labels), (noise, _) = batch.calls
+    words, labels = batch
     critic.zero_grad()
     real = F.one_hot(labels, WORDS).float()
-    made = maker(noise).softmax(-1)
+    made = maker(words).softmax(-1)
     (critic(made.detach()).mean() - critic(real).mean()).backward()
     training.optimizers[1].step()
     maker.zero_grad()
@@ -156,51 +154,51 @@ def _adversaries(training: Training, batch: Batch) -> None:
 
 def _micro_batches(training: Training, batch: Batch) -> None:
     training.forget_gradients()
-    for call in batch.calls:
-        (training.model(*call) / len(batch.calls)).backward()
+    for _ in range(MICRO_BATCHES):
+        (training.model(*batch) / MICRO_BATCHES).backward()
 
 
 def _kept_gradients(training: Training, batch: Batch) -> None:
     training.forget_gradients(set_to_none=False)
-    for call in batch.calls:
-        (training.model(*call) / len(batch.calls)).backward()
+    for _ in range(MICRO_BATCHES):
+        (training.model(*batch) / MICRO_BATCHES).backward()
 
 
 def _pipeline(training: Training, batch: Batch) -> None:
     training.forget_gradients()
-    losses = [training.model(*call) for call in batch.calls]
+    losses = [training.model(*batch) for _ in range(MICRO_BATCHES)]
     while losses:
         losses.pop(0).backward()
 
 
 def _without_gradients_between(training: Training, batch: Batch) -> None:
     with torch.no_grad():
-        training.model(*batch.calls[0])
+        training.model(*batch)
     _usual(training, batch)
 
 
 def _evaluation_between(training: Training, batch: Batch) -> None:
     training.model.eval()
     with torch.no_grad():
-        training.model(*batch.calls[0])
+        training.model(*batch)
     training.model.train()
     _usual(training, batch)
 
 
 def _dropped(training: Training, batch: Batch) -> None:
-    training.model(*batch.calls[0])
+    training.model(*batch)
     _usual(training, batch)
 
 
 def _kept(training: Training, batch: Batch) -> None:
-    held = training.model(*batch.calls[0])
+    held = training.model(*batch)
     _usual(training, batch)
     del held
 
 
 def _two_backwards(training: Training, batch: Batch) -> None:
     training.forget_gradients()
-    loss = training.model(*batch.calls[0])
+    loss = training.model(*batch)
     loss.backward(retain_graph=True)
     loss.backward()
 
@@ -271,7 +269,6 @@ class Form:
         take: takes it.
         arrangement: of the models' layers.
         sizes: of the batches, one step after the other.
-        calls: for how many calls a batch holds words.
         kinds: of the models.
         optimizer: "" without one, "late" if it is made after planning was asked for, else "passed".
         optimize: asks for planning.
@@ -283,7 +280,6 @@ class Form:
     take: Take = _usual
     arrangement: str = "straight"
     sizes: Sizes = _constant
-    calls: int = 1
     kinds: tuple[type[Model], ...] = (Model,)
     optimizer: str = ""
     optimize: Optimize = _whole
@@ -332,19 +328,21 @@ FORMS = {
             optimize=_each_block_of_one_mapping,
             through=("backend",),
         ),
-        Form("two calls", "Two calls of one model before one backward.", _two_calls, calls=2),
+        Form(
+            "two calls",
+            "Two calls of one model before one backward.",
+            _two_calls,
+        ),
         Form(
             "two towers",
             "Two models before one backward, each with all of the budget.",
             _two_towers,
-            calls=2,
             kinds=(Model, Model),
         ),
         Form(
             "adversaries",
             "Two models that are trained in turn, one through the other.",
             _adversaries,
-            calls=2,
             kinds=(Model, Critic),
             optimizer="passed",
             optimize=_with_optimizers,
@@ -353,15 +351,17 @@ FORMS = {
             "micro-batches",
             "Three backwards add up; no gradient exists before.",
             _micro_batches,
-            calls=3,
         ),
         Form(
             "kept gradients",
             "Three backwards add to gradients that are never set to None.",
             _kept_gradients,
-            calls=3,
         ),
-        Form("pipeline", "Three forwards, then their three backwards.", _pipeline, calls=3),
+        Form(
+            "pipeline",
+            "Three forwards, then their three backwards.",
+            _pipeline,
+        ),
         Form("graph breaks", "A graph break behind every second layer.", arrangement="breaks"),
         Form(
             "eager loop",

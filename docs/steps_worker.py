@@ -18,7 +18,7 @@ from random import Random
 from typing import Any
 
 import torch
-from steps_forms import FORMS, Batch, Form, Size, Subject, Training
+from steps_forms import FORMS, Batch, Form, Size, Subject, Training, batch_of
 from steps_models import Design
 from steps_verdicts import Course
 from torch import Tensor
@@ -115,13 +115,13 @@ class Steps:
 
     def take(self, size: Size) -> None:
         """One step."""
-        self._take(Batch.of(size, self.form.calls))
+        self._take(batch_of(size))
 
     def peak_nbytes(self, size: Size) -> int:
         """Bytes of a whole step: what is there before it, and the measured peak above that."""
-        batch = Batch.of(size, self.form.calls)
+        batch = batch_of(size)
         states = [dict(optimizer.state) for optimizer in self.training.optimizers]
-        held = (batch.calls, states)
+        held = (batch, states)
         resident_nbytes = autoremat.resident_nbytes(self.training.whole, held, device=CPU)
         return resident_nbytes + autoremat.measure_peak(lambda: self._take(batch), device=CPU)
 

@@ -16,7 +16,7 @@ import autoremat
 sys.path.insert(0, str(Path(__file__).parent.parent / "docs"))
 
 import steps_page
-from steps_forms import FORMS, Batch, Size
+from steps_forms import FORMS, Size, batch_of
 from steps_models import Design
 from steps_verdicts import Course, Told
 from steps_worker import TOLERANCE, Case, row_of
@@ -57,7 +57,7 @@ def test_every_form_takes_its_step_without_a_plan():
     """Gradients reach all parameters that the step reads."""
     for form in FORMS.values():
         training = form.plain([Design("0", form.arrangement, 3) for _ in form.kinds])
-        form.take(training, Batch.of(Size(2, 16), form.calls))
+        form.take(training, batch_of(Size(2, 16)))
         assert any(p.grad is not None for p in training.whole.parameters()), form.name
 
 
