@@ -23,13 +23,15 @@ is planned, and then measured. The worst step decides for its case:
 
 - **kept**: no step is above the budget.
 - **told**: a step is above it, and a warning or error that names bytes had come by then, for that
-  size of the batch or naming at least what was measured.
+  size of the batch or naming at least what was measured. A warning which says that the next step
+  will keep the budget does not count for that one.
 - **without a number**: a step is above it, and what was told by then names no bytes.
 - **silent**: a step is above it, and nothing was said. None is acceptable.
 - **refused** (`InfeasibleBudget`): no plan fits the budget. The case then goes on under the
   smallest peak that the refusal names, and is counted under what comes of that.
+- **refused later**: the same error, for a batch of another size, after steps have run.
 - **understated**: told, and all numbers named are below what was measured.
-- **in vain**: warned of, and no measured step is above the budget.
+- **in vain**: warned of for good, and no measured step is above the budget.
 - **gradient**: the largest error of any gradient of a last step, against eager mode, relative to
   the largest gradient.
 """
@@ -111,8 +113,13 @@ def is_understated(row: Row) -> bool:
 
 
 def is_in_vain(row: Row) -> bool:
-    """Whether something was told though every step keeps the budget."""
-    return verdict(row) == "kept" and bool(row["told"])
+    """Whether something was warned of though every step keeps the budget."""
+    return verdict(row) == "kept" and row["is_warned"]
+
+
+def is_refused_later(row: Row) -> bool:
+    """Whether a step was refused after others had run."""
+    return row["status"] == "ok" and any(found == "refused" for _, _, found in row["steps"][1:])
 
 
 def over_budget(row: Row) -> float | None:
@@ -133,6 +140,7 @@ def _by_form(rows: Sequence[Row], forms: Mapping[str, str]) -> str:
         "understated",
         "in vain",
         "refused",
+        "refused later",
         "failed",
         "median",
         "worst",
@@ -154,6 +162,7 @@ def _cells(name: str, rows: Sequence[Row]) -> list[str]:
         sum(map(is_understated, rows)),
         sum(map(is_in_vain, rows)),
         sum(map(is_refused, rows)),
+        sum(map(is_refused_later, rows)),
         sum(map(fails, rows)),
     ]
     return [

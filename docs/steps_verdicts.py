@@ -5,7 +5,8 @@ the worst of them for the whole case:
 
 - kept: the measured peak is within the budget.
 - told: above it, and a warning or error that names bytes had come by then, for this size of the
-  batch or naming at least what was measured.
+  batch or naming at least what was measured. A warning which says that the next step will keep
+  the budget does not count for that one.
 - told without a number: a warning of ours had come by then, but none names bytes.
 - silent: above it, and nothing had been said.
 - refused: the step ended in `InfeasibleBudget`, which names the smallest budget.
@@ -39,11 +40,14 @@ class Told:
         size: of the batch at whose step it came.
         nbytes: the largest number of bytes that it names, other than the budget; None if none.
         text: its category and message.
+        is_passing: whether it promises that the next step keeps the budget: then it says nothing
+            of the steps after it.
     """
 
     size: str
     nbytes: int | None
     text: str
+    is_passing: bool = False
 
     @classmethod
     def of(cls, message: Warning | Exception, size: str, budget_nbytes: int) -> Told:
@@ -51,7 +55,9 @@ class Told:
         attributes = vars(message).items()
         named = [nbytes for name, nbytes in attributes if _is_peak(name, nbytes)]
         named = named or list(_nbytes_in(str(message), budget_nbytes))
-        return cls(size, max(named, default=None), f"{type(message).__name__}: {message}")
+        text = f"{type(message).__name__}: {message}"
+        is_passing = getattr(message, "is_planned_anew", False)
+        return cls(size, max(named, default=None), text, is_passing)
 
 
 def _is_peak(name: str, value: object) -> bool:
@@ -111,10 +117,11 @@ class Course:
             return ""
         if measured_nbytes <= self.budget_nbytes:
             return "kept"
-        here = [told for told in self.told if told.size == size]
+        lasting = [told for told in self.told if not told.is_passing]
+        here = [told for told in lasting if told.size == size]
         if any(told.nbytes is not None for told in here):
             return "told"
-        if any((told.nbytes or 0) >= measured_nbytes for told in self.told):
+        if any((told.nbytes or 0) >= measured_nbytes for told in lasting):
             return "told"
         return "told without a number" if here else "silent"
 
@@ -123,7 +130,8 @@ class Course:
         verdicts = {verdict for _, _, verdict in self.steps}
         measured = [step for step in self.steps if step[1] is not None]
         worst = max(measured, key=lambda step: step[1] or 0, default=None)
-        named = [told.nbytes for told in self.told if told.nbytes is not None]
+        lasting = [told for told in self.told if not told.is_passing]
+        named = [told.nbytes for told in lasting if told.nbytes is not None]
         return {
             "verdict": next((v for v in WORST_FIRST if v in verdicts), "not measured"),
             "budget_nbytes": self.budget_nbytes,
@@ -131,6 +139,7 @@ class Course:
             "worst_nbytes": worst and worst[1],
             "named_nbytes": max(named, default=None),
             "told": list(dict.fromkeys(f"at {told.size}: {told.text}" for told in self.told)),
+            "is_warned": any("Warning: " in told.text for told in lasting),
             "others": sorted(self.others),
             "steps": self.steps,
         }

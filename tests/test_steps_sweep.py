@@ -80,6 +80,13 @@ def test_what_was_told_of_a_smaller_batch_does_not_count_for_a_larger_one():
     assert course(Told(SMALL, BUDGET + 2, "")).verdict(LARGE, BUDGET + 2) == "told"
 
 
+def test_a_warning_that_promises_the_next_step_does_not_count_for_it():
+    """It has said that the budget is going to be kept."""
+    warning = autoremat.OverBudgetWarning(None, BUDGET, 2 * BUDGET)
+    warning.is_planned_anew = True
+    assert course(Told.of(warning, LARGE, BUDGET)).verdict(LARGE, BUDGET + 1) == "silent"
+
+
 def test_a_warning_without_a_number_is_counted_by_itself():
     """It says that nothing is promised, but not how much is needed."""
     fallback = Told.of(autoremat.FallbackWarning("AR105", "Runs in eager mode."), LARGE, BUDGET)
