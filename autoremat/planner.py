@@ -7,6 +7,7 @@ offline, where operations may be estimated for a device that is not here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -77,7 +78,8 @@ class Planner:
         """Time and workspace of each operation: measured, or estimated by a data sheet."""
         priced = [n for n in joint.nodes if n.op == "call_function" and n not in inlined]
         if self._spec is None:
-            return profile_nodes(priced, progress=progress.advance)
+            timed = functools.partial(progress.advance, unit="timings")
+            return profile_nodes(priced, progress=timed)
         return estimate_nodes(priced, self._spec.ceilings)
 
     def choose(self, subject: Subject, number: int, budget_nbytes: int) -> Choice:

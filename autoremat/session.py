@@ -93,6 +93,7 @@ class Session:
         self.fallbacks: dict[Fallback, None] = {}
         self.planned: defaultdict[str, list[PlannedGraph]] = defaultdict(list)
         self.measured_peak_nbytes: int | None = None
+        self.progress = Progress(options.verbose)
         self._planner = Planner(options, offline)
         self._find_resident = resident
         self._refuses = refuses
@@ -128,11 +129,12 @@ class Session:
         op_by_op = self.options.compiler == "eager" or self._offline is not None
         executor = compile_eager if op_by_op else None
         try:
-            try:
-                compiled = self.compile_through(module, example_inputs, self, executor)
-            except _torch.InductorError as error:
-                self._leave_to_torch(error)
-                compiled = self.compile_through(module, example_inputs, self, executor)
+            with self.progress:
+                try:
+                    compiled = self.compile_through(module, example_inputs, self, executor)
+                except _torch.InductorError as error:
+                    self._leave_to_torch(error)
+                    compiled = self.compile_through(module, example_inputs, self, executor)
             self._compiled = _compile_name()
             return self._telling(self._graph_name(), compiled)
         except (
@@ -351,7 +353,7 @@ class Session:
         self, module: fx.GraphModule, num_fwd_outputs: int, static: Sequence[int] | None
     ) -> PlannedGraph:
         """The stages in their order: capture, cost, lower, solve, rewrite, report."""
-        with Progress(self.options.verbose) as progress:
+        with self.progress as progress:
             progress.stage("capture")
             name = self._graph_name()
             device = device_of(module)
