@@ -26,6 +26,7 @@ from autoremat.call_stack import with_stack_room
 from autoremat.capture import JointGraph, copy_module, prepare
 from autoremat.choose import Choice, Subject
 from autoremat.cost import OpCost
+from autoremat.curve import Curve
 from autoremat.device import device_of, devices_of
 from autoremat.eager_code import Results, held_nbytes
 from autoremat.environment import environment_facts
@@ -50,7 +51,7 @@ from autoremat.planned_graph import PlannedGraph, fingerprint
 from autoremat.planner import Planner
 from autoremat.progress import Progress
 from autoremat.regions import write_out_regions
-from autoremat.reporting import CurvePoint, Fallback, GraphReport, Report, one_line
+from autoremat.reporting import LEFT_OUT, Fact, Fallback, GraphReport, Report, one_line
 from autoremat.sizes import keep_to_sizes
 from autoremat.steering import store
 from autoremat.step import ALONE, Part, Split, Step
@@ -267,7 +268,7 @@ class Session:
 
     def report(self) -> Report:
         """What was planned so far."""
-        parts = self._step.current
+        parts, curve = self._step.current, self._step_curve()
         asked = (sentence for part in parts for sentence in part.subject.constraints.asked)
         return Report(
             budget_nbytes=self.options.budget_nbytes(self._device) if parts else 0,
@@ -279,8 +280,11 @@ class Session:
             torch_version=torch.__version__,
             fallbacks=tuple(self.fallbacks),
             user_constraints=tuple(dict.fromkeys(asked)),
-            curve=self._step_curve(),
-            facts=environment_facts(self._device),
+            curve=curve.points,
+            facts=(
+                *environment_facts(self._device),
+                *(Fact(LEFT_OUT, sentence) for sentence in curve.left_out),
+            ),
         )
 
     def stored_plan(self) -> StoredPlan:
@@ -474,10 +478,12 @@ class Session:
         self._step.ran_eagerly(f"layer {id(layer)}", gradient_nbytes)
         self.fall_back("AR109", kind=type(layer).__name__)
 
-    def _step_curve(self) -> tuple[CurvePoint, ...]:
+    def _step_curve(self) -> Curve:
         """Of a step of one graph; the curves of several do not add up to one."""
-        parts = self._step.current
-        return parts[0].curve if len(parts) == 1 else ()
+        curves = [part.curve for part in self._step.current]
+        if len(curves) < 2 or not any(curve.points for curve in curves):
+            return curves[0] if curves else Curve()
+        return Curve(left_out=(f"the curves of {len(curves)} graphs do not add up to one",))
 
     def _resident_of(self, joint: JointGraph, storages: Storages, device: torch.device) -> Resident:
         if self._find_resident is not None:

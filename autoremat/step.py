@@ -32,9 +32,10 @@ from torch import fx
 from autoremat import _torch
 from autoremat.capture import JointGraph
 from autoremat.choose import Choice, Subject
+from autoremat.curve import Curve
 from autoremat.lower import LOSS_BOUNDARY, Lowered, with_later_graphs
 from autoremat.plan_file import StoredGraph
-from autoremat.reporting import CurvePoint, GraphReport
+from autoremat.reporting import GraphReport
 
 
 class Beside(NamedTuple):
@@ -163,7 +164,7 @@ class Part:
     counted: Beside
     explain: Callable[[Subject, Choice], GraphReport]
     stored: StoredGraph
-    curve: tuple[CurvePoint, ...]
+    curve: Curve
     _reports: dict[Beside, GraphReport] = field(default_factory=dict)
 
     @functools.cached_property

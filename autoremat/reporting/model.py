@@ -18,6 +18,7 @@ from autoremat.reporting.fields import check_fields
 from autoremat.reporting.timeline import MemoryTimeline
 
 SCHEMA = "autoremat.report/2"
+LEFT_OUT = "Not on the curve"  # the name of facts
 
 
 class ValueAction(StrEnum):
@@ -217,7 +218,7 @@ class Report:
         fallbacks: one for each reason to leave a graph to torch's own partitioner.
         user_constraints: what the user asked for beside the budget, one sentence each.
         curve: peak and time of other plans and strategies, in no particular order.
-        facts: versions and hardware.
+        facts: versions and hardware, and what the curve lacks.
     """
 
     budget_nbytes: int
@@ -255,6 +256,11 @@ class Report:
     def baseline_time_us(self) -> float:
         """Duration of the step without recompute."""
         return math.fsum(graph.baseline_time_us for graph in self.graphs)
+
+    @property
+    def curve_left_out(self) -> tuple[str, ...]:
+        """What was asked for and is not on the curve, and why."""
+        return tuple(fact.text for fact in self.facts if fact.name == LEFT_OUT)
 
     @property
     def bound_us(self) -> float:
