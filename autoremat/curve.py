@@ -2,8 +2,8 @@
 
 Enters: a graph after lowering, its solver, the plan that was chosen. Leaves: `CurvePoint`s, by the
 simulator's peaks, and what is not among them. Guarantees: they follow from one problem, so they
-can be compared with each other; the chosen plan is one of them; no other plan of ours is slower than
-what its peak would hold as well, whoever found that.
+can be compared with each other; the chosen plan is one of them; no other plan of ours is slower
+than what its peak would hold as well, whoever found that.
 """
 
 from __future__ import annotations

@@ -97,7 +97,8 @@ class GraphReport:
             another peak; `predicted_peak_nbytes` states that one.
         peak_step: name of the node at which the plan peaks.
         peak_source: the user's line of that node, or "".
-        estimated_ops: operations whose time is priced by bytes and FLOPs, not measured.
+        estimated_ops: operations whose time is priced by bytes and FLOPs, not measured, or was
+            measured without two rounds that agree.
         constraints: what the plan had to respect, one sentence each.
     """
 
@@ -305,7 +306,7 @@ class Report:
 
     @property
     def estimated_ops(self) -> tuple[str, ...]:
-        """Operations priced, not measured."""
+        """Operations priced, not measured, or measured with times that contradict each other."""
         return tuple(chain.from_iterable(graph.estimated_ops for graph in self.graphs))
 
     @property
