@@ -37,6 +37,7 @@ from autoremat.lower import (
     without_spare_states,
 )
 from autoremat.partition import partition
+from autoremat.progress import during
 from autoremat.rewrite import rewrite
 from autoremat.same_step import first_difference
 
@@ -350,6 +351,7 @@ class _Reader:
         return generated_peaks(self._subject, forward, backward)
 
 
+@during("read")
 def generated_peaks(subject: Subject, forward: fx.GraphModule, backward: fx.GraphModule) -> Peaks:
     """Peaks of the code that Inductor generates for two modules, resident bytes included."""
     joint, problem, storages = subject.joint, subject.lowered.problem, subject.lowered.storages

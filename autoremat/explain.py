@@ -59,7 +59,9 @@ def explain(
         timeline=timeline,
         peak_step=step,
         peak_source=source_of(node) if node is not None else "",
-        estimated_ops=tuple(sorted({op_name(n) for n, cost in costs.items() if _guessed(cost)})),
+        estimated_ops=tuple(
+            sorted({_guess(op_name(n), cost) for n, cost in costs.items() if _guessed(cost)})
+        ),
         constraints=tuple(
             sorted({f"{op_name(n)} {why}" for n, why in subject.constraints.run_once.items()})
         ),
@@ -76,7 +78,11 @@ def _place_of(name: str, subject: Subject, costs: Mapping[fx.Node, OpCost]) -> P
 
 
 def _guessed(cost: OpCost) -> bool:
-    return not cost.measured and cost.time_us > 0
+    return (not cost.measured or cost.is_doubtful) and cost.time_us > 0
+
+
+def _guess(name: str, cost: OpCost) -> str:
+    return f"{name} (its measured times contradict each other)" if cost.is_doubtful else name
 
 
 def _values(subject: Subject, choice: Choice, costs: Mapping[fx.Node, OpCost]) -> list[ValueReport]:

@@ -138,7 +138,8 @@ def _run(
     session.begin_step()
     try:
         eager = eager_recurrent_layers(twin, session.leave_layer_eager)
-        with faker.mode, torch.enable_grad(), eager:
+        with session.progress, faker.mode, torch.enable_grad(), eager:
+            session.progress.stage("trace")
             call(*inputs, **keywords)
     except InfeasibleBudget:
         raise

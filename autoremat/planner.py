@@ -7,6 +7,7 @@ offline, where operations may be estimated for a device that is not here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from autoremat.capture import JointGraph
 from autoremat.choose import Choice, Subject, choose_by_reading, choose_by_simulation
 from autoremat.constraints import Constraints, find_constraints, with_selected
 from autoremat.cost import OpCost, estimate_nodes
-from autoremat.curve import curve_of
+from autoremat.curve import Curve, curve_of
 from autoremat.device import device_name
 from autoremat.draws import Replays, makes_seeds, replays, safe_policy
 from autoremat.fusion import inlined_nodes, shared_by_layers
@@ -26,7 +27,6 @@ from autoremat.hardware import DeviceSpec
 from autoremat.options import Offline, Options
 from autoremat.profile import profile_nodes
 from autoremat.progress import Progress
-from autoremat.reporting import CurvePoint
 from autoremat.steering import choose_as_asked
 from autoremat.storage import Storages
 
@@ -77,7 +77,8 @@ class Planner:
         """Time and workspace of each operation: measured, or estimated by a data sheet."""
         priced = [n for n in joint.nodes if n.op == "call_function" and n not in inlined]
         if self._spec is None:
-            return profile_nodes(priced, progress=progress.advance)
+            timed = functools.partial(progress.advance, unit="timings")
+            return profile_nodes(priced, progress=timed)
         return estimate_nodes(priced, self._spec.ceilings)
 
     def choose(self, subject: Subject, number: int, budget_nbytes: int) -> Choice:
@@ -99,10 +100,10 @@ class Planner:
             return choose_by_reading(subject, solver, budget_nbytes)
         return choose_by_simulation(subject, solver, budget_nbytes)
 
-    def curve(self, subject: Subject, choice: Choice) -> tuple[CurvePoint, ...]:
+    def curve(self, subject: Subject, choice: Choice) -> Curve:
         """Peaks and times of other plans, where an offline report is to show them."""
         if self._offline is None or not self._offline.curve_points:
-            return ()
+            return Curve()
         return curve_of(subject, choice, self._offline.curve_points, self._offline.curve_limit_s)
 
     def replays(self, device: torch.device) -> Replays:

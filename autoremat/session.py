@@ -27,6 +27,7 @@ from autoremat.call_stack import with_stack_room
 from autoremat.capture import JointGraph, copy_module, prepare
 from autoremat.choose import Choice, Subject
 from autoremat.cost import OpCost
+from autoremat.curve import Curve
 from autoremat.device import device_of, devices_of
 from autoremat.eager_code import Results, held_nbytes
 from autoremat.environment import environment_facts
@@ -52,7 +53,7 @@ from autoremat.planned_graph import PlannedGraph, fingerprint
 from autoremat.planner import Planner
 from autoremat.progress import Progress
 from autoremat.regions import write_out_regions
-from autoremat.reporting import CurvePoint, Fallback, GraphReport, Report, one_line
+from autoremat.reporting import LEFT_OUT, Fact, Fallback, GraphReport, Report, one_line
 from autoremat.residents import GivenToGraphs, resident_of_step
 from autoremat.sizes import Sizes, keep_to_sizes, most_growth, peak_at, sizes_of
 from autoremat.steering import store
@@ -103,6 +104,7 @@ class Session:
         self.fallbacks: dict[Fallback, None] = {}
         self.planned: defaultdict[str, list[PlannedGraph]] = defaultdict(list)
         self.measured_peak_nbytes: int | None = None
+        self.progress = Progress(options.verbose)
         self._planner = Planner(options, offline)
         self._given = GivenToGraphs()  # counts where nobody tells of model and batch
         self._find_resident = resident or self._given.resident
@@ -144,11 +146,12 @@ class Session:
         op_by_op = self.options.compiler == "eager" or self._offline is not None
         executor = compile_eager if op_by_op else None
         try:
-            try:
-                compiled = self.compile_through(module, example_inputs, self, executor)
-            except _torch.InductorError as error:
-                self._leave_to_torch(error)
-                compiled = self.compile_through(module, example_inputs, self, executor)
+            with self.progress:
+                try:
+                    compiled = self.compile_through(module, example_inputs, self, executor)
+                except _torch.InductorError as error:
+                    self._leave_to_torch(error)
+                    compiled = self.compile_through(module, example_inputs, self, executor)
             self._compiled = _compile_name()
             return self._telling(self._graph_name(), compiled, example_inputs)
         except (
@@ -301,7 +304,7 @@ class Session:
 
     def report(self) -> Report:
         """What was planned so far."""
-        parts = self._step.current
+        parts, curve = self._step.current, self._step_curve()
         asked = (sentence for part in parts for sentence in part.subject.constraints.asked)
         graphs = tuple(self._step.reports(self._resident.parts.gradients_nbytes, self._now_around))
         return Report(
@@ -314,8 +317,11 @@ class Session:
             torch_version=torch.__version__,
             fallbacks=tuple(self.fallbacks),
             user_constraints=tuple(dict.fromkeys(asked)),
-            curve=self._step_curve(),
-            facts=environment_facts(self._device),
+            curve=curve.points,
+            facts=(
+                *environment_facts(self._device),
+                *(Fact(LEFT_OUT, sentence) for sentence in curve.left_out),
+            ),
             optimizer=self._resident.optimizer,
         )
 
@@ -407,7 +413,7 @@ class Session:
         self, module: fx.GraphModule, num_fwd_outputs: int, static: Sequence[int] | None
     ) -> PlannedGraph:
         """The stages in their order: capture, cost, lower, solve, rewrite, report."""
-        with Progress(self.options.verbose) as progress:
+        with self.progress as progress:
             progress.stage("capture")
             name = self._graph_name()
             device = device_of(module)
@@ -600,10 +606,12 @@ class Session:
         self._step.ran_eagerly(f"layer {id(layer)}", gradient_nbytes)
         self.fall_back("AR109", kind=type(layer).__name__)
 
-    def _step_curve(self) -> tuple[CurvePoint, ...]:
+    def _step_curve(self) -> Curve:
         """Of a step of one graph; the curves of several do not add up to one."""
-        parts = self._step.current
-        return parts[0].curve if len(parts) == 1 else ()
+        curves = [part.curve for part in self._step.current]
+        if len(curves) < 2 or not any(curve.points for curve in curves):
+            return curves[0] if curves else Curve()
+        return Curve(left_out=(f"the curves of {len(curves)} graphs do not add up to one",))
 
 
 def _explained(

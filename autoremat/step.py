@@ -31,10 +31,11 @@ from torch import fx
 from autoremat import _torch
 from autoremat.capture import JointGraph
 from autoremat.choose import Choice, Subject
+from autoremat.curve import Curve
 from autoremat.lower import LOSS_BOUNDARY, Lowered, with_later_graphs, without_spare_states
 from autoremat.options import Resident
 from autoremat.plan_file import StoredGraph
-from autoremat.reporting import CurvePoint, GraphReport
+from autoremat.reporting import GraphReport
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,7 @@ class Part:
     counted: Beside
     explain: Callable[[Subject, Choice], GraphReport]
     stored: StoredGraph
-    curve: tuple[CurvePoint, ...]
+    curve: Curve
     resident: Resident
     growth: float = 1.0
     _reports: dict[Beside, GraphReport] = field(default_factory=dict)

@@ -374,7 +374,7 @@ def test_the_summary_of_a_small_report() -> None:
         "Step time    100.0 ms -> 103.1 ms predicted, proven bound 102.3 ms\n"
         "Solver       feasible: within the budget, with a proven gap (ilp, 2.1 s)\n"
         "Runs on      NVIDIA H200, inductor, torch 2.13.0\n"
-        "Estimated    1 operation priced, not measured: topk\n"
+        "Estimated    1 operation without a sound measurement: topk\n"
         "Constraints  1 constraint: dropout masks are saved\n"
         "\n"
         "Largest saved values\n"

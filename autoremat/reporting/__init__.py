@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autoremat.reporting.fields import ReportError
 from autoremat.reporting.model import (
+    LEFT_OUT,
     SCHEMA,
     CurvePoint,
     Fact,
@@ -19,6 +20,7 @@ from autoremat.reporting.text import format_nbytes, one_line, summary
 from autoremat.reporting.timeline import MemoryTimeline, Span, SpanKind, Step
 
 __all__ = [
+    "LEFT_OUT",
     "SCHEMA",
     "CurvePoint",
     "Fact",

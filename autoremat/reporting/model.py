@@ -19,6 +19,7 @@ from autoremat.reporting.resident import ResidentParts
 from autoremat.reporting.timeline import MemoryTimeline
 
 SCHEMA = "autoremat.report/3"
+LEFT_OUT = "Not on the curve"  # the name of facts
 
 
 class ValueAction(StrEnum):
@@ -97,7 +98,8 @@ class GraphReport:
             another peak; `predicted_peak_nbytes` states that one.
         peak_step: name of the node at which the plan peaks.
         peak_source: the user's line of that node, or "".
-        estimated_ops: operations whose time is priced by bytes and FLOPs, not measured.
+        estimated_ops: operations whose time is priced by bytes and FLOPs, not measured, or was
+            measured without two rounds that agree.
         constraints: what the plan had to respect, one sentence each.
     """
 
@@ -218,7 +220,7 @@ class Report:
         fallbacks: one for each reason to leave a graph to torch's own partitioner.
         user_constraints: what the user asked for beside the budget, one sentence each.
         curve: peak and time of other plans and strategies, in no particular order.
-        facts: versions and hardware.
+        facts: versions and hardware, and what the curve lacks.
         optimizer: class of the optimizer whose state is counted; "" if none was given.
     """
 
@@ -265,6 +267,11 @@ class Report:
         return math.fsum(graph.baseline_time_us for graph in self.graphs)
 
     @property
+    def curve_left_out(self) -> tuple[str, ...]:
+        """What was asked for and is not on the curve, and why."""
+        return tuple(fact.text for fact in self.facts if fact.name == LEFT_OUT)
+
+    @property
     def bound_us(self) -> float:
         """Proven: no plan of the model within the budget is faster."""
         return math.fsum(graph.bound_us for graph in self.graphs)
@@ -307,7 +314,7 @@ class Report:
 
     @property
     def estimated_ops(self) -> tuple[str, ...]:
-        """Operations priced, not measured."""
+        """Operations priced, not measured, or measured with times that contradict each other."""
         return tuple(chain.from_iterable(graph.estimated_ops for graph in self.graphs))
 
     @property

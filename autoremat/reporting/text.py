@@ -156,7 +156,8 @@ def _facts(report: Report) -> Iterable[str]:
         "Step time": _times(report),
         "Solver": _solver(report),
         "Runs on": ", ".join(filter(None, (report.device, report.compiler, _torch(report)))),
-        "Estimated": _some(report.estimated_ops, "operation priced, not measured"),
+        "Estimated": _some(report.estimated_ops, "operation without a sound measurement"),
+        "Curve": "; ".join(report.curve_left_out),
         "Constraints": _some((*report.user_constraints, *report.constraints), "constraint"),
         "Fallbacks": _some(report.fallbacks, "part without a plan"),
     }

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Callable
 
 from autoremat_solver.check import check
 from autoremat_solver.exact import MOST_OPS, ExactSearch, SearchLimit
@@ -128,7 +129,13 @@ class Solver:
         status = Status.OPTIMAL if self._search.fastest_is_proven else status
         return self._solution(best, status, best.peak_nbytes, began)
 
-    def pareto(self, points: int = 12, *, time_limit_s: float | None = None) -> list[Solution]:
+    def pareto(
+        self,
+        points: int = 12,
+        *,
+        time_limit_s: float | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[Solution]:
         """The plans from the smallest peak to the fastest one, none beaten in peak and time.
 
         Budgets spread evenly over the peaks in between are solved one after the other, and each
@@ -138,6 +145,8 @@ class Solver:
         Args:
             points: budgets, the two ends included; at least 2.
             time_limit_s: for the whole curve; the solver's own if not given.
+            progress: called with (budgets solved, `points`) after each; the last call tells how
+                many the time limit reached.
 
         Returns:
             At most `points` solutions, the smallest peak first.
@@ -149,9 +158,11 @@ class Solver:
             raise ValueError(f"points is {points}: a curve has two ends, give 2 or more.")
         before_s, began = self.time_limit_s, time.monotonic()
         limit_s = before_s if time_limit_s is None else time_limit_s
+        tell = progress or (lambda solved, asked: None)
         try:
             self.time_limit_s = CURVE_ENDS_SHARE * limit_s
             found = [self.fastest(), self.smallest_peak()]
+            tell(len(found), points)
             high, low = (solution.timeline.peak_nbytes for solution in found)
             for left in range(points - 2, 0, -1):
                 left_s = began + limit_s - time.monotonic()
@@ -159,6 +170,7 @@ class Solver:
                     break
                 self.time_limit_s = left_s / left
                 found.append(self.solve(low + (high - low) * left // (points - 1)))
+                tell(len(found), points)
         finally:
             self.time_limit_s = before_s
         return _unbeaten(found)
