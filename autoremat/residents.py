@@ -94,8 +94,12 @@ def resident_of_step(
     found = max(range(len(graphs)), key=lambda n: graphs[n].predicted_peak_nbytes)
     timeline = graphs[found].timeline
     held_nbytes = parts[found].nbytes if timeline is None else timeline.resident_nbytes
-    more_nbytes = held_nbytes - parts[found].nbytes
-    return replace(parts[found], others_nbytes=parts[found].others_nbytes + more_nbytes)
+    return with_others(parts[found], held_nbytes - parts[found].nbytes)
+
+
+def with_others(parts: ResidentParts, more_nbytes: int) -> ResidentParts:
+    """The parts, and so many bytes more that others hold."""
+    return replace(parts, others_nbytes=parts.others_nbytes + more_nbytes)
 
 
 def _with_next_step(

@@ -51,7 +51,7 @@ from autoremat.planner import Planner
 from autoremat.progress import Progress
 from autoremat.regions import write_out_regions
 from autoremat.reporting import CurvePoint, Fallback, GraphReport, Report, one_line
-from autoremat.residents import GivenToGraphs, resident_of_step
+from autoremat.residents import GivenToGraphs, resident_of_step, with_others
 from autoremat.sizes import keep_to_sizes
 from autoremat.steering import store
 from autoremat.step import ALONE, Part, Split, Step
@@ -386,7 +386,8 @@ class Session:
             found = self._split.beside(subject, self._step, name)
             found = found.beyond(self._resident.parts.gradients_nbytes)
             placed = self._split.place(subject, number, found, budget_nbytes)
-            choice = planner.choose(placed, number, budget_nbytes)
+            refuses = self._refuses and is_first and self._split is ALONE
+            choice = planner.choose(placed, number, budget_nbytes, refuses=refuses)
             if not choice.fits:
                 self._refuse(placed, choice, budget_nbytes, is_later=bool(earlier))
             self._whole_is_known = False
@@ -433,11 +434,13 @@ class Session:
             # stay warns of it.
             self.does_not_fit = over
             return
+        more_nbytes = subject.lowered.problem.resident_nbytes - self._resident.nbytes
         facts = facts_of_refusal(subject, choice, budget_nbytes)
+        facts["resident"] = with_others(self._resident.parts, more_nbytes)
         asked = self.options.steering.choice
         if asked:
-            optimal_nbytes = self._planner.search(subject, budget_nbytes).peak_nbytes
-            raise OverBudget(**facts, choice=asked, optimal_peak_nbytes=optimal_nbytes)
+            optimal = self._planner.search(subject, budget_nbytes, refuses=True)
+            raise OverBudget(**facts, choice=asked, optimal_peak_nbytes=optimal.peak_nbytes)
         error = InfeasibleBudget(**facts)
         if subject.constraints.asked:
             error.add_note("This respects save= and recompute=: without them, less may be enough.")

@@ -11,10 +11,6 @@ from dataclasses import dataclass
 
 from autoremat.reporting.fields import check_fields
 
-WITHOUT_OPTIMIZER = (
-    "made without an optimizer: its state is not counted; pass optimizer= to count it"
-)
-
 
 @dataclass(frozen=True, slots=True)
 class ResidentParts:
