@@ -1,4 +1,4 @@
-"""What is resident, by parts: in training, offline and behind the backend; whose optimizer it is."""
+"""What is resident, by parts: in training, offline, behind the backend; whose the optimizer is."""
 
 from __future__ import annotations
 
