@@ -95,7 +95,7 @@ class Session:
         self.planned: defaultdict[str, list[PlannedGraph]] = defaultdict(list)
         self.measured_peak_nbytes: int | None = None
         self._planner = Planner(options, offline)
-        self._given = GivenToGraphs()  # counts where nobody tells of model and batch
+        self._given = GivenToGraphs()
         self._find_resident = resident or self._given.resident
         self._refuses = refuses
         self._offline = offline
@@ -370,7 +370,8 @@ class Session:
             progress.stage("cost")
             costs = planner.price(joint, inlined, progress)
             progress.stage("solve")
-            self._device, self._resident = device, self._find_resident(device)
+            self._device = device
+            self._resident = self._given.beside(self._find_resident(device), device)
             between_nbytes = self._between_nbytes(joint, storages, earlier)
             lowered = lower(
                 joint,
@@ -412,7 +413,7 @@ class Session:
         inputs = [node for node in joint.primals if node not in joint.static_inputs]
         known_nbytes = sum(part.outputs_nbytes for part in earlier)
         if _frame_name() == self._first_frame:  # later ones get what the code in between made
-            known_nbytes += self._resident.nbytes
+            known_nbytes += self._resident.parts.batch_nbytes
         handed_in_nbytes = storages.total_nbytes(inputs, resident=True)
         known = self._resident.storages
         held = held_nbytes(self._inputs, known, self._device, self._eager_results)

@@ -128,6 +128,23 @@ def test_a_step_of_several_graphs_has_its_resident_bytes_once():
     assert report.peak_graph.timeline.resident_nbytes == report.resident_nbytes
 
 
+class HoldsTensor(Normed):
+    """With a tensor that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.ones(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x @ self.table)
+
+
+def test_a_tensor_that_is_neither_of_the_model_nor_of_the_batch_is_held_by_others():
+    """A plain attribute: the graph reads it, so it is there."""
+    report = reported(optimized(HoldsTensor, UNBOUNDED))
+    assert report.resident.others_nbytes == HoldsTensor().table.nbytes
+
+
 # --- behind the backend ------------------------------------------------------------------------
 
 
@@ -156,6 +173,7 @@ def test_the_backend_counts_the_parameters_of_all_graphs():
 def test_what_graphs_were_given_is_not_held():
     """A model that is gone counts no more."""
     given, model, x = GivenToGraphs(), Normed(), rows()
+    torch._dynamo.mark_static_address(model.first.weight)
     graph = torch.fx.symbolic_trace(nn.Identity())
     given.note(graph, [*model.parameters(), x], is_first=True)
     assert given.resident(CPU).nbytes == weights(model) + x.nbytes
