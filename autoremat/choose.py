@@ -49,6 +49,7 @@ LEAN_TARGETS = (1.0, 1.1, 1.25, 1.5)  # times the smallest modelled peak above w
 LEAN_USE = 0.99  # of the budget: a remembered leanest plan that reaches it has little left to win
 REMEMBERED = "remembered"
 FASTEST, SAVE_ALL = "fastest", "save-all"  # plans that are known without a search
+AT_ONCE_S = 2.0  # for the plan that a budget below the resident bytes is refused with
 LATER_SHARE = 0.3  # of the solver's time limit for each solve after the first: it knows more then
 
 
@@ -146,6 +147,35 @@ def choose_fixed(
         return _Reader(subject, budget_nbytes).read(solution)
     peaks = _simulated_peaks(problem, plan)
     return _write_out(subject, solution, budget_nbytes, lambda f, b: peaks)
+
+
+def choose_without_search(subject: Subject, budget_nbytes: int, *, reads: bool) -> Choice:
+    """The leanest plan that is known at once, for a budget that no plan can fit.
+
+    What an earlier search has left, or else what is lean among the plans that nothing has to be
+    solved for. It is remembered, so that its peak is accepted as a budget.
+
+    Args:
+        subject: the graph.
+        budget_nbytes: below what is resident.
+        reads: whether the real peak is read from the code that Inductor generates.
+    """
+    problem = subject.lowered.problem
+    known = recall(problem)
+    plans = {"local search": Solver(problem, time_limit_s=AT_ONCE_S).lean_plan()}
+    with suppress(ProblemError):  # some values may not be saved
+        plans[SAVE_ALL] = save_all_but(problem)
+    peaks = {name: _simulated_peaks(problem, plan).needed_nbytes for name, plan in plans.items()}
+    if known is not None:
+        plans[REMEMBERED], peaks[REMEMBERED] = known.plan, known.peak_nbytes
+    best: Choice | None = None
+    for name in sorted(plans, key=lambda name: peaks[name]):
+        if best is None or peaks[name] < best.needed_nbytes:  # generated code may take more
+            new = choose_fixed(subject, plans[name], name, budget_nbytes, reads=reads)
+            best = new if best is None or new.needed_nbytes < best.needed_nbytes else best
+    assert best is not None, "there is a plan"
+    remember(problem, best.solution.plan, best.needed_nbytes)
+    return best
 
 
 class Peaks(NamedTuple):

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 
-from autoremat.reporting.text import format_nbytes, format_nbytes_apart
+from autoremat.reporting.resident import ResidentParts
+from autoremat.reporting.text import format_nbytes, format_nbytes_apart, format_parts
 
 _CODE = re.compile(r"AR[0-9]{3}")
 
@@ -44,8 +45,10 @@ class InfeasibleBudget(RuntimeError):
     Attributes:
         budget_nbytes: what was asked for.
         smallest_peak_nbytes: smallest peak that a known plan reaches; as a budget it is accepted.
+            Where the budget is below the resident bytes nothing is searched for, and the smallest
+            peak may be lower: ask for `resident_nbytes` to have it searched.
         floor_nbytes: proven: no plan has a smaller peak.
-        resident_nbytes: live all the time, under every plan.
+        resident: live all the time, under every plan, by what it is.
         step: name of the node at which the smallest plan peaks, or "".
         source: the user's line of that node, "model.py:88", or "".
         largest: the largest values live at that step, largest first.
@@ -54,7 +57,7 @@ class InfeasibleBudget(RuntimeError):
     budget_nbytes: int
     smallest_peak_nbytes: int
     floor_nbytes: int
-    resident_nbytes: int
+    resident: ResidentParts
     step: str = ""
     source: str = ""
     largest: tuple[LiveValue, ...] = ()
@@ -63,9 +66,24 @@ class InfeasibleBudget(RuntimeError):
         """All fields become `args`: that is what pickle calls the class with."""
         self.args = tuple(getattr(self, field.name) for field in fields(self))
 
+    @property
+    def resident_nbytes(self) -> int:
+        """Live all the time, under every plan."""
+        return self.resident.nbytes
+
+    @property
+    def is_resident_too_much(self) -> bool:
+        """Whether the budget cannot hold even what is resident."""
+        return self.resident_nbytes > self.budget_nbytes
+
     def __str__(self) -> str:
         """Fact, cause, remedies."""
-        return " ".join(part for part in (self._fact(), self._cause(), self._remedy()) if part)
+        return " ".join(self._sentences())
+
+    def _sentences(self) -> tuple[str, ...]:
+        if self.is_resident_too_much:
+            return self._resident_fact(), self._remedy()
+        return self._fact(), self._cause(), self._remedy()
 
     def _fact(self) -> str:
         budget, smallest = format_nbytes_apart(self.budget_nbytes, self.smallest_peak_nbytes)
@@ -75,10 +93,20 @@ class InfeasibleBudget(RuntimeError):
         floor, _ = format_nbytes_apart(self.floor_nbytes, self.smallest_peak_nbytes)
         return f"{fact} (proven floor {floor})."
 
+    def _resident_fact(self) -> str:
+        budget, resident = format_nbytes_apart(self.budget_nbytes, self.resident_nbytes)
+        return (
+            f"Budget {budget} is below what is resident under every plan, {resident} "
+            f"({format_parts(self.resident)}). A plan that is known without a search peaks at "
+            f"{format_nbytes(self.smallest_peak_nbytes)}; others may take less."
+        )
+
     def _cause(self) -> str:
         where = f"At `{self.step}`" if self.step else "At the peak"
         where += f" ({self.source})" if self.source else ""
+        parts = format_parts(self.resident)
         cause = f"{where}, {format_nbytes(self.resident_nbytes)} are resident"
+        cause += f" ({parts})" if parts else ""
         if self.largest:
             values = ", ".join(str(value) for value in self.largest)
             cause += f", and the largest live values are {values}"
@@ -86,14 +114,15 @@ class InfeasibleBudget(RuntimeError):
 
     def _remedy(self) -> str:
         smallest = self.smallest_peak_nbytes
-        remedy = f'Raise the budget to {smallest} bytes (budget="{smallest}B") or'
-        if self.resident_nbytes >= self.budget_nbytes:
+        remedy = f'Raise the budget to {smallest} bytes (budget="{smallest}B")'
+        if self.is_resident_too_much:
             return (
-                f"{remedy} make the resident part smaller, since it exceeds the budget by itself: "
-                "parameters in lower precision, an optimizer with less state, sharding."
+                f"{remedy}, which is accepted, or make the resident part smaller, since it exceeds "
+                "the budget by itself: parameters in lower precision, an optimizer with less "
+                "state, sharding."
             )
         return (
-            f"{remedy} reduce what is live: a smaller batch or sequence, lower precision, or "
+            f"{remedy} or reduce what is live: a smaller batch or sequence, lower precision, or "
             "splitting the operation at the peak."
         )
 
@@ -110,6 +139,9 @@ class OverBudget(InfeasibleBudget):
 
     choice: str = ""
     optimal_peak_nbytes: int = 0
+
+    def _sentences(self) -> tuple[str, ...]:
+        return self._fact(), self._cause(), self._remedy()
 
     def _fact(self) -> str:
         budget, peak = format_nbytes_apart(self.budget_nbytes, self.smallest_peak_nbytes)

@@ -201,7 +201,6 @@ def facts_of_refusal(subject: Subject, choice: Choice, budget_nbytes: int) -> di
         "budget_nbytes": budget_nbytes,
         "smallest_peak_nbytes": choice.peak_nbytes,
         "floor_nbytes": min(solution.floor_nbytes, choice.peak_nbytes),
-        "resident_nbytes": subject.lowered.problem.resident_nbytes,
         "step": step,
         "source": source_of(node) if node is not None else "",
         "largest": _largest_live(subject, choice),

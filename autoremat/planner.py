@@ -16,7 +16,13 @@ from autoremat_solver import Solver
 from torch import fx
 
 from autoremat.capture import JointGraph
-from autoremat.choose import Choice, Subject, choose_by_reading, choose_by_simulation
+from autoremat.choose import (
+    Choice,
+    Subject,
+    choose_by_reading,
+    choose_by_simulation,
+    choose_without_search,
+)
 from autoremat.constraints import Constraints, find_constraints, with_selected
 from autoremat.cost import OpCost, estimate_nodes
 from autoremat.curve import Curve, curve_of
@@ -81,20 +87,30 @@ class Planner:
             return profile_nodes(priced, progress=timed)
         return estimate_nodes(priced, self._spec.ceilings)
 
-    def choose(self, subject: Subject, number: int, budget_nbytes: int) -> Choice:
+    def choose(self, subject: Subject, number: int, budget_nbytes: int, *, refuses: bool) -> Choice:
         """The user's own choice of a plan, or the fastest plan found that fits.
 
         Args:
             subject: the graph.
             number: how many graphs of the step come before it.
             budget_nbytes: of the whole step.
+            refuses: as for `search`.
         """
         steering, reads = self._options.steering, self._reads_inductor
         choice = choose_as_asked(subject, steering, number, budget_nbytes, reads=reads)
-        return choice or self.search(subject, budget_nbytes)
+        return choice or self.search(subject, budget_nbytes, refuses=refuses)
 
-    def search(self, subject: Subject, budget_nbytes: int) -> Choice:
-        """The fastest plan found that fits."""
+    def search(self, subject: Subject, budget_nbytes: int, *, refuses: bool) -> Choice:
+        """The fastest plan found that fits.
+
+        Args:
+            subject: the graph.
+            budget_nbytes: of the whole step.
+            refuses: whether a plan that does not fit is refused, so that nothing has to be
+                searched for where none can fit.
+        """
+        if refuses and subject.lowered.problem.resident_nbytes > budget_nbytes:
+            return choose_without_search(subject, budget_nbytes, reads=self._reads_inductor)
         solver = Solver(subject.lowered.problem, time_limit_s=self._options.time_limit_s)
         if self._reads_inductor:
             return choose_by_reading(subject, solver, budget_nbytes)

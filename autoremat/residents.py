@@ -94,8 +94,12 @@ def resident_of_step(
     found = max(range(len(graphs)), key=lambda n: graphs[n].predicted_peak_nbytes)
     timeline = graphs[found].timeline
     held_nbytes = parts[found].nbytes if timeline is None else timeline.resident_nbytes
-    more_nbytes = held_nbytes - parts[found].nbytes
-    return replace(parts[found], others_nbytes=parts[found].others_nbytes + more_nbytes)
+    return with_others(parts[found], held_nbytes - parts[found].nbytes)
+
+
+def with_others(parts: ResidentParts, more_nbytes: int) -> ResidentParts:
+    """The parts, and so many bytes more that others hold."""
+    return replace(parts, others_nbytes=parts.others_nbytes + more_nbytes)
 
 
 def _with_next_step(
@@ -108,11 +112,14 @@ def _with_next_step(
     layers = layers_of(optimizer)
     footprint = optimizer_footprint(layers[-1]) if layers else OptimizerFootprint(0, 0)
     state_nbytes = parts.optimizer_nbytes + footprint.state_nbytes
+    stepped = parameters_of(optimizer)
     return Resident(
         replace(parts, optimizer_nbytes=state_nbytes),
         optimizer=type(layers[-1]).__name__ if layers else "",
         transient_nbytes=footprint.transient_nbytes,
-        storages=storage_identities([*model.parameters(), *model.buffers(), *tensors_in(inputs)]),
+        storages=storage_identities(
+            [*model.parameters(), *model.buffers(), *tensors_in(inputs), *stepped]
+        ),
     )
 
 
@@ -121,7 +128,7 @@ def _state(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 class GivenToGraphs:
-    """What the graphs of a step are given, where nobody tells of model and batch.
+    """What the graphs of a step are given: all that is known where nobody tells of the model.
 
     Parameters and buffers of all graphs count as long as they live, and the batch of the first:
     what later ones are given beside, code of the step has made.
@@ -140,8 +147,9 @@ class GivenToGraphs:
             is_first: whether the step begins with it.
         """
         given = [value for value in inputs if isinstance(value, torch.Tensor)]
-        parameters = [*module.parameters(), *(v for v in given if isinstance(v, nn.Parameter))]
-        buffers = [*module.buffers(), *filter(_torch.is_static_input, given)]
+        static = list(filter(_torch.is_static_input, given))
+        parameters = [*module.parameters(), *(v for v in static if isinstance(v, nn.Parameter))]
+        buffers = [*module.buffers(), *static]
         if is_first:
             batch = (key for key, (part, *_) in self._found.items() if part == _BATCH)
             for key in list(batch):
@@ -160,6 +168,20 @@ class GivenToGraphs:
             if same_device(place, device):
                 sizes[part] += rounded_nbytes(nbytes, device)
         return Resident(ResidentParts(**sizes), storages=frozenset(held))
+
+    def beside(self, resident: Resident, device: torch.device) -> Resident:
+        """What is resident, and what the graphs always read beside it.
+
+        Such as a tensor that is a plain attribute, or a teacher that the forward calls.
+        """
+        more = {
+            key: rounded_nbytes(nbytes, device)
+            for key, (part, storage, nbytes, place) in self._found.items()
+            if part in (_PARAMETERS, _BUFFERS) and key not in resident.storages
+            if same_device(place, device) and not storage.expired()
+        }
+        parts = with_others(resident.parts, sum(more.values()))
+        return replace(resident, parts=parts, storages=resident.storages.union(more))
 
     def _note(self, part: str, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:

@@ -54,7 +54,7 @@ from autoremat.planner import Planner
 from autoremat.progress import Progress
 from autoremat.regions import write_out_regions
 from autoremat.reporting import LEFT_OUT, Fact, Fallback, GraphReport, Report, one_line
-from autoremat.residents import GivenToGraphs, resident_of_step
+from autoremat.residents import GivenToGraphs, resident_of_step, with_others
 from autoremat.sizes import Sizes, keep_to_sizes, most_growth, peak_at, sizes_of
 from autoremat.steering import store
 from autoremat.step import ALONE, Around, Beside, Part, Split, Step
@@ -106,7 +106,7 @@ class Session:
         self.measured_peak_nbytes: int | None = None
         self.progress = Progress(options.verbose)
         self._planner = Planner(options, offline)
-        self._given = GivenToGraphs()  # counts where nobody tells of model and batch
+        self._given = GivenToGraphs()
         self._find_resident = resident or self._given.resident
         self._refuses = refuses
         self._offline = offline
@@ -425,7 +425,8 @@ class Session:
             progress.stage("cost")
             costs = planner.price(joint, inlined, progress)
             progress.stage("solve")
-            self._device, self._resident = device, self._find_resident(device)
+            self._device = device
+            self._resident = self._given.beside(self._find_resident(device), device)
             between_nbytes = self._between_nbytes(joint, storages, earlier)
             lowered = lower(
                 joint,
@@ -443,10 +444,11 @@ class Session:
             placed = self._split.place(
                 subject, number, found, budget_nbytes, eager_nbytes=self._around.eager_nbytes
             )
-            choice = planner.choose(placed, number, budget_nbytes)
-            growth = self._keep_to_sizes(placed, choice, budget_nbytes)
             is_first_of_all = number == 0 and self._split is ALONE
-            if not choice.fits and is_first_of_all and self._refuses:
+            refuses = self._refuses and is_first_of_all
+            choice = planner.choose(placed, number, budget_nbytes, refuses=refuses)
+            growth = self._keep_to_sizes(placed, choice, budget_nbytes)
+            if not choice.fits and refuses:
                 raise self._refusal(placed, choice, budget_nbytes)
             report = functools.partial(_explained, name, costs)
             curve = planner.curve(subject, choice)
@@ -477,7 +479,7 @@ class Session:
         inputs = [node for node in joint.primals if node not in joint.static_inputs]
         known_nbytes = sum(part.outputs_nbytes for part in earlier)
         if _frame_name() == self._first_frame:  # later ones get what the code in between made
-            known_nbytes += self._resident.nbytes
+            known_nbytes += self._resident.parts.batch_nbytes
         handed_in_nbytes = storages.total_nbytes(inputs, resident=True)
         known = self._resident.storages
         held = held_nbytes(self._inputs, known, self._device, self._eager_results)
@@ -501,11 +503,13 @@ class Session:
 
     def _refusal(self, subject: Subject, choice: Choice, budget_nbytes: int) -> InfeasibleBudget:
         """Of a first graph that does not fit; what comes later runs as lean as it can."""
+        more_nbytes = subject.lowered.problem.resident_nbytes - self._resident.nbytes
         facts = facts_of_refusal(subject, choice, budget_nbytes)
+        facts["resident"] = with_others(self._resident.parts, more_nbytes)
         asked = self.options.steering.choice
         if asked:
-            optimal_nbytes = self._planner.search(subject, budget_nbytes).peak_nbytes
-            return OverBudget(**facts, choice=asked, optimal_peak_nbytes=optimal_nbytes)
+            optimal = self._planner.search(subject, budget_nbytes, refuses=True)
+            return OverBudget(**facts, choice=asked, optimal_peak_nbytes=optimal.peak_nbytes)
         error = InfeasibleBudget(**facts)
         if subject.constraints.asked:
             error.add_note("This respects save= and recompute=: without them, less may be enough.")

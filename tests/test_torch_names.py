@@ -625,6 +625,19 @@ def test_in_functional_transform():
     assert seen == [False, True, False]
 
 
+def test_is_static_input():
+    """Dynamo marks what belongs to the module when it traces, and not what the call is given."""
+    torch._dynamo.reset()
+    found: list[list[bool]] = []
+
+    def backend(graph: fx.GraphModule, inputs: list[Any]) -> Any:
+        found.append([_torch.is_static_input(value) for value in inputs])
+        return graph
+
+    torch.compile(nn.Linear(2, 3), backend=backend)(torch.ones(1, 2))
+    assert sorted(found[0]) == [False, True, True]
+
+
 def test_kinds_of_global_hooks():
     """Each kind is known by whether there are any."""
     assert not any(_torch.kinds_of_global_hooks().values())

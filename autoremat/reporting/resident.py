@@ -11,10 +11,6 @@ from dataclasses import dataclass
 
 from autoremat.reporting.fields import check_fields
 
-WITHOUT_OPTIMIZER = (
-    "made without an optimizer: its state is not counted; pass optimizer= to count it"
-)
-
 
 @dataclass(frozen=True, slots=True)
 class ResidentParts:
@@ -27,7 +23,7 @@ class ResidentParts:
         buffers_nbytes: buffers of the model.
         batch_nbytes: what the call was given.
         others_nbytes: what others hold meanwhile: eager code between the graphs, earlier graphs
-            of the step, parameters of other models in the same optimizer.
+            of the step, plain attributes of the model, other models in the same optimizer.
     """
 
     parameters_nbytes: int = 0

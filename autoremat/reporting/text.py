@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from autoremat.reporting.model import Report, ValueAction, ValueReport
-from autoremat.reporting.resident import WITHOUT_OPTIMIZER, ResidentParts
+from autoremat.reporting.resident import ResidentParts
 
 SAVED_TITLE = "Largest saved values"
 RECOMPUTED_TITLE = "Most expensive recomputed values"
@@ -66,11 +66,10 @@ def format_us_apart(first_us: float, second_us: float) -> tuple[str, str]:
     return next((pair for pair in texts if pair[0] != pair[1]), texts[0])
 
 
-def format_resident(parts: ResidentParts) -> str:
-    """What is resident in words: "1.2 GB resident: 0.5 GB parameters, 0.7 GB optimizer state"."""
-    named = [f"{format_nbytes(n)} {name}" for name, n in parts.by_name.items() if n]
-    whole = f"{format_nbytes(parts.nbytes)} resident"
-    return f"{whole}: {', '.join(named)}" if named else whole
+def format_parts(parts: ResidentParts) -> str:
+    """What is resident in words: "0.5 GB parameters, 0.7 GB optimizer state"; "" for nothing."""
+    named = parts.by_name.items()
+    return ", ".join(f"{format_nbytes(nbytes)} {name}" for name, nbytes in named if nbytes)
 
 
 def one_line(report: Report) -> str:
@@ -149,8 +148,8 @@ def _gap(report: Report) -> str:
 
 def _facts(report: Report) -> Iterable[str]:
     facts = {
-        "Budget": f"{report.budget_nbytes} bytes, {format_resident(report.resident)}",
-        "Optimizer": "" if report.optimizer else WITHOUT_OPTIMIZER,
+        "Budget": f"{report.budget_nbytes} bytes, {_resident(report.resident)}",
+        "Optimizer": without_optimizer(report),
         "Measured": _measured(report),
         "Peak at": _peak_place(report),
         "Step time": _times(report),
@@ -164,6 +163,21 @@ def _facts(report: Report) -> Iterable[str]:
     if not report.graphs:
         facts |= {"Step time": "", "Solver": ""}
     return [f"{name:<12} {_one_line(text)}" for name, text in facts.items() if text]
+
+
+def _resident(parts: ResidentParts) -> str:
+    named = format_parts(parts)
+    return f"{format_nbytes(parts.nbytes)} resident{':' * bool(named)} {named}"
+
+
+def without_optimizer(report: Report) -> str:
+    """That a plan was made without an optimizer, and what to do about it; "" if it was not."""
+    if report.optimizer or not report.graphs:
+        return ""
+    return (
+        "none: the plan was made without an optimizer, and its state is not counted; pass "
+        "optimizer= (--optimizer on the command line)"
+    )
 
 
 def _measured(report: Report) -> str:

@@ -120,6 +120,17 @@ class Solver:
         status = Status.FEASIBLE if in_time else Status.TIME_LIMIT
         return self._solution(smallest, status, smallest.peak_nbytes, began)
 
+    def lean_plan(self) -> Plan:
+        """The leanest plan that local search makes of the simple strategies; no program is solved.
+
+        Its peak may be above that of `smallest_peak`.
+        """
+        if not self._search.is_prepared:
+            smallest_candidate(self._search, time.monotonic() + self.time_limit_s)
+        while not self._passes(lean := self._search.front.smallest):
+            self._search.front.drop(lean)
+        return self._plan(lean)
+
     def fastest(self) -> Solution:
         """The plan of the smallest time under no budget; ties go to the smaller peak."""
         began = time.monotonic()
