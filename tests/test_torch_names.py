@@ -173,6 +173,25 @@ def test_the_state_of_the_cpus_generator_is_restored():
     assert not _torch.restores_rng_state(torch.device("meta"))
 
 
+def test_results_that_inductor_may_leave_in_an_argument():
+    """Of functional forms of what writes, the argument and who takes the result; else none."""
+    graph = fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    scattered = graph.call_function(aten.slice_scatter.default, (x, y))
+    put = graph.call_function(aten.index_put.default, (x, [y], y))
+    summed = graph.call_function(aten._foreach_add.List, ([x, y], [y, x]))
+    second = graph.call_function(operator.getitem, (summed, 1))
+    functional = torch.ops.higher_order.auto_functionalized
+    both = graph.call_function(functional, (aten.add_.Tensor,), {"self": x, "other": y})
+    both.meta["val"] = (None, None)
+    updated = graph.call_function(operator.getitem, (both, 1))
+    assert _torch.in_place_results(scattered) == [(x, [scattered])]
+    assert _torch.in_place_results(put) == [(x, [put])]
+    assert _torch.in_place_results(summed) == [(x, []), (y, [second])]
+    assert _torch.in_place_results(both) == [(x, [updated])]
+    assert _torch.in_place_results(second) == []
+
+
 def test_options_of_mode():
     """What a mode of torch.compile stands for."""
     assert _torch.options_of_mode("reduce-overhead") == {"triton.cudagraphs": True}
