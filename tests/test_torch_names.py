@@ -399,7 +399,7 @@ def test_a_compile_can_be_stopped_at_its_source():
         raise Stop
 
     captured = capture(lambda x: x.sin().sum(), leaf(8))
-    forward, _ = _torch.min_cut(captured.module, num_fwd_outputs=1)
+    forward, backward = _torch.min_cut(captured.module, num_fwd_outputs=1)
     inputs = [node.meta["val"] for node in placeholders(forward)]
     original = _torch.GraphLowering.compile_to_module
     options: Any = {"is_backward": False, "static_input_idxs": ()}
@@ -420,6 +420,17 @@ def test_a_compile_can_be_stopped_at_its_source():
     assert (size, stride, dtype, device.type) == ((8,), (1,), torch.float32, "cpu")
     assert _torch.inductor_layout(graph, "nothing") is None
     assert _torch.inductor_output_strides(graph)[0] == ()
+    options["is_backward"] = True
+    with (
+        _torch.patched_compile_to_module(stop),
+        _torch.donated([0]),
+        inputs[0].fake_mode,
+        pytest.raises(Exception, match="Stop"),
+    ):
+        _torch.compile_without_cache(
+            backward, [node.meta["val"] for node in placeholders(backward)], **options
+        )
+    assert seen[1][0].bw_donated_idxs == [0]
 
 
 @pytest.mark.inductor

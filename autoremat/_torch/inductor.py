@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch._higher_order_ops.auto_functionalize import get_mutable_args
 from torch._inductor import custom_graph_pass, ir, list_mode_options, memory
+from torch._inductor import graph as inductor_graph
 from torch._inductor.codegen.triton import TritonOverrides
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
@@ -36,6 +37,7 @@ __all__ = [
     "compile_fx",
     "compile_fx_inner",
     "compile_without_cache",
+    "donated",
     "in_place_results",
     "inductor_layout",
     "inductor_output_strides",
@@ -85,6 +87,20 @@ def patched_compile_to_module(replacement: Callable[[Any], Any]) -> Iterator[Non
         yield
     finally:
         GraphLowering.compile_to_module = original  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def donated(positions: Sequence[int]) -> Iterator[None]:
+    """Let Inductor take inputs of the backwards compiled in this context for its own to overwrite.
+
+    It asks AOTAutograd's account of the graph, which is not there before the graph is split.
+    """
+    original = inductor_graph.get_donated_idxs
+    inductor_graph.get_donated_idxs = lambda: list(positions)
+    try:
+        yield
+    finally:
+        inductor_graph.get_donated_idxs = original
 
 
 def compile_without_cache(
