@@ -22,6 +22,7 @@ from autoremat.storage import find_storages
 aten = torch.ops.aten
 
 ORIGIN = "autoremat_origin"  # in `meta`: the joint graph's name of what a node computes
+BOUNDARY = "autoremat_boundary"  # a checkpointed region's result that another region reads
 _DISTINCT = "autoremat_distinct"
 
 
@@ -87,7 +88,8 @@ def prepare(
     _free_batch_norm_backward(module.graph)
     module.graph.eliminate_dead_code()
     module.graph = _without_duplicates(module.graph)
-    _torch.force_save_what_torch_demands(module)
+    for node in _torch.force_save_what_torch_demands(module):
+        node.meta[BOUNDARY] = True
     backward = _depends_on_tangents(module.graph)
     inputs, results = _overwritten(module, backward)
     overwritten = inputs | results

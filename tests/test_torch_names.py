@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils.checkpoint import checkpoint
 
 from autoremat import _torch
 from autoremat.executor import compile_eager
@@ -98,8 +99,19 @@ def test_is_opaque(joint: fx.GraphModule):
 
 def test_force_save_what_torch_demands(joint: fx.GraphModule):
     """Tags nothing in a graph without effects, collectives and checkpoints."""
-    _torch.force_save_what_torch_demands(joint)
+    assert not _torch.force_save_what_torch_demands(joint)
     assert not any("recompute" in node.meta for node in joint.graph.nodes)
+
+
+def test_the_value_between_two_checkpointed_regions_is_saved():
+    """It is returned, as the only one that is saved for that reason alone."""
+    region = lambda x: checkpoint(lambda h: h.sin().exp(), x, use_reentrant=False)  # noqa: E731
+    module = capture(lambda x: region(region(x)).sum(), leaf(4)).module
+    for node in module.graph.find_nodes(op="call_function", target=aten.exp.default):
+        node.meta["recompute"] = _torch.CheckpointPolicy.PREFER_RECOMPUTE  # as before torch's split
+    (between,) = _torch.force_save_what_torch_demands(module)
+    assert between.target is aten.exp.default
+    assert between.meta["recompute"] is _torch.CheckpointPolicy.MUST_SAVE
 
 
 def test_extract_forward_and_backward(joint: fx.GraphModule):

@@ -79,13 +79,22 @@ def is_opaque(node: fx.Node) -> bool:
     return test is not None and test(node)
 
 
-def force_save_what_torch_demands(module: fx.GraphModule) -> None:
-    """Tag collectives, effects and sources of mutations as saved, and close checkpoint regions."""
-    if _partitioners.has_recomputable_ops(module):
-        _partitioners.cleanup_recompute_tags(module, is_default_partition=False)
+def force_save_what_torch_demands(module: fx.GraphModule) -> set[fx.Node]:
+    """Tag collectives, effects and sources of mutations as saved, and close checkpoint regions.
+
+    Returns the nodes that are tagged only because another region begins right behind theirs.
+    """
     _partitioners.force_save_collectives(module)
     _partitioners.force_save_effectful_ops(module)
     _partitioners.force_save_bw_mutation_src(module)
+    inside = {node for node in module.graph.nodes if _partitioners.must_recompute(node)}
+    if inside:
+        _partitioners.cleanup_recompute_tags(module, is_default_partition=False)
+    return {
+        node
+        for node in inside
+        if not _partitioners.must_recompute(node) and not node.meta.get("has_backward_hook", False)
+    }
 
 
 def extract_forward_and_backward(
