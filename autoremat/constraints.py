@@ -165,7 +165,8 @@ def _reason_to_run_once(node: fx.Node, joint: JointGraph) -> str | None:
     if target in _DECISIONS:
         return "makes a discrete decision that a tie could turn"
     reads_overwritten = any(source in joint.overwritten for source in node.all_input_nodes)
-    if reads_overwritten and node not in joint.overwritten and not is_batch_norm_update(node):
+    is_view = node in joint.overwritten and not _torch.in_place_results(node)
+    if reads_overwritten and not is_view and not is_batch_norm_update(node):
         return "reads an input that the step overwrites"
     return None
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import autoremat
 from autoremat import _torch
 from autoremat.storage import find_storages
-from tests.joint_graphs import CPU, capture, leaf
+from tests.joint_graphs import CPU, analyse, capture, leaf
 from tests.tiny import WIDTH, Buffered, rows
 from tests.training import UNBOUNDED, close, make_seeded, optimized, recomputes, step
 
@@ -112,6 +112,23 @@ def test_nothing_reads_such_a_result_but_its_copy(update: Callable[[Tensor, Tens
             is_copy = reader.target is torch.ops.prims.rev.default
             assert reader in joint.overwritten or updates or is_copy or "copy_" in reader.name
             assert not is_copy or (reader in joint.forward and reader not in joint.overwritten)
+
+
+@pytest.mark.parametrize("update", [by_index, by_slice])
+def test_an_update_is_never_made_again(update: Callable[[Tensor, Tensor], None]):
+    """What it starts from is gone by then."""
+    buffer = torch.ones(4)
+
+    def function(x: Tensor) -> Tensor:
+        for _ in range(2):
+            update(x.detach(), buffer)
+            x = (x * buffer.sin()).sin()
+        return x.sum()
+
+    found = analyse(function, leaf(3, 4))
+    updates = [node for node in found.joint.nodes if _torch.in_place_results(node)]
+    assert len(updates) == 2
+    assert set(updates) <= found.constraints.run_once.keys()
 
 
 def test_results_in_no_input_are_left_alone():
