@@ -197,6 +197,19 @@ def test_results_that_inductor_may_leave_in_an_argument():
     both = graph.call_function(functional, (aten.add_.Tensor,), {"self": x, "other": y})
     both.meta["val"] = (None, None)
     updated = graph.call_function(operator.getitem, (both, 1))
+    ops = torch.ops.higher_order
+    bases = {"_all_bases": [x]}
+    several = graph.call_function(ops.auto_functionalized_v2, (aten.add_.Tensor,), bases)
+    several.meta["val"] = (None, None, None)
+    last = graph.call_function(operator.getitem, (several, 2))
+    effects = graph.call_function(ops.with_effects, (y, aten.index_put.default, x, [y], y))
+    effect = graph.call_function(operator.getitem, (effects, 1))
+    options = {"kwargs": {"pointer": x, "size": 4}, "tensors_to_clone": ["pointer"]}
+    kernel = graph.call_function(ops.triton_kernel_wrapper_functional, (), options)
+    written = graph.call_function(operator.getitem, (kernel, "pointer"))
+    assert _torch.in_place_results(several) == [(x, [last])]
+    assert _torch.in_place_results(effects) == [(x, [effect])]
+    assert _torch.in_place_results(kernel) == [(x, [written])]
     assert _torch.in_place_results(scattered) == [(x, [scattered])]
     assert _torch.in_place_results(put) == [(x, [put])]
     assert _torch.in_place_results(summed) == [(x, []), (y, [second])]
