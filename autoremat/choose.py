@@ -414,6 +414,7 @@ def generated_peaks(subject: Subject, forward: fx.GraphModule, backward: fx.Grap
         num_visible_outputs=0,
         device=subject.device,
         strides=first.strides,
+        donated=_torch.donated_inputs(forward, backward, num_fwd_outputs=joint.num_fwd_outputs),
     )
     held_nbytes = sum(held.values())
     if LATER_GRADIENTS in problem.value_by_name:

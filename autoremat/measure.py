@@ -285,11 +285,15 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def storages_of(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
-    """The storages behind a tensor: those of the inner tensors for DTensor and the like."""
+    """The storages behind a tensor: those of the inner tensors for DTensor and the like.
+
+    What such a tensor is made of may also be no tensor, as the device mesh of a DTensor is.
+    """
     if hasattr(tensor, "__tensor_flatten__"):
         names, _ = tensor.__tensor_flatten__()
-        inner = (getattr(tensor, name) for name in names)
-        return [storage for part in inner for storage in storages_of(part)]
+        inner = (getattr(tensor, name, None) for name in names)
+        parts = (part for part in inner if isinstance(part, torch.Tensor))
+        return [storage for part in parts for storage in storages_of(part)]
     if tensor.layout is torch.sparse_coo:
         return [storage for part in sparse_parts(tensor) for storage in storages_of(part)]
     return [tensor.untyped_storage()] if tensor.layout is torch.strided else []
