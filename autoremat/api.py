@@ -41,6 +41,7 @@ from autoremat.reporting import Report
 from autoremat.residents import resident_of
 from autoremat.selectors import Selection
 from autoremat.session import REPLANS, Session
+from autoremat.sizes import MANY_COMPILES
 
 _NEVER_PLANNED = frozenset({"AR201", "AR202"})  # whatever mode the model is put into later
 
@@ -117,7 +118,9 @@ class OptimizedCall:
             return model._call_impl(*args, **kwargs)
         if self._global_hooks_came_later():
             self.session.fall_back("AR110")
-            return model._call_impl(*args, **kwargs)
+            output = model._call_impl(*args, **kwargs)
+            self._note_if_eager(self.session, output)
+            return output
         with self._planning:
             current = self._begin(model, (args, kwargs))
             if not current.session.is_planned:  # others that call meanwhile wait for the plan
@@ -143,12 +146,14 @@ class OptimizedCall:
                 _own_compile(),
                 _torch.guarding_hooks(),
                 _torch.every_guard(),
+                _torch.admitting_compiles(2 * MANY_COMPILES),
                 eager_recurrent_layers(model, current.session.leave_layer_eager),
             ):
                 output = current.compiled(*args, **kwargs)
         finally:
             self._here.inputs = None
         self._tell_if_nothing_was_planned(current.session)
+        self._note_if_eager(current.session, output)
         self._measure_where_free(current)
         return output
 
@@ -261,6 +266,11 @@ class OptimizedCall:
             return True
         self._compiled_without.update(kind for kind in present if not present[kind])
         return False
+
+    def _note_if_eager(self, session: Session, output: Any) -> None:
+        if not session.is_planned:
+            device = next(self._model().parameters()).device
+            session.note_eager_call(tensors_in(output), device)
 
     def _tell_if_nothing_was_planned(self, session: Session) -> None:
         if session.is_planned or session.fallbacks:

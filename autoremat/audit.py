@@ -18,7 +18,7 @@ import torch
 from autoremat import _torch
 from autoremat.eager_backward import Foreseen, foresee
 from autoremat.eager_code import Results
-from autoremat.ledger import Roots, Run
+from autoremat.ledger import Roots, Run, returned_storages
 from autoremat.measure import gradient_of, rounded_nbytes, same_device, storages_of
 from autoremat.step import Around, Beside, Part
 
@@ -121,6 +121,7 @@ class Audit:
         part: Part,
         args: Sequence[Any],
         account: Callable[[], Mapping[str, Beside]],
+        device: torch.device,
     ) -> Look | None:
         """What is beside a graph that is about to run; None where nothing new can be learned.
 
@@ -130,16 +131,18 @@ class Audit:
             part: the graph.
             args: its arguments.
             account: what the step's own account has beside each graph.
+            device: where it runs.
         """
-        if self._is_known((name, *_names(runs))):
+        has_kept = any(returned_storages(device).values())
+        if self._is_known((name, has_kept, *_names(runs))):
             return None
         self.present.note(args)
         self.given.note_inputs(args)
-        if not runs or name not in account():
+        if not (runs or has_kept) or name not in account():
             return None
         found = account()[name]
         crossing_nbytes = sum(run.crossing_nbytes for run in runs)
-        live_nbytes = part.between_nbytes + crossing_nbytes + self._base_nbytes(runs)
+        live_nbytes = part.between_nbytes + crossing_nbytes + self._base_nbytes(runs, device)
         more_nbytes = live_nbytes - part.resident_nbytes - found.held_nbytes
         return Look(live_nbytes + part.own_peaks[0], Around(more_nbytes))
 
@@ -164,29 +167,27 @@ class Audit:
         starts = tuple(type(getattr(root, "grad_fn", root)).__name__ for root in roots)
         if self._is_known((starts, keeps_graph, self.present.has_gradients, *_names(runs))):
             return None
-        parts = account()
-        if not parts:
-            return None
-        device = runs[0].device
-        known = self._storages(runs)
+        device, parts = runs[0].device, account()
+        known = self._storages(runs, device)
         foreseen = foresee(
             roots,
-            {node: run.crossing_nbytes for node, run in nodes.items()},
+            {node: run.crossing_nbytes for node, run in nodes.items() if run.name},
             known=known,
             device=device,
             keeps_graph=keeps_graph,
         )
-        if parts.keys().isdisjoint(foreseen.beside_nbytes):
+        own = {node for node, run in nodes.items() if run.owner.audit is self}
+        if own.isdisjoint(foreseen.nodes):
             return None  # another model's backward
-        return _look(parts, foreseen, self._base_nbytes(runs))
+        return _look(parts, foreseen, self._base_nbytes(runs, device))
 
     def _is_known(self, situation: Hashable) -> bool:
         self._seen[situation] += 1
         return self._seen[situation] > LOOKS
 
-    def _storages(self, runs: Sequence[Run]) -> dict[int, int]:
-        """Of all models that take part in the step, and of what their graphs are given."""
-        device, found = runs[0].device, dict[int, int]()
+    def _storages(self, runs: Sequence[Run], device: torch.device) -> dict[int, int]:
+        """Of all models that take part in the step, of what graphs are given and have returned."""
+        found = returned_storages(device)
         for audit in self._audits(runs):
             found |= audit.given.held(device) | {**audit.present.storages(device)}
         return found
@@ -194,10 +195,9 @@ class Audit:
     def _audits(self, runs: Sequence[Run]) -> list[Audit]:
         return list(dict.fromkeys([self, *(run.owner.audit for run in runs)]))
 
-    def _base_nbytes(self, runs: Sequence[Run]) -> int:
-        device = runs[0].device
+    def _base_nbytes(self, runs: Sequence[Run], device: torch.device) -> int:
         expected = (audit.present.expected_nbytes(device) for audit in self._audits(runs))
-        return sum(expected) + sum(self._storages(runs).values())
+        return sum(expected) + sum(self._storages(runs, device).values())
 
 
 def _names(runs: Sequence[Run]) -> tuple[Hashable, ...]:
@@ -207,7 +207,7 @@ def _names(runs: Sequence[Run]) -> tuple[Hashable, ...]:
 def _look(parts: Mapping[Any, tuple[Part, Beside]], foreseen: Foreseen, base_nbytes: int) -> Look:
     """What a backward will take, and how much of it the account of the step does not have."""
     reached = [(*parts[node], n) for node, n in foreseen.beside_nbytes.items() if node in parts]
-    counted = max(part.resident_nbytes for part, _ in parts.values())
+    counted = max((part.resident_nbytes for part, _ in parts.values()), default=0)
     crossing = sum(part.crossing_nbytes for part, _ in parts.values())
     peaks = [base_nbytes + beside + part.own_peaks[1] for part, _, beside in reached]
     more = [

@@ -50,11 +50,13 @@ class Foreseen:
         saved_nbytes: what code in eager mode has saved for it.
         eager_peak_nbytes: the highest while such code goes backward.
         beside_nbytes: for each node of a run, what is live beside what that run itself holds.
+        nodes: all that the backward reaches.
     """
 
     saved_nbytes: int
     eager_peak_nbytes: int
     beside_nbytes: Mapping[Any, int]
+    nodes: Collection[Any]
 
 
 def foresee(
@@ -91,7 +93,7 @@ def foresee(
             waiting[source] -= 1
             if not waiting[source]:
                 heapq.heappush(ready, (-_torch.sequence_number(source), numbers[source]))
-    return Foreseen(saved_nbytes, walk.eager_peak_nbytes, walk.beside_nbytes)
+    return Foreseen(saved_nbytes, walk.eager_peak_nbytes, walk.beside_nbytes, numbers.keys())
 
 
 @dataclass

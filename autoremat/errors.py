@@ -247,14 +247,16 @@ class OverBudgetWarning(UserWarning):
         predicted, budget = format_nbytes_apart(self.predicted_nbytes, self.budget_nbytes)
         if self.is_planned_anew:
             return (
-                f"Predicted peak {predicted} of this step is above the budget {budget}: when the "
-                "first of its graphs was planned, it was not known how much the later ones need. "
-                "From the next step on they share the budget. If memory runs out in this one, "
-                "take it again, or remove the graph break."
+                f"Predicted peak {predicted} of this step is above the budget {budget}: when it "
+                "was planned, it was not known what else the step holds (other graphs of it, more "
+                "calls before the backward, code in eager mode, other models, an optimizer's "
+                "state). From the next step on it is planned for that. If memory runs out in this "
+                "one, take it again."
             )
         return (
-            f"Predicted peak {predicted} is above the budget {budget}: what this part of the step "
-            "finds live already (earlier graphs of the step, or gradients of earlier batches) "
-            "leaves too little. It runs as lean as it can. Raise the budget, remove the graph "
-            "break, or set gradients to None before each step."
+            f"Predicted peak {predicted} is above the budget {budget}: what the step holds beside "
+            "this part of it (other graphs, calls before the backward, code in eager mode, other "
+            "models, gradients of earlier batches, larger inputs) leaves too little. It runs as "
+            "lean as it can. Raise the budget, remove graph breaks, have one module call all parts "
+            "and return the loss, or set gradients to None before each step."
         )

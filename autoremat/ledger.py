@@ -16,8 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from autoremat import _torch
+from autoremat.measure import same_device, storages_of
+
+SAME = 1.02  # peaks that differ by less are told of once
 
 Roots = Sequence[Any]  # tensors or edges that a backward begins at
 
@@ -37,10 +41,11 @@ class Run:
 
     Attributes:
         owner: of the graph.
-        name: of the graph.
+        name: of the graph; "" for a call in eager mode.
         device: where it ran.
         crossing_nbytes: what it holds until its backward, what it returned included.
         node: of autograd's graph; None once that is gone.
+        returned: identities of the storages that it returned.
     """
 
     owner: Owner
@@ -48,22 +53,59 @@ class Run:
     device: torch.device
     crossing_nbytes: int
     node: weakref.ref[Any]
+    returned: frozenset[int] = frozenset()
     _is_over: bool = field(default=False, repr=False)
 
 
-_open: dict[Run, None] = {}
+@dataclass
+class _Books:
+    """Of this process: its memory is one."""
+
+    open: dict[Run, None] = field(default_factory=dict)
+    returned: dict[int, tuple[StorageWeakRef, int, torch.device]] = field(default_factory=dict)
+    told_nbytes: dict[int, int] = field(default_factory=dict)  # by budget, in this step
 
 
-def open_runs() -> list[Run]:
+_books = _Books()
+
+
+def open_runs(device: torch.device) -> list[Run]:
     """Runs whose backward is still to come, in the order in which they ran."""
-    for run in [run for run in _open if run._is_over]:
-        _open.pop(run, None)
-    return list(_open)
+    for run in [run for run in list(_books.open) if run._is_over]:
+        _books.open.pop(run, None)
+    return [run for run in list(_books.open) if same_device(run.device, device)]
+
+
+def returned_storages(device: torch.device) -> dict[int, int]:
+    """Bytes of what runs that are over have returned and somebody holds, by identity."""
+    counted = {key for run in open_runs(device) for key in run.returned}
+    found: dict[int, int] = {}
+    for key, (storage, nbytes, place) in list(_books.returned.items()):
+        if storage.expired():
+            _books.returned.pop(key, None)
+        elif key not in counted and same_device(place, device):
+            found[key] = nbytes
+    return found
 
 
 def has_run(node: Any) -> bool:
     """Whether a node of autograd's graph is the backward of a planned graph."""
-    return any(run.node() is node for run in list(_open))
+    return any(run.node() is node and run.name for run in list(_books.open))
+
+
+def is_news(budget_nbytes: int, peak_nbytes: int, *, is_final: bool) -> bool:
+    """Whether nobody has told of such a peak above a budget in this step, which now is told of.
+
+    Args:
+        budget_nbytes: the budget.
+        peak_nbytes: the peak.
+        is_final: whether all of the step's forward has run: until then it grows, and is told once.
+    """
+    before_nbytes = _books.told_nbytes.get(budget_nbytes, 0)
+    if before_nbytes and (not is_final or peak_nbytes <= SAME * before_nbytes):
+        return False
+    _books.told_nbytes[budget_nbytes] = peak_nbytes
+    return True
 
 
 def note_run(
@@ -74,23 +116,36 @@ def note_run(
     crossing_nbytes: int,
     device: torch.device,
 ) -> None:
-    """A graph has run its forward.
+    """A graph has run its forward, or a model that has none.
 
     Args:
         owner: of the graph.
-        name: of the graph.
+        name: of the graph; "" for a call in eager mode.
         outputs: what it returned; without a gradient to come, it holds nothing.
         crossing_nbytes: what it holds until its backward.
         device: where it ran.
     """
-    node = _torch.compiled_backward_of(o for o in outputs if isinstance(o, torch.Tensor))
-    if node is None or has_run(node):
+    tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
+    node = _torch.compiled_backward_of(tensors) if name else _first_node(tensors)
+    if node is None or any(run.node() is node for run in list(_books.open)):
         return
     _watch()
-    run = Run(owner, name, device, crossing_nbytes, weakref.ref(node))
-    weakref.finalize(node, _open.pop, run, None).atexit = False
+    if not open_runs(device):
+        _books.told_nbytes.clear()
+    returned = {
+        _torch.storage_identity(storage): (StorageWeakRef(storage), storage.nbytes(), tensor.device)
+        for tensor in tensors
+        for storage in storages_of(tensor)
+    }
+    run = Run(owner, name, device, crossing_nbytes, weakref.ref(node), frozenset(returned))
+    weakref.finalize(node, _books.open.pop, run, None).atexit = False
     node.register_prehook(functools.partial(_backward_runs, run))
-    _open[run] = None
+    _books.open[run] = None
+    _books.returned |= returned
+
+
+def _first_node(tensors: Sequence[torch.Tensor]) -> Any | None:
+    return next((tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None), None)
 
 
 def _backward_runs(run: Run, _gradients: Any) -> None:
@@ -107,6 +162,6 @@ def _watch() -> None:
 @contextlib.contextmanager
 def _around_backward(roots: Roots, keeps_graph: bool) -> Iterator[None]:
     if _torch.CompileContext.current_compile_id() is None:  # else it only traces one
-        for owner in dict.fromkeys(run.owner for run in open_runs()):
+        for owner in dict.fromkeys(run.owner for run in list(_books.open)):
             owner.backward_begins(roots, keeps_graph=keeps_graph)
     yield

@@ -43,9 +43,9 @@ from autoremat.executor import compile_eager
 from autoremat.explain import explain, facts_of_refusal
 from autoremat.fallbacks import Unplannable, fallback, in_words
 from autoremat.inductor import Partitioner, compile_with_partition
-from autoremat.ledger import Roots, Run, note_run, open_runs
+from autoremat.ledger import SAME, Roots, Run, is_news, note_run, open_runs
 from autoremat.lower import lower
-from autoremat.measure import same_device, storages_nbytes
+from autoremat.measure import storages_nbytes
 from autoremat.options import Offline, Options, Resident
 from autoremat.partition import PartitionError
 from autoremat.plan_file import StoredPlan
@@ -55,13 +55,20 @@ from autoremat.progress import Progress
 from autoremat.regions import write_out_regions
 from autoremat.reporting import LEFT_OUT, Fact, Fallback, GraphReport, Report, one_line
 from autoremat.residents import GivenToGraphs, resident_of_step, with_others
-from autoremat.sizes import Sizes, keep_to_sizes, most_growth, peak_at, sizes_of
+from autoremat.sizes import (
+    GUARDED_COMPILES,
+    MANY_COMPILES,
+    Sizes,
+    keep_to_sizes,
+    most_growth,
+    peak_at,
+    sizes_of,
+)
 from autoremat.steering import store
 from autoremat.step import ALONE, Around, Beside, Part, Split, Step
 from autoremat.storage import Storages, find_storages
 from autoremat.torch_partition import Modules, split_as_torch
 
-SAME = 1.02  # peaks above the budget that differ by less are told of once
 REPLANS = 2  # of a step whose graphs do not fit together; the second if others were found then
 
 _TOO_LATE = frozenset({"AR113"})  # what is told of runs already
@@ -234,7 +241,7 @@ class Session:
     @property
     def _waiting(self) -> list[str]:
         """Graphs that have run, in this order, and wait for their backward."""
-        return [run.name for run in open_runs() if run.owner is self]
+        return [run.name for run in self._runs_here if run.owner is self and run.name]
 
     @property
     def is_open(self) -> bool:
@@ -498,7 +505,10 @@ class Session:
                 sizes,
                 budget_nbytes,
             )
-        keep_to_sizes(placed, growth, _compile_number())
+        # Of what `optimize` has compiled, Dynamo may compile much more often.
+        often = MANY_COMPILES if self._is_told_of_steps else GUARDED_COMPILES
+        if _compile_number() < often:
+            keep_to_sizes(placed, growth)
         return growth
 
     def _refusal(self, subject: Subject, choice: Choice, budget_nbytes: int) -> InfeasibleBudget:
@@ -515,21 +525,24 @@ class Session:
             error.add_note("This respects save= and recompute=: without them, less may be enough.")
         return error
 
-    def _tell_if_above(self, predicted_nbytes: int) -> None:
-        is_planned_anew = self._may_replan
+    def _tell_if_above(self, predicted_nbytes: int, *, is_final: bool = True) -> None:
+        """Warn of a step above the budget; again only of one that is higher still.
+
+        Args:
+            predicted_nbytes: its peak.
+            is_final: whether all of its forward has run.
+        """
+        is_planned_anew = self._may_replan and self.is_planned
+        budget_nbytes = self.options.budget_nbytes(self._device)
+        if predicted_nbytes <= max(budget_nbytes, int(SAME * self._told_nbytes)):
+            return
         if is_planned_anew and self._offline:
             return
-        if predicted_nbytes > self.options.budget_nbytes(self._device):
-            self._tell(predicted_nbytes, is_planned_anew=is_planned_anew and self._is_told_of_steps)
-
-    def _tell(self, predicted_nbytes: int, *, is_planned_anew: bool) -> None:
-        """Warn of a step above the budget; again only of one that is higher still."""
-        if predicted_nbytes <= SAME * self._told_nbytes:
+        if not is_news(budget_nbytes, predicted_nbytes, is_final=is_final):
             return
         self._told_nbytes = predicted_nbytes
-        budget_nbytes = self.options.budget_nbytes(self._device)
         over = OverBudgetWarning(None, budget_nbytes, predicted_nbytes)
-        over.is_planned_anew = is_planned_anew
+        over.is_planned_anew = is_planned_anew and self._is_told_of_steps
         if _torch.CompileContext.current_compile_id() is None:
             warnings.warn(over, stacklevel=3)
         else:
@@ -548,7 +561,9 @@ class Session:
             choice = part.choice
             peak_nbytes = peak_at(part.subject, choice.solution.plan, choice.peak_nbytes, larger)
             self._tell_if_above(peak_nbytes)
-        self._learn(self.audit.at_forward(self._runs_here, name, part, args, lambda: self._account))
+        runs, device = self._runs_here, self._device
+        look = self.audit.at_forward(runs, name, part, args, lambda: self._account, device)
+        self._learn(look, is_final=False)
 
     def backward_begins(self, roots: Roots, *, keeps_graph: bool) -> None:
         """A backward begins that may reach runs of its graphs; see `ledger.Owner`."""
@@ -562,7 +577,14 @@ class Session:
                 if run.owner is self and run.name in known and (node := run.node()) is not None
             }
 
-        self._learn(self.audit.at_backward(runs, roots, account, keeps_graph=keeps_graph))
+        look = self.audit.at_backward(runs, roots, account, keeps_graph=keeps_graph)
+        self._learn(look, is_final=True)
+
+    def note_eager_call(self, outputs: Sequence[Any], device: torch.device) -> None:
+        """A call of the model ran in eager mode: its backward is looked into as well."""
+        if not self.is_planned:
+            self._device = device
+            note_run(self, "", outputs=outputs, crossing_nbytes=0, device=device)
 
     @property
     def _account(self) -> Mapping[str, Beside]:
@@ -571,13 +593,13 @@ class Session:
 
     @property
     def _runs_here(self) -> list[Run]:
-        return [run for run in open_runs() if same_device(run.device, self._device)]
+        return open_runs(self._device)
 
-    def _learn(self, look: Look | None) -> None:
+    def _learn(self, look: Look | None, *, is_final: bool) -> None:
         """Take into account what a look has shown, and tell if the step is above the budget."""
         if look is not None:
             self._around = self._around.and_more(look.around)
-            self._tell_if_above(look.peak_nbytes)
+            self._tell_if_above(look.peak_nbytes, is_final=is_final)
 
     def note_resident(self, nbytes: int) -> None:
         """So much more is resident than when the graphs were planned: an optimizer's state."""

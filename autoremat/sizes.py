@@ -20,6 +20,7 @@ from autoremat.choose import Subject
 from autoremat.storage import find_storages
 
 GUARDED_COMPILES = 4  # of one function; Dynamo gives it up after eight
+MANY_COMPILES = 32  # of one function, where Dynamo is told not to give it up
 MOST_GROWTH = 1 << 16  # beyond it, a plan is taken to be for all sizes
 _FINENESS = 1 / 64  # to which the growth is found that a budget allows
 
@@ -93,19 +94,17 @@ def most_growth(peak_of: Callable[[Symbols], int], sizes: Symbols, budget_nbytes
     return low
 
 
-def keep_to_sizes(subject: Subject, growth: float, compile_number: int) -> None:
+def keep_to_sizes(subject: Subject, growth: float) -> None:
     """Let the compiled code not run where any of the inputs is larger than the plan allows.
 
     Without that, a last batch of an epoch that is smaller would leave code with symbolic sizes and
-    a plan for few samples, and Dynamo would run it for the full batches to come. Sizes that keep
-    growing are guarded a few times only: the code after that is for all.
+    a plan for few samples, and Dynamo would run it for the full batches to come.
 
     Args:
         subject: the graph.
         growth: by which factor the sizes may grow.
-        compile_number: how often the function was compiled before.
     """
-    if compile_number >= GUARDED_COMPILES or growth >= MOST_GROWTH:
+    if growth >= MOST_GROWTH:
         return
     values = (node.meta.get("val") for node in subject.joint.primals)
     for value in (value for value in values if isinstance(value, torch.Tensor)):

@@ -19,6 +19,7 @@ from torch._dynamo.exc import unimplemented
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 
 __all__ = [
+    "admitting_compiles",
     "admitting_recurrent_layers",
     "compile_apart",
     "every_guard",
@@ -91,6 +92,15 @@ def every_guard() -> contextlib.AbstractContextManager[None]:
         skip_tensor_guards_with_matching_dict_tags=False
     )
     return patched
+
+
+def admitting_compiles(count: int) -> contextlib.AbstractContextManager[None]:
+    """Let Dynamo compile a function at least so often here before it gives the function up."""
+    config: Any = torch._dynamo.config
+    patch: contextlib.AbstractContextManager[None] = config.patch(
+        recompile_limit=max(count, config.recompile_limit)
+    )
+    return patch
 
 
 def traces_recurrent_layers() -> bool:
