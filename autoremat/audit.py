@@ -150,7 +150,7 @@ class Audit:
         self,
         runs: Sequence[Run],
         roots: Roots,
-        account: Callable[[], Mapping[Any, tuple[Part, Beside]]],
+        account: Callable[[], Mapping[Run, tuple[Part, Beside]]],
         *,
         keeps_graph: bool,
     ) -> Look | None:
@@ -159,25 +159,17 @@ class Audit:
         Args:
             runs: those that are open on the device.
             roots: where the backward begins.
-            account: of the runs that are the session's own, by their nodes: the graph, and what
-                the step's own account has beside it.
+            account: of the runs that are the session's own: the graph, and what the step's own
+                account has beside it.
             keeps_graph: whether what was saved stays afterwards.
         """
-        nodes = {node: run for run in runs if (node := run.node()) is not None}
         starts = tuple(type(getattr(root, "grad_fn", root)).__name__ for root in roots)
         if self._is_known((starts, keeps_graph, self.present.has_gradients, *_names(runs))):
             return None
         device, parts = runs[0].device, account()
         known = self._storages(runs, device)
-        foreseen = foresee(
-            roots,
-            {node: run.crossing_nbytes for node, run in nodes.items() if run.name},
-            known=known,
-            device=device,
-            keeps_graph=keeps_graph,
-        )
-        own = {node for node, run in nodes.items() if run.owner.audit is self}
-        if own.isdisjoint(foreseen.nodes):
+        foreseen = foresee(roots, runs, known=known, device=device, keeps_graph=keeps_graph)
+        if all(run.owner.audit is not self for run in foreseen.reached):
             return None  # another model's backward
         return _look(parts, foreseen, self._base_nbytes(runs, device))
 
@@ -206,7 +198,7 @@ def _names(runs: Sequence[Run]) -> tuple[Hashable, ...]:
 
 def _look(parts: Mapping[Any, tuple[Part, Beside]], foreseen: Foreseen, base_nbytes: int) -> Look:
     """What a backward will take, and how much of it the account of the step does not have."""
-    reached = [(*parts[node], n) for node, n in foreseen.beside_nbytes.items() if node in parts]
+    reached = [(*parts[run], n) for run, n in foreseen.beside_nbytes.items() if run in parts]
     counted = max((part.resident_nbytes for part, _ in parts.values()), default=0)
     crossing = sum(part.crossing_nbytes for part, _ in parts.values())
     peaks = [base_nbytes + beside + part.own_peaks[1] for part, _, beside in reached]

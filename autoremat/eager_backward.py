@@ -19,6 +19,7 @@ import torch
 
 from autoremat import _torch
 from autoremat.eager_code import nodes_behind, saved_storages
+from autoremat.ledger import Run, run_of
 
 # What they make for those behind them is the gradient that they take, or a view of it; of a sum,
 # one number that looks as large as all.
@@ -47,21 +48,19 @@ class Foreseen:
     """A backward that is about to begin; bytes beyond what the step found live.
 
     Attributes:
-        saved_nbytes: what code in eager mode has saved for it.
         eager_peak_nbytes: the highest while such code goes backward.
-        beside_nbytes: for each node of a run, what is live beside what that run itself holds.
-        nodes: all that the backward reaches.
+        beside_nbytes: for each run of a planned graph, what is live beside what it holds itself.
+        reached: all runs that it goes through, those in eager mode among them.
     """
 
-    saved_nbytes: int
     eager_peak_nbytes: int
-    beside_nbytes: Mapping[Any, int]
-    nodes: Collection[Any]
+    beside_nbytes: Mapping[Run, int]
+    reached: Collection[Run]
 
 
 def foresee(
     roots: Sequence[Any],
-    crossing_nbytes: Mapping[Any, int],
+    runs: Sequence[Run],
     *,
     known: Collection[int],
     device: torch.device,
@@ -71,21 +70,21 @@ def foresee(
 
     Args:
         roots: tensors or edges that it begins at.
-        crossing_nbytes: by node, what each run of a planned graph holds for its backward.
+        runs: those that are open on the device, whether it reaches them or not.
         known: identities of storages that count elsewhere.
         device: what is elsewhere does not count.
         keeps_graph: whether what was saved stays afterwards.
     """
-    nodes = list(nodes_behind([getattr(root, "grad_fn", None) or root.node for root in roots]))
+    nodes = list(nodes_behind(root.grad_fn if is_tensor(root) else root.node for root in roots))
+    reached = {node: run for node in nodes if (run := run_of(node)) is not None}
+    planned = {node: run for node, run in reached.items() if run.name}
     saved = {node: saved_storages(node, known, device) for node in nodes}
-    walk = _Walk(crossing_nbytes, saved, keeps_graph)
+    others = (run.crossing_nbytes for run in runs if run not in reached.values())
+    walk = _Walk(planned, saved, keeps_graph, sum(others))
     waiting = Counter(source for node in nodes for source, _ in node.next_functions if source)
-    ready = [
-        (-_torch.sequence_number(node), n) for n, node in enumerate(nodes) if not waiting[node]
-    ]
     numbers = {node: n for n, node in enumerate(nodes)}
+    ready = [(-_torch.sequence_number(node), numbers[node]) for node in nodes if not waiting[node]]
     heapq.heapify(ready)
-    saved_nbytes = walk.live_nbytes - sum(crossing_nbytes.values())
     while ready:
         node = nodes[heapq.heappop(ready)[1]]
         walk.run(node)
@@ -93,36 +92,42 @@ def foresee(
             waiting[source] -= 1
             if not waiting[source]:
                 heapq.heappush(ready, (-_torch.sequence_number(source), numbers[source]))
-    return Foreseen(saved_nbytes, walk.eager_peak_nbytes, walk.beside_nbytes, numbers.keys())
+    return Foreseen(walk.eager_peak_nbytes, walk.beside_nbytes, frozenset(reached.values()))
+
+
+def is_tensor(root: Any) -> bool:
+    """Whether a backward begins at a tensor, not at an edge of the graph."""
+    return isinstance(root, torch.Tensor)
 
 
 @dataclass
 class _Walk:
     """What is live as the engine goes from node to node."""
 
-    crossing_nbytes: Mapping[Any, int]
+    planned: Mapping[Any, Run]
     saved: Mapping[Any, Mapping[int, int]]
     keeps_graph: bool
-    live_nbytes: int = 0
+    live_nbytes: int
     eager_peak_nbytes: int = 0
-    beside_nbytes: dict[Any, int] = field(default_factory=dict)
+    beside_nbytes: dict[Run, int] = field(default_factory=dict)
     _savers: Counter[int] = field(default_factory=Counter)
     _gradients: dict[Any, dict[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         sizes = {key: n for found in self.saved.values() for key, n in found.items()}
         self._savers.update(key for found in self.saved.values() for key in found)
-        self.live_nbytes = sum(sizes.values()) + sum(self.crossing_nbytes.values())
+        self.live_nbytes += sum(sizes.values())
+        self.live_nbytes += sum(run.crossing_nbytes for run in self.planned.values())
         self.eager_peak_nbytes = self.live_nbytes
 
     def run(self, node: Any) -> None:
         """One node: its gradients come, those behind it are made, its own go."""
         taken_nbytes = sum(self._gradients.pop(node, {}).values())
-        if node in self.crossing_nbytes:  # a plan counts the gradients that it is given
-            own_nbytes = self.crossing_nbytes[node] + taken_nbytes
-            self.beside_nbytes[node] = self.live_nbytes - own_nbytes
+        run = self.planned.get(node)
+        if run is not None:  # a plan counts the gradients that it is given
+            self.beside_nbytes[run] = self.live_nbytes - run.crossing_nbytes - taken_nbytes
         made_nbytes = self._make(node, taken_nbytes)
-        if node not in self.crossing_nbytes:
+        if run is None:
             inside_nbytes = _INSIDE.get(node.name(), 0) * taken_nbytes
             self.eager_peak_nbytes = max(
                 self.eager_peak_nbytes, self.live_nbytes + made_nbytes + inside_nbytes
@@ -148,7 +153,7 @@ class _Walk:
         return made_nbytes - (spare_nbytes if _hands_on(node) else 0)
 
     def _released_by(self, node: Any) -> int:
-        released = self.crossing_nbytes.get(node, 0)
+        released = self.planned[node].crossing_nbytes if node in self.planned else 0
         for key, nbytes in self.saved.get(node, {}).items():
             self._savers[key] -= 1
             released += 0 if self._savers[key] else nbytes

@@ -15,7 +15,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from autoremat import _torch
-from autoremat.ledger import has_run
+from autoremat.ledger import run_of
 from autoremat.measure import (
     rounded_nbytes,
     same_device,
@@ -92,7 +92,8 @@ def saved_storages(node: Any, known: Collection[int], device: torch.device) -> d
     """
     found: dict[int, int] = {}
     with _torch.real_execution():  # asked for a saved value, autograd makes a tensor of it
-        is_planned = has_run(node)
+        run = run_of(node)
+        is_planned = run is not None and bool(run.name)
         for value in _saved_by(node):
             if not same_device(value.device, device) or _counts_elsewhere(value):
                 continue

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -37,43 +38,43 @@ class Owner(Protocol):
 
 @dataclass(eq=False)
 class Run:
-    """One forward of a planned graph.
+    """One forward of a planned graph. Only its node of autograd's graph holds it.
 
     Attributes:
         owner: of the graph.
         name: of the graph; "" for a call in eager mode.
         device: where it ran.
         crossing_nbytes: what it holds until its backward, what it returned included.
-        node: of autograd's graph; None once that is gone.
         returned: identities of the storages that it returned.
+        is_over: whether its backward has begun that keeps no graph.
     """
 
     owner: Owner
     name: str
     device: torch.device
     crossing_nbytes: int
-    node: weakref.ref[Any]
     returned: frozenset[int] = frozenset()
-    _is_over: bool = field(default=False, repr=False)
+    is_over: bool = False
 
 
 @dataclass
 class _Books:
     """Of this process: its memory is one."""
 
-    open: dict[Run, None] = field(default_factory=dict)
+    open: weakref.WeakValueDictionary[int, Run] = field(default_factory=weakref.WeakValueDictionary)
     returned: dict[int, tuple[StorageWeakRef, int, torch.device]] = field(default_factory=dict)
     told_nbytes: dict[int, int] = field(default_factory=dict)  # by budget, in this step
 
 
 _books = _Books()
+_numbers = itertools.count()  # of runs, in their order
+_KEY = "autoremat"  # in the metadata of autograd's nodes
 
 
 def open_runs(device: torch.device) -> list[Run]:
     """Runs whose backward is still to come, in the order in which they ran."""
-    for run in [run for run in list(_books.open) if run._is_over]:
-        _books.open.pop(run, None)
-    return [run for run in list(_books.open) if same_device(run.device, device)]
+    runs = sorted(_books.open.items())
+    return [run for _, run in runs if not run.is_over and same_device(run.device, device)]
 
 
 def returned_storages(device: torch.device) -> dict[int, int]:
@@ -88,9 +89,10 @@ def returned_storages(device: torch.device) -> dict[int, int]:
     return found
 
 
-def has_run(node: Any) -> bool:
-    """Whether a node of autograd's graph is the backward of a planned graph."""
-    return any(run.node() is node and run.name for run in list(_books.open))
+def run_of(node: Any) -> Run | None:
+    """The run that a node of autograd's graph is the backward of."""
+    run: Run | None = node.metadata.get(_KEY)
+    return run
 
 
 def is_news(budget_nbytes: int, peak_nbytes: int, *, is_final: bool) -> bool:
@@ -127,7 +129,7 @@ def note_run(
     """
     tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
     node = _torch.compiled_backward_of(tensors) if name else _first_node(tensors)
-    if node is None or any(run.node() is node for run in list(_books.open)):
+    if node is None or run_of(node) is not None:
         return
     _watch()
     if not open_runs(device):
@@ -137,10 +139,10 @@ def note_run(
         for tensor in tensors
         for storage in storages_of(tensor)
     }
-    run = Run(owner, name, device, crossing_nbytes, weakref.ref(node), frozenset(returned))
-    weakref.finalize(node, _books.open.pop, run, None).atexit = False
-    node.register_prehook(functools.partial(_backward_runs, run))
-    _books.open[run] = None
+    run = Run(owner, name, device, crossing_nbytes, frozenset(returned))
+    node.metadata[_KEY] = run
+    node.register_prehook(functools.partial(_backward_runs, weakref.ref(run)))
+    _books.open[next(_numbers)] = run
     _books.returned |= returned
 
 
@@ -148,9 +150,11 @@ def _first_node(tensors: Sequence[torch.Tensor]) -> Any | None:
     return next((tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None), None)
 
 
-def _backward_runs(run: Run, _gradients: Any) -> None:
+def _backward_runs(reference: weakref.ref[Run], _gradients: Any) -> None:
     """Its memory goes with this backward, unless that keeps the graph."""
-    run._is_over = not _torch.keeps_graph()
+    run = reference()
+    if run is not None:
+        run.is_over = not _torch.keeps_graph()
 
 
 @functools.cache
@@ -162,6 +166,6 @@ def _watch() -> None:
 @contextlib.contextmanager
 def _around_backward(roots: Roots, keeps_graph: bool) -> Iterator[None]:
     if _torch.CompileContext.current_compile_id() is None:  # else it only traces one
-        for owner in dict.fromkeys(run.owner for run in list(_books.open)):
+        for owner in dict.fromkeys(run.owner for run in _books.open.values()):
             owner.backward_begins(roots, keeps_graph=keeps_graph)
     yield

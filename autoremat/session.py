@@ -569,13 +569,10 @@ class Session:
         """A backward begins that may reach runs of its graphs; see `ledger.Owner`."""
         runs = self._runs_here
 
-        def account() -> dict[Any, tuple[Part, Beside]]:
+        def account() -> dict[Run, tuple[Part, Beside]]:
             known = self._account
-            return {
-                node: (self._step.parts[run.name], known[run.name])
-                for run in runs
-                if run.owner is self and run.name in known and (node := run.node()) is not None
-            }
+            own = (run for run in runs if run.owner is self and run.name in known)
+            return {run: (self._step.parts[run.name], known[run.name]) for run in own}
 
         look = self.audit.at_backward(runs, roots, account, keeps_graph=keeps_graph)
         self._learn(look, is_final=True)
