@@ -20,7 +20,7 @@ from autoremat.eager_backward import Foreseen, foresee
 from autoremat.eager_code import Results
 from autoremat.ledger import Roots, Run, returned_storages
 from autoremat.measure import gradient_of, rounded_nbytes, same_device, storages_of
-from autoremat.step import Around, Beside, Part
+from autoremat.step import Beside, Part
 
 LOOKS = 2  # at each situation: the first may come before lazy state exists
 
@@ -30,11 +30,13 @@ class Look(NamedTuple):
 
     Attributes:
         peak_nbytes: the highest number of live bytes that the step will reach from here on.
-        around: what of it the step's own account does not have.
+        beside_nbytes: what is beside the graph, beyond the step's own account.
+        eager_nbytes: as of `Around`; 0 where no backward has begun.
     """
 
     peak_nbytes: int
-    around: Around
+    beside_nbytes: int
+    eager_nbytes: int = 0
 
 
 class Present(Protocol):
@@ -144,7 +146,7 @@ class Audit:
         crossing_nbytes = sum(run.crossing_nbytes for run in runs)
         live_nbytes = part.between_nbytes + crossing_nbytes + self._base_nbytes(runs, device)
         more_nbytes = live_nbytes - part.resident_nbytes - found.held_nbytes
-        return Look(live_nbytes + part.own_peaks[0], Around(more_nbytes))
+        return Look(live_nbytes + part.own_peaks[0], more_nbytes)
 
     def at_backward(
         self,
@@ -207,5 +209,5 @@ def _look(parts: Mapping[Any, tuple[Part, Beside]], foreseen: Foreseen, base_nby
         for part, found, beside in reached
     ]
     eager_nbytes = base_nbytes + foreseen.eager_peak_nbytes
-    around = Around(0, max(more, default=0), eager_nbytes - counted - crossing)
-    return Look(max([eager_nbytes, *peaks]), around)
+    beside_nbytes = max(more, default=0)
+    return Look(max([eager_nbytes, *peaks]), beside_nbytes, eager_nbytes - counted - crossing)

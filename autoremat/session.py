@@ -128,6 +128,7 @@ class Session:
         self._told_nbytes = 0  # the highest peak above the budget that was told of
         self._step = Step()
         self._around = self._planned_around = around or Around()
+        self._has_looked = False  # at this step
         self._grown_nbytes = 0  # what has become resident since the graphs were planned
         self._eager_results = Results()
         self.audit = Audit(present or Arguments(), self._eager_results)
@@ -235,6 +236,7 @@ class Session:
         """A training call begins: one step with those before it whose backward is to come."""
         waiting = self._waiting
         self._step.begin(waiting)
+        self._has_looked = bool(waiting) and self._has_looked
         if not waiting:
             self._eager_results.clear()
 
@@ -354,7 +356,8 @@ class Session:
 
     @property
     def _now_around(self) -> Around:
-        return self._around.and_more(Around(self._grown_nbytes))
+        held_nbytes = self._around.held_nbytes + self._grown_nbytes
+        return replace(self._around, held_nbytes=held_nbytes)
 
     def replanned(self) -> Session | None:
         """A session that plans the same step as a whole; None if its graphs fit, or none could.
@@ -473,7 +476,8 @@ class Session:
             self._step.add(name, part)
             step_report = self.report()
             # Gradients that exist may be gone before the backward, which tells if they are not.
-            if not is_first_of_all or self._refuses:
+            # What others held in an earlier step may be less by now, which looks will tell.
+            if self._around == Around() and (not is_first_of_all or self._refuses):
                 self._tell_if_above(self.predicted_peak_nbytes)
             progress.stage("compile")
             progress.finish(one_line(step_report))
@@ -585,8 +589,8 @@ class Session:
 
     @property
     def _account(self) -> Mapping[str, Beside]:
-        """What is known to be beside each graph of the step."""
-        return self._step.beside(self._resident.parts.gradients_nbytes, self._now_around)
+        """What is beside each graph of the step by the plans of its graphs."""
+        return self._step.beside(self._resident.parts.gradients_nbytes, Around())
 
     @property
     def _runs_here(self) -> list[Run]:
@@ -594,9 +598,17 @@ class Session:
 
     def _learn(self, look: Look | None, *, is_final: bool) -> None:
         """Take into account what a look has shown, and tell if the step is above the budget."""
-        if look is not None:
-            self._around = self._around.and_more(look.around)
-            self._tell_if_above(look.peak_nbytes, is_final=is_final)
+        if look is None:
+            return
+        if is_final:
+            returned_nbytes = look.beside_nbytes - self._around.held_nbytes
+            found = Around(self._around.held_nbytes, max(0, returned_nbytes), look.eager_nbytes)
+        else:
+            before_nbytes = self._around.held_nbytes if self._has_looked else 0
+            held_nbytes = max(before_nbytes, look.beside_nbytes)
+            found = replace(self._around, held_nbytes=held_nbytes)
+        self._around, self._has_looked = found, True
+        self._tell_if_above(look.peak_nbytes, is_final=is_final)
 
     def note_resident(self, nbytes: int) -> None:
         """So much more is resident than when the graphs were planned: an optimizer's state."""

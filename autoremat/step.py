@@ -177,15 +177,6 @@ class Around:
     returned_nbytes: int = 0
     eager_nbytes: int = 0
 
-    def and_more(self, found: Around) -> Around:
-        """The same after a step has shown more than was known, each figure where it did."""
-        held_nbytes = max(0, found.held_nbytes)
-        return Around(
-            self.held_nbytes + held_nbytes,
-            max(0, self.returned_nbytes - held_nbytes) + max(0, found.returned_nbytes),
-            max(self.eager_nbytes, found.eager_nbytes),
-        )
-
     def beside(self, found: Beside) -> Beside:
         """What is held beside one graph, this included."""
         return Beside(
