@@ -143,13 +143,13 @@ class _Walk:
         made_nbytes, spare_nbytes = 0, taken_nbytes
         for source, number in ((s, n) for s, n in node.next_functions if s is not None):
             found = self._gradients.setdefault(source, {})
-            if number in found:
-                continue  # added to the one that is there
-            found[number] = _torch.gradient_nbytes_into(source)[number]
-            if _hands_on(node):
+            before_nbytes = found.get(number)
+            whole_nbytes = _torch.gradient_nbytes_into(source)[number]
+            if _hands_on(node) and before_nbytes is None:
                 found[number], spare_nbytes = spare_nbytes, 0
-            else:
-                made_nbytes += found[number]
+            else:  # the sum with one that is there is a whole one
+                found[number] = whole_nbytes
+                made_nbytes += whole_nbytes - (before_nbytes or 0)
         return made_nbytes - (spare_nbytes if _hands_on(node) else 0)
 
     def _released_by(self, node: Any) -> int:

@@ -64,6 +64,7 @@ class _Books:
     open: weakref.WeakValueDictionary[int, Run] = field(default_factory=weakref.WeakValueDictionary)
     returned: dict[int, tuple[StorageWeakRef, int, torch.device]] = field(default_factory=dict)
     told_nbytes: dict[int, int] = field(default_factory=dict)  # by budget, in this step
+    has_gone_back: bool = False  # since the latest forward: the next one begins another step
 
 
 _books = _Books()
@@ -132,8 +133,9 @@ def note_run(
     if node is None or run_of(node) is not None:
         return
     _watch()
-    if not open_runs(device):
+    if _books.has_gone_back:
         _books.told_nbytes.clear()
+        _books.has_gone_back = False
     returned = {
         _torch.storage_identity(storage): (StorageWeakRef(storage), storage.nbytes(), tensor.device)
         for tensor in tensors
@@ -153,6 +155,7 @@ def _first_node(tensors: Sequence[torch.Tensor]) -> Any | None:
 def _backward_runs(reference: weakref.ref[Run], _gradients: Any) -> None:
     """Its memory goes with this backward, unless that keeps the graph."""
     run = reference()
+    _books.has_gone_back = True
     if run is not None:
         run.is_over = not _torch.keeps_graph()
 
