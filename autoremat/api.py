@@ -97,7 +97,8 @@ class OptimizedCall:
         """Run one call of the model: compiled in training, as it is otherwise."""
         model = self._model()
         if not torch.is_grad_enabled():
-            return model._call_impl(*args, **kwargs)
+            with self.session.during_inference():
+                return model._call_impl(*args, **kwargs)
         if not model.training:
             return self._watched(model._call_impl(*args, **kwargs))
         return self._planned(model, args, kwargs)

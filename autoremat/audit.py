@@ -136,15 +136,14 @@ class Audit:
             device: where it runs.
         """
         has_kept = any(returned_storages(device).values())
-        if self._is_known((name, has_kept, *_names(runs))):
+        if self.is_known((name, has_kept, *names_of(runs))):
             return None
         self.present.note(args)
         self.given.note_inputs(args)
         if not (runs or has_kept) or name not in account():
             return None
         found = account()[name]
-        crossing_nbytes = sum(run.crossing_nbytes for run in runs)
-        live_nbytes = part.between_nbytes + crossing_nbytes + self._base_nbytes(runs, device)
+        live_nbytes = part.between_nbytes + self.live_nbytes(runs, device)
         more_nbytes = live_nbytes - part.resident_nbytes - found.held_nbytes
         return Look(live_nbytes + part.own_peaks[0], more_nbytes)
 
@@ -166,7 +165,7 @@ class Audit:
             keeps_graph: whether what was saved stays afterwards.
         """
         starts = tuple(type(getattr(root, "grad_fn", root)).__name__ for root in roots)
-        if self._is_known((starts, keeps_graph, self.present.has_gradients, *_names(runs))):
+        if self.is_known((starts, keeps_graph, self.present.has_gradients, *names_of(runs))):
             return None
         device, parts = runs[0].device, account()
         known = self._storages(runs, device)
@@ -175,7 +174,12 @@ class Audit:
             return None  # another model's backward
         return _look(parts, foreseen, self._base_nbytes(runs, device))
 
-    def _is_known(self, situation: Hashable) -> bool:
+    def live_nbytes(self, runs: Sequence[Run], device: torch.device) -> int:
+        """What is live while these runs wait for their backward, but for what eager code saved."""
+        return sum(run.crossing_nbytes for run in runs) + self._base_nbytes(runs, device)
+
+    def is_known(self, situation: Hashable) -> bool:
+        """Whether a situation needs no look any more."""
         self._seen[situation] += 1
         return self._seen[situation] > LOOKS
 
@@ -194,7 +198,8 @@ class Audit:
         return sum(expected) + sum(self._storages(runs, device).values())
 
 
-def _names(runs: Sequence[Run]) -> tuple[Hashable, ...]:
+def names_of(runs: Sequence[Run]) -> tuple[Hashable, ...]:
+    """What tells situations of open runs apart."""
     return tuple((id(run.owner), run.name) for run in runs)
 
 

@@ -9,24 +9,21 @@ parameter of them, the figures are cautious and say so.
 from __future__ import annotations
 
 import copy
-import weakref
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ._torch import (
     FakeTensorMode,
-    TorchDispatchMode,
     foreach_by_default,
-    is_mutable,
     real_execution,
     step_hooks,
-    storage_identity,
     tree_leaves,
 )
-from .measure import rounded_nbytes, storages_nbytes, tensors_in
+from .live_storages import LiveStorages
+from .measure import storages_nbytes, tensors_in
 from .optimizers import layers_of
 
 __all__ = ["OptimizerFootprint", "optimizer_footprint"]
@@ -80,7 +77,7 @@ def _run_on_fakes(
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         twin = _fake_twin(optimizer, mode)
         state_before = storages_nbytes(tensors_in(dict(twin.state)), device)
-        tracker = _LiveStorages(device)
+        tracker = _OnFakes(device)
         for leaf in _tensors_of(twin):
             tracker.ignore(leaf)
         for group in twin.param_groups:
@@ -153,35 +150,8 @@ def _settle_foreach(real: dict[str, Any], fake: dict[str, Any]) -> None:
 
 
 @dataclass(eq=False)
-class _LiveStorages(TorchDispatchMode):
-    """Counts the bytes of storages that operators create, until they are freed.
-
-    Attributes:
-        device: what is elsewhere does not count.
-        live_nbytes: created and not freed yet.
-        peak_nbytes: the most that were live.
-        has_changed_any: whether an operator that writes was given one of the watched tensors.
-    """
-
-    device: torch.device
-    live_nbytes: int = 0
-    peak_nbytes: int = 0
-    has_changed_any: bool = False
-    _seen: set[int] = field(default_factory=set)
-    _watched: set[int] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def ignore(self, tensor: torch.Tensor) -> None:
-        """Leave out a storage that existed before, and that of the tensor's gradient."""
-        self._seen.add(storage_identity(tensor.untyped_storage()))
-        if tensor.grad is not None:
-            self.ignore(tensor.grad)
-
-    def watch(self, tensors: Iterable[torch.Tensor]) -> None:
-        """See whether an operator changes one of the tensors."""
-        self._watched.update(storage_identity(tensor.untyped_storage()) for tensor in tensors)
+class _OnFakes(LiveStorages):
+    """The same for a step on fakes, whose values nobody knows."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -189,29 +159,7 @@ class _LiveStorages(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default:
             # Optimizers read step counts back; the value decides no size.
             return _stand_in(args[0].dtype)
-        result = func(*args, **(kwargs or {}))
-        if not self.has_changed_any and is_mutable(func):
-            given = (leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor))
-            found = {storage_identity(tensor.untyped_storage()) for tensor in given}
-            self.has_changed_any = not self._watched.isdisjoint(found)
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and leaf.device.type == self.device.type:
-                self._track(leaf.untyped_storage())
-        return result
-
-    def _track(self, storage: torch.UntypedStorage) -> None:
-        identity = storage_identity(storage)
-        if identity in self._seen:
-            return
-        nbytes = rounded_nbytes(storage.nbytes(), self.device)
-        self._seen.add(identity)
-        self.live_nbytes += nbytes
-        self.peak_nbytes = max(self.peak_nbytes, self.live_nbytes)
-        weakref.finalize(storage, self._freed, identity, nbytes).atexit = False
-
-    def _freed(self, identity: int, nbytes: int) -> None:
-        self._seen.discard(identity)
-        self.live_nbytes -= nbytes
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def _stand_in(dtype: torch.dtype) -> float | int | bool:

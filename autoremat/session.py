@@ -8,13 +8,14 @@ own partitioner, with a warning that says why (an exception if the session is st
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
 import traceback
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,7 @@ import torch
 from torch import fx
 
 from autoremat import _torch
-from autoremat.audit import Arguments, Audit, Look, Present
+from autoremat.audit import Arguments, Audit, Look, Present, names_of
 from autoremat.call_stack import with_stack_room
 from autoremat.capture import JointGraph, copy_module, prepare
 from autoremat.choose import Choice, Subject
@@ -44,6 +45,7 @@ from autoremat.explain import explain, facts_of_refusal
 from autoremat.fallbacks import Unplannable, fallback, in_words
 from autoremat.inductor import Partitioner, compile_with_partition
 from autoremat.ledger import SAME, Roots, Run, is_news, note_run, open_runs
+from autoremat.live_storages import LiveStorages
 from autoremat.lower import lower
 from autoremat.measure import storages_nbytes
 from autoremat.options import Offline, Options, Resident
@@ -586,6 +588,17 @@ class Session:
         if not self.is_planned:
             self._device = device
             note_run(self, "", outputs=outputs, crossing_nbytes=0, device=device)
+
+    @contextlib.contextmanager
+    def during_inference(self) -> Iterator[None]:
+        """A call without gradients: between forward and backward it adds to what waits there."""
+        runs = self._runs_here if self.is_open else []
+        if not runs or self.audit.is_known(("inference", *names_of(runs))):
+            yield
+            return
+        with LiveStorages(self._device) as made:
+            yield
+        self._tell_if_above(self.audit.live_nbytes(runs, self._device) + made.peak_nbytes)
 
     @property
     def _account(self) -> Mapping[str, Beside]:

@@ -8,7 +8,7 @@ which calls are beyond what was planned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -120,28 +120,24 @@ class Sizes:
     """The symbolic sizes among what a compiled graph is called with.
 
     Attributes:
-        places: number of the argument, dimension, the size and the largest that fits the budget.
+        places: number of the argument, the size, and the largest for which the plan fits.
     """
 
-    places: tuple[tuple[int, int, torch.SymInt, int], ...] = ()
+    places: tuple[tuple[int, torch.SymInt, int], ...] = ()
 
     @classmethod
     def among(cls, inputs: Sequence[Any], growth: float) -> Sizes:
-        """Those of a graph's example inputs, which may grow by a factor."""
-        return cls(tuple(_places(inputs, growth)))
+        """Those of a graph's example inputs, which may grow by a factor: Dynamo lists all."""
+        return cls(
+            tuple(
+                (number, size, int(growth * _torch.size_hint(size)))
+                for number, size in enumerate(inputs)
+                if isinstance(size, torch.SymInt)
+            )
+        )
 
     def beyond(self, arguments: Sequence[Any]) -> dict[Any, int]:
         """What the symbols stand for in a call of larger sizes than planned; {} if it has none."""
-        if all(arguments[n].shape[d] <= most for n, d, _, most in self.places):
+        if all(arguments[number] <= most for number, _, most in self.places):
             return {}
-        found: dict[Any, int] = {}
-        for number, dimension, size, _ in self.places:
-            found |= _torch.solve_size(size, arguments[number].shape[dimension])
-        return found
-
-
-def _places(inputs: Sequence[Any], growth: float) -> Iterator[tuple[int, int, torch.SymInt, int]]:
-    for number, value in enumerate(inputs):
-        for dimension, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
-            if isinstance(size, torch.SymInt) and _torch.solve_size(size, 0):
-                yield number, dimension, size, int(growth * _torch.size_hint(size))
+        return {size.node.expr: int(arguments[number]) for number, size, _ in self.places}

@@ -56,7 +56,6 @@ __all__ = [
     "size_hint",
     "size_symbols",
     "sizes_as",
-    "solve_size",
     "sparse_parts",
     "step_hooks",
     "storage_identity",
@@ -212,11 +211,6 @@ def size_symbols(size: int | torch.SymInt) -> dict[Any, int]:
     env = size.node.shape_env
     found = getattr(env, "backed_var_to_val", None) or env.var_to_val
     return {s: int(found[s]) for s in size.node.expr.free_symbols if s in found}
-
-
-def solve_size(size: torch.SymInt, number: int) -> dict[Any, int]:
-    """What a size's symbol stands for where the size is this number; {} if that is not plain."""
-    return {size.node.expr: number} if size.node.expr.is_Symbol else {}
 
 
 def size_hint(size: int | torch.SymInt) -> int:

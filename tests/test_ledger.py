@@ -1,0 +1,453 @@
+"""What a step holds beside a planned graph is known, and never passed over in silence."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import autoremat
+from autoremat.ledger import open_runs, returned_storages
+from autoremat.measure import measure_peak, resident_nbytes
+from tests.tiny import WIDTH, Chain, many_rows
+from tests.training import UNBOUNDED, make_seeded, optimized, peaks, step
+
+# Dynamo looks at `.grad` of what it resumes with after a graph break.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+CPU = torch.device("cpu")
+BATCH, OTHER = many_rows(), many_rows()
+Step = Callable[[nn.Module], object]
+
+
+def whole_peak(model: nn.Module, take: Step, *held: Any) -> int:
+    """Measured bytes of a step, with what is there before it."""
+    model.zero_grad(set_to_none=True)
+    return resident_nbytes(model, held) + measure_peak(lambda: take(model), device="cpu")
+
+
+def told(model: nn.Module, take: Step, steps: int = 1) -> list[autoremat.OverBudgetWarning]:
+    """What is said of the budget in some steps, each from no gradients."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", autoremat.OverBudgetWarning)
+        for _ in range(steps):
+            model.zero_grad(set_to_none=True)
+            take(model)
+    return [w.message for w in caught if isinstance(w.message, autoremat.OverBudgetWarning)]
+
+
+# --- runs that are open ------------------------------------------------------------------------
+
+
+def test_a_run_is_open_from_its_forward_to_its_backward():
+    """And it holds what its plan says."""
+    model = optimized(Chain, UNBOUNDED)
+    step(model, (many_rows(),))
+    loss = model(many_rows())
+    (run,) = open_runs(CPU)
+    assert run.crossing_nbytes > 5 * many_rows().nbytes
+    loss.backward()
+    assert not open_runs(CPU)
+
+
+def test_a_backward_that_never_comes_closes_its_run_with_the_graph():
+    """What nobody can reach is free again."""
+    model = optimized(Chain, UNBOUNDED)
+    loss = model(many_rows())
+    assert len(open_runs(CPU)) == 1
+    del loss
+    gc.collect()
+    assert not open_runs(CPU)
+
+
+def test_a_backward_that_keeps_its_graph_leaves_the_run_open():
+    """Until the one that does not."""
+    model = make_seeded(Chain)
+    autoremat.optimize(model, UNBOUNDED, compiler="eager", verbose=False)
+    with torch._functorch.config.patch(donated_buffer=False):
+        loss = model(many_rows())
+        loss.backward(retain_graph=True)
+        assert len(open_runs(CPU)) == 1
+        loss.backward()
+    assert not open_runs(CPU)
+
+
+def test_no_run_is_open_without_a_gradient():
+    """Under `no_grad`, in evaluation, and while a step's forward is compiled."""
+    model = optimized(Chain, UNBOUNDED)
+    with torch.no_grad():
+        model(many_rows())
+    assert not open_runs(CPU)
+
+
+def test_what_a_run_returned_is_known_as_long_as_somebody_holds_it():
+    """`out` of the step before is still there while the next one's forward runs."""
+
+    class Predicts(Chain):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.layers[0](x))
+
+    model = optimized(Predicts, UNBOUNDED)
+    out = model(many_rows())
+    out.sum().backward()
+    assert sum(returned_storages(CPU).values()) == out.nbytes
+    del out
+    assert not returned_storages(CPU)
+
+
+def test_steps_that_are_all_alike_are_looked_into_twice(monkeypatch: pytest.MonkeyPatch):
+    """From then on a step costs a hook and a look-up."""
+    looks = []
+    original = autoremat.audit.foresee
+    monkeypatch.setattr(
+        "autoremat.audit.foresee", lambda *a, **k: looks.append(1) or original(*a, **k)
+    )
+    model = optimized(Chain, UNBOUNDED)
+    for _ in range(5):
+        step(model, (many_rows(),))
+    assert len(looks) == 2
+
+
+# --- forms of a step ---------------------------------------------------------------------------
+
+
+def two_calls(model: nn.Module) -> None:
+    """Two calls of one model before one backward, as in siamese networks."""
+    (model(BATCH) + model(BATCH)).backward()
+
+
+def three_in_a_pipeline(model: nn.Module) -> None:
+    """All forwards before all backwards, in another order."""
+    losses = [model(BATCH) for _ in range(3)]
+    for loss in losses:
+        loss.backward()
+
+
+class InTurn(nn.Module):
+    """Blocks that Dynamo compiles once and runs one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(TwoLayers() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+            torch._dynamo.graph_break()
+        return x.square().mean()
+
+
+class TwoLayers(nn.Module):
+    """`tanh` twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.second(torch.tanh(self.first(torch.sin(x)))))
+
+
+def once(model: nn.Module) -> None:
+    """One forward and one backward."""
+    model(BATCH).backward()
+
+
+@pytest.mark.parametrize(
+    ("make", "take"), [(Chain, two_calls), (Chain, three_in_a_pipeline), (InTurn, once)]
+)
+def test_what_is_open_is_planned_for_from_the_second_step_on(
+    make: Callable[[], nn.Module], take: Step
+):
+    """The first step cannot know, and says by how much; gradients are the same."""
+    plain = make_seeded(make)
+    highest = whole_peak(plain, take, BATCH)
+    budget = int(0.8 * highest)
+    model = optimized(make, budget)
+    first = told(model, take)
+    assert first
+    assert all(over.is_planned_anew for over in first)
+    assert max(over.predicted_nbytes for over in first) == pytest.approx(highest, rel=0.05)
+    assert not told(model, take, 2)
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(mine.grad, theirs.grad, atol=1e-6)
+    assert whole_peak(model, take, BATCH) <= budget
+    assert autoremat.report(model).is_within_budget
+
+
+@pytest.mark.parametrize("share", [0.8, 0.5])
+def test_a_backend_tells_of_runs_of_one_graph(share: float):
+    """Nobody plans it anew there, so it says so at the first step, and then no more."""
+    highest = whole_peak(make_seeded(InTurn), once, BATCH)
+    torch._dynamo.reset()
+    model = make_seeded(InTurn)
+    options = {"budget": int(share * highest), "compiler": "eager", "verbose": False}
+    for block in model.blocks:
+        block.compile(backend=autoremat.backend.autoremat, options=options)
+    first = told(model, once)
+    measured = whole_peak(model, once, BATCH)
+    assert max(over.predicted_nbytes for over in first) >= 0.99 * measured > int(share * highest)
+    assert not told(model, once, 2)
+
+
+def outside(model: nn.Module) -> None:
+    """The loss is eager code's, and saves as much as the model does."""
+    scores = model(BATCH)
+    F.cross_entropy(scores.repeat(1, 8).float(), torch.zeros(256, dtype=torch.long)).backward()
+
+
+class Scores(Chain):
+    """Returns what a loss is taken of."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+def test_a_loss_outside_the_model_counts():
+    """What it saves, and what its backward takes, is known once it has run, and planned for."""
+    highest = whole_peak(make_seeded(Scores), outside, BATCH)
+    model = optimized(Scores, int(0.93 * highest))
+    first = told(model, outside)
+    assert max(over.predicted_nbytes for over in first) == pytest.approx(highest, rel=0.02)
+    assert not told(model, outside, 2)
+    assert whole_peak(model, outside, BATCH) <= int(0.93 * highest)
+
+
+def test_several_planned_models_of_one_step_know_of_each_other():
+    """Each was given the whole budget: what the other one holds counts."""
+    towers = nn.ModuleList(make_seeded(Chain) for _ in range(2))
+
+    def both(models: Any) -> None:
+        (models[0](BATCH) - models[1](OTHER)).square().backward()
+
+    highest = whole_peak(towers, both, BATCH, OTHER)
+    budget = int(0.8 * highest)
+    torch._dynamo.reset()
+    for tower in towers:
+        autoremat.optimize(tower, budget, compiler="eager", verbose=False, time_limit=1)
+    first = told(towers, both)
+    assert max(over.predicted_nbytes for over in first) == pytest.approx(highest, rel=0.05)
+    told(towers, both, 2)
+    assert whole_peak(towers, both, BATCH, OTHER) <= budget
+
+
+def test_a_model_that_cannot_be_compiled_is_told_of_with_its_peak():
+    """The fallback has no number, the budget has."""
+
+    class Uncompiled(Chain):
+        @torch.compiler.disable
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)
+
+    highest = whole_peak(make_seeded(Uncompiled), once, BATCH)
+    model = optimized(Uncompiled, int(0.8 * highest), strict=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        once(model)
+    fallback, over = (entry.message for entry in caught)
+    assert "AR105" in str(fallback)
+    assert over.predicted_nbytes == pytest.approx(highest, rel=0.05)
+
+
+# --- optimizers that come later ----------------------------------------------------------------
+
+
+def training(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    """A step with an optimizer."""
+
+    def take(_: nn.Module) -> None:
+        optimizer.zero_grad()
+        model(BATCH).backward()
+        optimizer.step()
+
+    return take
+
+
+def test_an_optimizer_made_after_optimize_is_noticed_when_its_state_appears():
+    """The next step is planned for it, and the report knows."""
+    budget = peaks(Chain, (BATCH,)).save_all
+    model = optimized(Chain, budget)
+    take = training(model, torch.optim.Adam(model.parameters(), foreach=False))
+    moments = 2 * sum(p.nbytes for p in model.parameters())
+    assert not told(model, take, 2)
+    model.zero_grad(set_to_none=True)
+    batch = BATCH
+    peak = resident_nbytes(model, batch) + moments
+    peak += measure_peak(lambda: model(batch).backward(), device="cpu")
+    assert peak <= budget
+    assert autoremat.report(model).resident.optimizer_nbytes >= moments
+
+
+def test_an_optimizer_of_another_model_changes_nothing():
+    """Nor does one without state."""
+    model, other = optimized(Chain, UNBOUNDED), make_seeded(Chain)
+    step(model, (BATCH,))
+    before = autoremat.report(model)
+    other(BATCH).backward()
+    torch.optim.Adam(other.parameters()).step()
+    torch.optim.SGD(model.parameters(), lr=0.0).step()
+    assert autoremat.report(model).resident == before.resident
+
+
+def test_an_optimizer_that_steps_a_model_which_nobody_calls():
+    """As Lightning does: it calls `training_step`, and nothing would be planned in silence."""
+
+    class Module(Chain):
+        def training_step(self, batch: Tensor) -> Tensor:
+            return self.forward(batch)
+
+    model = optimized(Module, UNBOUNDED, strict=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.training_step(BATCH).backward()
+    with pytest.warns(autoremat.FallbackWarning, match="AR114"):
+        optimizer.step()
+    model.training_step(BATCH).backward()
+    optimizer.step()  # said once
+
+
+# --- sizes -------------------------------------------------------------------------------------
+
+
+class Positions(nn.Module):
+    """A position table, of which a slice is as long as the input: its length has a bound."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(512, WIDTH))
+        self.chain = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.table[: x.shape[1]]
+        for layer in self.chain:
+            x = torch.tanh(layer(x))
+        return x.square().mean()
+
+
+def words(batch: int, length: int) -> Tensor:
+    return torch.randn(batch, length, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [(n, 32) for n in (1, 2, 3, 4, 6, 8)],
+        [(2, n) for n in (32, 48, 128, 192)],
+        [(2, n) for n in (64, 192, 32, 128, 192, 48)],
+    ],
+)
+def test_sizes_that_grow_and_shrink_keep_the_budget(sizes: list[tuple[int, int]]):
+    """From one sample on, with a bound that a table sets, and in turn."""
+    largest = max(sizes)
+    plain = make_seeded(Positions)
+    budget = int(0.75 * whole_peak(plain, lambda m: m(words(*largest)).backward(), words(*largest)))
+    model = optimized(Positions, budget, time_limit=1)
+    for size in sizes:
+        batch = words(*size)
+
+        def take(model: nn.Module, batch: Tensor = batch) -> None:
+            model(batch).backward()
+
+        assert not told(model, take)
+        assert whole_peak(model, take, batch) <= budget
+
+
+def test_a_backend_tells_of_sizes_beyond_its_last_guard():
+    """Dynamo gives a function up that it compiles too often: then the code for less runs."""
+    sizes = [words(n, 32) for n in range(2, 14)]
+    highest = whole_peak(make_seeded(Positions), lambda m: m(sizes[-1]).backward(), sizes[-1])
+    torch._dynamo.reset()
+    model = make_seeded(Positions)
+    options = {"budget": int(0.3 * highest), "compiler": "eager", "verbose": False, "time_limit": 1}
+    compiled = torch.compile(model, backend=autoremat.backend.autoremat, options=options)
+    kept = []
+    for batch in sizes:
+        take = lambda _, batch=batch: compiled(batch).backward()  # noqa: E731
+        try:
+            found = told(model, take)
+        except autoremat.InfeasibleBudget:
+            break
+        measured = whole_peak(model, take, batch)
+        kept.append(measured <= int(0.3 * highest))
+        assert kept[-1] or max(over.predicted_nbytes for over in found) >= 0.98 * measured
+    assert not all(kept)
+
+
+def test_sizes_with_bounds_of_the_users_own_keep_the_budget():
+    """`mark_dynamic` with a smallest and a largest size."""
+    small, large = words(2, 32), words(8, 32)
+    highest = whole_peak(make_seeded(Positions), lambda m: m(large).backward(), large)
+    model = optimized(Positions, int(0.6 * highest), time_limit=1)
+    for batch in (small, large):
+        torch._dynamo.mark_dynamic(batch, 0, min=2, max=64)
+        assert not told(model, lambda m, batch=batch: m(batch).backward())
+        assert whole_peak(model, lambda m, b=batch: m(b).backward(), batch) <= int(0.6 * highest)
+
+
+def test_sizes_within_a_loose_budget_need_one_plan_only():
+    """A plan is for as much as fits."""
+    model = optimized(Positions, UNBOUNDED)
+    for count in (2, 3, 5, 8, 13):
+        step(model, (words(count, 32),))
+    session = autoremat.api.optimized_call(model).session
+    assert sum(map(len, session.planned.values())) == 2  # a constant size, then any
+
+
+# --- bad input ---------------------------------------------------------------------------------
+
+
+def test_a_call_without_gradients_between_forward_and_backward():
+    """What it takes for itself comes on top of what waits for the backward, and is told of."""
+    budget = peaks(Chain, (BATCH,)).smallest
+    model = optimized(Chain, budget)
+
+    def take(model: nn.Module) -> None:
+        loss = model(BATCH)
+        with torch.no_grad():
+            model(BATCH)
+        loss.backward()
+
+    first = told(model, take)
+    measured = whole_peak(model, take, BATCH)
+    assert max(over.predicted_nbytes for over in first) == measured > budget
+
+
+def test_outputs_that_are_kept_for_good_are_told_of():
+    """A list of losses whose graphs nobody frees holds more with each step."""
+    budget = int(1.5 * peaks(Chain, (BATCH,)).save_all)
+    model = optimized(Chain, budget)
+    kept = []
+    assert told(model, lambda m: kept.append(m(BATCH)), 4)
+    assert len(open_runs(CPU)) == 4
+
+
+def test_three_threads_that_call_one_model_for_the_first_time_at_once():
+    """One plans, the others wait; each gets its gradients, and no warning speaks of 0 B."""
+    eager = make_seeded(Chain)
+    eager(BATCH).backward()
+    model = optimized(Chain, UNBOUNDED)
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            model(BATCH).backward()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert len(autoremat.report(model).graphs) == 1
+    for mine, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+        assert torch.allclose(mine.grad, 3 * theirs.grad, atol=1e-6)
