@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import time
 
-from autoremat_solver import Plan, Solution, Solver, simulate
+from autoremat_solver import Plan, Problem, Solution, Solver, Timeline, simulate
 from autoremat_solver.policies import save_all_but
 
 from autoremat import _torch
 from autoremat.capture import copy_module
-from autoremat.choose import Choice, Subject, read_by
+from autoremat.choose import Choice, Subject, as_chosen
+from autoremat.lower import without_spare_states
 from autoremat.policy import parse_policy
 from autoremat.reporting import CurvePoint, PointKind
 from autoremat.steering import policy_plan
+from autoremat.torch_plan import handed_over
 
 _STRATEGIES = (
     "save-all",
@@ -44,9 +46,9 @@ def curve_of(
     """
     deadline = time.monotonic() + time_limit_s
     problem = subject.lowered.problem
-    chosen = simulate(problem, choice.solution.plan)
+    chosen = _timeline(as_chosen(subject, choice).lowered.problem, choice.solution.plan)
     solver = Solver(problem, time_limit_s=_PLANS_SHARE * time_limit_s)
-    found = [_planned(s) for s in solver.pareto(points)]
+    found = [_planned(problem, solution) for solution in solver.pareto(points)]
     return (
         *(point for point in found if point.peak_nbytes != chosen.peak_nbytes),
         *_strategies(subject),
@@ -60,7 +62,7 @@ def _strategies(subject: Subject) -> list[CurvePoint]:
     found: dict[tuple[int, float], CurvePoint] = {}
     for name in _STRATEGIES:
         plan, _ = policy_plan(subject, parse_policy(name))
-        timeline = simulate(subject.lowered.problem, plan)
+        timeline = _timeline(subject.lowered.problem, plan)
         point = (timeline.peak_nbytes, timeline.time_us)
         found.setdefault(point, CurvePoint(*point, name, PointKind.STRATEGY))
     return list(found.values())
@@ -76,7 +78,7 @@ def _torch_settings(subject: Subject, deadline: float) -> list[CurvePoint]:
             plan = _torch_plan(subject, budget)
         except Exception:  # a comparison that torch cannot make is no reason to fail
             break
-        timeline = simulate(subject.lowered.problem, plan)
+        timeline = _timeline(subject.lowered.problem, plan)
         label = "torch.compile" if budget == 1.0 else f"torch, budget {budget:g}"
         found.append(CurvePoint(timeline.peak_nbytes, timeline.time_us, label, PointKind.TORCH))
     return found
@@ -88,10 +90,15 @@ def _torch_plan(subject: Subject, budget: float) -> Plan:
     _, backward = _torch.min_cut(
         copy_module(joint.module), num_fwd_outputs=joint.num_fwd_outputs, budget=budget
     )
-    kept = read_by(subject, backward)
+    kept = handed_over(joint, lowered.storages, backward)
     return save_all_but(lowered.problem, {v.name for v in lowered.problem.values} - kept)
 
 
-def _planned(solution: Solution) -> CurvePoint:
-    timeline = solution.timeline
+def _planned(problem: Problem, solution: Solution) -> CurvePoint:
+    timeline = _timeline(problem, solution.plan)
     return CurvePoint(timeline.peak_nbytes, timeline.time_us, solution.method, PointKind.PLAN)
+
+
+def _timeline(problem: Problem, plan: Plan) -> Timeline:
+    """What the report's own timeline says of a plan."""
+    return simulate(without_spare_states(problem, plan), plan)

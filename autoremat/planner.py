@@ -94,7 +94,10 @@ class Planner:
 
     def search(self, subject: Subject, budget_nbytes: int) -> Choice:
         """The fastest plan found that fits."""
-        solver = Solver(subject.lowered.problem, time_limit_s=self._options.time_limit_s)
+        options = self._options
+        solver = Solver(
+            subject.lowered.problem, time_limit_s=options.time_limit_s, strict=options.strict
+        )
         if self._reads_inductor:
             return choose_by_reading(subject, solver, budget_nbytes)
         return choose_by_simulation(subject, solver, budget_nbytes)

@@ -31,8 +31,14 @@ from torch import fx
 
 from autoremat import _torch
 from autoremat.capture import JointGraph
-from autoremat.choose import Choice, Subject
-from autoremat.lower import LOSS_BOUNDARY, Lowered, with_later_graphs
+from autoremat.choose import Choice, Subject, as_chosen
+from autoremat.lower import (
+    LOSS_BOUNDARY,
+    Lowered,
+    as_written,
+    with_later_graphs,
+    without_spare_states,
+)
 from autoremat.plan_file import StoredGraph
 from autoremat.reporting import CurvePoint, GraphReport
 
@@ -191,21 +197,32 @@ class Part:
         """The graph's report, so much being held beside it."""
         if found not in self._reports:
             subject = replace(self.subject, lowered=_placed(self.subject.lowered, found))
-            choice = replace(self.choice, peak_nbytes=self.peak_nbytes(found))
+            once = as_written(self.subject.lowered.problem)
+            before = self.choice.baseline()
+            peak_nbytes = before.peak_nbytes + self._more_nbytes(once, found)
+            before = before._replace(peak_nbytes=peak_nbytes)
+            choice = replace(
+                self.choice, peak_nbytes=self.peak_nbytes(found), baseline=lambda: before
+            )
             self._reports.clear()
             self._reports[found] = self.explain(subject, choice)
         return self._reports[found]
 
     def peak_nbytes(self, found: Beside) -> int:
         """The real peak, so much being held beside the graph."""
+        more_nbytes = self._more_nbytes(self.choice.solution.plan, found)
+        return self.choice.peak_nbytes + more_nbytes
+
+    def _more_nbytes(self, plan: Plan, found: Beside) -> int:
+        """By how much a peak moves from what was counted beside the graph."""
         if found == self.counted:
-            return self.choice.peak_nbytes
-        plan = self.choice.solution.plan
+            return 0
+        lowered = as_chosen(self.subject, self.choice).lowered
+        problems = (_placed(lowered, held).problem for held in (self.counted, found))
         counted, wanted = (
-            simulate(_placed(self.subject.lowered, held).problem, plan).peak_nbytes
-            for held in (self.counted, found)
+            simulate(without_spare_states(problem, plan), plan).peak_nbytes for problem in problems
         )
-        return self.choice.peak_nbytes + wanted - counted
+        return wanted - counted
 
 
 @dataclass

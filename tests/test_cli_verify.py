@@ -135,7 +135,7 @@ def test_an_infeasible_budget_exits_with_2(write: Write) -> None:
     result = run(target, "1kB")
     assert result.exit_code == 2
     assert result.stdout == ""
-    assert "autoremat: Budget 1.0 kB is below the smallest reachable peak" in result.stderr
+    assert "autoremat: Budget 1.0 kB is below the smallest peak found" in result.stderr
     document = found(target, "1kB", exit_code=2)
     assert document["status"] == "infeasible"
     assert document["budget"] == 1000 < document["floor"] <= document["smallest_peak"]
