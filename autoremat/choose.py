@@ -196,9 +196,7 @@ def _simulated_peaks(problem: Problem, plan: Plan) -> Peaks:
     return Peaks(simulate(without_room(spared), plan).peak_nbytes, needed_nbytes)
 
 
-def _as_simulated(
-    subject: Subject, solution: Solution, budget_nbytes: int, peaks: Peaks
-) -> Choice:
+def _as_simulated(subject: Subject, solution: Solution, budget_nbytes: int, peaks: Peaks) -> Choice:
     problem = subject.lowered.problem
     once = as_written(problem)
 

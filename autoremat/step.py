@@ -34,6 +34,7 @@ from autoremat.capture import JointGraph
 from autoremat.choose import Choice, Subject, as_chosen
 from autoremat.lower import (
     LOSS_BOUNDARY,
+    RNG_STATE,
     Lowered,
     as_written,
     with_later_graphs,
@@ -178,7 +179,10 @@ class Part:
         joint, storages = self.subject.joint, self.subject.lowered.storages
         names = {node.name for node in self.choice.backward.graph.find_nodes(op="placeholder")}
         saved = {node for node in joint.nodes if node.name in names} - set(joint.tangents)
-        return storages.total_nbytes(saved | set(joint.fwd_outputs))
+        plan = self.choice.solution.plan
+        held = without_spare_states(self.subject.lowered.problem, plan).values
+        states_nbytes = sum(value.nbytes for value in held if value.name.endswith(RNG_STATE))
+        return storages.total_nbytes(saved | set(joint.fwd_outputs)) + states_nbytes
 
     @property
     def outputs_nbytes(self) -> int:

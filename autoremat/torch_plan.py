@@ -87,7 +87,11 @@ def handed_over(joint: JointGraph, storages: Storages, backward: fx.GraphModule)
 def _schedule(lowered: Lowered, forward: fx.GraphModule, backward: fx.GraphModule) -> list[str]:
     """The operations that the modules run, in their order."""
     first, second = (
-        [n.name for n in module.graph.nodes if n.op == "call_function" and n.name in lowered.node_of]
+        [
+            n.name
+            for n in module.graph.nodes
+            if n.op == "call_function" and n.name in lowered.node_of
+        ]
         for module in (forward, backward)
     )
     ops = lowered.problem.op_by_name
