@@ -124,6 +124,7 @@ def _values(subject: Subject, choice: Choice, costs: Mapping[fx.Node, OpCost]) -
                 value = _with_recomputes(value, count, beside="" if name == largest else largest)
             elif action is ValueAction.SAVE:
                 value = _with_alternative(value, alternatives.of(name), name, subject)
+                value = replace(value, recomputes=count)  # read, freed, and made for later reads
             else:
                 unread = "the backward does not read it"
                 value = replace(value, reason="only the backward makes it" if is_late else unread)

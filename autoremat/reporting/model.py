@@ -24,7 +24,7 @@ class ValueAction(StrEnum):
     """What the plan does with a value of the forward."""
 
     SAVE = "save"
-    """The backward reads the instance that the forward made."""
+    """The backward reads the instance that the forward made; it may make others later."""
     RECOMPUTE = "recompute"
     """Freed in the forward, made again in the backward."""
     FREE = "free"

@@ -35,7 +35,7 @@ def holds(claim: str, claimed: float, found: float, *, strict: bool, stacklevel:
     if claimed <= found * (1 + NOISE):
         return True
     text = (
-        f"The {claim} is {claimed:.12g}, but there is a plan of {found:.12g}. The plan is valid, "
+        f"The {claim} is {claimed:.15g}, but there is a plan of {found:.15g}. The plan is valid, "
         "what was proven of it is not, and is dropped: this is a defect, please report it."
     )
     if strict:
