@@ -31,7 +31,9 @@ def test_a_bound_above_its_plan_takes_the_certificate_away(monkeypatch: pytest.M
     """The plan is what it was; its status is unproven and its gap unknown."""
     budget = Solver(problem(), time_limit_s=0).smallest_peak().timeline.peak_nbytes
     lying(monkeypatch, bound_us=1e12)
-    with pytest.warns(CertificateWarning, match=r"bound in us is 1000000000000, but there is a plan of"):
+    with pytest.warns(
+        CertificateWarning, match=r"bound in us is 1000000000000, but there is a plan of"
+    ):
         found = Solver(problem(), time_limit_s=0).solve(budget)
     assert found.status is Status.UNPROVEN
     assert (found.bound_us, found.gap) == (0.0, float("inf"))
