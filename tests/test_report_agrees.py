@@ -292,7 +292,7 @@ def test_text_and_page_show_the_fields(found: Planned) -> None:
 
 @pytest.mark.inductor
 def test_torchs_own_partition_is_a_plan_of_its_own() -> None:
-    """With room it is taken; what it runs again is in its timeline, and it is not called optimal."""
+    """With room it is taken; what it runs again is in its timeline: it is not called optimal."""
     found = planned("checkpointed", "inductor", WITH_ROOM)
     assert isinstance(found, Planned)
     ((graph, _, _),) = found.graphs
