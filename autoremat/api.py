@@ -12,34 +12,36 @@ import functools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autoremat import _torch
+from autoremat.audit import storage_sizes
 from autoremat.backend import session_options, with_own_code
 from autoremat.errors import FallbackError, FallbackWarning
 from autoremat.fallbacks import fallback
-from autoremat.footprint import OptimizerFootprint, optimizer_footprint
 from autoremat.measure import (
+    gradient_of,
     gradients_of,
-    resident_nbytes,
-    storage_identities,
     storages_nbytes,
     storages_of,
     tensors_in,
 )
+from autoremat.optimizers import StepOptimizers, require_optimizer_of, state_of
 from autoremat.options import Resident
 from autoremat.plan_file import write
 from autoremat.recurrent import eager_recurrent_layers
 from autoremat.reporting import Report
+from autoremat.residents import resident_of
 from autoremat.selectors import Selection
 from autoremat.session import REPLANS, Session
+from autoremat.sizes import MANY_COMPILES
 
 _NEVER_PLANNED = frozenset({"AR201", "AR202"})  # whatever mode the model is put into later
 
@@ -67,14 +69,17 @@ class OptimizedCall:
     ) -> None:
         """Prepare to compile the model's call; nothing is compiled yet."""
         self.model = weakref.ref(model)
-        self.optimizer = optimizer
         parsed = session_options(options)
         self._options = replace(parsed, steering=parsed.steering.of(model))
-        self._inputs: object = None  # of the call in progress: they are resident
+        self._optimizers = StepOptimizers(model, optimizer)
+        self._planned_state_nbytes = 0  # of optimizers, as the latest plan counts it
+        self._here = threading.local()  # inputs of the call in progress: they are resident
+        self._given: list[weakref.ref[torch.Tensor]] = []  # to calls of the step
+        self._planning = threading.RLock()
         self._variants: list[_Variant] = []
+        self._current: _Variant
         self._forward = type(model).forward
         self._start_anew(model)
-        self._last_gradient: StorageWeakRef | None = None
         self._compiled_without: set[str] = set()  # kinds of global hooks that were absent
 
     @property
@@ -113,42 +118,88 @@ class OptimizedCall:
             return model._call_impl(*args, **kwargs)
         if self._global_hooks_came_later():
             self.session.fall_back("AR110")
-            return model._call_impl(*args, **kwargs)
+            output = model._call_impl(*args, **kwargs)
+            self._note_if_eager(self.session, output)
+            return output
+        with self._planning:
+            current = self._begin(model, (args, kwargs))
+            if not current.session.is_planned:  # others that call meanwhile wait for the plan
+                return self._run(current, args, kwargs)
+        return self._run(current, args, kwargs)
+
+    def _begin(self, model: nn.Module, inputs: object) -> _Variant:
+        """A call begins: the plan that it runs under."""
         if type(model).forward is not self._forward:  # Dynamo has no guard for that
             self._start_anew(model)
-        self._inputs = (args, kwargs)
-        self._warn_if_gradients_stay(model)
-        self._current = self._variant_for(model)
+        if not self._current.session.is_open:  # else its backward is to come: it is the same step
+            self._given = []
+            self._current = self._variant_for(model)
+        self._given += [weakref.ref(tensor) for tensor in tensors_in(inputs)]
         self._current.session.begin_step()
+        return self._current
+
+    def _run(self, current: _Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        model = self._model()
+        self._here.inputs = (args, kwargs)
         try:
             with (
                 _own_compile(),
                 _torch.guarding_hooks(),
                 _torch.every_guard(),
-                eager_recurrent_layers(model, self.session.leave_layer_eager),
+                _torch.admitting_compiles(2 * MANY_COMPILES),
+                eager_recurrent_layers(model, current.session.leave_layer_eager),
             ):
-                output = self._current.compiled(*args, **kwargs)
+                output = current.compiled(*args, **kwargs)
         finally:
-            self._inputs = None
-        self._tell_if_nothing_was_planned(self._current.session)
-        self._measure_where_free(self._current)
+            self._here.inputs = None
+        self._tell_if_nothing_was_planned(current.session)
+        self._note_if_eager(current.session, output)
+        self._measure_where_free(current)
         return output
+
+    # --- what a step holds ----------------------------------------------------------------------
 
     def resident(self, device: torch.device, inputs: object) -> Resident:
         """Bytes that a step on these inputs holds whatever the plan."""
-        footprint = OptimizerFootprint(0, 0)
-        if self.optimizer is not None:
-            footprint = optimizer_footprint(self.optimizer)
+        first, *others = self._optimizers.known or [None]
+        found = resident_of(self._model(), inputs, first, device)
+        more_nbytes = storages_nbytes(state_of(others), device)
+        parts = replace(found.parts, optimizer_nbytes=found.parts.optimizer_nbytes + more_nbytes)
+        self._planned_state_nbytes = parts.optimizer_nbytes
+        return replace(found, parts=parts)
+
+    def storages(self, device: torch.device) -> Mapping[int, int]:
+        """See `audit.Present`."""
         model = self._model()
-        nbytes = resident_nbytes(model, inputs, self.optimizer, device)
-        tensors = [*model.parameters(), *model.buffers(), *tensors_in(inputs)]
-        return Resident(
-            nbytes + footprint.state_nbytes,
-            inputs_nbytes=storages_nbytes(tensors_in(inputs), device),
-            gradients_nbytes=_gradient_nbytes(model),
-            optimizer_nbytes=footprint.transient_nbytes,
-            storages=storage_identities(tensors),
-        )
+        given = (tensor for reference in self._given if (tensor := reference()) is not None)
+        parameters = list(model.parameters())
+        tensors = [*parameters, *model.buffers(), *gradients_of(parameters), *given]
+        return storage_sizes([*tensors, *state_of(self._optimizers.known)], device)
+
+    def expected_nbytes(self, device: torch.device) -> int:
+        """See `audit.Present`."""
+        return max(0, self._planned_state_nbytes - self._state_nbytes(device))
+
+    def _state_nbytes(self, device: torch.device) -> int:
+        return storages_nbytes(state_of(self._optimizers.known), device)
+
+    @property
+    def has_gradients(self) -> bool:
+        """See `audit.Present`."""
+        return any(gradient_of(parameter) is not None for parameter in self._model().parameters())
+
+    def note(self, _args: Sequence[Any]) -> None:
+        """See `audit.Present`: the model knows more than the arguments of its graphs show."""
+
+    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has made a step: its state may be there for the first time."""
+        if not self._optimizers.has_new_state(optimizer):
+            return
+        session = self.session
+        if not session.is_planned and not session.fallbacks and self._model().training:
+            session.fall_back("AR114", kind=type(self._model()).__name__)
+        grown_nbytes = self._state_nbytes(session.device) - self._planned_state_nbytes
+        session.note_resident(max(0, grown_nbytes))
 
     def _model(self) -> nn.Module:
         model = self.model()
@@ -170,7 +221,7 @@ class OptimizedCall:
         def resident(device: torch.device) -> Resident:
             call = itself()
             assert call is not None, "only its calls compile"
-            return call.resident(device, call._inputs)
+            return call.resident(device, call._here.inputs)
 
         # Once training runs, a step that cannot be kept within the budget is warned of, not ended.
         session = Session(
@@ -178,6 +229,8 @@ class OptimizedCall:
             resident,
             refuses=not self._variants,
             replans=REPLANS,
+            present=weakref.proxy(self),
+            is_told_of_steps=True,
         )
         return _variant(model, session)
 
@@ -189,11 +242,9 @@ class OptimizedCall:
             if not variant.session.is_planned:
                 variant.gradient_nbytes = gradient_nbytes
                 return variant
-            report = variant.session.report()
+            most_nbytes = variant.session.most_nbytes
             more_nbytes = gradient_nbytes - variant.gradient_nbytes
-            if report.predicted_peak_nbytes + more_nbytes <= max(
-                report.budget_nbytes, report.predicted_peak_nbytes
-            ):
+            if variant.session.predicted_peak_nbytes + more_nbytes <= most_nbytes:
                 return variant
         self._variants.append(self._new_variant(model))
         return self._variants[-1]
@@ -216,18 +267,10 @@ class OptimizedCall:
         self._compiled_without.update(kind for kind in present if not present[kind])
         return False
 
-    def _warn_if_gradients_stay(self, model: nn.Module) -> None:
-        """Say once that a step does not fit that adds to the gradients of the one before."""
-        storage = next(iter(_gradient_storages(model)), None)
-        now = StorageWeakRef(storage) if storage is not None else None
-        before, self._last_gradient = self._last_gradient, now
-        if before is None or now is None:
-            return
-        stays = not before.expired() and before == now
-        session = self._current.session
-        if stays and session.does_not_fit is not None:
-            warning, session.does_not_fit = session.does_not_fit, None
-            warnings.warn(warning, stacklevel=3)
+    def _note_if_eager(self, session: Session, output: Any) -> None:
+        if not session.is_planned:
+            device = next(self._model().parameters()).device
+            session.note_eager_call(tensors_in(output), device)
 
     def _tell_if_nothing_was_planned(self, session: Session) -> None:
         if session.is_planned or session.fallbacks:
@@ -277,13 +320,28 @@ def _keep_plans_in_outer_compiles() -> None:
     )
 
 
+_calls: weakref.WeakSet[OptimizedCall] = weakref.WeakSet()
+
+
+@functools.cache
+def _watch_optimizers() -> None:
+    """Learn of optimizers that training code makes after `optimize`; once."""
+    register_optimizer_step_post_hook(_optimizer_stepped)
+
+
+def _optimizer_stepped(optimizer: torch.optim.Optimizer, *_arguments: object) -> None:
+    for call in list(_calls):
+        if call.model() is not None:
+            call.optimizer_stepped(optimizer)
+
+
 def _gradient_nbytes(model: nn.Module) -> int:
     return sum(storage.nbytes() for storage in _gradient_storages(model))
 
 
 def _gradient_storages(model: nn.Module) -> Iterator[torch.UntypedStorage]:
     """Those of the gradients that exist; of sparse ones, of what they hold."""
-    for gradient in gradients_of(model):
+    for gradient in gradients_of(model.parameters()):
         yield from storages_of(gradient)
 
 
@@ -312,7 +370,8 @@ def optimize(
         budget: peak of everything the step holds on the device: "40GB" (10^9 bytes), "40GiB"
             (2^30), a number of bytes, or "80%" of the device's memory. With a fixed policy or a
             stored plan it may be left out: then it is the device's memory.
-        optimizer: with it, the state that its first step creates counts as well.
+        optimizer: with it, its state counts as well, that which its first step creates included;
+            it may be wrapped, as accelerate and Lightning do.
         compiler: "inductor", or "eager" to run the planned graphs operation by operation.
         policy: "optimal" searches for the fastest plan within the budget. The others are fixed:
             "save-all", "recompute-all", "every-layer", "every-2" (or another number), "sqrt",
@@ -334,9 +393,9 @@ def optimize(
         The same module.
 
     Raises:
-        ValueError: for a malformed budget, compiler, dropout or policy, and for patterns that no
-            module matches.
-        TypeError: if `model` is not a module.
+        ValueError: for a malformed budget, compiler, dropout or policy, for patterns that no
+            module matches, and for an optimizer none of whose parameters is the model's.
+        TypeError: if `model` is not a module, or `optimizer` no optimizer.
         OSError: if the stored plan cannot be read.
         FallbackError: with `strict`, if the model cannot be planned as it is.
 
@@ -346,6 +405,7 @@ def optimize(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is an nn.Module, not {type(model).__name__}.")
+    require_optimizer_of(model, optimizer)
     options = {
         "budget": budget,
         "compiler": compiler,
@@ -367,7 +427,9 @@ def optimize(
         if obstacle.code in _NEVER_PLANNED:
             return model
     model._compiled_call_impl = call
+    _calls.add(call)
     _keep_plans_in_outer_compiles()
+    _watch_optimizers()
     return model
 
 

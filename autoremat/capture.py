@@ -4,7 +4,7 @@ Enters: what AOTAutograd hands to a partitioner. Leaves: a `JointGraph` whose no
 into forward, backward and either, on a copy: the caller's graph is never changed.
 Guarantees: no dead nodes, no duplicates; torch's own demands are tags on the nodes, and so is each
 node's name, for copies of it; no backward node reads an input that the forward overwrites (it
-reads a copy taken before).
+reads a copy taken before), and nothing but further updates reads a result that may lie in one.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from autoremat.storage import find_storages
 aten = torch.ops.aten
 
 ORIGIN = "autoremat_origin"  # in `meta`: the joint graph's name of what a node computes
+BOUNDARY = "autoremat_boundary"  # a checkpointed region's result that another region reads
 _DISTINCT = "autoremat_distinct"
 
 
@@ -35,7 +36,8 @@ class JointGraph:
         static_inputs: placeholders that stay at one address (parameters, buffers).
         forward: nodes that the forward's outputs or effects need.
         backward: nodes that depend on a tangent or must run in the backward.
-        overwritten: inputs whose storage the step overwrites, and views of them.
+        overwritten: inputs whose storage the step overwrites, results that Inductor may put into
+            them, and views of both.
     """
 
     module: fx.GraphModule
@@ -86,11 +88,14 @@ def prepare(
     _free_batch_norm_backward(module.graph)
     module.graph.eliminate_dead_code()
     module.graph = _without_duplicates(module.graph)
-    _torch.force_save_what_torch_demands(module)
+    for node in _torch.force_save_what_torch_demands(module):
+        node.meta[BOUNDARY] = True
     backward = _depends_on_tangents(module.graph)
-    overwritten = _overwritten_inputs(module)
+    inputs, results = _overwritten(module, backward)
+    overwritten = inputs | results
     if overwritten:
-        _snapshot_for_backward(module.graph, overwritten, backward)
+        _snapshot_for_backward(module.graph, inputs, backward)
+        _snapshot_for_all(module.graph, results)
         _save_what_is_read(overwritten, backward)
     for node in module.graph.nodes:
         node.meta[ORIGIN] = node.name  # copies take `meta` along, not the name
@@ -245,8 +250,30 @@ def _needed_by_forward(
     return frozenset(needed)
 
 
+def _overwritten(
+    module: fx.GraphModule, backward: set[fx.Node]
+) -> tuple[set[fx.Node], set[fx.Node]]:
+    """Inputs that the forward overwrites, and results that Inductor may put into them; and views.
+
+    Where an operator is the functional form of one that writes, Inductor may let it write into the
+    input after all: its result then changes with the input's next update.
+    """
+    storages = find_storages(module.graph.nodes, torch.device("cpu"))
+    inputs = {n for node in _overwritten_inputs(module) for n in storages.of_node[node]}
+    results: set[str] = set()
+    for node in module.graph.nodes:
+        for base, takers in _torch.in_place_results(node) if node not in backward else ():
+            if not (inputs | results).isdisjoint(storages.of_node[base]):
+                results.update(name for taker in takers for name in storages.of_node[taker])
+    nodes = [node for node in module.graph.nodes if node.op != "output"]
+    return (
+        {node for node in nodes if not inputs.isdisjoint(storages.of_node[node])},
+        {n for n in nodes if storages.of_node[n] and results.issuperset(storages.of_node[n])},
+    )
+
+
 def _overwritten_inputs(module: fx.GraphModule) -> set[fx.Node]:
-    """Inputs that the forward overwrites in the graph or in AOTAutograd's epilogue, and views."""
+    """Inputs that the forward overwrites in the graph or in AOTAutograd's epilogue."""
     found = {
         node.args[0]
         for node in module.graph.find_nodes(op="call_function", target=aten.copy_.default)
@@ -262,13 +289,7 @@ def _overwritten_inputs(module: fx.GraphModule) -> set[fx.Node]:
             mutated = placeholder_of.get(str(desc.mutated_input))
             if mutated is not None:
                 found.add(mutated)
-    storages = find_storages(module.graph.nodes, torch.device("cpu"))
-    names = {name for node in found for name in storages.of_node[node]}
-    return {
-        node
-        for node in module.graph.nodes
-        if node.op != "output" and not names.isdisjoint(storages.of_node[node])
-    }
+    return found
 
 
 def _save_what_is_read(overwritten: set[fx.Node], backward: set[fx.Node]) -> None:
@@ -287,17 +308,41 @@ def _snapshot_for_backward(
     """Let the backward read a copy, taken in the forward, of inputs that the forward overwrites."""
     for node in [n for n in graph.nodes if n in overwritten]:
         readers = [user for user in node.users if user in backward and not _only_writes(user, node)]
-        if not readers or not isinstance(node.meta.get("val"), torch.Tensor):
-            continue
-        with graph.inserting_after(node):
-            copy = graph.call_function(aten.clone.default, (node,))
-        copy.meta = {k: v for k, v in node.meta.items() if k not in ("tensor_meta", "desc")}
-        with _torch.fake_mode_of(node.meta["val"]):
-            # A storage of its own: Inductor removes a clone whose result looks like its input.
-            copy.meta["val"] = node.meta["val"].clone()
-        copy.meta["partitioner_tag"] = "is_forward"
-        for reader in readers:
-            reader.replace_input_with(node, copy)
+        if readers and isinstance(node.meta.get("val"), torch.Tensor):
+            _snapshot(graph, node, readers, aten.clone.default)
+
+
+def _snapshot_for_all(graph: fx.Graph, results: set[fx.Node]) -> None:
+    """Let all but further updates read a copy of results that may lie in an overwritten input.
+
+    What reads the copy can be computed again, and the caller gets memory of its own. Inductor takes
+    a clone for superfluous, as it does not see the aliasing; it copies what is reversed along no
+    dimension.
+    """
+    for node in [n for n in graph.nodes if n in results]:
+        readers = [user for user in node.users if user not in results and _reads(user, node)]
+        if readers and isinstance(node.meta.get("val"), torch.Tensor):
+            _snapshot(graph, node, readers, torch.ops.prims.rev.default, [])
+
+
+def _reads(node: fx.Node, source: fx.Node) -> bool:
+    """Whether a node does more with a value than to update it, or to copy it into an input."""
+    updated = [base for base, _ in _torch.in_place_results(node)]
+    return source not in updated and node.target is not aten.copy_.default
+
+
+def _snapshot(
+    graph: fx.Graph, node: fx.Node, readers: Sequence[fx.Node], copies: Any, *options: Any
+) -> None:
+    with graph.inserting_after(node):
+        copy = graph.call_function(copies, (node, *options))
+    copy.meta = {k: v for k, v in node.meta.items() if k not in ("tensor_meta", "desc")}
+    with _torch.fake_mode_of(node.meta["val"]):
+        # A storage of its own: Inductor removes a clone whose result looks like its input.
+        copy.meta["val"] = node.meta["val"].clone()
+    copy.meta["partitioner_tag"] = "is_forward"
+    for reader in readers:
+        reader.replace_input_with(node, copy)
 
 
 def _only_writes(node: fx.Node, target: fx.Node) -> bool:

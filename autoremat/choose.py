@@ -41,6 +41,7 @@ from autoremat.lower import (
     without_spare_states,
 )
 from autoremat.partition import partition
+from autoremat.progress import during
 from autoremat.rewrite import rewrite
 from autoremat.same_step import first_difference
 from autoremat.torch_plan import TorchPlan, torch_plan
@@ -55,6 +56,7 @@ REMEMBERED = "remembered"
 FASTEST, SAVE_ALL = "fastest", "save-all"  # plans that are known without a search
 FIRST_SHARE = 0.5  # of the time limit, for the first search, however long readings took before
 LATER_SHARE = 0.3  # of what is left of it, for each solve after the first: it knows more then
+AT_ONCE_S = 2.0  # for the plan that a budget below the resident bytes is refused with
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,35 @@ def _given(problem: Problem, plan: Plan, method: str) -> Solution:
 
 
 Modules = tuple[fx.GraphModule, fx.GraphModule]
+
+
+def choose_without_search(subject: Subject, budget_nbytes: int, *, reads: bool) -> Choice:
+    """The leanest plan that is known at once, for a budget that no plan can fit.
+
+    What an earlier search has left, or else what is lean among the plans that nothing has to be
+    solved for. It is remembered, so that its peak is accepted as a budget.
+
+    Args:
+        subject: the graph.
+        budget_nbytes: below what is resident.
+        reads: whether the real peak is read from the code that Inductor generates.
+    """
+    problem = subject.lowered.problem
+    known = recall(problem)
+    plans = {"local search": Solver(problem, time_limit_s=AT_ONCE_S).lean_plan()}
+    with suppress(ProblemError):  # some values may not be saved
+        plans[SAVE_ALL] = save_all_but(problem)
+    peaks = {name: _simulated_peaks(problem, plan).needed_nbytes for name, plan in plans.items()}
+    if known is not None:
+        plans[REMEMBERED], peaks[REMEMBERED] = known.plan, known.peak_nbytes
+    best: Choice | None = None
+    for name in sorted(plans, key=lambda name: peaks[name]):
+        if best is None or peaks[name] < best.needed_nbytes:  # generated code may take more
+            new = choose_fixed(subject, plans[name], name, budget_nbytes, reads=reads)
+            best = new if best is None or new.needed_nbytes < best.needed_nbytes else best
+    assert best is not None, "there is a plan"
+    remember(problem, best.solution.plan, best.needed_nbytes)
+    return best
 
 
 class Peaks(NamedTuple):
@@ -480,6 +511,7 @@ def _judged(solution: Solution, *, strict: bool) -> Solution:
     return replace(solution, status=Status.OPTIMAL if is_optimal else Status.FEASIBLE)
 
 
+@during("read")
 def generated_peaks(subject: Subject, forward: fx.GraphModule, backward: fx.GraphModule) -> Peaks:
     """Peaks of the code that Inductor generates for two modules, resident bytes included."""
     joint, problem, storages = subject.joint, subject.lowered.problem, subject.lowered.storages
@@ -512,6 +544,7 @@ def generated_peaks(subject: Subject, forward: fx.GraphModule, backward: fx.Grap
         num_visible_outputs=0,
         device=subject.device,
         strides=first.strides,
+        donated=_torch.donated_inputs(forward, backward, num_fwd_outputs=joint.num_fwd_outputs),
     )
     held_nbytes = sum(held.values())
     if LATER_GRADIENTS in problem.value_by_name:

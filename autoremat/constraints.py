@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from autoremat import _torch
-from autoremat.capture import JointGraph
+from autoremat.capture import BOUNDARY, JointGraph
 from autoremat.draws import Replays, has_own_generator, is_random, is_seeded, makes_seeds
 from autoremat.errors import SteeringError
 from autoremat.modules import module_calls, module_path
@@ -76,8 +76,8 @@ def find_constraints(joint: JointGraph, storages: Storages, *, replays: Replays)
     must_save: set[str] = set()
     must_recompute: set[str] = set()
     for node in joint.nodes:
+        _tagged(node, storages, must_save, must_recompute)
         if node.op != "call_function" or node in joint.backward or _torch.is_getitem(node):
-            _tagged(node, storages, must_save, must_recompute)
             continue
         if is_random(node) and replays.states and not has_own_generator(node):
             replayed.add(node)
@@ -87,7 +87,7 @@ def find_constraints(joint: JointGraph, storages: Storages, *, replays: Replays)
         if reason is not None:
             run_once[node] = reason
             replayed.discard(node)
-        _tagged(node, storages, must_save, must_recompute)
+    _settle_boundaries(joint, storages, must_save, must_recompute)
     fixed = {name for node in run_once for name in storages.made_by[node]}
     return Constraints(
         run_once=run_once,
@@ -102,13 +102,34 @@ def _tagged(
 ) -> None:
     """Sort the storages of a node that carries a checkpoint policy."""
     policy = node.meta.get("recompute")
-    if policy is None or node.op == "output":
+    if policy is None or node.op == "output" or node.meta.get(BOUNDARY, False):
         return
     names = storages.of_node[node]
     if policy in (_POLICY.MUST_SAVE, _POLICY.PREFER_SAVE):
         must_save.update(names)
     elif policy in (_POLICY.MUST_RECOMPUTE, _POLICY.PREFER_RECOMPUTE):
         must_recompute.update(names)
+
+
+def _settle_boundaries(
+    joint: JointGraph, storages: Storages, must_save: set[str], must_recompute: set[str]
+) -> None:
+    """Save what one checkpointed region hands to the next, so that the next need not repeat it.
+
+    Where the operation that makes it has other results that the user wants recomputed, it runs
+    again: there it is left to the plan.
+    """
+    handed = {
+        name
+        for node in joint.nodes
+        if node.meta.get(BOUNDARY, False)
+        for name in storages.of_node[node]
+    }
+    must_recompute -= handed
+    for node in joint.nodes if handed else ():
+        made = storages.made_by.get(node, ())
+        if must_recompute.isdisjoint(made) or not must_save.isdisjoint(made):
+            must_save.update(handed.intersection(made))
 
 
 def is_batch_norm_update(node: fx.Node) -> bool:
@@ -144,7 +165,8 @@ def _reason_to_run_once(node: fx.Node, joint: JointGraph) -> str | None:
     if target in _DECISIONS:
         return "makes a discrete decision that a tie could turn"
     reads_overwritten = any(source in joint.overwritten for source in node.all_input_nodes)
-    if reads_overwritten and node not in joint.overwritten and not is_batch_norm_update(node):
+    is_view = node in joint.overwritten and not _torch.in_place_results(node)
+    if reads_overwritten and not is_view and not is_batch_norm_update(node):
         return "reads an input that the step overwrites"
     return None
 

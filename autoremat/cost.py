@@ -44,6 +44,7 @@ class OpCost:
         flops: floating-point operations.
         bytes_moved: bytes of the distinct elements read and written.
         measured: whether time and workspace were measured rather than estimated.
+        is_doubtful: whether the times that were measured contradict each other.
     """
 
     time_us: float
@@ -52,6 +53,7 @@ class OpCost:
     flops: int
     bytes_moved: int
     measured: bool
+    is_doubtful: bool = False
 
 
 FREE = OpCost(
@@ -220,16 +222,21 @@ def estimate(node: fx.Node, call: Call | None, ceilings: DeviceCeilings) -> OpCo
     """
     moved = bytes_moved(call) if call is not None else _node_nbytes(node)
     flops = flop_count(call) if call is not None else moved // 4
-    memory_us = moved / (ceilings.copy_gbps * 1e3)
-    compute_us = flops / (ceilings.matmul_gflops * 1e3)
     return OpCost(
-        time_us=ceilings.launch_us + max(memory_us, compute_us),
+        time_us=roofline_us(flops, moved, ceilings),
         workspace_nbytes=0,
         excess_nbytes=0,
         flops=flops,
         bytes_moved=moved,
         measured=False,
     )
+
+
+def roofline_us(flops: int, moved_nbytes: int, ceilings: DeviceCeilings) -> float:
+    """How long it takes at least to compute or to move so much, and to launch it."""
+    memory_us = moved_nbytes / (ceilings.copy_gbps * 1e3)
+    compute_us = flops / (ceilings.matmul_gflops * 1e3)
+    return ceilings.launch_us + max(memory_us, compute_us)
 
 
 def estimate_nodes(

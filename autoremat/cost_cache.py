@@ -18,7 +18,7 @@ from types import TracebackType
 
 import platformdirs
 
-_FORMAT = 2
+_FORMAT = 3  # 2 had times that were not compared with each other
 _TABLES = """
 CREATE TABLE IF NOT EXISTS call (
     key TEXT PRIMARY KEY, time_us REAL NOT NULL, peak_nbytes INTEGER NOT NULL,
@@ -36,7 +36,7 @@ class Measured:
     """What running one call showed.
 
     Attributes:
-        time_us: median time of one warm run.
+        time_us: median time of one warm run, in the quietest of a few rounds.
         peak_nbytes: bytes allocated above the inputs at the highest point, outputs included.
         kept_nbytes: bytes that the outputs hold at the end.
     """

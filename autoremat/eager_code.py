@@ -15,6 +15,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from autoremat import _torch
+from autoremat.ledger import run_of
 from autoremat.measure import (
     rounded_nbytes,
     same_device,
@@ -75,20 +76,39 @@ def held_nbytes(
         known
     )
     sizes = {key: size for key, size in results.held(device).items() if key not in counted}
-    with _torch.real_execution():  # asked for a saved value, autograd makes a tensor of it
-        for value in (v for node in _nodes_behind(given) for v in _saved_by(node)):
-            if not same_device(value.device, device) or _counts_elsewhere(value):
-                continue
-            for storage in storages_of(value):
-                identity = _torch.storage_identity(storage)
-                if identity not in counted:
-                    sizes[identity] = rounded_nbytes(storage.nbytes(), device)
+    for node in nodes_behind(tensor.grad_fn for tensor in given):
+        sizes |= saved_storages(node, counted, device)
     return sum(sizes.values())
 
 
-def _nodes_behind(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
-    """Autograd's nodes that made the tensors, each once."""
-    stack: list[Any] = [tensor.grad_fn for tensor in tensors]
+def saved_storages(node: Any, known: Collection[int], device: torch.device) -> dict[int, int]:
+    """Bytes of what a node of eager code has saved for the backward, by the storages' identities.
+
+    Args:
+        node: of autograd's graph; of a planned graph, what code in eager mode made and gave to it
+            is all that its plan does not count.
+        known: identities of storages that count elsewhere.
+        device: what is elsewhere does not count.
+    """
+    found: dict[int, int] = {}
+    with _torch.real_execution():  # asked for a saved value, autograd makes a tensor of it
+        run = run_of(node)
+        is_planned = run is not None and bool(run.name)
+        for value in _saved_by(node):
+            if not same_device(value.device, device) or _counts_elsewhere(value):
+                continue
+            if is_planned and value.grad_fn is None:
+                continue
+            for storage in storages_of(value):
+                identity = _torch.storage_identity(storage)
+                if identity not in known:
+                    found[identity] = rounded_nbytes(storage.nbytes(), device)
+    return found
+
+
+def nodes_behind(starts: Iterable[Any]) -> Iterator[Any]:
+    """Autograd's nodes from some on towards the inputs, each once."""
+    stack: list[Any] = list(starts)
     seen: set[Any] = set()
     while stack:
         node = stack.pop()
@@ -100,8 +120,6 @@ def _nodes_behind(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
 
 
 def _saved_by(node: Any) -> list[torch.Tensor]:
-    if _torch.is_compiled_backward(node):
-        return []  # they are in the plan of its graph
     names = ["saved_tensors"] if hasattr(node, "saved_tensors") else []
     names += [name for name in dir(node) if name.startswith("_saved_")]
     found: list[torch.Tensor] = []

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 
-from autoremat.reporting.text import format_nbytes, format_nbytes_apart
+from autoremat.reporting.resident import ResidentParts
+from autoremat.reporting.text import format_nbytes, format_nbytes_apart, format_parts
 
 _CODE = re.compile(r"AR[0-9]{3}")
 
@@ -44,9 +45,11 @@ class InfeasibleBudget(RuntimeError):
     Attributes:
         budget_nbytes: what was asked for.
         smallest_peak_nbytes: smallest peak that a known plan reaches; as a budget it is accepted.
+            Where the budget is below the resident bytes nothing is searched for, and the smallest
+            peak may be lower: ask for `resident_nbytes` to have it searched.
         floor_nbytes: proven: no plan has a smaller peak. Under Inductor, whose code takes something
             else than its operations one by one, no more is proven than what is resident.
-        resident_nbytes: live all the time, under every plan.
+        resident: live all the time, under every plan, by what it is.
         step: name of the node at which the smallest plan peaks, or "".
         source: the user's line of that node, "model.py:88", or "".
         largest: the largest values live at that step, largest first.
@@ -55,7 +58,7 @@ class InfeasibleBudget(RuntimeError):
     budget_nbytes: int
     smallest_peak_nbytes: int
     floor_nbytes: int
-    resident_nbytes: int
+    resident: ResidentParts
     step: str = ""
     source: str = ""
     largest: tuple[LiveValue, ...] = ()
@@ -64,9 +67,24 @@ class InfeasibleBudget(RuntimeError):
         """All fields become `args`: that is what pickle calls the class with."""
         self.args = tuple(getattr(self, field.name) for field in fields(self))
 
+    @property
+    def resident_nbytes(self) -> int:
+        """Live all the time, under every plan."""
+        return self.resident.nbytes
+
+    @property
+    def is_resident_too_much(self) -> bool:
+        """Whether the budget cannot hold even what is resident."""
+        return self.resident_nbytes > self.budget_nbytes
+
     def __str__(self) -> str:
         """Fact, cause, remedies."""
-        return " ".join(part for part in (self._fact(), self._cause(), self._remedy()) if part)
+        return " ".join(self._sentences())
+
+    def _sentences(self) -> tuple[str, ...]:
+        if self.is_resident_too_much:
+            return self._resident_fact(), self._remedy()
+        return self._fact(), self._cause(), self._remedy()
 
     def _fact(self) -> str:
         budget, smallest = format_nbytes_apart(self.budget_nbytes, self.smallest_peak_nbytes)
@@ -78,10 +96,20 @@ class InfeasibleBudget(RuntimeError):
             proof = f"proven floor of this step's operations {floor}"
         return f"Budget {budget} is below the smallest peak found, {smallest} ({proof})."
 
+    def _resident_fact(self) -> str:
+        budget, resident = format_nbytes_apart(self.budget_nbytes, self.resident_nbytes)
+        return (
+            f"Budget {budget} is below what is resident under every plan, {resident} "
+            f"({format_parts(self.resident)}). A plan that is known without a search peaks at "
+            f"{format_nbytes(self.smallest_peak_nbytes)}; others may take less."
+        )
+
     def _cause(self) -> str:
         where = f"At `{self.step}`" if self.step else "At the peak"
         where += f" ({self.source})" if self.source else ""
+        parts = format_parts(self.resident)
         cause = f"{where}, {format_nbytes(self.resident_nbytes)} are resident"
+        cause += f" ({parts})" if parts else ""
         if self.largest:
             values = ", ".join(str(value) for value in self.largest)
             cause += f", and the largest live values are {values}"
@@ -89,14 +117,15 @@ class InfeasibleBudget(RuntimeError):
 
     def _remedy(self) -> str:
         smallest = self.smallest_peak_nbytes
-        remedy = f'Raise the budget to {smallest} bytes (budget="{smallest}B") or'
-        if self.resident_nbytes >= self.budget_nbytes:
+        remedy = f'Raise the budget to {smallest} bytes (budget="{smallest}B")'
+        if self.is_resident_too_much:
             return (
-                f"{remedy} make the resident part smaller, since it exceeds the budget by itself: "
-                "parameters in lower precision, an optimizer with less state, sharding."
+                f"{remedy}, which is accepted, or make the resident part smaller, since it exceeds "
+                "the budget by itself: parameters in lower precision, an optimizer with less "
+                "state, sharding."
             )
         return (
-            f"{remedy} reduce what is live: a smaller batch or sequence, lower precision, or "
+            f"{remedy} or reduce what is live: a smaller batch or sequence, lower precision, or "
             "splitting the operation at the peak."
         )
 
@@ -113,6 +142,9 @@ class OverBudget(InfeasibleBudget):
 
     choice: str = ""
     optimal_peak_nbytes: int = 0
+
+    def _sentences(self) -> tuple[str, ...]:
+        return self._fact(), self._cause(), self._remedy()
 
     def _fact(self) -> str:
         budget, peak = format_nbytes_apart(self.budget_nbytes, self.smallest_peak_nbytes)
@@ -218,14 +250,16 @@ class OverBudgetWarning(UserWarning):
         predicted, budget = format_nbytes_apart(self.predicted_nbytes, self.budget_nbytes)
         if self.is_planned_anew:
             return (
-                f"Predicted peak {predicted} of this step is above the budget {budget}: when the "
-                "first of its graphs was planned, it was not known how much the later ones need. "
-                "From the next step on they share the budget. If memory runs out in this one, "
-                "take it again, or remove the graph break."
+                f"Predicted peak {predicted} of this step is above the budget {budget}: when it "
+                "was planned, it was not known what else the step holds (other graphs of it, more "
+                "calls before the backward, code in eager mode, other models, an optimizer's "
+                "state). From the next step on it is planned for that. If memory runs out in this "
+                "one, take it again."
             )
         return (
-            f"Predicted peak {predicted} is above the budget {budget}: what this part of the step "
-            "finds live already (earlier graphs of the step, or gradients of earlier batches) "
-            "leaves too little. It runs as lean as it can. Raise the budget, remove the graph "
-            "break, or set gradients to None before each step."
+            f"Predicted peak {predicted} is above the budget {budget}: what the step holds beside "
+            "this part of it (other graphs, calls before the backward, code in eager mode, other "
+            "models, gradients of earlier batches, larger inputs) leaves too little. It runs as "
+            "lean as it can. Raise the budget, remove graph breaks, have one module call all parts "
+            "and return the loss, or set gradients to None before each step."
         )

@@ -77,7 +77,9 @@ def explain(
         timeline=timeline,
         peak_step=step,
         peak_source=source_of(node) if node is not None else "",
-        estimated_ops=tuple(sorted({op_name(n) for n, cost in costs.items() if _guessed(cost)})),
+        estimated_ops=tuple(
+            sorted({_guess(op_name(n), cost) for n, cost in costs.items() if _guessed(cost)})
+        ),
         constraints=tuple(
             sorted({f"{op_name(n)} {why}" for n, why in subject.constraints.run_once.items()})
         ),
@@ -94,7 +96,11 @@ def _place_of(name: str, subject: Subject, costs: Mapping[fx.Node, OpCost]) -> P
 
 
 def _guessed(cost: OpCost) -> bool:
-    return not cost.measured and cost.time_us > 0
+    return (not cost.measured or cost.is_doubtful) and cost.time_us > 0
+
+
+def _guess(name: str, cost: OpCost) -> str:
+    return f"{name} (its measured times contradict each other)" if cost.is_doubtful else name
 
 
 def _values(subject: Subject, choice: Choice, costs: Mapping[fx.Node, OpCost]) -> list[ValueReport]:
@@ -214,7 +220,6 @@ def facts_of_refusal(subject: Subject, choice: Choice, budget_nbytes: int) -> di
         "budget_nbytes": budget_nbytes,
         "smallest_peak_nbytes": choice.peak_nbytes,
         "floor_nbytes": _floor_nbytes(subject.lowered.problem, choice),
-        "resident_nbytes": subject.lowered.problem.resident_nbytes,
         "step": step,
         "source": source_of(node) if node is not None else "",
         "largest": _largest_live(subject, choice),

@@ -111,6 +111,13 @@ REASONS = {
             "can be put back by their own eval().",
         ),
         Reason(
+            "AR114",
+            "An optimizer has stepped the parameters of {kind}, and nothing of it was planned: the "
+            "model itself has not been called in training. Where a framework calls another method "
+            "(Lightning calls training_step) or a part of the model, that runs as it is.",
+            "Optimize the module that is called, such as self.net of a LightningModule.",
+        ),
+        Reason(
             "AR201",
             "No parameter of the model needs a gradient, so there is no backward to plan: the "
             "model runs unchanged.",

@@ -79,25 +79,27 @@ class Explanation:
 
 
 def explain_difference(
-    session: Session, call: Callable[..., Any], run: Callable[[Callable[..., Any]], object]
+    session: Session, call: Callable[..., Any], agrees: Callable[[Callable[..., Any]], bool]
 ) -> Explanation:
     """Run a planned step once more, op by op, beside the same step without recompute.
 
     Args:
         session: planned the step.
         call: the module's own call, uncompiled.
-        run: runs forward and backward with the call that it is given.
+        agrees: runs forward and backward with the call that it is given, and tells whether that
+            gives what it should.
     """
     recorder = _Recorder(session)
     try:
-        run(_torch.compile_apart(with_own_code(call), recorder.compile))
+        right = agrees(_torch.compile_apart(with_own_code(call), recorder.compile))
     except Exception as error:  # the verification itself has its result: it must not get lost
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         return Explanation(None, f"Its first value is not known: run op by op, it fails ({what}).")
-    return Explanation(recorder.difference, _in_words(recorder, session.options.compiler))
+    is_compiled = session.options.compiler == "inductor"
+    return Explanation(recorder.difference, _in_words(recorder, is_compiled and right))
 
 
-def _in_words(recorder: _Recorder, compiler: str) -> str:
+def _in_words(recorder: _Recorder, only_compiled: bool) -> str:
     found = recorder.difference
     if found is not None:
         where = f"{found.op}, {found.source}" if found.source else found.op
@@ -108,11 +110,15 @@ def _in_words(recorder: _Recorder, compiler: str) -> str:
         )
     if not recorder.compared:
         return "No planned value could be compared: no planned graph was captured again."
-    rest = "what torch captures is not the eager step"
-    if compiler == "inductor":
-        rest = f"compiled kernels round otherwise, or {rest}"
     left = f" ({recorder.unknown} graphs have no plan)" if recorder.unknown else ""
-    return f"No planned value differs from the step without recompute{left}: {rest}."
+    fact = f"No planned value differs from the step without recompute{left}"
+    if not only_compiled:
+        return f"{fact}: what torch captures is not the eager step."
+    return (
+        f"{fact}, and run op by op the plan gives what it should; compiled by Inductor it does "
+        "not: kernels round otherwise or are wrong. torch.compile(model) shows whether they are "
+        "without a plan."
+    )
 
 
 class _Recorder:

@@ -1,16 +1,16 @@
 """What an optimizer's first step allocates, found without running it.
 
-Enters: an optimizer. Leaves: an `OptimizerFootprint`. Guarantees: the step runs on a copy whose
-tensors are fake, so the user's optimizer, parameters and gradients are not touched and no memory
-of the model's size is taken; where the step refuses fake tensors the figures are cautious and
-say so.
+Enters: an optimizer, perhaps wrapped. Leaves: an `OptimizerFootprint`. Guarantees: the step runs
+on a copy whose tensors are fake, so the user's optimizer, parameters and gradients are not touched
+and no memory of the model's size is taken; where the step refuses fake tensors, or changes no
+parameter of them, the figures are cautious and say so.
 """
 
 from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,12 +20,14 @@ from ._torch import (
     FakeTensorMode,
     TorchDispatchMode,
     foreach_by_default,
+    is_mutable,
     real_execution,
     step_hooks,
     storage_identity,
     tree_leaves,
 )
 from .measure import rounded_nbytes, storages_nbytes, tensors_in
+from .optimizers import layers_of
 
 __all__ = ["OptimizerFootprint", "optimizer_footprint"]
 
@@ -54,33 +56,41 @@ class OptimizerFootprint:
 def optimizer_footprint(optimizer: torch.optim.Optimizer) -> OptimizerFootprint:
     """Size an optimizer's next step by running it on fake tensors.
 
-    Every trainable parameter is taken to have a gradient. Hooks around `step` do not run.
+    Every trainable parameter is taken to have a gradient. Hooks around `step` do not run, nor do
+    wrappers: what steps is the optimizer inside them.
     """
+    optimizer = layers_of(optimizer)[-1]
     params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     if not params:
         return OptimizerFootprint(0, 0)
     device = params[0].device
     try:
         with real_execution():
-            return _run_on_fakes(optimizer, params, device)
+            found = _run_on_fakes(optimizer, device)
     except Exception:
         # Any optimizer may need values, closures or kernels that fake tensors lack.
-        return _cautious(optimizer, params, device)
+        found = None
+    return found or _cautious(optimizer, params, device)
 
 
 def _run_on_fakes(
-    optimizer: torch.optim.Optimizer, params: list[torch.Tensor], device: torch.device
-) -> OptimizerFootprint:
+    optimizer: torch.optim.Optimizer, device: torch.device
+) -> OptimizerFootprint | None:
+    """The footprint; None if the step changed no parameter, so that it was none."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         twin = _fake_twin(optimizer, mode)
         state_before = storages_nbytes(tensors_in(dict(twin.state)), device)
         tracker = _LiveStorages(device)
         for leaf in _tensors_of(twin):
             tracker.ignore(leaf)
+        for group in twin.param_groups:
+            tracker.watch(group["params"])
         with tracker:
             twin.step()
         state_after = storages_nbytes(tensors_in(dict(twin.state)), device)
-    created = state_after - state_before
+    if not tracker.has_changed_any:
+        return None
+    created = max(state_after - state_before, tracker.live_nbytes)  # some keep it elsewhere
     return OptimizerFootprint(created, max(0, tracker.peak_nbytes - created))
 
 
@@ -144,12 +154,21 @@ def _settle_foreach(real: dict[str, Any], fake: dict[str, Any]) -> None:
 
 @dataclass(eq=False)
 class _LiveStorages(TorchDispatchMode):
-    """Counts the bytes of storages that operators create, until they are freed."""
+    """Counts the bytes of storages that operators create, until they are freed.
+
+    Attributes:
+        device: what is elsewhere does not count.
+        live_nbytes: created and not freed yet.
+        peak_nbytes: the most that were live.
+        has_changed_any: whether an operator that writes was given one of the watched tensors.
+    """
 
     device: torch.device
     live_nbytes: int = 0
     peak_nbytes: int = 0
+    has_changed_any: bool = False
     _seen: set[int] = field(default_factory=set)
+    _watched: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -160,6 +179,10 @@ class _LiveStorages(TorchDispatchMode):
         if tensor.grad is not None:
             self.ignore(tensor.grad)
 
+    def watch(self, tensors: Iterable[torch.Tensor]) -> None:
+        """See whether an operator changes one of the tensors."""
+        self._watched.update(storage_identity(tensor.untyped_storage()) for tensor in tensors)
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
@@ -167,6 +190,10 @@ class _LiveStorages(TorchDispatchMode):
             # Optimizers read step counts back; the value decides no size.
             return _stand_in(args[0].dtype)
         result = func(*args, **(kwargs or {}))
+        if not self.has_changed_any and is_mutable(func):
+            given = (leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor))
+            found = {storage_identity(tensor.untyped_storage()) for tensor in given}
+            self.has_changed_any = not self._watched.isdisjoint(found)
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.device.type == self.device.type:
                 self._track(leaf.untyped_storage())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -131,6 +131,7 @@ def generate(
     num_visible_outputs: int,
     device: torch.device,
     strides: Mapping[str, tuple[int, ...]] | None = None,
+    donated: Collection[str] = (),
 ) -> Generated:
     """The wrapper that Inductor generates for a module, read.
 
@@ -142,6 +143,7 @@ def generate(
         num_visible_outputs: leading outputs whose strides the user sees.
         device: the device whose bytes are counted.
         strides: how inputs really lie, where that is known.
+        donated: inputs that the code may overwrite once nobody reads them any more.
 
     Raises:
         WrapperError: if the generated source cannot be followed.
@@ -155,7 +157,12 @@ def generate(
     ]
     for node in placeholders:
         node.meta["val"] = _restrided(node.meta["val"], (strides or {}).get(node.name))
-    with _stop_at_source() as seen, contextlib.suppress(_Generated):
+    positions = [i for i, node in enumerate(placeholders) if node.name in donated]
+    with (
+        _stop_at_source() as seen,
+        _torch.donated(positions),
+        contextlib.suppress(_Generated),
+    ):
         _torch.compile_without_cache(
             module,
             [node.meta["val"] for node in placeholders],

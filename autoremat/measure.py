@@ -33,6 +33,8 @@ from ._torch import (
     storage_identity,
     tree_leaves,
 )
+from .optimizers import layers_of, parameters_of
+from .reporting.resident import ResidentParts
 
 __all__ = ["measure_peak", "memory_timeline", "resident_nbytes", "rounded_nbytes"]
 
@@ -178,36 +180,76 @@ def resident_nbytes(
     """Bytes that stay allocated through a step, each storage counted once.
 
     Parameters, buffers, gradients that exist, optimizer state that exists and the inputs (nested
-    in tuples, dicts, dataclasses and registered containers).
+    in tuples, dicts, dataclasses and registered containers); parameters of other modules in the
+    optimizer, and their gradients.
 
     Args:
         module: the model.
         inputs: the batch.
-        optimizer: the optimizer, if its state counts.
+        optimizer: the optimizer, if its state counts; it may be wrapped.
         device: what is elsewhere is not counted; the first parameter's device if not given.
     """
-    tensors = [*module.parameters(), *module.buffers()]
     if device is None:
+        tensors = [*module.parameters(), *module.buffers()]
         device = tensors[0].device if tensors else "cpu"
-    tensors += gradients_of(module)
-    if optimizer is not None:
-        tensors += tensors_in(dict(optimizer.state))
-    tensors += tensors_in(inputs)
-    return storages_nbytes(tensors, torch.device(device))
+    return resident_parts(module, inputs, optimizer, torch.device(device)).nbytes
 
 
-def gradients_of(module: torch.nn.Module) -> list[torch.Tensor]:
-    """Gradients that exist now.
+def resident_parts(
+    module: torch.nn.Module,
+    inputs: Any,
+    optimizer: torch.optim.Optimizer | None,
+    device: torch.device,
+) -> ResidentParts:
+    """The bytes of `resident_nbytes`, by what they are."""
+    parameters = list(module.parameters())
+    stepped = parameters_of(optimizer) if optimizer is not None else []
+    state = [value for one in layers_of(optimizer) for value in tensors_in(dict(one.state))]
+    others = [*stepped, *gradients_of(stepped)]
+    return ResidentParts(
+        *counted_apart(
+            parameters,
+            gradients_of(parameters),
+            state,
+            module.buffers(),
+            tensors_in(inputs),
+            others,
+            device=device,
+        )
+    )
+
+
+def counted_apart(*groups: Iterable[torch.Tensor], device: torch.device) -> Iterator[int]:
+    """Bytes on a device of each group of tensors; a storage counts in the first that holds it."""
+    counted: set[int] = set()
+    for group in groups:
+        sizes = _sizes(group, device)
+        yield sum(nbytes for storage, nbytes in sizes.items() if storage not in counted)
+        counted.update(sizes)
+
+
+def gradients_of(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Gradients of parameters that exist now.
 
     `torch.func.functional_call` may have put results of operations in the parameters' place: those
     have none, and torch warns who asks.
     """
-    leaves = (parameter for parameter in module.parameters() if parameter.is_leaf)
-    return [leaf.grad for leaf in leaves if leaf.grad is not None]
+    found = map(gradient_of, parameters)
+    return [gradient for gradient in found if gradient is not None]
+
+
+def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The gradient that a tensor has now; results of operations have none, and torch warns."""
+    return tensor.grad if tensor.is_leaf else None
 
 
 def storages_nbytes(tensors: Iterable[torch.Tensor], device: torch.device) -> int:
     """Bytes of the distinct storages on a device, rounded as its allocator rounds."""
+    return sum(_sizes(tensors, device).values())
+
+
+def _sizes(tensors: Iterable[torch.Tensor], device: torch.device) -> dict[int, int]:
+    """Bytes of each storage on a device, by its identity."""
     sizes: dict[int, int] = {}
     for tensor in tensors:
         # A fake tensor's storage claims to be on `meta`, so the tensor is asked for the device.
@@ -215,7 +257,7 @@ def storages_nbytes(tensors: Iterable[torch.Tensor], device: torch.device) -> in
             continue
         for storage in storages_of(tensor):
             sizes[storage_identity(storage)] = rounded_nbytes(storage.nbytes(), device)
-    return sum(sizes.values())
+    return sizes
 
 
 def storage_identities(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
@@ -243,11 +285,15 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def storages_of(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
-    """The storages behind a tensor: those of the inner tensors for DTensor and the like."""
+    """The storages behind a tensor: those of the inner tensors for DTensor and the like.
+
+    What such a tensor is made of may also be no tensor, as the device mesh of a DTensor is.
+    """
     if hasattr(tensor, "__tensor_flatten__"):
         names, _ = tensor.__tensor_flatten__()
-        inner = (getattr(tensor, name) for name in names)
-        return [storage for part in inner for storage in storages_of(part)]
+        inner = (getattr(tensor, name, None) for name in names)
+        parts = (part for part in inner if isinstance(part, torch.Tensor))
+        return [storage for part in parts for storage in storages_of(part)]
     if tensor.layout is torch.sparse_coo:
         return [storage for part in sparse_parts(tensor) for storage in storages_of(part)]
     return [tensor.untyped_storage()] if tensor.layout is torch.strided else []

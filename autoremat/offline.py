@@ -22,13 +22,13 @@ from autoremat.call_stack import with_stack_room
 from autoremat.device import device_nbytes
 from autoremat.errors import InfeasibleBudget
 from autoremat.fakes import Faker
-from autoremat.footprint import optimizer_footprint
 from autoremat.hardware import DeviceSpec, find_spec
-from autoremat.measure import resident_nbytes, storage_identities, storages_nbytes, tensors_in
-from autoremat.options import Offline, Resident
+from autoremat.optimizers import require_optimizer_of
+from autoremat.options import Offline
 from autoremat.plan_file import write
 from autoremat.recurrent import eager_recurrent_layers
 from autoremat.reporting import Report
+from autoremat.residents import resident_of_twin
 from autoremat.selectors import Selection
 from autoremat.session import REPLANS, Session
 
@@ -76,12 +76,13 @@ def plan(
 
     Raises:
         ValueError: for a malformed budget, compiler, device or policy, for patterns that match
-            nothing, a model in eval mode or without a parameter that needs a gradient, and a step
-            in which nothing can be planned.
+            nothing, a model in eval mode or without a parameter that needs a gradient, another
+            model's optimizer, and a step in which nothing can be planned.
         InfeasibleBudget: if no plan fits.
     """
     _require_curve(curve)
     _require_trainable(model)
+    require_optimizer_of(model, optimizer)
     home, spec = _place(model, device)
     options = session_options(
         {
@@ -102,7 +103,7 @@ def plan(
     faker = Faker(home)
     twin = faker.model(model)
     fakes, fake_keywords = faker.values(inputs), faker.values(dict(keywords))
-    resident = _resident(twin, (fakes, fake_keywords), optimizer, home)
+    resident = resident_of_twin(twin, (fakes, fake_keywords), model, optimizer, home)
     offline = Offline(spec, curve, time_limit / 3)
     session = Session(options, lambda _: resident, offline=offline, replans=REPLANS)
     next_session: Session | None = session
@@ -139,7 +140,8 @@ def _run(
     session.begin_step()
     try:
         eager = eager_recurrent_layers(twin, session.leave_layer_eager)
-        with faker.mode, torch.enable_grad(), eager:
+        with session.progress, faker.mode, torch.enable_grad(), eager:
+            session.progress.stage("trace")
             call(*inputs, **keywords)
     except InfeasibleBudget:
         raise
@@ -202,23 +204,3 @@ def _place(
     if home.type not in ("cpu", "cuda"):
         raise ValueError(f'device is "cpu", "cuda" or the name of a GPU, not {str(device)!r}.')
     return home, None
-
-
-def _resident(
-    twin: nn.Module, inputs: Any, optimizer: torch.optim.Optimizer | None, home: torch.device
-) -> Resident:
-    """Bytes that the step holds whatever the plan."""
-    nbytes = resident_nbytes(twin, inputs, None, home)
-    transient_nbytes = 0
-    if optimizer is not None:
-        footprint = optimizer_footprint(optimizer)
-        state = tensors_in(dict(optimizer.state))
-        places = {tensor.device for tensor in state}
-        nbytes += footprint.state_nbytes + sum(storages_nbytes(state, place) for place in places)
-        transient_nbytes = footprint.transient_nbytes
-    return Resident(
-        nbytes,
-        inputs_nbytes=storages_nbytes(tensors_in(inputs), home),
-        optimizer_nbytes=transient_nbytes,
-        storages=storage_identities([*twin.parameters(), *twin.buffers(), *tensors_in(inputs)]),
-    )

@@ -10,6 +10,7 @@ import torch
 
 from autoremat.dropout_policy import DropoutPolicy
 from autoremat.hardware import DeviceSpec
+from autoremat.reporting.resident import ResidentParts
 from autoremat.steering import Steering
 
 
@@ -40,21 +41,24 @@ class Options:
 
 @dataclass(frozen=True)
 class Resident:
-    """Bytes that are live whatever the plan.
+    """Bytes that are live whatever the plan; `residents` makes it.
 
     Attributes:
-        nbytes: parameters, buffers, inputs, existing gradients, optimizer state.
-        inputs_nbytes: the inputs among them.
-        gradients_nbytes: the existing gradients among them.
-        optimizer_nbytes: what the optimizer's step takes for itself, after the backward.
-        storages: identities of the storages that `nbytes` counts, as far as known.
+        parts: what they are.
+        optimizer: class of the optimizer whose state is counted, or "".
+        transient_nbytes: what the optimizer's step takes for itself, after the backward.
+        storages: identities of the storages that are counted, as far as known.
     """
 
-    nbytes: int
-    inputs_nbytes: int = 0
-    gradients_nbytes: int = 0
-    optimizer_nbytes: int = 0
+    parts: ResidentParts = field(default_factory=ResidentParts)
+    optimizer: str = ""
+    transient_nbytes: int = 0
     storages: frozenset[int] = frozenset()
+
+    @property
+    def nbytes(self) -> int:
+        """All of them together."""
+        return self.parts.nbytes
 
 
 @dataclass(frozen=True)

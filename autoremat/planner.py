@@ -7,6 +7,7 @@ offline, where operations may be estimated for a device that is not here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -15,10 +16,16 @@ from autoremat_solver import Solver
 from torch import fx
 
 from autoremat.capture import JointGraph
-from autoremat.choose import Choice, Subject, choose_by_reading, choose_by_simulation
+from autoremat.choose import (
+    Choice,
+    Subject,
+    choose_by_reading,
+    choose_by_simulation,
+    choose_without_search,
+)
 from autoremat.constraints import Constraints, find_constraints, with_selected
 from autoremat.cost import OpCost, estimate_nodes
-from autoremat.curve import curve_of
+from autoremat.curve import Curve, curve_of
 from autoremat.device import device_name
 from autoremat.draws import Replays, makes_seeds, replays, safe_policy
 from autoremat.fusion import inlined_nodes, shared_by_layers
@@ -26,7 +33,6 @@ from autoremat.hardware import DeviceSpec
 from autoremat.options import Offline, Options
 from autoremat.profile import profile_nodes
 from autoremat.progress import Progress
-from autoremat.reporting import CurvePoint
 from autoremat.steering import choose_as_asked
 from autoremat.storage import Storages
 
@@ -77,23 +83,34 @@ class Planner:
         """Time and workspace of each operation: measured, or estimated by a data sheet."""
         priced = [n for n in joint.nodes if n.op == "call_function" and n not in inlined]
         if self._spec is None:
-            return profile_nodes(priced, progress=progress.advance)
+            timed = functools.partial(progress.advance, unit="timings")
+            return profile_nodes(priced, progress=timed)
         return estimate_nodes(priced, self._spec.ceilings)
 
-    def choose(self, subject: Subject, number: int, budget_nbytes: int) -> Choice:
+    def choose(self, subject: Subject, number: int, budget_nbytes: int, *, refuses: bool) -> Choice:
         """The user's own choice of a plan, or the fastest plan found that fits.
 
         Args:
             subject: the graph.
             number: how many graphs of the step come before it.
             budget_nbytes: of the whole step.
+            refuses: as for `search`.
         """
         steering, reads = self._options.steering, self._reads_inductor
         choice = choose_as_asked(subject, steering, number, budget_nbytes, reads=reads)
-        return choice or self.search(subject, budget_nbytes)
+        return choice or self.search(subject, budget_nbytes, refuses=refuses)
 
-    def search(self, subject: Subject, budget_nbytes: int) -> Choice:
-        """The fastest plan found that fits."""
+    def search(self, subject: Subject, budget_nbytes: int, *, refuses: bool) -> Choice:
+        """The fastest plan found that fits.
+
+        Args:
+            subject: the graph.
+            budget_nbytes: of the whole step.
+            refuses: whether a plan that does not fit is refused, so that nothing has to be
+                searched for where none can fit.
+        """
+        if refuses and subject.lowered.problem.resident_nbytes > budget_nbytes:
+            return choose_without_search(subject, budget_nbytes, reads=self._reads_inductor)
         options = self._options
         solver = Solver(
             subject.lowered.problem, time_limit_s=options.time_limit_s, strict=options.strict
@@ -102,10 +119,10 @@ class Planner:
             return choose_by_reading(subject, solver, budget_nbytes)
         return choose_by_simulation(subject, solver, budget_nbytes)
 
-    def curve(self, subject: Subject, choice: Choice) -> tuple[CurvePoint, ...]:
+    def curve(self, subject: Subject, choice: Choice) -> Curve:
         """Peaks and times of other plans, where an offline report is to show them."""
         if self._offline is None or not self._offline.curve_points:
-            return ()
+            return Curve()
         return curve_of(subject, choice, self._offline.curve_points, self._offline.curve_limit_s)
 
     def replays(self, device: torch.device) -> Replays:

@@ -2,9 +2,10 @@
 
 Enters: nodes of a joint graph. Leaves: an `OpCost` for each. Guarantees: equal calls (operator,
 shapes, strides, dtypes, constants, device, torch version, threads) are measured once and kept in
-an SQLite file that concurrent processes share; the user's random streams are not advanced; what
-cannot run alone on made-up inputs is priced by `cost.estimate` and marked as not measured. No
-fault of the cache, and none of an operator, reaches the caller.
+an SQLite file that concurrent processes share; times that load has spoilt are taken again, and
+never kept; the user's random streams are not advanced; what cannot run alone on made-up inputs is
+priced by `cost.estimate` and marked as not measured. No fault of the cache, and none of an
+operator, reaches the caller.
 
 On CUDA the allocator's peak statistics are reset.
 """
@@ -19,9 +20,10 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +43,12 @@ from .cost import (
     flop_count,
     is_free,
     matmul_dtype,
+    roofline_us,
 )
 from .cost_cache import CostCache, DeviceCeilings, Measured
 from .measure import rounded_nbytes
 from .sample import Inputs, draw_inputs, runs_alone
+from .timings import Timing, implausible
 
 __all__ = ["OpCost", "profile_nodes"]
 
@@ -53,10 +57,13 @@ Run = Callable[[], object]
 Draw = Callable[[], Run]
 
 _ROUNDS = 2
+_PAUSES_S = (0.05, 0.1, 0.2, 0.4)  # before each round over what is implausible: load passes
 _TIMED_RUNS = 6
 _TIMED_NS = 10_000_000
 _MARK = "autoremat::workspace::"
-_COPY_NBYTES = 64 << 20
+# Beside the model and under its budget: no more than it takes. On the CPU, what is larger measures
+# how fast the system hands out pages; on a GPU, what is smaller stays in its cache.
+_COPY_NBYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
 _MATMUL_SIZE = {"cpu": 768, "cuda": 8192}
 
 
@@ -82,14 +89,15 @@ def profile_nodes(
     with CostCache.open(cache_path) as cache, quiet_execution(devices):
         keys = {node: call_key(call) for node, call in calls.items() if call is not None}
         known = cache.read(set(keys.values()))
+        by_key = {keys[n]: call for n, call in calls.items() if call is not None}
+        doubtful: set[str] = set()
         if measure:
-            todo = {keys[n]: c for n, c in calls.items() if c and keys[n] not in known}
-            fresh = _measure_calls({k: c for k, c in todo.items() if runs_alone(c)}, progress)
-            cache.write(fresh)
+            fresh, doubtful = _measure_calls(by_key, known, progress)
+            cache.write({key: found for key, found in fresh.items() if key not in doubtful})
             known |= fresh
         ceilings = _Ceilings(cache, measure)
-        by_key = {keys[n]: call for n, call in calls.items() if call is not None}
         measured = {key: _measured_cost(by_key[key], found) for key, found in known.items()}
+        measured |= {key: replace(measured[key], is_doubtful=True) for key in doubtful}
         for node, call in calls.items():
             if node in keys and keys[node] in measured:
                 costs[node] = measured[keys[node]]
@@ -164,22 +172,64 @@ def _measured_cost(call: Call, found: Measured) -> OpCost:
 # --- running the calls -------------------------------------------------------------------------
 
 
-def _measure_calls(calls: dict[str, Call], progress: Progress | None) -> dict[str, Measured]:
-    """Time and peak of every call that runs; calls that raise or do not fit are left out."""
-    times: dict[str, float] = {}
+def _measure_calls(
+    calls: dict[str, Call], known: Mapping[str, Measured], progress: Progress | None
+) -> tuple[dict[str, Measured], set[str]]:
+    """Time and peak of every call that is not known and runs, and which times are implausible.
+
+    Calls that raise or do not fit are left out.
+    """
+    todo = {k: call for k, call in calls.items() if k not in known and runs_alone(call)}
+    rounds: dict[str, list[float]] = defaultdict(list)
     report = progress or (lambda done, total: None)
-    total = _ROUNDS * len(calls)
+    total = _ROUNDS * len(todo)
     # Whatever else the machine does comes in bursts of seconds, and a burst must not stay in the
     # cache: the rounds over all calls lie apart, and the quieter one counts.
     for turn in range(_ROUNDS):
-        for done, (key, call) in enumerate(calls.items()):
-            report(turn * len(calls) + done, total)
-            timed = _attempt(call, _time_us) if turn == 0 or key in times else None
-            if timed is not None:
-                times[key] = min(timed, times.get(key, timed))
+        for done, (key, call) in enumerate(todo.items()):
+            report(turn * len(todo) + done, total)
+            if turn == 0 or key in rounds:
+                _time_round({key: call}, rounds)
     report(total, total)
-    peaks = _peaks({key: calls[key] for key in times})
-    return {key: Measured(times[key], *peak_and_kept) for key, peak_and_kept in peaks.items()}
+    doubtful = _measure_again({key: calls[key] for key in rounds}, rounds, calls, known)
+    peaks = _peaks({key: calls[key] for key in rounds})
+    found = {key: Measured(min(rounds[key]), *peaks[key]) for key in peaks}
+    return found, doubtful & set(found)
+
+
+def _time_round(calls: Mapping[str, Call], rounds: dict[str, list[float]]) -> None:
+    """One more time for each call that runs."""
+    for key, call in calls.items():
+        timed = _attempt(call, _time_us)
+        if timed is not None:
+            rounds[key].append(timed)
+
+
+def _measure_again(
+    timed: Mapping[str, Call],
+    rounds: dict[str, list[float]],
+    calls: Mapping[str, Call],
+    known: Mapping[str, Measured],
+) -> set[str]:
+    """Take implausible times again, a few times; returns those that stay implausible."""
+    # What is known agreed with something when it was stored: it is compared with, never doubted.
+    kept = {key: _timing(calls[key], [known[key].time_us] * len(_PAUSES_S)) for key in known}
+
+    def doubtful() -> set[str]:
+        return implausible(kept | {key: _timing(timed[key], rounds[key]) for key in timed})
+
+    for pause_s in _PAUSES_S:
+        again = doubtful()
+        if not again:
+            break
+        time.sleep(pause_s)
+        _time_round({key: timed[key] for key in timed if key in again}, rounds)
+    return doubtful()
+
+
+def _timing(call: Call, rounds_us: Iterable[float]) -> Timing:
+    expected_us = roofline_us(flop_count(call), bytes_moved(call), NOMINAL_CEILINGS["cpu"])
+    return Timing(tuple(rounds_us), f"{call.target} on {call.device}", expected_us)
 
 
 def _attempt(call: Call, run: Callable[[Call, Inputs], Any]) -> Any | None:
@@ -394,22 +444,25 @@ class _Ceilings:
 def measure_ceilings(device: torch.device, dtype: torch.dtype) -> DeviceCeilings:
     """Time a large copy, a matrix product and the smallest operator."""
     size = _MATMUL_SIZE.get(device.type, 1024)
-    source = torch.ones(_COPY_NBYTES // 4, device=device)
-    matrix = torch.ones(size, size, dtype=dtype, device=device)
+    copied_nbytes = _COPY_NBYTES.get(device.type, 8 << 20)
     aten = torch.ops.aten
+    source = torch.ones(copied_nbytes // 4, device=device)
     copy_us = _bare_time_us(aten.clone.default, (source,), device)
-    matmul_us = _bare_time_us(aten.mm.default, (matrix, matrix), device)
     launch_us = _bare_time_us(aten.clone.default, (source[:1],), device)
+    del source
+    matrix = torch.ones(size, size, dtype=dtype, device=device)
+    matmul_us = _bare_time_us(aten.mm.default, (matrix, matrix), device)
     return DeviceCeilings(
-        copy_gbps=2 * _COPY_NBYTES / copy_us / 1e3,
+        copy_gbps=2 * copied_nbytes / copy_us / 1e3,
         matmul_gflops=2 * size**3 / matmul_us / 1e3,
         launch_us=launch_us,
     )
 
 
 def _bare_time_us(target: Any, args: tuple[Any, ...], device: torch.device) -> float:
+    """Of the quietest round: a ceiling is the fastest that was seen."""
     call = Call(target, args, {}, (), (), False, placed_on=device)
-    return _time_us(call, Inputs(args, {}))
+    return min(_time_us(call, Inputs(args, {})) for _ in range(_ROUNDS + 1))
 
 
 def _node_device(node: fx.Node) -> torch.device:

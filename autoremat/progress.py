@@ -2,18 +2,20 @@
 
 Enters: names of stages, counts of finished operations, one closing line. Leaves: lines on
 standard error. On a terminal a single line is redrawn in place; anywhere else (file, CI, notebook)
-plain lines are written, about one per stage, without escape codes. Guarantees: whatever ends the
-`with` block, also Ctrl-C, the terminal is as before; a stream that cannot be written is given up,
-planning goes on.
+plain lines are written, without escape codes: one when a stage begins, and one at least every 30 s
+of what it is doing. Guarantees: whatever ends the `with` block, also Ctrl-C, the terminal is as
+before; a stream that cannot be written is given up, planning goes on.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, TextIO
 
@@ -40,7 +42,7 @@ class Progress:
     """Context manager that shows the stages of planning.
 
     A `Progress` inside another one that is visible shows no stages of its own, only its closing
-    line: a terminal has one owner.
+    line: a terminal has one owner. One that is entered again goes on where it is.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class Progress:
         verbose: bool = True,
         *,
         stream: TextIO | None = None,
-        interval_s: float = 10.0,
+        interval_s: float = 15.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Writes nothing yet.
@@ -56,7 +58,8 @@ class Progress:
         Args:
             verbose: False prints nothing at all.
             stream: where to write; standard error by default.
-            interval_s: seconds between two lines of one stage's counts in a log file.
+            interval_s: seconds between two lines of one stage in a log file, at least; at most it
+                is twice as long.
             clock: seconds, monotonic.
         """
         self._verbose = verbose
@@ -67,10 +70,16 @@ class Progress:
         self._outer: Progress | None = None
         self._stage = ""
         self._stage_start_s = 0.0
+        self._closing = ""
+        self._before: list[Progress | None] = []  # what was current, each time this was entered
 
     def __enter__(self) -> Progress:
         """Takes the stream, unless another visible `Progress` has it."""
         global _owner
+        self._before.append(_current.get())
+        _current.set(self)
+        if len(self._before) > 1:
+            return self
         # Looked up now, not at import: tests and notebooks replace sys.stderr.
         stream = self._stream or sys.stderr
         if not self._verbose or stream is None:
@@ -91,17 +100,28 @@ class Progress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Restores the terminal; says in which stage an exception ended the run."""
+        """Prints the closing line, or in which stage an exception ended the run."""
         global _owner
-        display, self._display, self._outer = self._display, None, None
-        if _owner is self:
-            _owner = None
-        if display is None:
+        _current.set(self._before.pop())
+        if self._before:
+            self._close_with(kind)
             return
-        display.close()
-        if kind is not None and self._stage:
+        display = self._display
+        if display is not None:
+            display.close()
+        self._close_with(kind)
+        if display is not None and kind is not None and self._stage:
             seconds = self._clock() - self._stage_start_s
             display.line(f"stopped in {self._stage} after {seconds:.1f} s ({kind.__name__})")
+        self._display, self._outer, self._stage = None, None, ""
+        if _owner is self:
+            _owner = None
+
+    def _close_with(self, kind: type[BaseException] | None) -> None:
+        line, self._closing = self._closing, ""
+        shown_by = self._display or (self._outer._display if self._outer is not None else None)
+        if line and kind is None and shown_by is not None:
+            shown_by.line(line)
 
     def stage(self, name: str) -> None:
         """Begins a stage; the one before has ended.
@@ -120,43 +140,84 @@ class Progress:
         if self._display is not None:
             self._display.advance(self._stage, done, total, unit)
 
+    @contextmanager
+    def during(self, name: str) -> Iterator[None]:
+        """A stage inside the current one, which goes on afterwards."""
+        around = self._stage
+        self.stage(name)
+        yield
+        if around:
+            self.stage(around)
+
     def finish(self, line: str) -> None:
-        """Ends the last stage and prints one closing line, the summary."""
-        self._stage = ""
-        line = line.removeprefix(_PREFIX)
-        if self._outer is not None and self._outer._display is not None:
-            self._outer._display.line(line)
-        elif self._display is not None:
-            self._display.close()
-            self._display.line(line)
+        """One closing line, the summary: printed when the block ends, unless by an exception."""
+        self._closing = line.removeprefix(_PREFIX)
 
 
 # The visible Progress that is open now. A terminal has one cursor, hence the one global.
 _owner: Progress | None = None
 
+_current: ContextVar[Progress | None] = ContextVar("autoremat_progress", default=None)
+
+
+@contextmanager
+def during(name: str) -> Iterator[Progress]:
+    """A stage of the `Progress` that is open around the caller; of a silent one if none is."""
+    progress = _current.get() or Progress(verbose=False)
+    with progress.during(name):
+        yield progress
+
 
 class _LogLines:
-    """Plain lines, each complete when it is written."""
+    """Plain lines, each complete when it is written; `beat` also while nobody calls."""
 
     def __init__(self, stream: TextIO, interval_s: float, clock: Callable[[], float]) -> None:
         self._stream = stream
         self._interval_s = interval_s
         self._clock = clock
-        self._last_line_s = 0.0
+        self._last_line_s = self._stage_start_s = 0.0
+        self._doing, self._has_counts = "", False
+        self._writing = threading.Lock()
+        self._ended = threading.Event()
+        self._watch: threading.Thread | None = None
 
     def stage(self, name: str, previous: str) -> None:
+        self._stage_start_s = self._clock()
+        self._doing, self._has_counts = name, False
         self.line(f"{name} ({previous})" if previous else name)
+        if self._watch is None:
+            self._watch = threading.Thread(
+                target=self._beat_until_the_end, name="autoremat beat", daemon=True
+            )
+            with suppress(RuntimeError):  # no more threads: then only what calls is told of
+                self._watch.start()
 
     def advance(self, name: str, done: int, total: int, unit: str) -> None:
-        if self._clock() - self._last_line_s >= self._interval_s:
-            self.line(f"{name} {done}/{total} {unit}")
+        self._doing = f"{name} {done}/{total} {unit}"
+        if total and not self._has_counts:
+            self._has_counts = True
+            self.line(self._doing)
+        self.beat()
+
+    def beat(self) -> None:
+        """Says what goes on, where nothing was said for a while."""
+        now_s = self._clock()
+        if now_s - self._last_line_s >= self._interval_s:
+            self.line(f"{self._doing}, {now_s - self._stage_start_s:.0f} s so far")
 
     def line(self, text: str) -> None:
-        self._last_line_s = self._clock()
-        _write_line(self._stream, text)
+        with self._writing:
+            self._last_line_s = self._clock()
+            _write_line(self._stream, text)
 
     def close(self) -> None:
-        pass
+        self._ended.set()
+        if self._watch is not None and self._watch.is_alive():
+            self._watch.join(timeout=1.0)  # it may wait for a reader of the stream
+
+    def _beat_until_the_end(self) -> None:
+        while not self._ended.wait(self._interval_s):
+            self.beat()
 
 
 class _TerminalLine:

@@ -13,8 +13,8 @@ import itertools
 import os
 import traceback
 import warnings
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,10 +22,12 @@ import torch
 from torch import fx
 
 from autoremat import _torch
+from autoremat.audit import Arguments, Audit, Look, Present
 from autoremat.call_stack import with_stack_room
 from autoremat.capture import JointGraph, copy_module, prepare
 from autoremat.choose import Choice, Subject
 from autoremat.cost import OpCost
+from autoremat.curve import Curve
 from autoremat.device import device_of, devices_of
 from autoremat.eager_code import Results, held_nbytes
 from autoremat.environment import environment_facts
@@ -41,6 +43,7 @@ from autoremat.executor import compile_eager
 from autoremat.explain import explain, facts_of_refusal
 from autoremat.fallbacks import Unplannable, fallback, in_words
 from autoremat.inductor import Partitioner, compile_with_partition
+from autoremat.ledger import SAME, Roots, Run, is_news, note_run, open_runs
 from autoremat.lower import lower
 from autoremat.measure import storages_nbytes
 from autoremat.options import Offline, Options, Resident
@@ -50,10 +53,19 @@ from autoremat.planned_graph import PlannedGraph, fingerprint
 from autoremat.planner import Planner
 from autoremat.progress import Progress
 from autoremat.regions import write_out_regions
-from autoremat.reporting import CurvePoint, Fallback, GraphReport, Report, one_line
-from autoremat.sizes import keep_to_sizes
+from autoremat.reporting import LEFT_OUT, Fact, Fallback, GraphReport, Report, one_line
+from autoremat.residents import GivenToGraphs, resident_of_step, with_others
+from autoremat.sizes import (
+    GUARDED_COMPILES,
+    MANY_COMPILES,
+    Sizes,
+    keep_to_sizes,
+    most_growth,
+    peak_at,
+    sizes_of,
+)
 from autoremat.steering import store
-from autoremat.step import ALONE, Part, Split, Step
+from autoremat.step import ALONE, Around, Beside, Part, Split, Step
 from autoremat.storage import Storages, find_storages
 from autoremat.torch_partition import Modules, split_as_torch
 
@@ -76,6 +88,9 @@ class Session:
         offline: Offline | None = None,
         replans: int = 0,
         split: Split = ALONE,
+        around: Around | None = None,
+        present: Present | None = None,
+        is_told_of_steps: bool = False,
     ) -> None:
         """Plan under these options.
 
@@ -87,31 +102,40 @@ class Session:
             replans: how often the step may be planned anew; `replanned` is then asked for before
                 each step.
             split: how the graphs share the budget, where an earlier session has found out.
+            around: what the step holds beside them, where an earlier session has found out.
+            present: tells what the model and its optimizers hold at a moment.
+            is_told_of_steps: whether somebody calls `begin_step` before each call of the model.
         """
         self.options = options
         self.key = f"{os.getpid()}-{os.urandom(8).hex()}-{next(_session_numbers)}"
         self.fallbacks: dict[Fallback, None] = {}
         self.planned: defaultdict[str, list[PlannedGraph]] = defaultdict(list)
         self.measured_peak_nbytes: int | None = None
+        self.progress = Progress(options.verbose)
         self._planner = Planner(options, offline)
-        self._find_resident = resident
+        self._given = GivenToGraphs()
+        self._find_resident = resident or self._given.resident
         self._refuses = refuses
         self._offline = offline
         self._replans = replans
         self._split = split
+        self._is_told_of_steps = is_told_of_steps
         self._first_frame = ""
         self._compiled, self._part = "", 0
         self._inputs: Sequence[Any] = ()  # of the graph that is being compiled
         self._unplannable: set[str] = set()  # graphs that failed to compile as planned
         self._over_budget: OverBudgetWarning | None = None  # to be told when the graph is planned
-        self._has_told = False  # of this step
-        self.does_not_fit: OverBudgetWarning | None = None
+        self._told_nbytes = 0  # the highest peak above the budget that was told of
         self._step = Step()
+        self._around = self._planned_around = around or Around()
+        self._has_looked = False  # at this step
+        self._grown_nbytes = 0  # what has become resident since the graphs were planned
         self._eager_results = Results()
+        self.audit = Audit(present or Arguments(), self._eager_results)
         self._whole: Session | None = None
-        self._whole_is_known = False
+        self._whole_is_for: Hashable = None  # the step that it, or None, is the answer for
         self._device = torch.device("cpu")
-        self._resident = Resident(0)
+        self._resident = Resident()
 
     @with_stack_room
     def compile(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -125,16 +149,19 @@ class Session:
         # Of one Dynamo graph, DistributedDataParallel makes several, one for each bucket.
         self._part = self._part + 1 if self._compiled == _compile_name() else 0
         self._inputs = example_inputs
+        is_first = _frame_name() == self._first_frame and not self._part
+        self._given.note(module, example_inputs, is_first=is_first)
         op_by_op = self.options.compiler == "eager" or self._offline is not None
         executor = compile_eager if op_by_op else None
         try:
-            try:
-                compiled = self.compile_through(module, example_inputs, self, executor)
-            except _torch.InductorError as error:
-                self._leave_to_torch(error)
-                compiled = self.compile_through(module, example_inputs, self, executor)
+            with self.progress:
+                try:
+                    compiled = self.compile_through(module, example_inputs, self, executor)
+                except _torch.InductorError as error:
+                    self._leave_to_torch(error)
+                    compiled = self.compile_through(module, example_inputs, self, executor)
             self._compiled = _compile_name()
-            return self._telling(self._graph_name(), compiled)
+            return self._telling(self._graph_name(), compiled, example_inputs)
         except (
             InfeasibleBudget,
             SteeringError,
@@ -179,32 +206,53 @@ class Session:
             executor=executor,
         )
 
-    def _telling(self, name: str, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """The compiled graph, which tells the step that it runs."""
-        if name not in self._step.parts:
+    def _telling(
+        self, name: str, compiled: Callable[..., Any], example_inputs: Sequence[Any]
+    ) -> Callable[..., Any]:
+        """The compiled graph, which tells the step and the ledger that it runs."""
+        part = self._step.parts.get(name)
+        if part is None:
             return compiled
-        ran = self._step.ran
+        sizes = Sizes.among(example_inputs, part.growth)
 
         def run(*args: Any) -> Any:
             # Between buckets of DistributedDataParallel, Dynamo runs it on fake tensors.
-            if _torch.CompileContext.current_compile_id() is None:
-                ran(name)
-            return compiled(*args)
+            if _torch.CompileContext.current_compile_id() is not None:
+                return compiled(*args)
+            self._forward_begins(name, part, args, sizes.beyond(args))
+            outputs = compiled(*args)
+            note_run(
+                self,
+                name,
+                outputs=outputs,
+                crossing_nbytes=part.crossing_nbytes,
+                device=self._device,
+            )
+            return outputs
 
         return run
 
     def begin_step(self) -> None:
-        """A training step begins: from now on it is noted which of its graphs run."""
-        self._step.begin()
-        self._has_told = False
-        self._eager_results.clear()
+        """A training call begins: one step with those before it whose backward is to come."""
+        waiting = self._waiting
+        self._step.begin(waiting)
+        self._has_looked = bool(waiting) and self._has_looked
+        if not waiting:
+            self._eager_results.clear()
+
+    @property
+    def _waiting(self) -> list[str]:
+        """Graphs that have run, in this order, and wait for their backward."""
+        return [run.name for run in self._runs_here if run.owner is self and run.name]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a backward through its graphs is still to come."""
+        return bool(self._waiting)
 
     def _graph_name(self) -> str:
-        """The graph that is being compiled.
-
-        Where nobody tells which graphs run, a recompile takes the place of the first compile.
-        """
-        name = _frame_name() if self._step.runs is None else _compile_name()
+        """The graph that is being compiled."""
+        name = _compile_name()
         return f"{name} part {self._part + 1}" if self._part else name
 
     def _leave_to_torch(self, error: Exception) -> None:
@@ -265,20 +313,25 @@ class Session:
 
     def report(self) -> Report:
         """What was planned so far."""
-        parts = self._step.current
+        parts, curve = self._step.current, self._step_curve()
         asked = (sentence for part in parts for sentence in part.subject.constraints.asked)
+        graphs = tuple(self._step.reports(self._resident.parts.gradients_nbytes, self._now_around))
         return Report(
             budget_nbytes=self.options.budget_nbytes(self._device) if parts else 0,
-            resident_nbytes=self._resident.nbytes,
-            graphs=tuple(self._step.reports(self._resident.gradients_nbytes)),
+            resident=resident_of_step([part.resident.parts for part in parts], graphs),
+            graphs=graphs,
             measured_peak_nbytes=self.measured_peak_nbytes,
             compiler=self.options.compiler,
             device=self._planner.device_name(self._device),
             torch_version=torch.__version__,
             fallbacks=tuple(self.fallbacks),
             user_constraints=tuple(dict.fromkeys(asked)),
-            curve=self._step_curve(),
-            facts=environment_facts(self._device),
+            curve=curve.points,
+            facts=(
+                *environment_facts(self._device),
+                *(Fact(LEFT_OUT, sentence) for sentence in curve.left_out),
+            ),
+            optimizer=self._resident.optimizer,
         )
 
     def stored_plan(self) -> StoredPlan:
@@ -291,20 +344,34 @@ class Session:
             torch.__version__,
         )
 
+    @property
+    def predicted_peak_nbytes(self) -> int:
+        """The highest peak of the step that is known of, or 0."""
+        return self._step.peak_nbytes(self._resident.parts.gradients_nbytes, self._now_around)
+
+    @property
+    def most_nbytes(self) -> int:
+        """The budget, or the predicted peak where that is above it already."""
+        return max(self.options.budget_nbytes(self._device), self.predicted_peak_nbytes)
+
+    @property
+    def _now_around(self) -> Around:
+        held_nbytes = self._around.held_nbytes + self._grown_nbytes
+        return replace(self._around, held_nbytes=held_nbytes)
+
     def replanned(self) -> Session | None:
         """A session that plans the same step as a whole; None if its graphs fit, or none could.
 
         Asked for after the step's forward: then all of its graphs are known.
         """
-        if not self._whole_is_known:
-            self._whole, self._whole_is_known = self._find_whole(), True
+        known = (self._step.order, self._now_around)
+        if self._whole_is_for != known:
+            self._whole, self._whole_is_for = self._find_whole(), known
         return self._whole
 
     def _find_whole(self) -> Session | None:
-        if not self._may_replan or len(self._step.parts) < 2:
-            return None
         budget_nbytes = self.options.budget_nbytes(self._device)
-        if self.report().predicted_peak_nbytes <= budget_nbytes:
+        if not self._may_replan or self.predicted_peak_nbytes <= budget_nbytes:
             return None
         session = Session(
             self.options,
@@ -312,15 +379,20 @@ class Session:
             refuses=False,
             offline=self._offline,
             replans=self._replans - 1,
-            split=self._step.split(budget_nbytes),
+            split=self._step.split(budget_nbytes, self._now_around),
+            around=self._around,
+            present=self.audit.present,
+            is_told_of_steps=self._is_told_of_steps,
         )
         session.fallbacks = self.fallbacks
         return session
 
     @property
     def _may_replan(self) -> bool:
-        is_settled = self._split is not ALONE and self._step.follows(self._split)
-        return self._replans > 0 and not self.options.steering.choice and not is_settled
+        is_as_planned = self._now_around == self._planned_around and (
+            len(self._step.order) < 2 if self._split is ALONE else self._step.follows(self._split)
+        )
+        return self._replans > 0 and not self.options.steering.choice and not is_as_planned
 
     @property
     def device(self) -> torch.device:
@@ -351,12 +423,11 @@ class Session:
         self, module: fx.GraphModule, num_fwd_outputs: int, static: Sequence[int] | None
     ) -> PlannedGraph:
         """The stages in their order: capture, cost, lower, solve, rewrite, report."""
-        with Progress(self.options.verbose) as progress:
+        with self.progress as progress:
             progress.stage("capture")
             name = self._graph_name()
             device = device_of(module)
             joint = prepare(module, num_fwd_outputs=num_fwd_outputs, static_indices=static)
-            keep_to_sizes(joint.primals, _compile_number())
             storages = find_storages(joint.nodes, device)
             earlier = self._step.earlier(name)
             planner, is_first = self._planner, not earlier
@@ -364,7 +435,8 @@ class Session:
             progress.stage("cost")
             costs = planner.price(joint, inlined, progress)
             progress.stage("solve")
-            self._device, self._resident = device, self._resident_of(joint, storages, device)
+            self._device = device
+            self._resident = self._given.beside(self._find_resident(device), device)
             between_nbytes = self._between_nbytes(joint, storages, earlier)
             lowered = lower(
                 joint,
@@ -372,27 +444,41 @@ class Session:
                 constraints,
                 costs,
                 resident_nbytes=self._resident.nbytes + between_nbytes,
-                optimizer_nbytes=self._resident.optimizer_nbytes,
+                optimizer_nbytes=self._resident.transient_nbytes,
                 inlined=inlined,
             )
             budget_nbytes = self.options.budget_nbytes(device)
             subject, number = Subject(joint, constraints, lowered, device), len(earlier)
             found = self._split.beside(subject, self._step, name)
-            found = found.beyond(self._resident.gradients_nbytes)
-            placed = self._split.place(subject, number, found, budget_nbytes)
-            choice = planner.choose(placed, number, budget_nbytes)
-            if not choice.fits:
-                self._refuse(placed, choice, budget_nbytes, is_later=bool(earlier))
-            self._whole_is_known = False
+            found = self._around.beside(found.beyond(self._resident.parts.gradients_nbytes))
+            placed = self._split.place(
+                subject, number, found, budget_nbytes, eager_nbytes=self._around.eager_nbytes
+            )
+            is_first_of_all = number == 0 and self._split is ALONE
+            refuses = self._refuses and is_first_of_all
+            choice = planner.choose(placed, number, budget_nbytes, refuses=refuses)
+            growth = self._keep_to_sizes(placed, choice, budget_nbytes)
+            if not choice.fits and refuses:
+                raise self._refusal(placed, choice, budget_nbytes)
             report = functools.partial(_explained, name, costs)
             curve = planner.curve(subject, choice)
-            self._step.add(
-                name, Part(subject, choice, found, report, store(subject, choice), curve)
+            part = Part(
+                subject,
+                choice,
+                between_nbytes,
+                found,
+                report,
+                store(subject, choice),
+                curve,
+                self._resident,
+                growth,
             )
+            self._step.add(name, part)
             step_report = self.report()
-            if choice.fits and not self._may_replan:
-                # It fits itself, but an earlier one may not, beside this one's gradients.
-                self._tell_if_above(step_report)
+            # Gradients that exist may be gone before the backward, which tells if they are not.
+            # What others held in an earlier step may be less by now, which looks will tell.
+            if self._around == Around() and (not is_first_of_all or self._refuses):
+                self._tell_if_above(self.predicted_peak_nbytes)
             progress.stage("compile")
             progress.finish(one_line(step_report))
         return PlannedGraph(joint, choice.forward, choice.backward)
@@ -404,47 +490,130 @@ class Session:
         inputs = [node for node in joint.primals if node not in joint.static_inputs]
         known_nbytes = sum(part.outputs_nbytes for part in earlier)
         if _frame_name() == self._first_frame:  # later ones get what the code in between made
-            known_nbytes += self._resident.inputs_nbytes
+            known_nbytes += self._resident.parts.batch_nbytes
         handed_in_nbytes = storages.total_nbytes(inputs, resident=True)
         known = self._resident.storages
         held = held_nbytes(self._inputs, known, self._device, self._eager_results)
         self._eager_results.note_inputs(self._inputs)
         return max(0, handed_in_nbytes - known_nbytes) + held
 
-    def _refuse(
-        self, subject: Subject, choice: Choice, budget_nbytes: int, *, is_later: bool
-    ) -> None:
-        """A first graph that does not fit is an error; what comes later runs as lean as it can."""
-        over = OverBudgetWarning(None, budget_nbytes, choice.needed_nbytes)
-        if is_later or self._split is not ALONE:
-            over.is_planned_anew = self._may_replan
-            if not (self._may_replan and self._offline):
-                self._tell_once(over)
-            return
-        if not self._refuses:
-            # Gradients that exist now may be gone before the backward: whoever sees that they
-            # stay warns of it.
-            self.does_not_fit = over
-            return
+    def _keep_to_sizes(self, placed: Subject, choice: Choice, budget_nbytes: int) -> float:
+        """By how much the graph's sizes may grow before another plan is made."""
+        sizes = sizes_of(placed)
+        growth = 1.0
+        if sizes and choice.fits:
+            growth = most_growth(
+                lambda numbers: peak_at(
+                    placed, choice.solution.plan, choice.needed_nbytes, numbers
+                ),
+                sizes,
+                budget_nbytes,
+            )
+        # Of what `optimize` has compiled, Dynamo may compile much more often.
+        often = MANY_COMPILES if self._is_told_of_steps else GUARDED_COMPILES
+        if _compile_number() < often:
+            keep_to_sizes(placed, growth)
+        return growth
+
+    def _refusal(self, subject: Subject, choice: Choice, budget_nbytes: int) -> InfeasibleBudget:
+        """Of a first graph that does not fit; what comes later runs as lean as it can."""
+        more_nbytes = subject.lowered.problem.resident_nbytes - self._resident.nbytes
         facts = facts_of_refusal(subject, choice, budget_nbytes)
+        facts["resident"] = with_others(self._resident.parts, more_nbytes)
         asked = self.options.steering.choice
         if asked:
-            optimal_nbytes = self._planner.search(subject, budget_nbytes).peak_nbytes
-            raise OverBudget(**facts, choice=asked, optimal_peak_nbytes=optimal_nbytes)
+            optimal = self._planner.search(subject, budget_nbytes, refuses=True)
+            return OverBudget(**facts, choice=asked, optimal_peak_nbytes=optimal.peak_nbytes)
         error = InfeasibleBudget(**facts)
         if subject.constraints.asked:
             error.add_note("This respects save= and recompute=: without them, less may be enough.")
-        raise error
+        return error
 
-    def _tell_if_above(self, report: Report) -> None:
-        budget_nbytes, predicted_nbytes = report.budget_nbytes, report.predicted_peak_nbytes
-        if predicted_nbytes > budget_nbytes:
-            self._tell_once(OverBudgetWarning(None, budget_nbytes, predicted_nbytes))
+    def _tell_if_above(self, predicted_nbytes: int, *, is_final: bool = True) -> None:
+        """Warn of a step above the budget; again only of one that is higher still.
 
-    def _tell_once(self, over: OverBudgetWarning) -> None:
-        """Warn of a step above the budget, not of each of its graphs."""
-        if not self._has_told:
-            self._over_budget, self._has_told = over, True
+        Args:
+            predicted_nbytes: its peak.
+            is_final: whether all of its forward has run.
+        """
+        is_planned_anew = self._may_replan and self.is_planned
+        budget_nbytes = self.options.budget_nbytes(self._device)
+        if predicted_nbytes <= max(budget_nbytes, int(SAME * self._told_nbytes)):
+            return
+        if is_planned_anew and self._offline:
+            return
+        if not is_news(budget_nbytes, predicted_nbytes, is_final=is_final):
+            return
+        self._told_nbytes = predicted_nbytes
+        over = OverBudgetWarning(None, budget_nbytes, predicted_nbytes)
+        over.is_planned_anew = is_planned_anew and self._is_told_of_steps
+        if _torch.CompileContext.current_compile_id() is None:
+            warnings.warn(over, stacklevel=3)
+        else:
+            self._over_budget = over  # an error would end the compile: told when it is planned
+
+    # --- what the ledger shows ------------------------------------------------------------------
+
+    def _forward_begins(
+        self, name: str, part: Part, args: Sequence[Any], larger: Mapping[Any, int]
+    ) -> None:
+        """One of its graphs is about to run: what is there already counts beside it."""
+        if not self._is_told_of_steps and Counter(self._step.runs) != Counter(self._waiting):
+            self.begin_step()
+        self._step.ran(name)
+        if larger:
+            choice = part.choice
+            peak_nbytes = peak_at(part.subject, choice.solution.plan, choice.peak_nbytes, larger)
+            self._tell_if_above(peak_nbytes)
+        runs, device = self._runs_here, self._device
+        look = self.audit.at_forward(runs, name, part, args, lambda: self._account, device)
+        self._learn(look, is_final=False)
+
+    def backward_begins(self, roots: Roots, *, keeps_graph: bool) -> None:
+        """A backward begins that may reach runs of its graphs; see `ledger.Owner`."""
+        runs = self._runs_here
+
+        def account() -> dict[Run, tuple[Part, Beside]]:
+            known = self._account
+            own = (run for run in runs if run.owner is self and run.name in known)
+            return {run: (self._step.parts[run.name], known[run.name]) for run in own}
+
+        look = self.audit.at_backward(runs, roots, account, keeps_graph=keeps_graph)
+        self._learn(look, is_final=True)
+
+    def note_eager_call(self, outputs: Sequence[Any], device: torch.device) -> None:
+        """A call of the model ran in eager mode: its backward is looked into as well."""
+        if not self.is_planned:
+            self._device = device
+            note_run(self, "", outputs=outputs, crossing_nbytes=0, device=device)
+
+    @property
+    def _account(self) -> Mapping[str, Beside]:
+        """What is beside each graph of the step by the plans of its graphs."""
+        return self._step.beside(self._resident.parts.gradients_nbytes, Around())
+
+    @property
+    def _runs_here(self) -> list[Run]:
+        return open_runs(self._device)
+
+    def _learn(self, look: Look | None, *, is_final: bool) -> None:
+        """Take into account what a look has shown, and tell if the step is above the budget."""
+        if look is None:
+            return
+        if is_final:
+            returned_nbytes = look.beside_nbytes - self._around.held_nbytes
+            found = Around(self._around.held_nbytes, max(0, returned_nbytes), look.eager_nbytes)
+        else:
+            before_nbytes = self._around.held_nbytes if self._has_looked else 0
+            held_nbytes = max(before_nbytes, look.beside_nbytes)
+            found = replace(self._around, held_nbytes=held_nbytes)
+        self._around, self._has_looked = found, True
+        self._tell_if_above(look.peak_nbytes, is_final=is_final)
+
+    def note_resident(self, nbytes: int) -> None:
+        """So much more is resident than when the graphs were planned: an optimizer's state."""
+        self._grown_nbytes = nbytes
+        self.audit.forget()
 
     def fall_back(self, code: str, *, cause: Exception | None = None, **facts: object) -> None:
         """Tell the user what runs without a plan, why, and what to do; once for each reason.
@@ -472,16 +641,12 @@ class Session:
         self._step.ran_eagerly(f"layer {id(layer)}", gradient_nbytes)
         self.fall_back("AR109", kind=type(layer).__name__)
 
-    def _step_curve(self) -> tuple[CurvePoint, ...]:
+    def _step_curve(self) -> Curve:
         """Of a step of one graph; the curves of several do not add up to one."""
-        parts = self._step.current
-        return parts[0].curve if len(parts) == 1 else ()
-
-    def _resident_of(self, joint: JointGraph, storages: Storages, device: torch.device) -> Resident:
-        if self._find_resident is not None:
-            return self._find_resident(device)
-        nbytes = storages.total_nbytes(joint.primals, resident=True)
-        return Resident(nbytes, inputs_nbytes=nbytes)
+        curves = [part.curve for part in self._step.current]
+        if len(curves) < 2 or not any(curve.points for curve in curves):
+            return curves[0] if curves else Curve()
+        return Curve(left_out=(f"the curves of {len(curves)} graphs do not add up to one",))
 
 
 def _explained(

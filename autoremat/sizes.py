@@ -1,37 +1,147 @@
-"""Symbolic sizes of a graph: its plan is for those at hand, and smaller ones.
+"""Symbolic sizes of a graph: its plan is for those at hand, and for what else fits the budget.
 
-Enters: the forward's inputs as they were traced. Leaves: guards of Dynamo's. Guarantees: a larger
-batch finds the code that was planned for one as large, or is compiled and planned itself.
+Enters: a graph that was planned, and the numbers that its sizes may stand for. Leaves: the peak of
+the plan at other sizes, and guards of Dynamo's. Guarantees: a batch for which the plan is too large
+finds other code, or is compiled and planned itself; where no guard can see to that, `Sizes` tells
+which calls are beyond what was planned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import fx
+from autoremat_solver import Plan, Problem, simulate
 
 from autoremat import _torch
+from autoremat.choose import Subject
+from autoremat.storage import find_storages
 
 GUARDED_COMPILES = 4  # of one function; Dynamo gives it up after eight
+MANY_COMPILES = 32  # of one function, where Dynamo is told not to give it up
+MOST_GROWTH = 1 << 16  # beyond it, a plan is taken to be for all sizes
+_FINENESS = 1 / 64  # to which the growth is found that a budget allows
+
+Symbols = Mapping[Any, int]  # a number for each
 
 
-def keep_to_sizes(primals: Iterable[fx.Node], compile_number: int) -> None:
-    """Let the compiled code not run where any of the inputs is larger than now.
+def sizes_of(subject: Subject) -> dict[Any, int]:
+    """The symbols in the sizes of a graph's inputs, and the numbers that it was planned for."""
+    values = (node.meta.get("val") for node in subject.joint.primals)
+    tensors = (value for value in values if isinstance(value, torch.Tensor))
+    extents = (extent for tensor in tensors for extent in tensor.shape)
+    return {symbol: n for e in extents for symbol, n in _torch.size_symbols(e).items()}
 
-    Without that, a last batch of an epoch that is smaller would leave code with symbolic sizes and
-    a plan for few samples, and Dynamo would run it for the full batches to come. Sizes that keep
-    growing are guarded a few times only: the code after that is for all.
+
+def problem_at(subject: Subject, numbers: Symbols) -> Problem:
+    """A graph's problem with other numbers for its symbolic sizes.
+
+    What single operations take for themselves was measured, and is scaled as the storages are.
+    """
+    problem, before = subject.lowered.problem, subject.lowered.storages
+    with _torch.sizes_as(numbers):
+        after = find_storages(subject.joint.nodes, subject.device).nbytes
+    grown = {name: after.get(name, n) - n for name, n in before.nbytes.items()}
+    scale = sum(after.values()) / max(1, sum(before.nbytes.values()))
+    return replace(
+        problem,
+        values=tuple(replace(v, nbytes=v.nbytes + grown.get(v.name, 0)) for v in problem.values),
+        ops=tuple(
+            replace(op, workspace_nbytes=int(op.workspace_nbytes * scale)) for op in problem.ops
+        ),
+        resident_nbytes=problem.resident_nbytes + sum(grown[name] for name in before.resident),
+    )
+
+
+def peak_at(subject: Subject, plan: Plan, peak_nbytes: int, numbers: Symbols) -> int:
+    """The peak of a plan at other sizes.
 
     Args:
-        primals: inputs of the joint graph's forward.
-        compile_number: how often the function was compiled before.
+        subject: the graph, as it was planned.
+        plan: its plan.
+        peak_nbytes: the real peak at the sizes that were planned for; a compiler may have brought
+            it below the simulated one, and does so in proportion.
+        numbers: what the symbols stand for.
     """
-    if compile_number >= GUARDED_COMPILES:
+    planned = subject.lowered.problem
+    before_nbytes = simulate(planned, plan).peak_nbytes
+    grown_nbytes = simulate(problem_at(subject, numbers), plan).peak_nbytes - before_nbytes
+    own_nbytes = peak_nbytes - planned.resident_nbytes
+    scale = own_nbytes / max(1, before_nbytes - planned.resident_nbytes)
+    return peak_nbytes + int(grown_nbytes * max(1.0, scale))
+
+
+def most_growth(peak_of: Callable[[Symbols], int], sizes: Symbols, budget_nbytes: int) -> float:
+    """By which factor all sizes may grow until the peak is above the budget; at least 1.
+
+    Args:
+        peak_of: the peak where the symbols stand for these numbers.
+        sizes: the numbers that were planned for.
+        budget_nbytes: allowed peak.
+    """
+
+    def fits(growth: float) -> bool:
+        return peak_of({s: int(n * growth) for s, n in sizes.items()}) <= budget_nbytes
+
+    low, high = 1.0, 2.0
+    while high < MOST_GROWTH and fits(high):
+        low, high = high, 4 * high
+    while high - low > _FINENESS * low:
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def keep_to_sizes(subject: Subject, growth: float) -> None:
+    """Let the compiled code not run where any of the inputs is larger than the plan allows.
+
+    Without that, a last batch of an epoch that is smaller would leave code with symbolic sizes and
+    a plan for few samples, and Dynamo would run it for the full batches to come.
+
+    Args:
+        subject: the graph.
+        growth: by which factor the sizes may grow.
+    """
+    if growth >= MOST_GROWTH:
         return
-    values = (node.meta.get("val") for node in primals)
+    values = (node.meta.get("val") for node in subject.joint.primals)
     for value in (value for value in values if isinstance(value, torch.Tensor)):
-        sizes: Iterable[int | torch.SymInt] = value.shape
+        sizes: Sequence[int | torch.SymInt] = value.shape
         for size in sizes:
-            if isinstance(size, torch.SymInt) and _torch.can_be_bounded(size):
-                bool(size <= _torch.size_hint(size))  # asking leaves the guard
+            most = int(growth * _torch.size_hint(size))
+            if isinstance(size, torch.SymInt) and _torch.can_be_bounded(size, most):
+                bool(size <= most)  # asking leaves the guard
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The symbolic sizes among what a compiled graph is called with.
+
+    Attributes:
+        places: number of the argument, dimension, the size and the largest that fits the budget.
+    """
+
+    places: tuple[tuple[int, int, torch.SymInt, int], ...] = ()
+
+    @classmethod
+    def among(cls, inputs: Sequence[Any], growth: float) -> Sizes:
+        """Those of a graph's example inputs, which may grow by a factor."""
+        return cls(tuple(_places(inputs, growth)))
+
+    def beyond(self, arguments: Sequence[Any]) -> dict[Any, int]:
+        """What the symbols stand for in a call of larger sizes than planned; {} if it has none."""
+        if all(arguments[n].shape[d] <= most for n, d, _, most in self.places):
+            return {}
+        found: dict[Any, int] = {}
+        for number, dimension, size, _ in self.places:
+            found |= _torch.solve_size(size, arguments[number].shape[dimension])
+        return found
+
+
+def _places(inputs: Sequence[Any], growth: float) -> Iterator[tuple[int, int, torch.SymInt, int]]:
+    for number, value in enumerate(inputs):
+        for dimension, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            if isinstance(size, torch.SymInt) and _torch.solve_size(size, 0):
+                yield number, dimension, size, int(growth * _torch.size_hint(size))

@@ -22,7 +22,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import NamedTuple
 
 from autoremat_solver import Plan, Problem, simulate
 from autoremat_solver.plan_document import without_recompute
@@ -31,7 +30,8 @@ from torch import fx
 
 from autoremat import _torch
 from autoremat.capture import JointGraph
-from autoremat.choose import Choice, Subject, as_chosen
+from autoremat.choose import Baseline, Choice, Subject, as_chosen
+from autoremat.curve import Curve
 from autoremat.lower import (
     LOSS_BOUNDARY,
     RNG_STATE,
@@ -40,11 +40,13 @@ from autoremat.lower import (
     with_later_graphs,
     without_spare_states,
 )
+from autoremat.options import Resident
 from autoremat.plan_file import StoredGraph
-from autoremat.reporting import CurvePoint, GraphReport
+from autoremat.reporting import GraphReport
 
 
-class Beside(NamedTuple):
+@dataclass(frozen=True)
+class Beside:
     """What a step holds beside one of its graphs.
 
     Attributes:
@@ -54,6 +56,11 @@ class Beside(NamedTuple):
 
     held_nbytes: int = 0
     gradients_nbytes: int = 0
+
+    @property
+    def most_nbytes(self) -> int:
+        """In its backward, all of it."""
+        return self.held_nbytes + self.gradients_nbytes
 
     def beyond(self, existing_nbytes: int) -> Beside:
         """The same where gradients exist already, to which those of later runs are added."""
@@ -128,7 +135,15 @@ class Split:
         crossing = [*planned, own, *self.crossing_nbytes[number + 1 :]]
         return beside(self.order, number, crossing, self.gradient_nbytes)
 
-    def place(self, subject: Subject, number: int, found: Beside, budget_nbytes: int) -> Subject:
+    def place(
+        self,
+        subject: Subject,
+        number: int,
+        found: Beside,
+        budget_nbytes: int,
+        *,
+        eager_nbytes: int = 0,
+    ) -> Subject:
         """A graph with what the others take from the budget, as far as that is known.
 
         Args:
@@ -136,12 +151,14 @@ class Split:
             number: how many graphs of the step come before it.
             found: what is held beside it.
             budget_nbytes: of the whole step.
+            eager_nbytes: what code in eager mode takes between its forward and backward.
         """
-        room_nbytes = 0
+        room_nbytes = eager_nbytes
         is_last = self.order[-1:] == (number,) and self.order.count(number) == 1
         if self.knows(subject.joint, number) and not is_last:
             taken = subject.lowered.problem.resident_nbytes + found.held_nbytes
-            room_nbytes = max(0, budget_nbytes - taken - self._crossing_nbytes(subject))
+            own_nbytes = self._crossing_nbytes(subject)
+            room_nbytes = max(room_nbytes, budget_nbytes - taken - own_nbytes)
         return replace(subject, lowered=_placed(subject.lowered, found, room_nbytes))
 
     def _crossing_nbytes(self, subject: Subject) -> int:
@@ -153,25 +170,63 @@ ALONE = Split()
 
 
 @dataclass(frozen=True)
+class Around:
+    """What a step holds beside what is known of its planned graphs, as steps so far have shown.
+
+    Attributes:
+        held_nbytes: while the graphs run: other models, and what code in eager mode has saved.
+        returned_nbytes: more, in their backward: gradients that the plans do not count.
+        eager_nbytes: while code in eager mode goes backward, beside what is resident and what the
+            graphs have left alive.
+    """
+
+    held_nbytes: int = 0
+    returned_nbytes: int = 0
+    eager_nbytes: int = 0
+
+    def beside(self, found: Beside) -> Beside:
+        """What is held beside one graph, this included."""
+        return Beside(
+            found.held_nbytes + self.held_nbytes, found.gradients_nbytes + self.returned_nbytes
+        )
+
+
+@dataclass(frozen=True)
 class Part:
     """One planned graph of the step.
 
     Attributes:
         subject: the graph alone; code between the graphs counts as resident.
         choice: its plan.
+        between_nbytes: of what is resident, what code before the graph holds.
         counted: what the choice's peak counts beside the graph.
         explain: its report, given a subject and a choice of it.
         stored: what a file keeps of the plan.
         curve: peaks and times of other plans.
+        resident: what the step held whatever the plan, when the graph was planned.
+        growth: by which factor its symbolic sizes may grow within the budget.
     """
 
     subject: Subject
     choice: Choice
+    between_nbytes: int
     counted: Beside
     explain: Callable[[Subject, Choice], GraphReport]
     stored: StoredGraph
-    curve: tuple[CurvePoint, ...]
+    curve: Curve
+    resident: Resident
+    growth: float = 1.0
     _reports: dict[Beside, GraphReport] = field(default_factory=dict)
+
+    @property
+    def resident_nbytes(self) -> int:
+        """What is live all the time, with what code before the graph held when it was planned."""
+        return self.subject.lowered.problem.resident_nbytes
+
+    @property
+    def step_resident_nbytes(self) -> int:
+        """The same without what code before the graph held."""
+        return self.resident_nbytes - self.between_nbytes
 
     @functools.cached_property
     def crossing_nbytes(self) -> int:
@@ -201,10 +256,7 @@ class Part:
         """The graph's report, so much being held beside it."""
         if found not in self._reports:
             subject = replace(self.subject, lowered=_placed(self.subject.lowered, found))
-            once = as_written(self.subject.lowered.problem)
-            before = self.choice.baseline()
-            peak_nbytes = before.peak_nbytes + self._more_nbytes(once, found)
-            before = before._replace(peak_nbytes=peak_nbytes)
+            before = self._baseline(found)
             choice = replace(
                 self.choice, peak_nbytes=self.peak_nbytes(found), baseline=lambda: before
             )
@@ -214,19 +266,40 @@ class Part:
 
     def peak_nbytes(self, found: Beside) -> int:
         """The real peak, so much being held beside the graph."""
-        more_nbytes = self._more_nbytes(self.choice.solution.plan, found)
-        return self.choice.peak_nbytes + more_nbytes
+        return self.resident_nbytes + _beside(self.own_peaks, found)
 
-    def _more_nbytes(self, plan: Plan, found: Beside) -> int:
-        """By how much a peak moves from what was counted beside the graph."""
-        if found == self.counted:
-            return 0
-        lowered = as_chosen(self.subject, self.choice).lowered
-        problems = (_placed(lowered, held).problem for held in (self.counted, found))
-        counted, wanted = (
-            simulate(without_spare_states(problem, plan), plan).peak_nbytes for problem in problems
-        )
-        return wanted - counted
+    @functools.cached_property
+    def own_peaks(self) -> tuple[int, int]:
+        """Of forward and backward, above what is resident and what is held beside the graph."""
+        problem = as_chosen(self.subject, self.choice).lowered.problem
+        plan = self.choice.solution.plan
+        return _shared_out(problem, plan, self.choice.peak_nbytes, self.counted)
+
+    def _baseline(self, found: Beside) -> Baseline:
+        """The step without a plan, so much being held beside the graph."""
+        counted, problem = self.choice.baseline(), self.subject.lowered.problem
+        own = _shared_out(problem, as_written(problem), counted.peak_nbytes, self.counted)
+        return counted._replace(peak_nbytes=self.resident_nbytes + _beside(own, found))
+
+
+def _beside(own_peaks: tuple[int, int], found: Beside) -> int:
+    """The peak of both parts, above what is resident."""
+    forward_nbytes, backward_nbytes = own_peaks
+    return max(forward_nbytes + found.held_nbytes, backward_nbytes + found.most_nbytes)
+
+
+def _shared_out(problem: Problem, plan: Plan, peak_nbytes: int, counted: Beside) -> tuple[int, int]:
+    """Peaks of forward and backward, above what is resident and what was counted beside them.
+
+    A compiler's peak is known as a whole: it is shared out as the simulator's is.
+    """
+    resident_nbytes = problem.resident_nbytes
+    live_nbytes = simulate(without_spare_states(problem, plan), plan).live_nbytes
+    boundary = plan.schedule.index(LOSS_BOUNDARY)
+    forward = max(live_nbytes[:boundary], default=0) - resident_nbytes
+    backward = max(live_nbytes[boundary:]) - resident_nbytes
+    more = peak_nbytes - resident_nbytes - _beside((forward, backward), counted)
+    return forward + more, backward + more
 
 
 @dataclass
@@ -247,9 +320,13 @@ class Step:
     _waiting: list[str] = field(default_factory=list)  # planned, and did not run yet
     _thread: int = 0
 
-    def begin(self) -> None:
-        """A forward begins, of which each run of a graph will be told."""
-        self.runs, self._waiting, self._thread = [], [], threading.get_ident()
+    def begin(self, open_runs: Sequence[str] = ()) -> None:
+        """A forward begins, of which each run of a graph will be told.
+
+        Args:
+            open_runs: graphs of forwards before it, whose backward is still to come.
+        """
+        self.runs, self._waiting, self._thread = [*open_runs], [], threading.get_ident()
 
     def add(self, name: str, part: Part) -> None:
         """Keep a graph that was planned."""
@@ -298,20 +375,32 @@ class Step:
             return list(self.parts)
         return [*self.runs, *self._waiting]
 
-    def reports(self, existing_gradient_nbytes: int) -> Iterator[GraphReport]:
+    def reports(self, existing_gradient_nbytes: int, around: Around) -> Iterator[GraphReport]:
         """Of every graph of the step, in the order in which they run first.
 
         Args:
             existing_gradient_nbytes: gradients that exist already and are resident.
+            around: what is held beside all of them.
         """
+        found = self.beside(existing_gradient_nbytes, around)
+        yield from (self.parts[name].report(held) for name, held in found.items())
+
+    def beside(self, existing_gradient_nbytes: int, around: Around) -> dict[str, Beside]:
+        """What is held beside each graph of the step, by name; arguments as of `reports`."""
         parts, order, eager = self._numbered()
         crossing = [*(part.crossing_nbytes for part in parts), *(0 for _ in eager)]
         gradients = [*(part.gradient_nbytes for part in parts), *eager]
+        names = {id(part): name for name, part in self.parts.items()}
+        # A backend learns of parameters with the graphs that read them.
+        most_nbytes = max((part.step_resident_nbytes for part in parts), default=0)
+        result = {}
         for number, part in enumerate(parts):
-            found = beside(order, number, crossing, gradients)
-            yield part.report(found.beyond(existing_gradient_nbytes))
+            found = beside(order, number, crossing, gradients).beyond(existing_gradient_nbytes)
+            later = Around(held_nbytes=most_nbytes - part.step_resident_nbytes)
+            result[names[id(part)]] = around.beside(later.beside(found))
+        return result
 
-    def split(self, budget_nbytes: int) -> Split:
+    def split(self, budget_nbytes: int, around: Around) -> Split:
         """How the graphs can share the budget, each as well as the others.
 
         A graph's needs lie between those of the leanest plan known and those of running without
@@ -323,25 +412,47 @@ class Step:
         crossings = [_crossings(part.subject.lowered.problem) for part in parts]
         crossings += [(0, 0) for _ in eager]
         least, most = zip(*crossings, strict=True)
-        share = 1.0
+        needs = []  # peaks of the leanest plan known and of running without recompute
         for number, part in enumerate(parts):
-            lean, free = _own_peaks(part)
-            resident_nbytes = part.subject.lowered.problem.resident_nbytes
             lean_nbytes, free_nbytes = (
-                resident_nbytes + own + sum(beside(order, number, crossing, gradients))
-                for own, crossing in ((lean, least), (free, most))
+                own + beside(order, number, crossing, gradients).most_nbytes
+                for own, crossing in zip(_own_peaks(part), (least, most), strict=True)
             )
-            if free_nbytes > max(budget_nbytes, lean_nbytes):
-                most_share = (budget_nbytes - lean_nbytes) / (free_nbytes - lean_nbytes)
+            needs.append((part, lean_nbytes, free_nbytes))
+            held = (sum(crossing[n] for n in order) for crossing in (least, most))
+            needs.append((part, *(around.eager_nbytes + nbytes for nbytes in held)))
+        share = 1.0
+        for part, lean_nbytes, free_nbytes in needs:
+            left_nbytes = budget_nbytes - around.held_nbytes
+            left_nbytes -= part.subject.lowered.problem.resident_nbytes
+            if free_nbytes > max(left_nbytes, lean_nbytes):
+                most_share = (left_nbytes - lean_nbytes) / (free_nbytes - lean_nbytes)
                 share = min(share, max(0.0, most_share))
         crossing_nbytes = tuple(low + int(share * (high - low)) for low, high in crossings)
         signatures = tuple(_signature(part.subject.joint) for part in parts)
         return Split(share, signatures, tuple(order), crossing_nbytes, gradients)
 
     def follows(self, split: Split) -> bool:
-        """Whether the graphs are those that the split was made for."""
+        """Whether the runs are those that the split was made for."""
         numbered = enumerate(self._numbered()[0])
-        return all(split.knows(part.subject.joint, number) for number, part in numbered)
+        are_known = all(split.knows(part.subject.joint, number) for number, part in numbered)
+        return are_known and self.order == split.order
+
+    def peak_nbytes(self, existing_gradient_nbytes: int, around: Around) -> int:
+        """The highest of its graphs and of the code between them; arguments as of `reports`."""
+        found = self.beside(existing_gradient_nbytes, around)
+        peaks = [self.parts[name].peak_nbytes(held) for name, held in found.items()]
+        if found and around.eager_nbytes:
+            parts, order, _ = self._numbered()
+            crossing = sum(parts[n].crossing_nbytes for n in order if n < len(parts))
+            resident = max(part.resident_nbytes for part in parts)
+            peaks.append(resident + crossing + around.eager_nbytes)
+        return max(peaks, default=0)
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The number of each run, as a split counts them."""
+        return tuple(self._numbered()[1])
 
     @property
     def current(self) -> list[Part]:
@@ -399,7 +510,7 @@ def _crossing_nbytes(problem: Problem, plan: Plan) -> int:
 def _own_peaks(part: Part) -> tuple[int, int]:
     """Peak above what it found live: under its present plan, and without recompute."""
     problem = part.subject.lowered.problem
-    lean_nbytes = part.peak_nbytes(Beside()) - problem.resident_nbytes
+    lean_nbytes = max(part.own_peaks)
     free_nbytes = without_recompute(problem).peak_nbytes - problem.resident_nbytes
     return lean_nbytes, max(lean_nbytes, free_nbytes)
 

@@ -128,7 +128,7 @@ def verify(
         loss = loss_of(output)
         loss.backward()
         return _Outcome(
-            float(loss.detach()),
+            float(_local(loss.detach())),
             {n: p.grad for n, p in model.named_parameters() if p.grad is not None},
             dict(model.named_buffers()),
         )
@@ -151,7 +151,7 @@ def verify(
         resident = optimized.resident(device, (inputs, keywords))
         outcome: list[_Outcome] = []
         peak = measure_peak(lambda: outcome.append(run(ours)), device=device)
-        session.note_measured(resident.nbytes + max(peak, resident.optimizer_nbytes))
+        session.note_measured(resident.nbytes + max(peak, resident.transient_nbytes))
         report = session.report()
         result = Verification(
             **_compare(theirs, _detached(outcome[0])),
@@ -163,7 +163,12 @@ def verify(
         )
         if not (result.loss_agrees and result.gradients_agree):
             restore()
-            result = _explained(result, explain_difference(session, model._call_impl, run))
+
+            def agrees(call: Callable[..., Any]) -> bool:
+                again = replace(result, **_compare(theirs, _detached(run(call))))
+                return again.loss_agrees and again.gradients_agree
+
+            result = _explained(result, explain_difference(session, model._call_impl, agrees))
     return result
 
 
@@ -223,9 +228,15 @@ def _largest_error(
 def _detached(outcome: _Outcome) -> _Outcome:
     return _Outcome(
         outcome.loss,
-        {name: tensor.detach().clone() for name, tensor in outcome.gradients.items()},
-        {name: tensor.detach().clone() for name, tensor in outcome.buffers.items()},
+        {name: _local(tensor.detach()).clone() for name, tensor in outcome.gradients.items()},
+        {name: _local(tensor.detach()).clone() for name, tensor in outcome.buffers.items()},
     )
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """Of a tensor that is spread over processes, this process's part."""
+    part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
 
 
 def _default_loss(output: Any) -> torch.Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from autoremat_solver import Op, Phase, Plan, Problem, Status, Value, simulate
 from autoremat_solver.plan_document import without_recompute
 
-from autoremat.reporting import GraphReport, Report, ValueAction, ValueReport
+from autoremat.reporting import GraphReport, Report, ResidentParts, ValueAction, ValueReport
 from autoremat.reporting.timeline import Place, timeline_of
 
 UNIT_NBYTES = 1_000_000
@@ -72,7 +72,7 @@ def layered_report(layers: int = 4, width: int = 5, block: str = "block") -> Rep
     )
     return Report(
         budget_nbytes=planned.peak_nbytes + UNIT_NBYTES,
-        resident_nbytes=problem.resident_nbytes,
+        resident=ResidentParts(2 * UNIT_NBYTES, batch_nbytes=UNIT_NBYTES),
         graphs=(graph,),
         compiler="eager",
         device="cpu",

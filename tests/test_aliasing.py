@@ -74,8 +74,10 @@ def test_inputs_that_share_memory_of_which_one_is_overwritten(shift: int, tight:
 
     budget = UNBOUNDED
     if tight:
+        batch = torch.empty(ROWS + 4, WIDTH)
+        resident = autoremat.resident_nbytes(OverwritesAlias(), batch)
         with pytest.raises(autoremat.InfeasibleBudget) as caught:
-            outcome(optimized(OverwritesAlias, 1, time_limit=0.5))
+            outcome(optimized(OverwritesAlias, resident, time_limit=0.5))
         budget = caught.value.smallest_peak_nbytes
     ours = outcome(optimized(OverwritesAlias, budget, time_limit=0.5))
     torch.testing.assert_close(ours, outcome(make_seeded(OverwritesAlias)))

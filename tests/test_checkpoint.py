@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,12 +17,15 @@ from torch.utils.checkpoint import (
 
 import autoremat
 from tests.tiny import (
+    WIDTH,
     Layers,
     rows,
 )
 from tests.training import (
     UNBOUNDED,
+    close,
     gradients_hold,
+    make_seeded,
     optimized,
     recomputes,
     step,
@@ -83,3 +90,74 @@ def test_selective_checkpoint_policies_are_honoured():
     step(model, (rows(),))
     actions = {v.action for v in autoremat.report(model).values if v.op == "addmm"}
     assert actions <= {"save", "free"}
+
+
+def normalised(h: Tensor) -> Tensor:
+    return F.layer_norm(h, (WIDTH,))
+
+
+def batch_normalised(h: Tensor) -> Tensor:
+    return F.batch_norm(h, None, None, training=True)
+
+
+def split(h: Tensor) -> Tensor:
+    return h.split(WIDTH // 2, 1)[1].repeat(1, 2)
+
+
+def view_of_a_split(h: Tensor) -> Tensor:
+    return h.chunk(2)[0].view(-1, WIDTH)
+
+
+def highest(h: Tensor) -> Tensor:
+    return h.topk(WIDTH)[0]
+
+
+def pooled(h: Tensor) -> Tensor:
+    return F.max_pool1d(h, 3, 1, 1)
+
+
+def attended(h: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(*3 * [h.view(1, 2, -1, WIDTH)]).view(-1, WIDTH)
+
+
+def view_of_normalised(h: Tensor) -> Tensor:
+    return normalised(h).view(2, -1, WIDTH)
+
+
+class ChainedRegions(Layers):
+    """Three regions, each right behind the one before; each ends in the same way."""
+
+    def __init__(self, ending: Callable[[Tensor], Tensor], **options: Any) -> None:
+        super().__init__()
+        self.ending, self.options = ending, options
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = checkpoint(self.region, layer, x, use_reentrant=False, **self.options)
+        return x.square().mean()
+
+    def region(self, layer: nn.Module, x: Tensor) -> Tensor:
+        return self.ending(torch.tanh(layer(x)))
+
+
+ENDINGS = [
+    normalised,
+    batch_normalised,
+    split,
+    view_of_a_split,
+    highest,
+    pooled,
+    attended,
+    view_of_normalised,
+]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("options", [{}, {"context_fn": selective_contexts}], ids=["all", "some"])
+def test_regions_in_a_row(ending: Callable[[Tensor], Tensor], options: dict[str, Any]):
+    """Whatever a region ends in is what the next one begins with; nothing runs three times."""
+    make = lambda: ChainedRegions(ending, **options)  # noqa: E731
+    model = optimized(make, UNBOUNDED)
+    close(step(make_seeded(make), (rows(),)), step(model, (rows(),)), 1e-5)
+    assert recomputes(model) > 0
+    assert max(value.recomputes for value in autoremat.report(model).values) == 1

@@ -175,6 +175,14 @@ def test_the_curve_as_json_and_as_a_table() -> None:
     assert f"{points[0]['time']:,.8g}" in table
 
 
+def test_a_curve_that_time_has_cut_short_says_so() -> None:
+    """How many budgets were solved, in both forms."""
+    found = solved(EXAMPLE, "--pareto", "--time-limit", "0")
+    assert (found["budgets_solved"], found["budgets_asked"]) == (2, 12)
+    table = run(EXAMPLE, "--pareto", "--time-limit", "0").stdout
+    assert "The time limit reached 2 of 12 budgets." in " ".join(table.split())
+
+
 def test_the_curve_of_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns are left out; no figure is cut."""
     monkeypatch.setenv("COLUMNS", "40")

@@ -8,6 +8,7 @@ import pytest
 
 import autoremat
 from autoremat import choose, deadline
+from autoremat.measure import resident_nbytes
 from tests.test_lean_plans import deep
 from tests.tiny import many_rows
 
@@ -39,6 +40,11 @@ def count_readings(monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[choo
     return seen
 
 
+def too_little(layers: int) -> int:
+    """What is resident: below it nothing would be searched for."""
+    return resident_nbytes(deep(layers), many_rows())
+
+
 def plan(budget: int, layers: int) -> autoremat.Report:
     return autoremat.plan(deep(layers), many_rows(), budget=budget, time_limit=2.0, verbose=False)
 
@@ -47,7 +53,7 @@ def test_after_the_deadline_one_lean_plan_is_read(monkeypatch: pytest.MonkeyPatc
     """A refusal needs it; the budget that it names is accepted, however slow readings are."""
     readings = count_readings(monkeypatch, seconds=100.0)
     with pytest.raises(autoremat.InfeasibleBudget) as refused:
-        plan(1000, layers=2)
+        plan(too_little(2), layers=2)
     assert len(readings) == 1
     smallest = refused.value.smallest_peak_nbytes
     assert plan(smallest, layers=2).predicted_peak_nbytes <= smallest
@@ -59,6 +65,6 @@ def test_before_the_deadline_a_ladder_of_lean_plans_is_read(
     """The smallest modelled peak need not have the smallest real one."""
     readings = count_readings(monkeypatch, seconds=0.0)
     with pytest.raises(autoremat.InfeasibleBudget) as refused:
-        plan(1000, layers=3)
+        plan(too_little(3), layers=3)
     assert len(readings) > 1
     assert refused.value.smallest_peak_nbytes == min(peaks.needed_nbytes for peaks in readings)

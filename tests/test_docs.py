@@ -21,7 +21,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import autoremat
 from autoremat.commands.app import app
+from tests.training import measured
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -29,6 +31,7 @@ WRITTEN = (
     "index.md",
     "getting_started.md",
     "choosing_a_budget.md",
+    "several_models.md",
     "reading_the_report.md",
     "troubleshooting.md",
     "glossary.md",
@@ -79,7 +82,8 @@ def reader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(folder))
     torch._dynamo.reset()
     yield folder
-    sys.modules.pop("my_model", None)
+    for name in ("my_model", "my_step"):
+        sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize("page", [page for page in WRITTEN if any(b.is_run for b in blocks(page))])
@@ -92,6 +96,25 @@ def test_what_a_page_shows_runs(page: str, reader: Path) -> None:
         elif block.is_run:
             for line in block.text.splitlines():
                 run_command(line, block.note)
+
+
+def test_the_wrapper_of_the_readme_keeps_the_budget(reader: Path) -> None:
+    """Its class is the one that the page on several models shows; measured, not by `verify`."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(
+        r"^```python\n(class WithLoss.*?)\n\n\nstep =.*?^```$", readme, re.M | re.S
+    )
+    assert shown in (DOCS / "several_models.md").read_text(encoding="utf-8")
+    my_step = importlib.import_module("my_step")
+    model = importlib.import_module("my_model").Network(layers=3).blocks
+    first, second = torch.randn(2, 1024, 64)
+    plain = measured(my_step.WithLoss(model), (first, second))
+    budget = int(0.7 * plain)
+    step = autoremat.optimize(
+        my_step.WithLoss(model), budget, compiler="eager", verbose=False, time_limit=5
+    )
+    for _ in range(2):
+        assert measured(step, (first, second)) <= budget
 
 
 def run_command(line: str, note: str) -> None:

@@ -16,12 +16,13 @@ from autoremat.errors import (
     OverBudget,
     OverBudgetWarning,
 )
+from autoremat.reporting import ResidentParts
 
 INFEASIBLE = InfeasibleBudget(
     budget_nbytes=10_000_000_000,
     smallest_peak_nbytes=11_300_000_000,
     floor_nbytes=10_900_000_000,
-    resident_nbytes=6_200_000_000,
+    resident=ResidentParts(parameters_nbytes=2_200_000_000, optimizer_nbytes=4_000_000_000),
     step="mm_17",
     source="model.py:88",
     largest=(
@@ -29,7 +30,9 @@ INFEASIBLE = InfeasibleBudget(
         LiveValue("tangents_1", 1_200_000_000, kind="gradient"),
     ),
 )
-CHOSEN = OverBudget(1000, 2000, 500, 10, choice='policy="every-layer"', optimal_peak_nbytes=900)
+CHOSEN = OverBudget(
+    1000, 2000, 500, ResidentParts(10), choice='policy="every-layer"', optimal_peak_nbytes=900
+)
 WARNING = FallbackWarning("AR101", "`cond` (model.py:12) is not understood.")
 OVER = OverBudgetWarning(5_100_000_000, 5_000_000_000, 4_990_000_000)
 
@@ -39,7 +42,8 @@ def test_an_infeasible_budget_says_fact_cause_and_remedy() -> None:
     assert str(INFEASIBLE) == (
         "Budget 10.0 GB is below the smallest peak found, 11.3 GB "
         "(proven floor of this step's operations 10.9 GB). "
-        "At `mm_17` (model.py:88), 6.2 GB are resident, and the largest live values are "
+        "At `mm_17` (model.py:88), 6.2 GB are resident (2.2 GB parameters, 4.0 GB optimizer "
+        "state), and the largest live values are "
         "`mm_16` 3.9 GB (saved, model.py:80), `tangents_1` 1.2 GB (gradient). "
         'Raise the budget to 11300000000 bytes (budget="11300000000B") or reduce what is live: '
         "a smaller batch or sequence, lower precision, or splitting the operation at the peak."
@@ -58,7 +62,7 @@ def test_an_infeasible_budget_has_its_numbers_as_attributes() -> None:
 
 def test_a_budget_just_below_the_smallest_peak_does_not_look_equal_to_it() -> None:
     """Sizes that differ in a late digit are written with that digit."""
-    error = InfeasibleBudget(10_000_000_000, 10_000_000_001, 9_999_999_999, 1)
+    error = InfeasibleBudget(10_000_000_000, 10_000_000_001, 9_999_999_999, ResidentParts(1))
     text = "Budget 10.000000000 GB is below the smallest peak found, 10.000000001 GB"
     assert text in str(error)
 
@@ -66,19 +70,26 @@ def test_a_budget_just_below_the_smallest_peak_does_not_look_equal_to_it() -> No
 def test_a_floor_that_is_reached_is_called_the_lowest() -> None:
     """Where floor and smallest peak meet, no better plan exists; of what is said in the message."""
     text = "the smallest peak found, 2.0 kB (proven to be the lowest of this step's operations)."
-    assert text in str(InfeasibleBudget(1000, 2000, 2000, 10))
+    assert text in str(InfeasibleBudget(1000, 2000, 2000, ResidentParts(10)))
 
 
 def test_where_nothing_is_proven_nothing_is_called_proven() -> None:
     """Under Inductor the floor is what is resident, which says nothing of other plans."""
-    text = str(InfeasibleBudget(1000, 2000, 10, 10))
+    text = str(InfeasibleBudget(1000, 2000, 10, ResidentParts(10)))
     assert "the smallest peak found, 2.0 kB (a lower one is not ruled out)." in text
     assert "proven" not in text
 
 
 def test_a_resident_part_above_the_budget_gets_its_own_remedy() -> None:
-    """Recompute cannot shrink parameters and optimizer state."""
-    assert "it exceeds the budget by itself" in str(InfeasibleBudget(1000, 5000, 4000, 3000))
+    """Recompute cannot shrink parameters and optimizer state; what they are comes first."""
+    resident = ResidentParts(parameters_nbytes=2000, batch_nbytes=1000)
+    assert str(InfeasibleBudget(1000, 5000, 3000, resident)) == (
+        "Budget 1.0 kB is below what is resident under every plan, 3.0 kB (2.0 kB parameters, "
+        "1.0 kB batch). A plan that is known without a search peaks at 5.0 kB; others may take "
+        'less. Raise the budget to 5000 bytes (budget="5000B"), which is accepted, or make the '
+        "resident part smaller, since it exceeds the budget by itself: parameters in lower "
+        "precision, an optimizer with less state, sharding."
+    )
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))

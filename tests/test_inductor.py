@@ -19,6 +19,7 @@ from tests.training import (
     measured,
     optimized,
     recomputes,
+    refusal,
     same,
     step,
 )
@@ -113,10 +114,7 @@ def test_the_smallest_budget_is_kept(
     highest = measured(unbounded, inputs)
     predicted = autoremat.report(unbounded).predicted_peak_nbytes
     assert predicted == pytest.approx(highest, rel=0.05)
-    refused = optimized(make, 1, compiler="inductor")
-    with pytest.raises(autoremat.InfeasibleBudget) as caught:
-        step(refused, inputs)
-    smallest = caught.value.smallest_peak_nbytes
+    smallest = refusal(make, inputs, compiler="inductor").smallest_peak_nbytes
     model = optimized(make, smallest, compiler="inductor")
     ours = step(model, inputs)
     peak = measured(model, inputs)
@@ -183,10 +181,8 @@ def test_dropout_gradient_is_that_of_the_drawn_mask():
             return x.square().mean()
 
     inputs = (rows()[:64].double(),)
-    refused = optimized(Dropping, 1, compiler="inductor")
-    with pytest.raises(autoremat.InfeasibleBudget) as caught:
-        step(refused, inputs)
-    model = optimized(Dropping, caught.value.smallest_peak_nbytes, compiler="inductor")
+    smallest = refusal(Dropping, inputs, compiler="inductor").smallest_peak_nbytes
+    model = optimized(Dropping, smallest, compiler="inductor")
     gradient = step(model, inputs, seed=7).gradients["layers.0.weight"]
     assert gradient is not None
     model.zero_grad(set_to_none=True)

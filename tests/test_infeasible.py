@@ -75,7 +75,7 @@ def test_an_infeasible_budget_survives_pickling():
 
 def test_the_arguments_of_the_error_are_its_numbers():
     """`args` and `repr` show what the error was made of."""
-    assert refusal(Chain, (many_rows(),)).args[0] == 1
+    assert refusal(Chain, (many_rows(),), 1).args[0] == 1
 
 
 def test_equal_values_are_named_in_the_order_in_which_they_are_made():
@@ -174,3 +174,40 @@ def test_a_bound_above_a_plan_costs_the_certificate_and_not_the_training(
     assert "no proven bound" in report.summary()
     with pytest.raises(autoremat.FallbackError, match="bound in us is 1000000000000, but"):
         step(optimized(Chain, UNBOUNDED, strict=True), (many_rows(),))
+
+
+def test_a_budget_below_what_is_resident_is_refused_before_any_solve(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """With what is resident by parts, and a budget that is accepted; nothing is searched for."""
+
+    def solving(*_: object) -> Solution:
+        raise AssertionError("a budget that no plan can fit was searched for")
+
+    inputs = (many_rows(),)
+    with monkeypatch.context() as patch:
+        for name in ("solve", "smallest_peak", "fastest"):
+            patch.setattr(Solver, name, solving)
+        error = refusal(Chain, inputs, resident_nbytes(Chain(), inputs) - 1)
+    assert error.is_resident_too_much
+    assert error.resident.batch_nbytes == many_rows().nbytes
+    assert error.resident.parameters_nbytes == sum(p.nbytes for p in Chain().parameters())
+    assert error.floor_nbytes == error.resident_nbytes == resident_nbytes(Chain(), inputs)
+    assert "batch)" in str(error)
+    model = optimized(Chain, error.smallest_peak_nbytes)
+    step(model, inputs)
+    assert autoremat.report(model).predicted_peak_nbytes <= error.smallest_peak_nbytes
+
+
+def test_a_policy_above_a_budget_below_what_is_resident_is_refused_before_any_solve(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The error names both peaks: of the policy, and of what `optimal` is accepted with."""
+
+    def solving(*_: object) -> Solution:
+        raise AssertionError("a budget that no plan can fit was searched for")
+
+    monkeypatch.setattr(Solver, "solve", solving)
+    error = refusal(Chain, (many_rows(),), 1, policy="save-all")
+    assert isinstance(error, autoremat.OverBudget)
+    assert error.resident_nbytes < error.optimal_peak_nbytes <= error.smallest_peak_nbytes

@@ -34,7 +34,7 @@ def test_the_named_budget_is_accepted_by_a_search_that_finds_nothing(
 ) -> None:
     """The plan that the refusal rested on is remembered."""
     with pytest.raises(autoremat.InfeasibleBudget) as refused:
-        step(1000, 10.0)
+        step(autoremat.resident_nbytes(deep(), torch.ones(256, 32)), 10.0)
     smallest = refused.value.smallest_peak_nbytes
 
     def nothing(solver: Solver, budget_nbytes: int) -> Solution:
@@ -72,7 +72,7 @@ def test_the_named_budget_is_not_searched_again_under_inductor(
         )
 
     with pytest.raises(autoremat.InfeasibleBudget) as refused:
-        plan(1000)
+        plan(autoremat.resident_nbytes(deep(3), torch.ones(256, 32)))
     readings = []
     original = choose.generated_peaks
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autoremat
+from autoremat import profile
 from autoremat.errors import FallbackWarning, InfeasibleBudget
 from autoremat.fakes import Faker
 from autoremat.hardware import SPECS, find_spec
@@ -86,7 +88,7 @@ def test_a_source_line_is_never_ours():
     report = planned(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()), batch(), budget="1GB")
     assert {(value.source, value.module) for value in report.values} == {("", "0"), ("", "1")}
     with pytest.raises(InfeasibleBudget, match=r"At `\w+`, .* \(incoming gradient\)"):
-        planned(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()), batch(), budget="1kB")
+        planned(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()), batch(), budget="200kB")
 
 
 @pytest.mark.parametrize("name", ["<b>x</b>", "[bold]x[/bold]", "[/x]", "a b"])
@@ -267,3 +269,14 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(run.stdout.split()[-1]) < 2 << 20
+
+
+def test_operations_whose_times_contradict_each_other_are_named(tmp_path, monkeypatch):
+    """Each round is four times as fast as the one before: the report believes none."""
+    rounds = itertools.count()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(profile, "_PAUSES_S", (0.0,))
+    monkeypatch.setattr(profile, "_time_us", lambda *_: 4.0 ** -next(rounds))
+    report = planned(Layers(2), batch())
+    assert "gelu (its measured times contradict each other)" in report.estimated_ops
+    assert "without a sound measurement" in report.summary()

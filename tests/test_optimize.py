@@ -184,7 +184,7 @@ def test_the_measured_peak_keeps_every_budget(make: type[nn.Module]):
 
 
 def _smallest(make: type[nn.Module], inputs: Sequence[Any]) -> int:
-    model = optimized(make, 1)
+    model = optimized(make, resident_nbytes(make_seeded(make), inputs))
     with pytest.raises(autoremat.InfeasibleBudget) as caught:
         step(model, inputs, first)
     return caught.value.smallest_peak_nbytes

@@ -134,9 +134,10 @@ def test_the_gradients_of_later_graphs_are_live_in_the_backward_of_earlier_ones(
     assert first - 4 * row_nbytes <= measured(model, (x,)) <= first
     budget = first - 32 * 1024
     model = optimized(LargeHead, budget)
-    for _ in range(2):  # the first step has been told nothing of the head
-        model.zero_grad(set_to_none=True)
-        same(reference, step(model, (x,)))
+    with pytest.warns(autoremat.OverBudgetWarning, match="From the next step on"):
+        same(reference, step(model, (x,)))  # it has been told nothing of the head
+    model.zero_grad(set_to_none=True)
+    same(reference, step(model, (x,)))
     model.zero_grad(set_to_none=True)
     assert measured(model, (x,)) <= autoremat.report(model).predicted_peak_nbytes <= budget
 
@@ -154,7 +155,7 @@ def test_a_backend_tells_of_earlier_graphs_that_no_longer_fit():
     model = torch.compile(make_seeded(LargeHead), backend=backend, options=options)
     with pytest.warns(autoremat.OverBudgetWarning, match="above the budget") as told:
         step(model, (x,))
-    assert len(told) == 1
+    assert len(told) == 1, [str(w.message) for w in told]
 
 
 def after_a_step(make: type[nn.Module], x: Tensor) -> nn.Module:
@@ -203,9 +204,10 @@ def test_a_graph_that_runs_in_every_layer_counts_as_often():
     assert measured(model, (x,)) == highest + loss_gradient_nbytes
     budget = resident + int(0.8 * (highest - resident))
     model = optimized(BrokenLayers, budget)
-    for _ in range(2):
-        model.zero_grad(set_to_none=True)
+    with pytest.warns(autoremat.OverBudgetWarning, match="From the next step on"):
         same(reference, step(model, (x,)))
+    model.zero_grad(set_to_none=True)
+    same(reference, step(model, (x,)))
     model.zero_grad(set_to_none=True)
     predicted = autoremat.report(model).predicted_peak_nbytes
     assert measured(model, (x,)) - loss_gradient_nbytes <= predicted <= budget
@@ -425,7 +427,7 @@ def test_sizes_read_off_values_that_are_recomputed():
 
     reference = run(UNBOUNDED)
     with pytest.raises(autoremat.InfeasibleBudget) as caught:
-        run(1)
+        run(autoremat.resident_nbytes(make_seeded(Flattening), sequences()))
     model = run(caught.value.smallest_peak_nbytes)
     assert recomputes(model) > 0
     for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):

@@ -115,15 +115,109 @@ def test_a_broadcast_input_counts_its_distinct_elements(trace):
     assert cost.bytes_moved(call) == 4 * (100 + 50 * 100)
 
 
-def test_equal_calls_are_measured_once(trace, cache, timed_calls):
+class Timer:
+    """A clock under load: the times of a call's rounds by its first size, the last one for good."""
+
+    def __init__(self, **taken_us: list[float]) -> None:
+        """Times by "mm64" and the like."""
+        self.taken_us = taken_us
+        self.rounds: list[str] = []
+
+    def __call__(self, call, inputs) -> float:
+        """The next time of this call."""
+        name = f"{call.target._opname}{inputs.args[0].shape[0]}"
+        self.rounds.append(name)
+        times = self.taken_us.get(name, [1.0])
+        return times.pop(0) if len(times) > 1 else times[0]
+
+
+def products(trace: Trace) -> list[fx.Node]:
+    """Two matrix products of nearly the same size."""
+    return [
+        trace.call(aten.mm.default, trace.tensor(rows, 64), trace.tensor(64, 64))
+        for rows in (64, 65)
+    ]
+
+
+def timed_by(timer: Timer, monkeypatch: pytest.MonkeyPatch, nodes: list[fx.Node], cache: Path):
+    """The costs of nodes under a timer."""
+    monkeypatch.setattr(profile, "_time_us", timer)
+    monkeypatch.setattr(profile, "_PAUSES_S", 4 * (0.0,))
+    costs = profile_nodes(nodes, cache_path=cache)
+    return [costs[node] for node in nodes]
+
+
+def test_equal_calls_are_measured_once(trace, cache, monkeypatch):
     """Three calls of two kinds take two measurements, and none when asked again."""
     x, y = trace.tensor(8, 8), trace.tensor(4, 4)
     nodes = [trace.call(aten.sin.default, v) for v in (x, x, y)]
-    first = profile_nodes(nodes, cache_path=cache)
-    assert len(timed_calls) == 2 * profile._ROUNDS
-    timed_calls.clear()
-    assert profile_nodes(nodes, cache_path=cache) == first
-    assert not timed_calls
+    timer = Timer()
+    first = timed_by(timer, monkeypatch, nodes, cache)
+    assert len(timer.rounds) == 2 * profile._ROUNDS
+    timer.rounds.clear()
+    assert timed_by(timer, monkeypatch, nodes, cache) == first
+    assert not timer.rounds
+
+
+def test_a_time_that_load_has_spoilt_is_taken_again(trace, cache, monkeypatch):
+    """Both first rounds of one of two equal products fall into a burst; the cache never sees it."""
+    nodes, timer = products(trace), Timer(mm64=[10.0], mm65=[140.0, 139.0, 10.5])
+    costs = timed_by(timer, monkeypatch, nodes, cache)
+    assert [cost.time_us for cost in costs] == [10.0, 10.5]
+    assert not any(cost.is_doubtful for cost in costs)
+    assert timer.rounds.count("mm64") == profile._ROUNDS
+    with CostCache.open(cache) as opened:
+        kept = opened.read([profile.call_key(cost.call_of(node)) for node in nodes])
+    assert sorted(found.time_us for found in kept.values()) == [10.0, 10.5]
+
+
+def test_a_known_time_shows_that_a_new_one_is_spoilt(trace, cache, monkeypatch):
+    """The other product was measured in an earlier run."""
+    one, other = products(trace)
+    timed_by(Timer(mm64=[10.0]), monkeypatch, [one], cache)
+    timer = Timer(mm65=[140.0, 140.0, 10.5])
+    assert [c.time_us for c in timed_by(timer, monkeypatch, [one, other], cache)] == [10.0, 10.5]
+    assert "mm64" not in timer.rounds
+
+
+def test_a_product_that_is_slow_each_time_is_believed(trace, cache, monkeypatch):
+    """An odd layout may well take 14 times as long: two more rounds are enough to see it."""
+    timer = Timer(mm64=[10.0], mm65=[140.0])
+    costs = timed_by(timer, monkeypatch, products(trace), cache)
+    assert [cost.time_us for cost in costs] == [10.0, 140.0]
+    assert not any(cost.is_doubtful for cost in costs)
+    assert timer.rounds.count("mm65") == 2 * profile._ROUNDS
+
+
+def test_times_that_never_agree_are_not_kept_and_are_named(trace, cache, monkeypatch):
+    """The quietest round counts for this plan; the next run measures again."""
+    spoilt = [4.0**turn for turn in range(10, 0, -1)]
+    node = trace.call(aten.sin.default, trace.tensor(64))
+    (found,) = timed_by(Timer(sin64=list(spoilt)), monkeypatch, [node], cache)
+    assert found.is_doubtful
+    assert found.measured
+    assert found.time_us == spoilt[profile._ROUNDS + len(profile._PAUSES_S) - 1]
+    with CostCache.open(cache) as opened:
+        assert not opened.read([profile.call_key(cost.call_of(node))])
+    (again,) = timed_by(Timer(sin64=[2.0]), monkeypatch, [node], cache)
+    assert again.time_us == 2.0
+    assert not again.is_doubtful
+
+
+def test_the_ceilings_are_the_fastest_that_was_seen(monkeypatch):
+    """A round under load does not lower them."""
+    timer = Timer(clone1=[9.0, 3.0, 8.0], mm768=[500.0, 100.0, 400.0])
+    monkeypatch.setattr(profile, "_time_us", timer)
+    found = profile.measure_ceilings(torch.device("cpu"), torch.float32)
+    assert found.launch_us == 3.0
+    assert found.matmul_gflops == 2 * 768**3 / 100.0 / 1e3
+
+
+def test_measuring_the_ceilings_takes_little_memory():
+    """It happens inside the user's training process."""
+    device = torch.device("cpu")
+    peak = measure_peak(lambda: profile.measure_ceilings(device, torch.float32), device="cpu")
+    assert peak <= 17 << 20
 
 
 @pytest.mark.parametrize(

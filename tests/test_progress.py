@@ -9,12 +9,13 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
-from itertools import count
+from itertools import count, pairwise
 
 import pytest
 
-from autoremat.progress import Progress
+from autoremat.progress import Progress, during
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 
@@ -60,17 +61,82 @@ def test_a_log_file_gets_one_plain_line_per_stage() -> None:
     """Each line is complete, without carriage returns or escape codes."""
     assert log_of_a_run() == (
         "autoremat: capture\n"
-        "autoremat: cost (capture took 2.0 s)\n"
-        "autoremat: solve (cost took 2.0 s)\n"
+        "autoremat: cost (capture took 3.0 s)\n"
+        "autoremat: solve (cost took 3.0 s)\n"
         "autoremat: peak 9.8 GB -> 5.0 GB\n"
     )
 
 
-def test_a_log_file_gets_counts_only_every_ten_seconds() -> None:
-    """A thousand priced operations are a few lines."""
-    counts = re.findall(r"^autoremat: cost (\d+)/100 ops$", log_of_a_run(100), re.MULTILINE)
-    assert 5 <= len(counts) <= 10
-    assert counts == sorted(counts, key=int)
+def test_a_log_file_gets_counts_at_once_and_then_every_fifteen_seconds() -> None:
+    """A thousand priced operations are a few lines, with the seconds that they took so far."""
+    first, *others = re.findall(r"^autoremat: cost .*/100 ops.*$", log_of_a_run(100), re.MULTILINE)
+    assert first == "autoremat: cost 1/100 ops"
+    assert 5 <= len(others) <= 10
+    told = [re.fullmatch(r"\S+ cost (\d+)/100 ops, (\d+) s so far", line) for line in others]
+    seconds = [int(found[2]) for found in told if found]
+    assert len(seconds) == len(others)
+    assert all(15 <= later - before <= 17 for before, later in pairwise(seconds))
+
+
+def test_nothing_to_count_is_not_counted() -> None:
+    """Where all operations were measured before."""
+    assert "0/0" not in log_of_a_run(0)
+
+
+class Waited(io.StringIO):
+    """A log that can be waited for."""
+
+    def __init__(self, wanted: str) -> None:
+        """Wait for this piece of text."""
+        super().__init__()
+        self.wanted, self.arrived = wanted, threading.Event()
+
+    def write(self, text: str) -> int:
+        """Keep the text; note what is waited for."""
+        written = super().write(text)
+        if self.wanted in text:
+            self.arrived.set()
+        return written
+
+
+def test_a_long_stage_is_told_of_though_nobody_calls() -> None:
+    """A solver that says nothing for minutes; the watch ends with the block."""
+    log, seconds = Waited("solve, 40 s so far"), count(step=20)
+    with Progress(stream=log, interval_s=0.01, clock=lambda: float(next(seconds))) as progress:
+        progress.stage("solve")
+        assert log.arrived.wait(60)
+    ended = log.getvalue()
+    assert not [thread for thread in threading.enumerate() if "beat" in thread.name]
+    assert log.getvalue() == ended
+
+
+def test_a_stage_inside_another_goes_back_to_it() -> None:
+    """What is called from a stage can name what it does, without a `Progress` at hand."""
+    log = io.StringIO()
+    with during("alone"), Progress(stream=log, clock=lambda: 0.0) as progress:
+        progress.stage("solve")
+        with during("read"):
+            pass
+    assert log.getvalue() == (
+        "autoremat: solve\nautoremat: read (solve took 0.0 s)\nautoremat: solve (read took 0.0 s)\n"
+    )
+
+
+def test_entered_again_it_goes_on_and_closes_in_between() -> None:
+    """The trace around a plan and the plan are one run."""
+    log = io.StringIO()
+    with Progress(stream=log, clock=lambda: 0.0) as progress:
+        progress.stage("trace")
+        with progress:
+            progress.stage("solve")
+            progress.finish("planned")
+        progress.stage("compile")
+    assert [line.split()[1] for line in log.getvalue().splitlines()] == [
+        "trace",
+        "solve",
+        "planned",
+        "compile",
+    ]
 
 
 def test_quiet_prints_nothing() -> None:

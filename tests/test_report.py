@@ -23,6 +23,7 @@ from autoremat.reporting import (
     PointKind,
     Report,
     ReportError,
+    ResidentParts,
     Span,
     SpanKind,
     Step,
@@ -86,11 +87,12 @@ GRAPH = GraphReport(
 )
 REPORT = Report(
     budget_nbytes=5_000_000_000,
-    resident_nbytes=1_200_000_000,
+    resident=ResidentParts(parameters_nbytes=500_000_000, optimizer_nbytes=700_000_000),
     graphs=(GRAPH,),
     compiler="inductor",
     device="NVIDIA H200",
     torch_version="2.13.0",
+    optimizer="AdamW",
 )
 FALLBACK = Fallback("AR101", "`cond` is not understood.", "Report it.")
 SMALLER = replace(
@@ -187,7 +189,7 @@ points = st.builds(
 reports = st.builds(
     Report,
     budget_nbytes=counts,
-    resident_nbytes=counts,
+    resident=st.builds(ResidentParts, *[counts] * 6),
     graphs=st.lists(graphs, max_size=3).map(tuple),
     measured_peak_nbytes=st.none() | counts,
     compiler=texts,
@@ -269,7 +271,7 @@ def test_json_gives_an_equal_report_back(report: Report) -> None:
 def test_json_has_the_schema_and_the_totals() -> None:
     """Other tools read the totals without adding up graphs; an unproven gap is null."""
     data = json.loads(replace(REPORT, graphs=(replace(GRAPH, bound_us=0.0),)).to_json())
-    assert data["schema"] == SCHEMA == "autoremat.report/2"
+    assert data["schema"] == SCHEMA == "autoremat.report/3"
     assert data["predicted_peak_nbytes"] == 5_000_000_000
     assert data["status"] == "feasible"
     assert data["gap"] is None
@@ -284,12 +286,12 @@ def test_json_has_the_schema_and_the_totals() -> None:
         ("[]", "expected a JSON object"),
         ('{"schema": "autoremat.problem/1"}', "found 'autoremat.problem/1'"),
         ('{"hello": 1}', "found None"),
-        (edited(schema="autoremat.report/3"), "newer autoremat.*Update"),
-        (edited(schema="autoremat.report/1"), "older autoremat.*Plan the model again"),
+        (edited(schema="autoremat.report/4"), "newer autoremat.*Update"),
+        (edited(schema="autoremat.report/2"), "older autoremat.*Plan the model again"),
         (edited(texts=[]), "is no number of a text"),
         (edited(texts={}), "texts is a dict"),
-        (edited(resident_nbytes=math.nan), "NaN"),
-        (edited(resident_nbytes=-1), "Report: resident_nbytes is -1"),
+        (edited(budget_nbytes=math.nan), "NaN"),
+        (edited(budget_nbytes=-1), "Report: budget_nbytes is -1"),
         (edited(budget_nbytes="5GB"), "budget_nbytes is '5GB'"),
         (edited(budget_nbytes=True), "budget_nbytes is True"),
         (edited(device=None), "device is None; expected a text"),
@@ -365,13 +367,14 @@ def test_the_summary_of_a_small_report() -> None:
         "Peak 9.8 GB -> 5.0 GB, measured 5.0 GB (budget 5.0 GB), +3.1 % time predicted, "
         "1 of 3 values saved, gap at most 0.8 %\n"
         "\n"
-        "Budget       5000000000 bytes, 1.2 GB resident\n"
+        "Budget       5000000000 bytes, 1.2 GB resident: 500.0 MB parameters, "
+        "700.0 MB optimizer state\n"
         "Measured     5.0 GB, 10.0 MB below the prediction\n"
         "Peak at      `mm_17` (model.py:88)\n"
         "Step time    100.0 ms -> 103.1 ms predicted, proven bound of the model 102.3 ms\n"
         "Solver       feasible: within the budget, with a proven gap (ilp, 2.1 s)\n"
         "Runs on      NVIDIA H200, inductor, torch 2.13.0\n"
-        "Estimated    1 operation priced, not measured: topk\n"
+        "Estimated    1 operation without a sound measurement: topk\n"
         "Constraints  1 constraint: dropout masks are saved\n"
         "\n"
         "Largest saved values\n"
@@ -391,23 +394,23 @@ def test_the_summary_folds_identical_layers() -> None:
 
 
 def test_the_longest_summary_fits_a_screen() -> None:
-    """With every fact and both tables full it has 25 lines."""
+    """With every fact and both tables full, and no optimizer, it has 26 lines."""
     values = tuple(
         replace(value, name=f"{value.name}_{i}", module="", nbytes=i)
         for value in (SAVED, RECOMPUTED)
         for i in range(40)
     )
     graphs = (replace(GRAPH, values=values), SMALLER)
-    report = replace(REPORT, graphs=graphs, fallbacks=(FALLBACK,))
-    assert len(report.summary().split("\n")) == 25
+    report = replace(REPORT, graphs=graphs, fallbacks=(FALLBACK,), optimizer="")
+    assert len(report.summary().split("\n")) == 26
 
 
 @settings(deadline=None)
 @given(reports)
 def test_the_summary_fits_a_screen(report: Report) -> None:
-    """At most 25 lines, whatever the report holds, and no escape codes of our own."""
+    """At most 26 lines, whatever the report holds, and no escape codes of our own."""
     lines = report.summary().split("\n")
-    assert 4 <= len(lines) <= 25
+    assert 4 <= len(lines) <= 26
     assert lines[0][0] in "PN"
     assert len(one_line(report).split("\n")) == 1
 

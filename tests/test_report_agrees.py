@@ -24,7 +24,9 @@ from torch.utils.checkpoint import checkpoint
 import autoremat
 from autoremat import session
 from autoremat.choose import TORCH, Choice, Subject, as_chosen
+from autoremat.curve import Curve
 from autoremat.lower import LATER_GRADIENTS, RNG_STATE, without_spare_states
+from autoremat.options import Resident
 from autoremat.reporting import GraphReport, Report, SpanKind, ValueAction, format_nbytes
 from autoremat.reporting.text import format_us
 from autoremat.steering import store
@@ -253,7 +255,16 @@ def test_what_crosses_is_what_is_saved(found: Planned) -> None:
     """Added up over the backward's inputs, and as the plan has it live between the two parts."""
     for _, subject, choice in found.graphs:
         problem = without_spare_states(subject.lowered.problem, choice.solution.plan)
-        part = Part(subject, choice, Beside(), lambda *_: None, store(subject, choice), ())  # type: ignore[arg-type, return-value]
+        part = Part(
+            subject,
+            choice,
+            between_nbytes=0,
+            counted=Beside(),
+            explain=lambda *_: None,  # type: ignore[arg-type, return-value]
+            stored=store(subject, choice),
+            curve=Curve(),
+            resident=Resident(),
+        )
         assert part.crossing_nbytes == _crossing_nbytes(problem, choice.solution.plan)
 
 

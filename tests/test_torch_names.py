@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils.checkpoint import checkpoint
 
 from autoremat import _torch
 from autoremat.executor import compile_eager
@@ -98,8 +99,19 @@ def test_is_opaque(joint: fx.GraphModule):
 
 def test_force_save_what_torch_demands(joint: fx.GraphModule):
     """Tags nothing in a graph without effects, collectives and checkpoints."""
-    _torch.force_save_what_torch_demands(joint)
+    assert not _torch.force_save_what_torch_demands(joint)
     assert not any("recompute" in node.meta for node in joint.graph.nodes)
+
+
+def test_the_value_between_two_checkpointed_regions_is_saved():
+    """It is returned, as the only one that is saved for that reason alone."""
+    region = lambda x: checkpoint(lambda h: h.sin().exp(), x, use_reentrant=False)  # noqa: E731
+    module = capture(lambda x: region(region(x)).sum(), leaf(4)).module
+    for node in module.graph.find_nodes(op="call_function", target=aten.exp.default):
+        node.meta["recompute"] = _torch.CheckpointPolicy.PREFER_RECOMPUTE  # as before torch's split
+    (between,) = _torch.force_save_what_torch_demands(module)
+    assert between.target is aten.exp.default
+    assert between.meta["recompute"] is _torch.CheckpointPolicy.MUST_SAVE
 
 
 def test_extract_forward_and_backward(joint: fx.GraphModule):
@@ -171,6 +183,38 @@ def test_the_state_of_the_cpus_generator_is_restored():
     """Of CUDA's only that of the current device."""
     assert _torch.restores_rng_state(torch.device("cpu"))
     assert not _torch.restores_rng_state(torch.device("meta"))
+
+
+def test_results_that_inductor_may_leave_in_an_argument():
+    """Of functional forms of what writes, the argument and who takes the result; else none."""
+    graph = fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    scattered = graph.call_function(aten.slice_scatter.default, (x, y))
+    put = graph.call_function(aten.index_put.default, (x, [y], y))
+    summed = graph.call_function(aten._foreach_add.List, ([x, y], [y, x]))
+    second = graph.call_function(operator.getitem, (summed, 1))
+    functional = torch.ops.higher_order.auto_functionalized
+    both = graph.call_function(functional, (aten.add_.Tensor,), {"self": x, "other": y})
+    both.meta["val"] = (None, None)
+    updated = graph.call_function(operator.getitem, (both, 1))
+    ops = torch.ops.higher_order
+    bases = {"_all_bases": [x]}
+    several = graph.call_function(ops.auto_functionalized_v2, (aten.add_.Tensor,), bases)
+    several.meta["val"] = (None, None, None)
+    last = graph.call_function(operator.getitem, (several, 2))
+    effects = graph.call_function(ops.with_effects, (y, aten.index_put.default, x, [y], y))
+    effect = graph.call_function(operator.getitem, (effects, 1))
+    options = {"kwargs": {"pointer": x, "size": 4}, "tensors_to_clone": ["pointer"]}
+    kernel = graph.call_function(ops.triton_kernel_wrapper_functional, (), options)
+    written = graph.call_function(operator.getitem, (kernel, "pointer"))
+    assert _torch.in_place_results(several) == [(x, [last])]
+    assert _torch.in_place_results(effects) == [(x, [effect])]
+    assert _torch.in_place_results(kernel) == [(x, [written])]
+    assert _torch.in_place_results(scattered) == [(x, [scattered])]
+    assert _torch.in_place_results(put) == [(x, [put])]
+    assert _torch.in_place_results(summed) == [(x, []), (y, [second])]
+    assert _torch.in_place_results(both) == [(x, [updated])]
+    assert _torch.in_place_results(second) == []
 
 
 def test_options_of_mode():
@@ -380,7 +424,7 @@ def test_a_compile_can_be_stopped_at_its_source():
         raise Stop
 
     captured = capture(lambda x: x.sin().sum(), leaf(8))
-    forward, _ = _torch.min_cut(captured.module, num_fwd_outputs=1)
+    forward, backward = _torch.min_cut(captured.module, num_fwd_outputs=1)
     inputs = [node.meta["val"] for node in placeholders(forward)]
     original = _torch.GraphLowering.compile_to_module
     options: Any = {"is_backward": False, "static_input_idxs": ()}
@@ -401,6 +445,17 @@ def test_a_compile_can_be_stopped_at_its_source():
     assert (size, stride, dtype, device.type) == ((8,), (1,), torch.float32, "cpu")
     assert _torch.inductor_layout(graph, "nothing") is None
     assert _torch.inductor_output_strides(graph)[0] == ()
+    options["is_backward"] = True
+    with (
+        _torch.patched_compile_to_module(stop),
+        _torch.donated([0]),
+        inputs[0].fake_mode,
+        pytest.raises(Exception, match="Stop"),
+    ):
+        _torch.compile_without_cache(
+            backward, [node.meta["val"] for node in placeholders(backward)], **options
+        )
+    assert seen[1][0].bw_donated_idxs == [0]
 
 
 @pytest.mark.inductor
@@ -623,6 +678,19 @@ def test_in_functional_transform():
     torch.func.grad(function)(torch.ones(2))
     function(torch.ones(2))
     assert seen == [False, True, False]
+
+
+def test_is_static_input():
+    """Dynamo marks what belongs to the module when it traces, and not what the call is given."""
+    torch._dynamo.reset()
+    found: list[list[bool]] = []
+
+    def backend(graph: fx.GraphModule, inputs: list[Any]) -> Any:
+        found.append([_torch.is_static_input(value) for value in inputs])
+        return graph
+
+    torch.compile(nn.Linear(2, 3), backend=backend)(torch.ones(1, 2))
+    assert sorted(found[0]) == [False, True, True]
 
 
 def test_kinds_of_global_hooks():

@@ -112,9 +112,14 @@ def measured(model: nn.Module, inputs: Sequence[Any], loss_of: Loss = scalar) ->
 
 
 def refusal(
-    make: Make, inputs: Sequence[Any], budget: int = 1, **options: Any
+    make: Make, inputs: Sequence[Any], budget: int | None = None, **options: Any
 ) -> autoremat.InfeasibleBudget:
-    """The error of a budget that no plan fits."""
+    """The error of a budget that no plan fits: of what is resident, if none is given.
+
+    Below that nothing would be searched for.
+    """
+    if budget is None:
+        budget = resident_nbytes(make_seeded(make), inputs)
     model = optimized(make, budget, **options)
     with pytest.raises(autoremat.InfeasibleBudget) as caught:
         step(model, inputs, options.get("loss_of", scalar))
@@ -192,12 +197,8 @@ def gradients_hold(
         close(step(make_seeded(make), inputs, loss_of), reference, tolerance)
     report = autoremat.report(unbounded)
     assert not report.fallbacks
-    tight = optimized(make, 1, **options)
-    with pytest.raises(autoremat.InfeasibleBudget) as caught:
-        step(tight, inputs, loss_of)
-    found = Peaks(
-        caught.value.smallest_peak_nbytes, report.predicted_peak_nbytes, report.resident_nbytes
-    )
+    smallest = refusal(make, inputs, **options).smallest_peak_nbytes
+    found = Peaks(smallest, report.predicted_peak_nbytes, report.resident_nbytes)
     assert found.resident < found.smallest <= found.save_all
     for share in shares:
         model = optimized(make, found.at(share), **options)

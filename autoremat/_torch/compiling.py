@@ -14,12 +14,14 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback
 from torch._dynamo.utils import counters as dynamo_counters
+from torch._functorch._aot_autograd import graph_compile
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._guards import CompileContext, detect_fake_mode
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutput
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen
+from torch.utils._pytree import arg_tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "activation_memory_budget",
     "aot_autograd",
     "default_partition",
+    "donated_inputs",
     "dynamo_counters",
     "extract_forward_and_backward",
     "fake_mode_of",
@@ -76,13 +79,22 @@ def is_opaque(node: fx.Node) -> bool:
     return test is not None and test(node)
 
 
-def force_save_what_torch_demands(module: fx.GraphModule) -> None:
-    """Tag collectives, effects and sources of mutations as saved, and close checkpoint regions."""
-    if _partitioners.has_recomputable_ops(module):
-        _partitioners.cleanup_recompute_tags(module, is_default_partition=False)
+def force_save_what_torch_demands(module: fx.GraphModule) -> set[fx.Node]:
+    """Tag collectives, effects and sources of mutations as saved, and close checkpoint regions.
+
+    Returns the nodes that are tagged only because another region begins right behind theirs.
+    """
     _partitioners.force_save_collectives(module)
     _partitioners.force_save_effectful_ops(module)
     _partitioners.force_save_bw_mutation_src(module)
+    inside = {node for node in module.graph.nodes if _partitioners.must_recompute(node)}
+    if inside:
+        _partitioners.cleanup_recompute_tags(module, is_default_partition=False)
+    return {
+        node
+        for node in inside
+        if not _partitioners.must_recompute(node) and not node.meta.get("has_backward_hook", False)
+    }
 
 
 def extract_forward_and_backward(
@@ -100,6 +112,33 @@ def extract_forward_and_backward(
         joint, tensors, saved_sym_nodes=symbols, num_fwd_outputs=num_fwd_outputs, **keywords
     )
     return forward, backward
+
+
+def donated_inputs(
+    forward: fx.GraphModule, backward: fx.GraphModule, *, num_fwd_outputs: int
+) -> frozenset[str]:
+    """Names of the backward's inputs that its compiled code may overwrite.
+
+    AOTAutograd's own rule: saved tensors that share no storage with inputs of the forward nor with
+    results.
+    """
+    if not torch._functorch.config.donated_buffer or any(
+        map(graph_compile.contain_metadata_mutation_ops, (forward, backward))
+    ):
+        return frozenset()
+    first = arg_tree_leaves(*forward.graph.output_node().args)
+    saved = first[num_fwd_outputs:]
+    donated = graph_compile.collect_fw_donated_buffer_idxs(
+        _fake_values(forward.graph.find_nodes(op="placeholder")),
+        _fake_values(first[:num_fwd_outputs]),
+        _fake_values(arg_tree_leaves(*backward.graph.output_node().args)),
+        _fake_values(saved),
+    )
+    return frozenset(saved[position].name for position in donated)
+
+
+def _fake_values(nodes: Sequence[Any]) -> list[Any]:
+    return [node.meta.get("val") if isinstance(node, fx.Node) else None for node in nodes]
 
 
 def _is_only_asserted(node: fx.Node) -> bool:

@@ -19,11 +19,13 @@ from torch._dynamo.exc import unimplemented
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 
 __all__ = [
+    "admitting_compiles",
     "admitting_recurrent_layers",
     "compile_apart",
     "every_guard",
     "guarding_hooks",
     "in_functional_transform",
+    "is_static_input",
     "kinds_of_global_hooks",
     "stop_at",
     "stop_at_padding",
@@ -92,6 +94,15 @@ def every_guard() -> contextlib.AbstractContextManager[None]:
     return patched
 
 
+def admitting_compiles(count: int) -> contextlib.AbstractContextManager[None]:
+    """Let Dynamo compile a function at least so often here before it gives the function up."""
+    config: Any = torch._dynamo.config
+    patch: contextlib.AbstractContextManager[None] = config.patch(
+        recompile_limit=max(count, config.recompile_limit)
+    )
+    return patch
+
+
 def traces_recurrent_layers() -> bool:
     """Whether the user has told Dynamo to write recurrent layers out, step by step."""
     return bool(torch._dynamo.config.allow_rnn)
@@ -117,6 +128,11 @@ def stop_at_padding() -> None:
 def in_functional_transform() -> bool:
     """Whether a transform of `torch.func` runs: Dynamo skips what it meets there, for good."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_static_input(tensor: torch.Tensor) -> bool:
+    """Whether an input of a Dynamo graph is the same tensor in each call: a parameter or buffer."""
+    return getattr(tensor, "_dynamo_static_input_type", None) is not None
 
 
 def kinds_of_global_hooks() -> dict[str, bool]:

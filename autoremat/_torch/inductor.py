@@ -6,15 +6,19 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import getitem
 from typing import Any
 
 import torch
 from torch import fx
+from torch._higher_order_ops.auto_functionalize import get_mutable_args
 from torch._inductor import custom_graph_pass, ir, list_mode_options, memory
+from torch._inductor import graph as inductor_graph
 from torch._inductor.codegen.triton import TritonOverrides
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.exc import InductorError
+from torch._inductor.fx_passes import reinplace
 from torch._inductor.graph import GraphLowering
 from torch._inductor.select_algorithm import extern_kernels
 from torch._inductor.utils import BoxedBool
@@ -33,6 +37,8 @@ __all__ = [
     "compile_fx",
     "compile_fx_inner",
     "compile_without_cache",
+    "donated",
+    "in_place_results",
     "inductor_layout",
     "inductor_output_strides",
     "inductor_result_nbytes",
@@ -63,6 +69,15 @@ CustomSchedulerPass: Any = getattr(
 )
 
 
+_ops: Any = torch.ops.higher_order
+# Operators of which Inductor may make the form that writes, by the arguments that it writes to.
+_UPDATES: dict[Any, tuple[int, ...]] = {
+    **{op: form.mutated_args for op, form in reinplace.inplaceable_ops.items()},
+    **dict.fromkeys(reinplace.inplaceable_foreach_ops, (0,)),
+    **dict.fromkeys(reinplace._SCATTER_OP_TO_VIEW, (0,)),
+}
+
+
 @contextlib.contextmanager
 def patched_compile_to_module(replacement: Callable[[Any], Any]) -> Iterator[None]:
     """Replace Inductor's step from a scheduled graph to loaded kernels, in this context."""
@@ -72,6 +87,20 @@ def patched_compile_to_module(replacement: Callable[[Any], Any]) -> Iterator[Non
         yield
     finally:
         GraphLowering.compile_to_module = original  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def donated(positions: Sequence[int]) -> Iterator[None]:
+    """Let Inductor take inputs of the backwards compiled in this context for its own to overwrite.
+
+    It asks AOTAutograd's account of the graph, which is not there before the graph is split.
+    """
+    original = inductor_graph.get_donated_idxs
+    inductor_graph.get_donated_idxs = lambda: list(positions)
+    try:
+        yield
+    finally:
+        inductor_graph.get_donated_idxs = original
 
 
 def compile_without_cache(
@@ -201,6 +230,45 @@ def origin_names(nodes: Sequence[Any]) -> set[str]:
     """Names of the graph nodes that Inductor's scheduler nodes compute."""
     parts = (part.node for node in nodes for part in node.get_nodes())
     return {origin.name for part in parts for origin in getattr(part, "origins", ())}
+
+
+def in_place_results(node: fx.Node) -> list[tuple[fx.Node, list[fx.Node]]]:
+    """Arguments in whose memory Inductor may leave a result, with the nodes that take that result.
+
+    The node is the functional form of an operator that writes to them.
+    """
+    found: list[tuple[fx.Node, list[fx.Node]]] = []
+    for key, base in _updated(node):
+        takers = [node] if key is None else _elements([node], key)
+        if isinstance(base, fx.Node):
+            found.append((base, takers))
+        elif isinstance(base, (list, tuple)):
+            found += [(part, _elements(takers, number)) for number, part in enumerate(base)]
+    return found
+
+
+def _elements(nodes: Sequence[fx.Node], key: object) -> list[fx.Node]:
+    """Nodes that take one element of the nodes' results."""
+    users = [user for node in nodes for user in node.users]
+    return [user for user in users if user.target is getitem and user.args[1] == key]
+
+
+def _updated(node: fx.Node) -> Iterator[tuple[object, Any]]:
+    """The arguments, or lists of them, each with the result's element; None for all of it."""
+    kwargs: Any = node.kwargs
+    operator: Any = node.args[0] if node.args else None
+    if node.target in _UPDATES:
+        yield from ((None, node.args[position]) for position in _UPDATES[node.target])
+    elif node.target is _ops.with_effects and node.args[1] in _UPDATES:
+        for number, position in enumerate(_UPDATES[node.args[1]]):
+            yield number + 1, node.args[position + 2]
+    elif node.target is _ops.triton_kernel_wrapper_functional:
+        yield from ((name, kwargs["kwargs"][name]) for name in kwargs["tensors_to_clone"])
+    elif node.target in (_ops.auto_functionalized, _ops.auto_functionalized_v2):
+        bases = kwargs.get("_all_bases")
+        if bases is None:
+            bases = [kwargs[name] for name in get_mutable_args(operator)[0]]
+        yield from enumerate(bases, start=len(node.meta["val"]) - len(bases))
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,14 @@ Guarantees: importing this imports nothing that compiles.
 
 from __future__ import annotations
 
+import functools
+import math
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import ContextVar
 from operator import getitem
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,6 +21,7 @@ from torch._C import _autograd
 from torch._C._autograd import DeviceType
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import StrictMinMaxConstraint
 from torch.optim import optimizer as _optimizer
 from torch.profiler import ProfilerActivity
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -33,26 +37,39 @@ __all__ = [
     "arg_tree_leaves",
     "base_of",
     "can_be_bounded",
+    "compiled_backward_of",
     "foreach_by_default",
     "getitem",
+    "gradient_nbytes_into",
     "has_results",
     "is_compiled_backward",
     "is_getitem",
     "is_mutable",
+    "keeps_graph",
     "memory_events",
     "profiler_is_active",
     "real_execution",
     "recording_memory",
     "restores_rng_state",
     "rng_state_nbytes",
+    "sequence_number",
     "size_hint",
+    "size_symbols",
+    "sizes_as",
+    "solve_size",
     "sparse_parts",
     "step_hooks",
     "storage_identity",
     "storage_key",
     "tree_leaves",
     "tree_map",
+    "watch_backwards",
 ]
+
+
+_VIEWS_OF_VIEWS = 4  # nodes between an output and its graph's
+
+BackwardWatcher = Callable[[Any, bool], AbstractContextManager[None]]
 
 
 def real_execution() -> AbstractContextManager[Any]:
@@ -143,22 +160,76 @@ def rng_state_nbytes() -> int:
     return int(torch.get_rng_state().nbytes)
 
 
-def can_be_bounded(size: torch.SymInt) -> bool:
-    """Whether a guard may keep a symbolic size from being larger than while tracing.
+def can_be_bounded(size: torch.SymInt, most: int) -> bool:
+    """Whether a guard may keep a symbolic size from being larger than a number.
 
-    Not where the size is known only when the code runs, where it could not be smaller either (it
-    would become a constant), and where it has a bound already, which the user may insist on.
+    Not where the size is known only when the code runs, where the user has given it bounds, which
+    torch insists on, and where it could not be smaller either, if the user has marked it as one
+    that varies: it would become a constant.
     """
-    hint = getattr(size.node, "hint", None)
-    bounds = size.node.shape_env.bound_sympy(size.node.expr)
-    return isinstance(hint, int) and bool(bounds.lower < hint and bounds.upper >= sys.maxsize - 1)
+    if not isinstance(getattr(size.node, "hint", None), int):
+        return False
+    asked = [found for found in _user_constraints(size) if not found.warn_only]
+    if any(isinstance(constraint, StrictMinMaxConstraint) for constraint in asked):
+        return False
+    lower = size.node.shape_env.bound_sympy(size.node.expr).lower
+    return not asked or bool(lower < most)
+
+
+def _user_constraints(size: torch.SymInt) -> Iterator[Any]:
+    """What the user has demanded of a symbolic size (`torch._dynamo.mark_dynamic`)."""
+    for tracked in size.node.shape_env.tracked_fakes or ():
+        demanded = getattr(tracked.symbolic_context, "constraint_sizes", ())
+        for extent, constraint in zip(getattr(tracked.fake, "shape", ()), demanded, strict=False):
+            if constraint is None or not isinstance(extent, torch.SymInt):
+                continue
+            if extent.node.expr.free_symbols & size.node.expr.free_symbols:
+                yield constraint
+
+
+_NO_SIZES: Mapping[Any, int] = MappingProxyType({})
+_sizes: ContextVar[Mapping[Any, int]] = ContextVar("sizes", default=_NO_SIZES)  # by symbol
+
+
+@contextmanager
+def sizes_as(numbers: Mapping[Any, int]) -> Iterator[None]:
+    """Let symbolic sizes stand for other numbers than while tracing, in this context.
+
+    Args:
+        numbers: by symbol, as `size_symbols` gives them.
+    """
+    token = _sizes.set(numbers)
+    try:
+        yield
+    finally:
+        _sizes.reset(token)
+
+
+def size_symbols(size: int | torch.SymInt) -> dict[Any, int]:
+    """The symbols in a size that inputs decide, with the numbers they stood for while tracing."""
+    if isinstance(size, int):
+        return {}
+    env = size.node.shape_env
+    found = getattr(env, "backed_var_to_val", None) or env.var_to_val
+    return {s: int(found[s]) for s in size.node.expr.free_symbols if s in found}
+
+
+def solve_size(size: torch.SymInt, number: int) -> dict[Any, int]:
+    """What a size's symbol stands for where the size is this number; {} if that is not plain."""
+    return {size.node.expr: number} if size.node.expr.is_Symbol else {}
 
 
 def size_hint(size: int | torch.SymInt) -> int:
-    """The concrete number that a symbolic size stands for while tracing (4096 if it has none)."""
+    """The number that a symbolic size stands for (4096 if it has none)."""
     if isinstance(size, int):
         return size
     node = size.node
+    if node.expr.free_symbols & _sizes.get().keys():
+        expression = node.expr.xreplace(_sizes.get())
+        if expression.free_symbols:
+            expression = expression.xreplace(size_symbols(size))
+        if expression.is_number:
+            return int(expression)
     hint = getattr(node, "hint", None)
     if isinstance(hint, int):
         return hint
@@ -185,6 +256,61 @@ def is_getitem(node: fx.Node) -> bool:
 def base_of(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that a view was made from by autograd's account; else the tensor itself."""
     return tensor if tensor._base is None else tensor._base
+
+
+def compiled_backward_of(outputs: Iterable[torch.Tensor]) -> Any | None:
+    """The node of autograd's graph through which a compiled graph's outputs are differentiated.
+
+    Outputs that are views of others have nodes of their own in front of it.
+    """
+    nodes = {tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None}
+    for _ in range(_VIEWS_OF_VIEWS):
+        found = next((node for node in nodes if is_compiled_backward(node)), None)
+        if found is not None:
+            return found
+        nodes = {source for node in nodes for source, _ in node.next_functions if source}
+    return None
+
+
+def keeps_graph() -> bool:
+    """Whether the backward that runs here was asked to keep what was saved for it."""
+    return bool(_autograd._get_current_graph_task_keep_graph())
+
+
+def sequence_number(node: Any) -> int:
+    """The engine runs the ready node with the highest one first."""
+    return int(node._sequence_nr())
+
+
+def gradient_nbytes_into(node: Any) -> list[int]:
+    """Bytes of the gradient that a node takes for each of its results."""
+    return [
+        math.prod(int(n) for n in found.shape) * found.dtype.itemsize
+        for found in node._input_metadata
+    ]
+
+
+_backward_watchers: list[BackwardWatcher] = []
+
+
+def watch_backwards(watcher: BackwardWatcher) -> None:
+    """Open a context around every backward of this process that Python code begins.
+
+    Args:
+        watcher: given the tensors (or edges) that it begins at and whether it keeps the graph.
+    """
+    if not _backward_watchers:
+        run = torch.autograd._engine_run_backward
+
+        @functools.wraps(run)
+        def watched(roots: Any, gradients: Any, keep: Any, *args: Any, **kwargs: Any) -> Any:
+            with ExitStack() as contexts:
+                for watch in _backward_watchers:
+                    contexts.enter_context(watch(roots, bool(keep)))
+                return run(roots, gradients, keep, *args, **kwargs)
+
+        torch.autograd._engine_run_backward = watched
+    _backward_watchers.append(watcher)
 
 
 def is_compiled_backward(node: Any) -> bool:

@@ -206,7 +206,10 @@ def pareto(
     dtype: Dtype = None,
     points: Annotated[int, typer.Option(help="Budgets, the two ends included.", min=2)] = 10,
     out: ReportFile = None,
-    time_limit: Annotated[float, typer.Option(help="Seconds for the whole curve.", min=0.0)] = 60.0,
+    time_limit: Annotated[
+        float,
+        typer.Option(help="Seconds for one plan; the curve gets a third of it more.", min=0.0),
+    ] = 60.0,
     as_json: AsJson = False,
     force: Force = False,
 ) -> None:

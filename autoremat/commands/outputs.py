@@ -95,6 +95,8 @@ def report_document(report: Report, outputs: Mapping[str, Path]) -> dict[str, An
     return {
         "budget_nbytes": report.budget_nbytes,
         "resident_nbytes": report.resident_nbytes,
+        "resident": asdict(report.resident),
+        "optimizer": report.optimizer,
         "baseline_peak_nbytes": report.baseline_peak_nbytes,
         "predicted_peak_nbytes": report.predicted_peak_nbytes,
         "measured_peak_nbytes": report.measured_peak_nbytes,
@@ -112,6 +114,7 @@ def report_document(report: Report, outputs: Mapping[str, Path]) -> dict[str, An
         "fallbacks": [asdict(fallback) for fallback in report.fallbacks],
         "values": [asdict(value) for value in report.values],
         "curve": [asdict(point) for point in report.curve],
+        "curve_left_out": list(report.curve_left_out),
         "written": {name: str(out) for name, out in outputs.items()},
     }
 

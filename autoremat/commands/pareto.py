@@ -25,7 +25,8 @@ from autoremat.commands.outputs import check_outputs, write_outputs
 from autoremat.commands.plan import planned
 from autoremat.commands.target import TargetError
 from autoremat.commands.telling import print_json, warnings_told
-from autoremat.reporting import CurvePoint, PointKind, Report, format_nbytes
+from autoremat.curve import unbeaten
+from autoremat.reporting import CurvePoint, Report, format_nbytes
 from autoremat.reporting.text import format_us
 
 _BAR = 10
@@ -55,7 +56,7 @@ def run(
     except (Refusal, TargetError) as error:
         print(f"autoremat: {error}", file=sys.stderr)
         return BAD_INPUT
-    points = _from_smallest(report.curve)
+    points = unbeaten(report.curve)
     if as_json:
         document = {
             "target": target.text,
@@ -64,22 +65,13 @@ def run(
             "resident_nbytes": report.resident_nbytes,
             "baseline_peak_nbytes": report.graphs[0].modelled_peak_nbytes,
             "points": [asdict(point) for point in points],
+            "left_out": list(report.curve_left_out),
         }
         print_json(document, told, began)
     else:
         console = Console()
         console.print(_table(target.text, report, points, console.width))
     return 0
-
-
-def _from_smallest(curve: Sequence[CurvePoint]) -> list[CurvePoint]:
-    """By peak, what a user can ask for; a point that another one equals or beats is left out."""
-    ours = [point for point in curve if point.kind is not PointKind.TORCH]
-    kept: list[CurvePoint] = []
-    for point in sorted(ours, key=lambda p: (p.peak_nbytes, p.time_us)):
-        if not kept or point.time_us < kept[-1].time_us:
-            kept.append(point)
-    return kept
 
 
 def _table(title: str, report: Report, points: Sequence[CurvePoint], width: int) -> Table:
@@ -103,8 +95,10 @@ def _table(title: str, report: Report, points: Sequence[CurvePoint], width: int)
     missed = ("", "of most", "found by")
     fill(table, tuple(rows[0]), rows, label="found by", first_to_go=missed, width=width)
     estimated = " Times are estimated from a data sheet." if report.estimated_ops else ""
+    left_out = "; ".join(report.curve_left_out)
+    cut = f" Not all of it: {left_out}." if left_out else ""
     table.caption = (
-        f"On {report.device}, {format_nbytes(report.resident_nbytes)} resident.{estimated}"
+        f"On {report.device}, {format_nbytes(report.resident_nbytes)} resident.{estimated}{cut}"
     )
     table.caption_justify = "left"
     return table

@@ -27,6 +27,7 @@ from autoremat.commands.outputs import check_outputs, print_report, report_docum
 from autoremat.commands.target import Target, TargetError, last_line
 from autoremat.commands.telling import print_json, refusal_document, tell, warnings_told
 from autoremat.errors import InfeasibleBudget
+from autoremat.progress import Progress
 from autoremat.reporting import Fact, Report
 
 _BESIDE = "a function beside the model: what it saves and allocates is not in this plan"
@@ -87,7 +88,9 @@ def planned(target: TargetArguments, asked: PlanArguments, told: list[str]) -> R
         InfeasibleBudget: if no plan fits.
     """
     asked.check()
-    loaded = load(target, without_weights=True)
+    with Progress() as progress:
+        progress.stage("load")
+        loaded = load(target, without_weights=True)
     device = asked.device
     if device is None and loaded.on_meta:
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -102,7 +105,6 @@ def planned(target: TargetArguments, asked: PlanArguments, told: list[str]) -> R
             compiler=asked.compiler,
             time_limit=asked.time_limit,
             curve=asked.points,
-            verbose=sys.stderr.isatty(),
             **keywords,
         )
     except ValueError as error:

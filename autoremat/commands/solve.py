@@ -114,9 +114,15 @@ def _plan(task: _Task, budget_nbytes: int, limit: float, out: Path | None, as_js
 def _curve(task: _Task, limit: float, out: Path | None, as_json: bool) -> int:
     with leaving_at_once(), _progress(task, limit):
         began = time.monotonic()
-        solutions = Solver(task.problem, time_limit_s=limit).pareto()
+        solved = (0, 0)
+
+        def count(done: int, asked: int) -> None:
+            nonlocal solved
+            solved = (done, asked)
+
+        solutions = Solver(task.problem, time_limit_s=limit).pareto(progress=count)
         seconds = time.monotonic() - began
-    document = curve_document(task.problem, task.name, solutions, seconds, task.time_unit)
+    document = curve_document(task.problem, task.name, solutions, seconds, task.time_unit, solved)
     if out is not None:
         _write(out, document)
     if as_json:

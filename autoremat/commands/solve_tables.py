@@ -63,10 +63,12 @@ def curve_table(document: dict[str, Any], problem: Problem, width: int) -> Table
     headings = ("Peak", "share", "Time", "extra", "gap", "Method")
     missed = ("share", "Method", "gap")
     fill(table, headings, rows, label="Method", first_to_go=missed, width=width)
+    solved, asked = document["budgets_solved"], document["budgets_asked"]
+    cut = f" The time limit reached {solved} of {asked} budgets." if solved < asked else ""
     table.caption = (
         f"Shares and extra time are of the baseline without recompute: {format_nbytes(base_peak)}, "
         f"{duration(base_time, document['time_unit'])}. No plan is below "
-        f"{format_nbytes(document['floor'])}. Solved in {document['seconds']:.1f} s."
+        f"{format_nbytes(document['floor'])}. Solved in {document['seconds']:.1f} s.{cut}"
     )
     return table
 

@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, TextIO
 
 from autoremat.errors import FallbackWarning, InfeasibleBudget, OverBudgetWarning
@@ -73,4 +74,5 @@ def refusal_document(error: InfeasibleBudget) -> dict[str, Any]:
         "smallest_peak": error.smallest_peak_nbytes,
         "floor": error.floor_nbytes,
         "resident": error.resident_nbytes,
+        "resident_parts": asdict(error.resident),
     }

@@ -92,14 +92,12 @@ def _verified(asked: _Asked, told: list[str]) -> tuple[dict[str, Any], str]:
     """The document of a verification, and what the table is headed."""
     _require_budget(asked.budget)
     target = load(asked.target)
-    # The lines that show progress belong on a terminal; the summary would repeat the table.
     optimize(
         target.model,
         asked.budget,
         compiler=asked.compiler,
         dropout=asked.dropout,
         time_limit=asked.time_limit,
-        verbose=sys.stderr.isatty(),
     )
     try:
         optimized_call(target.model)

@@ -139,18 +139,29 @@ def _prepared(task: Task, budget_nbytes: int | None) -> _Prepared:
 
 
 def _smallest_budget(task: Task) -> int:
-    """Ask for next to nothing; the refusal names the smallest budget that has a plan."""
-    prepared = _prepared(task, 1)
+    """Ask for what is resident; the refusal names the smallest budget that has a plan.
+
+    Less than that would be refused without a search, by a refusal that says what is resident.
+    """
+    below = _refusal(task, 1)
+    if below is None:  # Nothing was planned, so nothing is refused: the row will say so.
+        return 1
+    searched = _refusal(task, below.resident_nbytes)
+    return (searched or below).smallest_peak_nbytes
+
+
+def _refusal(task: Task, budget_nbytes: int) -> InfeasibleBudget | None:
+    """The error of a budget that no plan fits; None if it is accepted."""
+    prepared = _prepared(task, budget_nbytes)
     try:
         prepared.step()
     except InfeasibleBudget as error:
-        return error.smallest_peak_nbytes
+        return error
     finally:
         del prepared
         torch.compiler.reset()
         gc.collect()
-    # Nothing was planned, so nothing is refused: the row will say so.
-    return 1
+    return None
 
 
 def _training_step(target: Target) -> Callable[[], torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autoremat.reporting.fields import ReportError
 from autoremat.reporting.model import (
+    LEFT_OUT,
     SCHEMA,
     CurvePoint,
     Fact,
@@ -14,10 +15,12 @@ from autoremat.reporting.model import (
     ValueAction,
     ValueReport,
 )
+from autoremat.reporting.resident import ResidentParts
 from autoremat.reporting.text import format_nbytes, one_line, summary
 from autoremat.reporting.timeline import MemoryTimeline, Span, SpanKind, Step
 
 __all__ = [
+    "LEFT_OUT",
     "SCHEMA",
     "CurvePoint",
     "Fact",
@@ -27,6 +30,7 @@ __all__ = [
     "PointKind",
     "Report",
     "ReportError",
+    "ResidentParts",
     "Span",
     "SpanKind",
     "Step",

@@ -30,6 +30,7 @@ _STATUS_BY_NAME = {status.name.lower(): status for status in Status}
 _COLUMNAR = (ValueReport, Step, Span)
 _TEXTS = "texts"
 _TOTALS = (
+    "resident_nbytes",
     "predicted_peak_nbytes",
     "baseline_peak_nbytes",
     "predicted_time_us",

@@ -15,9 +15,11 @@ from itertools import chain
 from autoremat_solver.plan import Status
 
 from autoremat.reporting.fields import check_fields
+from autoremat.reporting.resident import ResidentParts
 from autoremat.reporting.timeline import MemoryTimeline
 
-SCHEMA = "autoremat.report/2"
+SCHEMA = "autoremat.report/3"
+LEFT_OUT = "Not on the curve"  # the name of facts
 
 
 class ValueAction(StrEnum):
@@ -98,7 +100,8 @@ class GraphReport:
             another peak; `predicted_peak_nbytes` states that one.
         peak_step: name of the node at which the plan peaks.
         peak_source: the user's line of that node, or "".
-        estimated_ops: operations whose time is priced by bytes and FLOPs, not measured.
+        estimated_ops: operations whose time is priced by bytes and FLOPs, not measured, or was
+            measured without two rounds that agree.
         constraints: what the plan had to respect, one sentence each.
     """
 
@@ -210,7 +213,7 @@ class Report:
 
     Attributes:
         budget_nbytes: allowed peak.
-        resident_nbytes: live all the time: parameters, gradients, optimizer state, inputs.
+        resident: live all the time, by what it is; what others hold, while its highest graph runs.
         graphs: the compiled graphs that were planned, in the order in which they were captured.
         measured_peak_nbytes: what the device reported for a whole step; None before one ran.
         compiler: what compiles the graphs, such as "inductor".
@@ -219,11 +222,12 @@ class Report:
         fallbacks: one for each reason to leave a graph to torch's own partitioner.
         user_constraints: what the user asked for beside the budget, one sentence each.
         curve: peak and time of other plans and strategies, in no particular order.
-        facts: versions and hardware.
+        facts: versions and hardware, and what the curve lacks.
+        optimizer: class of the optimizer whose state is counted; "" if none was given.
     """
 
     budget_nbytes: int
-    resident_nbytes: int
+    resident: ResidentParts
     graphs: tuple[GraphReport, ...]
     measured_peak_nbytes: int | None = None
     compiler: str = ""
@@ -233,10 +237,16 @@ class Report:
     user_constraints: tuple[str, ...] = ()
     curve: tuple[CurvePoint, ...] = ()
     facts: tuple[Fact, ...] = ()
+    optimizer: str = ""
 
     def __post_init__(self) -> None:
         """Refuses fields of the wrong type."""
         check_fields(self)
+
+    @property
+    def resident_nbytes(self) -> int:
+        """Live all the time."""
+        return self.resident.nbytes
 
     @property
     def predicted_peak_nbytes(self) -> int:
@@ -257,6 +267,11 @@ class Report:
     def baseline_time_us(self) -> float:
         """Duration of the step without a plan."""
         return math.fsum(graph.baseline_time_us for graph in self.graphs)
+
+    @property
+    def curve_left_out(self) -> tuple[str, ...]:
+        """What was asked for and is not on the curve, and why."""
+        return tuple(fact.text for fact in self.facts if fact.name == LEFT_OUT)
 
     @property
     def bound_us(self) -> float:
@@ -301,7 +316,7 @@ class Report:
 
     @property
     def estimated_ops(self) -> tuple[str, ...]:
-        """Operations priced, not measured."""
+        """Operations priced, not measured, or measured with times that contradict each other."""
         return tuple(chain.from_iterable(graph.estimated_ops for graph in self.graphs))
 
     @property
@@ -341,7 +356,7 @@ class Report:
         return read(text)
 
     def summary(self, width: int | None = None) -> str:
-        """The report as plain text, the verdict first: 10 to 25 lines, more in a narrow `width`."""
+        """The report as plain text, the verdict first: 10 to 26 lines, more in a narrow `width`."""
         from autoremat.reporting.text import summary
 
         return summary(self, width)

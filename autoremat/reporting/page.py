@@ -22,6 +22,7 @@ from autoremat.reporting.text import (
     format_nbytes,
     format_nbytes_apart,
     format_us_apart,
+    without_optimizer,
 )
 
 MARK = '<meta name="generator" content="autoremat report">'
@@ -70,6 +71,9 @@ def html(report: Report) -> str:
         after=format_nbytes(report.predicted_peak_nbytes),
         cost=_cost(report),
         bars=_bars(report, scale),
+        resident=format_nbytes(report.resident_nbytes),
+        resident_parts=_resident_parts(report),
+        without_optimizer=without_optimizer(report),
         budget_percent=100 * report.budget_nbytes / scale,
         budget=format_nbytes(report.budget_nbytes),
         tiles=_tiles(report),
@@ -134,6 +138,14 @@ def _bars(report: Report, scale: int) -> list[_Bar]:
         _Bar(name, format_nbytes(peak), style, 100 * peak / scale, 100 * resident / scale)
         for name, peak, style in peaks
     ]
+
+
+def _resident_parts(report: Report) -> list[tuple[str, str]]:
+    """Name and size of each part of what is resident; with the optimizer's name, if it is known."""
+    named = report.resident.by_name.items()
+    parts = [(name, format_nbytes(nbytes)) for name, nbytes in named if nbytes]
+    of_optimizer = f"optimizer state ({report.optimizer})"
+    return [(of_optimizer if name == "optimizer state" else name, text) for name, text in parts]
 
 
 def _tiles(report: Report) -> list[_Tile]:

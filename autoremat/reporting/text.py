@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from autoremat.reporting.model import Report, ValueAction, ValueReport
+from autoremat.reporting.resident import ResidentParts
 
 SAVED_TITLE = "Largest saved values"
 RECOMPUTED_TITLE = "Most expensive recomputed values"
@@ -65,6 +66,12 @@ def format_us_apart(first_us: float, second_us: float) -> tuple[str, str]:
     return next((pair for pair in texts if pair[0] != pair[1]), texts[0])
 
 
+def format_parts(parts: ResidentParts) -> str:
+    """What is resident in words: "0.5 GB parameters, 0.7 GB optimizer state"; "" for nothing."""
+    named = parts.by_name.items()
+    return ", ".join(f"{format_nbytes(nbytes)} {name}" for name, nbytes in named if nbytes)
+
+
 def one_line(report: Report) -> str:
     """The line printed at the end of planning."""
     return f"autoremat: {_verdict(report)}"
@@ -75,7 +82,7 @@ def summary(report: Report, width: int | None = None) -> str:
 
     Args:
         report: what to tell.
-        width: of the terminal; without it there are at most 25 lines, however long.
+        width: of the terminal; without it there are at most 26 lines, however long.
     """
     saved = _fold(value for value in report.values if value.action == ValueAction.SAVE)
     recomputed = _fold(value for value in report.values if value.recomputes)
@@ -141,19 +148,36 @@ def _gap(report: Report) -> str:
 
 def _facts(report: Report) -> Iterable[str]:
     facts = {
-        "Budget": f"{report.budget_nbytes} bytes, {format_nbytes(report.resident_nbytes)} resident",
+        "Budget": f"{report.budget_nbytes} bytes, {_resident(report.resident)}",
+        "Optimizer": without_optimizer(report),
         "Measured": _measured(report),
         "Peak at": _peak_place(report),
         "Step time": _times(report),
         "Solver": _solver(report),
         "Runs on": ", ".join(filter(None, (report.device, report.compiler, _torch(report)))),
-        "Estimated": _some(report.estimated_ops, "operation priced, not measured"),
+        "Estimated": _some(report.estimated_ops, "operation without a sound measurement"),
+        "Curve": "; ".join(report.curve_left_out),
         "Constraints": _some((*report.user_constraints, *report.constraints), "constraint"),
         "Fallbacks": _some(report.fallbacks, "part without a plan"),
     }
     if not report.graphs:
         facts |= {"Step time": "", "Solver": ""}
     return [f"{name:<12} {_one_line(text)}" for name, text in facts.items() if text]
+
+
+def _resident(parts: ResidentParts) -> str:
+    named = format_parts(parts)
+    return f"{format_nbytes(parts.nbytes)} resident{':' * bool(named)} {named}"
+
+
+def without_optimizer(report: Report) -> str:
+    """That a plan was made without an optimizer, and what to do about it; "" if it was not."""
+    if report.optimizer or not report.graphs:
+        return ""
+    return (
+        "none: the plan was made without an optimizer, and its state is not counted; pass "
+        "optimizer= (--optimizer on the command line)"
+    )
 
 
 def _measured(report: Report) -> str:

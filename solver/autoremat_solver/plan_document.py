@@ -101,13 +101,25 @@ def curve_document(
     solutions: list[Solution],
     seconds: float,
     time_unit: str | None,
+    solved: tuple[int, int],
 ) -> dict[str, Any]:
-    """The plans of `Solver.pareto` with their figures; arguments as of `plan_document`."""
+    """The plans of `Solver.pareto` with their figures.
+
+    Args:
+        problem: as of `plan_document`, like `name`, `seconds` and `time_unit`.
+        name: of the problem.
+        solutions: the plans.
+        seconds: what they took.
+        time_unit: of the problem's times.
+        solved: how many budgets the time limit reached, and of how many.
+    """
     return {
         "schema": CURVE_SCHEMA,
         **_heading(problem, name, time_unit),
         "floor": max(solution.floor_nbytes for solution in solutions),
         "seconds": seconds,
+        "budgets_solved": solved[0],
+        "budgets_asked": solved[1],
         "points": [_figures(solution) for solution in solutions],
     }
 

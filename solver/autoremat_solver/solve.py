@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Callable
 
 from autoremat_solver.certificate import holds
 from autoremat_solver.check import check
@@ -127,6 +128,17 @@ class Solver:
         status = Status.FEASIBLE if in_time else Status.TIME_LIMIT
         return self._solution(smallest, status, smallest.peak_nbytes, began, limit_s)
 
+    def lean_plan(self) -> Plan:
+        """The leanest plan that local search makes of the simple strategies; no program is solved.
+
+        Its peak may be above that of `smallest_peak`.
+        """
+        if not self._search.is_prepared:
+            smallest_candidate(self._search, time.monotonic() + self.time_limit_s)
+        while not self._passes(lean := self._search.front.smallest):
+            self._search.front.drop(lean)
+        return self._plan(lean)
+
     def fastest(self, *, time_limit_s: float | None = None) -> Solution:
         """The plan of the smallest time under no budget; ties go to the smaller peak."""
         began, limit_s = time.monotonic(), self._limit_s(time_limit_s)
@@ -136,7 +148,13 @@ class Solver:
         status = Status.OPTIMAL if self._search.fastest_is_proven else status
         return self._solution(best, status, best.peak_nbytes, began, limit_s)
 
-    def pareto(self, points: int = 12, *, time_limit_s: float | None = None) -> list[Solution]:
+    def pareto(
+        self,
+        points: int = 12,
+        *,
+        time_limit_s: float | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[Solution]:
         """The plans from the smallest peak to the fastest one, none beaten in peak and time.
 
         Budgets spread evenly over the peaks in between are solved one after the other, and each
@@ -146,6 +164,8 @@ class Solver:
         Args:
             points: budgets, the two ends included; at least 2.
             time_limit_s: for the whole curve; the solver's own if not given.
+            progress: called with (budgets solved, `points`) after each; the last call tells how
+                many the time limit reached.
 
         Returns:
             At most `points` solutions, the smallest peak first.
@@ -157,7 +177,9 @@ class Solver:
             raise ValueError(f"points is {points}: a curve has two ends, give 2 or more.")
         began, limit_s = time.monotonic(), self._limit_s(time_limit_s)
         end_s = CURVE_ENDS_SHARE * limit_s
+        tell = progress or (lambda solved, asked: None)
         found = [self.fastest(time_limit_s=end_s), self.smallest_peak(time_limit_s=end_s)]
+        tell(len(found), points)
         high, low = (solution.timeline.peak_nbytes for solution in found)
         for left in range(points - 2, 0, -1):
             left_s = began + limit_s - time.monotonic()
@@ -165,6 +187,7 @@ class Solver:
                 break
             budget_nbytes = low + (high - low) * left // (points - 1)
             found.append(self.solve(budget_nbytes, time_limit_s=left_s / left))
+            tell(len(found), points)
         return _unbeaten(found)
 
     def _limit_s(self, given_s: float | None) -> float:

@@ -73,7 +73,9 @@ function curveView(report) {
       label.setAttribute("x", Math.min(Math.max(at, half + 64), width - half));
       taken.push({ left: at - 1, right: at + 1, top: box.top, bottom: box.bottom });
     }
-    const own = points.filter((p) => p.kind === "plan" || p.kind === "chosen").sort((a, b) => a.peak_nbytes - b.peak_nbytes);
+    // Through all that no other point beats, whoever found it: nothing that fits lies below the line.
+    const own = [...points].sort((a, b) => a.peak_nbytes - b.peak_nbytes || a.time_us - b.time_us)
+      .filter((p, i, all) => all.slice(0, i).every((other) => p.time_us < other.time_us));
     for (let i = 1; i < own.length; i++) {
       // Labels keep clear of the line: it is marked as taken, piece by piece.
       for (let part = 0; part <= 12; part++) {
@@ -128,7 +130,7 @@ function curveView(report) {
     return make("details", "", "", make("summary", "", `All ${countText(points.length, "point")}`), table);
   }
 
-  byId("curve").hidden = !report.curve.length;
+  byId("curve").hidden = !report.curve.length && !byId("curve-left-out");
   draw();
   if (report.curve.length) {
     let drawn = holder.clientWidth;

@@ -1,0 +1,213 @@
+"""What is really live beside the planned graphs of a step, found out as the step runs.
+
+Enters: the runs that are open when a forward or a backward begins, of all planned models. Leaves:
+how much more is live than the step's own account says, as an `Around`. Guarantees: each situation
+(the open runs, where the backward begins, whether gradients exist) is looked into twice at most, so
+that steps which are all alike cost nothing.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from autoremat import _torch
+from autoremat.eager_backward import Foreseen, foresee
+from autoremat.eager_code import Results
+from autoremat.ledger import Roots, Run, returned_storages
+from autoremat.measure import gradient_of, rounded_nbytes, same_device, storages_of
+from autoremat.step import Beside, Part
+
+LOOKS = 2  # at each situation: the first may come before lazy state exists
+
+
+class Look(NamedTuple):
+    """What a look into a situation has shown.
+
+    Attributes:
+        peak_nbytes: the highest number of live bytes that the step will reach from here on.
+        beside_nbytes: what is beside the graph, beyond the step's own account.
+        eager_nbytes: as of `Around`; 0 where no backward has begun.
+    """
+
+    peak_nbytes: int
+    beside_nbytes: int
+    eager_nbytes: int = 0
+
+
+class Present(Protocol):
+    """What a model and its training hold at a moment."""
+
+    def storages(self, device: torch.device) -> Mapping[int, int]:
+        """Bytes of parameters, buffers, gradients, optimizer state and batches, by identity."""
+
+    def expected_nbytes(self, device: torch.device) -> int:
+        """Optimizer state that the plan counts and that does not exist yet."""
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether a backward would add to gradients that exist."""
+
+    def note(self, args: Sequence[Any]) -> None:
+        """A graph is called with these arguments."""
+
+
+class Arguments:
+    """What is known where nothing but the arguments of graphs is: those that live."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._leaves: dict[int, weakref.ref[torch.Tensor]] = {}
+
+    def note(self, args: Sequence[Any]) -> None:
+        """Remember the parameters, buffers and batches among the arguments of a graph."""
+        for value in args:
+            if isinstance(value, torch.Tensor) and value.is_leaf:
+                self._leaves[id(value)] = weakref.ref(value)
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        for key, reference in list(self._leaves.items()):
+            tensor = reference()
+            if tensor is None:
+                self._leaves.pop(key)
+                continue
+            gradient = gradient_of(tensor)
+            yield from (tensor,) if gradient is None else (tensor, gradient)
+
+    def storages(self, device: torch.device) -> Mapping[int, int]:
+        """See `Present`."""
+        return storage_sizes(self._tensors(), device)
+
+    def expected_nbytes(self, _device: torch.device) -> int:
+        """No optimizer is known."""
+        return 0
+
+    @property
+    def has_gradients(self) -> bool:
+        """See `Present`."""
+        alive = (reference() for reference in list(self._leaves.values()))
+        return any(tensor is not None and gradient_of(tensor) is not None for tensor in alive)
+
+
+def storage_sizes(tensors: Iterable[torch.Tensor], device: torch.device) -> dict[int, int]:
+    """Bytes of the distinct storages on a device, by their identities."""
+    return {
+        _torch.storage_identity(storage): rounded_nbytes(storage.nbytes(), device)
+        for tensor in tensors
+        if same_device(tensor.device, device)
+        for storage in storages_of(tensor)
+    }
+
+
+class Audit:
+    """Looks into the situations of one session's steps."""
+
+    def __init__(self, present: Present, given: Results) -> None:
+        """Of a session whose model holds this, and whose graphs are given that."""
+        self.present = present
+        self.given = given
+        self._seen: Counter[Hashable] = Counter()
+
+    def forget(self) -> None:
+        """Something has become resident: all situations are new."""
+        self._seen.clear()
+
+    def at_forward(
+        self,
+        runs: Sequence[Run],
+        name: str,
+        part: Part,
+        args: Sequence[Any],
+        account: Callable[[], Mapping[str, Beside]],
+        device: torch.device,
+    ) -> Look | None:
+        """What is beside a graph that is about to run; None where nothing new can be learned.
+
+        Args:
+            runs: those that are open on its device.
+            name: of the graph.
+            part: the graph.
+            args: its arguments.
+            account: what the step's own account has beside each graph.
+            device: where it runs.
+        """
+        has_kept = any(returned_storages(device).values())
+        if self._is_known((name, has_kept, *_names(runs))):
+            return None
+        self.present.note(args)
+        self.given.note_inputs(args)
+        if not (runs or has_kept) or name not in account():
+            return None
+        found = account()[name]
+        crossing_nbytes = sum(run.crossing_nbytes for run in runs)
+        live_nbytes = part.between_nbytes + crossing_nbytes + self._base_nbytes(runs, device)
+        more_nbytes = live_nbytes - part.resident_nbytes - found.held_nbytes
+        return Look(live_nbytes + part.own_peaks[0], more_nbytes)
+
+    def at_backward(
+        self,
+        runs: Sequence[Run],
+        roots: Roots,
+        account: Callable[[], Mapping[Run, tuple[Part, Beside]]],
+        *,
+        keeps_graph: bool,
+    ) -> Look | None:
+        """What is beside the graphs of a backward that begins; None if that is known.
+
+        Args:
+            runs: those that are open on the device.
+            roots: where the backward begins.
+            account: of the runs that are the session's own: the graph, and what the step's own
+                account has beside it.
+            keeps_graph: whether what was saved stays afterwards.
+        """
+        starts = tuple(type(getattr(root, "grad_fn", root)).__name__ for root in roots)
+        if self._is_known((starts, keeps_graph, self.present.has_gradients, *_names(runs))):
+            return None
+        device, parts = runs[0].device, account()
+        known = self._storages(runs, device)
+        foreseen = foresee(roots, runs, known=known, device=device, keeps_graph=keeps_graph)
+        if all(run.owner.audit is not self for run in foreseen.reached):
+            return None  # another model's backward
+        return _look(parts, foreseen, self._base_nbytes(runs, device))
+
+    def _is_known(self, situation: Hashable) -> bool:
+        self._seen[situation] += 1
+        return self._seen[situation] > LOOKS
+
+    def _storages(self, runs: Sequence[Run], device: torch.device) -> dict[int, int]:
+        """Of all models that take part in the step, of what graphs are given and have returned."""
+        found = returned_storages(device)
+        for audit in self._audits(runs):
+            found |= audit.given.held(device) | {**audit.present.storages(device)}
+        return found
+
+    def _audits(self, runs: Sequence[Run]) -> list[Audit]:
+        return list(dict.fromkeys([self, *(run.owner.audit for run in runs)]))
+
+    def _base_nbytes(self, runs: Sequence[Run], device: torch.device) -> int:
+        expected = (audit.present.expected_nbytes(device) for audit in self._audits(runs))
+        return sum(expected) + sum(self._storages(runs, device).values())
+
+
+def _names(runs: Sequence[Run]) -> tuple[Hashable, ...]:
+    return tuple((id(run.owner), run.name) for run in runs)
+
+
+def _look(parts: Mapping[Any, tuple[Part, Beside]], foreseen: Foreseen, base_nbytes: int) -> Look:
+    """What a backward will take, and how much of it the account of the step does not have."""
+    reached = [(*parts[run], n) for run, n in foreseen.beside_nbytes.items() if run in parts]
+    counted = max((part.resident_nbytes for part, _ in parts.values()), default=0)
+    crossing = sum(part.crossing_nbytes for part, _ in parts.values())
+    peaks = [base_nbytes + beside + part.own_peaks[1] for part, _, beside in reached]
+    more = [
+        base_nbytes + beside - part.resident_nbytes - found.most_nbytes
+        for part, found, beside in reached
+    ]
+    eager_nbytes = base_nbytes + foreseen.eager_peak_nbytes
+    beside_nbytes = max(more, default=0)
+    return Look(max([eager_nbytes, *peaks]), beside_nbytes, eager_nbytes - counted - crossing)

@@ -1,0 +1,137 @@
+"""Regenerate `steps.md` and the rows beside it, `steps.json`.
+
+    python docs/steps_sweep.py [--count 200] [--seed 0] [--only FORM,...] [--resume]
+    python docs/steps_sweep.py --case 17        # one case again, its row printed
+
+Each case is a random model, a form of a step and a budget (`steps_worker.py`), and runs in a
+process of its own, one after the other, on one thread. One that crashes or passes `--timeout` is a
+row that says so. Rows are stored as they come; `--resume` runs only what is missing or failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import traceback
+import warnings
+from collections import Counter
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from row_store import Row, Store, describe
+from steps_forms import FORMS
+from steps_page import over_budget, page, verdict
+from steps_worker import TOLERANCE, Case, row_of
+
+PAGE = Path(__file__).parent / "steps.md"
+GRACE_SECONDS = 2.0  # for an end in good order, once the row is there
+PRELOADED = ["steps_worker", "autoremat.api", "torch._dynamo.backends.common"]
+
+
+def cases(args: argparse.Namespace) -> list[Case]:
+    """Every form in turn, so that each has as many cases as the others, or one more."""
+    forms = list(FORMS)
+    found = [
+        Case(number, args.seed, forms[number % len(forms)], args.compiler, args.time_limit)
+        for number in range(args.count)
+    ]
+    return [case for case in found if case.form in args.only]
+
+
+def run_case(case: Case, timeout: float) -> Row:
+    """A case's row from a process of its own, or one that says how it failed.
+
+    The process is forked from a server that has imported torch and run nothing.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_serve, args=(case, sender))
+    process.start()
+    sender.close()
+    try:
+        if receiver.poll(timeout):
+            return dict(receiver.recv())
+        return {"status": "timeout", "message": f"no answer within {timeout:.0f} s"}
+    except EOFError:
+        process.join()
+        return {"status": "crash", "message": f"the process ended with {process.exitcode}"}
+    finally:
+        process.join(GRACE_SECONDS)
+        process.kill()
+        process.join()
+
+
+def _serve(case: Case, sender: Connection) -> None:
+    warnings.simplefilter("ignore", DeprecationWarning)
+    try:
+        sender.send({"status": "ok", **row_of(case)})
+    except Exception as error:
+        traceback.print_exc()
+        message = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        sender.send({"status": "crash", "message": message[:300]})
+
+
+def summary(row: Row) -> str:
+    """One line for the terminal."""
+    if row["status"] != "ok":
+        return f"{row['status']}: {row['message']}"
+    share = over_budget(row)
+    return (
+        f"{row['verdict']:22s} {'-' if share is None else f'{share:.3f}'} of "
+        f"{row['budget_nbytes']} B ({row['through']}, asked {row['share']:.2f} of eager's peak), "
+        f"gradient {row['gradient_error'] or 0.0:.0e}, {row['seconds']:.1f} s"
+    )
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--count", type=int, default=200, help="of cases, over all forms")
+    parser.add_argument("--seed", type=int, default=0, help="of models and budgets")
+    parser.add_argument("--only", type=lambda text: text.split(","), help="forms, with commas")
+    parser.add_argument("--case", type=int, help="run one case, print its row, store nothing")
+    parser.add_argument("--compiler", choices=("eager", "inductor"), default="eager")
+    parser.add_argument("--out", type=Path, default=PAGE, help="the page; its rows lie beside it")
+    parser.add_argument("--time-limit", type=float, default=1.0, help="of a solve, in seconds")
+    parser.add_argument("--timeout", type=float, default=120.0, help="of a case, in seconds")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that are there")
+    parser.add_argument("--page", action="store_true", help="only rewrite the page from the rows")
+    args = parser.parse_args()
+    args.only = args.only or list(FORMS)
+    unknown = [form for form in args.only if form not in FORMS]
+    if unknown:
+        parser.error(f"Unknown form {unknown[0]!r}. There are: {', '.join(FORMS)}.")
+    return args
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    args = arguments()
+    if args.case is not None:
+        args.count = args.case + 1
+        print(json.dumps(row_of(cases(args)[-1]), indent=1))
+        return
+    settings = {name: getattr(args, name) for name in ("seed", "time_limit", "timeout")}
+    run = describe("steps_sweep.py", ("torch", "highspy"), **settings)
+    sentences = {name: form.sentence for name, form in FORMS.items()}
+    store = Store(args.out.with_suffix(".json"), partial(page, forms=sentences), run)
+    for case in cases(args):
+        if args.page or (args.resume and store.rows.get(case.key, {}).get("status") == "ok"):
+            continue
+        facts = {"key": case.key, "form": case.form, "number": case.number, "seed": case.seed}
+        facts |= {"compiler": case.compiler, "tolerance": TOLERANCE}
+        row = {**facts, **run_case(case, args.timeout)}
+        store.add(row)
+        print(f"{case.number:4d} {case.form:22s} {summary(row)}", flush=True)
+    store.write()
+    print(dict(Counter(map(verdict, store.rows.values()))))
+
+
+if __name__ == "__main__":
+    main()
