@@ -282,7 +282,8 @@ class Solver:
 
     def _plan(self, member: Candidate) -> Plan:
         """A member's plan of the problem that was given."""
-        return self._reduction.lift(Plan(self._search.indexed.names(member.steps)))
+        lifted = self._reduction.lift(Plan(self._search.indexed.names(member.steps)))
+        return without_unread(self.problem, lifted)
 
     def _solution(
         self, best: Candidate, status: Status, budget_nbytes: int, began: float, limit_s: float
@@ -321,6 +322,22 @@ class Solver:
 
 def _without_certificate(status: Status) -> Status:
     return status if status is Status.INFEASIBLE else Status.UNPROVEN
+
+
+def without_unread(problem: Problem, plan: Plan) -> Plan:
+    """The plan without repeats whose results nobody reads: they cost time, and no one runs them."""
+    pinned = frozenset(problem.outputs)
+    first = {name: step for step, name in reversed(list(enumerate(plan.schedule)))}
+    wanted: set[str] = set()
+    kept: list[str] = []
+    for step in range(len(plan.schedule) - 1, -1, -1):
+        op = problem.op_by_name[plan.schedule[step]]
+        if step > first[op.name] and wanted.isdisjoint(op.outputs):
+            continue
+        kept.append(op.name)
+        wanted.difference_update(op.outputs)
+        wanted.update(name for name in op.inputs if name not in pinned)
+    return Plan(tuple(reversed(kept)))
 
 
 def solve(problem: Problem, budget_nbytes: int, *, time_limit_s: float = 30.0) -> Solution:
