@@ -384,7 +384,9 @@ def optimize(
         dropout: "replay" draws random numbers again, where that gives those of the first draw;
             "save_masks" draws once and keeps what the backward needs. Without it, "replay" where
             that is known to be safe on the device.
-        time_limit: seconds for the solver, per graph.
+        time_limit: seconds to choose a plan, per graph. Under Inductor the code that it would
+            generate is read meanwhile; that cannot be cut short, and up to three plans are read
+            however late it is.
         strict: raise where a graph cannot be planned, instead of a warning and torch's plan.
         verbose: show progress and one summary line.
 

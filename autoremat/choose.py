@@ -9,27 +9,31 @@ target is corrected, and the search repeats; what is returned fits by what was r
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from autoremat_solver import Phase, Plan, Problem, ProblemError, Solution, Solver, simulate
+from autoremat_solver.certificate import holds
 from autoremat_solver.plan import Status
 from autoremat_solver.policies import save_all_but
+from autoremat_solver.search import PROVEN
 from torch import fx
 
 from autoremat import _torch
 from autoremat.capture import JointGraph, copy_module
 from autoremat.constraints import Constraints
+from autoremat.deadline import Deadline
 from autoremat.draws import is_seeded, keep_draws
 from autoremat.inductor import generate
 from autoremat.lean_plans import recall, remember
 from autoremat.lower import (
     LATER_GRADIENTS,
     Lowered,
+    as_written,
     held_tangents,
     layout_nbytes,
     room_nbytes,
@@ -40,6 +44,7 @@ from autoremat.partition import partition
 from autoremat.progress import during
 from autoremat.rewrite import rewrite
 from autoremat.same_step import first_difference
+from autoremat.torch_plan import TorchPlan, torch_plan
 
 MOST_READINGS = 6  # of generated wrappers, per graph and budget, until a plan fits
 LOOSENINGS = 2  # readings spent after that on using the budget better
@@ -49,8 +54,9 @@ LEAN_TARGETS = (1.0, 1.1, 1.25, 1.5)  # times the smallest modelled peak above w
 LEAN_USE = 0.99  # of the budget: a remembered leanest plan that reaches it has little left to win
 REMEMBERED = "remembered"
 FASTEST, SAVE_ALL = "fastest", "save-all"  # plans that are known without a search
+FIRST_SHARE = 0.5  # of the time limit, for the first search, however long readings took before
+LATER_SHARE = 0.3  # of what is left of it, for each solve after the first: it knows more then
 AT_ONCE_S = 2.0  # for the plan that a budget below the resident bytes is refused with
-LATER_SHARE = 0.3  # of the solver's time limit for each solve after the first: it knows more then
 
 
 @dataclass(frozen=True)
@@ -61,11 +67,14 @@ class Choice:
         forward: its forward module.
         backward: its backward module.
         method: the strategy that found it.
-        solution: plan, certificate and what the simulator says of it; for torch's own partition
-            the fastest plan, which models it.
+        solution: plan, certificate and what the simulator says of it.
         peak_nbytes: the real peak that the modules will have, resident bytes included.
         needed_nbytes: that, or more: what the step then takes where later graphs of it need room.
         fits: whether that is within the budget.
+        baseline: tells what the step takes without a plan of ours, by the meter of `peak_nbytes`.
+            Asked for the first time, it may have to read generated code.
+        is_read: whether that meter is the code that Inductor generates, not the simulator.
+        torchs: given for torch's own partition: what its plan is a plan of.
     """
 
     forward: fx.GraphModule
@@ -75,6 +84,16 @@ class Choice:
     peak_nbytes: int
     needed_nbytes: int
     fits: bool
+    baseline: Callable[[], Baseline]
+    is_read: bool
+    torchs: TorchPlan | None = None
+
+
+class Baseline(NamedTuple):
+    """The step without a plan of ours: under Inductor torch's own partition, if that is safe."""
+
+    peak_nbytes: int
+    time_us: float
 
 
 @dataclass(frozen=True)
@@ -87,6 +106,13 @@ class Subject:
     device: torch.device
 
 
+def as_chosen(subject: Subject, choice: Choice) -> Subject:
+    """The subject with the problem that the choice's plan is a plan of."""
+    if choice.torchs is None:
+        return subject
+    return replace(subject, lowered=choice.torchs.lowered(subject.lowered, subject.joint))
+
+
 def choose_by_simulation(subject: Subject, solver: Solver, budget_nbytes: int) -> Choice:
     """The solver's answer, taken at its word: for executors that follow the plan to the byte."""
     problem = subject.lowered.problem
@@ -96,7 +122,7 @@ def choose_by_simulation(subject: Subject, solver: Solver, budget_nbytes: int) -
     peaks = _simulated_peaks(problem, solution.plan)
     if solution.status is Status.INFEASIBLE or solution.method == REMEMBERED:
         remember(problem, solution.plan, peaks.needed_nbytes)
-    return _write_out(subject, solution, budget_nbytes, lambda f, b: peaks)
+    return _as_simulated(subject, solution, budget_nbytes, peaks)
 
 
 def _least_known(
@@ -107,15 +133,17 @@ def _least_known(
     The solver counts the state of every draw, the real peak only those that are replayed: a plan
     that repeats nothing may take less than the smallest that a short search has found.
     """
-    known = _recalled(problem, smallest)
+    fastest = solver.fastest()
+    known = _recalled(problem, fastest)
     found = [known] if known is not None else []
-    found += [smallest, _with_plan(smallest, problem, solver.fastest().plan, FASTEST)]
+    found += [smallest, _with_plan(fastest, problem, fastest.plan, FASTEST)]
     with suppress(ProblemError):  # some values may not be saved
-        found.append(_with_plan(smallest, problem, save_all_but(problem), SAVE_ALL))
+        found.append(_with_plan(fastest, problem, save_all_but(problem), SAVE_ALL))
     peaks = [_simulated_peaks(problem, solution.plan).needed_nbytes for solution in found]
     fitting = [s for s, peak in zip(found, peaks, strict=True) if peak <= budget_nbytes]
     if fitting:
-        return replace(min(fitting, key=lambda s: s.timeline.time_us), status=Status.FEASIBLE)
+        best = min(fitting, key=lambda s: s.timeline.time_us)
+        return replace(best, status=Status.FEASIBLE) if best is smallest else best
     return replace(found[peaks.index(min(peaks))], status=Status.INFEASIBLE)
 
 
@@ -132,21 +160,26 @@ def choose_fixed(
         reads: whether the real peak is read from the code that Inductor generates.
     """
     problem = subject.lowered.problem
-    timeline = simulate(problem, plan)
-    once_us = math.fsum(op.time_us for op in problem.ops if op.phase is not Phase.EITHER)
-    solution = Solution(
+    solution = _given(problem, plan, method)
+    if reads:
+        return _Reader(subject, budget_nbytes).read(solution)
+    return _as_simulated(subject, solution, budget_nbytes, _simulated_peaks(problem, plan))
+
+
+def _given(problem: Problem, plan: Plan, method: str) -> Solution:
+    """A plan that nobody searched for; what is known of all plans is that they run all once."""
+    return Solution(
         plan=plan,
-        timeline=timeline,
+        timeline=simulate(problem, plan),
         status=Status.FEASIBLE,
-        bound_us=min(once_us, timeline.time_us),
+        bound_us=math.fsum(op.time_us for op in problem.ops if op.phase is not Phase.EITHER),
         floor_nbytes=problem.resident_nbytes,
         method=method,
         seconds=0.0,
     )
-    if reads:
-        return _Reader(subject, budget_nbytes).read(solution)
-    peaks = _simulated_peaks(problem, plan)
-    return _write_out(subject, solution, budget_nbytes, lambda f, b: peaks)
+
+
+Modules = tuple[fx.GraphModule, fx.GraphModule]
 
 
 def choose_without_search(subject: Subject, budget_nbytes: int, *, reads: bool) -> Choice:
@@ -194,10 +227,22 @@ def _simulated_peaks(problem: Problem, plan: Plan) -> Peaks:
     return Peaks(simulate(without_room(spared), plan).peak_nbytes, needed_nbytes)
 
 
-def choose_torch(subject: Subject, plan: Plan, budget_nbytes: int) -> Choice | None:
-    """Torch's own partition, modelled by a plan; None if it is not safe."""
-    model = choose_fixed(subject, plan, TORCH, budget_nbytes, reads=False).solution
-    return _torch_choice(subject, model, sys.maxsize, budget_nbytes)
+def _as_simulated(subject: Subject, solution: Solution, budget_nbytes: int, peaks: Peaks) -> Choice:
+    problem = subject.lowered.problem
+    once = as_written(problem)
+
+    def baseline() -> Baseline:
+        return Baseline(_simulated_peaks(problem, once).nbytes, simulate(problem, once).time_us)
+
+    modules = _modules(subject, solution.plan)
+    fits = peaks.needed_nbytes <= budget_nbytes
+    return Choice(*modules, solution.method, solution, *peaks, fits, baseline, is_read=False)
+
+
+def choose_torch(subject: Subject, budget_nbytes: int) -> Choice | None:
+    """Torch's own partition; None if it is not safe."""
+    reader = _Reader(subject, budget_nbytes)
+    return reader.read_own() if reader.unplanned.own is not None else None
 
 
 def choose_by_reading(subject: Subject, solver: Solver, budget_nbytes: int) -> Choice:
@@ -207,20 +252,24 @@ def choose_by_reading(subject: Subject, solver: Solver, budget_nbytes: int) -> C
     how far the model was off. If none fits, a fixed ladder of lean plans decides: it does not
     depend on the budget, so the peak that it reaches is accepted when it is asked for. A reading
     lasts as long as half a compile: at the budget that a refusal named there is one search.
+
+    The solver's time limit is for all of it. However late it is, three plans at most are read:
+    torch's own partition, if it may fit, the first that is searched for, and the leanest.
     """
+    deadline = Deadline(solver.time_limit_s)
     reader = _Reader(subject, budget_nbytes)
-    fastest = solver.fastest()
-    own = None  # torch's own partition knows nothing of what the user asked for
-    if not subject.constraints.asked:
-        own = _torch_choice(subject, fastest, budget_nbytes, budget_nbytes)
+    fastest = solver.fastest(time_limit_s=LATER_SHARE * deadline.limit_s)
+    own = _own_if_it_may_fit(reader, fastest, budget_nbytes, strict=solver.strict)
     if own is not None and own.fits:
         return own
     target = budget_nbytes
     best = _remembered(reader, subject, fastest, budget_nbytes)
     loosenings = 0 if best is None else LOOSENINGS
     for turn in range(MOST_READINGS):
-        with _limited(solver, 1.0 if turn == 0 else LATER_SHARE):
-            solution = solver.solve(target)
+        if deadline.is_over and (turn or best is not None):
+            break
+        limit_s = LATER_SHARE * deadline.left_s if turn else FIRST_SHARE * deadline.limit_s
+        solution = solver.solve(target, time_limit_s=limit_s)
         if solution.status is Status.INFEASIBLE:
             break
         choice = reader.read(solution)
@@ -235,7 +284,21 @@ def choose_by_reading(subject: Subject, solver: Solver, budget_nbytes: int) -> C
         if next_target == target:
             break
         target = next_target
-    return best or _leanest(reader, solver, subject, own)
+    return best or _leanest(reader, solver, fastest, own, deadline)
+
+
+def _own_if_it_may_fit(
+    reader: _Reader, fastest: Solution, budget_nbytes: int, *, strict: bool
+) -> Choice | None:
+    """Torch's own partition: with room for it, nothing beats it.
+
+    Where what it saves alone is above the budget, no code is generated. It knows nothing of what
+    the user asked for.
+    """
+    own = None if reader.subject.constraints.asked else reader.unplanned.own
+    if own is None or own.least_nbytes > budget_nbytes:
+        return None
+    return reader.read_own(fastest, strict=strict)
 
 
 def _remembered(
@@ -251,91 +314,127 @@ def _remembered(
     return choice if choice.fits else None
 
 
-@contextmanager
-def _limited(solver: Solver, share: float) -> Iterator[None]:
-    """Give each solve in the block a share of the solver's time limit."""
-    before_s = solver.time_limit_s
-    solver.time_limit_s = share * before_s
-    try:
-        yield
-    finally:
-        solver.time_limit_s = before_s
-
-
-def _recalled(problem: Problem, found: Solution) -> Solution | None:
-    """The leanest plan remembered, with what the solver proved for a budget at least as large."""
+def _recalled(problem: Problem, fastest: Solution) -> Solution | None:
+    """The leanest plan remembered."""
     known = recall(problem)
-    return None if known is None else _with_plan(found, problem, known.plan, REMEMBERED)
+    return None if known is None else _with_plan(fastest, problem, known.plan, REMEMBERED)
 
 
-def _with_plan(found: Solution, problem: Problem, plan: Plan, method: str) -> Solution:
-    """Another plan, with what the solver proved."""
-    timeline = simulate(problem, plan)
+def _with_plan(fastest: Solution, problem: Problem, plan: Plan, method: str) -> Solution:
+    """Another plan, with what the solver proved of plans under any budget.
+
+    What it proved for one budget would not hold for a plan whose modelled peak is above that.
+    """
+    unproven = fastest.status is Status.UNPROVEN
     return replace(
-        found,
+        fastest,
         plan=plan,
-        timeline=timeline,
-        status=Status.FEASIBLE,
-        bound_us=min(found.bound_us, timeline.time_us),
+        timeline=simulate(problem, plan),
+        status=Status.UNPROVEN if unproven else Status.FEASIBLE,
         method=method,
     )
 
 
-def _leanest(reader: _Reader, solver: Solver, subject: Subject, own: Choice | None) -> Choice:
+def _leanest(
+    reader: _Reader, solver: Solver, fastest: Solution, own: Choice | None, deadline: Deadline
+) -> Choice:
     """The smallest real peak of all plans known; the smallest modelled one need not have it.
 
     Torch's own partition is among them, if `own` is given.
     """
-    smallest = solver.smallest_peak()
-    resident = subject.lowered.problem.resident_nbytes
-    above = smallest.timeline.peak_nbytes - resident
-    with _limited(solver, LATER_SHARE):
-        plans = [smallest, *(solver.solve(resident + int(k * above)) for k in LEAN_TARGETS[1:])]
-    known = _recalled(subject.lowered.problem, smallest)
-    plans += [known] if known is not None else []
-    plans.append(solver.fastest())
-    known_choices = [*map(reader.read, plans), *reader.seen]
-    best = min(known_choices, key=lambda choice: choice.needed_nbytes)
+    problem = reader.subject.lowered.problem
+    known = _recalled(problem, fastest)
+    choices = [] if known is None else [reader.read(known)]  # what a refusal named stays reachable
+    for solution in _lean_plans(solver, fastest, deadline):
+        choices.append(reader.read(solution))
+        if deadline.is_over:
+            break
+    choices += reader.seen
+    best = min(choices, key=lambda choice: choice.needed_nbytes)
     if own is not None and own.needed_nbytes < best.needed_nbytes:
         return own
-    remember(subject.lowered.problem, best.solution.plan, best.needed_nbytes)
+    remember(problem, best.solution.plan, best.needed_nbytes)
     return best
 
 
-def _torch_choice(
-    subject: Subject, fastest: Solution, most_nbytes: int, budget_nbytes: int
-) -> Choice | None:
-    """Torch's own partition, if it is safe and may fit: with room for it, nothing beats it.
+def _lean_plans(solver: Solver, fastest: Solution, deadline: Deadline) -> Iterator[Solution]:
+    """The smallest modelled peak, a ladder above it, and the other end."""
+    smallest = solver.smallest_peak(time_limit_s=LATER_SHARE * deadline.left_s)
+    yield smallest
+    resident = solver.problem.resident_nbytes
+    above = smallest.timeline.peak_nbytes - resident
+    for times in LEAN_TARGETS[1:]:
+        limit_s = LATER_SHARE * deadline.left_s
+        yield solver.solve(resident + int(times * above), time_limit_s=limit_s)
+    yield fastest
 
-    Where what it saves alone is above `most_nbytes`, no code is generated.
 
-    It is not safe where its backward would read an input that the forward overwrites, or compute
-    something else than the joint graph, as with random numbers that it draws again.
+@dataclass(frozen=True)
+class _Own:
+    """Torch's own partition, written out.
+
+    Attributes:
+        forward: its forward module.
+        backward: its backward module.
+        torchs: what it does, as a plan.
+        problem: of which that is a plan.
+        least_nbytes: what it takes at least: what is resident, and the tensors that it saves.
     """
-    joint, storages = subject.joint, subject.lowered.storages
-    module = copy_module(joint.module)
-    if any(is_seeded(node) for node in subject.constraints.run_once):
-        keep_draws(module)
-    forward, backward = _torch.min_cut(module, num_fwd_outputs=joint.num_fwd_outputs)
-    if first_difference(joint.module, forward, backward, joint.num_fwd_outputs) is not None:
-        return None
-    inputs = {node.name for node in backward.graph.find_nodes(op="placeholder")}
-    if not inputs.isdisjoint(node.name for node in joint.overwritten):
-        return None
-    kept = read_by(subject, backward)
-    saved_nbytes = sum(storages.nbytes[name] for name in kept - storages.resident)
-    if subject.lowered.problem.resident_nbytes + saved_nbytes > most_nbytes:
-        return None
-    peaks = generated_peaks(subject, forward, backward)
-    fits = peaks.needed_nbytes <= budget_nbytes
-    return Choice(forward, backward, TORCH, fastest, peaks.nbytes, peaks.needed_nbytes, fits)
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    torchs: TorchPlan
+    problem: Problem
+    least_nbytes: int
 
 
-def read_by(subject: Subject, backward: fx.GraphModule) -> set[str]:
-    """Names of the storages that a backward module is given."""
-    inputs = {node.name for node in backward.graph.find_nodes(op="placeholder")}
-    of_node = subject.lowered.storages.of_node
-    return {name for node in subject.joint.nodes if node.name in inputs for name in of_node[node]}
+class _Unplanned:
+    """A graph as it runs under Inductor without a plan of ours."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+
+    @cached_property
+    def own(self) -> _Own | None:
+        """Torch's own partition; None if it is not safe, or if no plan says what it does.
+
+        It is not safe where its backward would read an input that the forward overwrites, or
+        compute something else than the joint graph, as with random numbers that it draws again.
+        """
+        joint, lowered = self._subject.joint, self._subject.lowered
+        module = copy_module(joint.module)
+        if any(is_seeded(node) for node in self._subject.constraints.run_once):
+            keep_draws(module)
+        forward, backward = _torch.min_cut(module, num_fwd_outputs=joint.num_fwd_outputs)
+        if first_difference(joint.module, forward, backward, joint.num_fwd_outputs) is not None:
+            return None
+        inputs = {node.name for node in backward.graph.find_nodes(op="placeholder")}
+        if not inputs.isdisjoint(node.name for node in joint.overwritten):
+            return None
+        torchs = torch_plan(joint, lowered, forward, backward)
+        if torchs is None:
+            return None
+        problem = torchs.lowered(lowered, joint).problem
+        saved_nbytes = sum(lowered.storages.fake_nbytes[name] for name in torchs.saved)
+        return _Own(forward, backward, torchs, problem, problem.resident_nbytes + saved_nbytes)
+
+    @cached_property
+    def peaks(self) -> Peaks:
+        """Of torch's own partition; else of a plan that recomputes what it must alone."""
+        if self.own is not None:
+            return generated_peaks(self._subject, self.own.forward, self.own.backward)
+        return generated_peaks(self._subject, *_modules(self._subject, self._plan))
+
+    def baseline(self) -> Baseline:
+        own, problem = self.own, self._subject.lowered.problem
+        if own is not None:
+            return Baseline(self.peaks.nbytes, simulate(own.problem, own.torchs.plan).time_us)
+        return Baseline(self.peaks.nbytes, simulate(problem, self._plan).time_us)
+
+    @property
+    def _plan(self) -> Plan:
+        problem = self._subject.lowered.problem
+        return save_all_but(problem, {v.name for v in problem.values if v.must_recompute})
 
 
 def _shifted(target: int, choice: Choice, budget_nbytes: int, subject: Subject) -> int:
@@ -361,7 +460,8 @@ class _Reader:
     """Writes plans out and reads the code that Inductor generates for them, each plan once."""
 
     def __init__(self, subject: Subject, budget_nbytes: int) -> None:
-        self._subject = subject
+        self.subject = subject
+        self.unplanned = _Unplanned(subject)
         self._budget_nbytes = budget_nbytes
         self._seen: dict[Plan, Choice] = {}
 
@@ -372,13 +472,43 @@ class _Reader:
 
     def read(self, solution: Solution) -> Choice:
         if solution.plan not in self._seen:
-            self._seen[solution.plan] = _write_out(
-                self._subject, solution, self._budget_nbytes, self._real_peaks
-            )
+            modules = _modules(self.subject, solution.plan)
+            peaks = generated_peaks(self.subject, *modules)
+            self._seen[solution.plan] = self._choice(modules, solution, peaks)
         return self._seen[solution.plan]
 
-    def _real_peaks(self, forward: fx.GraphModule, backward: fx.GraphModule) -> Peaks:
-        return generated_peaks(self._subject, forward, backward)
+    def read_own(self, fastest: Solution | None = None, *, strict: bool = False) -> Choice:
+        """Torch's own partition, which exists.
+
+        Args:
+            fastest: what was proven of our plans; it holds for torch's where that is one of them.
+            strict: raise where it does not hold all the same.
+        """
+        own = self.unplanned.own
+        assert own is not None
+        solution = _given(own.problem, own.torchs.plan, TORCH)
+        if fastest is not None:
+            bound_us = solution.bound_us
+            if own.torchs.is_of(self.subject.lowered.problem):
+                bound_us = fastest.bound_us
+            solution = replace(solution, bound_us=bound_us, seconds=fastest.seconds)
+        solution = _judged(solution, strict=strict)
+        choice = self._choice((own.forward, own.backward), solution, self.unplanned.peaks)
+        return replace(choice, torchs=own.torchs)
+
+    def _choice(self, modules: Modules, solution: Solution, peaks: Peaks) -> Choice:
+        fits = peaks.needed_nbytes <= self._budget_nbytes
+        baseline = self.unplanned.baseline
+        return Choice(*modules, solution.method, solution, *peaks, fits, baseline, is_read=True)
+
+
+def _judged(solution: Solution, *, strict: bool) -> Solution:
+    """The status that a plan and its bound have together."""
+    time_us, bound_us = solution.timeline.time_us, solution.bound_us
+    if not holds("bound in us", bound_us, time_us, strict=strict):
+        return replace(solution, bound_us=0.0, status=Status.UNPROVEN)
+    is_optimal = time_us <= bound_us * (1 + PROVEN)
+    return replace(solution, status=Status.OPTIMAL if is_optimal else Status.FEASIBLE)
 
 
 @during("read")
@@ -432,18 +562,10 @@ def generated_peaks(subject: Subject, forward: fx.GraphModule, backward: fx.Grap
     return Peaks(problem.resident_nbytes + peak_nbytes, problem.resident_nbytes + needed_nbytes)
 
 
-def _write_out(
-    subject: Subject,
-    solution: Solution,
-    budget_nbytes: int,
-    real_peaks: Callable[[fx.GraphModule, fx.GraphModule], Peaks],
-) -> Choice:
-    rewritten = rewrite(subject.joint, subject.lowered, subject.constraints, solution.plan)
-    forward, backward = partition(
-        rewritten,
+def _modules(subject: Subject, plan: Plan) -> Modules:
+    """A plan, written out."""
+    return partition(
+        rewrite(subject.joint, subject.lowered, subject.constraints, plan),
         num_fwd_outputs=subject.joint.num_fwd_outputs,
         overwritten={node.name for node in subject.joint.overwritten},
     )
-    peaks = real_peaks(forward, backward)
-    fits = peaks.needed_nbytes <= budget_nbytes
-    return Choice(forward, backward, solution.method, solution, *peaks, fits)

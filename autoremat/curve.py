@@ -12,16 +12,18 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from autoremat_solver import Plan, Solution, Solver, simulate
+from autoremat_solver import Plan, Problem, Solution, Solver, Timeline, simulate
 from autoremat_solver.policies import save_all_but
 
 from autoremat import _torch
 from autoremat.capture import copy_module
-from autoremat.choose import Choice, Subject, read_by
+from autoremat.choose import Choice, Subject, as_chosen
+from autoremat.lower import without_spare_states
 from autoremat.policy import parse_policy
 from autoremat.progress import Progress, during
 from autoremat.reporting import CurvePoint, PointKind
 from autoremat.steering import policy_plan
+from autoremat.torch_plan import handed_over
 
 _STRATEGIES = (
     "save-all",
@@ -57,8 +59,7 @@ def curve_of(subject: Subject, choice: Choice, points: int, time_limit_s: float)
         time_limit_s: for all of them; what it does not reach is left out.
     """
     deadline = time.monotonic() + time_limit_s
-    problem = subject.lowered.problem
-    chosen = simulate(problem, choice.solution.plan)
+    chosen = _timeline(as_chosen(subject, choice).lowered.problem, choice.solution.plan)
     point = CurvePoint(chosen.peak_nbytes, chosen.time_us, "this plan", PointKind.CHOSEN)
     with during("curve") as progress:
         found, left_out = _solved(subject, points, _PLANS_SHARE * time_limit_s, progress)
@@ -94,7 +95,8 @@ def _solved(
         points, progress=count
     )
     left_out = [f"{solved} of {points} budgets were solved in the time limit"]
-    return [*map(_planned, solutions)], left_out if solved < points else []
+    planned = [_planned(subject.lowered.problem, solution) for solution in solutions]
+    return planned, left_out if solved < points else []
 
 
 def _strategies(subject: Subject) -> list[CurvePoint]:
@@ -102,7 +104,7 @@ def _strategies(subject: Subject) -> list[CurvePoint]:
     found: dict[tuple[int, float], CurvePoint] = {}
     for name in _STRATEGIES:
         plan, _ = policy_plan(subject, parse_policy(name))
-        timeline = simulate(subject.lowered.problem, plan)
+        timeline = _timeline(subject.lowered.problem, plan)
         point = (timeline.peak_nbytes, timeline.time_us)
         found.setdefault(point, CurvePoint(*point, name, PointKind.STRATEGY))
     return list(found.values())
@@ -122,7 +124,7 @@ def _torch_settings(subject: Subject, deadline: float) -> tuple[list[CurvePoint]
         except Exception as error:  # a comparison that torch cannot make is no reason to fail
             why.setdefault(f"{type(error).__name__}: {error}", []).append(label)
             continue
-        timeline = simulate(subject.lowered.problem, plan)
+        timeline = _timeline(subject.lowered.problem, plan)
         found.append(CurvePoint(timeline.peak_nbytes, timeline.time_us, label, PointKind.TORCH))
     return found, [f"without {'; '.join(labels)} ({reason})" for reason, labels in why.items()]
 
@@ -133,10 +135,15 @@ def _torch_plan(subject: Subject, budget: float) -> Plan:
     _, backward = _torch.min_cut(
         copy_module(joint.module), num_fwd_outputs=joint.num_fwd_outputs, budget=budget
     )
-    kept = read_by(subject, backward)
+    kept = handed_over(joint, lowered.storages, backward)
     return save_all_but(lowered.problem, {v.name for v in lowered.problem.values} - kept)
 
 
-def _planned(solution: Solution) -> CurvePoint:
-    timeline = solution.timeline
+def _planned(problem: Problem, solution: Solution) -> CurvePoint:
+    timeline = _timeline(problem, solution.plan)
     return CurvePoint(timeline.peak_nbytes, timeline.time_us, solution.method, PointKind.PLAN)
+
+
+def _timeline(problem: Problem, plan: Plan) -> Timeline:
+    """What the report's own timeline says of a plan."""
+    return simulate(without_spare_states(problem, plan), plan)

@@ -47,7 +47,8 @@ class InfeasibleBudget(RuntimeError):
         smallest_peak_nbytes: smallest peak that a known plan reaches; as a budget it is accepted.
             Where the budget is below the resident bytes nothing is searched for, and the smallest
             peak may be lower: ask for `resident_nbytes` to have it searched.
-        floor_nbytes: proven: no plan has a smaller peak.
+        floor_nbytes: proven: no plan has a smaller peak. Under Inductor, whose code takes something
+            else than its operations one by one, no more is proven than what is resident.
         resident: live all the time, under every plan, by what it is.
         step: name of the node at which the smallest plan peaks, or "".
         source: the user's line of that node, "model.py:88", or "".
@@ -87,11 +88,13 @@ class InfeasibleBudget(RuntimeError):
 
     def _fact(self) -> str:
         budget, smallest = format_nbytes_apart(self.budget_nbytes, self.smallest_peak_nbytes)
-        fact = f"Budget {budget} is below the smallest reachable peak {smallest}"
+        proof = "a lower one is not ruled out"
         if self.floor_nbytes >= self.smallest_peak_nbytes:
-            return f"{fact}, which is proven to be the lowest."
-        floor, _ = format_nbytes_apart(self.floor_nbytes, self.smallest_peak_nbytes)
-        return f"{fact} (proven floor {floor})."
+            proof = "proven to be the lowest of this step's operations"
+        elif self.floor_nbytes > self.resident_nbytes:
+            floor, _ = format_nbytes_apart(self.floor_nbytes, self.smallest_peak_nbytes)
+            proof = f"proven floor of this step's operations {floor}"
+        return f"Budget {budget} is below the smallest peak found, {smallest} ({proof})."
 
     def _resident_fact(self) -> str:
         budget, resident = format_nbytes_apart(self.budget_nbytes, self.resident_nbytes)

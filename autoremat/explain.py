@@ -15,20 +15,32 @@ from pathlib import PurePath
 from typing import Any
 
 import torch
+from autoremat_solver import Phase, Problem
+from autoremat_solver.bounds import Bounds
+from autoremat_solver.certificate import holds
+from autoremat_solver.indexed import index
 from autoremat_solver.plan_document import without_recompute
 from autoremat_solver.simulate import instance_spans
 from torch import fx
 
 from autoremat import _torch
-from autoremat.choose import Choice, Subject
+from autoremat.choose import Choice, Subject, as_chosen
 from autoremat.cost import OpCost
 from autoremat.errors import LiveValue
-from autoremat.lower import without_spare_states
+from autoremat.lower import (
+    LATER_GRADIENTS,
+    LOSS_BOUNDARY,
+    RNG_STATE,
+    as_written,
+    without_spare_states,
+    without_states,
+)
 from autoremat.modules import module_path
 from autoremat.reporting import GraphReport, ValueAction, ValueReport, format_nbytes
 from autoremat.reporting.alternatives import Alternatives, Rerun
 from autoremat.reporting.text import format_us
 from autoremat.reporting.timeline import Place, timeline_of
+from autoremat.torch_plan import handed_over
 
 _COPY_SUFFIX = re.compile(r"_recomputed(_\d+)?$")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
@@ -39,19 +51,25 @@ def explain(
     name: str, subject: Subject, choice: Choice, costs: Mapping[fx.Node, OpCost]
 ) -> GraphReport:
     """One graph's report."""
-    solution = choice.solution
+    subject, solution = as_chosen(subject, choice), choice.solution
     problem = without_spare_states(subject.lowered.problem, solution.plan)
-    baseline = without_recompute(problem)
-    timeline = timeline_of(problem, solution.plan, lambda name: _place_of(name, subject, costs))
+    once = without_spare_states(problem, as_written(problem))
+    timeline = timeline_of(
+        problem,
+        solution.plan,
+        lambda name: _place_of(name, subject, costs),
+        without_recompute(once),
+    )
+    baseline = choice.baseline()
     step = timeline.steps[timeline.peak_step].name
     node = subject.lowered.node_of.get(step)
     return GraphReport(
         name=name,
         predicted_peak_nbytes=choice.peak_nbytes,
-        baseline_peak_nbytes=max(baseline.peak_nbytes, choice.peak_nbytes),
+        baseline_peak_nbytes=baseline.peak_nbytes,
         predicted_time_us=solution.timeline.time_us,
         baseline_time_us=baseline.time_us,
-        bound_us=min(solution.bound_us, solution.timeline.time_us),
+        bound_us=solution.bound_us,
         status=solution.status,
         method=choice.method,
         solve_seconds=solution.seconds,
@@ -86,7 +104,7 @@ def _guess(name: str, cost: OpCost) -> str:
 
 
 def _values(subject: Subject, choice: Choice, costs: Mapping[fx.Node, OpCost]) -> list[ValueReport]:
-    saved = {node.name for node in choice.backward.graph.find_nodes(op="placeholder")}
+    saved = handed_over(subject.joint, subject.lowered.storages, choice.backward)
     forward, copies = _runs(choice.forward), _runs(choice.backward)
     storages = subject.lowered.storages
     alternatives = Alternatives(subject.lowered.problem, choice.solution.plan)
@@ -102,16 +120,17 @@ def _values(subject: Subject, choice: Choice, costs: Mapping[fx.Node, OpCost]) -
             is_late = count > 0 and not (forward[node.name] or forward[root.name])
             count -= is_late  # its first run is none again
             action = ValueAction.RECOMPUTE if count else ValueAction.FREE
-            if root.name in saved:
+            if name in saved:
                 action = ValueAction.SAVE
             value = _bare(node, root, storages.nbytes[name], action, costs)
-            if name not in subject.lowered.problem.value_by_name and root.name not in saved:
-                value = _inlined(value, count)
+            if name not in subject.lowered.problem.value_by_name and name not in saved:
+                value = _inlined(value)
             elif action is ValueAction.RECOMPUTE:
                 largest = max(storages.made_by[node], key=storages.nbytes.__getitem__)
                 value = _with_recomputes(value, count, beside="" if name == largest else largest)
             elif action is ValueAction.SAVE:
                 value = _with_alternative(value, alternatives.of(name), name, subject)
+                value = replace(value, recomputes=count)  # read, freed, and made for later reads
             else:
                 unread = "the backward does not read it"
                 value = replace(value, reason="only the backward makes it" if is_late else unread)
@@ -147,10 +166,10 @@ def _bare(
     )
 
 
-def _inlined(value: ValueReport, count: int) -> ValueReport:
+def _inlined(value: ValueReport) -> ValueReport:
     """What the compiler computes inside the operations that read it, so that it is no buffer."""
     reason = "computed inside the operations that read it: takes no memory and no time of its own"
-    return replace(value, recomputes=count, time_us=0.0, reason=reason)
+    return replace(value, action=ValueAction.FREE, time_us=0.0, reason=reason)
 
 
 def _with_recomputes(value: ValueReport, count: int, *, beside: str) -> ValueReport:
@@ -194,17 +213,34 @@ def _with_alternative(
 
 def facts_of_refusal(subject: Subject, choice: Choice, budget_nbytes: int) -> dict[str, Any]:
     """What an error says of a graph whose smallest plan does not fit the budget."""
-    solution = choice.solution
+    subject, solution = as_chosen(subject, choice), choice.solution
     step = solution.plan.schedule[solution.timeline.peak_step]
     node = subject.lowered.node_of.get(step)
     return {
         "budget_nbytes": budget_nbytes,
         "smallest_peak_nbytes": choice.peak_nbytes,
-        "floor_nbytes": min(solution.floor_nbytes, choice.peak_nbytes),
+        "floor_nbytes": _floor_nbytes(subject.lowered.problem, choice),
         "step": step,
         "source": source_of(node) if node is not None else "",
         "largest": _largest_live(subject, choice),
     }
+
+
+def _floor_nbytes(problem: Problem, choice: Choice) -> int:
+    """What is proven of the step that runs, not of a model of it: no plan peaks below.
+
+    Inductor fuses operations and reuses memory, so that what is proven of single operations does
+    not hold for its code: there it is what is resident. Operation by operation the model is what
+    runs, but for the states of generators, which only a plan that repeats draws holds.
+    """
+    if choice.is_read:
+        return problem.resident_nbytes
+    bare = without_states(problem)
+    floor_nbytes = choice.solution.floor_nbytes
+    if bare != problem:
+        floor_nbytes = Bounds(index(bare)).floor_nbytes
+    holding = holds("floor in bytes", floor_nbytes, choice.peak_nbytes, strict=False)
+    return floor_nbytes if holding else problem.resident_nbytes
 
 
 def _largest_live(subject: Subject, choice: Choice, count: int = 5) -> tuple[LiveValue, ...]:
@@ -214,18 +250,29 @@ def _largest_live(subject: Subject, choice: Choice, count: int = 5) -> tuple[Liv
     spans = instance_spans(problem, plan)
     live = dict.fromkeys(name for name, born, last in spans if born <= step <= last)
     ordered = sorted(live, key=lambda name: -problem.value_by_name[name].nbytes)[:count]
-    outputs = set(problem.outputs)
     root = subject.lowered.storages.root
     return tuple(
         LiveValue(
             name,
             problem.value_by_name[name].nbytes,
             source_of(root[name]) if name in root else "",
-            "output or gradient" if name in outputs else "activation",
+            _kind(name, problem),
         )
         for name in ordered
         if problem.value_by_name[name].nbytes
     )
+
+
+def _kind(name: str, problem: Problem) -> str:
+    """What a value is to the step."""
+    maker = problem.producer_of[name]
+    if name.endswith(RNG_STATE):
+        return "generator state"
+    if maker.name == LOSS_BOUNDARY and name != LATER_GRADIENTS:
+        return "incoming gradient"
+    if maker.phase is Phase.BACKWARD:
+        return "gradient" if name in problem.outputs else "made by the backward"
+    return "output" if name in problem.outputs else "activation"
 
 
 def source_of(node: fx.Node) -> str:

@@ -9,7 +9,7 @@ the rewrite derives them again wherever they are read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,6 +26,7 @@ LOSS_BOUNDARY = "backward_begins"
 LATER_GRADIENTS = "gradients_of_later_graphs"
 GRADIENTS_LAID_OUT = "gradients_laid_out"
 OPTIMIZER_STEP = "optimizer_step"
+RNG_STATE = "#rng_state"  # ends the names of values that are states of generators
 SCALAR_NBYTES = 512  # a number takes a whole block on CUDA
 MARKERS = frozenset(
     {LOSS_BOUNDARY, GRADIENTS_LAID_OUT, OPTIMIZER_STEP}
@@ -39,7 +40,7 @@ class Lowered:
     Attributes:
         problem: what the solver sees.
         node_of: the node that each operation's name stands for (not the boundary).
-        storages: as found in the joint graph.
+        storages: as found in the joint graph; their bytes are those of the problem's values.
         derived: nodes that are no operations: made again wherever they are read.
     """
 
@@ -91,8 +92,8 @@ def lower(
     nodes = (*forward, *backward)
     rng_states = [_rng_state_of(op.name) for op in ops if _rng_state_of(op.name) in op.outputs]
     outputs = tuple(dict.fromkeys([*_handed_out(ops, joint, storages, reads), *rng_states]))
-    sizes = _sizes(nodes, storages, costs)
-    sizes |= dict.fromkeys(rng_states, _torch.rng_state_nbytes())
+    storages = replace(storages, nbytes=_sizes(nodes, storages, costs))
+    sizes = storages.nbytes | dict.fromkeys(rng_states, _torch.rng_state_nbytes())
     values = tuple(
         Value(
             name,
@@ -105,6 +106,31 @@ def lower(
     )
     problem = Problem(values, ops, outputs, resident_nbytes)
     return Lowered(problem, {node.name: node for node in nodes}, storages, derived)
+
+
+def with_buffers(lowered: Lowered, joint: JointGraph, buffers: Collection[fx.Node]) -> Lowered:
+    """The same where nodes that were expected to be inlined take memory all the same.
+
+    Computing them takes no time of its own: it is counted where they are read.
+    """
+    storages, problem = lowered.storages, lowered.problem
+    derived = lowered.derived.difference(buffers)
+    reads = _Reads(storages, derived)
+
+    def op(node: fx.Node) -> Op:
+        known = problem.op_by_name.get(node.name)
+        if known is None:
+            known = Op(node.name, (), storages.made_by[node], 0.0, 0, _phase(node, joint))
+        return replace(known, inputs=reads.of(node))
+
+    forward, backward = _in_step_order(joint, derived)
+    boundary = [op for op in problem.ops if op.name in (LOSS_BOUNDARY, GRADIENTS_LAID_OUT)]
+    optimizer = [op for op in problem.ops if op.name == OPTIMIZER_STEP]
+    ops = (*map(op, forward), *boundary, *map(op, backward), *optimizer)
+    new = (Value(n, storages.nbytes[n]) for node in buffers for n in storages.made_by[node])
+    node_of = {node.name: node for node in (*forward, *backward)}
+    problem = replace(problem, ops=ops, values=(*problem.values, *new))
+    return Lowered(problem, node_of, storages, derived)
 
 
 def with_later_graphs(
@@ -202,10 +228,20 @@ def _sizes(
     return sizes
 
 
+def as_written(problem: Problem) -> Plan:
+    """Every operation once, in the problem's order: the step without recompute."""
+    return Plan(tuple(op.name for op in problem.ops))
+
+
 def without_spare_states(problem: Problem, plan: Plan) -> Problem:
     """The problem with generator states counted only where an operation is replayed from them."""
     runs = Counter(plan.schedule)
-    spare = {_rng_state_of(name) for name, count in runs.items() if count == 1}
+    return without_states(problem, [name for name in problem.op_by_name if runs[name] <= 1])
+
+
+def without_states(problem: Problem, ops: Iterable[str] | None = None) -> Problem:
+    """The problem in which generator states take nothing: of these operations, or of all."""
+    spare = {_rng_state_of(name) for name in (problem.op_by_name if ops is None else ops)}
     values = tuple(
         replace(value, nbytes=0) if value.name in spare else value for value in problem.values
     )
@@ -292,7 +328,7 @@ def _in_step_order(
 
 def _rng_state_of(op_name: str) -> str:
     """The value that holds the generator's state from which a random operation is replayed."""
-    return f"{op_name}#rng_state"
+    return f"{op_name}{RNG_STATE}"
 
 
 def _op(
@@ -303,11 +339,7 @@ def _op(
     costs: Mapping[fx.Node, OpCost],
     reads: _Reads,
 ) -> Op:
-    phase = Phase.EITHER
-    if node in joint.backward:
-        phase = Phase.BACKWARD
-    elif node in joint.forward:
-        phase = Phase.FORWARD
+    phase = _phase(node, joint)
     cost = costs[node]
     rng_state = (_rng_state_of(node.name),) if node in constraints.replayed else ()
     return Op(
@@ -319,3 +351,9 @@ def _op(
         phase=phase,
         recomputable=phase is not Phase.BACKWARD and node not in constraints.run_once,
     )
+
+
+def _phase(node: fx.Node, joint: JointGraph) -> Phase:
+    if node in joint.backward:
+        return Phase.BACKWARD
+    return Phase.FORWARD if node in joint.forward else Phase.EITHER

@@ -22,7 +22,7 @@ class Options:
         budget_nbytes: allowed peak of the whole step; called once the device is known.
         compiler: "inductor" or "eager".
         dropout: what becomes of random numbers; None for the safe choice.
-        time_limit_s: for the solver, per graph.
+        time_limit_s: for the choice of a plan, per graph.
         strict: raise where a graph cannot be planned.
         verbose: show progress and the summary line.
         steering: strategy, constraints, stored plan.

@@ -111,7 +111,10 @@ class Planner:
         """
         if refuses and subject.lowered.problem.resident_nbytes > budget_nbytes:
             return choose_without_search(subject, budget_nbytes, reads=self._reads_inductor)
-        solver = Solver(subject.lowered.problem, time_limit_s=self._options.time_limit_s)
+        options = self._options
+        solver = Solver(
+            subject.lowered.problem, time_limit_s=options.time_limit_s, strict=options.strict
+        )
         if self._reads_inductor:
             return choose_by_reading(subject, solver, budget_nbytes)
         return choose_by_simulation(subject, solver, budget_nbytes)

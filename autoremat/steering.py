@@ -7,13 +7,13 @@ to search. Guarantees: what cannot be done as asked raises `SteeringError`, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import fspath
 from typing import Any
 
 import torch
-from autoremat_solver import Plan, check
+from autoremat_solver import Plan, Problem, check
 from autoremat_solver.policies import per_segment, recompute_all, save_all_but, sqrt_segments
 from torch import fx, nn
 
@@ -150,9 +150,24 @@ def policy_plan(subject: Subject, policy: Policy) -> tuple[Plan, str]:
 def _apply(
     subject: Subject, stored: StoredPlan, number: int, budget_nbytes: int, *, reads: bool
 ) -> Choice:
-    problem = subject.lowered.problem
     graph = require_same(stored, number, fingerprint(subject.joint), torch.__version__)
-    steps = [name for name in graph.schedule if name != OPTIMIZER_STEP]
+    choice: Choice | None
+    if graph.is_own:
+        plan = _plan_of(graph.schedule, subject.lowered.problem, number)
+        choice = choose_fixed(subject, plan, graph.method, budget_nbytes, reads=reads)
+    else:
+        choice = choose_torch(subject, budget_nbytes)
+    if choice is None or _saved(choice) != graph.saved:
+        raise PlanMismatch(
+            f"Graph {number} is the one that was planned, but written out it saves other values: "
+            f"the plan was made with torch {stored.torch_version}; this is {torch.__version__}. "
+            "Plan again."
+        )
+    return choice
+
+
+def _plan_of(schedule: Sequence[str], problem: Problem, number: int) -> Plan:
+    steps = [name for name in schedule if name != OPTIMIZER_STEP]
     steps += [OPTIMIZER_STEP] if OPTIMIZER_STEP in problem.op_by_name else []
     plan = Plan(tuple(steps))
     violations = check(problem, plan)
@@ -162,18 +177,7 @@ def _apply(
             "not what it was when the plan was made: is dropout= the same, and the device? "
             "Otherwise plan again."
         )
-    choice: Choice | None
-    if graph.is_own:
-        choice = choose_fixed(subject, plan, graph.method, budget_nbytes, reads=reads)
-    else:
-        choice = choose_torch(subject, plan, budget_nbytes)
-    if choice is None or _saved(choice) != graph.saved:
-        raise PlanMismatch(
-            f"Graph {number} is the one that was planned, but written out it saves other values: "
-            f"the plan was made with torch {stored.torch_version}; this is {torch.__version__}. "
-            "Plan again."
-        )
-    return choice
+    return plan
 
 
 def store(subject: Subject, choice: Choice) -> StoredGraph:

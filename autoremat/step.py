@@ -30,9 +30,16 @@ from torch import fx
 
 from autoremat import _torch
 from autoremat.capture import JointGraph
-from autoremat.choose import Choice, Subject
+from autoremat.choose import Baseline, Choice, Subject, as_chosen
 from autoremat.curve import Curve
-from autoremat.lower import LOSS_BOUNDARY, Lowered, with_later_graphs, without_spare_states
+from autoremat.lower import (
+    LOSS_BOUNDARY,
+    RNG_STATE,
+    Lowered,
+    as_written,
+    with_later_graphs,
+    without_spare_states,
+)
 from autoremat.options import Resident
 from autoremat.plan_file import StoredGraph
 from autoremat.reporting import GraphReport
@@ -227,7 +234,10 @@ class Part:
         joint, storages = self.subject.joint, self.subject.lowered.storages
         names = {node.name for node in self.choice.backward.graph.find_nodes(op="placeholder")}
         saved = {node for node in joint.nodes if node.name in names} - set(joint.tangents)
-        return storages.total_nbytes(saved | set(joint.fwd_outputs))
+        plan = self.choice.solution.plan
+        held = without_spare_states(self.subject.lowered.problem, plan).values
+        states_nbytes = sum(value.nbytes for value in held if value.name.endswith(RNG_STATE))
+        return storages.total_nbytes(saved | set(joint.fwd_outputs)) + states_nbytes
 
     @property
     def outputs_nbytes(self) -> int:
@@ -246,37 +256,50 @@ class Part:
         """The graph's report, so much being held beside it."""
         if found not in self._reports:
             subject = replace(self.subject, lowered=_placed(self.subject.lowered, found))
-            choice = replace(self.choice, peak_nbytes=self.peak_nbytes(found))
+            before = self._baseline(found)
+            choice = replace(
+                self.choice, peak_nbytes=self.peak_nbytes(found), baseline=lambda: before
+            )
             self._reports.clear()
             self._reports[found] = self.explain(subject, choice)
         return self._reports[found]
 
     def peak_nbytes(self, found: Beside) -> int:
         """The real peak, so much being held beside the graph."""
-        forward_nbytes, backward_nbytes = self.own_peaks
-        return self.resident_nbytes + max(
-            forward_nbytes + found.held_nbytes, backward_nbytes + found.most_nbytes
-        )
+        return self.resident_nbytes + _beside(self.own_peaks, found)
 
     @functools.cached_property
     def own_peaks(self) -> tuple[int, int]:
-        """Of forward and backward, above what is resident and what is held beside the graph.
+        """Of forward and backward, above what is resident and what is held beside the graph."""
+        problem = as_chosen(self.subject, self.choice).lowered.problem
+        plan = self.choice.solution.plan
+        return _shared_out(problem, plan, self.choice.peak_nbytes, self.counted)
 
-        A compiler's peak is known as a whole: it is shared out as the simulator's is.
-        """
-        plan, problem = self.choice.solution.plan, self.subject.lowered.problem
-        problem = without_spare_states(problem, plan)
-        live_nbytes = simulate(problem, plan).live_nbytes
-        boundary = plan.schedule.index(LOSS_BOUNDARY)
-        forward, backward = max(live_nbytes[:boundary], default=0), max(live_nbytes[boundary:])
-        counted = self.counted
-        known = max(forward + counted.held_nbytes, backward + counted.most_nbytes)
-        real = self.choice.peak_nbytes - problem.resident_nbytes
-        more = real - (known - problem.resident_nbytes)
-        return (
-            forward - problem.resident_nbytes + more,
-            backward - problem.resident_nbytes + more,
-        )
+    def _baseline(self, found: Beside) -> Baseline:
+        """The step without a plan, so much being held beside the graph."""
+        counted, problem = self.choice.baseline(), self.subject.lowered.problem
+        own = _shared_out(problem, as_written(problem), counted.peak_nbytes, self.counted)
+        return counted._replace(peak_nbytes=self.resident_nbytes + _beside(own, found))
+
+
+def _beside(own_peaks: tuple[int, int], found: Beside) -> int:
+    """The peak of both parts, above what is resident."""
+    forward_nbytes, backward_nbytes = own_peaks
+    return max(forward_nbytes + found.held_nbytes, backward_nbytes + found.most_nbytes)
+
+
+def _shared_out(problem: Problem, plan: Plan, peak_nbytes: int, counted: Beside) -> tuple[int, int]:
+    """Peaks of forward and backward, above what is resident and what was counted beside them.
+
+    A compiler's peak is known as a whole: it is shared out as the simulator's is.
+    """
+    resident_nbytes = problem.resident_nbytes
+    live_nbytes = simulate(without_spare_states(problem, plan), plan).live_nbytes
+    boundary = plan.schedule.index(LOSS_BOUNDARY)
+    forward = max(live_nbytes[:boundary], default=0) - resident_nbytes
+    backward = max(live_nbytes[boundary:]) - resident_nbytes
+    more = peak_nbytes - resident_nbytes - _beside((forward, backward), counted)
+    return forward + more, backward + more
 
 
 @dataclass

@@ -87,7 +87,7 @@ def test_no_plan_is_above_a_strategy_that_its_peak_holds(monkeypatch):
         return replace(point, time_us=10 * point.time_us)
 
     planned = curve._planned
-    monkeypatch.setattr(curve, "_planned", lambda solution: slow(planned(solution)))
+    monkeypatch.setattr(curve, "_planned", lambda *given: slow(planned(*given)))
     report, _ = curve_of(Residual(4))
     shown = [p for p in report.curve if p.kind is PointKind.PLAN]
     rivals = [p for p in report.curve if p.kind is not PointKind.PLAN]

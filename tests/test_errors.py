@@ -40,7 +40,8 @@ OVER = OverBudgetWarning(5_100_000_000, 5_000_000_000, 4_990_000_000)
 def test_an_infeasible_budget_says_fact_cause_and_remedy() -> None:
     """The message has the numbers, the step, the culprits and what to do."""
     assert str(INFEASIBLE) == (
-        "Budget 10.0 GB is below the smallest reachable peak 11.3 GB (proven floor 10.9 GB). "
+        "Budget 10.0 GB is below the smallest peak found, 11.3 GB "
+        "(proven floor of this step's operations 10.9 GB). "
         "At `mm_17` (model.py:88), 6.2 GB are resident (2.2 GB parameters, 4.0 GB optimizer "
         "state), and the largest live values are "
         "`mm_16` 3.9 GB (saved, model.py:80), `tangents_1` 1.2 GB (gradient). "
@@ -62,16 +63,21 @@ def test_an_infeasible_budget_has_its_numbers_as_attributes() -> None:
 def test_a_budget_just_below_the_smallest_peak_does_not_look_equal_to_it() -> None:
     """Sizes that differ in a late digit are written with that digit."""
     error = InfeasibleBudget(10_000_000_000, 10_000_000_001, 9_999_999_999, ResidentParts(1))
-    assert "Budget 10.000000000 GB is below the smallest reachable peak 10.000000001 GB" in str(
-        error
-    )
+    text = "Budget 10.000000000 GB is below the smallest peak found, 10.000000001 GB"
+    assert text in str(error)
 
 
 def test_a_floor_that_is_reached_is_called_the_lowest() -> None:
-    """Where floor and smallest peak meet, no better plan exists."""
-    assert "which is proven to be the lowest." in str(
-        InfeasibleBudget(1000, 2000, 2000, ResidentParts(10))
-    )
+    """Where floor and smallest peak meet, no better plan exists; of what is said in the message."""
+    text = "the smallest peak found, 2.0 kB (proven to be the lowest of this step's operations)."
+    assert text in str(InfeasibleBudget(1000, 2000, 2000, ResidentParts(10)))
+
+
+def test_where_nothing_is_proven_nothing_is_called_proven() -> None:
+    """Under Inductor the floor is what is resident, which says nothing of other plans."""
+    text = str(InfeasibleBudget(1000, 2000, 10, ResidentParts(10)))
+    assert "the smallest peak found, 2.0 kB (a lower one is not ruled out)." in text
+    assert "proven" not in text
 
 
 def test_a_resident_part_above_the_budget_gets_its_own_remedy() -> None:

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from autoremat_solver import Solution, Solver, simulate
+from autoremat_solver import CertificateWarning, Solution, Solver, simulate
+from autoremat_solver.bounds import Bounds
 from autoremat_solver.plan import Status
 from autoremat_solver.policies import recompute_all
 from torch import Tensor, nn
@@ -149,6 +150,30 @@ def test_no_refusal_names_more_than_a_plan_needs_that_is_known(monkeypatch: pyte
     model = optimized(Dropout, error.smallest_peak_nbytes)
     step(model, inputs)
     assert autoremat.report(model).predicted_peak_nbytes == error.smallest_peak_nbytes
+
+
+def test_what_the_backward_makes_is_not_called_an_activation():
+    """Activations are the forward's; gradients that arrive or are handed out are named as such."""
+    error = refusal(Chain, (many_rows(),))
+    kinds = {value.name: value.kind for value in error.largest}
+    assert any(kind == "made by the backward" for kind in kinds.values())
+    assert all(kind != "activation" for name, kind in kinds.items() if "backward" in name)
+
+
+def test_a_bound_above_a_plan_costs_the_certificate_and_not_the_training(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """It is told with both numbers; whoever is strict gets an error."""
+    monkeypatch.setattr(Bounds, "time_us", lambda *_, **__: 1e12)
+    model = optimized(Chain, UNBOUNDED, strict=False)
+    with pytest.warns(CertificateWarning, match="bound in us is 1000000000000, but"):
+        step(model, (many_rows(),))
+    report = autoremat.report(model)
+    assert report.status is Status.UNPROVEN
+    assert report.gap == float("inf")
+    assert "no proven bound" in report.summary()
+    with pytest.raises(autoremat.FallbackError, match="bound in us is 1000000000000, but"):
+        step(optimized(Chain, UNBOUNDED, strict=True), (many_rows(),))
 
 
 def test_a_budget_below_what_is_resident_is_refused_before_any_solve(

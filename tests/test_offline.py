@@ -87,7 +87,7 @@ def test_a_source_line_is_never_ours():
     """A bare nn.Sequential has no line but the one that calls it: the module's path says it all."""
     report = planned(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()), batch(), budget="1GB")
     assert {(value.source, value.module) for value in report.values} == {("", "0"), ("", "1")}
-    with pytest.raises(InfeasibleBudget, match=r"At `\w+`, .* \(output or gradient\)"):
+    with pytest.raises(InfeasibleBudget, match=r"At `\w+`, .* \(incoming gradient\)"):
         planned(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()), batch(), budget="200kB")
 
 

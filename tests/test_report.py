@@ -371,7 +371,7 @@ def test_the_summary_of_a_small_report() -> None:
         "700.0 MB optimizer state\n"
         "Measured     5.0 GB, 10.0 MB below the prediction\n"
         "Peak at      `mm_17` (model.py:88)\n"
-        "Step time    100.0 ms -> 103.1 ms predicted, proven bound 102.3 ms\n"
+        "Step time    100.0 ms -> 103.1 ms predicted, proven bound of the model 102.3 ms\n"
         "Solver       feasible: within the budget, with a proven gap (ilp, 2.1 s)\n"
         "Runs on      NVIDIA H200, inductor, torch 2.13.0\n"
         "Estimated    1 operation without a sound measurement: topk\n"

@@ -110,7 +110,7 @@ CompilerOption = Annotated[
 AsJson = Annotated[
     bool, typer.Option("--json", help="One JSON object on stdout in place of the text.")
 ]
-TimeLimit = Annotated[float, typer.Option(help="Seconds for the solver, per graph.", min=0.0)]
+TimeLimit = Annotated[float, typer.Option(help="Seconds to choose a plan, per graph.", min=0.0)]
 Batch = Annotated[
     int | None,
     typer.Option(help="Batch size, for hf: targets; 1 without it.", min=1, show_default=False),

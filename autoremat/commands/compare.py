@@ -46,7 +46,7 @@ def run(
         variants: what else to measure, separated by commas; None for all.
         compiler: "inductor" or "eager".
         rounds: timed steps of each variant.
-        time_limit: seconds for the solver, per graph.
+        time_limit: seconds to choose a plan, per graph.
         timeout: seconds for one variant to be measured.
         alone: time each variant before the next is built.
         picture: where to write the plot.

@@ -60,7 +60,7 @@ def run(
         budget: as the user wrote it.
         compiler: "inductor" or "eager".
         as_json: one JSON object in place of the table.
-        time_limit: seconds for the solver, per graph.
+        time_limit: seconds to choose a plan, per graph.
         dropout: "replay", "save_masks", or None for the safe choice.
     """
     asked = _Asked(target, budget_argument(budget), compiler, dropout, time_limit)

@@ -45,7 +45,7 @@ class Options:
 
     Attributes:
         rounds: timed steps of each variant.
-        time_limit: seconds for the solver, per graph.
+        time_limit: seconds to choose a plan, per graph.
         timeout: seconds for one variant to be built and measured.
         alone: time each variant before the next one is built, not in turn.
         threads: of torch; None leaves torch's own choice.
@@ -102,7 +102,7 @@ def compare(
             need no Inductor. Eager mode is always measured.
         compiler: what runs autoremat's graphs and the checkpointed models.
         rounds: timed steps of each variant.
-        time_limit: seconds for the solver, per graph.
+        time_limit: seconds to choose a plan, per graph.
         timeout: seconds for one variant to be built and measured.
         alone: time each variant before the next one is built, for models of which the device
             holds one only; times are then less comparable.

@@ -26,7 +26,7 @@ class ValueAction(StrEnum):
     """What the plan does with a value of the forward."""
 
     SAVE = "save"
-    """The backward reads the instance that the forward made."""
+    """The backward reads the instance that the forward made; it may make others later."""
     RECOMPUTE = "recompute"
     """Freed in the forward, made again in the backward."""
     FREE = "free"
@@ -86,10 +86,12 @@ class GraphReport:
         name: such as "graph 0".
         predicted_peak_nbytes: highest live bytes while this graph runs: resident bytes and what
             other graphs of the step keep alive meanwhile are included.
-        baseline_peak_nbytes: the same without recompute.
+        baseline_peak_nbytes: the same without a plan, by the same meter. Op by op that is the step
+            without recompute; under Inductor, whose generated code is read, torch's own partition
+            (where that would not be safe, the step without recompute).
         predicted_time_us: duration of forward and backward under the plan.
-        baseline_time_us: the same without recompute.
-        bound_us: proven: no plan of the model within the budget is faster.
+        baseline_time_us: the same without a plan.
+        bound_us: proven: no plan of the model within the budget is faster; 0 if nothing is proven.
         status: how far the solver got.
         method: which strategy found the plan.
         solve_seconds: wall-clock time of the solve.
@@ -253,7 +255,7 @@ class Report:
 
     @property
     def baseline_peak_nbytes(self) -> int:
-        """Highest live bytes of the step without recompute."""
+        """Highest live bytes of the step without a plan, by the meter of the predicted peak."""
         return max((g.baseline_peak_nbytes for g in self.graphs), default=self.resident_nbytes)
 
     @property
@@ -263,7 +265,7 @@ class Report:
 
     @property
     def baseline_time_us(self) -> float:
-        """Duration of the step without recompute."""
+        """Duration of the step without a plan."""
         return math.fsum(graph.baseline_time_us for graph in self.graphs)
 
     @property

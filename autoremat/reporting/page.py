@@ -18,9 +18,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from autoremat.reporting.document import write
 from autoremat.reporting.model import Report, ValueAction
 from autoremat.reporting.text import (
+    bound_text,
     format_nbytes,
     format_nbytes_apart,
-    format_us,
     format_us_apart,
     without_optimizer,
 )
@@ -128,7 +128,7 @@ def _scale(report: Report) -> int:
 
 def _bars(report: Report, scale: int) -> list[_Bar]:
     peaks = [
-        ("Without recompute", report.baseline_peak_nbytes, "ghost"),
+        ("Without a plan", report.baseline_peak_nbytes, "ghost"),
         ("This plan", report.predicted_peak_nbytes, "plan"),
     ]
     if report.measured_peak_nbytes is not None:
@@ -153,16 +153,14 @@ def _tiles(report: Report) -> list[_Tile]:
     tiles = [_Tile("Budget", format_nbytes(report.budget_nbytes), f"{resident} are resident")]
     saved = 1 - report.predicted_peak_nbytes / max(1, report.baseline_peak_nbytes)
     peak = format_nbytes(report.predicted_peak_nbytes)
-    tiles.append(_Tile("Predicted peak", peak, f"{100 * saved:.1f} % below no recompute"))
+    tiles.append(_Tile("Predicted peak", peak, f"{100 * saved:.1f} % below no plan"))
     tiles.append(_measured_tile(report))
     extra = _extra(report)
     time_text = "unknown" if extra is None else f"{round(extra, 1) + 0.0:+.1f} %"
     times = " to ".join(format_us_apart(report.baseline_time_us, report.predicted_time_us))
     tiles.append(_Tile("Step time, predicted", time_text, _with_micro(times)))
     gap = "not bounded" if report.gap == float("inf") else f"\u2264 {100 * report.gap:.1f} %"
-    tiles.append(
-        _Tile("Gap to the optimum", gap, _with_micro(f"proven bound {format_us(report.bound_us)}"))
-    )
+    tiles.append(_Tile("Gap to the model's optimum", gap, _with_micro(bound_text(report))))
     actions = [value.action for value in report.values]
     recomputed = sum(value.recomputes > 0 for value in report.values)
     saves = f"{actions.count(ValueAction.SAVE)} of {len(actions)}"

@@ -204,7 +204,14 @@ def _peak_place(report: Report) -> str:
 
 def _times(report: Report) -> str:
     before, after = format_us_apart(report.baseline_time_us, report.predicted_time_us)
-    return f"{before} -> {after} predicted, proven bound {format_us(report.bound_us)}"
+    return f"{before} -> {after} predicted, {bound_text(report)}"
+
+
+def bound_text(report: Report) -> str:
+    """What is proven of the step's time: of the model, whose operations are timed one by one."""
+    if report.bound_us <= 0:
+        return "no proven bound"
+    return f"proven bound of the model {format_us(report.bound_us)}"
 
 
 def _solver(report: Report) -> str:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
 
-from autoremat_solver import Phase, Plan, Problem, simulate
+from autoremat_solver import Phase, Plan, Problem, Timeline, simulate
+from autoremat_solver.plan_document import without_recompute
 from autoremat_solver.simulate import backward_start, instance_spans
 
 from autoremat.reporting.fields import ReportError, check_fields
@@ -169,7 +170,10 @@ class Place:
 
 
 def timeline_of(
-    problem: Problem, plan: Plan, place_of: Callable[[str], Place] = lambda name: Place(name)
+    problem: Problem,
+    plan: Plan,
+    place_of: Callable[[str], Place] = lambda name: Place(name),
+    baseline: Timeline | None = None,
 ) -> MemoryTimeline:
     """The memory timeline of a plan.
 
@@ -177,14 +181,15 @@ def timeline_of(
         problem: the step.
         plan: a schedule of it.
         place_of: where an operation of the problem comes from.
+        baseline: the step without recompute, where that takes something else than the problem.
     """
-    baseline = [op.name for op in problem.ops]
+    baseline = baseline or without_recompute(problem)
     return MemoryTimeline(
         resident_nbytes=problem.resident_nbytes,
         steps=_steps(problem, plan, place_of),
         spans=_spans(problem, plan),
         live_nbytes=simulate(problem, plan).live_nbytes,
-        baseline_live_nbytes=simulate(problem, Plan(tuple(baseline))).live_nbytes,
+        baseline_live_nbytes=baseline.live_nbytes,
         baseline_step_us=tuple(round(op.time_us, _DIGITS) for op in problem.ops),
     )
 

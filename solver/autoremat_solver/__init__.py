@@ -4,6 +4,7 @@ Enters: a `Problem` (the operations of one step with bytes and times). Leaves: a
 whose `Plan` is an execution order with repeats. Nothing here knows torch.
 """
 
+from autoremat_solver.certificate import CertificateError, CertificateWarning
 from autoremat_solver.check import check
 from autoremat_solver.node_link import read_problem
 from autoremat_solver.plan import Plan, Solution, Status, Timeline
@@ -12,6 +13,8 @@ from autoremat_solver.simulate import simulate
 from autoremat_solver.solve import Solver, solve
 
 __all__ = [
+    "CertificateError",
+    "CertificateWarning",
     "Op",
     "Phase",
     "Plan",

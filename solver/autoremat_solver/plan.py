@@ -46,6 +46,7 @@ class Status(StrEnum):
     OPTIMAL = "optimal: no plan of the model is faster"
     FEASIBLE = "feasible: within the budget, with a proven gap"
     TIME_LIMIT = "time limit: the best plan found so far, within the budget"
+    UNPROVEN = "unproven: within the budget; what was proven of it turned out wrong and is dropped"
     INFEASIBLE = "infeasible: no plan found fits the budget; this is the one with the smallest peak"
 
 
@@ -57,7 +58,8 @@ class Solution:
         plan: the best plan found; with status INFEASIBLE the one of the smallest peak.
         timeline: what `simulate` says of it.
         status: see `Status`.
-        bound_us: proven: no plan within the budget (of the class that `bounds` states) is faster.
+        bound_us: proven: no plan within the budget (of the class that `bounds` states) is faster;
+            0 with status UNPROVEN.
         floor_nbytes: proven: no plan (of that class) has a smaller peak.
         method: which strategy found the plan.
         seconds: wall-clock time of the solve.
@@ -76,4 +78,5 @@ class Solution:
         """How much slower than the bound the plan is at most, as a fraction of the bound."""
         if self.bound_us <= 0:
             return 0.0 if self.timeline.time_us <= 0 else float("inf")
+        # A bound may be above the time by noise (`certificate`), and by no more.
         return max(0.0, self.timeline.time_us / self.bound_us - 1.0)

@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable
 
+from autoremat_solver.certificate import holds
 from autoremat_solver.check import check
 from autoremat_solver.exact import MOST_OPS, ExactSearch, SearchLimit
 from autoremat_solver.front import Candidate, arranged
@@ -39,18 +40,24 @@ class Solver:
 
     Args:
         problem: the step.
-        time_limit_s: wall-clock time for each call of a method; 0 keeps to simple strategies.
+        time_limit_s: wall-clock time for each call of a method that is given no other; 0 keeps to
+            simple strategies.
+        strict: raise `CertificateError` where a bound or a floor is above a plan that exists; else
+            it is a warning, and the plan comes without certificate.
 
     Raises:
         ProblemError: if a value that the backward needs may neither be saved nor recomputed.
     """
 
-    def __init__(self, problem: Problem, *, time_limit_s: float = 30.0) -> None:
+    def __init__(
+        self, problem: Problem, *, time_limit_s: float = 30.0, strict: bool = False
+    ) -> None:
         """Simulate the simple strategies."""
         if not time_limit_s >= 0:
             raise ValueError(f"time_limit_s is {time_limit_s}: give seconds, 0 or more.")
         self.problem = problem
         self.time_limit_s = time_limit_s
+        self.strict = strict
         require_consistent(index(problem))
         is_small = len(problem.ops) <= MOST_OPS
         self._reduction = Reduction(problem, {}, 0) if is_small else reduce(problem)
@@ -61,11 +68,12 @@ class Solver:
         self._checked: set[int] = set()
         self._rejected: list[Candidate] = []
 
-    def solve(self, budget_nbytes: int) -> Solution:
+    def solve(self, budget_nbytes: int, *, time_limit_s: float | None = None) -> Solution:
         """The fastest plan found whose peak is at most the budget.
 
         Args:
             budget_nbytes: bytes live at any step, resident ones included.
+            time_limit_s: for this call; the solver's own if not given.
 
         Returns:
             With status INFEASIBLE the plan of the smallest peak found, which is above the budget.
@@ -75,18 +83,18 @@ class Solver:
             ValueError: if it is negative.
         """
         _require_budget(budget_nbytes)
-        began = time.monotonic()
-        deadline = began + SEARCH_SHARE * self.time_limit_s
+        began, limit_s = time.monotonic(), self._limit_s(time_limit_s)
+        deadline = began + SEARCH_SHARE * limit_s
         if (exact := self._solve_exactly(budget_nbytes, deadline)) is not None:
-            return self._solution(*exact, budget_nbytes, began)
+            return self._solution(*exact, budget_nbytes, began, limit_s)
         fastest = self._search.find_fastest(deadline)
         if self._search.fastest_is_proven and self._fits(fastest, budget_nbytes):
-            return self._solution(fastest, Status.OPTIMAL, budget_nbytes, began)
-        self._search.prepare(began + PREPARED_SHARE * self.time_limit_s)
+            return self._solution(fastest, Status.OPTIMAL, budget_nbytes, began, limit_s)
+        self._search.prepare(began + PREPARED_SHARE * limit_s)
         if self._is_lean(budget_nbytes):
             # What the search for the smallest peak passes on its way is the best to begin with,
             # and a peak that it claims is met when it is asked for.
-            self._find_smallest(began + SMALLEST_SHARE * self.time_limit_s)
+            self._find_smallest(began + SMALLEST_SHARE * limit_s)
             self._search.rearrange(budget_nbytes, deadline)
         elif budget_nbytes >= self._search.bounds.floor_nbytes:
             self._search.at_budget(budget_nbytes, deadline)
@@ -100,25 +108,25 @@ class Solver:
             while not self._passes(smallest):
                 self._search.front.drop(smallest)
                 smallest = self._search.front.smallest
-            return self._solution(smallest, Status.INFEASIBLE, budget_nbytes, began)
+            return self._solution(smallest, Status.INFEASIBLE, budget_nbytes, began, limit_s)
         in_time = time.monotonic() < deadline
         status = Status.FEASIBLE if in_time else Status.TIME_LIMIT
-        return self._solution(best, status, budget_nbytes, began)
+        return self._solution(best, status, budget_nbytes, began, limit_s)
 
-    def smallest_peak(self) -> Solution:
+    def smallest_peak(self, *, time_limit_s: float | None = None) -> Solution:
         """The plan of the smallest peak found; the budgets asked for before do not matter."""
-        began = time.monotonic()
-        deadline = began + SEARCH_SHARE * self.time_limit_s
+        began, limit_s = time.monotonic(), self._limit_s(time_limit_s)
+        deadline = began + SEARCH_SHARE * limit_s
         if (exact := self._solve_exactly(None, deadline)) is not None:
-            return self._solution(*exact, exact[0].peak_nbytes, began)
+            return self._solution(*exact, exact[0].peak_nbytes, began, limit_s)
         self._search.find_fastest(deadline)
-        self._search.prepare(began + PREPARED_SHARE * self.time_limit_s)
-        peak = self._find_smallest(began + SMALLEST_SHARE * self.time_limit_s).peak_nbytes
+        self._search.prepare(began + PREPARED_SHARE * limit_s)
+        peak = self._find_smallest(began + SMALLEST_SHARE * limit_s).peak_nbytes
         self._search.rearrange(peak, deadline)
         smallest = self._valid_within(peak) or self._find_smallest(deadline)
         in_time = time.monotonic() < deadline
         status = Status.FEASIBLE if in_time else Status.TIME_LIMIT
-        return self._solution(smallest, status, smallest.peak_nbytes, began)
+        return self._solution(smallest, status, smallest.peak_nbytes, began, limit_s)
 
     def lean_plan(self) -> Plan:
         """The leanest plan that local search makes of the simple strategies; no program is solved.
@@ -131,14 +139,14 @@ class Solver:
             self._search.front.drop(lean)
         return self._plan(lean)
 
-    def fastest(self) -> Solution:
+    def fastest(self, *, time_limit_s: float | None = None) -> Solution:
         """The plan of the smallest time under no budget; ties go to the smaller peak."""
-        began = time.monotonic()
-        best = self._search.find_fastest(began + self.time_limit_s)
-        in_time = time.monotonic() < began + self.time_limit_s
+        began, limit_s = time.monotonic(), self._limit_s(time_limit_s)
+        best = self._search.find_fastest(began + limit_s)
+        in_time = time.monotonic() < began + limit_s
         status = Status.FEASIBLE if in_time else Status.TIME_LIMIT
         status = Status.OPTIMAL if self._search.fastest_is_proven else status
-        return self._solution(best, status, best.peak_nbytes, began)
+        return self._solution(best, status, best.peak_nbytes, began, limit_s)
 
     def pareto(
         self,
@@ -167,24 +175,23 @@ class Solver:
         """
         if points < 2:
             raise ValueError(f"points is {points}: a curve has two ends, give 2 or more.")
-        before_s, began = self.time_limit_s, time.monotonic()
-        limit_s = before_s if time_limit_s is None else time_limit_s
+        began, limit_s = time.monotonic(), self._limit_s(time_limit_s)
+        end_s = CURVE_ENDS_SHARE * limit_s
         tell = progress or (lambda solved, asked: None)
-        try:
-            self.time_limit_s = CURVE_ENDS_SHARE * limit_s
-            found = [self.fastest(), self.smallest_peak()]
+        found = [self.fastest(time_limit_s=end_s), self.smallest_peak(time_limit_s=end_s)]
+        tell(len(found), points)
+        high, low = (solution.timeline.peak_nbytes for solution in found)
+        for left in range(points - 2, 0, -1):
+            left_s = began + limit_s - time.monotonic()
+            if left_s <= 0:
+                break
+            budget_nbytes = low + (high - low) * left // (points - 1)
+            found.append(self.solve(budget_nbytes, time_limit_s=left_s / left))
             tell(len(found), points)
-            high, low = (solution.timeline.peak_nbytes for solution in found)
-            for left in range(points - 2, 0, -1):
-                left_s = began + limit_s - time.monotonic()
-                if left_s <= 0:
-                    break
-                self.time_limit_s = left_s / left
-                found.append(self.solve(low + (high - low) * left // (points - 1)))
-                tell(len(found), points)
-        finally:
-            self.time_limit_s = before_s
         return _unbeaten(found)
+
+    def _limit_s(self, given_s: float | None) -> float:
+        return self.time_limit_s if given_s is None else given_s
 
     def _solve_exactly(
         self, budget_nbytes: int | None, deadline: float
@@ -275,35 +282,62 @@ class Solver:
 
     def _plan(self, member: Candidate) -> Plan:
         """A member's plan of the problem that was given."""
-        return self._reduction.lift(Plan(self._search.indexed.names(member.steps)))
+        lifted = self._reduction.lift(Plan(self._search.indexed.names(member.steps)))
+        return without_unread(self.problem, lifted)
 
     def _solution(
-        self, best: Candidate, status: Status, budget_nbytes: int, began: float
+        self, best: Candidate, status: Status, budget_nbytes: int, began: float, limit_s: float
     ) -> Solution:
         plan = self._plan(best)
         timeline = simulate(self.problem, plan)
         if status is Status.INFEASIBLE and timeline.peak_nbytes <= budget_nbytes:
             status = Status.FEASIBLE
         slack_nbytes = self._reduction.slack_nbytes
-        limit = max(budget_nbytes, timeline.peak_nbytes) + slack_nbytes
-        left_s = began + self.time_limit_s - time.monotonic()
-        bound_s = max(LEAST_BOUND_S, min(0.2 * self.time_limit_s, left_s))
+        limit_nbytes = max(budget_nbytes, timeline.peak_nbytes) + slack_nbytes
+        left_s = began + limit_s - time.monotonic()
         bound_us = self._search.bounds.time_us(
-            limit, bound_s, target_us=timeline.time_us / (1 + PROVEN)
+            limit_nbytes,
+            max(LEAST_BOUND_S, min(0.2 * limit_s, left_s)),
+            target_us=timeline.time_us / (1 + PROVEN),
         )
-        proven = status is Status.OPTIMAL
-        bound_us = timeline.time_us if proven else min(bound_us, timeline.time_us)
-        if status is Status.FEASIBLE and timeline.time_us <= bound_us * (1 + PROVEN):
+        if not holds("bound in us", bound_us, timeline.time_us, strict=self.strict):
+            bound_us, status = 0.0, _without_certificate(status)
+        elif status is Status.OPTIMAL:
+            bound_us = timeline.time_us
+        elif status is Status.FEASIBLE and timeline.time_us <= bound_us * (1 + PROVEN):
             status = Status.OPTIMAL
+        floor_nbytes = self._floor_nbytes - slack_nbytes
+        if not holds("floor in bytes", floor_nbytes, timeline.peak_nbytes, strict=self.strict):
+            floor_nbytes = self.problem.resident_nbytes
         return Solution(
             plan=plan,
             timeline=timeline,
             status=status,
             bound_us=bound_us,
-            floor_nbytes=self._floor_nbytes - slack_nbytes,
+            floor_nbytes=floor_nbytes,
             method=best.method,
             seconds=time.monotonic() - began,
         )
+
+
+def _without_certificate(status: Status) -> Status:
+    return status if status is Status.INFEASIBLE else Status.UNPROVEN
+
+
+def without_unread(problem: Problem, plan: Plan) -> Plan:
+    """The plan without repeats whose results nobody reads: they cost time, and no one runs them."""
+    pinned = frozenset(problem.outputs)
+    first = {name: step for step, name in reversed(list(enumerate(plan.schedule)))}
+    wanted: set[str] = set()
+    kept: list[str] = []
+    for step in range(len(plan.schedule) - 1, -1, -1):
+        op = problem.op_by_name[plan.schedule[step]]
+        if step > first[op.name] and wanted.isdisjoint(op.outputs):
+            continue
+        kept.append(op.name)
+        wanted.difference_update(op.outputs)
+        wanted.update(name for name in op.inputs if name not in pinned)
+    return Plan(tuple(reversed(kept)))
 
 
 def solve(problem: Problem, budget_nbytes: int, *, time_limit_s: float = 30.0) -> Solution:
