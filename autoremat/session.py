@@ -334,7 +334,16 @@ class Session:
                 *(Fact(LEFT_OUT, sentence) for sentence in curve.left_out),
             ),
             optimizer=self._resident.optimizer,
+            eager_peak_nbytes=self._eager_peak_nbytes(),
         )
+
+    def _eager_peak_nbytes(self) -> int:
+        """Of code outside of the graphs, where the step peaks there; else 0."""
+        around = self._now_around
+        eager_nbytes = self._step.eager_peak_nbytes(around)
+        existing_nbytes = self._resident.parts.gradients_nbytes
+        highest_nbytes = self._step.graphs_peak_nbytes(existing_nbytes, around)
+        return eager_nbytes if eager_nbytes > highest_nbytes else 0
 
     def stored_plan(self) -> StoredPlan:
         """What was planned so far, for a file."""

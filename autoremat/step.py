@@ -440,14 +440,24 @@ class Step:
 
     def peak_nbytes(self, existing_gradient_nbytes: int, around: Around) -> int:
         """The highest of its graphs and of the code between them; arguments as of `reports`."""
+        return max(
+            self.graphs_peak_nbytes(existing_gradient_nbytes, around),
+            self.eager_peak_nbytes(around),
+        )
+
+    def graphs_peak_nbytes(self, existing_gradient_nbytes: int, around: Around) -> int:
+        """The highest of its graphs, 0 without any; arguments as of `reports`."""
         found = self.beside(existing_gradient_nbytes, around)
-        peaks = [self.parts[name].peak_nbytes(held) for name, held in found.items()]
-        if found and around.eager_nbytes:
-            parts, order, _ = self._numbered()
-            crossing = sum(parts[n].crossing_nbytes for n in order if n < len(parts))
-            resident = max(part.resident_nbytes for part in parts)
-            peaks.append(resident + crossing + around.eager_nbytes)
-        return max(peaks, default=0)
+        return max((self.parts[name].peak_nbytes(held) for name, held in found.items()), default=0)
+
+    def eager_peak_nbytes(self, around: Around) -> int:
+        """The highest while code in eager mode goes backward, as far as a step has shown it."""
+        parts, order, _ = self._numbered()
+        if not parts or not around.eager_nbytes:
+            return 0
+        crossing_nbytes = sum(parts[n].crossing_nbytes for n in order if n < len(parts))
+        resident_nbytes = max(part.resident_nbytes for part in parts)
+        return resident_nbytes + crossing_nbytes + around.eager_nbytes
 
     @property
     def order(self) -> tuple[int, ...]:

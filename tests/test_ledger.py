@@ -220,6 +220,9 @@ def test_a_loss_outside_the_model_counts():
     assert max(over.predicted_nbytes for over in first) == pytest.approx(highest, rel=0.02)
     assert not told(model, outside, 2)
     assert whole_peak(model, outside, BATCH) <= int(0.93 * highest)
+    report = autoremat.report(model)
+    assert report.predicted_peak_nbytes == report.eager_peak_nbytes <= report.budget_nbytes
+    assert "code in eager mode" in report.summary()
 
 
 def test_several_planned_models_of_one_step_know_of_each_other():

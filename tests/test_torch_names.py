@@ -5,12 +5,14 @@ A torch release that moves or changes one fails here, by its name.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import operator
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -240,21 +242,40 @@ def test_size_hint():
     assert {_torch.size_hint(size) for shape in shapes for size in shape} <= {2, 4}
 
 
-@pytest.mark.parametrize(("count", "expected"), [(8, [True, False]), (2, [False, False])])
-def test_can_be_bounded(count: int, expected: list[bool]):
-    """A size once, by a comparison; never the least of sizes, which that would make a constant."""
+@pytest.mark.parametrize(
+    ("mark", "most", "expected"),
+    [({}, 8, True), ({}, 2, True), ({"min": 2, "max": 64}, 8, False)],
+)
+def test_can_be_bounded(mark: dict[str, int], most: int, expected: bool):
+    """Any size that inputs decide, but not one that the user has given bounds."""
     found: list[bool] = []
 
     def backend(module: fx.GraphModule, _inputs: Any) -> Any:
         values = [node.meta["example_value"] for node in placeholders(module)]
         (size,) = next(value for value in values if isinstance(value, torch.Tensor)).shape
-        found.append(_torch.can_be_bounded(size))
-        assert size <= count
-        found.append(isinstance(size, torch.SymInt) and _torch.can_be_bounded(size))
+        found.append(_torch.can_be_bounded(size, most))
         return module.forward
 
-    torch.compile(lambda x: x + 1, backend=backend, dynamic=True)(torch.ones(count))
-    assert found == expected
+    x = torch.ones(2)
+    if mark:
+        torch._dynamo.mark_dynamic(x, 0, **mark)
+    torch.compile(lambda x: x + 1, backend=backend, dynamic=True)(x)
+    assert found == [expected]
+
+
+def test_sizes_as_and_size_symbols():
+    """Symbols have the numbers that they were traced with, and others in a context."""
+    joint = joint_graph(lambda y: (y * y.shape[0]).sum(), dynamic=True)
+    values = [node.meta["val"] for node in placeholders(joint)]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    sizes = [size for tensor in tensors for size in tensor.shape if not isinstance(size, int)]
+    (symbol, number), *_ = _torch.size_symbols(sizes[0]).items()
+    assert _torch.size_hint(sizes[0]) == number
+    with _torch.sizes_as({symbol: 3 * number}):
+        assert _torch.size_hint(sizes[0]) == 3 * number
+        assert _torch.size_hint(2 * sizes[0] + 1) == 6 * number + 1
+    assert _torch.size_hint(sizes[0]) == number
+    assert _torch.size_symbols(7) == {}
 
 
 def test_storage_key():
@@ -721,3 +742,57 @@ def test_a_shared_region_is_a_call_of_its_graph():
     assert isinstance(name, str)
     assert len(operands) == 1
     assert all(_torch.is_getitem(user) for user in call.users)
+
+
+# --- autograd's graph --------------------------------------------------------------------------
+
+
+def test_compiled_backward_of():
+    """The node of a compiled graph, also behind views of its outputs; eager code has none."""
+    x = torch.ones(4, requires_grad=True)
+    compiled = torch.compile(lambda x: x.sin(), backend="aot_eager")(x)
+    assert _torch.compiled_backward_of([compiled]) is compiled.grad_fn
+    assert _torch.compiled_backward_of([compiled.view(2, 2)]) is compiled.grad_fn
+    assert _torch.compiled_backward_of([x.sin(), x]) is None
+
+
+def test_gradient_nbytes_into_and_sequence_number():
+    """A gradient is as large as what a node has made; what was made later goes back first."""
+    x = torch.ones(4, 8, requires_grad=True)
+    y = x.sin()
+    z = y.sum()
+    assert _torch.gradient_nbytes_into(y.grad_fn) == [4 * 8 * 4]
+    assert _torch.gradient_nbytes_into(z.grad_fn) == [4]
+    assert _torch.sequence_number(z.grad_fn) > _torch.sequence_number(y.grad_fn)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_keeps_graph_and_watch_backwards(keep: bool, monkeypatch: pytest.MonkeyPatch):
+    """Each backward that Python code begins is seen before it runs, and told apart."""
+    monkeypatch.setattr(torch.autograd, "_engine_run_backward", torch.autograd._engine_run_backward)
+    monkeypatch.setattr("autoremat._torch.running._backward_watchers", [])
+    seen: list[object] = []
+
+    @contextlib.contextmanager
+    def watch(roots: Any, keeps: bool) -> Iterator[None]:
+        seen.append(("begins", roots[0] is loss, keeps))
+        yield
+        seen.append("ends")
+
+    _torch.watch_backwards(watch)
+    x = torch.ones(4, requires_grad=True)
+    loss = x.sin().sum()
+    loss.grad_fn.register_prehook(lambda _: seen.append(_torch.keeps_graph()))
+    loss.backward(retain_graph=keep)
+    assert seen == [("begins", True, keep), keep, "ends"]
+
+
+def test_admitting_compiles():
+    """More compiles of one function than Dynamo would make; never fewer than the user's."""
+    config = torch._dynamo.config
+    before = config.recompile_limit
+    with _torch.admitting_compiles(before + 5):
+        assert config.recompile_limit == before + 5
+    with _torch.admitting_compiles(1):
+        assert config.recompile_limit == before
+    assert config.recompile_limit == before

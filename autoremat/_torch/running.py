@@ -15,6 +15,7 @@ from operator import getitem
 from types import MappingProxyType
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch._C import _autograd
@@ -186,8 +187,8 @@ def _user_constraints(size: torch.SymInt) -> Iterator[Any]:
                 yield constraint
 
 
-_NO_SIZES: Mapping[Any, int] = MappingProxyType({})
-_sizes: ContextVar[Mapping[Any, int]] = ContextVar("sizes", default=_NO_SIZES)  # by symbol
+_NO_SIZES: Mapping[Any, Any] = MappingProxyType({})
+_sizes: ContextVar[Mapping[Any, Any]] = ContextVar("sizes", default=_NO_SIZES)  # by symbol
 
 
 @contextmanager
@@ -197,7 +198,7 @@ def sizes_as(numbers: Mapping[Any, int]) -> Iterator[None]:
     Args:
         numbers: by symbol, as `size_symbols` gives them.
     """
-    token = _sizes.set(numbers)
+    token = _sizes.set({symbol: sympy.Integer(n) for symbol, n in numbers.items()})
     try:
         yield
     finally:
@@ -213,15 +214,17 @@ def size_symbols(size: int | torch.SymInt) -> dict[Any, int]:
     return {s: int(found[s]) for s in size.node.expr.free_symbols if s in found}
 
 
+def _as_traced(size: torch.SymInt) -> dict[Any, Any]:
+    return {symbol: sympy.Integer(n) for symbol, n in size_symbols(size).items()}
+
+
 def size_hint(size: int | torch.SymInt) -> int:
     """The number that a symbolic size stands for (4096 if it has none)."""
     if isinstance(size, int):
         return size
     node = size.node
     if node.expr.free_symbols & _sizes.get().keys():
-        expression = node.expr.xreplace(_sizes.get())
-        if expression.free_symbols:
-            expression = expression.xreplace(size_symbols(size))
+        expression = node.expr.xreplace({**_as_traced(size), **_sizes.get()})
         if expression.is_number:
             return int(expression)
     hint = getattr(node, "hint", None)

@@ -224,6 +224,8 @@ class Report:
         curve: peak and time of other plans and strategies, in no particular order.
         facts: versions and hardware, and what the curve lacks.
         optimizer: class of the optimizer whose state is counted; "" if none was given.
+        eager_peak_nbytes: highest live bytes while code in eager mode goes backward outside of the
+            graphs, if that is the highest of the step; else 0. Estimated.
     """
 
     budget_nbytes: int
@@ -238,6 +240,7 @@ class Report:
     curve: tuple[CurvePoint, ...] = ()
     facts: tuple[Fact, ...] = ()
     optimizer: str = ""
+    eager_peak_nbytes: int = 0
 
     def __post_init__(self) -> None:
         """Refuses fields of the wrong type."""
@@ -251,12 +254,14 @@ class Report:
     @property
     def predicted_peak_nbytes(self) -> int:
         """Highest live bytes of the step; with no planned graph, what is known: the resident."""
-        return max((g.predicted_peak_nbytes for g in self.graphs), default=self.resident_nbytes)
+        peaks = [g.predicted_peak_nbytes for g in self.graphs] or [self.resident_nbytes]
+        return max(*peaks, self.eager_peak_nbytes)
 
     @property
     def baseline_peak_nbytes(self) -> int:
         """Highest live bytes of the step without a plan, by the meter of the predicted peak."""
-        return max((g.baseline_peak_nbytes for g in self.graphs), default=self.resident_nbytes)
+        peaks = [g.baseline_peak_nbytes for g in self.graphs] or [self.resident_nbytes]
+        return max(*peaks, self.eager_peak_nbytes)  # which saves more then, not less
 
     @property
     def predicted_time_us(self) -> float:

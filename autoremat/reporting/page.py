@@ -186,6 +186,11 @@ def _measured_tile(report: Report) -> _Tile:
 def _reading(report: Report) -> str:
     """Where the compiler's code peaks elsewhere than the simulated operations do."""
     graph = report.peak_graph
+    if report.eager_peak_nbytes:
+        return (
+            f"The step peaks at {format_nbytes(report.eager_peak_nbytes)} while code in eager mode "
+            "goes backward outside of the planned graphs, which the timeline does not show."
+        )
     if graph is None or graph.modelled_peak_nbytes == graph.predicted_peak_nbytes:
         return ""
     modelled, read = format_nbytes_apart(graph.modelled_peak_nbytes, graph.predicted_peak_nbytes)

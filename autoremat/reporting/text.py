@@ -195,6 +195,8 @@ def _measured(report: Report) -> str:
 
 def _peak_place(report: Report) -> str:
     graph = report.peak_graph
+    if report.eager_peak_nbytes:
+        return "code in eager mode, as it goes backward outside of the planned graphs"
     if graph is None or not graph.peak_step:
         return ""
     source = f" ({graph.peak_source})" if graph.peak_source else ""
