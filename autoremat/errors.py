@@ -205,13 +205,13 @@ class FallbackError(_Coded, RuntimeError):
 
 
 class OverBudgetWarning(UserWarning):
-    """A step peaks above the budget: by measurement, or by plan where training already runs.
+    """A step peaks above the budget: as measured, or by its plans and what is live beside them.
 
     Attributes:
-        measured_nbytes: what the device reported; None before a step ran.
+        measured_nbytes: what the device reported; None where nothing was measured.
         budget_nbytes: what was asked for.
-        predicted_nbytes: what the plan promised.
-        is_planned_anew: whether the next step gets another plan, which shares the budget.
+        predicted_nbytes: what the step takes by its plans and what was found live beside them.
+        is_planned_anew: whether the next step gets another plan, which takes that into account.
     """
 
     is_planned_anew = False
