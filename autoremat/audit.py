@@ -9,7 +9,7 @@ that steps which are all alike cost nothing.
 from __future__ import annotations
 
 import weakref
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -110,7 +110,7 @@ class Audit:
         """Of a session whose model holds this, and whose graphs are given that."""
         self.present = present
         self.given = given
-        self._seen: defaultdict[Hashable, Counter[tuple[int, ...]]] = defaultdict(Counter)
+        self._seen: Counter[Hashable] = Counter()
 
     def forget(self) -> None:
         """Something has become resident: all situations are new."""
@@ -120,8 +120,7 @@ class Audit:
         self,
         runs: Sequence[Run],
         name: str,
-        sizes: tuple[int, ...],
-        part: Callable[[], Part],
+        part: Part,
         args: Sequence[Any],
         account: Callable[[], Mapping[str, Beside]],
         device: torch.device,
@@ -131,23 +130,22 @@ class Audit:
         Args:
             runs: those that are open on its device.
             name: of the graph.
-            sizes: as of `Run`.
-            part: the graph, at these sizes.
+            part: the graph.
             args: its arguments.
             account: what the step's own account has beside each graph.
             device: where it runs.
         """
         has_kept = any(returned_storages(device).values())
-        if self.is_known((name, has_kept, *names_of(runs)), (*sizes, *sizes_of_runs(runs))):
+        if self.is_known((name, has_kept, *names_of(runs))):
             return None
         self.present.note(args)
         self.given.note_inputs(args)
         if not (runs or has_kept) or name not in account():
             return None
-        found, of_size = account()[name], part()
-        live_nbytes = of_size.between_nbytes + self.live_nbytes(runs, device)
-        more_nbytes = live_nbytes - of_size.resident_nbytes - found.held_nbytes
-        return Look(live_nbytes + of_size.own_peaks[0], more_nbytes)
+        found = account()[name]
+        live_nbytes = part.between_nbytes + self.live_nbytes(runs, device)
+        more_nbytes = live_nbytes - part.resident_nbytes - found.held_nbytes
+        return Look(live_nbytes + part.own_peaks[0], more_nbytes)
 
     def at_backward(
         self,
@@ -167,8 +165,7 @@ class Audit:
             keeps_graph: whether what was saved stays afterwards.
         """
         starts = tuple(type(getattr(root, "grad_fn", root)).__name__ for root in roots)
-        situation = (starts, keeps_graph, self.present.has_gradients, *names_of(runs))
-        if not runs or self.is_known(situation, sizes_of_runs(runs)):
+        if self.is_known((starts, keeps_graph, self.present.has_gradients, *names_of(runs))):
             return None
         device, parts = runs[0].device, account()
         known = self._storages(runs, device)
@@ -181,14 +178,10 @@ class Audit:
         """What is live while these runs wait for their backward, but for what eager code saved."""
         return sum(run.crossing_nbytes for run in runs) + self._base_nbytes(runs, device)
 
-    def is_known(self, situation: Hashable, sizes: tuple[int, ...] = ()) -> bool:
-        """Whether a situation needs no look any more: one of larger sizes has had them all."""
-        seen = self._seen[situation]
-        for larger, looks in seen.items():
-            if looks >= LOOKS and all(n <= m for n, m in zip(sizes, larger, strict=True)):
-                return True
-        seen[sizes] += 1
-        return False
+    def is_known(self, situation: Hashable) -> bool:
+        """Whether a situation needs no look any more."""
+        self._seen[situation] += 1
+        return self._seen[situation] > LOOKS
 
     def _storages(self, runs: Sequence[Run], device: torch.device) -> dict[int, int]:
         """Of all models that take part in the step, of what graphs are given and have returned."""
@@ -207,12 +200,7 @@ class Audit:
 
 def names_of(runs: Sequence[Run]) -> tuple[Hashable, ...]:
     """What tells situations of open runs apart."""
-    return tuple((id(run.owner), run.name, len(run.sizes)) for run in runs)
-
-
-def sizes_of_runs(runs: Sequence[Run]) -> tuple[int, ...]:
-    """The symbolic sizes of all of them."""
-    return tuple(n for run in runs for n in run.sizes)
+    return tuple((id(run.owner), run.name) for run in runs)
 
 
 def _look(parts: Mapping[Any, tuple[Part, Beside]], foreseen: Foreseen, base_nbytes: int) -> Look:

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -44,8 +44,7 @@ class Run:
         owner: of the graph.
         name: of the graph; "" for a call in eager mode.
         device: where it ran.
-        crossing: tells what it holds until its backward, what it returned included.
-        sizes: that its symbolic sizes had.
+        crossing_nbytes: what it holds until its backward, what it returned included.
         returned: identities of the storages that it returned.
         is_over: whether its backward has begun that keeps no graph.
     """
@@ -53,15 +52,9 @@ class Run:
     owner: Owner
     name: str
     device: torch.device
-    crossing: Callable[[], int]
-    sizes: tuple[int, ...] = ()
+    crossing_nbytes: int
     returned: frozenset[int] = frozenset()
     is_over: bool = False
-
-    @functools.cached_property
-    def crossing_nbytes(self) -> int:
-        """Bytes that it holds until its backward."""
-        return self.crossing()
 
 
 @dataclass
@@ -123,9 +116,8 @@ def note_run(
     name: str,
     *,
     outputs: Sequence[Any],
-    crossing: Callable[[], int],
+    crossing_nbytes: int,
     device: torch.device,
-    sizes: tuple[int, ...] = (),
 ) -> None:
     """A graph has run its forward, or a model that has none.
 
@@ -133,9 +125,8 @@ def note_run(
         owner: of the graph.
         name: of the graph; "" for a call in eager mode.
         outputs: what it returned; without a gradient to come, it holds nothing.
-        crossing: as of `Run`.
+        crossing_nbytes: what it holds until its backward.
         device: where it ran.
-        sizes: as of `Run`.
     """
     tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
     node = _torch.compiled_backward_of(tensors) if name else _first_node(tensors)
@@ -150,7 +141,7 @@ def note_run(
         for tensor in tensors
         for storage in storages_of(tensor)
     }
-    run = Run(owner, name, device, crossing, sizes, frozenset(returned))
+    run = Run(owner, name, device, crossing_nbytes, frozenset(returned))
     node.metadata[_KEY] = run
     node.register_prehook(functools.partial(_backward_runs, weakref.ref(run)))
     _books.open[next(_numbers)] = run

@@ -23,7 +23,7 @@ import torch
 from torch import fx
 
 from autoremat import _torch
-from autoremat.audit import Arguments, Audit, Look, Present, names_of, sizes_of_runs
+from autoremat.audit import Arguments, Audit, Look, Present, names_of
 from autoremat.call_stack import with_stack_room
 from autoremat.capture import JointGraph, copy_module, prepare
 from autoremat.choose import Choice, Subject
@@ -67,7 +67,7 @@ from autoremat.sizes import (
     sizes_of,
 )
 from autoremat.steering import store
-from autoremat.step import ALONE, Around, Beside, Part, SizedParts, Split, Step
+from autoremat.step import ALONE, Around, Beside, Part, Split, Step
 from autoremat.storage import Storages, find_storages
 from autoremat.torch_partition import Modules, split_as_torch
 
@@ -133,7 +133,6 @@ class Session:
         self._has_looked = False  # at this step
         self._grown_nbytes = 0  # what has become resident since the graphs were planned
         self._eager_results = Results()
-        self._sized: dict[str, SizedParts] = {}
         self.audit = Audit(present or Arguments(), self._eager_results)
         self._whole: Session | None = None
         self._whole_is_for: Hashable = None  # the step that it, or None, is the answer for
@@ -216,26 +215,23 @@ class Session:
         part = self._step.parts.get(name)
         if part is None:
             return compiled
-        sized = SizedParts(part, Sizes.among(example_inputs, part.growth))
+        sizes = Sizes.among(example_inputs, part.growth)
 
         def run(*args: Any) -> Any:
             # Between buckets of DistributedDataParallel, Dynamo runs it on fake tensors.
             if _torch.CompileContext.current_compile_id() is not None:
                 return compiled(*args)
-            sizes = sized.sizes_of(args)
-            self._forward_begins(name, sized, sizes, args)
+            self._forward_begins(name, part, args, sizes.beyond(args))
             outputs = compiled(*args)
             note_run(
                 self,
                 name,
                 outputs=outputs,
-                crossing=lambda: sized.at(sizes).crossing_nbytes,
+                crossing_nbytes=part.crossing_nbytes,
                 device=self._device,
-                sizes=sizes,
             )
             return outputs
 
-        self._sized[name] = sized
         return run
 
     def begin_step(self) -> None:
@@ -570,19 +566,19 @@ class Session:
     # --- what the ledger shows ------------------------------------------------------------------
 
     def _forward_begins(
-        self, name: str, sized: SizedParts, sizes: tuple[int, ...], args: Sequence[Any]
+        self, name: str, part: Part, args: Sequence[Any], larger: Mapping[Any, int]
     ) -> None:
         """One of its graphs is about to run: what is there already counts beside it."""
         if not self._is_told_of_steps and Counter(self._step.runs) != Counter(self._waiting):
             self.begin_step()
         self._step.ran(name)
-        if sized.are_beyond(sizes):
-            self._tell_if_above(sized.at(sizes).choice.peak_nbytes)
+        if larger:
+            choice = part.choice
+            peak_nbytes = peak_at(part.subject, choice.solution.plan, choice.peak_nbytes, larger)
+            self._tell_if_above(peak_nbytes)
         runs, device = self._runs_here, self._device
-        look = self.audit.at_forward(
-            runs, name, sizes, lambda: sized.at(sizes), args, lambda: self._account, device
-        )
-        self._learn(look, is_final=False, is_as_planned=sized.are_planned(sizes))
+        look = self.audit.at_forward(runs, name, part, args, lambda: self._account, device)
+        self._learn(look, is_final=False)
 
     def backward_begins(self, roots: Roots, *, keeps_graph: bool) -> None:
         """A backward begins that may reach runs of its graphs; see `ledger.Owner`."""
@@ -591,26 +587,22 @@ class Session:
         def account() -> dict[Run, tuple[Part, Beside]]:
             known = self._account
             own = (run for run in runs if run.owner is self and run.name in known)
-            return {run: (self._sized[run.name].at(run.sizes), known[run.name]) for run in own}
+            return {run: (self._step.parts[run.name], known[run.name]) for run in own}
 
         look = self.audit.at_backward(runs, roots, account, keeps_graph=keeps_graph)
-        own = (run for run in runs if run.owner is self)
-        is_as_planned = all(
-            run.name and self._sized[run.name].are_planned(run.sizes) for run in own
-        )
-        self._learn(look, is_final=True, is_as_planned=is_as_planned)
+        self._learn(look, is_final=True)
 
     def note_eager_call(self, outputs: Sequence[Any], device: torch.device) -> None:
         """A call of the model ran in eager mode: its backward is looked into as well."""
         if not self.is_planned:
             self._device = device
-        note_run(self, "", outputs=outputs, crossing=int, device=device)
+            note_run(self, "", outputs=outputs, crossing_nbytes=0, device=device)
 
     @contextlib.contextmanager
     def during_inference(self) -> Iterator[None]:
         """A call without gradients: between forward and backward it adds to what waits there."""
         runs = self._runs_here if self.is_open else []
-        if not runs or self.audit.is_known(("inference", *names_of(runs)), sizes_of_runs(runs)):
+        if not runs or self.audit.is_known(("inference", *names_of(runs))):
             yield
             return
         with LiveStorages(self._device) as made:
@@ -626,27 +618,19 @@ class Session:
     def _runs_here(self) -> list[Run]:
         return open_runs(self._device)
 
-    def _learn(self, look: Look | None, *, is_final: bool, is_as_planned: bool) -> None:
-        """Take into account what a look has shown, and tell if the step is above the budget.
-
-        Args:
-            look: what it has shown, if there was one.
-            is_final: whether all of the step's forward has run.
-            is_as_planned: whether the step has the sizes that it was planned for.
-        """
+    def _learn(self, look: Look | None, *, is_final: bool) -> None:
+        """Take into account what a look has shown, and tell if the step is above the budget."""
         if look is None:
             return
-        if is_as_planned:
-            self._around, self._has_looked = self._found_around(look, is_final=is_final), True
-        self._tell_if_above(look.peak_nbytes, is_final=is_final)
-
-    def _found_around(self, look: Look, *, is_final: bool) -> Around:
-        held_nbytes = self._around.held_nbytes
         if is_final:
-            returned_nbytes = max(0, look.beside_nbytes - held_nbytes)
-            return Around(held_nbytes, returned_nbytes, look.eager_nbytes)
-        before_nbytes = held_nbytes if self._has_looked else 0
-        return replace(self._around, held_nbytes=max(before_nbytes, look.beside_nbytes))
+            returned_nbytes = look.beside_nbytes - self._around.held_nbytes
+            found = Around(self._around.held_nbytes, max(0, returned_nbytes), look.eager_nbytes)
+        else:
+            before_nbytes = self._around.held_nbytes if self._has_looked else 0
+            held_nbytes = max(before_nbytes, look.beside_nbytes)
+            found = replace(self._around, held_nbytes=held_nbytes)
+        self._around, self._has_looked = found, True
+        self._tell_if_above(look.peak_nbytes, is_final=is_final)
 
     def note_resident(self, nbytes: int) -> None:
         """So much more is resident than when the graphs were planned: an optimizer's state."""

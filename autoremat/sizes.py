@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from autoremat_solver import Plan, simulate
+from autoremat_solver import Plan, Problem, simulate
 
 from autoremat import _torch
 from autoremat.choose import Subject
-from autoremat.lower import Lowered
 from autoremat.storage import find_storages
 
 GUARDED_COMPILES = 4  # of one function; Dynamo gives it up after eight
@@ -36,27 +35,24 @@ def sizes_of(subject: Subject) -> dict[Any, int]:
     return {symbol: n for e in extents for symbol, n in _torch.size_symbols(e).items()}
 
 
-def lowered_at(subject: Subject, numbers: Symbols) -> Lowered:
+def problem_at(subject: Subject, numbers: Symbols) -> Problem:
     """A graph's problem with other numbers for its symbolic sizes.
 
     What single operations take for themselves was measured, and is scaled as the storages are.
     """
-    problem, storages = subject.lowered.problem, subject.lowered.storages
-    before, joint = storages.nbytes, subject.joint
+    problem, before = subject.lowered.problem, subject.lowered.storages
     with _torch.sizes_as(numbers):
-        after = find_storages(joint.nodes, subject.device).fake_nbytes
-    grown = {name: after[name] - storages.fake_nbytes[name] for name in before if name in after}
-    scale = sum(after.values()) / max(1, sum(storages.fake_nbytes.values()))
-    problem = replace(
+        after = find_storages(subject.joint.nodes, subject.device).nbytes
+    grown = {name: after.get(name, n) - n for name, n in before.nbytes.items()}
+    scale = sum(after.values()) / max(1, sum(before.nbytes.values()))
+    return replace(
         problem,
         values=tuple(replace(v, nbytes=v.nbytes + grown.get(v.name, 0)) for v in problem.values),
         ops=tuple(
             replace(op, workspace_nbytes=int(op.workspace_nbytes * scale)) for op in problem.ops
         ),
-        resident_nbytes=problem.resident_nbytes + sum(grown[name] for name in storages.resident),
+        resident_nbytes=problem.resident_nbytes + sum(grown[name] for name in before.resident),
     )
-    nbytes = {name: size + grown.get(name, 0) for name, size in before.items()}
-    return replace(subject.lowered, problem=problem, storages=replace(storages, nbytes=nbytes))
 
 
 def peak_at(subject: Subject, plan: Plan, peak_nbytes: int, numbers: Symbols) -> int:
@@ -71,7 +67,7 @@ def peak_at(subject: Subject, plan: Plan, peak_nbytes: int, numbers: Symbols) ->
     """
     planned = subject.lowered.problem
     before_nbytes = simulate(planned, plan).peak_nbytes
-    grown_nbytes = simulate(lowered_at(subject, numbers).problem, plan).peak_nbytes - before_nbytes
+    grown_nbytes = simulate(problem_at(subject, numbers), plan).peak_nbytes - before_nbytes
     own_nbytes = peak_nbytes - planned.resident_nbytes
     scale = own_nbytes / max(1, before_nbytes - planned.resident_nbytes)
     return peak_nbytes + int(grown_nbytes * max(1.0, scale))
@@ -140,14 +136,8 @@ class Sizes:
             )
         )
 
-    def of(self, arguments: Sequence[Any]) -> tuple[int, ...]:
-        """Those of a call."""
-        return tuple(int(arguments[number]) for number, *_ in self.places)
-
-    def numbers(self, sizes: Sequence[int]) -> dict[Any, int]:
-        """What the symbols stand for in a call of these sizes."""
-        return {place[1].node.expr: n for place, n in zip(self.places, sizes, strict=True)}
-
-    def are_beyond(self, sizes: Sequence[int]) -> bool:
-        """Whether any is larger than the plan is for."""
-        return any(n > most for (*_, most), n in zip(self.places, sizes, strict=True))
+    def beyond(self, arguments: Sequence[Any]) -> dict[Any, int]:
+        """What the symbols stand for in a call of larger sizes than planned; {} if it has none."""
+        if all(arguments[number] <= most for number, _, most in self.places):
+            return {}
+        return {size.node.expr: int(arguments[number]) for number, size, _ in self.places}

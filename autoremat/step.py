@@ -22,7 +22,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any
 
 from autoremat_solver import Plan, Problem, simulate
 from autoremat_solver.plan_document import without_recompute
@@ -44,9 +43,6 @@ from autoremat.lower import (
 from autoremat.options import Resident
 from autoremat.plan_file import StoredGraph
 from autoremat.reporting import GraphReport
-from autoremat.sizes import Sizes, Symbols, lowered_at, peak_at
-
-MOST_SIZES = 64  # of one graph, that are kept in mind
 
 
 @dataclass(frozen=True)
@@ -256,17 +252,6 @@ class Part:
         gradients = [returned[node] for node in joint.static_inputs if node in returned]
         return self.subject.lowered.storages.total_nbytes(gradients)
 
-    def at(self, numbers: Symbols) -> Part:
-        """The same plan where the graph's symbols stand for other numbers."""
-        subject, plan = as_chosen(self.subject, self.choice), self.choice.solution.plan
-        peak_nbytes = peak_at(subject, plan, self.choice.peak_nbytes, numbers)
-        return replace(
-            self,
-            subject=replace(subject, lowered=lowered_at(subject, numbers)),
-            choice=replace(self.choice, peak_nbytes=peak_nbytes, torchs=None),
-            _reports={},
-        )
-
     def report(self, found: Beside) -> GraphReport:
         """The graph's report, so much being held beside it."""
         if found not in self._reports:
@@ -295,37 +280,6 @@ class Part:
         counted, problem = self.choice.baseline(), self.subject.lowered.problem
         own = _shared_out(problem, as_written(problem), counted.peak_nbytes, self.counted)
         return counted._replace(peak_nbytes=self.resident_nbytes + _beside(own, found))
-
-
-class SizedParts:
-    """A planned graph at the sizes that it runs with."""
-
-    def __init__(self, part: Part, sizes: Sizes) -> None:
-        """At those that were planned for, and where to find others."""
-        self._sizes = sizes
-        self._planned = tuple(_torch.size_hint(size) for _, size, _ in sizes.places)
-        self._parts = {self._planned: part}
-
-    def sizes_of(self, args: Sequence[Any]) -> tuple[int, ...]:
-        """The symbolic sizes of a call."""
-        return self._sizes.of(args)
-
-    def are_planned(self, sizes: tuple[int, ...]) -> bool:
-        """Whether the plan was made for them."""
-        return sizes == self._planned
-
-    def are_beyond(self, sizes: tuple[int, ...]) -> bool:
-        """Whether the plan is for less."""
-        return self._sizes.are_beyond(sizes)
-
-    def at(self, sizes: tuple[int, ...]) -> Part:
-        """The graph at other sizes."""
-        if sizes not in self._parts:
-            planned = self._parts[self._planned]
-            if len(self._parts) > MOST_SIZES:
-                self._parts = {self._planned: planned}
-            self._parts[sizes] = planned.at(self._sizes.numbers(sizes))
-        return self._parts[sizes]
 
 
 def _beside(own_peaks: tuple[int, int], found: Beside) -> int:
