@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import autoremat
 from autoremat.ledger import _books, open_runs, returned_storages
+from autoremat.optimizers import state_of
 from tests.test_ledger import CPU, Step, told, whole_peak
 from tests.tiny import Chain, many_rows
 from tests.training import UNBOUNDED, make_seeded, optimized
@@ -36,7 +37,6 @@ def test_a_backward_of_something_else_while_a_loss_of_the_past_is_kept():
     loss.backward()
     other = make_seeded(Chain)
     other(BATCH).backward()
-    assert not open_runs(loss.device)
     assert other.layers[0].weight.grad is not None
 
 
@@ -93,6 +93,25 @@ def test_functions_of_users_may_keep_what_they_like():
     model = optimized(Scores, UNBOUNDED)
     Doubled.apply(model(BATCH)).mean().backward()
     assert model.layers[0].weight.grad is not None
+
+
+def test_an_optimizer_whose_state_grows_with_each_step_is_told_of():
+    """LBFGS keeps the directions of its latest steps in lists, for the first parameter."""
+    batch = BATCH
+    budget = whole_peak(make_seeded(Chain), lambda m: m(batch).backward(), batch)
+    model = optimized(Chain, budget)
+    lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=1, history_size=8)
+
+    def loss() -> Tensor:
+        lbfgs.zero_grad()
+        found = model(batch)
+        found.backward()
+        return found
+
+    found = told(model, lambda _: lbfgs.step(loss), 12)
+    state_nbytes = sum(tensor.nbytes for tensor in state_of([lbfgs]))
+    measured = state_nbytes + whole_peak(model, lambda m: m(batch).backward(), batch)
+    assert max(over.predicted_nbytes for over in found) == pytest.approx(measured, rel=0.02)
 
 
 def test_losses_that_are_kept_cost_nothing_per_step():
