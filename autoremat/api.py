@@ -12,7 +12,7 @@ import functools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -189,9 +189,6 @@ class OptimizedCall:
         """See `audit.Present`."""
         return any(gradient_of(parameter) is not None for parameter in self._model().parameters())
 
-    def note(self, _args: Sequence[Any]) -> None:
-        """See `audit.Present`: the model knows more than the arguments of its graphs show."""
-
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has made a step: its state may be there for the first time."""
         if not self._optimizers.has_new_state(optimizer):
@@ -230,7 +227,7 @@ class OptimizedCall:
             resident,
             refuses=not self._variants,
             replans=REPLANS,
-            present=weakref.proxy(self),
+            present=lambda: call if (call := itself()) and call.model() is not None else None,
             is_told_of_steps=True,
         )
         return _variant(model, session)

@@ -8,20 +8,23 @@ that steps which are all alike cost nothing.
 
 from __future__ import annotations
 
+import itertools
+import operator
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from autoremat import _torch
-from autoremat.eager_backward import Foreseen, foresee
-from autoremat.eager_code import Results
-from autoremat.ledger import Roots, Run, returned_storages
+from autoremat.eager_backward import Foreseen, first_nodes, foresee
+from autoremat.eager_code import Results, nodes_behind
+from autoremat.ledger import Roots, Run, has_returned_storages, returned_storages
 from autoremat.measure import gradient_of, rounded_nbytes, same_device, storages_of
 from autoremat.step import Beside, Part
 
+NODES_OF_A_LOSS = 32  # that tell it from another
 LOOKS = 2  # at each situation: the first may come before lazy state exists
 
 
@@ -32,11 +35,13 @@ class Look(NamedTuple):
         peak_nbytes: the highest number of live bytes that the step will reach from here on.
         beside_nbytes: what is beside the graph, beyond the step's own account.
         eager_nbytes: as of `Around`; 0 where no backward has begun.
+        is_resized: whether graphs run at other sizes than were planned: a plan learns nothing then.
     """
 
     peak_nbytes: int
     beside_nbytes: int
     eager_nbytes: int = 0
+    is_resized: bool = False
 
 
 class Present(Protocol):
@@ -51,9 +56,6 @@ class Present(Protocol):
     @property
     def has_gradients(self) -> bool:
         """Whether a backward would add to gradients that exist."""
-
-    def note(self, args: Sequence[Any]) -> None:
-        """A graph is called with these arguments."""
 
 
 class Arguments:
@@ -106,11 +108,17 @@ def storage_sizes(tensors: Iterable[torch.Tensor], device: torch.device) -> dict
 class Audit:
     """Looks into the situations of one session's steps."""
 
-    def __init__(self, present: Present, given: Results) -> None:
+    def __init__(self, find_present: Callable[[], Present | None], given: Results) -> None:
         """Of a session whose model holds this, and whose graphs are given that."""
-        self.present = present
+        self._find_present = find_present
+        self._arguments = Arguments()
         self.given = given
-        self._seen: Counter[Hashable] = Counter()
+        self._seen: defaultdict[Hashable, Counter[tuple[int, ...]]] = defaultdict(Counter)
+
+    @property
+    def present(self) -> Present:
+        """What the model holds; where none is known (any more), what its graphs were given."""
+        return self._find_present() or self._arguments
 
     def forget(self) -> None:
         """Something has become resident: all situations are new."""
@@ -120,37 +128,40 @@ class Audit:
         self,
         runs: Sequence[Run],
         name: str,
-        part: Part,
+        find_part: Callable[[], Part],
         args: Sequence[Any],
         account: Callable[[], Mapping[str, Beside]],
         device: torch.device,
+        sizes: tuple[int, ...] = (),
     ) -> Look | None:
         """What is beside a graph that is about to run; None where nothing new can be learned.
 
         Args:
             runs: those that are open on its device.
             name: of the graph.
-            part: the graph.
+            find_part: finds the graph at these sizes.
             args: its arguments.
             account: what the step's own account has beside each graph.
             device: where it runs.
+            sizes: what its symbolic sizes stand for.
         """
-        has_kept = any(returned_storages(device).values())
-        if self.is_known((name, has_kept, *names_of(runs))):
+        has_kept = has_returned_storages(device)
+        if self.is_known((name, has_kept, *names_of(runs)), (*sizes, *sizes_of_runs(runs))):
             return None
-        self.present.note(args)
+        self._arguments.note(args)
         self.given.note_inputs(args)
         if not (runs or has_kept) or name not in account():
             return None
-        found = account()[name]
+        part, found = find_part(), account()[name]
         live_nbytes = part.between_nbytes + self.live_nbytes(runs, device)
         more_nbytes = live_nbytes - part.resident_nbytes - found.held_nbytes
-        return Look(live_nbytes + part.own_peaks[0], more_nbytes)
+        return Look(live_nbytes + part.own_peaks[0], more_nbytes, is_resized=part.is_resized)
 
     def at_backward(
         self,
         runs: Sequence[Run],
         roots: Roots,
+        device: torch.device,
         account: Callable[[], Mapping[Run, tuple[Part, Beside]]],
         *,
         keeps_graph: bool,
@@ -160,14 +171,17 @@ class Audit:
         Args:
             runs: those that are open on the device.
             roots: where the backward begins.
+            device: of the session's graphs.
             account: of the runs that are the session's own: the graph, and what the step's own
                 account has beside it.
             keeps_graph: whether what was saved stays afterwards.
         """
-        starts = tuple(type(getattr(root, "grad_fn", root)).__name__ for root in roots)
-        if self.is_known((starts, keeps_graph, self.present.has_gradients, *names_of(runs))):
+        if not runs:
             return None
-        device, parts = runs[0].device, account()
+        situation = (names_behind(roots), keeps_graph, self.present.has_gradients, *names_of(runs))
+        if self.is_known(situation, sizes_of_runs(runs)):
+            return None
+        parts = account()
         known = self._storages(runs, device)
         foreseen = foresee(roots, runs, known=known, device=device, keeps_graph=keeps_graph)
         if all(run.owner.audit is not self for run in foreseen.reached):
@@ -178,10 +192,13 @@ class Audit:
         """What is live while these runs wait for their backward, but for what eager code saved."""
         return sum(run.crossing_nbytes for run in runs) + self._base_nbytes(runs, device)
 
-    def is_known(self, situation: Hashable) -> bool:
-        """Whether a situation needs no look any more."""
-        self._seen[situation] += 1
-        return self._seen[situation] > LOOKS
+    def is_known(self, situation: Hashable, sizes: tuple[int, ...] = ()) -> bool:
+        """Whether a situation needs no look any more, at these sizes or larger ones."""
+        seen = self._seen[situation]
+        looks = sum(n for other, n in seen.items() if all(map(operator.le, sizes, other)))
+        if looks < LOOKS:
+            seen[sizes] += 1
+        return looks >= LOOKS
 
     def _storages(self, runs: Sequence[Run], device: torch.device) -> dict[int, int]:
         """Of all models that take part in the step, of what graphs are given and have returned."""
@@ -203,6 +220,17 @@ def names_of(runs: Sequence[Run]) -> tuple[Hashable, ...]:
     return tuple((id(run.owner), run.name) for run in runs)
 
 
+def sizes_of_runs(runs: Sequence[Run]) -> tuple[int, ...]:
+    """What symbolic sizes stand for in open runs."""
+    return tuple(size for run in runs for size in run.sizes)
+
+
+def names_behind(roots: Roots) -> tuple[str, ...]:
+    """What tells backwards apart: the last operations before them, those of a loss."""
+    nodes = itertools.islice(nodes_behind(first_nodes(roots)), NODES_OF_A_LOSS)
+    return tuple(type(node).__name__ for node in nodes)
+
+
 def _look(parts: Mapping[Any, tuple[Part, Beside]], foreseen: Foreseen, base_nbytes: int) -> Look:
     """What a backward will take, and how much of it the account of the step does not have."""
     reached = [(*parts[run], n) for run, n in foreseen.beside_nbytes.items() if run in parts]
@@ -215,4 +243,9 @@ def _look(parts: Mapping[Any, tuple[Part, Beside]], foreseen: Foreseen, base_nby
     ]
     eager_nbytes = base_nbytes + foreseen.eager_peak_nbytes
     beside_nbytes = max(more, default=0)
-    return Look(max([eager_nbytes, *peaks]), beside_nbytes, eager_nbytes - counted - crossing)
+    return Look(
+        max([eager_nbytes, *peaks]),
+        beside_nbytes,
+        eager_nbytes - counted - crossing,
+        any(part.is_resized for part, _ in parts.values()),
+    )

@@ -75,7 +75,7 @@ def foresee(
         device: what is elsewhere does not count.
         keeps_graph: whether what was saved stays afterwards.
     """
-    nodes = list(nodes_behind(root.grad_fn if is_tensor(root) else root.node for root in roots))
+    nodes = list(nodes_behind(first_nodes(roots)))
     reached = {node: run for node in nodes if (run := run_of(node)) is not None}
     planned = {node: run for node, run in reached.items() if run.name}
     saved = {node: saved_storages(node, known, device) for node in nodes}
@@ -95,9 +95,9 @@ def foresee(
     return Foreseen(walk.eager_peak_nbytes, walk.beside_nbytes, frozenset(reached.values()))
 
 
-def is_tensor(root: Any) -> bool:
-    """Whether a backward begins at a tensor, not at an edge of the graph."""
-    return isinstance(root, torch.Tensor)
+def first_nodes(roots: Sequence[Any]) -> list[Any]:
+    """Where in autograd's graph a backward begins: at tensors, or at edges of the graph."""
+    return [root.grad_fn if isinstance(root, torch.Tensor) else root.node for root in roots]
 
 
 @dataclass
@@ -138,7 +138,7 @@ class _Walk:
 
     def _make(self, node: Any, taken_nbytes: int) -> int:
         """Gradients for what is behind the node: bytes of those that are no views of its own."""
-        if hasattr(node, "variable"):
+        if _torch.accumulates(node):
             return 0 if node.variable.grad is None else -taken_nbytes
         made_nbytes, spare_nbytes = 0, taken_nbytes
         for source, number in ((s, n) for s, n in node.next_functions if s is not None):
@@ -162,4 +162,4 @@ class _Walk:
 
 def _hands_on(node: Any) -> bool:
     """Whether the gradients that it makes are those that it takes; a parameter keeps its own."""
-    return hasattr(node, "variable") or node.name() in _HANDED_ON
+    return _torch.accumulates(node) or node.name() in _HANDED_ON

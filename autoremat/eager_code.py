@@ -7,7 +7,6 @@ each storage counts once.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
@@ -94,7 +93,7 @@ def saved_storages(node: Any, known: Collection[int], device: torch.device) -> d
     with _torch.real_execution():  # asked for a saved value, autograd makes a tensor of it
         run = run_of(node)
         is_planned = run is not None and bool(run.name)
-        for value in _saved_by(node):
+        for value in tensors_in(_torch.saved_by(node)):
             if not same_device(value.device, device) or _counts_elsewhere(value):
                 continue
             if is_planned and value.grad_fn is None:
@@ -117,16 +116,6 @@ def nodes_behind(starts: Iterable[Any]) -> Iterator[Any]:
         seen.add(node)
         yield node
         stack.extend(source for source, _ in node.next_functions)
-
-
-def _saved_by(node: Any) -> list[torch.Tensor]:
-    names = ["saved_tensors"] if hasattr(node, "saved_tensors") else []
-    names += [name for name in dir(node) if name.startswith("_saved_")]
-    found: list[torch.Tensor] = []
-    for name in names:
-        with contextlib.suppress(RuntimeError):  # freed, or overwritten since
-            found += tensors_in(getattr(node, name))
-    return found
 
 
 def _counts_elsewhere(value: torch.Tensor) -> bool:

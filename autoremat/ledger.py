@@ -8,13 +8,12 @@ one hook on one node of autograd's graph.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -22,6 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from autoremat import _torch
 from autoremat.measure import same_device, storages_of
 
+_FEW = 64
 SAME = 1.02  # peaks that differ by less are told of once
 
 Roots = Sequence[Any]  # tensors or edges that a backward begins at
@@ -36,6 +36,14 @@ class Owner(Protocol):
         """A backward begins that may reach runs of its graphs."""
 
 
+class Graph(Protocol):
+    """A planned graph, at the sizes of one run."""
+
+    @property
+    def crossing_nbytes(self) -> int:
+        """Bytes that live from its forward's end to its backward's start."""
+
+
 @dataclass(eq=False)
 class Run:
     """One forward of a planned graph. Only its node of autograd's graph holds it.
@@ -44,17 +52,35 @@ class Run:
         owner: of the graph.
         name: of the graph; "" for a call in eager mode.
         device: where it ran.
-        crossing_nbytes: what it holds until its backward, what it returned included.
+        sizes: what the graph's symbolic sizes stood for.
+        find_graph: finds the graph at these sizes, when it is asked for.
         returned: identities of the storages that it returned.
-        is_over: whether its backward has begun that keeps no graph.
     """
 
     owner: Owner
     name: str
     device: torch.device
-    crossing_nbytes: int
+    sizes: tuple[int, ...] = ()
+    find_graph: Callable[[], Graph] | None = None
     returned: frozenset[int] = frozenset()
-    is_over: bool = False
+
+    @functools.cached_property
+    def graph(self) -> Graph | None:
+        """The graph at these sizes; None for a call in eager mode."""
+        return None if self.find_graph is None else self.find_graph()
+
+    @property
+    def crossing_nbytes(self) -> int:
+        """What it holds until its backward, what it returned included."""
+        return 0 if self.graph is None else self.graph.crossing_nbytes
+
+
+class _Returned(NamedTuple):
+    """A storage that a run has returned."""
+
+    storage: StorageWeakRef
+    nbytes: int
+    device: torch.device
 
 
 @dataclass
@@ -62,9 +88,18 @@ class _Books:
     """Of this process: its memory is one."""
 
     open: weakref.WeakValueDictionary[int, Run] = field(default_factory=weakref.WeakValueDictionary)
-    returned: dict[int, tuple[StorageWeakRef, int, torch.device]] = field(default_factory=dict)
+    returned: dict[int, _Returned] = field(default_factory=dict)
+    most_returned: int = _FEW  # when there are more, those that are gone are left out
     told_nbytes: dict[int, int] = field(default_factory=dict)  # by budget, in this step
     has_gone_back: bool = False  # since the latest forward: the next one begins another step
+
+    def keep(self, returned: Mapping[int, _Returned]) -> None:
+        """A run has returned these."""
+        self.returned |= returned
+        if len(self.returned) > self.most_returned:
+            found = list(self.returned.items())
+            self.returned = {key: kept for key, kept in found if not kept.storage.expired()}
+            self.most_returned = _FEW + 2 * len(self.returned)
 
 
 _books = _Books()
@@ -75,19 +110,25 @@ _KEY = "autoremat"  # in the metadata of autograd's nodes
 def open_runs(device: torch.device) -> list[Run]:
     """Runs whose backward is still to come, in the order in which they ran."""
     runs = sorted(_books.open.items())
-    return [run for _, run in runs if not run.is_over and same_device(run.device, device)]
+    return [run for _, run in runs if same_device(run.device, device)]
 
 
 def returned_storages(device: torch.device) -> dict[int, int]:
     """Bytes of what runs that are over have returned and somebody holds, by identity."""
+    return dict(_returned_storages(device))
+
+
+def has_returned_storages(device: torch.device) -> bool:
+    """Whether there are any; it costs the same however many there are."""
+    return any(nbytes for _, nbytes in _returned_storages(device))
+
+
+def _returned_storages(device: torch.device) -> Iterator[tuple[int, int]]:
     counted = {key for run in open_runs(device) for key in run.returned}
-    found: dict[int, int] = {}
-    for key, (storage, nbytes, place) in list(_books.returned.items()):
-        if storage.expired():
-            _books.returned.pop(key, None)
-        elif key not in counted and same_device(place, device):
-            found[key] = nbytes
-    return found
+    for key, kept in list(_books.returned.items()):
+        is_there = key not in counted and same_device(kept.device, device)
+        if is_there and not kept.storage.expired():
+            yield key, kept.nbytes
 
 
 def run_of(node: Any) -> Run | None:
@@ -116,8 +157,9 @@ def note_run(
     name: str,
     *,
     outputs: Sequence[Any],
-    crossing_nbytes: int,
     device: torch.device,
+    sizes: tuple[int, ...] = (),
+    find_graph: Callable[[], Graph] | None = None,
 ) -> None:
     """A graph has run its forward, or a model that has none.
 
@@ -125,8 +167,9 @@ def note_run(
         owner: of the graph.
         name: of the graph; "" for a call in eager mode.
         outputs: what it returned; without a gradient to come, it holds nothing.
-        crossing_nbytes: what it holds until its backward.
         device: where it ran.
+        sizes: as of `Run`, and so is `find_graph`.
+        find_graph: asked for only where a step is looked into.
     """
     tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
     node = _torch.compiled_backward_of(tensors) if name else _first_node(tensors)
@@ -137,38 +180,40 @@ def note_run(
         _books.told_nbytes.clear()
         _books.has_gone_back = False
     returned = {
-        _torch.storage_identity(storage): (StorageWeakRef(storage), storage.nbytes(), tensor.device)
+        _torch.storage_identity(storage): _Returned(
+            StorageWeakRef(storage), storage.nbytes(), tensor.device
+        )
         for tensor in tensors
         for storage in storages_of(tensor)
     }
-    run = Run(owner, name, device, crossing_nbytes, frozenset(returned))
+    run = Run(owner, name, device, sizes, find_graph, frozenset(returned))
+    number = next(_numbers)
     node.metadata[_KEY] = run
-    node.register_prehook(functools.partial(_backward_runs, weakref.ref(run)))
-    _books.open[next(_numbers)] = run
-    _books.returned |= returned
+    node.register_prehook(functools.partial(_backward_runs, number))
+    _books.open[number] = run
+    _books.keep(returned)
 
 
 def _first_node(tensors: Sequence[torch.Tensor]) -> Any | None:
     return next((tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None), None)
 
 
-def _backward_runs(reference: weakref.ref[Run], _gradients: Any) -> None:
-    """Its memory goes with this backward, unless that keeps the graph."""
-    run = reference()
+def _backward_runs(number: int, _gradients: Any) -> None:
+    """A run's memory goes with this backward, unless that keeps the graph."""
     _books.has_gone_back = True
-    if run is not None:
-        run.is_over = not _torch.keeps_graph()
+    if not _torch.keeps_graph():
+        _books.open.pop(number, None)
 
 
 @functools.cache
 def _watch() -> None:
     """Tell owners of each backward; once, and not before there are any."""
-    _torch.watch_backwards(_around_backward)
+    _torch.watch_backwards(_backward_begins)
 
 
-@contextlib.contextmanager
-def _around_backward(roots: Roots, keeps_graph: bool) -> Iterator[None]:
-    if _torch.CompileContext.current_compile_id() is None:  # else it only traces one
-        for owner in dict.fromkeys(run.owner for run in _books.open.values()):
-            owner.backward_begins(roots, keeps_graph=keeps_graph)
-    yield
+def _backward_begins(roots: Roots, keeps_graph: bool) -> None:
+    # Without a run that waits, a backward of anything costs as little as can be.
+    if not _books.open or _torch.CompileContext.current_compile_id() is not None:
+        return
+    for owner in dict.fromkeys(run.owner for run in list(_books.open.values())):
+        owner.backward_begins(roots, keeps_graph=keeps_graph)

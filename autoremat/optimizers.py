@@ -50,6 +50,13 @@ def _tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
+def _count_values(optimizer: torch.optim.Optimizer) -> int:
+    """Of the state, without a look at tensors: it is asked for after each step."""
+    states = (state for state in optimizer.state.values() if isinstance(state, dict))
+    values = (value for state in states for value in state.values())
+    return sum(len(value) if isinstance(value, list) else 1 for value in values)
+
+
 class StepOptimizers:
     """The optimizers of one model: the one that was given, and those that have made a step."""
 
@@ -57,7 +64,7 @@ class StepOptimizers:
         """Of a model, with an optimizer or None."""
         self._model = weakref.ref(model)
         self._given = [] if given is None else [given]
-        # How many parameters had state after the latest step; None for another model's.
+        # How many values the state had after the latest step; None for another model's.
         self._met: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
 
     @property
@@ -68,10 +75,10 @@ class StepOptimizers:
         return [*self._given, *(o for o in met if id(o) not in layers)]
 
     def has_new_state(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether an optimizer has stepped the model for the first time, or has state of more."""
+        """Whether an optimizer has stepped the model for the first time, or has more state."""
         if optimizer not in self._met:
             self._met[optimizer] = -1 if self._steps_model(optimizer) else None
-        before, now = self._met[optimizer], len(optimizer.state)
+        before, now = self._met[optimizer], _count_values(optimizer)
         if before is not None:
             self._met[optimizer] = now
         return before not in (None, now)

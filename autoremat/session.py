@@ -17,13 +17,13 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
 
 from autoremat import _torch
-from autoremat.audit import Arguments, Audit, Look, Present, names_of
+from autoremat.audit import Audit, Look, Present, names_of, sizes_of_runs
 from autoremat.call_stack import with_stack_room
 from autoremat.capture import JointGraph, copy_module, prepare
 from autoremat.choose import Choice, Subject
@@ -91,7 +91,7 @@ class Session:
         replans: int = 0,
         split: Split = ALONE,
         around: Around | None = None,
-        present: Present | None = None,
+        present: Callable[[], Present | None] = lambda: None,
         is_told_of_steps: bool = False,
     ) -> None:
         """Plan under these options.
@@ -105,7 +105,7 @@ class Session:
                 each step.
             split: how the graphs share the budget, where an earlier session has found out.
             around: what the step holds beside them, where an earlier session has found out.
-            present: tells what the model and its optimizers hold at a moment.
+            present: finds who tells what the model and its optimizers hold, while there is a model.
             is_told_of_steps: whether somebody calls `begin_step` before each call of the model.
         """
         self.options = options
@@ -133,7 +133,8 @@ class Session:
         self._has_looked = False  # at this step
         self._grown_nbytes = 0  # what has become resident since the graphs were planned
         self._eager_results = Results()
-        self.audit = Audit(present or Arguments(), self._eager_results)
+        self._find_present = present
+        self.audit = Audit(present, self._eager_results)
         self._whole: Session | None = None
         self._whole_is_for: Hashable = None  # the step that it, or None, is the answer for
         self._device = torch.device("cpu")
@@ -221,14 +222,17 @@ class Session:
             # Between buckets of DistributedDataParallel, Dynamo runs it on fake tensors.
             if _torch.CompileContext.current_compile_id() is not None:
                 return compiled(*args)
-            self._forward_begins(name, part, args, sizes.beyond(args))
+            given = sizes.given(args)
+            find_part = functools.partial(_part_at, part, sizes, given)
+            self._forward_begins(name, find_part, args, given, is_larger=sizes.are_beyond(given))
             outputs = compiled(*args)
             note_run(
                 self,
                 name,
                 outputs=outputs,
-                crossing_nbytes=part.crossing_nbytes,
                 device=self._device,
+                sizes=given,
+                find_graph=find_part,
             )
             return outputs
 
@@ -292,8 +296,7 @@ class Session:
             self.fall_back("AR101", cause=error, graph=self._graph_name(), error=why)
         else:
             if self._over_budget is not None:
-                warning, self._over_budget = self._over_budget, None
-                warnings.warn(warning, stacklevel=2)
+                warnings.warn(self._due_warning(), stacklevel=2)
             self.planned[fingerprint(untouched)].append(planned.copied())
             return planned.forward, planned.backward
         return self.torch_partition(untouched, joint_inputs, num_fwd_outputs)
@@ -392,7 +395,7 @@ class Session:
             replans=self._replans - 1,
             split=self._step.split(budget_nbytes, self._now_around),
             around=self._around,
-            present=self.audit.present,
+            present=self._find_present,
             is_told_of_steps=self._is_told_of_steps,
         )
         session.fallbacks = self.fallbacks
@@ -540,14 +543,17 @@ class Session:
             error.add_note("This respects save= and recompute=: without them, less may be enough.")
         return error
 
-    def _tell_if_above(self, predicted_nbytes: int, *, is_final: bool = True) -> None:
+    def _tell_if_above(
+        self, predicted_nbytes: int, *, is_final: bool = True, is_resized: bool = False
+    ) -> None:
         """Warn of a step above the budget; again only of one that is higher still.
 
         Args:
             predicted_nbytes: its peak.
             is_final: whether all of its forward has run.
+            is_resized: whether its graphs ran at other sizes than they were planned for.
         """
-        is_planned_anew = self._may_replan and self.is_planned
+        is_planned_anew = self._may_replan and self.is_planned and not is_resized
         budget_nbytes = self.options.budget_nbytes(self._device)
         if predicted_nbytes <= max(budget_nbytes, int(SAME * self._told_nbytes)):
             return
@@ -556,28 +562,42 @@ class Session:
         if not is_news(budget_nbytes, predicted_nbytes, is_final=is_final):
             return
         self._told_nbytes = predicted_nbytes
-        over = OverBudgetWarning(None, budget_nbytes, predicted_nbytes)
-        over.is_planned_anew = is_planned_anew and self._is_told_of_steps
+        self._over_budget = OverBudgetWarning(None, budget_nbytes, predicted_nbytes)
+        self._over_budget.is_planned_anew = is_planned_anew and self._is_told_of_steps
+        # While compiling, an error would end the compile: told when it is planned.
         if _torch.CompileContext.current_compile_id() is None:
-            warnings.warn(over, stacklevel=3)
-        else:
-            self._over_budget = over  # an error would end the compile: told when it is planned
+            warnings.warn(self._due_warning(), stacklevel=3)
+
+    def _due_warning(self) -> Warning:
+        """The warning that is due. As an error it holds the frames, and no frame may hold it."""
+        assert self._over_budget is not None
+        try:
+            return self._over_budget
+        finally:
+            self._over_budget = None
 
     # --- what the ledger shows ------------------------------------------------------------------
 
     def _forward_begins(
-        self, name: str, part: Part, args: Sequence[Any], larger: Mapping[Any, int]
+        self,
+        name: str,
+        find_part: Callable[[], Part],
+        args: Sequence[Any],
+        sizes: tuple[int, ...],
+        *,
+        is_larger: bool,
     ) -> None:
         """One of its graphs is about to run: what is there already counts beside it."""
         if not self._is_told_of_steps and Counter(self._step.runs) != Counter(self._waiting):
             self.begin_step()
         self._step.ran(name)
-        if larger:
-            choice = part.choice
-            peak_nbytes = peak_at(part.subject, choice.solution.plan, choice.peak_nbytes, larger)
-            self._tell_if_above(peak_nbytes)
+        if is_larger:
+            peak_nbytes = find_part().peak_nbytes(self._account.get(name, Beside()))
+            self._tell_if_above(peak_nbytes, is_resized=True)
         runs, device = self._runs_here, self._device
-        look = self.audit.at_forward(runs, name, part, args, lambda: self._account, device)
+        look = self.audit.at_forward(
+            runs, name, find_part, args, lambda: self._account, device, sizes
+        )
         self._learn(look, is_final=False)
 
     def backward_begins(self, roots: Roots, *, keeps_graph: bool) -> None:
@@ -587,22 +607,22 @@ class Session:
         def account() -> dict[Run, tuple[Part, Beside]]:
             known = self._account
             own = (run for run in runs if run.owner is self and run.name in known)
-            return {run: (self._step.parts[run.name], known[run.name]) for run in own}
+            return {run: (cast("Part", run.graph), known[run.name]) for run in own}
 
-        look = self.audit.at_backward(runs, roots, account, keeps_graph=keeps_graph)
+        look = self.audit.at_backward(runs, roots, self._device, account, keeps_graph=keeps_graph)
         self._learn(look, is_final=True)
 
     def note_eager_call(self, outputs: Sequence[Any], device: torch.device) -> None:
         """A call of the model ran in eager mode: its backward is looked into as well."""
         if not self.is_planned:
             self._device = device
-            note_run(self, "", outputs=outputs, crossing_nbytes=0, device=device)
+            note_run(self, "", outputs=outputs, device=device)
 
     @contextlib.contextmanager
     def during_inference(self) -> Iterator[None]:
         """A call without gradients: between forward and backward it adds to what waits there."""
         runs = self._runs_here if self.is_open else []
-        if not runs or self.audit.is_known(("inference", *names_of(runs))):
+        if not runs or self.audit.is_known(("inference", *names_of(runs)), sizes_of_runs(runs)):
             yield
             return
         with LiveStorages(self._device) as made:
@@ -621,6 +641,9 @@ class Session:
     def _learn(self, look: Look | None, *, is_final: bool) -> None:
         """Take into account what a look has shown, and tell if the step is above the budget."""
         if look is None:
+            return
+        if look.is_resized:
+            self._tell_if_above(look.peak_nbytes, is_final=is_final, is_resized=True)
             return
         if is_final:
             returned_nbytes = look.beside_nbytes - self._around.held_nbytes
@@ -646,14 +669,13 @@ class Session:
         told = Fallback(code, *in_words(code, **facts))
         if told in self.fallbacks:
             return
-        warning = fallback(code, **facts)
         if self.options.strict and code not in _TOO_LATE:
-            error = FallbackError.of(warning)
+            error = FallbackError.of(fallback(code, **facts))
             if cause is not None:  # Dynamo drops the causes of what it lets through, not the notes
                 error.add_note("".join(traceback.format_exception(cause)))
             raise error from cause
         self.fallbacks[told] = None
-        warnings.warn(warning, stacklevel=3)
+        warnings.warn(fallback(code, **facts), stacklevel=3)
 
     def leave_layer_eager(self, layer: torch.nn.Module, results: Any) -> None:
         """Tell that layers of a kind run in eager mode between the planned graphs."""
@@ -669,6 +691,11 @@ class Session:
         if len(curves) < 2 or not any(curve.points for curve in curves):
             return curves[0] if curves else Curve()
         return Curve(left_out=(f"the curves of {len(curves)} graphs do not add up to one",))
+
+
+def _part_at(part: Part, sizes: Sizes, given: tuple[int, ...]) -> Part:
+    """The graph as a run of these sizes finds it."""
+    return part.at(sizes.numbers(given))
 
 
 def _explained(

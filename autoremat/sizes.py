@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from autoremat_solver import Plan, Problem, simulate
+from autoremat_solver import Plan, simulate
 
 from autoremat import _torch
 from autoremat.choose import Subject
@@ -35,8 +35,8 @@ def sizes_of(subject: Subject) -> dict[Any, int]:
     return {symbol: n for e in extents for symbol, n in _torch.size_symbols(e).items()}
 
 
-def problem_at(subject: Subject, numbers: Symbols) -> Problem:
-    """A graph's problem with other numbers for its symbolic sizes.
+def subject_at(subject: Subject, numbers: Symbols) -> Subject:
+    """A graph with other numbers for its symbolic sizes.
 
     What single operations take for themselves was measured, and is scaled as the storages are.
     """
@@ -45,7 +45,7 @@ def problem_at(subject: Subject, numbers: Symbols) -> Problem:
         after = find_storages(subject.joint.nodes, subject.device).nbytes
     grown = {name: after.get(name, n) - n for name, n in before.nbytes.items()}
     scale = sum(after.values()) / max(1, sum(before.nbytes.values()))
-    return replace(
+    problem = replace(
         problem,
         values=tuple(replace(v, nbytes=v.nbytes + grown.get(v.name, 0)) for v in problem.values),
         ops=tuple(
@@ -53,6 +53,9 @@ def problem_at(subject: Subject, numbers: Symbols) -> Problem:
         ),
         resident_nbytes=problem.resident_nbytes + sum(grown[name] for name in before.resident),
     )
+    storages = replace(before, nbytes={name: n + grown[name] for name, n in before.nbytes.items()})
+    lowered = replace(subject.lowered, problem=problem, storages=storages)
+    return replace(subject, lowered=lowered)
 
 
 def peak_at(subject: Subject, plan: Plan, peak_nbytes: int, numbers: Symbols) -> int:
@@ -67,7 +70,8 @@ def peak_at(subject: Subject, plan: Plan, peak_nbytes: int, numbers: Symbols) ->
     """
     planned = subject.lowered.problem
     before_nbytes = simulate(planned, plan).peak_nbytes
-    grown_nbytes = simulate(problem_at(subject, numbers), plan).peak_nbytes - before_nbytes
+    grown = subject_at(subject, numbers).lowered.problem
+    grown_nbytes = simulate(grown, plan).peak_nbytes - before_nbytes
     own_nbytes = peak_nbytes - planned.resident_nbytes
     scale = own_nbytes / max(1, before_nbytes - planned.resident_nbytes)
     return peak_nbytes + int(grown_nbytes * max(1.0, scale))
@@ -136,8 +140,15 @@ class Sizes:
             )
         )
 
-    def beyond(self, arguments: Sequence[Any]) -> dict[Any, int]:
-        """What the symbols stand for in a call of larger sizes than planned; {} if it has none."""
-        if all(arguments[number] <= most for number, _, most in self.places):
-            return {}
-        return {size.node.expr: int(arguments[number]) for number, size, _ in self.places}
+    def given(self, arguments: Sequence[Any]) -> tuple[int, ...]:
+        """What the sizes are in a call."""
+        return tuple(int(arguments[number]) for number, _, _ in self.places)
+
+    def numbers(self, given: Sequence[int]) -> dict[Any, int]:
+        """What the symbols stand for where the sizes are these."""
+        pairs = zip(self.places, given, strict=True)
+        return {size.node.expr: number for (_, size, _), number in pairs}
+
+    def are_beyond(self, given: Sequence[int]) -> bool:
+        """Whether any is larger than planned."""
+        return any(n > most for (_, _, most), n in zip(self.places, given, strict=True))

@@ -43,6 +43,7 @@ from autoremat.lower import (
 from autoremat.options import Resident
 from autoremat.plan_file import StoredGraph
 from autoremat.reporting import GraphReport
+from autoremat.sizes import Symbols, peak_at, sizes_of, subject_at
 
 
 @dataclass(frozen=True)
@@ -205,6 +206,7 @@ class Part:
         curve: peaks and times of other plans.
         resident: what the step held whatever the plan, when the graph was planned.
         growth: by which factor its symbolic sizes may grow within the budget.
+        is_resized: whether its symbolic sizes stand for others than it was planned for.
     """
 
     subject: Subject
@@ -216,6 +218,7 @@ class Part:
     curve: Curve
     resident: Resident
     growth: float = 1.0
+    is_resized: bool = False
     _reports: dict[Beside, GraphReport] = field(default_factory=dict)
 
     @property
@@ -267,6 +270,23 @@ class Part:
     def peak_nbytes(self, found: Beside) -> int:
         """The real peak, so much being held beside the graph."""
         return self.resident_nbytes + _beside(self.own_peaks, found)
+
+    def at(self, numbers: Symbols) -> Part:
+        """The same graph and plan, its symbolic sizes standing for other numbers."""
+        planned = sizes_of(self.subject)
+        if all(planned.get(symbol) == number for symbol, number in numbers.items()):
+            return self
+        subject, plan = as_chosen(self.subject, self.choice), self.choice.solution.plan
+        peak_nbytes = peak_at(subject, plan, self.peak_nbytes(Beside()), numbers)
+        choice = replace(self.choice, peak_nbytes=peak_nbytes, torchs=None)
+        return replace(
+            self,
+            subject=subject_at(subject, numbers),
+            choice=choice,
+            counted=Beside(),
+            is_resized=True,
+            _reports={},
+        )
 
     @functools.cached_property
     def own_peaks(self) -> tuple[int, int]:

@@ -278,6 +278,24 @@ def test_sizes_as_and_size_symbols():
     assert _torch.size_symbols(7) == {}
 
 
+def test_what_a_node_has_saved_is_read_without_unpacking_it():
+    """As the hook has packed it; an optional value that was not saved is none."""
+    x = torch.ones(3, requires_grad=True)
+    plain = (x.sin() * 2).grad_fn
+    assert [type(value) for value in _torch.saved_by(plain)].count(torch.Tensor) == 1
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: ("packed", t), pytest.fail):
+        packed = x.sin().grad_fn
+    assert _torch.saved_by(packed)[0][0] == "packed"
+    assert _torch.saved_by(x.sum().grad_fn) != [None]
+
+
+def test_accumulates():
+    """The node of a parameter, no other."""
+    node = torch.ones(3, requires_grad=True).sin().grad_fn
+    assert not _torch.accumulates(node)
+    assert _torch.accumulates(node.next_functions[0][0])
+
+
 def test_storage_key():
     """Views share it, copies do not, sparse tensors have none."""
     x = torch.zeros(4)

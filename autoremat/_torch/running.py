@@ -9,7 +9,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from operator import getitem
 from types import MappingProxyType
@@ -35,6 +35,7 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "TorchDispatchMode",
+    "accumulates",
     "arg_tree_leaves",
     "base_of",
     "can_be_bounded",
@@ -53,6 +54,7 @@ __all__ = [
     "recording_memory",
     "restores_rng_state",
     "rng_state_nbytes",
+    "saved_by",
     "sequence_number",
     "size_hint",
     "size_symbols",
@@ -69,7 +71,7 @@ __all__ = [
 
 _VIEWS_OF_VIEWS = 4  # nodes between an output and its graph's
 
-BackwardWatcher = Callable[[Any, bool], AbstractContextManager[None]]
+BackwardWatcher = Callable[[Any, bool], None]
 
 
 def real_execution() -> AbstractContextManager[Any]:
@@ -269,6 +271,33 @@ def compiled_backward_of(outputs: Iterable[torch.Tensor]) -> Any | None:
     return None
 
 
+def accumulates(node: Any) -> bool:
+    """Whether a node of autograd's graph is where a leaf takes its gradient."""
+    return type(node).__name__ == "AccumulateGrad"
+
+
+def saved_by(node: Any) -> list[Any]:
+    """What a node of autograd's graph keeps for its backward; what is freed is left out.
+
+    A tensor that a hook has packed is given as the hook left it: unpacking is the backward's.
+    """
+    names = ["saved_tensors"] if hasattr(type(node), "saved_tensors") else []
+    names += [name for name in dir(node) if name.startswith("_saved_")]
+    found: list[Any] = []
+    for name in names:
+        with suppress(RuntimeError):  # freed, or overwritten since
+            found += _as_kept(node, name)
+    return found
+
+
+def _as_kept(node: Any, name: str) -> list[Any]:
+    raw = getattr(node, f"_raw_{name.removeprefix('_')}", ())
+    kept = raw if isinstance(raw, (tuple, list)) else (raw,)
+    if all(saved.unpack_hook is None for saved in kept):
+        return [getattr(node, name)]
+    return [saved.data for saved in kept if saved.unpack_hook is not None]
+
+
 def keeps_graph() -> bool:
     """Whether the backward that runs here was asked to keep what was saved for it."""
     return bool(_autograd._get_current_graph_task_keep_graph())
@@ -291,7 +320,7 @@ _backward_watchers: list[BackwardWatcher] = []
 
 
 def watch_backwards(watcher: BackwardWatcher) -> None:
-    """Open a context around every backward of this process that Python code begins.
+    """Tell of every backward of this process that Python code begins.
 
     Args:
         watcher: given the tensors (or edges) that it begins at and whether it keeps the graph.
@@ -301,10 +330,9 @@ def watch_backwards(watcher: BackwardWatcher) -> None:
 
         @functools.wraps(run)
         def watched(roots: Any, gradients: Any, keep: Any, *args: Any, **kwargs: Any) -> Any:
-            with ExitStack() as contexts:
-                for watch in _backward_watchers:
-                    contexts.enter_context(watch(roots, bool(keep)))
-                return run(roots, gradients, keep, *args, **kwargs)
+            for watch in _backward_watchers:
+                watch(roots, bool(keep))
+            return run(roots, gradients, keep, *args, **kwargs)
 
         torch.autograd._engine_run_backward = watched
     _backward_watchers.append(watcher)
