@@ -110,6 +110,7 @@ class OptimizedCall:
         if node is not None:
             session = self.session
             node.register_prehook(lambda _: session.fall_back("AR113"))
+            self._note_eager(session, output)
         return output
 
     @torch.compiler.disable  # nor is what stands around the compiled call of ours traced
@@ -120,7 +121,7 @@ class OptimizedCall:
         if self._global_hooks_came_later():
             self.session.fall_back("AR110")
             output = model._call_impl(*args, **kwargs)
-            self._note_if_eager(self.session, output)
+            self._note_eager(self.session, output)
             return output
         with self._planning:
             current = self._begin(model, (args, kwargs))
@@ -154,7 +155,8 @@ class OptimizedCall:
         finally:
             self._here.inputs = None
         self._tell_if_nothing_was_planned(current.session)
-        self._note_if_eager(current.session, output)
+        if not current.session.is_planned:
+            self._note_eager(current.session, output)
         self._measure_where_free(current)
         return output
 
@@ -265,10 +267,9 @@ class OptimizedCall:
         self._compiled_without.update(kind for kind in present if not present[kind])
         return False
 
-    def _note_if_eager(self, session: Session, output: Any) -> None:
-        if not session.is_planned:
-            device = next(self._model().parameters()).device
-            session.note_eager_call(tensors_in(output), device)
+    def _note_eager(self, session: Session, output: Any) -> None:
+        device = next(self._model().parameters()).device
+        session.note_eager_call(tensors_in(output), device)
 
     def _tell_if_nothing_was_planned(self, session: Session) -> None:
         if session.is_planned or session.fallbacks:

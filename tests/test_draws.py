@@ -183,6 +183,7 @@ def test_kept_masks_are_saved_and_take_memory():
         assert measured(model, inputs) <= found[policy].smallest
 
 
+@pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")  # two steps are open at once
 @pytest.mark.parametrize("dropout", list(DropoutPolicy))
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_interleaved_steps_keep_their_own_draws(dropout: str, order: tuple[int, int]):
@@ -221,6 +222,7 @@ def _replay_from_the_first_state(self: Any, node: fx.Node, argument: Any, repeat
 EMIT_RANDOM = rewrite._Writer._emit_random
 
 
+@pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")  # torch's own takes more
 @pytest.mark.parametrize("sabotage", [_draw_again_plainly, _replay_from_the_first_state])
 def test_a_rewrite_that_draws_other_numbers_never_trains(sabotage: Any, monkeypatch):
     """It is a defect: told with its code, and the step runs under torch's own partitioner."""
