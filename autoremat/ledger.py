@@ -198,6 +198,7 @@ def _first_node(tensors: Sequence[torch.Tensor]) -> Any | None:
     return next((tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None), None)
 
 
+@torch.compiler.disable  # where Dynamo traces a backward inside of a model
 def _backward_runs(number: int, _gradients: Any) -> None:
     """A run's memory goes with this backward, unless that keeps the graph."""
     _books.has_gone_back = True

@@ -26,12 +26,14 @@ class LiveStorages(TorchDispatchMode):
 
     Attributes:
         device: what is elsewhere does not count.
+        ignores_given: whether what operators are given existed before, where it is not known.
         live_nbytes: created and not freed yet.
         peak_nbytes: the most that were live.
         has_changed_any: whether an operator that writes was given one of the watched tensors.
     """
 
     device: torch.device
+    ignores_given: bool = False
     live_nbytes: int = 0
     peak_nbytes: int = 0
     has_changed_any: bool = False
@@ -57,8 +59,9 @@ class LiveStorages(TorchDispatchMode):
     ) -> Any:
         """Run an operator, and note what it makes."""
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        for leaf in given:
-            self._seen.update(storage_identity(storage) for storage in storages_of(leaf))
+        if self.ignores_given:
+            for leaf in given:
+                self._seen.update(storage_identity(storage) for storage in storages_of(leaf))
         result = func(*args, **(kwargs or {}))
         if not self.has_changed_any and is_mutable(func):
             found = {storage_identity(tensor.untyped_storage()) for tensor in given}

@@ -625,7 +625,7 @@ class Session:
         if not runs or self.audit.is_known(("inference", *names_of(runs)), sizes_of_runs(runs)):
             yield
             return
-        with LiveStorages(self._device) as made:
+        with LiveStorages(self._device, ignores_given=True) as made:
             yield
         self._tell_if_above(self.audit.live_nbytes(runs, self._device) + made.peak_nbytes)
 

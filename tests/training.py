@@ -6,6 +6,7 @@ smallest one. `gradients_hold` is the correctness promise in one call.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -202,7 +203,10 @@ def gradients_hold(
     assert found.resident < found.smallest <= found.save_all
     for share in shares:
         model = optimized(make, found.at(share), **options)
-        same(reference, step(model, inputs, loss_of))
+        with warnings.catch_warnings():
+            # A loss in eager code has no place in the smallest budget of the model alone.
+            warnings.simplefilter("ignore", autoremat.OverBudgetWarning)
+            same(reference, step(model, inputs, loss_of))
         assert autoremat.report(model).predicted_peak_nbytes <= found.at(share)
     return found
 
