@@ -35,13 +35,14 @@ class Look(NamedTuple):
         peak_nbytes: the highest number of live bytes that the step will reach from here on.
         beside_nbytes: what is beside the graph, beyond the step's own account.
         eager_nbytes: as of `Around`; 0 where no backward has begun.
-        is_resized: whether graphs run at other sizes than were planned: a plan learns nothing then.
+        is_told_only: whether no plan learns of it: graphs run at other sizes than were planned, or
+            the backward goes through none.
     """
 
     peak_nbytes: int
     beside_nbytes: int
     eager_nbytes: int = 0
-    is_resized: bool = False
+    is_told_only: bool = False
 
 
 class Present(Protocol):
@@ -155,7 +156,7 @@ class Audit:
         part, found = find_part(), account()[name]
         live_nbytes = part.between_nbytes + self.live_nbytes(runs, device)
         more_nbytes = live_nbytes - part.resident_nbytes - found.held_nbytes
-        return Look(live_nbytes + part.own_peaks[0], more_nbytes, is_resized=part.is_resized)
+        return Look(live_nbytes + part.own_peaks[0], more_nbytes, is_told_only=part.is_resized)
 
     def at_backward(
         self,
@@ -184,8 +185,8 @@ class Audit:
         parts = account()
         known = self._storages(runs, device)
         foreseen = foresee(roots, runs, known=known, device=device, keeps_graph=keeps_graph)
-        if all(run.owner.audit is not self for run in foreseen.reached):
-            return None  # another model's backward
+        if foreseen.reached and all(run.owner.audit is not self for run in foreseen.reached):
+            return None  # another model's backward, which tells
         return _look(parts, foreseen, self._base_nbytes(runs, device))
 
     def live_nbytes(self, runs: Sequence[Run], device: torch.device) -> int:
@@ -247,5 +248,5 @@ def _look(parts: Mapping[Any, tuple[Part, Beside]], foreseen: Foreseen, base_nby
         max([eager_nbytes, *peaks]),
         beside_nbytes,
         eager_nbytes - counted - crossing,
-        any(part.is_resized for part, _ in parts.values()),
+        not foreseen.reached or any(part.is_resized for part, _ in parts.values()),
     )

@@ -633,7 +633,7 @@ class Session:
         """Take into account what a look has shown, and tell if the step is above the budget."""
         if look is None:
             return
-        if look.is_resized:
+        if look.is_told_only:
             self._tell_if_above(look.peak_nbytes, is_final=is_final, is_resized=True)
             return
         if is_final:
