@@ -35,14 +35,14 @@ class Look(NamedTuple):
         peak_nbytes: the highest number of live bytes that the step will reach from here on.
         beside_nbytes: what is beside the graph, beyond the step's own account.
         eager_nbytes: as of `Around`; 0 where no backward has begun.
-        is_other: whether it is no step that was planned for: graphs run at other sizes, or none of
-            them does. A plan learns nothing of it then.
+        is_told_only: whether no plan learns of it: graphs run at other sizes than were planned, or
+            the backward goes through none.
     """
 
     peak_nbytes: int
     beside_nbytes: int
     eager_nbytes: int = 0
-    is_other: bool = False
+    is_told_only: bool = False
 
 
 class Present(Protocol):
@@ -156,7 +156,7 @@ class Audit:
         part, found = find_part(), account()[name]
         live_nbytes = part.between_nbytes + self.live_nbytes(runs, device)
         more_nbytes = live_nbytes - part.resident_nbytes - found.held_nbytes
-        return Look(live_nbytes + part.own_peaks[0], more_nbytes, is_other=part.is_resized)
+        return Look(live_nbytes + part.own_peaks[0], more_nbytes, is_told_only=part.is_resized)
 
     def at_backward(
         self,
@@ -185,9 +185,10 @@ class Audit:
         parts = account()
         known = self._storages(runs, device)
         foreseen = foresee(roots, runs, known=known, device=device, keeps_graph=keeps_graph)
-        if all(run.owner.audit is not self for run in foreseen.reached):
-            return None  # another model's backward
-        return _look(parts, foreseen, self._base_nbytes(runs, device))
+        if foreseen.reached and all(run.owner.audit is not self for run in foreseen.reached):
+            return None  # another model's backward, which tells
+        base_nbytes = self._base_nbytes(runs, device)
+        return _look(parts, foreseen, base_nbytes, keeps_graph=keeps_graph)
 
     def live_nbytes(self, runs: Sequence[Run], device: torch.device) -> int:
         """What is live while these runs wait for their backward, but for what eager code saved."""
@@ -232,12 +233,21 @@ def names_behind(roots: Roots) -> tuple[str, ...]:
     return tuple(type(node).__name__ for node in nodes)
 
 
-def _look(parts: Mapping[Any, tuple[Part, Beside]], foreseen: Foreseen, base_nbytes: int) -> Look:
+def _look(
+    parts: Mapping[Run, tuple[Part, Beside]],
+    foreseen: Foreseen,
+    base_nbytes: int,
+    *,
+    keeps_graph: bool,
+) -> Look:
     """What a backward will take, and how much of it the account of the step does not have."""
     reached = [(*parts[run], n) for run, n in foreseen.beside_nbytes.items() if run in parts]
     counted = max((part.resident_nbytes for part, _ in parts.values()), default=0)
     crossing = sum(part.crossing_nbytes for part, _ in parts.values())
-    peaks = [base_nbytes + beside + part.own_peaks[1] for part, _, beside in reached]
+    peaks = [
+        base_nbytes + beside + (part.keeping_peak_nbytes if keeps_graph else part.own_peaks[1])
+        for part, _, beside in reached
+    ]
     more = [
         base_nbytes + beside - part.resident_nbytes - found.most_nbytes
         for part, found, beside in reached
@@ -248,5 +258,5 @@ def _look(parts: Mapping[Any, tuple[Part, Beside]], foreseen: Foreseen, base_nby
         max([eager_nbytes, *peaks]),
         beside_nbytes,
         eager_nbytes - counted - crossing,
-        not parts or any(part.is_resized for part, _ in parts.values()),
+        not reached or any(part.is_resized for part, _ in parts.values()),
     )

@@ -544,16 +544,16 @@ class Session:
         return error
 
     def _tell_if_above(
-        self, predicted_nbytes: int, *, is_final: bool = True, is_other: bool = False
+        self, predicted_nbytes: int, *, is_final: bool = True, is_told_only: bool = False
     ) -> None:
         """Warn of a step above the budget; again only of one that is higher still.
 
         Args:
             predicted_nbytes: its peak.
             is_final: whether all of its forward has run.
-            is_other: as of `Look`.
+            is_told_only: as of `Look`.
         """
-        is_planned_anew = self._may_replan and self.is_planned and not is_other
+        is_planned_anew = self._may_replan and self.is_planned and not is_told_only
         budget_nbytes = self.options.budget_nbytes(self._device)
         if predicted_nbytes <= max(budget_nbytes, int(SAME * self._told_nbytes)):
             return
@@ -593,7 +593,7 @@ class Session:
         self._step.ran(name)
         if is_larger:
             peak_nbytes = find_part().peak_nbytes(self._account.get(name, Beside()))
-            self._tell_if_above(peak_nbytes, is_other=True)
+            self._tell_if_above(peak_nbytes, is_told_only=True)
         runs, device = self._runs_here, self._device
         look = self.audit.at_forward(
             runs, name, find_part, args, lambda: self._account, device, sizes
@@ -642,8 +642,8 @@ class Session:
         """Take into account what a look has shown, and tell if the step is above the budget."""
         if look is None:
             return
-        if look.is_other:
-            self._tell_if_above(look.peak_nbytes, is_final=is_final, is_other=True)
+        if look.is_told_only:
+            self._tell_if_above(look.peak_nbytes, is_final=is_final, is_told_only=True)
             return
         if is_final:
             returned_nbytes = look.beside_nbytes - self._around.held_nbytes

@@ -26,6 +26,7 @@ from itertools import accumulate
 from autoremat_solver import Plan, Problem, simulate
 from autoremat_solver.plan_document import without_recompute
 from autoremat_solver.policies import recompute_all
+from autoremat_solver.simulate import instance_spans
 from torch import fx
 
 from autoremat import _torch
@@ -294,6 +295,23 @@ class Part:
         problem = as_chosen(self.subject, self.choice).lowered.problem
         plan = self.choice.solution.plan
         return _shared_out(problem, plan, self.choice.peak_nbytes, self.counted)
+
+    @functools.cached_property
+    def keeping_peak_nbytes(self) -> int:
+        """Of a backward that keeps its graph: what crosses to it stays. As of `own_peaks`."""
+        problem, plan = (
+            as_chosen(self.subject, self.choice).lowered.problem,
+            self.choice.solution.plan,
+        )
+        boundary = plan.schedule.index(LOSS_BOUNDARY)
+        spans = instance_spans(problem, plan)
+        kept = {name for name, born, last in spans if born < boundary < last}
+        keeping = replace(problem, outputs=tuple(dict.fromkeys((*problem.outputs, *kept))))
+        before, after = (
+            max(simulate(without_spare_states(p, plan), plan).live_nbytes[boundary:])
+            for p in (problem, keeping)
+        )
+        return self.own_peaks[1] + after - before
 
     def _baseline(self, found: Beside) -> Baseline:
         """The step without a plan, so much being held beside the graph."""

@@ -432,6 +432,8 @@ def test_outputs_that_are_kept_for_good_are_told_of():
     kept = []
     assert told(model, lambda m: kept.append(m(BATCH)), 4)
     assert len(open_runs(CPU)) == 4
+    kept.clear()
+    assert not open_runs(CPU)
 
 
 def test_three_threads_that_call_one_model_for_the_first_time_at_once():

@@ -171,6 +171,30 @@ def test_backwards_of_other_models_do_not_use_up_the_looks():
     assert told(model, take)
 
 
+def test_a_loss_taken_in_chunks_of_a_detached_copy_is_told_of():
+    """Its backwards reach no planned graph, while one waits for its own."""
+
+    def take(model: nn.Module) -> None:
+        scores = model(BATCH)
+        copy = scores.detach().requires_grad_()
+        for chunk in copy.chunk(4):
+            F.cross_entropy(chunk.repeat(1, 16), torch.zeros(64, dtype=torch.long)).backward()
+        scores.backward(copy.grad)
+
+    highest = whole_peak(make_seeded(Scores), take, BATCH)
+    model = optimized(Scores, int(0.9 * highest))
+    found = told(model, take)
+    assert max(over.predicted_nbytes for over in found) == pytest.approx(highest, rel=0.05)
+
+
+def test_code_outside_may_make_ragged_tensors():
+    """Their gradients' sizes are not known before."""
+    model = optimized(Scores, UNBOUNDED)
+    ragged = torch.nested.nested_tensor_from_jagged(model(BATCH), torch.tensor([0, 3, 256]))
+    (ragged * 2).sin().values().mean().backward()
+    assert model.layers[0].weight.grad is not None
+
+
 def three_calls(model: nn.Module, batch: Tensor) -> None:
     """Three calls before one backward."""
     (model(batch) + model(batch) + model(batch)).backward()

@@ -309,11 +309,15 @@ def sequence_number(node: Any) -> int:
 
 
 def gradient_nbytes_into(node: Any) -> list[int]:
-    """Bytes of the gradient that a node takes for each of its results."""
+    """Bytes of the gradient that a node takes for each of its results; 0 where they are ragged."""
     return [
-        math.prod(int(n) for n in found.shape) * found.dtype.itemsize
+        math.prod(_plain_size(n) for n in found.shape) * found.dtype.itemsize
         for found in node._input_metadata
     ]
+
+
+def _plain_size(size: int | torch.SymInt) -> int:
+    return 0 if isinstance(size, torch.SymInt) and size.node.is_nested_int() else int(size)
 
 
 _backward_watchers: list[BackwardWatcher] = []
