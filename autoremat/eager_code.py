@@ -76,7 +76,8 @@ def held_nbytes(
     )
     sizes = {key: size for key, size in results.held(device).items() if key not in counted}
     for node in nodes_behind(tensor.grad_fn for tensor in given):
-        sizes |= saved_storages(node, counted, device)
+        if not _torch.is_compiled_backward(node):  # what those hold is in the plans of their graphs
+            sizes |= saved_storages(node, counted, device)
     return sum(sizes.values())
 
 

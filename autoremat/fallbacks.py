@@ -118,6 +118,13 @@ REASONS = {
             "Optimize the module that is called, such as self.net of a LightningModule.",
         ),
         Reason(
+            "AR115",
+            "What a step holds beside its planned graphs could not be found out: {error}. Its "
+            "results are right, and it may be above its budget without a warning.",
+            "This is a defect of autoremat: please report it with the traceback that strict=True "
+            "gives.",
+        ),
+        Reason(
             "AR201",
             "No parameter of the model needs a gradient, so there is no backward to plan: the "
             "model runs unchanged.",

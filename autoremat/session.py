@@ -73,7 +73,7 @@ from autoremat.torch_partition import Modules, split_as_torch
 
 REPLANS = 2  # of a step whose graphs do not fit together; the second if others were found then
 
-_TOO_LATE = frozenset({"AR113"})  # what is told of runs already
+_TOO_LATE = frozenset({"AR113", "AR114"})  # what is told of runs already
 
 _session_numbers = itertools.count()
 
@@ -591,6 +591,18 @@ class Session:
         if not self._is_told_of_steps and Counter(self._step.runs) != Counter(self._waiting):
             self.begin_step()
         self._step.ran(name)
+        with self._looking():
+            self._look_ahead(name, find_part, args, sizes, is_larger=is_larger)
+
+    def _look_ahead(
+        self,
+        name: str,
+        find_part: Callable[[], Part],
+        args: Sequence[Any],
+        sizes: tuple[int, ...],
+        *,
+        is_larger: bool,
+    ) -> None:
         if is_larger:
             peak_nbytes = find_part().peak_nbytes(self._account.get(name, Beside()))
             self._tell_if_above(peak_nbytes, is_told_only=True)
@@ -602,6 +614,20 @@ class Session:
 
     def backward_begins(self, roots: Roots, *, keeps_graph: bool) -> None:
         """A backward begins that may reach runs of its graphs; see `ledger.Owner`."""
+        with self._looking():
+            self._look_back(roots, keeps_graph=keeps_graph)
+
+    @contextlib.contextmanager
+    def _looking(self) -> Iterator[None]:
+        """What goes wrong while a step is looked into is told, and the step goes on."""
+        try:
+            yield
+        except (OverBudgetWarning, FallbackError, FallbackWarning):
+            raise  # warnings that the user has made errors
+        except Exception as error:
+            self.fall_back("AR115", cause=error, error=f"{type(error).__name__}: {error}")
+
+    def _look_back(self, roots: Roots, *, keeps_graph: bool) -> None:
         runs = self._runs_here
 
         def account() -> dict[Run, tuple[Part, Beside]]:

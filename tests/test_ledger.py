@@ -458,3 +458,35 @@ def test_three_threads_that_call_one_model_for_the_first_time_at_once():
     assert len(autoremat.report(model).graphs) == 1
     for mine, theirs in zip(model.parameters(), eager.parameters(), strict=True):
         assert torch.allclose(mine.grad, 3 * theirs.grad, atol=1e-6)
+
+
+def test_a_defect_of_a_look_does_not_end_the_step(monkeypatch: pytest.MonkeyPatch):
+    """It is told with its code, and gradients are right; strictly it is an error."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    eager = make_seeded(Chain)
+    eager(BATCH).backward()
+    monkeypatch.setattr("autoremat.audit.foresee", fail)
+    model = optimized(Chain, UNBOUNDED, strict=False)
+    with pytest.warns(autoremat.FallbackWarning, match="AR115.*a defect"):
+        model(BATCH).backward()
+    for mine, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+        assert torch.allclose(mine.grad, theirs.grad, atol=1e-6)
+    with pytest.raises(autoremat.FallbackError, match="AR115"):
+        optimized(Chain, UNBOUNDED)(BATCH).backward()
+
+
+def test_a_backward_that_keeps_its_graph_frees_nothing():
+    """What was saved is still there at its end."""
+
+    def take(model: nn.Module) -> None:
+        loss = model(BATCH)
+        loss.backward(retain_graph=True)
+
+    with torch._functorch.config.patch(donated_buffer=False):
+        highest = whole_peak(make_seeded(Chain), take, BATCH)
+        model = optimized(Chain, int(0.97 * highest))
+        (over, *_) = told(model, take)
+        assert over.predicted_nbytes == pytest.approx(highest, rel=0.05)
