@@ -60,6 +60,8 @@ class OverwritesAlias(Layers):
         return torch.sin(self.second(torch.sin(h + y)) + x).square().mean()
 
 
+# What both views look into is four rows more than the model is given.
+@pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")
 @pytest.mark.parametrize("shift", [0, 4])
 @pytest.mark.parametrize("tight", [False, True])
 def test_inputs_that_share_memory_of_which_one_is_overwritten(shift: int, tight: bool):
@@ -113,7 +115,8 @@ def test_a_storage_is_charged_once():
     ):
         model = optimized(Adds, UNBOUNDED)
         model(*inputs).backward()
-        assert autoremat.report(model).resident_nbytes == weights + nbytes
+        resident = autoremat.report(model).resident
+        assert resident.parameters_nbytes + resident.batch_nbytes == weights + nbytes
 
 
 class ReturnsState(Buffered):

@@ -368,8 +368,9 @@ def test_a_target_that_cannot_be_used_ends_the_run(answers: dict[str, Any]) -> N
     """After its first process; in Python it is a ValueError."""
     answers["eager"] = {"status": "bad target", "message": "The file model.py does not exist."}
     assert (
-        refused() == "autoremat: measure eager autoremat: stopped in measure eager after 0.0 s "
-        "(ComparisonError) autoremat: The file model.py does not exist."
+        refused() == "autoremat: measure eager autoremat: measure eager 0/12 variants autoremat: "
+        "stopped in measure eager after 0.0 s (ComparisonError) autoremat: The file model.py does "
+        "not exist."
     )
     answers["eager"] = {"status": "failed", "message": "KeyError: 'x'"}
     assert "model.py:make fails in eager mode: KeyError: 'x'. Check that" in refused()

@@ -389,6 +389,7 @@ def test_a_higher_order_operator():
 # --- the same graph, called again --------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")  # momentum was not given
 def test_every_step_of_a_training_run_is_the_same():
     """Three SGD steps with dropout end at the same parameters, bit for bit."""
 

@@ -80,6 +80,7 @@ def planned(make: type[nn.Module], budget: int) -> tuple[nn.Module, Outcome]:
     return model, step(model, (sequences(),))
 
 
+@pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")  # the step is eager's in part
 @pytest.mark.parametrize("make", KINDS)
 def test_both_sides_are_planned_and_the_step_is_that_of_eager_mode(make: type[nn.Module]):
     """Bit for bit, masks of the layer's dropout included; more is recomputed at less memory."""
@@ -88,7 +89,8 @@ def test_both_sides_are_planned_and_the_step_is_that_of_eager_mode(make: type[nn
     report = autoremat.report(model)
     assert len(report.graphs) >= 2
     assert [f.code for f in report.fallbacks] == ["AR109"]
-    tight, lean = planned(make, report.predicted_peak_nbytes - 8_000)
+    highest = max(graph.predicted_peak_nbytes for graph in report.graphs)
+    tight, lean = planned(make, highest - 8_000)
     same(roomy, lean)
     assert recomputes(tight) > recomputes(model)
 

@@ -231,6 +231,7 @@ class Tied(Residual):
         self.layers[2].weight = self.first.weight
 
 
+@pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")  # their state
 def test_tied_weights_that_two_optimizers_step():
     """Each takes the whole gradient of the weight that both hold."""
 

@@ -109,6 +109,7 @@ def _break_planning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autoremat.session, "find_storages", broken)
 
 
+@pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")
 def test_a_defect_of_the_planner_does_not_lose_the_step(monkeypatch):
     """The graph runs under torch's own partitioner, with a warning that names the reason."""
     _break_planning(monkeypatch)
