@@ -12,14 +12,13 @@ import functools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autoremat import _torch
 from autoremat.audit import storage_sizes
@@ -33,7 +32,12 @@ from autoremat.measure import (
     storages_of,
     tensors_in,
 )
-from autoremat.optimizers import StepOptimizers, require_optimizer_of, state_of
+from autoremat.optimizers import (
+    StepOptimizers,
+    require_optimizer_of,
+    state_of,
+    watch_optimizers,
+)
 from autoremat.options import Resident
 from autoremat.plan_file import write
 from autoremat.recurrent import eager_recurrent_layers
@@ -71,7 +75,7 @@ class OptimizedCall:
         self.model = weakref.ref(model)
         parsed = session_options(options)
         self._options = replace(parsed, steering=parsed.steering.of(model))
-        self._optimizers = StepOptimizers(model, optimizer)
+        self._optimizers = StepOptimizers(self._parameters, optimizer)
         self._planned_state_nbytes = 0  # of optimizers, as the latest plan counts it
         self._here = threading.local()  # inputs of the call in progress: they are resident
         self._given: list[weakref.ref[torch.Tensor]] = []  # to calls of the step
@@ -193,13 +197,17 @@ class OptimizedCall:
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has made a step: its state may be there for the first time."""
-        if not self._optimizers.has_new_state(optimizer):
+        if self.model() is None or not self._optimizers.has_new_state(optimizer):
             return
         session = self.session
         if not session.is_planned and not session.fallbacks and self._model().training:
             session.fall_back("AR114", kind=type(self._model()).__name__)
         grown_nbytes = self._state_nbytes(session.device) - self._planned_state_nbytes
         session.note_resident(max(0, grown_nbytes))
+
+    def _parameters(self) -> Iterable[nn.Parameter]:
+        model = self.model()
+        return () if model is None else model.parameters()
 
     def _model(self) -> nn.Module:
         model = self.model()
@@ -319,21 +327,6 @@ def _keep_plans_in_outer_compiles() -> None:
     )
 
 
-_calls: weakref.WeakSet[OptimizedCall] = weakref.WeakSet()
-
-
-@functools.cache
-def _watch_optimizers() -> None:
-    """Learn of optimizers that training code makes after `optimize`; once."""
-    register_optimizer_step_post_hook(_optimizer_stepped)
-
-
-def _optimizer_stepped(optimizer: torch.optim.Optimizer, *_arguments: object) -> None:
-    for call in list(_calls):
-        if call.model() is not None:
-            call.optimizer_stepped(optimizer)
-
-
 def _gradient_nbytes(model: nn.Module) -> int:
     return sum(storage.nbytes() for storage in _gradient_storages(model))
 
@@ -426,9 +419,8 @@ def optimize(
         if obstacle.code in _NEVER_PLANNED:
             return model
     model._compiled_call_impl = call
-    _calls.add(call)
     _keep_plans_in_outer_compiles()
-    _watch_optimizers()
+    watch_optimizers(call)
     return model
 
 

@@ -12,7 +12,7 @@ import itertools
 import operator
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -21,7 +21,8 @@ from autoremat import _torch
 from autoremat.eager_backward import Foreseen, first_nodes, foresee
 from autoremat.eager_code import Results, nodes_behind
 from autoremat.ledger import Roots, Run, has_returned_storages, returned_storages
-from autoremat.measure import gradient_of, rounded_nbytes, same_device, storages_of
+from autoremat.measure import gradients_of, rounded_nbytes, same_device, storages_of
+from autoremat.optimizers import StepOptimizers, state_of
 from autoremat.step import Beside, Part
 
 NODES_OF_A_LOSS = 32  # that tell it from another
@@ -65,6 +66,7 @@ class Arguments:
     def __init__(self) -> None:
         """None yet."""
         self._leaves: dict[int, weakref.ref[torch.Tensor]] = {}
+        self.optimizers = StepOptimizers(self._alive, None)
 
     def note(self, args: Sequence[Any]) -> None:
         """Remember the parameters, buffers and batches among the arguments of a graph."""
@@ -72,28 +74,26 @@ class Arguments:
             if isinstance(value, torch.Tensor) and value.is_leaf:
                 self._leaves[id(value)] = weakref.ref(value)
 
-    def _tensors(self) -> Iterator[torch.Tensor]:
-        for key, reference in list(self._leaves.items()):
-            tensor = reference()
-            if tensor is None:
-                self._leaves.pop(key)
-                continue
-            gradient = gradient_of(tensor)
-            yield from (tensor,) if gradient is None else (tensor, gradient)
+    def _alive(self) -> list[torch.Tensor]:
+        self._leaves = {key: ref for key, ref in self._leaves.items() if ref() is not None}
+        found = (reference() for reference in self._leaves.values())
+        return [tensor for tensor in found if tensor is not None]
 
     def storages(self, device: torch.device) -> Mapping[int, int]:
         """See `Present`."""
-        return storage_sizes(self._tensors(), device)
+        leaves = self._alive()
+        return storage_sizes(
+            [*leaves, *gradients_of(leaves), *state_of(self.optimizers.known)], device
+        )
 
     def expected_nbytes(self, _device: torch.device) -> int:
-        """No optimizer is known."""
+        """No optimizer is known before its state is."""
         return 0
 
     @property
     def has_gradients(self) -> bool:
         """See `Present`."""
-        alive = (reference() for reference in list(self._leaves.values()))
-        return any(tensor is not None and gradient_of(tensor) is not None for tensor in alive)
+        return bool(gradients_of(self._alive()))
 
 
 def storage_sizes(tensors: Iterable[torch.Tensor], device: torch.device) -> dict[int, int]:
@@ -112,14 +112,14 @@ class Audit:
     def __init__(self, find_present: Callable[[], Present | None], given: Results) -> None:
         """Of a session whose model holds this, and whose graphs are given that."""
         self._find_present = find_present
-        self._arguments = Arguments()
+        self.arguments = Arguments()
         self.given = given
         self._seen: defaultdict[Hashable, Counter[tuple[int, ...]]] = defaultdict(Counter)
 
     @property
     def present(self) -> Present:
         """What the model holds; where none is known (any more), what its graphs were given."""
-        return self._find_present() or self._arguments
+        return self._find_present() or self.arguments
 
     def forget(self) -> None:
         """Something has become resident: all situations are new."""
@@ -149,7 +149,7 @@ class Audit:
         has_kept = has_returned_storages(device)
         if self.is_known((name, has_kept, *names_of(runs)), (*sizes, *sizes_of_runs(runs))):
             return None
-        self._arguments.note(args)
+        self.arguments.note(args)
         self.given.note_inputs(args)
         if not (runs or has_kept) or name not in account():
             return None

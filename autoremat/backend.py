@@ -16,6 +16,7 @@ from autoremat import _torch
 from autoremat.budget import parse_budget
 from autoremat.device import device_nbytes
 from autoremat.dropout_policy import parse_dropout
+from autoremat.optimizers import watch_optimizers
 from autoremat.options import Options
 from autoremat.session import Session
 from autoremat.steering import KEYWORDS, Steering, parse_steering
@@ -48,7 +49,9 @@ def autoremat(
         if mode not in (None, "default"):
             raise ValueError(_instead_of(mode))
         if id(options) not in _sessions:
-            _sessions[id(options)] = (options, Session(session_options(options or {})))
+            session = Session(session_options(options or {}))
+            watch_optimizers(session)
+            _sessions[id(options)] = (options, session)
     except ValueError as error:
         raise _torch.passing_through(error) from None
     return _sessions[id(options)][1].compile(module, example_inputs)

@@ -7,16 +7,25 @@ changed.
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ._torch import tree_leaves
 
-__all__ = ["StepOptimizers", "layers_of", "parameters_of", "require_optimizer_of", "state_of"]
+__all__ = [
+    "StepOptimizers",
+    "layers_of",
+    "parameters_of",
+    "require_optimizer_of",
+    "state_of",
+    "watch_optimizers",
+]
 
 _INNER = ("optimizer", "_optimizer", "optim")  # where wrappers keep what they wrap
 
@@ -60,9 +69,9 @@ def _count_values(optimizer: torch.optim.Optimizer) -> int:
 class StepOptimizers:
     """The optimizers of one model: the one that was given, and those that have made a step."""
 
-    def __init__(self, model: nn.Module, given: Any) -> None:
-        """Of a model, with an optimizer or None."""
-        self._model = weakref.ref(model)
+    def __init__(self, parameters: Callable[[], Iterable[torch.Tensor]], given: Any) -> None:
+        """Of a model that has these parameters now, with an optimizer or None."""
+        self._parameters = parameters
         self._given = [] if given is None else [given]
         # How many values the state had after the latest step; None for another model's.
         self._met: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
@@ -84,9 +93,34 @@ class StepOptimizers:
         return before not in (None, now)
 
     def _steps_model(self, optimizer: torch.optim.Optimizer) -> bool:
-        model = self._model()
-        mine = {id(parameter) for parameter in model.parameters()} if model is not None else set()
+        mine = {id(parameter) for parameter in self._parameters()}
         return any(id(parameter) in mine for parameter in parameters_of(optimizer))
+
+
+class Stepped(Protocol):
+    """Who wants to know of optimizers that training code makes after planning was asked for."""
+
+    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer, of whichever model, has made a step."""
+
+
+_watching: weakref.WeakSet[Stepped] = weakref.WeakSet()
+
+
+def watch_optimizers(watcher: Stepped) -> None:
+    """Tell somebody of each optimizer's steps, for as long as it lives."""
+    _watching.add(watcher)
+    _watch()
+
+
+@functools.cache
+def _watch() -> None:
+    register_optimizer_step_post_hook(_has_stepped)
+
+
+def _has_stepped(optimizer: torch.optim.Optimizer, *_arguments: object) -> None:
+    for watcher in list(_watching):
+        watcher.optimizer_stepped(optimizer)
 
 
 def require_optimizer_of(model: nn.Module, optimizer: Any) -> None:

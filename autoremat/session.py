@@ -48,6 +48,7 @@ from autoremat.ledger import SAME, Roots, Run, is_news, note_run, open_runs
 from autoremat.live_storages import LiveStorages
 from autoremat.lower import lower
 from autoremat.measure import storages_nbytes
+from autoremat.optimizers import state_of
 from autoremat.options import Offline, Options, Resident
 from autoremat.partition import PartitionError
 from autoremat.plan_file import StoredPlan
@@ -658,7 +659,8 @@ class Session:
     @property
     def _account(self) -> Mapping[str, Beside]:
         """What is beside each graph of the step by the plans of its graphs."""
-        return self._step.beside(self._resident.parts.gradients_nbytes, Around())
+        grown = Around(self._grown_nbytes)
+        return self._step.beside(self._resident.parts.gradients_nbytes, grown)
 
     @property
     def _runs_here(self) -> list[Run]:
@@ -680,6 +682,12 @@ class Session:
             found = replace(self._around, held_nbytes=held_nbytes)
         self._around, self._has_looked = found, True
         self._tell_if_above(look.peak_nbytes, is_final=is_final)
+
+    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Where nobody tells of the model's optimizers: one of its parameters has made a step."""
+        optimizers = self.audit.arguments.optimizers
+        if optimizers.has_new_state(optimizer):
+            self.note_resident(storages_nbytes(state_of(optimizers.known), self._device))
 
     def note_resident(self, nbytes: int) -> None:
         """So much more is resident than when the graphs were planned: an optimizer's state."""

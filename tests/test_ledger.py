@@ -290,6 +290,28 @@ def test_an_optimizer_made_after_optimize_is_noticed_when_its_state_appears():
     assert autoremat.report(model).resident.optimizer_nbytes >= moments
 
 
+def test_a_backend_notices_an_optimizer_when_its_state_appears():
+    """It is told of in the next step: nobody plans anew there."""
+    plain = make_seeded(Chain)
+    take = training(plain, torch.optim.Adam(plain.parameters(), foreach=False))
+    take(plain)
+    moments = 2 * sum(p.nbytes for p in plain.parameters())
+    budget = whole_peak(plain, once, BATCH) + moments // 2
+    torch._dynamo.reset()
+    model = make_seeded(Chain)
+    options = {"budget": budget, "compiler": "eager", "verbose": False}
+    compiled = torch.compile(model, backend=autoremat.backend.autoremat, options=options)
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+
+    def step(model: nn.Module) -> None:
+        compiled(BATCH).backward()
+        optimizer.step()
+
+    assert not told(model, step)
+    (over,) = told(model, step, 2)
+    assert over.predicted_nbytes == pytest.approx(budget + moments // 2, rel=0.02)
+
+
 def test_an_optimizer_of_another_model_changes_nothing():
     """Nor does one without state."""
     model, other = optimized(Chain, UNBOUNDED), make_seeded(Chain)
