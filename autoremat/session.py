@@ -516,7 +516,9 @@ class Session:
         """By how much the graph's sizes may grow before another plan is made."""
         sizes = sizes_of(placed)
         growth = 1.0
-        if sizes and choice.fits:
+        # What other runs of a step hold grows as well: by how much, no graph of it knows.
+        is_alone = self._step.most_runs < 2 and not self._step.runs
+        if sizes and choice.fits and is_alone:
             growth = most_growth(
                 lambda numbers: peak_at(
                     placed, choice.solution.plan, choice.needed_nbytes, numbers

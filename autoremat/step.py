@@ -349,11 +349,13 @@ class Step:
     Attributes:
         parts: planned graphs, by name.
         runs: names of what ran in the latest step, in its order; None if nobody tells.
+        most_runs: of graphs in one step, as far as steps before the latest have shown.
         eager_gradient_nbytes: of layers among the runs that are in eager mode, by their names.
     """
 
     parts: dict[str, Part] = field(default_factory=dict)
     runs: list[str] | None = None
+    most_runs: int = 0
     eager_gradient_nbytes: dict[str, int] = field(default_factory=dict)
     _waiting: list[str] = field(default_factory=list)  # planned, and did not run yet
     _thread: int = 0
@@ -364,6 +366,7 @@ class Step:
         Args:
             open_runs: graphs of forwards before it, whose backward is still to come.
         """
+        self.most_runs = max(self.most_runs, len(self.runs or ()))
         self.runs, self._waiting, self._thread = [*open_runs], [], threading.get_ident()
 
     def add(self, name: str, part: Part) -> None:
