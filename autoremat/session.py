@@ -379,7 +379,7 @@ class Session:
 
         Asked for after the step's forward: then all of its graphs are known.
         """
-        known = (self._step.order, self._now_around)
+        known = (tuple(self._step.runs or self._step.parts), self._now_around)
         if self._whole_is_for != known:
             self._whole, self._whole_is_for = self._find_whole(), known
         return self._whole
@@ -556,8 +556,12 @@ class Session:
             is_final: whether all of its forward has run.
             is_told_only: as of `Look`.
         """
-        is_planned_anew = self._may_replan and self.is_planned and not is_told_only
         budget_nbytes = self.options.budget_nbytes(self._device)
+        is_planned_anew = (
+            self._may_replan
+            and not is_told_only
+            and self.predicted_peak_nbytes > budget_nbytes  # else no plan would change it
+        )
         if predicted_nbytes <= max(budget_nbytes, int(SAME * self._told_nbytes)):
             return
         if is_planned_anew and self._offline:

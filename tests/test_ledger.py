@@ -218,7 +218,7 @@ def test_a_loss_outside_the_model_counts():
     highest = whole_peak(make_seeded(Scores), outside, BATCH)
     model = optimized(Scores, int(0.93 * highest))
     first = told(model, outside)
-    assert max(over.predicted_nbytes for over in first) == pytest.approx(highest, rel=0.02)
+    assert highest <= max(over.predicted_nbytes for over in first) <= 1.1 * highest
     assert not told(model, outside, 2)
     assert whole_peak(model, outside, BATCH) <= int(0.93 * highest)
     report = autoremat.report(model)
@@ -259,7 +259,7 @@ def test_a_model_that_cannot_be_compiled_is_told_of_with_its_peak():
         once(model)
     fallback, over = (entry.message for entry in caught)
     assert "AR105" in str(fallback)
-    assert over.predicted_nbytes == pytest.approx(highest, rel=0.05)
+    assert highest <= over.predicted_nbytes <= 1.1 * highest
 
 
 # --- optimizers that come later ----------------------------------------------------------------
@@ -507,6 +507,6 @@ def test_a_backward_that_keeps_its_graph_frees_nothing():
 
     with torch._functorch.config.patch(donated_buffer=False):
         highest = whole_peak(make_seeded(Chain), take, BATCH)
-        model = optimized(Chain, int(0.97 * highest))
-        (over, *_) = told(model, take)
-        assert over.predicted_nbytes == pytest.approx(highest, rel=0.05)
+        model = optimized(Chain, int(0.8 * highest))
+        predicted = max(over.predicted_nbytes for over in told(model, take))
+        assert predicted == pytest.approx(whole_peak(model, take, BATCH), rel=0.05)
