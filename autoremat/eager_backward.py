@@ -82,9 +82,13 @@ def foresee(
     nodes = list(nodes_behind(first_nodes(roots)))
     reached = {node: run for node in nodes if (run := run_of(node)) is not None}
     planned = {node: run for node, run in reached.items() if run.name}
-    saved = {node: saved_storages(node, known, device) for node in nodes}
+    given: dict[int, int] = {}
+    for node in nodes:
+        given |= saved_storages(node, known, device, only_numbers=True)
+    counted = {*known, *given}
+    saved = {node: saved_storages(node, counted, device) for node in nodes}
     others = (run.crossing_nbytes for run in runs if run not in reached.values())
-    walk = _Walk(planned, saved, keeps_graph, sum(others))
+    walk = _Walk(planned, saved, keeps_graph, sum(others) + sum(given.values()))
     waiting = Counter(source for node in nodes for source, _ in node.next_functions if source)
     numbers = {node: n for n, node in enumerate(nodes)}
     ready = [(-_torch.sequence_number(node), numbers[node]) for node in nodes if not waiting[node]]

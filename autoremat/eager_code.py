@@ -81,7 +81,9 @@ def held_nbytes(
     return sum(sizes.values())
 
 
-def saved_storages(node: Any, known: Collection[int], device: torch.device) -> dict[int, int]:
+def saved_storages(
+    node: Any, known: Collection[int], device: torch.device, *, only_numbers: bool = False
+) -> dict[int, int]:
     """Bytes of what a node of eager code has saved for the backward, by the storages' identities.
 
     Args:
@@ -89,6 +91,7 @@ def saved_storages(node: Any, known: Collection[int], device: torch.device) -> d
             is all that its plan does not count.
         known: identities of storages that count elsewhere.
         device: what is elsewhere does not count.
+        only_numbers: only labels and indices, which are of the batch and outlive the backward.
     """
     found: dict[int, int] = {}
     with _torch.real_execution():  # asked for a saved value, autograd makes a tensor of it
@@ -98,6 +101,8 @@ def saved_storages(node: Any, known: Collection[int], device: torch.device) -> d
             if not same_device(value.device, device) or _counts_elsewhere(value):
                 continue
             if is_planned and value.grad_fn is None:
+                continue
+            if only_numbers and (value.dtype.is_floating_point or value.dtype == torch.bool):
                 continue
             for storage in storages_of(value):
                 identity = _torch.storage_identity(storage)

@@ -31,7 +31,9 @@ Step = Callable[[nn.Module], object]
 def whole_peak(model: nn.Module, take: Step, *held: Any) -> int:
     """Measured bytes of a step, with what is there before it."""
     model.zero_grad(set_to_none=True)
-    return resident_nbytes(model, held) + measure_peak(lambda: take(model), device="cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", autoremat.OverBudgetWarning)
+        return resident_nbytes(model, held) + measure_peak(lambda: take(model), device="cpu")
 
 
 def told(model: nn.Module, take: Step, steps: int = 1) -> list[autoremat.OverBudgetWarning]:

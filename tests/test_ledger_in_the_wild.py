@@ -184,7 +184,7 @@ def test_a_loss_taken_in_chunks_of_a_detached_copy_is_told_of():
     highest = whole_peak(make_seeded(Scores), take, BATCH)
     model = optimized(Scores, int(0.9 * highest))
     found = told(model, take)
-    assert max(over.predicted_nbytes for over in found) == pytest.approx(highest, rel=0.05)
+    assert max(over.predicted_nbytes for over in found) == pytest.approx(highest, rel=0.1)
 
 
 def test_code_outside_may_make_ragged_tensors():

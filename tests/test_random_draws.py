@@ -71,6 +71,7 @@ def test_a_mask_on_a_transposed_value_is_the_one_of_torchs_own_graph():
     assert torch.equal(ours.loss, step(traced, (rows(),)).loss)
 
 
+@pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")  # two steps are open at once
 def test_interleaved_steps_keep_their_own_masks():
     """forward, forward, backward, backward: each backward replays the draw of its forward."""
 
