@@ -93,6 +93,7 @@ def test_both_sides_are_planned_and_the_step_is_that_of_eager_mode(make: type[nn
     resident = report.resident.parameters_nbytes
     tight, lean = planned(make, resident + int(0.7 * (highest - resident)))
     same(roomy, lean)
+    same(roomy, step(tight, (sequences(),)))  # planned for what the layer was found to take
     assert recomputes(tight) > recomputes(model)
 
 
