@@ -599,25 +599,14 @@ class Session:
             self.begin_step()
         self._step.ran(name)
         with self._looking():
-            self._look_ahead(name, find_part, args, sizes, is_larger=is_larger)
-
-    def _look_ahead(
-        self,
-        name: str,
-        find_part: Callable[[], Part],
-        args: Sequence[Any],
-        sizes: tuple[int, ...],
-        *,
-        is_larger: bool,
-    ) -> None:
-        if is_larger:
-            peak_nbytes = find_part().peak_nbytes(self._account.get(name, Beside()))
-            self._tell_if_above(peak_nbytes, is_told_only=True)
-        runs, device = self._runs_here, self._device
-        look = self.audit.at_forward(
-            runs, name, find_part, args, lambda: self._account, device, sizes
-        )
-        self._learn(look, is_final=False)
+            if is_larger:
+                peak_nbytes = find_part().peak_nbytes(self._account.get(name, Beside()))
+                self._tell_if_above(peak_nbytes, is_told_only=True)
+            runs, device = self._runs_here, self._device
+            look = self.audit.at_forward(
+                runs, name, find_part, args, lambda: self._account, device, sizes
+            )
+            self._learn(look, is_final=False)
 
     def backward_begins(self, roots: Roots, *, keeps_graph: bool) -> None:
         """A backward begins that may reach runs of its graphs; see `ledger.Owner`."""
