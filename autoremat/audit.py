@@ -26,7 +26,7 @@ from autoremat.optimizers import StepOptimizers, state_of
 from autoremat.step import Beside, Part
 
 NODES_OF_A_LOSS = 32  # that tell it from another
-EAGER_MARGIN = 1.1  # of what eager code is foreseen to take, for what of it cannot be seen
+EAGER_MARGIN = 1.1  # of what eager code is foreseen to make, for what of it cannot be seen
 LOOKS = 2  # at each situation: the first may come before lazy state exists
 
 
@@ -253,9 +253,8 @@ def _look(
         base_nbytes + beside - part.resident_nbytes - found.most_nbytes
         for part, found, beside in reached
     ]
-    held_nbytes = sum(run.crossing_nbytes for run in foreseen.reached)
-    made_nbytes = foreseen.eager_peak_nbytes - held_nbytes
-    eager_nbytes = base_nbytes + held_nbytes + int(EAGER_MARGIN * max(0, made_nbytes))
+    made_nbytes = foreseen.eager_peak_nbytes - foreseen.first_nbytes
+    eager_nbytes = base_nbytes + foreseen.first_nbytes + int(EAGER_MARGIN * made_nbytes)
     beside_nbytes = max(more, default=0)
     return Look(
         max([eager_nbytes, *peaks]),

@@ -52,11 +52,14 @@ class Foreseen:
     """A backward that is about to begin; bytes beyond what the step found live.
 
     Attributes:
+        first_nbytes: live as it begins: what planned graphs hold for it, and what eager code has
+            saved.
         eager_peak_nbytes: the highest while such code goes backward.
         beside_nbytes: for each run of a planned graph, what is live beside what it holds itself.
         reached: all runs that it goes through, those in eager mode among them.
     """
 
+    first_nbytes: int
     eager_peak_nbytes: int
     beside_nbytes: Mapping[Run, int]
     reached: Collection[Run]
@@ -82,13 +85,14 @@ def foresee(
     nodes = list(nodes_behind(first_nodes(roots)))
     reached = {node: run for node in nodes if (run := run_of(node)) is not None}
     planned = {node: run for node, run in reached.items() if run.name}
-    given: dict[int, int] = {}
+    held: dict[int, int] = {}
     for node in nodes:
-        given |= saved_storages(node, known, device, only_numbers=True)
-    counted = {*known, *given}
+        held |= saved_storages(node, known, device, only_held=True)
+    counted = {*known, *held}
     saved = {node: saved_storages(node, counted, device) for node in nodes}
     others = (run.crossing_nbytes for run in runs if run not in reached.values())
-    walk = _Walk(planned, saved, keeps_graph, sum(others) + sum(given.values()))
+    walk = _Walk(planned, saved, keeps_graph, sum(others) + sum(held.values()))
+    first_nbytes = walk.live_nbytes
     waiting = Counter(source for node in nodes for source, _ in node.next_functions if source)
     numbers = {node: n for n, node in enumerate(nodes)}
     ready = [(-_torch.sequence_number(node), numbers[node]) for node in nodes if not waiting[node]]
@@ -100,7 +104,8 @@ def foresee(
             waiting[source] -= 1
             if not waiting[source]:
                 heapq.heappush(ready, (-_torch.sequence_number(source), numbers[source]))
-    return Foreseen(walk.eager_peak_nbytes, walk.beside_nbytes, frozenset(reached.values()))
+    reached_runs = frozenset(reached.values())
+    return Foreseen(first_nbytes, walk.eager_peak_nbytes, walk.beside_nbytes, reached_runs)
 
 
 def first_nodes(roots: Sequence[Any]) -> list[Any]:
@@ -135,7 +140,7 @@ class _Walk:
         if run is not None:  # a plan counts the gradients that it is given
             self.beside_nbytes[run] = self.live_nbytes - run.crossing_nbytes - taken_nbytes
         made_nbytes = self._make(node, taken_nbytes)
-        if run is None:
+        if run is None and not _torch.accumulates(node):  # that makes nothing
             inside_nbytes = _INSIDE.get(node.name(), 0) * taken_nbytes
             if any(word in node.name() for word in _LIBRARIES):
                 inside_nbytes += 2 * made_nbytes

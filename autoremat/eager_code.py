@@ -7,8 +7,10 @@ each storage counts once.
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -82,7 +84,7 @@ def held_nbytes(
 
 
 def saved_storages(
-    node: Any, known: Collection[int], device: torch.device, *, only_numbers: bool = False
+    node: Any, known: Collection[int], device: torch.device, *, only_held: bool = False
 ) -> dict[int, int]:
     """Bytes of what a node of eager code has saved for the backward, by the storages' identities.
 
@@ -91,24 +93,61 @@ def saved_storages(
             is all that its plan does not count.
         known: identities of storages that count elsewhere.
         device: what is elsewhere does not count.
-        only_numbers: only labels and indices, which are of the batch and outlive the backward.
+        only_held: only what Python code holds as well, as labels are: it outlives the backward.
     """
     found: dict[int, int] = {}
     with _torch.real_execution():  # asked for a saved value, autograd makes a tensor of it
         run = run_of(node)
         is_planned = run is not None and bool(run.name)
-        for value in tensors_in(_torch.saved_by(node)):
+        for value, is_held in _saved(node):
             if not same_device(value.device, device) or _counts_elsewhere(value):
                 continue
-            if is_planned and value.grad_fn is None:
-                continue
-            if only_numbers and (value.dtype.is_floating_point or value.dtype == torch.bool):
+            if (is_planned and value.grad_fn is None) or (only_held and not is_held):
                 continue
             for storage in storages_of(value):
                 identity = _torch.storage_identity(storage)
                 if identity not in known:
                     found[identity] = rounded_nbytes(storage.nbytes(), device)
     return found
+
+
+def _saved(node: Any) -> Iterator[tuple[torch.Tensor, bool]]:
+    """What a node has saved, and whether Python code holds it, or what it is a view of, as well.
+
+    A result of the node itself is saved as a tensor of its own, of which this cannot be seen.
+    """
+    unheld = _references_of_unheld()
+    for value, references in _referred(node):
+        most = unheld[_torch.base_of(value) is not value]
+        yield value, references.to_value > most.to_value or references.to_base > most.to_base
+
+
+class _References(NamedTuple):
+    """How many Python holds to a tensor, and to what it is a view of."""
+
+    to_value: int
+    to_base: int
+
+
+def _referred(node: Any) -> Iterator[tuple[torch.Tensor, _References]]:
+    for value in tensors_in(_torch.saved_by(node)):
+        base = _torch.base_of(value)
+        yield value, _References(sys.getrefcount(value), sys.getrefcount(base))
+
+
+@functools.cache
+def _references_of_unheld() -> tuple[_References, _References]:
+    """To a saved tensor that nobody else holds: one that is no view, and one that is.
+
+    Found by trying, as torch's releases differ in how a tensor holds its Python object.
+    """
+    with torch.enable_grad():
+        leaf = torch.ones(1, requires_grad=True)
+        nodes = (leaf * torch.ones(1)).grad_fn, (leaf * torch.ones(2)[:1]).grad_fn
+    whole, view = (
+        next(refers for value, refers in _referred(node) if value is not leaf) for node in nodes
+    )
+    return whole, view
 
 
 def nodes_behind(starts: Iterable[Any]) -> Iterator[Any]:

@@ -43,6 +43,7 @@ Device = torch.device | str | None
 _MARK = "autoremat::measured_step"
 _FREED = "autoremat::freed::"
 _CUDA_ROUNDING = 512
+_ROUNDS = 4  # of garbage that holds garbage; what makes some anew without end is left
 
 
 def measure_peak(step: Callable[[], object], *, device: Device = None) -> int:
@@ -92,8 +93,7 @@ def memory_timeline(step: Callable[[], object], *, device: Device = "cpu") -> tu
             "Memory cannot be measured while another torch profiler is recording, because "
             "sessions do not nest. Measure outside the profiled region."
         )
-    # Garbage from before would be freed at some moment of the step and lower the curve.
-    gc.collect()
+    _collect_garbage()  # else it would be freed at some moment of the step and lower the curve
     watched = _watch_frees(_cpu_storages())
     try:
         with recording_memory() as session:
@@ -104,6 +104,13 @@ def memory_timeline(step: Callable[[], object], *, device: Device = "cpu") -> tu
         for finalizer in watched:
             finalizer.detach()
     return tuple(accumulate(_cpu_deltas(memory_events(session)), initial=0))
+
+
+def _collect_garbage() -> None:
+    """All of it: what autograd's graphs hold becomes garbage when they have gone."""
+    for _ in range(_ROUNDS):
+        if not gc.collect():
+            return
 
 
 def _cpu_storages() -> Iterator[torch.UntypedStorage]:

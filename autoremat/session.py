@@ -153,6 +153,7 @@ class Session:
         # Of one Dynamo graph, DistributedDataParallel makes several, one for each bucket.
         self._part = self._part + 1 if self._compiled == _compile_name() else 0
         self._inputs = example_inputs
+        self._notice_step()
         is_first = _frame_name() == self._first_frame and not self._part
         self._given.note(module, example_inputs, is_first=is_first)
         op_by_op = self.options.compiler == "eager" or self._offline is not None
@@ -238,6 +239,13 @@ class Session:
             return outputs
 
         return run
+
+    def _notice_step(self) -> None:
+        """Where nobody tells of steps: another one begins once a backward has come."""
+        if self._is_told_of_steps or self._offline:
+            return
+        if self._step.runs is None or Counter(self._step.runs) != Counter(self._waiting):
+            self.begin_step()
 
     def begin_step(self) -> None:
         """A training call begins: one step with those before it whose backward is to come."""
@@ -595,8 +603,7 @@ class Session:
         is_larger: bool,
     ) -> None:
         """One of its graphs is about to run: what is there already counts beside it."""
-        if not self._is_told_of_steps and Counter(self._step.runs) != Counter(self._waiting):
-            self.begin_step()
+        self._notice_step()
         self._step.ran(name)
         with self._looking():
             if is_larger:
