@@ -159,7 +159,9 @@ class OptimizedCall:
         finally:
             self._here.inputs = None
         self._tell_if_nothing_was_planned(current.session)
-        if not current.session.is_planned:
+        if current.session.is_planned:
+            current.session.note_end(tensors_in(output))
+        else:
             self._note_eager(current.session, output)
         self._measure_where_free(current)
         return output

@@ -115,6 +115,7 @@ class Audit:
         self._find_present = find_present
         self.arguments = Arguments()
         self.given = given
+        self.saved = Results()  # by code in eager mode, of forwards that have run
         self._seen: defaultdict[Hashable, Counter[tuple[int, ...]]] = defaultdict(Counter)
 
     @property
@@ -152,12 +153,18 @@ class Audit:
             return None
         self.arguments.note(args)
         self.given.note_inputs(args)
+        earlier_nbytes = self._note_saved(args, runs, device)
         if not (runs or has_kept) or name not in account():
             return None
         part, found = find_part(), account()[name]
-        live_nbytes = part.between_nbytes + self.live_nbytes(runs, device)
+        live_nbytes = part.between_nbytes + self.live_nbytes(runs, device) + earlier_nbytes
         more_nbytes = live_nbytes - part.resident_nbytes - found.held_nbytes
         return Look(live_nbytes + part.own_peaks[0], more_nbytes, is_told_only=part.is_resized)
+
+    def at_end(self, runs: Sequence[Run], outputs: Sequence[Any], device: torch.device) -> None:
+        """A call of the model has ended: what code in eager mode has saved in it stays."""
+        if runs and not self.is_known(("end", *names_of(runs)), sizes_of_runs(runs)):
+            self._note_saved(outputs, runs, device)
 
     def at_backward(
         self,
@@ -185,7 +192,10 @@ class Audit:
             return None
         parts = account()
         known = self._storages(runs, device)
-        foreseen = foresee(roots, runs, known=known, device=device, keeps_graph=keeps_graph)
+        saved = self._saved(runs, device)
+        foreseen = foresee(
+            roots, runs, known=known, saved_so_far=saved, device=device, keeps_graph=keeps_graph
+        )
         if foreseen.reached and all(run.owner.audit is not self for run in foreseen.reached):
             return None  # another model's backward, which tells
         base_nbytes = self._base_nbytes(runs, device)
@@ -202,6 +212,23 @@ class Audit:
         if looks < LOOKS:
             seen[sizes] += 1
         return looks >= LOOKS
+
+    def _note_saved(self, tensors: Iterable[Any], runs: Sequence[Run], device: torch.device) -> int:
+        """What code in eager mode has saved that these tensors do not lead to, in bytes."""
+        plain = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
+        on_the_way = Results()
+        on_the_way.note_saved(plain, device)
+        counted = self._storages(runs, device).keys() | on_the_way.held(device).keys()
+        others = self._saved(runs, device).items()
+        self.saved.add(on_the_way)
+        return sum(nbytes for storage, nbytes in others if storage not in counted)
+
+    def _saved(self, runs: Sequence[Run], device: torch.device) -> dict[int, int]:
+        """What code in eager mode has saved so far, by storage, in all models of the step."""
+        found: dict[int, int] = {}
+        for audit in self._audits(runs):
+            found |= audit.saved.held(device)
+        return found
 
     def _storages(self, runs: Sequence[Run], device: torch.device) -> dict[int, int]:
         """Of all models that take part in the step, of what graphs are given and have returned."""

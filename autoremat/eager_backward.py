@@ -70,6 +70,7 @@ def foresee(
     runs: Sequence[Run],
     *,
     known: Collection[int],
+    saved_so_far: Mapping[int, int],
     device: torch.device,
     keeps_graph: bool,
 ) -> Foreseen:
@@ -79,6 +80,8 @@ def foresee(
         roots: tensors or edges that it begins at.
         runs: those that are open on the device, whether it reaches them or not.
         known: identities of storages that count elsewhere.
+        saved_so_far: bytes by storage of what code in eager mode has saved, whether this backward
+            reaches it or not.
         device: what is elsewhere does not count.
         keeps_graph: whether what was saved stays afterwards.
     """
@@ -90,8 +93,10 @@ def foresee(
         held |= saved_storages(node, known, device, only_held=True)
     counted = {*known, *held}
     saved = {node: saved_storages(node, counted, device) for node in nodes}
-    others = (run.crossing_nbytes for run in runs if run not in reached.values())
-    walk = _Walk(planned, saved, keeps_graph, sum(others) + sum(held.values()))
+    others = sum(run.crossing_nbytes for run in runs if run not in reached.values())
+    counted.update(*saved.values())
+    others += sum(nbytes for key, nbytes in saved_so_far.items() if key not in counted)
+    walk = _Walk(planned, saved, keeps_graph, others + sum(held.values()))
     first_nbytes = walk.live_nbytes
     waiting = Counter(source for node in nodes for source, _ in node.next_functions if source)
     numbers = {node: n for n, node in enumerate(nodes)}

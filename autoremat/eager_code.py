@@ -44,6 +44,15 @@ class Results:
             found = (StorageWeakRef(storage), storage.nbytes(), storage.device)
             self._found[_torch.storage_identity(storage)] = found
 
+    def add(self, other: Results) -> None:
+        """Remember what others have noted."""
+        self._found |= other._found
+
+    def note_saved(self, tensors: Iterable[torch.Tensor], device: torch.device) -> None:
+        """Remember what code in eager mode has saved on the way to these tensors."""
+        for node in nodes_behind(tensor.grad_fn for tensor in tensors):
+            self.note([value for value, _ in _saved_in_eager_mode(node, device)])
+
     def note_inputs(self, inputs: Iterable[Any]) -> None:
         """Remember what code between the graphs made and gave to one of them.
 
@@ -96,19 +105,25 @@ def saved_storages(
         only_held: only what Python code holds as well, as labels are: it outlives the backward.
     """
     found: dict[int, int] = {}
-    with _torch.real_execution():  # asked for a saved value, autograd makes a tensor of it
-        run = run_of(node)
-        is_planned = run is not None and bool(run.name)
-        for value, is_held in _saved(node):
-            if not same_device(value.device, device) or _counts_elsewhere(value):
-                continue
-            if (is_planned and value.grad_fn is None) or (only_held and not is_held):
-                continue
+    for value, is_held in _saved_in_eager_mode(node, device):
+        if is_held or not only_held:
             for storage in storages_of(value):
                 identity = _torch.storage_identity(storage)
                 if identity not in known:
                     found[identity] = rounded_nbytes(storage.nbytes(), device)
     return found
+
+
+def _saved_in_eager_mode(node: Any, device: torch.device) -> Iterator[tuple[torch.Tensor, bool]]:
+    """What of a node counts nowhere else, and whether Python code holds it as well."""
+    run = run_of(node)
+    is_planned = run is not None and bool(run.name)
+    with _torch.real_execution():  # asked for a saved value, autograd makes a tensor of it
+        for value, is_held in _saved(node):
+            if not same_device(value.device, device) or _counts_elsewhere(value):
+                continue
+            if not is_planned or value.grad_fn is not None:
+                yield value, is_held
 
 
 def _saved(node: Any) -> Iterator[tuple[torch.Tensor, bool]]:

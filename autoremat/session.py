@@ -254,6 +254,7 @@ class Session:
         self._has_looked = bool(waiting) and self._has_looked
         if not waiting:
             self._eager_results.clear()
+            self.audit.saved.clear()
 
     @property
     def _waiting(self) -> list[str]:
@@ -614,6 +615,11 @@ class Session:
                 runs, name, find_part, args, lambda: self._account, device, sizes
             )
             self._learn(look, is_final=False)
+
+    def note_end(self, outputs: Sequence[torch.Tensor]) -> None:
+        """A call of the model has ended, and its backward is to come."""
+        with self._looking():
+            self.audit.at_end(self._runs_here, outputs, self._device)
 
     def backward_begins(self, roots: Roots, *, keeps_graph: bool) -> None:
         """A backward begins that may reach runs of its graphs; see `ledger.Owner`."""

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import autoremat
+from autoremat import OverBudgetWarning
+from autoremat.measure import measure_peak, resident_nbytes
 from tests.tiny import WIDTH, sequences
 from tests.training import (
     UNBOUNDED,
@@ -105,6 +107,26 @@ def test_what_the_layer_saves_is_counted(make: type[nn.Module]):
     step(model, (batch,))
     predicted = autoremat.report(model).predicted_peak_nbytes
     assert 0.95 * predicted <= measured(model, (batch,)) <= predicted
+
+
+@pytest.mark.parametrize("make", [Surrounded, SurroundedGRU])
+def test_what_the_layer_saved_in_another_call_is_counted(make: type[nn.Module]):
+    """No backward reaches that call, whose output is held."""
+    batch = torch.randn(16, 16, WIDTH, generator=torch.Generator().manual_seed(1))
+
+    def take(model: nn.Module) -> None:
+        held = model(batch)
+        model(batch).backward()
+        del held
+
+    plain = make_seeded(make)
+    highest = resident_nbytes(plain, batch) + measure_peak(lambda: take(plain), device="cpu")
+    model = optimized(make, int(0.8 * highest), strict=False, policy="save-all")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        take(model)
+    named = [w.message.predicted_nbytes for w in caught if w.category is OverBudgetWarning]
+    assert 0.95 * highest <= max(named) <= 1.1 * highest
 
 
 class LargeBetween(nn.Module):
