@@ -30,16 +30,7 @@ from autoremat.deadline import Deadline
 from autoremat.draws import is_seeded, keep_draws
 from autoremat.inductor import generate
 from autoremat.lean_plans import recall, remember
-from autoremat.lower import (
-    LATER_GRADIENTS,
-    Lowered,
-    as_written,
-    held_tangents,
-    layout_nbytes,
-    room_nbytes,
-    without_room,
-    without_spare_states,
-)
+from autoremat.lower import Lowered, as_written, without_spare_states
 from autoremat.partition import partition
 from autoremat.progress import during
 from autoremat.rewrite import rewrite
@@ -118,28 +109,28 @@ def choose_by_simulation(subject: Subject, solver: Solver, budget_nbytes: int) -
     problem = subject.lowered.problem
     solution = solver.solve(budget_nbytes)
     if solution.status is Status.INFEASIBLE:
-        solution = _least_known(problem, solver, solution, budget_nbytes)
-    peaks = _simulated_peaks(problem, solution.plan)
+        solution = _least_known(subject.lowered, solver, solution, budget_nbytes)
+    peaks = _simulated_peaks(subject.lowered, solution.plan)
     if solution.status is Status.INFEASIBLE or solution.method == REMEMBERED:
         remember(problem, solution.plan, peaks.needed_nbytes)
     return _as_simulated(subject, solution, budget_nbytes, peaks)
 
 
 def _least_known(
-    problem: Problem, solver: Solver, smallest: Solution, budget_nbytes: int
+    lowered: Lowered, solver: Solver, smallest: Solution, budget_nbytes: int
 ) -> Solution:
     """Of the plans known, the fastest whose real peak fits; if none does, the smallest.
 
     The solver counts the state of every draw, the real peak only those that are replayed: a plan
     that repeats nothing may take less than the smallest that a short search has found.
     """
-    fastest = solver.fastest()
+    problem, fastest = lowered.problem, solver.fastest()
     known = _recalled(problem, fastest)
     found = [known] if known is not None else []
     found += [smallest, _with_plan(fastest, problem, fastest.plan, FASTEST)]
     with suppress(ProblemError):  # some values may not be saved
         found.append(_with_plan(fastest, problem, save_all_but(problem), SAVE_ALL))
-    peaks = [_simulated_peaks(problem, solution.plan).needed_nbytes for solution in found]
+    peaks = [_simulated_peaks(lowered, solution.plan).needed_nbytes for solution in found]
     fitting = [s for s, peak in zip(found, peaks, strict=True) if peak <= budget_nbytes]
     if fitting:
         best = min(fitting, key=lambda s: s.timeline.time_us)
@@ -163,7 +154,8 @@ def choose_fixed(
     solution = _given(problem, plan, method)
     if reads:
         return _Reader(subject, budget_nbytes).read(solution)
-    return _as_simulated(subject, solution, budget_nbytes, _simulated_peaks(problem, plan))
+    peaks = _simulated_peaks(subject.lowered, plan)
+    return _as_simulated(subject, solution, budget_nbytes, peaks)
 
 
 def _given(problem: Problem, plan: Plan, method: str) -> Solution:
@@ -198,7 +190,9 @@ def choose_without_search(subject: Subject, budget_nbytes: int, *, reads: bool) 
     plans = {"local search": Solver(problem, time_limit_s=AT_ONCE_S).lean_plan()}
     with suppress(ProblemError):  # some values may not be saved
         plans[SAVE_ALL] = save_all_but(problem)
-    peaks = {name: _simulated_peaks(problem, plan).needed_nbytes for name, plan in plans.items()}
+    peaks = {
+        name: _simulated_peaks(subject.lowered, plan).needed_nbytes for name, plan in plans.items()
+    }
     if known is not None:
         plans[REMEMBERED], peaks[REMEMBERED] = known.plan, known.peak_nbytes
     best: Choice | None = None
@@ -218,13 +212,17 @@ class Peaks(NamedTuple):
     needed_nbytes: int
 
 
-def _simulated_peaks(problem: Problem, plan: Plan) -> Peaks:
+def _simulated_peaks(lowered: Lowered, plan: Plan) -> Peaks:
     """Peaks of the plan, without the states of draws that it repeats nowhere."""
-    spared = without_spare_states(problem, plan)
-    needed_nbytes = simulate(spared, plan).peak_nbytes
-    if not room_nbytes(problem):
+    needed_nbytes = _simulated_peak_nbytes(lowered.problem, plan)
+    if not lowered.shell.free_nbytes:
         return Peaks(needed_nbytes, needed_nbytes)
-    return Peaks(simulate(without_room(spared), plan).peak_nbytes, needed_nbytes)
+    alone = replace(lowered, shell=replace(lowered.shell, room_nbytes=0))
+    return Peaks(_simulated_peak_nbytes(alone.problem, plan), needed_nbytes)
+
+
+def _simulated_peak_nbytes(problem: Problem, plan: Plan) -> int:
+    return simulate(without_spare_states(problem, plan), plan).peak_nbytes
 
 
 def _as_simulated(subject: Subject, solution: Solution, budget_nbytes: int, peaks: Peaks) -> Choice:
@@ -232,7 +230,8 @@ def _as_simulated(subject: Subject, solution: Solution, budget_nbytes: int, peak
     once = as_written(problem)
 
     def baseline() -> Baseline:
-        return Baseline(_simulated_peaks(problem, once).nbytes, simulate(problem, once).time_us)
+        peak_nbytes = _simulated_peaks(subject.lowered, once).nbytes
+        return Baseline(peak_nbytes, simulate(problem, once).time_us)
 
     modules = _modules(subject, solution.plan)
     fits = peaks.needed_nbytes <= budget_nbytes
@@ -514,7 +513,7 @@ def _judged(solution: Solution, *, strict: bool) -> Solution:
 @during("read")
 def generated_peaks(subject: Subject, forward: fx.GraphModule, backward: fx.GraphModule) -> Peaks:
     """Peaks of the code that Inductor generates for two modules, resident bytes included."""
-    joint, problem, storages = subject.joint, subject.lowered.problem, subject.lowered.storages
+    joint, shell, storages = subject.joint, subject.lowered.shell, subject.lowered.storages
     first = generate(
         forward,
         is_backward=False,
@@ -533,7 +532,7 @@ def generated_peaks(subject: Subject, forward: fx.GraphModule, backward: fx.Grap
     for node in joint.tangents:
         for name in storages.of_node[node]:
             key = -2 - len(owned) - len(held)  # a storage of its own
-            if node in held_tangents(joint, storages):
+            if name in shell.held:
                 held[key] = storages.nbytes[name]
             else:
                 owned[node.name] = (key, storages.nbytes[name])
@@ -546,20 +545,17 @@ def generated_peaks(subject: Subject, forward: fx.GraphModule, backward: fx.Grap
         strides=first.strides,
         donated=_torch.donated_inputs(forward, backward, num_fwd_outputs=joint.num_fwd_outputs),
     )
-    held_nbytes = sum(held.values())
-    if LATER_GRADIENTS in problem.value_by_name:
-        held_nbytes += problem.value_by_name[LATER_GRADIENTS].nbytes
-    optimizer = max((op.workspace_nbytes for op in problem.ops[-1:] if not op.outputs), default=0)
-    after = held_nbytes + second.memory.returned_nbytes + optimizer
+    held_nbytes = sum(held.values()) + shell.later_gradients_nbytes
+    after = held_nbytes + second.memory.returned_nbytes + shell.optimizer_nbytes
     crossing_nbytes = held_nbytes + sum(dict(owned.values()).values())
     peak_nbytes = max(
         first.memory.peak_nbytes,
-        crossing_nbytes + layout_nbytes(problem),
+        crossing_nbytes + shell.layout_nbytes,
         held_nbytes + second.memory.peak_nbytes,
         after,
     )
-    needed_nbytes = max(peak_nbytes, crossing_nbytes + room_nbytes(problem))
-    return Peaks(problem.resident_nbytes + peak_nbytes, problem.resident_nbytes + needed_nbytes)
+    needed_nbytes = max(peak_nbytes, crossing_nbytes + shell.free_nbytes)
+    return Peaks(shell.resident_nbytes + peak_nbytes, shell.resident_nbytes + needed_nbytes)
 
 
 def _modules(subject: Subject, plan: Plan) -> Modules:

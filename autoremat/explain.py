@@ -28,8 +28,6 @@ from autoremat.choose import Choice, Subject, as_chosen
 from autoremat.cost import OpCost
 from autoremat.errors import LiveValue
 from autoremat.lower import (
-    LATER_GRADIENTS,
-    LOSS_BOUNDARY,
     RNG_STATE,
     as_written,
     without_spare_states,
@@ -40,6 +38,7 @@ from autoremat.reporting import GraphReport, ValueAction, ValueReport, format_nb
 from autoremat.reporting.alternatives import Alternatives, Rerun
 from autoremat.reporting.text import format_us
 from autoremat.reporting.timeline import Place, timeline_of
+from autoremat.shell import LATER_GRADIENTS, LOSS_BOUNDARY
 from autoremat.torch_plan import handed_over
 
 _COPY_SUFFIX = re.compile(r"_recomputed(_\d+)?$")

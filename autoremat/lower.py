@@ -1,9 +1,9 @@
 """From the joint graph to the solver's problem, and back from operation names to nodes.
 
 Enters: a `JointGraph`, its storages, constraints and costs. Leaves: a `Lowered`: the torch-free
-`Problem` and which node each operation stands for. Nodes that allocate nothing (views, symbols,
-elements of tuples; with Inductor also what it inlines into its consumers) are no operations:
-the rewrite derives them again wherever they are read.
+operations, the `Shell` around them, and which node each operation stands for. Nodes that allocate
+nothing (views, symbols, elements of tuples; with Inductor also what it inlines into its consumers)
+are no operations: the rewrite derives them again wherever they are read.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from autoremat_solver import Op, Phase, Plan, Problem, Value
@@ -20,34 +21,35 @@ from autoremat import _torch
 from autoremat.capture import JointGraph
 from autoremat.constraints import Constraints
 from autoremat.cost import OpCost, tensor_spec
+from autoremat.shell import Operations, Shell
 from autoremat.storage import Storages
 
-LOSS_BOUNDARY = "backward_begins"
-LATER_GRADIENTS = "gradients_of_later_graphs"
-GRADIENTS_LAID_OUT = "gradients_laid_out"
-OPTIMIZER_STEP = "optimizer_step"
 RNG_STATE = "#rng_state"  # ends the names of values that are states of generators
 SCALAR_NBYTES = 512  # a number takes a whole block on CUDA
-MARKERS = frozenset(
-    {LOSS_BOUNDARY, GRADIENTS_LAID_OUT, OPTIMIZER_STEP}
-)  # operations that no node stands for
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """A problem and the nodes behind it.
+    """A graph's operations in their shell, and the nodes behind them.
 
     Attributes:
-        problem: what the solver sees.
-        node_of: the node that each operation's name stands for (not the boundary).
+        graph: its own operations.
+        shell: what stands around them.
+        node_of: the node that each of these operations stands for, by name.
         storages: as found in the joint graph; their bytes are those of the problem's values.
         derived: nodes that are no operations: made again wherever they are read.
     """
 
-    problem: Problem
+    graph: Operations
+    shell: Shell
     node_of: Mapping[str, fx.Node]
     storages: Storages
     derived: frozenset[fx.Node]
+
+    @cached_property
+    def problem(self) -> Problem:
+        """What the solver sees."""
+        return self.shell.around(self.graph)
 
 
 def lower(
@@ -77,35 +79,37 @@ def lower(
         if node.op == "get_attr"
         or (node.op == "call_function" and (node in inlined or _allocates_nothing(node, storages)))
     )
-    reads = _Reads(storages, derived)
     forward, backward = _in_step_order(joint, derived)
-    optimizer = Op(
-        OPTIMIZER_STEP, (), (), 0.0, optimizer_nbytes, Phase.BACKWARD, recomputable=False
-    )
-    ops = (
-        *(_op(node, joint, storages, constraints, costs, reads) for node in forward),
-        _boundary(joint, storages),
-        *_layout(joint, storages),
-        *(_op(node, joint, storages, constraints, costs, reads) for node in backward),
-        *([optimizer] if optimizer_nbytes else []),
-    )
     nodes = (*forward, *backward)
-    rng_states = [_rng_state_of(op.name) for op in ops if _rng_state_of(op.name) in op.outputs]
-    outputs = tuple(dict.fromkeys([*_handed_out(ops, joint, storages, reads), *rng_states]))
     storages = replace(storages, nbytes=_sizes(nodes, storages, costs))
+    reads = _Reads(storages, derived)
+    shell = Shell(
+        tangents={name: storages.nbytes[name] for name in _tangents(joint, storages)},
+        held=tuple(n for node in held_tangents(joint, storages) for n in storages.of_node[node]),
+        layout_nbytes=_layout_nbytes(joint, storages),
+        resident_nbytes=resident_nbytes,
+        optimizer_nbytes=optimizer_nbytes,
+    )
+    first, second = (
+        tuple(_op(node, joint, storages, constraints, costs, reads) for node in part)
+        for part in (forward, backward)
+    )
+    rng_states = [n for op in (*first, *second) for n in op.outputs if n == _rng_state_of(op.name)]
+    made = {name for op in (*first, *second) for name in op.outputs} | shell.tangents.keys()
+    outputs = tuple(dict.fromkeys([*_handed_out(made, joint, reads), *rng_states]))
     sizes = storages.nbytes | dict.fromkeys(rng_states, _torch.rng_state_nbytes())
-    values = tuple(
-        Value(
+    values = {
+        name: Value(
             name,
             sizes[name],
             must_save=name in constraints.must_save,
             must_recompute=name in constraints.must_recompute and name not in outputs,
         )
-        for op in ops
+        for op in (*first, *second)
         for name in op.outputs
-    )
-    problem = Problem(values, ops, outputs, resident_nbytes)
-    return Lowered(problem, {node.name: node for node in nodes}, storages, derived)
+    }
+    graph = Operations(first, second, values, outputs)
+    return Lowered(graph, shell, {node.name: node for node in nodes}, storages, derived)
 
 
 def with_buffers(lowered: Lowered, joint: JointGraph, buffers: Collection[fx.Node]) -> Lowered:
@@ -124,75 +128,30 @@ def with_buffers(lowered: Lowered, joint: JointGraph, buffers: Collection[fx.Nod
         return replace(known, inputs=reads.of(node))
 
     forward, backward = _in_step_order(joint, derived)
-    boundary = [op for op in problem.ops if op.name in (LOSS_BOUNDARY, GRADIENTS_LAID_OUT)]
-    optimizer = [op for op in problem.ops if op.name == OPTIMIZER_STEP]
-    ops = (*map(op, forward), *boundary, *map(op, backward), *optimizer)
-    new = (Value(n, storages.nbytes[n]) for node in buffers for n in storages.made_by[node])
+    new = {n: Value(n, storages.nbytes[n]) for node in buffers for n in storages.made_by[node]}
+    graph = replace(
+        lowered.graph,
+        forward=tuple(map(op, forward)),
+        backward=tuple(map(op, backward)),
+        values={**lowered.graph.values, **new},
+    )
     node_of = {node.name: node for node in (*forward, *backward)}
-    problem = replace(problem, ops=ops, values=(*problem.values, *new))
-    return Lowered(problem, node_of, storages, derived)
+    return replace(lowered, graph=graph, node_of=node_of, derived=derived)
 
 
-def with_later_graphs(
-    lowered: Lowered, *, gradients_nbytes: int = 0, room_nbytes: int = 0
-) -> Lowered:
-    """The same for a graph between whose forward and backward others of the step run.
-
-    Args:
-        lowered: of a graph without others.
-        gradients_nbytes: what the others' backwards return, live until the step's end.
-        room_nbytes: what they take while they run, beside what crosses from forward to backward.
-    """
-    problem = lowered.problem
-    boundary = problem.op_by_name[LOSS_BOUNDARY]
-    made_nbytes = sum(problem.value_by_name[name].nbytes for name in boundary.outputs)
-    new = (LATER_GRADIENTS,) if gradients_nbytes else ()
-    later = replace(
-        boundary,
-        outputs=(*boundary.outputs, *new),
-        workspace_nbytes=max(0, room_nbytes - made_nbytes - gradients_nbytes),
-    )
-    problem = replace(
-        problem,
-        ops=tuple(later if op is boundary else op for op in problem.ops),
-        values=(*problem.values, *(Value(name, gradients_nbytes) for name in new)),
-        outputs=(*problem.outputs, *new),
-    )
-    return replace(lowered, problem=problem)
+def _tangents(joint: JointGraph, storages: Storages) -> list[str]:
+    """Storages of the incoming gradients."""
+    names = dict.fromkeys(name for node in joint.tangents for name in storages.of_node[node])
+    return [name for name in names if name not in storages.resident]
 
 
-def room_nbytes(problem: Problem) -> int:
-    """What the problem leaves free for later graphs, beside what it makes at the boundary."""
-    return problem.op_by_name[LOSS_BOUNDARY].workspace_nbytes
-
-
-def without_room(problem: Problem) -> Problem:
-    """The problem without what it leaves free for later graphs: what the graph itself takes."""
-    boundary = problem.op_by_name[LOSS_BOUNDARY]
-    alone = replace(boundary, workspace_nbytes=0)
-    return replace(problem, ops=tuple(alone if op is boundary else op for op in problem.ops))
-
-
-def _boundary(joint: JointGraph, storages: Storages) -> Op:
-    """The loss, between forward and backward: it makes the incoming gradients."""
-    tangents = dict.fromkeys(
-        name
-        for node in joint.tangents
-        for name in storages.of_node[node]
-        if name not in storages.resident
-    )
-    return Op(LOSS_BOUNDARY, (), tuple(tangents), 0.0, 0, Phase.BACKWARD, recomputable=False)
-
-
-def _layout(joint: JointGraph, storages: Storages) -> Iterator[Op]:
+def _layout_nbytes(joint: JointGraph, storages: Storages) -> int:
     """What AOTAutograd does before a backward whose incoming gradients are not contiguous.
 
     It copies those that arrive so, and frees none of them before all are copied.
     """
     permuted = [node for node in joint.tangents if not _is_contiguous(node.meta.get("val"))]
-    nbytes = storages.total_nbytes(permuted)
-    if nbytes:
-        yield Op(GRADIENTS_LAID_OUT, (), (), 0.0, nbytes, Phase.BACKWARD, recomputable=False)
+    return storages.total_nbytes(permuted)
 
 
 def _is_contiguous(value: object) -> bool:
@@ -202,18 +161,9 @@ def _is_contiguous(value: object) -> bool:
     return spec.stride == torch.empty(spec.shape, device="meta").stride()
 
 
-def layout_nbytes(problem: Problem) -> int:
-    """Bytes of incoming gradients that are there twice while they are laid out."""
-    found = problem.op_by_name.get(GRADIENTS_LAID_OUT)
-    return 0 if found is None else found.workspace_nbytes
-
-
-def _handed_out(
-    ops: Sequence[Op], joint: JointGraph, storages: Storages, reads: _Reads
-) -> Iterator[str]:
-    """What operations make of the step's results, and of what its caller holds."""
-    made = {name for op in ops for name in op.outputs}
-    for node in (*joint.fwd_outputs, *held_tangents(joint, storages), *joint.bwd_outputs):
+def _handed_out(made: Collection[str], joint: JointGraph, reads: _Reads) -> Iterator[str]:
+    """Of what is made in the step, its results."""
+    for node in (*joint.fwd_outputs, *joint.bwd_outputs):
         yield from (name for name in reads.storages_behind(node) if name in made)
 
 

@@ -21,7 +21,8 @@ from torch import fx
 from autoremat import _torch
 from autoremat.capture import JointGraph
 from autoremat.constraints import RUNNING_STATISTICS, Constraints, is_batch_norm_update
-from autoremat.lower import MARKERS, Lowered
+from autoremat.lower import Lowered
+from autoremat.shell import MARKERS
 
 aten = torch.ops.aten
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from autoremat_solver import Plan, simulate
+from autoremat_solver import Op, Plan, simulate
 
 from autoremat import _torch
 from autoremat.choose import Subject
@@ -40,21 +40,33 @@ def subject_at(subject: Subject, numbers: Symbols) -> Subject:
 
     What single operations take for themselves was measured, and is scaled as the storages are.
     """
-    problem, before = subject.lowered.problem, subject.lowered.storages
+    graph, shell, before = subject.lowered.graph, subject.lowered.shell, subject.lowered.storages
     with _torch.sizes_as(numbers):
         after = find_storages(subject.joint.nodes, subject.device).nbytes
     grown = {name: after.get(name, n) - n for name, n in before.nbytes.items()}
     scale = sum(after.values()) / max(1, sum(before.nbytes.values()))
-    problem = replace(
-        problem,
-        values=tuple(replace(v, nbytes=v.nbytes + grown.get(v.name, 0)) for v in problem.values),
-        ops=tuple(
-            replace(op, workspace_nbytes=int(op.workspace_nbytes * scale)) for op in problem.ops
-        ),
-        resident_nbytes=problem.resident_nbytes + sum(grown[name] for name in before.resident),
+
+    def scaled(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+        return tuple(replace(op, workspace_nbytes=int(op.workspace_nbytes * scale)) for op in ops)
+
+    graph = replace(
+        graph,
+        forward=scaled(graph.forward),
+        backward=scaled(graph.backward),
+        values={
+            name: replace(value, nbytes=value.nbytes + grown.get(name, 0))
+            for name, value in graph.values.items()
+        },
+    )
+    shell = replace(
+        shell,
+        tangents={name: n + grown[name] for name, n in shell.tangents.items()},
+        layout_nbytes=int(shell.layout_nbytes * scale),
+        resident_nbytes=shell.resident_nbytes + sum(grown[name] for name in before.resident),
+        room_nbytes=int(shell.room_nbytes * scale),
     )
     storages = replace(before, nbytes={name: n + grown[name] for name, n in before.nbytes.items()})
-    lowered = replace(subject.lowered, problem=problem, storages=storages)
+    lowered = replace(subject.lowered, graph=graph, shell=shell, storages=storages)
     return replace(subject, lowered=lowered)
 
 

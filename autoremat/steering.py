@@ -22,10 +22,10 @@ from autoremat.capture import JointGraph
 from autoremat.choose import TORCH, Choice, Subject, choose_fixed, choose_torch
 from autoremat.errors import PlanMismatch, SteeringError
 from autoremat.layers import attention_cores, has_repeated_layers, segments
-from autoremat.lower import OPTIMIZER_STEP
 from autoremat.plan_file import NodeRecord, StoredGraph, StoredPlan, read, require_same
 from autoremat.policy import OPTIMAL, Policy, parse_policy
 from autoremat.selectors import Selector, parse_selectors, require_modules
+from autoremat.shell import OPTIMIZER_STEP
 
 KEYWORDS = ("policy", "save", "recompute", "plan")
 

@@ -33,17 +33,11 @@ from autoremat import _torch
 from autoremat.capture import JointGraph
 from autoremat.choose import Baseline, Choice, Subject, as_chosen
 from autoremat.curve import Curve
-from autoremat.lower import (
-    LOSS_BOUNDARY,
-    RNG_STATE,
-    Lowered,
-    as_written,
-    with_later_graphs,
-    without_spare_states,
-)
+from autoremat.lower import RNG_STATE, Lowered, as_written, without_spare_states
 from autoremat.options import Resident
 from autoremat.plan_file import StoredGraph
 from autoremat.reporting import GraphReport
+from autoremat.shell import LOSS_BOUNDARY
 from autoremat.sizes import Symbols, peak_at, sizes_of, subject_at
 
 
@@ -158,7 +152,7 @@ class Split:
         room_nbytes = eager_nbytes
         is_last = self.order[-1:] == (number,) and self.order.count(number) == 1
         if self.knows(subject.joint, number) and not is_last:
-            taken = subject.lowered.problem.resident_nbytes + found.held_nbytes
+            taken = subject.lowered.shell.resident_nbytes + found.held_nbytes
             own_nbytes = self._crossing_nbytes(subject)
             room_nbytes = max(room_nbytes, budget_nbytes - taken - own_nbytes)
         return replace(subject, lowered=_placed(subject.lowered, found, room_nbytes))
@@ -225,7 +219,7 @@ class Part:
     @property
     def resident_nbytes(self) -> int:
         """What is live all the time, with what code before the graph held when it was planned."""
-        return self.subject.lowered.problem.resident_nbytes
+        return self.subject.lowered.shell.resident_nbytes
 
     @property
     def step_resident_nbytes(self) -> int:
@@ -465,7 +459,7 @@ class Step:
         share = 1.0
         for part, lean_nbytes, free_nbytes in needs:
             left_nbytes = budget_nbytes - around.held_nbytes
-            left_nbytes -= part.subject.lowered.problem.resident_nbytes
+            left_nbytes -= part.subject.lowered.shell.resident_nbytes
             if free_nbytes > max(left_nbytes, lean_nbytes):
                 most_share = (left_nbytes - lean_nbytes) / (free_nbytes - lean_nbytes)
                 share = min(share, max(0.0, most_share))
@@ -525,14 +519,13 @@ class Step:
 
 def _placed(lowered: Lowered, found: Beside, room_nbytes: int = 0) -> Lowered:
     """The graph's problem, so much being held beside it."""
-    problem = replace(
-        lowered.problem, resident_nbytes=lowered.problem.resident_nbytes + found.held_nbytes
-    )
-    return with_later_graphs(
-        replace(lowered, problem=problem),
-        gradients_nbytes=found.gradients_nbytes,
+    shell = replace(
+        lowered.shell,
+        resident_nbytes=lowered.shell.resident_nbytes + found.held_nbytes,
+        later_gradients_nbytes=found.gradients_nbytes,
         room_nbytes=room_nbytes,
     )
+    return replace(lowered, shell=shell)
 
 
 def _signature(joint: JointGraph) -> int:

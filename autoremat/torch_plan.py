@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from autoremat_solver import Plan, Problem, check
+from autoremat_solver import Op, Plan, Problem, check
 from autoremat_solver.simulate import saved_values
 from torch import fx
 
 from autoremat.capture import JointGraph
-from autoremat.lower import GRADIENTS_LAID_OUT, LOSS_BOUNDARY, OPTIMIZER_STEP, Lowered, with_buffers
+from autoremat.lower import Lowered, with_buffers
+from autoremat.shell import Operations, in_order
 from autoremat.storage import Storages
 
 
@@ -36,24 +37,29 @@ class TorchPlan:
     def lowered(self, ours: Lowered, joint: JointGraph) -> Lowered:
         """The problem that the plan is one of: ours, with rules lifted that torch does not keep."""
         found = with_buffers(ours, joint, self.buffers) if self.buffers else ours
-        return replace(found, problem=self._lifted(found.problem))
+        return replace(found, graph=self._lifted(found.graph))
 
     def is_of(self, problem: Problem) -> bool:
         """Whether the plan keeps our rules too, so that our bounds hold for it."""
         return not self.buffers and not check(problem, self.plan)
 
-    def _lifted(self, problem: Problem) -> Problem:
+    def _lifted(self, graph: Operations) -> Operations:
         again = {name for name, runs in Counter(self.plan.schedule).items() if runs > 1}
-        ops = (replace(op, recomputable=True) if op.name in again else op for op in problem.ops)
-        values = (
-            replace(
+
+        def lifted(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+            return tuple(replace(op, recomputable=True) if op.name in again else op for op in ops)
+
+        values = {
+            name: replace(
                 value,
-                must_save=value.must_save and value.name in self.saved,
-                must_recompute=value.must_recompute and value.name not in self.saved,
+                must_save=value.must_save and name in self.saved,
+                must_recompute=value.must_recompute and name not in self.saved,
             )
-            for value in problem.values
+            for name, value in graph.values.items()
+        }
+        return replace(
+            graph, forward=lifted(graph.forward), backward=lifted(graph.backward), values=values
         )
-        return replace(problem, ops=tuple(ops), values=tuple(values))
 
 
 def torch_plan(
@@ -69,7 +75,7 @@ def torch_plan(
         if node.op == "call_function" and not kept.isdisjoint(storages.made_by[node])
     )
     found = with_buffers(lowered, joint, buffers) if buffers else lowered
-    plan = Plan(tuple(_schedule(found, forward, backward)))
+    plan = in_order(found.problem, *(_operations(found, module) for module in (forward, backward)))
     torchs = TorchPlan(plan, buffers, frozenset(kept))
     problem = torchs.lowered(lowered, joint).problem
     if check(problem, plan) or saved_values(problem, plan) - incoming != kept:
@@ -84,17 +90,7 @@ def handed_over(joint: JointGraph, storages: Storages, backward: fx.GraphModule)
     return {name for node in given for name in storages.of_node[node]}
 
 
-def _schedule(lowered: Lowered, forward: fx.GraphModule, backward: fx.GraphModule) -> list[str]:
-    """The operations that the modules run, in their order."""
-    first, second = (
-        [
-            n.name
-            for n in module.graph.nodes
-            if n.op == "call_function" and n.name in lowered.node_of
-        ]
-        for module in (forward, backward)
-    )
-    ops = lowered.problem.op_by_name
-    boundary = [name for name in (LOSS_BOUNDARY, GRADIENTS_LAID_OUT) if name in ops]
-    last = [OPTIMIZER_STEP] if OPTIMIZER_STEP in ops else []
-    return [*first, *boundary, *second, *last]
+def _operations(lowered: Lowered, module: fx.GraphModule) -> list[str]:
+    """The operations that a module runs, in their order."""
+    nodes = (node for node in module.graph.nodes if node.op == "call_function")
+    return [node.name for node in nodes if node.name in lowered.node_of]

@@ -25,10 +25,11 @@ import autoremat
 from autoremat import session
 from autoremat.choose import TORCH, Choice, Subject, as_chosen
 from autoremat.curve import Curve
-from autoremat.lower import LATER_GRADIENTS, RNG_STATE, without_spare_states
+from autoremat.lower import RNG_STATE, without_spare_states
 from autoremat.options import Resident
 from autoremat.reporting import GraphReport, Report, SpanKind, ValueAction, format_nbytes
 from autoremat.reporting.text import format_us
+from autoremat.shell import LATER_GRADIENTS
 from autoremat.steering import store
 from autoremat.step import Beside, Part, _crossing_nbytes
 from tests.models import example_gpt

@@ -1,0 +1,106 @@
+"""What stands around a graph in its step, as the solver's problem has to know it.
+
+Enters: a graph's own operations, and a `Shell`: incoming gradients, what is resident, what other
+graphs and the optimizer take. Leaves: the solver's `Problem`, in which each of these is an
+operation without time. Guarantees: nothing of the shell is dug out of a problem again; who wants a
+number of it asks the shell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from autoremat_solver import Op, Phase, Plan, Problem, Value
+
+LOSS_BOUNDARY = "backward_begins"
+LATER_GRADIENTS = "gradients_of_later_graphs"
+GRADIENTS_LAID_OUT = "gradients_laid_out"
+OPTIMIZER_STEP = "optimizer_step"
+BOUNDARY = (LOSS_BOUNDARY, GRADIENTS_LAID_OUT)  # between forward and backward, in this order
+MARKERS = frozenset({*BOUNDARY, OPTIMIZER_STEP})  # operations that no node stands for
+
+
+@dataclass(frozen=True)
+class Operations:
+    """What a graph does itself.
+
+    Attributes:
+        forward: operations of its forward, in order.
+        backward: operations of its backward, which read incoming gradients as well.
+        values: what they make, by name.
+        outputs: of the values, those that are live at the end.
+    """
+
+    forward: tuple[Op, ...]
+    backward: tuple[Op, ...]
+    values: Mapping[str, Value]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Shell:
+    """What stands around a graph in its step.
+
+    Attributes:
+        tangents: bytes of each incoming gradient, by its storage.
+        held: of them, those that somebody holds until the backward ends.
+        layout_nbytes: of incoming gradients that are there twice while they are laid out anew.
+        resident_nbytes: live during the whole step.
+        optimizer_nbytes: what the optimizer's step takes for itself after the backward.
+        later_gradients_nbytes: what the backwards of later graphs return, live until the end.
+        room_nbytes: what later graphs take while they run, beside what crosses from forward to
+            backward.
+    """
+
+    tangents: Mapping[str, int]
+    held: tuple[str, ...]
+    layout_nbytes: int
+    resident_nbytes: int
+    optimizer_nbytes: int
+    later_gradients_nbytes: int = 0
+    room_nbytes: int = 0
+
+    @property
+    def free_nbytes(self) -> int:
+        """Of the room, what the incoming gradients do not take already."""
+        made_nbytes = sum(self.tangents.values()) + self.later_gradients_nbytes
+        return max(0, self.room_nbytes - made_nbytes)
+
+    def around(self, graph: Operations) -> Problem:
+        """The problem of a graph in this shell."""
+        ops = (*graph.forward, *self._before_backward(), *graph.backward, *self._after_backward())
+        later = dict.fromkeys([LATER_GRADIENTS] if self.later_gradients_nbytes else [])
+        made = {name: Value(name, nbytes) for name, nbytes in self.tangents.items()} | {
+            **graph.values
+        }
+        return Problem(
+            values=(
+                *(made[name] for op in ops for name in op.outputs if name not in later),
+                *(Value(name, self.later_gradients_nbytes) for name in later),
+            ),
+            ops=ops,
+            outputs=tuple(dict.fromkeys((*graph.outputs, *self.held, *later))),
+            resident_nbytes=self.resident_nbytes,
+        )
+
+    def _before_backward(self) -> Iterator[Op]:
+        later = (LATER_GRADIENTS,) if self.later_gradients_nbytes else ()
+        yield _marker(LOSS_BOUNDARY, self.free_nbytes, (*self.tangents, *later))
+        if self.layout_nbytes:
+            yield _marker(GRADIENTS_LAID_OUT, self.layout_nbytes)
+
+    def _after_backward(self) -> Iterator[Op]:
+        if self.optimizer_nbytes:
+            yield _marker(OPTIMIZER_STEP, self.optimizer_nbytes)
+
+
+def _marker(name: str, workspace_nbytes: int, outputs: tuple[str, ...] = ()) -> Op:
+    return Op(name, (), outputs, 0.0, workspace_nbytes, Phase.BACKWARD, recomputable=False)
+
+
+def in_order(problem: Problem, forward: list[str], backward: list[str]) -> Plan:
+    """The plan that runs these operations, with those of the shell in their places."""
+    before = (name for name in BOUNDARY if name in problem.op_by_name)
+    after = (name for name in (OPTIMIZER_STEP,) if name in problem.op_by_name)
+    return Plan((*forward, *before, *backward, *after))
