@@ -9,7 +9,7 @@ target is corrected, and the search repeats; what is returned fits by what was r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,6 +26,7 @@ from torch import fx
 from autoremat import _torch
 from autoremat.capture import JointGraph, copy_module
 from autoremat.constraints import Constraints
+from autoremat.cost import OpCost
 from autoremat.deadline import Deadline
 from autoremat.draws import is_seeded, keep_draws
 from autoremat.inductor import generate
@@ -89,12 +90,21 @@ class Baseline(NamedTuple):
 
 @dataclass(frozen=True)
 class Subject:
-    """A graph to choose a plan for, after lowering."""
+    """A graph, stated for the solver.
+
+    Attributes:
+        joint: forward and backward.
+        constraints: what may not be recomputed, or must be.
+        lowered: its operations in their shell.
+        device: where they run.
+        costs: time and workspace of each operation.
+    """
 
     joint: JointGraph
     constraints: Constraints
     lowered: Lowered
     device: torch.device
+    costs: Mapping[fx.Node, OpCost]
 
 
 def as_chosen(subject: Subject, choice: Choice) -> Subject:

@@ -46,17 +46,16 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _TORCH_CODE, _OWN_CODE = (f"{PurePath(file).parent}{os.sep}" for file in (torch.__file__, __file__))
 
 
-def explain(
-    name: str, subject: Subject, choice: Choice, costs: Mapping[fx.Node, OpCost]
-) -> GraphReport:
+def explain(name: str, subject: Subject, choice: Choice) -> GraphReport:
     """One graph's report."""
+    costs = subject.costs
     subject, solution = as_chosen(subject, choice), choice.solution
     problem = without_spare_states(subject.lowered.problem, solution.plan)
     once = without_spare_states(problem, as_written(problem))
     timeline = timeline_of(
         problem,
         solution.plan,
-        lambda name: _place_of(name, subject, costs),
+        lambda name: _place_of(name, subject),
         without_recompute(once),
     )
     baseline = choice.baseline()
@@ -72,7 +71,7 @@ def explain(
         status=solution.status,
         method=choice.method,
         solve_seconds=solution.seconds,
-        values=tuple(_values(subject, choice, costs)),
+        values=tuple(_values(subject, choice)),
         timeline=timeline,
         peak_step=step,
         peak_source=source_of(node) if node is not None else "",
@@ -85,11 +84,11 @@ def explain(
     )
 
 
-def _place_of(name: str, subject: Subject, costs: Mapping[fx.Node, OpCost]) -> Place:
+def _place_of(name: str, subject: Subject) -> Place:
     node = subject.lowered.node_of.get(name)
     if node is None:
         return Place(name.replace("_", " "))
-    cost = costs.get(node)
+    cost = subject.costs.get(node)
     is_estimated = cost is not None and _guessed(cost)
     return Place(op_name(node), module_path(node), source_of(node), is_estimated)
 
@@ -102,7 +101,7 @@ def _guess(name: str, cost: OpCost) -> str:
     return f"{name} (its measured times contradict each other)" if cost.is_doubtful else name
 
 
-def _values(subject: Subject, choice: Choice, costs: Mapping[fx.Node, OpCost]) -> list[ValueReport]:
+def _values(subject: Subject, choice: Choice) -> list[ValueReport]:
     saved = handed_over(subject.joint, subject.lowered.storages, choice.backward)
     forward, copies = _runs(choice.forward), _runs(choice.backward)
     storages = subject.lowered.storages
@@ -121,7 +120,7 @@ def _values(subject: Subject, choice: Choice, costs: Mapping[fx.Node, OpCost]) -
             action = ValueAction.RECOMPUTE if count else ValueAction.FREE
             if name in saved:
                 action = ValueAction.SAVE
-            value = _bare(node, root, storages.nbytes[name], action, costs)
+            value = _bare(node, root, storages.nbytes[name], action, subject.costs)
             if name not in subject.lowered.problem.value_by_name and name not in saved:
                 value = _inlined(value)
             elif action is ValueAction.RECOMPUTE:

@@ -52,25 +52,43 @@ class Lowered:
         return self.shell.around(self.graph)
 
 
+def shell_of(
+    joint: JointGraph, storages: Storages, *, resident_nbytes: int, optimizer_nbytes: int = 0
+) -> Shell:
+    """What stands around a graph that is alone in its step.
+
+    Args:
+        joint: the graph.
+        storages: its storages.
+        resident_nbytes: bytes that are live during the whole step.
+        optimizer_nbytes: bytes that the optimizer's step takes for itself after the backward.
+    """
+    return Shell(
+        tangents={name: storages.nbytes[name] for name in _tangents(joint, storages)},
+        held=tuple(n for node in held_tangents(joint, storages) for n in storages.of_node[node]),
+        layout_nbytes=_layout_nbytes(joint, storages),
+        resident_nbytes=resident_nbytes,
+        optimizer_nbytes=optimizer_nbytes,
+    )
+
+
 def lower(
     joint: JointGraph,
     storages: Storages,
     constraints: Constraints,
     costs: Mapping[fx.Node, OpCost],
+    shell: Shell,
     *,
-    resident_nbytes: int,
-    optimizer_nbytes: int = 0,
     inlined: frozenset[fx.Node] = frozenset(),
 ) -> Lowered:
-    """The solver's problem for a joint graph.
+    """A joint graph's operations, in its shell.
 
     Args:
         joint: the graph.
         storages: its storages.
         constraints: what may not be recomputed, or must be.
         costs: time and workspace per operation node.
-        resident_nbytes: bytes that are live during the whole step.
-        optimizer_nbytes: bytes that the optimizer's step takes for itself after the backward.
+        shell: what stands around it.
         inlined: nodes that the compiler computes inside their consumers.
     """
     derived = frozenset(
@@ -83,13 +101,6 @@ def lower(
     nodes = (*forward, *backward)
     storages = replace(storages, nbytes=_sizes(nodes, storages, costs))
     reads = _Reads(storages, derived)
-    shell = Shell(
-        tangents={name: storages.nbytes[name] for name in _tangents(joint, storages)},
-        held=tuple(n for node in held_tangents(joint, storages) for n in storages.of_node[node]),
-        layout_nbytes=_layout_nbytes(joint, storages),
-        resident_nbytes=resident_nbytes,
-        optimizer_nbytes=optimizer_nbytes,
-    )
     first, second = (
         tuple(_op(node, joint, storages, constraints, costs, reads) for node in part)
         for part in (forward, backward)

@@ -163,9 +163,14 @@ _current: ContextVar[Progress | None] = ContextVar("autoremat_progress", default
 @contextmanager
 def during(name: str) -> Iterator[Progress]:
     """A stage of the `Progress` that is open around the caller; of a silent one if none is."""
-    progress = _current.get() or Progress(verbose=False)
+    progress = current()
     with progress.during(name):
         yield progress
+
+
+def current() -> Progress:
+    """The `Progress` that is open around the caller; a silent one if none is."""
+    return _current.get() or Progress(verbose=False)
 
 
 class _LogLines:

@@ -25,11 +25,11 @@ from torch import fx
 from autoremat import _torch
 from autoremat.audit import Audit, Look, Present, names_of, sizes_of_runs
 from autoremat.call_stack import with_stack_room
-from autoremat.capture import JointGraph, copy_module, prepare
+from autoremat.capture import JointGraph, copy_module
 from autoremat.choose import Choice, Subject
-from autoremat.cost import OpCost
-from autoremat.curve import Curve
+from autoremat.curve import Curve, curve_of
 from autoremat.device import device_of, devices_of
+from autoremat.draws import makes_seeds
 from autoremat.eager_code import Results, held_nbytes
 from autoremat.environment import environment_facts
 from autoremat.errors import (
@@ -46,14 +46,14 @@ from autoremat.fallbacks import Unplannable, fallback, in_words
 from autoremat.inductor import Partitioner, compile_with_partition
 from autoremat.ledger import SAME, Roots, Run, is_news, note_run, open_runs
 from autoremat.live_storages import LiveStorages
-from autoremat.lower import lower
+from autoremat.lower import shell_of
 from autoremat.measure import storages_nbytes
 from autoremat.optimizers import state_of
 from autoremat.options import Offline, Options, Resident
 from autoremat.partition import PartitionError
+from autoremat.pipeline import Graph, Setting, choose, graph_of, search, state
 from autoremat.plan_file import StoredPlan
 from autoremat.planned_graph import PlannedGraph, fingerprint
-from autoremat.planner import Planner
 from autoremat.progress import Progress
 from autoremat.regions import write_out_regions
 from autoremat.reporting import LEFT_OUT, Fact, Fallback, GraphReport, Report, one_line
@@ -69,7 +69,6 @@ from autoremat.sizes import (
 )
 from autoremat.steering import store
 from autoremat.step import ALONE, Around, Beside, Part, Split, Step
-from autoremat.storage import Storages, find_storages
 from autoremat.torch_partition import Modules, split_as_torch
 
 REPLANS = 2  # of a step whose graphs do not fit together; the second if others were found then
@@ -115,7 +114,8 @@ class Session:
         self.planned: defaultdict[str, list[PlannedGraph]] = defaultdict(list)
         self.measured_peak_nbytes: int | None = None
         self.progress = Progress(options.verbose)
-        self._planner = Planner(options, offline)
+        self.compiled_draws_differently = False  # than eager code would
+        self._setting = Setting.of(options, None if offline is None else offline.spec)
         self._given = GivenToGraphs()
         self._find_resident = resident or self._given.resident
         self._refuses = refuses
@@ -322,7 +322,7 @@ class Session:
             num_fwd_outputs=num_fwd_outputs,
             op_by_op=op_by_op,
             replays_seeds=not op_by_op
-            and all(self._planner.replays(device).seeds for device in devices_of(module)),
+            and all(self._setting.replays(device).seeds for device in devices_of(module)),
             graph=self._graph_name(),
         )
 
@@ -337,7 +337,7 @@ class Session:
             graphs=graphs,
             measured_peak_nbytes=self.measured_peak_nbytes,
             compiler=self.options.compiler,
-            device=self._planner.device_name(self._device),
+            device=self._setting.device_name(self._device),
             torch_version=torch.__version__,
             fallbacks=tuple(self.fallbacks),
             user_constraints=tuple(dict.fromkeys(asked)),
@@ -364,7 +364,7 @@ class Session:
         return StoredPlan(
             graphs,
             self.options.compiler,
-            self._planner.device_name(self._device),
+            self._setting.device_name(self._device),
             torch.__version__,
         )
 
@@ -428,11 +428,6 @@ class Session:
         """Whether any graph was planned."""
         return bool(self._step.parts)
 
-    @property
-    def compiled_draws_differently(self) -> bool:
-        """Whether compiled code draws other random numbers than eager code would."""
-        return self._planner.draws_in_compiled_code
-
     def note_measured(self, peak_nbytes: int) -> None:
         """Keep the peak of a whole step, and warn if it exceeds the budget."""
         self.measured_peak_nbytes = peak_nbytes
@@ -450,29 +445,29 @@ class Session:
         with self.progress as progress:
             progress.stage("capture")
             name = self._graph_name()
-            device = device_of(module)
-            joint = prepare(module, num_fwd_outputs=num_fwd_outputs, static_indices=static)
-            storages = find_storages(joint.nodes, device)
+            graph = graph_of(
+                module,
+                device_of(module),
+                num_fwd_outputs=num_fwd_outputs,
+                static_indices=static,
+            )
+            joint, device = graph.joint, graph.device
             earlier = self._step.earlier(name)
-            planner, is_first = self._planner, not earlier
-            constraints, inlined = planner.constrain(joint, storages, device, is_first=is_first)
-            progress.stage("cost")
-            costs = planner.price(joint, inlined, progress)
-            progress.stage("solve")
+            self._note_draws(joint)
             self._device = device
             self._resident = self._given.beside(self._find_resident(device), device)
-            between_nbytes = self._between_nbytes(joint, storages, earlier)
-            lowered = lower(
+            between_nbytes = self._between_nbytes(graph, earlier)
+            shell = shell_of(
                 joint,
-                storages,
-                constraints,
-                costs,
+                graph.storages,
                 resident_nbytes=self._resident.nbytes + between_nbytes,
                 optimizer_nbytes=self._resident.transient_nbytes,
-                inlined=inlined,
             )
+            progress.stage("cost")
+            subject = state(graph, shell, self._setting, is_first=not earlier)
+            progress.stage("solve")
             budget_nbytes = self.options.budget_nbytes(device)
-            subject, number = Subject(joint, constraints, lowered, device), len(earlier)
+            number = len(earlier)
             found = self._split.beside(subject, self._step, name)
             found = self._around.beside(found.beyond(self._resident.parts.gradients_nbytes))
             placed = self._split.place(
@@ -480,12 +475,12 @@ class Session:
             )
             is_first_of_all = number == 0 and self._split is ALONE
             refuses = self._refuses and is_first_of_all
-            choice = planner.choose(placed, number, budget_nbytes, refuses=refuses)
+            choice = choose(placed, budget_nbytes, self._setting, number=number, refuses=refuses)
             growth = self._keep_to_sizes(placed, choice, budget_nbytes)
             if not choice.fits and refuses:
                 raise self._refusal(placed, choice, budget_nbytes)
-            report = functools.partial(_explained, name, costs)
-            curve = planner.curve(subject, choice)
+            report = functools.partial(_explained, name)
+            curve = self._curve(subject, choice)
             part = Part(
                 subject,
                 choice,
@@ -507,10 +502,20 @@ class Session:
             progress.finish(one_line(step_report))
         return PlannedGraph(joint, choice.forward, choice.backward)
 
-    def _between_nbytes(
-        self, joint: JointGraph, storages: Storages, earlier: Sequence[Part]
-    ) -> int:
+    def _note_draws(self, joint: JointGraph) -> None:
+        """Compiled code may draw other random numbers than eager code would."""
+        if self.options.compiler != "eager" and any(makes_seeds(node) for node in joint.nodes):
+            self.compiled_draws_differently = True
+
+    def _curve(self, subject: Subject, choice: Choice) -> Curve:
+        """Peaks and times of other plans, where an offline report is to show them."""
+        if self._offline is None or not self._offline.curve_points:
+            return Curve()
+        return curve_of(subject, choice, self._offline.curve_points, self._offline.curve_limit_s)
+
+    def _between_nbytes(self, graph: Graph, earlier: Sequence[Part]) -> int:
         """What the code before a graph holds that no plan of an earlier graph counts."""
+        joint, storages = graph.joint, graph.storages
         inputs = [node for node in joint.primals if node not in joint.static_inputs]
         known_nbytes = sum(part.outputs_nbytes for part in earlier)
         if _frame_name() == self._first_frame:  # later ones get what the code in between made
@@ -548,7 +553,7 @@ class Session:
         facts["resident"] = with_others(self._resident.parts, more_nbytes)
         asked = self.options.steering.choice
         if asked:
-            optimal = self._planner.search(subject, budget_nbytes, refuses=True)
+            optimal = search(subject, budget_nbytes, self._setting, refuses=True)
             return OverBudget(**facts, choice=asked, optimal_peak_nbytes=optimal.peak_nbytes)
         error = InfeasibleBudget(**facts)
         if subject.constraints.asked:
@@ -740,11 +745,9 @@ def _part_at(part: Part, sizes: Sizes, given: tuple[int, ...]) -> Part:
     return part.at(sizes.numbers(given))
 
 
-def _explained(
-    name: str, costs: Mapping[fx.Node, OpCost], subject: Subject, choice: Choice
-) -> GraphReport:
+def _explained(name: str, subject: Subject, choice: Choice) -> GraphReport:
     """A graph's report, what the user asked for among its constraints."""
-    found = explain(name, subject, choice, costs)
+    found = explain(name, subject, choice)
     return replace(found, constraints=(*subject.constraints.asked, *found.constraints))
 
 

@@ -28,13 +28,10 @@ from autoremat_solver import Problem
 from torch import fx, nn
 
 from autoremat import _torch
-from autoremat.capture import copy_module, prepare
-from autoremat.constraints import find_constraints
-from autoremat.draws import Replays
+from autoremat.capture import copy_module
 from autoremat.executor import compile_eager
-from autoremat.lower import lower
-from autoremat.profile import profile_nodes
-from autoremat.storage import find_storages
+from autoremat.lower import shell_of
+from autoremat.pipeline import Setting, graph_of, state
 from tests import models
 from tests.models import Case, Inputs
 
@@ -181,14 +178,12 @@ def lowered_problem(
     module: fx.GraphModule, num_fwd_outputs: int, static: list[int] | None
 ) -> Problem | None:
     """The problem of a joint graph as a session with the eager executor would state it."""
-    joint = prepare(module, num_fwd_outputs=num_fwd_outputs, static_indices=static)
-    if not joint.backward:
+    graph = graph_of(module, CPU, num_fwd_outputs=num_fwd_outputs, static_indices=static)
+    if not graph.joint.backward:
         return None
-    storages = find_storages(joint.nodes, CPU)
-    constraints = find_constraints(joint, storages, replays=Replays(states=True))
-    costs = profile_nodes([n for n in joint.nodes if n.op == "call_function"])
-    resident_nbytes = storages.total_nbytes(joint.primals, resident=True)
-    return lower(joint, storages, constraints, costs, resident_nbytes=resident_nbytes).problem
+    resident_nbytes = graph.storages.total_nbytes(graph.joint.primals, resident=True)
+    shell = shell_of(graph.joint, graph.storages, resident_nbytes=resident_nbytes)
+    return state(graph, shell, Setting(compiler="eager")).lowered.problem
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import torch
 from autoremat_solver import Solver
 from torch import Tensor, fx
 
-import autoremat.planner
+import autoremat.pipeline
 import autoremat.session
 from autoremat import _torch
 from autoremat.choose import Choice, Subject, choose_by_simulation
@@ -122,7 +122,7 @@ def sweep(
         return run
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(autoremat.planner, "choose_by_simulation", choose)
+        patch.setattr(autoremat.pipeline, "choose_by_simulation", choose)
         patch.setattr(autoremat.session, "compile_eager", compile_recording)
         outcome = step(optimized(make, UNBOUNDED, time_limit=1.0), inputs, loss_of)
     ((subject, solver),) = subjects

@@ -12,12 +12,12 @@ from torch import Tensor, fx
 
 from autoremat import _torch
 from autoremat.capture import JointGraph, prepare
-from autoremat.constraints import Constraints, find_constraints
+from autoremat.constraints import Constraints
 from autoremat.cost import FREE
-from autoremat.draws import Replays
 from autoremat.executor import compile_eager
-from autoremat.lower import Lowered, lower
-from autoremat.storage import Storages, find_storages
+from autoremat.lower import Lowered, shell_of
+from autoremat.pipeline import Setting, graph_of, state
+from autoremat.storage import Storages
 
 CPU = torch.device("cpu")
 
@@ -74,12 +74,18 @@ class Analysed:
 
 def analyse(function: Callable[..., Any], *inputs: Any) -> Analysed:
     """Capture a function and take it as far as the solver's problem."""
-    joint = capture(function, *inputs).prepared()
-    storages = find_storages(joint.nodes, CPU)
-    constraints = find_constraints(joint, storages, replays=Replays(states=True))
-    costs = {n: replace(FREE, time_us=1.0) for n in joint.nodes if n.op == "call_function"}
-    lowered = lower(joint, storages, constraints, costs, resident_nbytes=0)
-    return Analysed(joint, storages, constraints, lowered)
+    captured = capture(function, *inputs)
+    graph = graph_of(
+        captured.module,
+        CPU,
+        num_fwd_outputs=captured.num_fwd_outputs,
+        static_indices=captured.static_indices,
+    )
+    nodes = (node for node in graph.joint.nodes if node.op == "call_function")
+    costs = {node: replace(FREE, time_us=1.0) for node in nodes}
+    shell = shell_of(graph.joint, graph.storages, resident_nbytes=0)
+    subject = state(graph, shell, Setting(compiler="eager"), costs=costs)
+    return Analysed(graph.joint, graph.storages, subject.constraints, subject.lowered)
 
 
 def plan(text: str) -> Plan:

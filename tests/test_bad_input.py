@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import autoremat
-from autoremat import planner, session
+from autoremat import pipeline, session
 from tests.tiny import ROWS, WIDTH, Layers, Residual, rows
 from tests.training import (
     UNBOUNDED,
@@ -131,13 +131,13 @@ def test_a_forward_that_raises(planned: bool):
 
 
 STAGES = (
-    (session, "prepare"),
-    (session, "find_storages"),
-    (planner, "find_constraints"),
-    (planner, "profile_nodes"),
-    (session, "lower"),
-    (planner, "Solver"),
-    (planner, "choose_by_simulation"),
+    (pipeline, "prepare"),
+    (pipeline, "find_storages"),
+    (pipeline, "find_constraints"),
+    (pipeline, "profile_nodes"),
+    (pipeline, "lower"),
+    (pipeline, "Solver"),
+    (pipeline, "choose_by_simulation"),
     (session, "explain"),
     (session, "compile_eager"),
 )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import autoremat
-from autoremat import device, planner, session
+from autoremat import device, pipeline, session
 from autoremat.choose import Choice
 from autoremat.errors import FallbackError, FallbackWarning
 from autoremat.fallbacks import REASONS, fallback
@@ -214,8 +214,8 @@ def _with_an_unknown_operator(original: Callable[..., Choice]) -> Callable[..., 
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_planned_graph_that_inductor_cannot_compile(strict: bool, monkeypatch):
     """AR107: torch's own partition is compiled in its place; strictly it is an error."""
-    broken = _with_an_unknown_operator(planner.choose_by_reading)
-    monkeypatch.setattr(planner, "choose_by_reading", broken)
+    broken = _with_an_unknown_operator(pipeline.choose_by_reading)
+    monkeypatch.setattr(pipeline, "choose_by_reading", broken)
     model = optimized(Chain, UNBOUNDED, compiler="inductor", strict=strict)
     if strict:
         with pytest.raises(FallbackError, match=r"AR107.*Inductor could not"):
