@@ -202,7 +202,7 @@ class OptimizedCall:
         if self.model() is None or not self._optimizers.has_new_state(optimizer):
             return
         session = self.session
-        if not session.is_planned and not session.fallbacks and self._model().training:
+        if not session.is_planned and not session.told.fallbacks and self._model().training:
             session.fall_back("AR114", kind=type(self._model()).__name__)
         grown_nbytes = self._state_nbytes(session.device) - self._planned_state_nbytes
         session.note_resident(max(0, grown_nbytes))
@@ -282,7 +282,7 @@ class OptimizedCall:
         session.note_eager_call(tensors_in(output), device)
 
     def _tell_if_nothing_was_planned(self, session: Session) -> None:
-        if session.is_planned or session.fallbacks:
+        if session.is_planned or session.told.fallbacks:
             return
         if any(parameter.requires_grad for parameter in self._model().parameters()):
             session.fall_back("AR105")
@@ -446,7 +446,7 @@ def report(model: nn.Module) -> Report:
         ValueError: if the model was not optimised, or has not run a training step yet.
     """
     call = optimized_call(model)
-    if not call.session.is_planned and not call.session.fallbacks:
+    if not call.session.is_planned and not call.session.told.fallbacks:
         raise ValueError("Nothing is planned yet: that happens at the first training call.")
     return call.session.report()
 

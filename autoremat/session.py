@@ -12,7 +12,6 @@ import contextlib
 import functools
 import itertools
 import os
-import traceback
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -23,14 +22,14 @@ import torch
 from torch import fx
 
 from autoremat import _torch
-from autoremat.audit import Audit, Look, Present, names_of, sizes_of_runs
+from autoremat.audit import Look, Present, names_of, sizes_of_runs
 from autoremat.call_stack import with_stack_room
 from autoremat.capture import JointGraph, copy_module
 from autoremat.choose import Choice, Subject
 from autoremat.curve import Curve, curve_of
 from autoremat.device import device_of, devices_of
 from autoremat.draws import makes_seeds
-from autoremat.eager_code import Results, held_nbytes
+from autoremat.eager_code import held_nbytes
 from autoremat.environment import environment_facts
 from autoremat.errors import (
     FallbackError,
@@ -42,9 +41,9 @@ from autoremat.errors import (
 )
 from autoremat.executor import compile_eager
 from autoremat.explain import explain, facts_of_refusal
-from autoremat.fallbacks import Unplannable, fallback, in_words
+from autoremat.fallbacks import Unplannable
 from autoremat.inductor import Partitioner, compile_with_partition
-from autoremat.ledger import SAME, Roots, Run, is_news, note_run, open_runs
+from autoremat.ledger import Roots, Run, note_run, open_runs
 from autoremat.live_storages import LiveStorages
 from autoremat.lower import shell_of
 from autoremat.measure import storages_nbytes
@@ -56,7 +55,7 @@ from autoremat.plan_file import StoredPlan
 from autoremat.planned_graph import PlannedGraph, fingerprint
 from autoremat.progress import Progress
 from autoremat.regions import write_out_regions
-from autoremat.reporting import LEFT_OUT, Fact, Fallback, GraphReport, Report, one_line
+from autoremat.reporting import LEFT_OUT, Fact, GraphReport, Report, one_line
 from autoremat.residents import GivenToGraphs, resident_of_step, with_others
 from autoremat.sizes import (
     GUARDED_COMPILES,
@@ -69,11 +68,11 @@ from autoremat.sizes import (
 )
 from autoremat.steering import store
 from autoremat.step import ALONE, Around, Beside, Part, Split, Step
+from autoremat.surroundings import Surroundings
+from autoremat.telling import Told
 from autoremat.torch_partition import Modules, split_as_torch
 
 REPLANS = 2  # of a step whose graphs do not fit together; the second if others were found then
-
-_TOO_LATE = frozenset({"AR113", "AR114"})  # what is told of runs already
 
 _session_numbers = itertools.count()
 
@@ -110,7 +109,7 @@ class Session:
         """
         self.options = options
         self.key = f"{os.getpid()}-{os.urandom(8).hex()}-{next(_session_numbers)}"
-        self.fallbacks: dict[Fallback, None] = {}
+        self.told = Told(is_strict=options.strict)
         self.planned: defaultdict[str, list[PlannedGraph]] = defaultdict(list)
         self.measured_peak_nbytes: int | None = None
         self.progress = Progress(options.verbose)
@@ -127,15 +126,10 @@ class Session:
         self._compiled, self._part = "", 0
         self._inputs: Sequence[Any] = ()  # of the graph that is being compiled
         self._unplannable: set[str] = set()  # graphs that failed to compile as planned
-        self._over_budget: OverBudgetWarning | None = None  # to be told when the graph is planned
-        self._told_nbytes = 0  # the highest peak above the budget that was told of
         self._step = Step()
-        self._around = self._planned_around = around or Around()
-        self._has_looked = False  # at this step
-        self._grown_nbytes = 0  # what has become resident since the graphs were planned
-        self._eager_results = Results()
+        self._surroundings = Surroundings(around, present)
+        self.audit = self._surroundings.audit
         self._find_present = present
-        self.audit = Audit(present, self._eager_results)
         self._whole: Session | None = None
         self._whole_is_for: Hashable = None  # the step that it, or None, is the answer for
         self._device = torch.device("cpu")
@@ -251,10 +245,7 @@ class Session:
         """A training call begins: one step with those before it whose backward is to come."""
         waiting = self._waiting
         self._step.begin(waiting)
-        self._has_looked = bool(waiting) and self._has_looked
-        if not waiting:
-            self._eager_results.clear()
-            self.audit.saved.clear()
+        self._surroundings.begin_step(is_open=bool(waiting))
 
     @property
     def _waiting(self) -> list[str]:
@@ -305,8 +296,7 @@ class Session:
             why = f"{type(error).__name__}: {error}"
             self.fall_back("AR101", cause=error, graph=self._graph_name(), error=why)
         else:
-            if self._over_budget is not None:
-                warnings.warn(self._due_warning(), stacklevel=2)
+            self.told.warn_if_due()
             self.planned[fingerprint(untouched)].append(planned.copied())
             return planned.forward, planned.backward
         return self.torch_partition(untouched, joint_inputs, num_fwd_outputs)
@@ -330,7 +320,9 @@ class Session:
         """What was planned so far."""
         parts, curve = self._step.current, self._step_curve()
         asked = (sentence for part in parts for sentence in part.subject.constraints.asked)
-        graphs = tuple(self._step.reports(self._resident.parts.gradients_nbytes, self._now_around))
+        graphs = tuple(
+            self._step.reports(self._resident.parts.gradients_nbytes, self._surroundings.now)
+        )
         return Report(
             budget_nbytes=self.options.budget_nbytes(self._device) if parts else 0,
             resident=resident_of_step([part.resident.parts for part in parts], graphs),
@@ -339,7 +331,7 @@ class Session:
             compiler=self.options.compiler,
             device=self._setting.device_name(self._device),
             torch_version=torch.__version__,
-            fallbacks=tuple(self.fallbacks),
+            fallbacks=tuple(self.told.fallbacks),
             user_constraints=tuple(dict.fromkeys(asked)),
             curve=curve.points,
             facts=(
@@ -352,7 +344,7 @@ class Session:
 
     def _eager_peak_nbytes(self) -> int:
         """Of code outside of the graphs, where the step peaks there; else 0."""
-        around = self._now_around
+        around = self._surroundings.now
         eager_nbytes = self._step.eager_peak_nbytes(around)
         existing_nbytes = self._resident.parts.gradients_nbytes
         highest_nbytes = self._step.graphs_peak_nbytes(existing_nbytes, around)
@@ -371,24 +363,19 @@ class Session:
     @property
     def predicted_peak_nbytes(self) -> int:
         """The highest peak of the step that is known of, or 0."""
-        return self._step.peak_nbytes(self._resident.parts.gradients_nbytes, self._now_around)
+        return self._step.peak_nbytes(self._resident.parts.gradients_nbytes, self._surroundings.now)
 
     @property
     def most_nbytes(self) -> int:
         """The budget, or the predicted peak where that is above it already."""
         return max(self.options.budget_nbytes(self._device), self.predicted_peak_nbytes)
 
-    @property
-    def _now_around(self) -> Around:
-        held_nbytes = self._around.held_nbytes + self._grown_nbytes
-        return replace(self._around, held_nbytes=held_nbytes)
-
     def replanned(self) -> Session | None:
         """A session that plans the same step as a whole; None if its graphs fit, or none could.
 
         Asked for after the step's forward: then all of its graphs are known.
         """
-        known = (tuple(self._step.runs or self._step.parts), self._now_around)
+        known = (tuple(self._step.runs or self._step.parts), self._surroundings.now)
         if self._whole_is_for != known:
             self._whole, self._whole_is_for = self._find_whole(), known
         return self._whole
@@ -403,17 +390,17 @@ class Session:
             refuses=False,
             offline=self._offline,
             replans=self._replans - 1,
-            split=self._step.split(budget_nbytes, self._now_around),
-            around=self._around,
+            split=self._step.split(budget_nbytes, self._surroundings.now),
+            around=self._surroundings.found,
             present=self._find_present,
             is_told_of_steps=self._is_told_of_steps,
         )
-        session.fallbacks = self.fallbacks
+        session.told.fallbacks = self.told.fallbacks
         return session
 
     @property
     def _may_replan(self) -> bool:
-        is_as_planned = self._now_around == self._planned_around and (
+        is_as_planned = self._surroundings.are_as_planned and (
             len(self._step.order) < 2 if self._split is ALONE else self._step.follows(self._split)
         )
         return self._replans > 0 and not self.options.steering.choice and not is_as_planned
@@ -469,9 +456,10 @@ class Session:
             budget_nbytes = self.options.budget_nbytes(device)
             number = len(earlier)
             found = self._split.beside(subject, self._step, name)
-            found = self._around.beside(found.beyond(self._resident.parts.gradients_nbytes))
+            around = self._surroundings.found
+            found = around.beside(found.beyond(self._resident.parts.gradients_nbytes))
             placed = self._split.place(
-                subject, number, found, budget_nbytes, eager_nbytes=self._around.eager_nbytes
+                subject, number, found, budget_nbytes, eager_nbytes=around.eager_nbytes
             )
             is_first_of_all = number == 0 and self._split is ALONE
             refuses = self._refuses and is_first_of_all
@@ -496,7 +484,7 @@ class Session:
             step_report = self.report()
             # Gradients that exist may be gone before the backward, which tells if they are not.
             # What others held in an earlier step may be less by now, which looks will tell.
-            if self._around == Around() and (not is_first_of_all or self._refuses):
+            if around == Around() and (not is_first_of_all or self._refuses):
                 self._tell_if_above(self.predicted_peak_nbytes)
             progress.stage("compile")
             progress.finish(one_line(step_report))
@@ -522,8 +510,8 @@ class Session:
             known_nbytes += self._resident.parts.batch_nbytes
         handed_in_nbytes = storages.total_nbytes(inputs, resident=True)
         known = self._resident.storages
-        held = held_nbytes(self._inputs, known, self._device, self._eager_results)
-        self._eager_results.note_inputs(self._inputs)
+        held = held_nbytes(self._inputs, known, self._device, self._surroundings.eager_results)
+        self._surroundings.eager_results.note_inputs(self._inputs)
         return max(0, handed_in_nbytes - known_nbytes) + held
 
     def _keep_to_sizes(self, placed: Subject, choice: Choice, budget_nbytes: int) -> float:
@@ -576,26 +564,14 @@ class Session:
             and not is_told_only
             and self.predicted_peak_nbytes > budget_nbytes  # else no plan would change it
         )
-        if predicted_nbytes <= max(budget_nbytes, int(SAME * self._told_nbytes)):
-            return
         if is_planned_anew and self._offline:
             return
-        if not is_news(budget_nbytes, predicted_nbytes, is_final=is_final):
-            return
-        self._told_nbytes = predicted_nbytes
-        self._over_budget = OverBudgetWarning(None, budget_nbytes, predicted_nbytes)
-        self._over_budget.is_planned_anew = is_planned_anew and self._is_told_of_steps
-        # While compiling, an error would end the compile: told when it is planned.
-        if _torch.CompileContext.current_compile_id() is None:
-            warnings.warn(self._due_warning(), stacklevel=3)
-
-    def _due_warning(self) -> Warning:
-        """The warning that is due. As an error it holds the frames, and no frame may hold it."""
-        assert self._over_budget is not None
-        try:
-            return self._over_budget
-        finally:
-            self._over_budget = None
+        self.told.peak(
+            predicted_nbytes,
+            budget_nbytes,
+            is_final=is_final,
+            is_planned_anew=is_planned_anew and self._is_told_of_steps,
+        )
 
     # --- what the ledger shows ------------------------------------------------------------------
 
@@ -672,7 +648,7 @@ class Session:
     @property
     def _account(self) -> Mapping[str, Beside]:
         """What is beside each graph of the step by the plans of its graphs."""
-        grown = Around(self._grown_nbytes)
+        grown = Around(self._surroundings.grown_nbytes)
         return self._step.beside(self._resident.parts.gradients_nbytes, grown)
 
     @property
@@ -686,14 +662,7 @@ class Session:
         if look.is_told_only:
             self._tell_if_above(look.peak_nbytes, is_final=is_final, is_told_only=True)
             return
-        if is_final:
-            returned_nbytes = look.beside_nbytes - self._around.held_nbytes
-            found = Around(self._around.held_nbytes, max(0, returned_nbytes), look.eager_nbytes)
-        else:
-            before_nbytes = self._around.held_nbytes if self._has_looked else 0
-            held_nbytes = max(before_nbytes, look.beside_nbytes)
-            found = replace(self._around, held_nbytes=held_nbytes)
-        self._around, self._has_looked = found, True
+        self._surroundings.learn(look, is_final=is_final)
         self._tell_if_above(look.peak_nbytes, is_final=is_final)
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
@@ -704,29 +673,15 @@ class Session:
 
     def note_resident(self, nbytes: int) -> None:
         """So much more is resident than when the graphs were planned: an optimizer's state."""
-        self._grown_nbytes = nbytes
-        self.audit.forget()
+        self._surroundings.note_resident(nbytes)
 
     def fall_back(self, code: str, *, cause: Exception | None = None, **facts: object) -> None:
-        """Tell the user what runs without a plan, why, and what to do; once for each reason.
-
-        Raises:
-            FallbackError: if the session is strict, and there is something left to prevent.
-        """
-        told = Fallback(code, *in_words(code, **facts))
-        if told in self.fallbacks:
-            return
-        if self.options.strict and code not in _TOO_LATE:
-            error = FallbackError.of(fallback(code, **facts))
-            if cause is not None:  # Dynamo drops the causes of what it lets through, not the notes
-                error.add_note("".join(traceback.format_exception(cause)))
-            raise error from cause
-        self.fallbacks[told] = None
-        warnings.warn(fallback(code, **facts), stacklevel=3)
+        """See `Told.fall_back`."""
+        self.told.fall_back(code, cause=cause, **facts)
 
     def leave_layer_eager(self, layer: torch.nn.Module, results: Any) -> None:
         """Tell that layers of a kind run in eager mode between the planned graphs."""
-        self._eager_results.note(results)
+        self._surroundings.eager_results.note(results)
         trainable = [parameter for parameter in layer.parameters() if parameter.requires_grad]
         gradient_nbytes = storages_nbytes(trainable, trainable[0].device) if trainable else 0
         self._step.ran_eagerly(f"layer {id(layer)}", gradient_nbytes)
