@@ -93,7 +93,7 @@ def _defect(*args: Any, **keywords: Any) -> Any:
 
 
 def _break_planning(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(session, "find_storages", _defect)
+    patch.setattr(pipeline, "find_storages", _defect)
 
 
 def _claim_two_devices(patch: pytest.MonkeyPatch) -> None:
