@@ -13,8 +13,7 @@ from typing import Any
 from torch import fx
 
 from autoremat import _torch
-from autoremat.budget import parse_budget
-from autoremat.device import device_nbytes
+from autoremat.budget import Budget
 from autoremat.dropout_policy import parse_dropout
 from autoremat.optimizers import watch_optimizers
 from autoremat.options import Options
@@ -84,9 +83,7 @@ def session_options(given: Mapping[str, Any]) -> Options:
     if not (is_number and time_limit >= 0):
         raise ValueError(f"time_limit is a number of seconds, not {time_limit!r}.")
     return Options(
-        budget_nbytes=lambda device: parse_budget(
-            budget, device_nbytes=lambda: device_nbytes(device)
-        ),
+        budget=budget,
         compiler=compiler,
         dropout=parse_dropout(given.get("dropout")),
         time_limit_s=float(time_limit),
@@ -97,19 +94,18 @@ def session_options(given: Mapping[str, Any]) -> Options:
     )
 
 
-def _budget(given: Mapping[str, Any], steering: Steering) -> Any:
-    """The budget as the user wrote it; the whole device where a policy or a plan decides alone."""
+def _budget(given: Mapping[str, Any], steering: Steering) -> Budget:
+    """The budget that the user wrote; the whole device where a policy or a plan decides alone."""
     budget = given.get("budget")
     if budget is None and steering.choice:
-        return "100%"
+        return Budget.parse("100%")
     if budget is None:
         raise ValueError(
             'autoremat needs a budget: only a fixed policy such as "every-layer", or a stored '
             'plan, does without. Accepted: a size such as "40GB" or "40GiB", bytes as an int, or '
             '"80%" of the device\'s memory; for the backend, as options={"budget": "40GB"}.'
         )
-    parse_budget(budget, device_nbytes=lambda: 1 << 40)
-    return budget
+    return Budget.parse(budget)
 
 
 def with_own_code(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ plan is the one that `optimize` makes, since the same stages make it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,7 @@ from torch import nn
 
 from autoremat import _torch
 from autoremat.backend import session_options, with_own_code
-from autoremat.budget import parse_budget
 from autoremat.call_stack import with_stack_room
-from autoremat.device import device_nbytes
 from autoremat.errors import InfeasibleBudget
 from autoremat.fakes import Faker
 from autoremat.hardware import DeviceSpec, find_spec
@@ -97,7 +95,7 @@ def plan(
     )
     options = replace(
         options,
-        budget_nbytes=_budget_of(budget, home, spec),
+        memory_nbytes=0 if spec is None else spec.memory_nbytes,
         steering=options.steering.of(model),
     )
     faker = Faker(home)
@@ -116,15 +114,6 @@ def plan(
     if save_to is not None:
         write(session.stored_plan(), save_to)
     return report
-
-
-def _budget_of(
-    budget: str | int | None, home: torch.device, spec: DeviceSpec | None
-) -> Callable[[torch.device], int]:
-    """The budget in bytes, whatever device asks; all of the memory that is planned for if None."""
-    total_nbytes = device_nbytes(home) if spec is None else spec.memory_nbytes
-    asked = "100%" if budget is None else budget
-    return lambda _: parse_budget(asked, device_nbytes=lambda: total_nbytes)
 
 
 @with_stack_room

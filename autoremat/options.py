@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from autoremat.budget import Budget
+from autoremat.device import device_nbytes
 from autoremat.dropout_policy import DropoutPolicy
 from autoremat.hardware import DeviceSpec
 from autoremat.reporting.resident import ResidentParts
@@ -19,7 +20,7 @@ class Options:
     """What the user asked for.
 
     Attributes:
-        budget_nbytes: allowed peak of the whole step; called once the device is known.
+        budget: allowed peak of the whole step.
         compiler: "inductor" or "eager".
         dropout: what becomes of random numbers; None for the safe choice.
         time_limit_s: for the choice of a plan, per graph.
@@ -27,9 +28,10 @@ class Options:
         verbose: show progress and the summary line.
         steering: strategy, constraints, stored plan.
         inductor: options that are not ours.
+        memory_nbytes: what a share is of; 0 for the memory of the device at hand.
     """
 
-    budget_nbytes: Callable[[torch.device], int]
+    budget: Budget
     compiler: str = "inductor"
     dropout: DropoutPolicy | None = None
     time_limit_s: float = 30.0
@@ -37,6 +39,13 @@ class Options:
     verbose: bool = True
     steering: Steering = field(default_factory=Steering)
     inductor: dict[str, Any] = field(default_factory=dict)
+    memory_nbytes: int = 0
+
+    def budget_nbytes(self, device: torch.device) -> int:
+        """Allowed peak of the whole step on a device, which is asked only for a share of it."""
+        if not self.budget.is_share:
+            return self.budget.nbytes()
+        return self.budget.nbytes(self.memory_nbytes or device_nbytes(device))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from autoremat.budget import parse_budget
+from autoremat.budget import Budget
 
 SMALLEST = "smallest"
 BUDGETS = ("75%", "50%", "25%", SMALLEST)
@@ -102,14 +102,14 @@ def budget_nbytes(
     """
     if budget is None or budget == SMALLEST:
         return None
-    if not isinstance(budget, str) or "%" not in budget:
-        return parse_budget(budget, device_nbytes=lambda: 0)
+    asked = Budget.parse(budget, whole=_WHOLE)
+    if not asked.is_share:
+        return asked.nbytes()
     if above_nbytes is None:
         raise ValueError(
             "eager's step was not measured, so a share of its peak is unknown: give a size"
         )
-    share = parse_budget(budget, device_nbytes=lambda: above_nbytes, whole=_WHOLE)
-    return resident_nbytes + share
+    return resident_nbytes + asked.nbytes(above_nbytes)
 
 
 def _variant(name: str, compiler: str) -> Variant:
@@ -132,8 +132,7 @@ def _planned(budget: str | int, compiler: str) -> Variant:
     if isinstance(budget, str):
         budget = budget.strip()
     if budget != SMALLEST:
-        # Checked now, with sizes that no share turns into nothing.
-        parse_budget(budget, device_nbytes=lambda: 1 << 60, whole=_WHOLE)
+        Budget.parse(budget, whole=_WHOLE)  # refused now rather than when eager was measured
     name = f"{budget} B" if isinstance(budget, int) else budget
     return Variant(f"autoremat {name}", "autoremat", compiler, budget=budget)
 
