@@ -7,10 +7,10 @@ to search. Guarantees: what cannot be done as asked raises `SteeringError`, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from os import fspath
-from typing import Any
+from pathlib import Path
 
 import torch
 from autoremat_solver import Plan, Problem, check
@@ -25,9 +25,7 @@ from autoremat.layers import attention_cores, has_repeated_layers, segments
 from autoremat.lower import OPTIMIZER_STEP
 from autoremat.plan_file import NodeRecord, StoredGraph, StoredPlan, read, require_same
 from autoremat.policy import OPTIMAL, Policy, parse_policy
-from autoremat.selectors import Selector, parse_selectors, require_modules
-
-KEYWORDS = ("policy", "save", "recompute", "plan")
+from autoremat.selectors import Selection, Selector, parse_selectors, require_modules
 
 
 @dataclass(frozen=True)
@@ -80,29 +78,27 @@ class Steering:
         return replace(self, model_is_known=True)
 
 
-def parse_steering(given: Mapping[str, Any], compiler: str) -> Steering:
-    """What the options ask for.
+def parse_steering(
+    *, policy: str, save: Selection, recompute: Selection, plan: str | Path | None, compiler: str
+) -> Steering:
+    """What the arguments of these names ask for.
 
     Raises:
-        ValueError: naming the option at fault.
+        ValueError: naming the argument at fault.
         OSError: if the plan's file cannot be read.
     """
-    selectors = (
-        *parse_selectors("save", given.get("save")),
-        *parse_selectors("recompute", given.get("recompute")),
-    )
-    policy = parse_policy(given.get("policy", OPTIMAL.name))
-    path = given.get("plan")
-    if path is None:
-        return Steering(policy, selectors)
-    if policy.is_fixed or selectors:
+    selectors = (*parse_selectors("save", save), *parse_selectors("recompute", recompute))
+    strategy = parse_policy(policy)
+    if plan is None:
+        return Steering(strategy, selectors)
+    if strategy.is_fixed or selectors:
         raise SteeringError(
             "plan= says what is saved and recomputed by itself: drop policy=, save= and recompute=."
         )
     try:
-        path = fspath(path)
+        path = fspath(plan)
     except TypeError:
-        raise SteeringError(f"plan= is the path of a stored plan, not {path!r:.80}.") from None
+        raise SteeringError(f"plan= is the path of a stored plan, not {plan!r:.80}.") from None
     stored = read(path)
     if stored.compiler != compiler:
         raise PlanMismatch(
