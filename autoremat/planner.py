@@ -15,6 +15,7 @@ import torch
 from autoremat_solver import Solver
 from torch import fx
 
+from autoremat.asked import choose_as_asked
 from autoremat.capture import JointGraph
 from autoremat.choose import (
     Choice,
@@ -33,7 +34,6 @@ from autoremat.hardware import DeviceSpec
 from autoremat.options import Offline, Options
 from autoremat.profile import profile_nodes
 from autoremat.progress import Progress
-from autoremat.steering import choose_as_asked
 from autoremat.storage import Storages
 
 

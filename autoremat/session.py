@@ -23,6 +23,7 @@ import torch
 from torch import fx
 
 from autoremat import _torch
+from autoremat.asked import store
 from autoremat.audit import Audit, Look, Present, names_of, sizes_of_runs
 from autoremat.call_stack import with_stack_room
 from autoremat.capture import JointGraph, copy_module, prepare
@@ -67,7 +68,6 @@ from autoremat.sizes import (
     peak_at,
     sizes_of,
 )
-from autoremat.steering import store
 from autoremat.step import ALONE, Around, Beside, Part, Split, Step
 from autoremat.storage import Storages, find_storages
 from autoremat.torch_partition import Modules, split_as_torch

@@ -22,6 +22,11 @@ TORCH_SIDE, SOLVER, REPORT = (
     ROOT / "autoremat" / "reporting",
 )
 
+# What a module may not need, not even through others.
+NEVER_NEEDED = {
+    "autoremat.options": {"autoremat.choose", "autoremat.layers", "autoremat.lower"},
+}
+
 SOLVER_LAYERS = [
     {"problem", "plan"},
     {"indexed"},
@@ -121,6 +126,13 @@ def test_report_needs_only_the_solver_and_the_standard_library() -> None:
     assert offenders(REPORT, foreign) == []
 
 
+@pytest.mark.parametrize(("name", "never"), NEVER_NEEDED.items(), ids=NEVER_NEEDED)
+def test_what_comes_first_needs_nothing_that_comes_later(name: str, never: set[str]) -> None:
+    """What users ask for can be read without the planner."""
+    assert {module_of(other) for other in never} == never
+    assert never & needed_by(name) == set()
+
+
 @pytest.mark.parametrize("folder", ["autoremat", "docs", "examples"])
 def test_private_torch_names_stay_in_one_place(folder: str) -> None:
     """What torch may change under us is reached through `autoremat._torch` only."""
@@ -191,6 +203,30 @@ def imports(path: Path) -> set[str]:
             module = ".".join([*base, *([node.module] if node.module else [])])
             names |= {f"{module}.{alias.name}" for alias in node.names}
     return names
+
+
+def needed_by(name: str) -> set[str]:
+    """Modules of the torch side that a module imports, and what these import in turn."""
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        names = {module_of(other) for other in imports(file_of(waiting.pop()))} - found - {""}
+        found |= names
+        waiting += names
+    return found
+
+
+def module_of(name: str) -> str:
+    """The module of the torch side that an imported name is, or lies in; else ""."""
+    while name and not file_of(name).exists():
+        name = name.rpartition(".")[0]
+    return name
+
+
+def file_of(name: str) -> Path:
+    """Where a module of the torch side stands, if there is one of that name."""
+    path = ROOT.joinpath(*name.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 def torch_attributes(path: Path) -> set[str]:
