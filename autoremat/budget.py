@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from numbers import Integral
 
-from autoremat.reporting.text import format_nbytes
-
-__all__ = ["Budget", "budget_argument", "format_nbytes"]
+from autoremat.units import NBYTES_PER_UNIT
 
 _DEVICE = "the device's memory"
 _ACCEPTED_FORMS = (
@@ -23,11 +21,6 @@ _ACCEPTED_FORMS = (
     'a share of {whole} such as "80%". It must be above zero.'
 )
 
-_NBYTES_PER_UNIT = {
-    "b": 1,
-    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)},
-    **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)},
-}
 _LARGEST_NBYTES = 1 << 40  # of a device: what is no byte of it is too small a share of any
 # The digits are limited so that no text, however long, makes Python refuse or crawl.
 _BARE_NBYTES = re.compile(r"[0-9](?:[0-9_]{0,29}[0-9])?")
@@ -117,9 +110,9 @@ def _parse_text(text: str, whole: str) -> tuple[int, Fraction]:
         if not 0 < amount <= 100:
             raise _malformed(text, "is not a percentage above 0 and up to 100", whole)
         return 0, amount / 100
-    if unit not in _NBYTES_PER_UNIT:
+    if unit not in NBYTES_PER_UNIT:
         raise _malformed(text, f"has the unknown unit {match[2]!r}", whole)
-    return int(amount * _NBYTES_PER_UNIT[unit]), Fraction(0)
+    return int(amount * NBYTES_PER_UNIT[unit]), Fraction(0)
 
 
 def _malformed(budget: object, fault: str, whole: str) -> ValueError:

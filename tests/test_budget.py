@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoremat.budget import Budget, format_nbytes
-from autoremat.reporting.text import format_nbytes_apart, format_us
+from autoremat.budget import Budget
+from autoremat.units import format_nbytes, format_nbytes_apart, format_us
 
 UNITS = {
     "B": 1,

@@ -26,8 +26,8 @@ from autoremat.commands.plan import planned
 from autoremat.commands.target import TargetError
 from autoremat.commands.telling import print_json, warnings_told
 from autoremat.curve import unbeaten
-from autoremat.reporting import CurvePoint, Report, format_nbytes
-from autoremat.reporting.text import format_us
+from autoremat.reporting import CurvePoint, Report
+from autoremat.units import format_nbytes, format_us
 
 _BAR = 10
 

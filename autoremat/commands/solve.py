@@ -32,7 +32,7 @@ from autoremat.commands.arguments import Refusal
 from autoremat.commands.files import read_text, reason_of
 from autoremat.commands.interrupt import leaving_at_once
 from autoremat.commands.solve_tables import curve_table, plan_table
-from autoremat.reporting.text import format_nbytes, format_nbytes_apart
+from autoremat.units import format_nbytes, format_nbytes_apart
 
 _LARGEST = 5
 

@@ -27,7 +27,7 @@ from autoremat.commands.target import Target, TargetError, last_line
 from autoremat.commands.telling import print_json, refusal_document, warnings_told
 from autoremat.commands.verify_table import verify_table
 from autoremat.errors import InfeasibleBudget
-from autoremat.reporting.text import format_nbytes, format_nbytes_apart
+from autoremat.units import format_nbytes, format_nbytes_apart
 from autoremat.verification import Verification, verify
 
 _SCHEMA = "autoremat.verification/1"
