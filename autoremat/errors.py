@@ -263,3 +263,8 @@ class OverBudgetWarning(UserWarning):
             "lean as it can. Raise the budget, remove graph breaks, have one module call all parts "
             "and return the loss, or set gradients to None before each step."
         )
+
+
+def reason_of(error: Exception) -> str:
+    """What the system says of a file, without its number and path."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -29,9 +29,10 @@ from rich.console import Console
 from autoremat.budget import Budget, budget_argument
 from autoremat.commands.app import BAD_INPUT, INFEASIBLE
 from autoremat.commands.arguments import Refusal
-from autoremat.commands.files import read_text, reason_of
+from autoremat.commands.files import read_text
 from autoremat.commands.interrupt import leaving_at_once
 from autoremat.commands.solve_tables import curve_table, plan_table
+from autoremat.errors import reason_of
 from autoremat.units import format_nbytes, format_nbytes_apart
 
 _LARGEST = 5

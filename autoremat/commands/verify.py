@@ -20,13 +20,14 @@ from rich.console import Console
 from autoremat.api import optimize, optimized_call, report
 from autoremat.budget import Budget, budget_argument
 from autoremat.commands.app import BAD_INPUT, DIFFERENT, INFEASIBLE
-from autoremat.commands.arguments import Refusal, TargetArguments
-from autoremat.commands.hf import load
+from autoremat.commands.arguments import Refusal
 from autoremat.commands.interrupt import leaving_at_once
-from autoremat.commands.target import Target, TargetError, last_line
 from autoremat.commands.telling import print_json, refusal_document, warnings_told
 from autoremat.commands.verify_table import verify_table
 from autoremat.errors import InfeasibleBudget
+from autoremat.targets.arguments import TargetArguments
+from autoremat.targets.hf import load
+from autoremat.targets.target import Target, TargetError, last_line
 from autoremat.units import format_nbytes, format_nbytes_apart
 from autoremat.verification import Verification, verify
 
