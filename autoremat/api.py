@@ -22,7 +22,7 @@ from torch import nn
 
 from autoremat import _torch
 from autoremat.audit import storage_sizes
-from autoremat.backend import session_options, with_own_code
+from autoremat.backend import with_own_code
 from autoremat.errors import FallbackError, FallbackWarning
 from autoremat.fallbacks import fallback
 from autoremat.measure import (
@@ -38,7 +38,7 @@ from autoremat.optimizers import (
     state_of,
     watch_optimizers,
 )
-from autoremat.options import Resident
+from autoremat.options import Options, Resident
 from autoremat.plan_file import write
 from autoremat.recurrent import eager_recurrent_layers
 from autoremat.reporting import Report
@@ -69,12 +69,11 @@ class OptimizedCall:
     """
 
     def __init__(
-        self, model: nn.Module, options: dict[str, Any], optimizer: torch.optim.Optimizer | None
+        self, model: nn.Module, options: Options, optimizer: torch.optim.Optimizer | None
     ) -> None:
         """Prepare to compile the model's call; nothing is compiled yet."""
         self.model = weakref.ref(model)
-        parsed = session_options(options)
-        self._options = replace(parsed, steering=parsed.steering.of(model))
+        self._options = options
         self._optimizers = StepOptimizers(self._parameters, optimizer)
         self._planned_state_nbytes = 0  # of optimizers, as the latest plan counts it
         self._here = threading.local()  # inputs of the call in progress: they are resident
@@ -400,18 +399,18 @@ def optimize(
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is an nn.Module, not {type(model).__name__}.")
     require_optimizer_of(model, optimizer)
-    options = {
-        "budget": budget,
-        "compiler": compiler,
-        "policy": policy,
-        "save": save,
-        "recompute": recompute,
-        "plan": plan,
-        "dropout": dropout,
-        "time_limit": time_limit,
-        "strict": strict,
-        "verbose": verbose,
-    }
+    options = Options.parse(
+        budget=budget,
+        compiler=compiler,
+        policy=policy,
+        save=save,
+        recompute=recompute,
+        plan=plan,
+        dropout=dropout,
+        time_limit=time_limit,
+        strict=strict,
+        verbose=verbose,
+    ).of(model)
     call = OptimizedCall(model, options, optimizer)
     obstacle = _obstacle(model)
     if obstacle is not None:

@@ -13,15 +13,9 @@ from typing import Any
 from torch import fx
 
 from autoremat import _torch
-from autoremat.budget import parse_budget
-from autoremat.device import device_nbytes
-from autoremat.dropout_policy import parse_dropout
 from autoremat.optimizers import watch_optimizers
 from autoremat.options import Options
 from autoremat.session import Session
-from autoremat.steering import KEYWORDS, Steering, parse_steering
-
-OUR_OPTIONS = ("budget", "compiler", "dropout", "time_limit", "strict", "verbose", *KEYWORDS)
 
 # One session per mapping of options: `torch.compile` hands over the one it was given for each of
 # its graphs. Two models must not share a mapping, or they share a budget. It is kept, so that its
@@ -49,7 +43,7 @@ def autoremat(
         if mode not in (None, "default"):
             raise ValueError(_instead_of(mode))
         if id(options) not in _sessions:
-            session = Session(session_options(options or {}))
+            session = Session(Options.from_mapping(options or {}))
             watch_optimizers(session)
             _sessions[id(options)] = (options, session)
     except ValueError as error:
@@ -65,51 +59,6 @@ def _instead_of(mode: str) -> str:
         return fact
     options = ", ".join(f'"{name}": {value!r}' for name, value in known.items())
     return f'{fact} The same is options={{"budget": "40GB", {options}}}.'
-
-
-def session_options(given: Mapping[str, Any]) -> Options:
-    """Our options out of a mapping; the rest goes to Inductor.
-
-    Raises:
-        ValueError: naming the option at fault.
-        OSError: if a stored plan cannot be read.
-    """
-    compiler = given.get("compiler", "inductor")
-    if compiler not in ("inductor", "eager"):
-        raise ValueError(f'compiler is "inductor" or "eager", not {compiler!r}.')
-    steering = parse_steering(given, compiler)
-    budget = _budget(given, steering)
-    time_limit = given.get("time_limit", 30.0)
-    is_number = isinstance(time_limit, (int, float)) and not isinstance(time_limit, bool)
-    if not (is_number and time_limit >= 0):
-        raise ValueError(f"time_limit is a number of seconds, not {time_limit!r}.")
-    return Options(
-        budget_nbytes=lambda device: parse_budget(
-            budget, device_nbytes=lambda: device_nbytes(device)
-        ),
-        compiler=compiler,
-        dropout=parse_dropout(given.get("dropout")),
-        time_limit_s=float(time_limit),
-        strict=bool(given.get("strict", False)),
-        verbose=bool(given.get("verbose", True)),
-        steering=steering,
-        inductor={name: value for name, value in given.items() if name not in OUR_OPTIONS},
-    )
-
-
-def _budget(given: Mapping[str, Any], steering: Steering) -> Any:
-    """The budget as the user wrote it; the whole device where a policy or a plan decides alone."""
-    budget = given.get("budget")
-    if budget is None and steering.choice:
-        return "100%"
-    if budget is None:
-        raise ValueError(
-            'autoremat needs a budget: only a fixed policy such as "every-layer", or a stored '
-            'plan, does without. Accepted: a size such as "40GB" or "40GiB", bytes as an int, or '
-            '"80%" of the device\'s memory; for the backend, as options={"budget": "40GB"}.'
-        )
-    parse_budget(budget, device_nbytes=lambda: 1 << 40)
-    return budget
 
 
 def with_own_code(call: Callable[..., Any]) -> Callable[..., Any]:

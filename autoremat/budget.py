@@ -1,20 +1,18 @@
-"""The user's budget as bytes.
+"""The user's budget as a value.
 
 Enters: what a user may write, `"40GB"`, `"37.5 GiB"`, `"80%"` or a number of bytes. Leaves: a
-positive `int` of bytes, or a `ValueError` that names the accepted forms. Guarantees: exact
-arithmetic, rounded down to a whole byte; the device is asked only if the budget is a percentage.
+`Budget`, or a `ValueError` that names the accepted forms. Guarantees: exact arithmetic, rounded
+down to a whole byte; only a percentage needs to know what it is of.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from fractions import Fraction
 from numbers import Integral
 
-from autoremat.reporting.text import format_nbytes
-
-__all__ = ["budget_argument", "format_nbytes", "parse_budget"]
+from autoremat.units import NBYTES_PER_UNIT
 
 _DEVICE = "the device's memory"
 _ACCEPTED_FORMS = (
@@ -23,69 +21,98 @@ _ACCEPTED_FORMS = (
     'a share of {whole} such as "80%". It must be above zero.'
 )
 
-_NBYTES_PER_UNIT = {
-    "b": 1,
-    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)},
-    **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)},
-}
+_LARGEST_NBYTES = 1 << 40  # of a device: what is no byte of it is too small a share of any
 # The digits are limited so that no text, however long, makes Python refuse or crawl.
 _BARE_NBYTES = re.compile(r"[0-9](?:[0-9_]{0,29}[0-9])?")
 _AMOUNT = re.compile(r"\s*([0-9]{1,24}(?:\.[0-9]{1,24})?)\s*(%|[a-z]+)\s*", re.IGNORECASE)
 
 
-def parse_budget(budget: object, *, device_nbytes: Callable[[], int], whole: str = _DEVICE) -> int:
-    """The budget in bytes.
+@dataclass(frozen=True)
+class Budget:
+    """A size in bytes, or a share of what will be known later: as a rule, the device's memory.
 
-    Args:
-        budget: a size with its unit, a percentage, or an integer number of bytes. Case and
-            blanks do not matter. A text without a unit is refused: `"40"` is no 40 bytes.
-        device_nbytes: what a percentage is of, in bytes: as a rule the device's total memory;
-            called only for a percentage.
-        whole: what `device_nbytes` is, in words for the message.
-
-    Raises:
-        ValueError: if the budget is malformed, not above zero, or above 100 %.
+    Attributes:
+        size_nbytes: the size; 0 if it is a share.
+        share: above 0 and up to 1; 0 if it is a size.
+        given: as the user wrote it.
+        whole: what a share is of, in words for messages.
     """
-    if isinstance(budget, str):
-        nbytes = _parse_text(budget, device_nbytes, whole)
-    elif isinstance(budget, Integral) and not isinstance(budget, bool):
-        nbytes = int(budget)
-    else:
-        raise _malformed(budget, f"is of type {type(budget).__name__}", whole)
-    if nbytes <= 0:
-        raise _malformed(budget, "is not above zero bytes", whole)
-    return nbytes
+
+    size_nbytes: int = 0
+    share: Fraction = Fraction(0)
+    given: str | int = field(default="", compare=False)
+    whole: str = field(default=_DEVICE, compare=False)
+
+    @classmethod
+    def parse(cls, given: object, *, whole: str = _DEVICE) -> Budget:
+        """The budget that a user writes.
+
+        Args:
+            given: a size with its unit, a percentage, or an integer number of bytes. Case and
+                blanks do not matter. A text without a unit is refused: `"40"` is no 40 bytes.
+            whole: what a percentage is of, in words for messages.
+
+        Raises:
+            ValueError: if it is malformed, not above zero, or above 100 %.
+        """
+        size_nbytes, share = 0, Fraction(0)
+        if isinstance(given, str):
+            size_nbytes, share = _parse_text(given, whole)
+        elif isinstance(given, Integral) and not isinstance(given, bool):
+            size_nbytes = given = int(given)
+        else:
+            raise _malformed(given, f"is of type {type(given).__name__}", whole)
+        if size_nbytes <= 0 and share * _LARGEST_NBYTES < 1:
+            raise _malformed(given, "is not above zero bytes", whole)
+        return cls(size_nbytes, share, given, whole)
+
+    @property
+    def is_share(self) -> bool:
+        """Whether its bytes depend on what it is of."""
+        return self.share > 0
+
+    def nbytes(self, total_nbytes: int = 0) -> int:
+        """The budget in bytes.
+
+        Args:
+            total_nbytes: what a share is of; 0 where that is not known.
+
+        Raises:
+            ValueError: if it is a share of something unknown, or below a byte.
+        """
+        if not self.is_share:
+            return self.size_nbytes
+        if total_nbytes <= 0:
+            raise ValueError(
+                f"Budget {self.given!r} is a share of {self.whole}, whose size is unknown here. "
+                'Give the budget in bytes, such as "40GB".'
+            )
+        nbytes = int(self.share * total_nbytes)
+        if nbytes <= 0:
+            raise _malformed(self.given, "is not above zero bytes", self.whole)
+        return nbytes
 
 
 def budget_argument(text: str) -> str | int:
-    """A budget as the command line gets it, for `parse_budget`: there a bare number is bytes."""
+    """A budget as the command line gets it, for `Budget.parse`: there a bare number is bytes."""
     text = text.strip()
     # Two underscores in a row are none of Python's numbers.
     return int(text) if _BARE_NBYTES.fullmatch(text) and "__" not in text else text
 
 
-def _parse_text(text: str, device_nbytes: Callable[[], int], whole: str) -> int:
+def _parse_text(text: str, whole: str) -> tuple[int, Fraction]:
+    """The size in bytes and the share, one of which is zero."""
     match = _AMOUNT.fullmatch(text)
     if match is None:
         raise _malformed(text, "is no number with a unit", whole)
     amount, unit = Fraction(match[1]), match[2].lower()
     if unit == "%":
-        return _share(text, amount, device_nbytes, whole)
-    if unit not in _NBYTES_PER_UNIT:
+        if not 0 < amount <= 100:
+            raise _malformed(text, "is not a percentage above 0 and up to 100", whole)
+        return 0, amount / 100
+    if unit not in NBYTES_PER_UNIT:
         raise _malformed(text, f"has the unknown unit {match[2]!r}", whole)
-    return int(amount * _NBYTES_PER_UNIT[unit])
-
-
-def _share(text: str, percent: Fraction, device_nbytes: Callable[[], int], whole: str) -> int:
-    if not 0 < percent <= 100:
-        raise _malformed(text, "is not a percentage above 0 and up to 100", whole)
-    total_nbytes = device_nbytes()
-    if total_nbytes <= 0:
-        raise ValueError(
-            f"Budget {text!r} is a share of {whole}, whose size is unknown here. "
-            'Give the budget in bytes, such as "40GB".'
-        )
-    return int(percent * total_nbytes / 100)
+    return int(amount * NBYTES_PER_UNIT[unit]), Fraction(0)
 
 
 def _malformed(budget: object, fault: str, whole: str) -> ValueError:

@@ -16,13 +16,13 @@ from autoremat_solver import Plan, Problem, Solution, Solver, Timeline, simulate
 from autoremat_solver.policies import save_all_but
 
 from autoremat import _torch
+from autoremat.asked import policy_plan
 from autoremat.capture import copy_module
 from autoremat.choose import Choice, Subject, as_chosen
 from autoremat.lower import without_spare_states
 from autoremat.policy import parse_policy
 from autoremat.progress import Progress, during
 from autoremat.reporting import CurvePoint, PointKind
-from autoremat.steering import policy_plan
 from autoremat.torch_plan import handed_over
 
 _STRATEGIES = (

@@ -9,7 +9,8 @@ import platform
 
 import torch
 
-from autoremat.reporting import Fact, format_nbytes
+from autoremat.reporting import Fact
+from autoremat.units import format_nbytes
 
 
 def environment_facts(device: torch.device) -> tuple[Fact, ...]:

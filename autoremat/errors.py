@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, fields
 
 from autoremat.reporting.resident import ResidentParts
-from autoremat.reporting.text import format_nbytes, format_nbytes_apart, format_parts
+from autoremat.units import format_nbytes, format_nbytes_apart, format_parts
 
 _CODE = re.compile(r"AR[0-9]{3}")
 
@@ -100,14 +100,14 @@ class InfeasibleBudget(RuntimeError):
         budget, resident = format_nbytes_apart(self.budget_nbytes, self.resident_nbytes)
         return (
             f"Budget {budget} is below what is resident under every plan, {resident} "
-            f"({format_parts(self.resident)}). A plan that is known without a search peaks at "
-            f"{format_nbytes(self.smallest_peak_nbytes)}; others may take less."
+            f"({format_parts(self.resident.by_name)}). A plan that is known without a search "
+            f"peaks at {format_nbytes(self.smallest_peak_nbytes)}; others may take less."
         )
 
     def _cause(self) -> str:
         where = f"At `{self.step}`" if self.step else "At the peak"
         where += f" ({self.source})" if self.source else ""
-        parts = format_parts(self.resident)
+        parts = format_parts(self.resident.by_name)
         cause = f"{where}, {format_nbytes(self.resident_nbytes)} are resident"
         cause += f" ({parts})" if parts else ""
         if self.largest:
@@ -263,3 +263,8 @@ class OverBudgetWarning(UserWarning):
             "lean as it can. Raise the budget, remove graph breaks, have one module call all parts "
             "and return the loss, or set gradients to None before each step."
         )
+
+
+def reason_of(error: Exception) -> str:
+    """What the system says of a file, without its number and path."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

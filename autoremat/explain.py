@@ -34,12 +34,12 @@ from autoremat.lower import (
     without_states,
 )
 from autoremat.modules import module_path
-from autoremat.reporting import GraphReport, ValueAction, ValueReport, format_nbytes
+from autoremat.reporting import GraphReport, ValueAction, ValueReport
 from autoremat.reporting.alternatives import Alternatives, Rerun
-from autoremat.reporting.text import format_us
 from autoremat.reporting.timeline import Place, timeline_of
 from autoremat.shell import LATER_GRADIENTS, LOSS_BOUNDARY
 from autoremat.torch_plan import handed_over
+from autoremat.units import format_nbytes, format_us
 
 _COPY_SUFFIX = re.compile(r"_recomputed(_\d+)?$")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from autoremat.capture import JointGraph
 from autoremat.lower import Lowered
@@ -24,16 +24,6 @@ aten = torch.ops.aten
 _BATCHED_PRODUCTS = frozenset({aten.bmm.default, aten.baddbmm.default})
 _PRODUCTS = _BATCHED_PRODUCTS | {aten.mm.default, aten.addmm.default, aten.convolution.default}
 _SOFTMAX = frozenset({aten._softmax.default, aten._safe_softmax.default, aten.exp.default})
-
-
-def has_repeated_layers(model: nn.Module) -> bool:
-    """Whether some container of the model has two children of one class."""
-    for container in model.modules():
-        if isinstance(container, (nn.ModuleList, nn.Sequential)):
-            kinds = Counter(type(child) for child in container)
-            if max(kinds.values(), default=0) > 1:
-                return True
-    return False
 
 
 def segments(joint: JointGraph, lowered: Lowered, layers: int) -> dict[str, int]:

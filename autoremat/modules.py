@@ -1,4 +1,4 @@
-"""Which of the user's modules an operation belongs to.
+"""Which of the user's modules an operation belongs to, and whether there are layers among them.
 
 Enters: nodes of a joint graph, with what Dynamo notes on them. Leaves: paths as
 `nn.Module.named_modules` writes them. Operations outside of any submodule, and those that a pass
@@ -8,9 +8,10 @@ of the compiler made, have none.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 
-from torch import fx
+from torch import fx, nn
 
 # "L['call'].__self__.h[0]" or "L['self']._modules['h']": the call's object is the model.
 _INDEX = re.compile(r"\[(?:'(.*?)'|([^'\]]*))\]")
@@ -49,3 +50,13 @@ def module_path(node: fx.Node) -> str:
     """The innermost module of a node, "layers.3.mlp", or ""."""
     calls = module_calls(node)
     return calls[-1].path if calls else ""
+
+
+def has_repeated_layers(model: nn.Module) -> bool:
+    """Whether some container of the model has two children of one class."""
+    for container in model.modules():
+        if isinstance(container, (nn.ModuleList, nn.Sequential)):
+            kinds = Counter(type(child) for child in container)
+            if max(kinds.values(), default=0) > 1:
+                return True
+    return False

@@ -7,8 +7,7 @@ plan is the one that `optimize` makes, since the same stages make it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,13 @@ import torch
 from torch import nn
 
 from autoremat import _torch
-from autoremat.backend import session_options, with_own_code
-from autoremat.budget import parse_budget
+from autoremat.backend import with_own_code
 from autoremat.call_stack import with_stack_room
-from autoremat.device import device_nbytes
 from autoremat.errors import InfeasibleBudget
 from autoremat.fakes import Faker
 from autoremat.hardware import DeviceSpec, find_spec
 from autoremat.optimizers import require_optimizer_of
-from autoremat.options import Offline
+from autoremat.options import Offline, Options
 from autoremat.plan_file import write
 from autoremat.recurrent import eager_recurrent_layers
 from autoremat.reporting import Report
@@ -84,22 +81,16 @@ def plan(
     _require_trainable(model)
     require_optimizer_of(model, optimizer)
     home, spec = _place(model, device)
-    options = session_options(
-        {
-            "budget": budget,
-            "compiler": compiler,
-            "policy": policy,
-            "save": save,
-            "recompute": recompute,
-            "time_limit": time_limit,
-            "verbose": verbose,
-        }
-    )
-    options = replace(
-        options,
-        budget_nbytes=_budget_of(budget, home, spec),
-        steering=options.steering.of(model),
-    )
+    options = Options.parse(
+        budget=budget,
+        compiler=compiler,
+        policy=policy,
+        save=save,
+        recompute=recompute,
+        time_limit=time_limit,
+        verbose=verbose,
+        memory_nbytes=0 if spec is None else spec.memory_nbytes,
+    ).of(model)
     faker = Faker(home)
     twin = faker.model(model)
     fakes, fake_keywords = faker.values(inputs), faker.values(dict(keywords))
@@ -116,15 +107,6 @@ def plan(
     if save_to is not None:
         write(session.stored_plan(), save_to)
     return report
-
-
-def _budget_of(
-    budget: str | int | None, home: torch.device, spec: DeviceSpec | None
-) -> Callable[[torch.device], int]:
-    """The budget in bytes, whatever device asks; all of the memory that is planned for if None."""
-    total_nbytes = device_nbytes(home) if spec is None else spec.memory_nbytes
-    asked = "100%" if budget is None else budget
-    return lambda _: parse_budget(asked, device_nbytes=lambda: total_nbytes)
 
 
 @with_stack_room

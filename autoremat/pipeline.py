@@ -16,6 +16,7 @@ import torch
 from autoremat_solver import Solver
 from torch import fx
 
+from autoremat.asked import choose_as_asked
 from autoremat.capture import JointGraph, prepare
 from autoremat.choose import (
     Choice,
@@ -36,7 +37,7 @@ from autoremat.options import Options
 from autoremat.profile import profile_nodes
 from autoremat.progress import current
 from autoremat.shell import Shell
-from autoremat.steering import Steering, choose_as_asked
+from autoremat.steering import Steering
 from autoremat.storage import Storages, find_storages
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import fx
 
 from autoremat import _torch
+from autoremat.asked import store
 from autoremat.audit import Look, Present, names_of, sizes_of_runs
 from autoremat.call_stack import with_stack_room
 from autoremat.capture import JointGraph, copy_module
@@ -66,7 +67,6 @@ from autoremat.sizes import (
     peak_at,
     sizes_of,
 )
-from autoremat.steering import store
 from autoremat.step import ALONE, Around, Beside, Part, Split, Step
 from autoremat.surroundings import Surroundings
 from autoremat.telling import Told

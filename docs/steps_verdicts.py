@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import autoremat
-from autoremat.reporting.text import format_nbytes
+from autoremat.units import format_nbytes
 
 OURS = (autoremat.FallbackWarning, autoremat.OverBudgetWarning, autoremat.InfeasibleBudget)
 WORST_FIRST = ("silent", "told without a number", "told", "kept", "refused")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import NoReturn
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoremat.budget import format_nbytes, parse_budget
-from autoremat.reporting.text import format_nbytes_apart, format_us
+from autoremat.budget import Budget
+from autoremat.units import format_nbytes, format_nbytes_apart, format_us
 
 UNITS = {
     "B": 1,
@@ -23,11 +22,6 @@ UNITS = {
     "GiB": 2**30,
     "TiB": 2**40,
 }
-
-
-def no_device() -> NoReturn:
-    """A device whose memory nobody may ask for."""
-    raise AssertionError("the device must not be asked")
 
 
 @pytest.mark.parametrize(
@@ -45,15 +39,21 @@ def no_device() -> NoReturn:
 )
 def test_a_budget_is_a_size_with_a_unit_or_a_number_of_bytes(budget: object, nbytes: int) -> None:
     """Decimal and binary units, decimals, any case, blanks, and plain integers are accepted."""
-    assert parse_budget(budget, device_nbytes=no_device) == nbytes
+    asked = Budget.parse(budget)
+    assert asked.nbytes() == nbytes
+    assert asked == Budget(nbytes)
+    assert not asked.is_share
 
 
 @pytest.mark.parametrize(
     ("budget", "nbytes"), [("80%", 800), ("100 %", 1000), ("12.5%", 125), ("99.99%", 999)]
 )
 def test_a_percentage_is_a_share_of_the_device_rounded_down(budget: str, nbytes: int) -> None:
-    """Only a percentage asks for the device's memory."""
-    assert parse_budget(budget, device_nbytes=lambda: 1000) == nbytes
+    """Only a percentage needs to know of what."""
+    asked = Budget.parse(budget)
+    assert asked.is_share
+    assert asked.nbytes(1000) == nbytes
+    assert asked != Budget(nbytes)
 
 
 @pytest.mark.parametrize(
@@ -98,21 +98,29 @@ def test_a_percentage_is_a_share_of_the_device_rounded_down(budget: str, nbytes:
 def test_a_malformed_budget_names_the_accepted_forms(budget: object) -> None:
     """Everything else is a ValueError that shows the budget and what would be accepted."""
     with pytest.raises(ValueError, match=r"Budget .* Accepted: .*40GB.*40GiB.*80%") as caught:
-        parse_budget(budget, device_nbytes=lambda: 1000)
+        Budget.parse(budget)
     assert len(str(caught.value)) < 500
 
 
 def test_a_percentage_of_an_unknown_memory_is_refused() -> None:
     """A device that reports no memory needs a budget in bytes."""
     with pytest.raises(ValueError, match=r"unknown here\. Give the budget in bytes"):
-        parse_budget("80%", device_nbytes=lambda: 0)
+        Budget.parse("80%").nbytes()
+
+
+def test_a_share_below_a_byte_is_refused() -> None:
+    """At once if no device is that large, else when its memory is known."""
+    with pytest.raises(ValueError, match=r"'0\.00000000001%' is not above zero"):
+        Budget.parse("0.00000000001%")
+    with pytest.raises(ValueError, match=r"'0\.01%' is not above zero bytes\. .* of a plate such"):
+        Budget.parse("0.01%", whole="a plate").nbytes(1000)
 
 
 @settings(deadline=None)
 @given(st.integers(1, 10**15), st.sampled_from(sorted(UNITS)), st.sampled_from(["", " "]))
 def test_parsing_is_exact(count: int, unit: str, blank: str) -> None:
     """No float is involved: every integer count of a unit is that many bytes."""
-    assert parse_budget(f"{count}{blank}{unit}", device_nbytes=no_device) == count * UNITS[unit]
+    assert Budget.parse(f"{count}{blank}{unit}").nbytes() == count * UNITS[unit]
 
 
 @settings(deadline=None)
@@ -121,7 +129,7 @@ def test_formatted_sizes_parse_back_within_their_digits(nbytes: int, binary: boo
     """A formatted size is itself a valid budget, within half of its last digit."""
     text = format_nbytes(nbytes, binary=binary)
     unit = {name.lower(): size for name, size in UNITS.items()}[text.split()[1].lower()]
-    assert abs(parse_budget(text, device_nbytes=no_device) - nbytes) <= unit / 20 + 1
+    assert abs(Budget.parse(text).nbytes() - nbytes) <= unit / 20 + 1
 
 
 @pytest.mark.parametrize(

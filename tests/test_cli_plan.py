@@ -13,13 +13,13 @@ import pytest
 
 from autoremat import offline
 from autoremat.commands import doctor
-from autoremat.commands.arguments import TargetArguments
 from autoremat.commands.doctor import Trouble
-from autoremat.commands.hf import load_hf
-from autoremat.commands.target import TargetError
 from autoremat.comparison.variants import Task, chosen_variants
 from autoremat.comparison.worker import measure
 from autoremat.reporting import Report
+from autoremat.targets.arguments import TargetArguments
+from autoremat.targets.hf import load_hf
+from autoremat.targets.target import TargetError
 from tests.command_line import run
 
 QUICK = ["--compiler", "eager", "--time-limit", "2"]

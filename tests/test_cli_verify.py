@@ -13,8 +13,8 @@ import pytest
 from typer.testing import Result
 
 from autoremat.commands import verify as verify_command
-from autoremat.commands.arguments import TargetArguments
-from autoremat.commands.target import load_target
+from autoremat.targets.arguments import TargetArguments
+from autoremat.targets.target import load_target
 from autoremat.verification import Verification
 from tests import command_line
 from tests.test_cli_solve import process

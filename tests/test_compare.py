@@ -199,11 +199,12 @@ def test_a_malformed_budget_is_refused(budget: str | int) -> None:
 
 def test_a_share_is_of_what_eager_needs_above_resident() -> None:
     """A size is of the whole step; without eager's peak there is no share."""
-    assert budget_nbytes("50%", 1000, 400) == 1200
-    assert budget_nbytes("2kB", 1000, 400) == 2000
-    assert budget_nbytes("smallest", 1000, None) is None
+    _, half, size, smallest = chosen_variants([], ["50%", " 2kB", "smallest"], "eager")
+    assert budget_nbytes(half.budget, 1000, 400) == 1200
+    assert budget_nbytes(size.budget, 1000, 400) == 2000
+    assert budget_nbytes(smallest.budget, 1000, None) is None
     with pytest.raises(ValueError, match="give a size"):
-        budget_nbytes("50%", 1000, None)
+        budget_nbytes(half.budget, 1000, None)
 
 
 def test_options_are_checked() -> None:

@@ -22,6 +22,14 @@ TORCH_SIDE, SOLVER, REPORT = (
     ROOT / "autoremat" / "reporting",
 )
 
+# What a module may not need, not even through others: modules, or all below a package.
+NEVER_NEEDED = {
+    "autoremat.budget": {"autoremat.reporting"},
+    "autoremat.errors": {"autoremat.reporting.text", "autoremat.reporting.page"},
+    "autoremat.comparison.worker": {"autoremat.commands"},
+    "autoremat.options": {"autoremat.choose", "autoremat.layers", "autoremat.lower"},
+}
+
 SOLVER_LAYERS = [
     {"problem", "plan"},
     {"indexed"},
@@ -111,14 +119,23 @@ def test_solver_has_no_import_cycle() -> None:
 
 
 def test_report_needs_only_the_solver_and_the_standard_library() -> None:
-    """A stored report can be shown where torch is absent."""
+    """A stored report can be shown where torch is absent; the words for its numbers need less."""
     renderers = {"autoremat_solver", "jinja2", "rich"}
 
     def foreign(path: Path, name: str) -> bool:
-        inside = name.startswith("autoremat.reporting")
+        inside = name.startswith(("autoremat.reporting.", "autoremat.units."))
         return not inside and top(name) not in renderers | sys.stdlib_module_names
 
     assert offenders(REPORT, foreign) == []
+    assert {top(name) for name in imports(file_of("autoremat.units"))} <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize(("name", "never"), NEVER_NEEDED.items(), ids=NEVER_NEEDED)
+def test_what_comes_first_needs_nothing_that_comes_later(name: str, never: set[str]) -> None:
+    """What users ask for is read, and refused, without the planner and without the renderers."""
+    assert {module_of(other) for other in never} == never
+    needed = {f"{other}." for other in needed_by(name)}
+    assert [n for n in needed if n.startswith(tuple(f"{other}." for other in never))] == []
 
 
 @pytest.mark.parametrize("folder", ["autoremat", "docs", "examples"])
@@ -191,6 +208,30 @@ def imports(path: Path) -> set[str]:
             module = ".".join([*base, *([node.module] if node.module else [])])
             names |= {f"{module}.{alias.name}" for alias in node.names}
     return names
+
+
+def needed_by(name: str) -> set[str]:
+    """Modules of the torch side that a module imports, and what these import in turn."""
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        names = {module_of(other) for other in imports(file_of(waiting.pop()))} - found - {""}
+        found |= names
+        waiting += names
+    return found
+
+
+def module_of(name: str) -> str:
+    """The module of the torch side that an imported name is, or lies in; else ""."""
+    while name and not file_of(name).exists():
+        name = name.rpartition(".")[0]
+    return name
+
+
+def file_of(name: str) -> Path:
+    """Where a module of the torch side stands, if there is one of that name."""
+    path = ROOT.joinpath(*name.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 def torch_attributes(path: Path) -> set[str]:

@@ -23,15 +23,15 @@ from torch.utils.checkpoint import checkpoint
 
 import autoremat
 from autoremat import session
+from autoremat.asked import store
 from autoremat.choose import TORCH, Choice, Subject, as_chosen
 from autoremat.curve import Curve
 from autoremat.lower import RNG_STATE, without_spare_states
 from autoremat.options import Resident
-from autoremat.reporting import GraphReport, Report, SpanKind, ValueAction, format_nbytes
-from autoremat.reporting.text import format_us
+from autoremat.reporting import GraphReport, Report, SpanKind, ValueAction
 from autoremat.shell import LATER_GRADIENTS
-from autoremat.steering import store
 from autoremat.step import Beside, Part, _crossing_nbytes
+from autoremat.units import format_nbytes, format_us
 from tests.models import example_gpt
 from tests.test_inductor import Encoder, Normalised
 from tests.test_inductor import images as doubles

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from autoremat.commands.target import Target, TargetError, load_target
+from autoremat.targets.target import Target, TargetError, load_target
 
 HEAD = "import torch\nfrom torch import nn\n"
 MAKE = HEAD + "def make():\n    return nn.Linear(3, 1), torch.ones(2, 3)\n"

@@ -15,13 +15,13 @@ from rich.console import Console
 
 from autoremat.budget import budget_argument
 from autoremat.commands.app import BAD_INPUT
-from autoremat.commands.arguments import TargetArguments
 from autoremat.commands.files import OutputError, check_writable, write_whole
 from autoremat.commands.interrupt import INTERRUPTED
 from autoremat.comparison.plot import MARK
 from autoremat.comparison.race import ComparisonError, Options, Race
 from autoremat.comparison.table import comparison_table
 from autoremat.comparison.variants import chosen_variants
+from autoremat.targets.arguments import TargetArguments
 
 
 def run(

@@ -110,7 +110,7 @@ def _devices() -> str:
     import torch
 
     from autoremat.device import device_name, device_nbytes
-    from autoremat.reporting import format_nbytes
+    from autoremat.units import format_nbytes
 
     cpu = torch.device("cpu")
     found = [f"cpu {format_nbytes(device_nbytes(cpu))}, {torch.get_num_threads()} threads"]
@@ -171,7 +171,7 @@ def _step() -> str:
 
     from autoremat.api import optimize
     from autoremat.measure import measure_peak, resident_nbytes
-    from autoremat.reporting import format_nbytes
+    from autoremat.units import format_nbytes
 
     class WithLoss(nn.Sequential):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

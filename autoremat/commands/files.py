@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from autoremat.commands.arguments import Refusal
+from autoremat.errors import reason_of
 
 _HEAD_NBYTES = 1024  # of a file: where the mark of ours stands
 
@@ -101,8 +102,3 @@ def _try_in(folder: Path) -> None:
 
 def _part_in(folder: Path) -> Path:
     return folder / f".autoremat.{os.getpid()}.part"
-
-
-def reason_of(error: Exception) -> str:
-    """What the system says of a file, without its number and path."""
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)

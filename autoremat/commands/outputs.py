@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.text import Text
 
 from autoremat.commands.arguments import Refusal
-from autoremat.commands.files import check_writable, reason_of, write_whole
+from autoremat.commands.files import check_writable, write_whole
+from autoremat.errors import reason_of
 from autoremat.reporting import SCHEMA, Report, page, snapshot, trace, values_csv
 from autoremat.reporting.text import RECOMPUTED_TITLE, SAVED_TITLE
 

@@ -20,15 +20,16 @@ import torch
 from autoremat import offline
 from autoremat.budget import budget_argument
 from autoremat.commands.app import BAD_INPUT, INFEASIBLE
-from autoremat.commands.arguments import PlanArguments, Refusal, TargetArguments
-from autoremat.commands.hf import load
+from autoremat.commands.arguments import PlanArguments, Refusal
 from autoremat.commands.interrupt import leaving_at_once
 from autoremat.commands.outputs import check_outputs, print_report, report_document, write_outputs
-from autoremat.commands.target import Target, TargetError, last_line
 from autoremat.commands.telling import print_json, refusal_document, tell, warnings_told
 from autoremat.errors import InfeasibleBudget
 from autoremat.progress import Progress
 from autoremat.reporting import Fact, Report
+from autoremat.targets.arguments import TargetArguments
+from autoremat.targets.hf import load
+from autoremat.targets.target import Target, TargetError, last_line
 
 _BESIDE = "a function beside the model: what it saves and allocates is not in this plan"
 

@@ -21,14 +21,15 @@ from rich.table import Table
 from rich.text import Text
 
 from autoremat.commands.app import BAD_INPUT
-from autoremat.commands.arguments import PlanArguments, Refusal, TargetArguments
+from autoremat.commands.arguments import PlanArguments, Refusal
 from autoremat.commands.fitting import fill
 from autoremat.commands.interrupt import leaving_at_once
 from autoremat.commands.plan import planned
-from autoremat.commands.target import TargetError
 from autoremat.commands.telling import print_json, warnings_told
-from autoremat.reporting import Report, SpanKind, Step, format_nbytes
-from autoremat.reporting.text import format_us
+from autoremat.reporting import Report, SpanKind, Step
+from autoremat.targets.arguments import TargetArguments
+from autoremat.targets.target import TargetError
+from autoremat.units import format_nbytes, format_us
 
 _FIGURES = ("runs", "forward", "backward", "share", "saved")
 _SHOWN = 15  # rows of a table; all are in the JSON

@@ -26,13 +26,14 @@ from autoremat_solver.plan_document import (
 )
 from rich.console import Console
 
-from autoremat.budget import budget_argument, parse_budget
+from autoremat.budget import Budget, budget_argument
 from autoremat.commands.app import BAD_INPUT, INFEASIBLE
 from autoremat.commands.arguments import Refusal
-from autoremat.commands.files import read_text, reason_of
+from autoremat.commands.files import read_text
 from autoremat.commands.interrupt import leaving_at_once
 from autoremat.commands.solve_tables import curve_table, plan_table
-from autoremat.reporting.text import format_nbytes, format_nbytes_apart
+from autoremat.errors import reason_of
+from autoremat.units import format_nbytes, format_nbytes_apart
 
 _LARGEST = 5
 
@@ -149,11 +150,8 @@ def _read(path: Path) -> _Task:
 
 def _budget_nbytes(budget: str, task: _Task) -> int:
     try:
-        return parse_budget(
-            budget_argument(budget),
-            device_nbytes=lambda: task.baseline.peak_nbytes,
-            whole="the peak without recompute",
-        )
+        asked = Budget.parse(budget_argument(budget), whole="the peak without recompute")
+        return asked.nbytes(task.baseline.peak_nbytes)
     except ValueError as error:
         raise Refusal(str(error)) from error
 

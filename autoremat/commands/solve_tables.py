@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from autoremat.commands.fitting import fill
-from autoremat.reporting.text import format_nbytes, format_us
+from autoremat.units import format_nbytes, format_us
 
 
 def plan_table(document: dict[str, Any], problem: Problem, status: Status) -> Table:

@@ -18,16 +18,17 @@ import torch
 from rich.console import Console
 
 from autoremat.api import optimize, optimized_call, report
-from autoremat.budget import budget_argument, parse_budget
+from autoremat.budget import Budget, budget_argument
 from autoremat.commands.app import BAD_INPUT, DIFFERENT, INFEASIBLE
-from autoremat.commands.arguments import Refusal, TargetArguments
-from autoremat.commands.hf import load
+from autoremat.commands.arguments import Refusal
 from autoremat.commands.interrupt import leaving_at_once
-from autoremat.commands.target import Target, TargetError, last_line
 from autoremat.commands.telling import print_json, refusal_document, warnings_told
 from autoremat.commands.verify_table import verify_table
 from autoremat.errors import InfeasibleBudget
-from autoremat.reporting.text import format_nbytes, format_nbytes_apart
+from autoremat.targets.arguments import TargetArguments
+from autoremat.targets.hf import load
+from autoremat.targets.target import Target, TargetError, last_line
+from autoremat.units import format_nbytes, format_nbytes_apart
 from autoremat.verification import Verification, verify
 
 _SCHEMA = "autoremat.verification/1"
@@ -38,7 +39,7 @@ class _Asked:
     """The command's arguments, checked."""
 
     target: TargetArguments
-    budget: str | int
+    budget: Budget
     compiler: str
     dropout: str | None
     time_limit: float
@@ -63,12 +64,12 @@ def run(
         time_limit: seconds to choose a plan, per graph.
         dropout: "replay", "save_masks", or None for the safe choice.
     """
-    asked = _Asked(target, budget_argument(budget), compiler, dropout, time_limit)
     told: list[str] = []
     began = time.monotonic()
     try:
         if not 0 <= time_limit < float("inf"):
             raise Refusal(f"The time limit is {time_limit}: give a finite number of seconds.")
+        asked = _Asked(target, _parsed(budget), compiler, dropout, time_limit)
         with leaving_at_once(), redirect_stdout(sys.stderr), warnings_told(told):
             document, title = _verified(asked, told)
     except (Refusal, TargetError) as error:
@@ -76,7 +77,7 @@ def run(
         return BAD_INPUT
     except InfeasibleBudget as error:
         if as_json:
-            asked_for = {"schema": _SCHEMA, "target": asked.target.text, "compiler": compiler}
+            asked_for = {"schema": _SCHEMA, "target": target.text, "compiler": compiler}
             print_json(asked_for | refusal_document(error), told, began)
         else:
             print(f"autoremat: {error}", file=sys.stderr)
@@ -90,11 +91,10 @@ def run(
 
 def _verified(asked: _Asked, told: list[str]) -> tuple[dict[str, Any], str]:
     """The document of a verification, and what the table is headed."""
-    _require_budget(asked.budget)
     target = load(asked.target)
     optimize(
         target.model,
-        asked.budget,
+        asked.budget.given,
         compiler=asked.compiler,
         dropout=asked.dropout,
         time_limit=asked.time_limit,
@@ -110,9 +110,9 @@ def _verified(asked: _Asked, told: list[str]) -> tuple[dict[str, Any], str]:
     return _document(asked, result, loss, planned), title
 
 
-def _require_budget(budget: str | int) -> None:
+def _parsed(budget: str) -> Budget:
     try:
-        parse_budget(budget, device_nbytes=lambda: 1 << 40)
+        return Budget.parse(budget_argument(budget))
     except ValueError as error:
         raise Refusal(str(error)) from error
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from autoremat.commands.solve_tables import share
-from autoremat.reporting.text import format_nbytes
+from autoremat.units import format_nbytes
 
 
 def verify_table(document: dict[str, Any], title: str) -> Table:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from autoremat.comparison.model import Comparison, Row
-from autoremat.reporting.text import format_nbytes, format_us
+from autoremat.units import format_nbytes, format_us
 
 MARK = "<!-- autoremat comparison -->"
 

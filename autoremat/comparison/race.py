@@ -211,7 +211,8 @@ class Race:
         except ValueError as error:
             return {"status": "not applicable", "message": str(error)}
         options = self._options
-        task = Task(self._target, variant, budget, options.time_limit, options.threads)
+        said = replace(variant, budget=None)
+        task = Task(self._target, said, budget, options.time_limit, options.threads)
         command = [sys.executable, "-m", "autoremat.comparison.worker", json.dumps(asdict(task))]
         worker = self._workers[variant.name] = Worker(command, log, _environment())
         return worker.receive(options.timeout)

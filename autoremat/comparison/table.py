@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autoremat.comparison.model import OK, Comparison, Row
-from autoremat.reporting.text import format_nbytes, format_us
+from autoremat.units import format_nbytes, format_us
 
 _ALL = ("Peak", "share", "Step", "ratio", "Samples/s", "First step")
 _NARROW = {76: ("Peak", "share", "Step", "ratio"), 56: ("Peak", "Step")}

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from autoremat.budget import parse_budget
+from autoremat.budget import Budget
 
 SMALLEST = "smallest"
 BUDGETS = ("75%", "50%", "25%", SMALLEST)
@@ -38,7 +38,7 @@ class Variant:
         segment: layers in one checkpoint; 0 takes the square root of their number.
         selective: whether a checkpoint saves matrix products and attention.
         setting: torch's `activation_memory_budget`.
-        budget: of autoremat, as the user wrote it.
+        budget: of autoremat; None asks for the smallest.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Variant:
     segment: int = 1
     selective: bool = False
     setting: float | None = None
-    budget: str | int | None = None
+    budget: Budget | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Task:
 
     Attributes:
         target: `path/to/file.py:function` or `package.module:function`.
-        variant: the way to run its step.
+        variant: the way to run its step; its budget is said in bytes.
         budget_nbytes: of autoremat, resident bytes included; None asks for the smallest.
         time_limit: seconds for the solver.
         threads: of torch; None leaves torch's own choice.
@@ -88,7 +88,7 @@ def chosen_variants(
 
 
 def budget_nbytes(
-    budget: str | int | None, resident_nbytes: int, above_nbytes: int | None
+    budget: Budget | None, resident_nbytes: int, above_nbytes: int | None
 ) -> int | None:
     """The budget of a whole step in bytes; None for the smallest.
 
@@ -100,16 +100,15 @@ def budget_nbytes(
     Raises:
         ValueError: for a share where eager's peak is not known.
     """
-    if budget is None or budget == SMALLEST:
+    if budget is None:
         return None
-    if not isinstance(budget, str) or "%" not in budget:
-        return parse_budget(budget, device_nbytes=lambda: 0)
+    if not budget.is_share:
+        return budget.nbytes()
     if above_nbytes is None:
         raise ValueError(
             "eager's step was not measured, so a share of its peak is unknown: give a size"
         )
-    share = parse_budget(budget, device_nbytes=lambda: above_nbytes, whole=_WHOLE)
-    return resident_nbytes + share
+    return resident_nbytes + budget.nbytes(above_nbytes)
 
 
 def _variant(name: str, compiler: str) -> Variant:
@@ -131,11 +130,9 @@ def _variant(name: str, compiler: str) -> Variant:
 def _planned(budget: str | int, compiler: str) -> Variant:
     if isinstance(budget, str):
         budget = budget.strip()
-    if budget != SMALLEST:
-        # Checked now, with sizes that no share turns into nothing.
-        parse_budget(budget, device_nbytes=lambda: 1 << 60, whole=_WHOLE)
+    asked = None if budget == SMALLEST else Budget.parse(budget, whole=_WHOLE)
     name = f"{budget} B" if isinstance(budget, int) else budget
-    return Variant(f"autoremat {name}", "autoremat", compiler, budget=budget)
+    return Variant(f"autoremat {name}", "autoremat", compiler, budget=asked)
 
 
 def segment_length(segment: int, layers: int) -> int:

@@ -21,15 +21,15 @@ from torch import nn
 
 import autoremat
 from autoremat import _torch
-from autoremat.commands.arguments import TargetArguments
-from autoremat.commands.hf import load
-from autoremat.commands.target import Target, TargetError, last_line
 from autoremat.comparison.layers import NotApplicable, checkpoint_layers
 from autoremat.comparison.serve import Step, seconds, serve
 from autoremat.comparison.variants import Task, Variant
 from autoremat.errors import InfeasibleBudget
-from autoremat.reporting.text import format_nbytes, format_nbytes_apart
 from autoremat.session import REPLANS
+from autoremat.targets.arguments import TargetArguments
+from autoremat.targets.hf import load
+from autoremat.targets.target import Target, TargetError, last_line
+from autoremat.units import format_nbytes, format_nbytes_apart
 
 _WARM_UPS = 1 + REPLANS  # a step of several graphs may be planned anew
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory")

@@ -16,7 +16,7 @@ from autoremat.reporting.model import (
     ValueReport,
 )
 from autoremat.reporting.resident import ResidentParts
-from autoremat.reporting.text import format_nbytes, one_line, summary
+from autoremat.reporting.text import one_line, summary
 from autoremat.reporting.timeline import MemoryTimeline, Span, SpanKind, Step
 
 __all__ = [
@@ -36,7 +36,6 @@ __all__ = [
     "Step",
     "ValueAction",
     "ValueReport",
-    "format_nbytes",
     "one_line",
     "summary",
 ]

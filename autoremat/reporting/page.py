@@ -19,11 +19,9 @@ from autoremat.reporting.document import write
 from autoremat.reporting.model import Report, ValueAction
 from autoremat.reporting.text import (
     bound_text,
-    format_nbytes,
-    format_nbytes_apart,
-    format_us_apart,
     without_optimizer,
 )
+from autoremat.units import format_nbytes, format_nbytes_apart, format_us_apart
 
 MARK = '<meta name="generator" content="autoremat report">'
 _SCRIPTS = ("base.js", "timeline.js", "values.js", "modules.js", "curve.js", "main.js")

@@ -1,8 +1,7 @@
-"""The report as plain text for a terminal, and bytes and microseconds in words.
+"""The report as plain text for a terminal.
 
-Enters: a `Report`, or a number. Leaves: text without escape codes, ASCII but for
-the names inside; nothing is printed.
-Guarantees: the verdict comes first; sizes are decimal (GB = 10^9 bytes) and say so.
+Enters: a `Report`. Leaves: text without escape codes, ASCII but for the names inside; nothing is
+printed. Guarantees: the verdict comes first; sizes are decimal (GB = 10^9 bytes) and say so.
 """
 
 from __future__ import annotations
@@ -14,62 +13,19 @@ from dataclasses import dataclass
 
 from autoremat.reporting.model import Report, ValueAction, ValueReport
 from autoremat.reporting.resident import ResidentParts
+from autoremat.units import (
+    format_nbytes,
+    format_nbytes_apart,
+    format_parts,
+    format_us,
+    format_us_apart,
+)
 
 SAVED_TITLE = "Largest saved values"
 RECOMPUTED_TITLE = "Most expensive recomputed values"
 
 _ROWS = 5
 _WIDE = 110  # columns of a terminal that has room for sources and reasons
-_DECIMAL_UNITS = ("kB", "MB", "GB", "TB")
-_BINARY_UNITS = ("KiB", "MiB", "GiB", "TiB")
-
-
-def format_nbytes(nbytes: int, *, binary: bool = False, digits: int = 1) -> str:
-    """A size for people: "11.3 GB", or "10.5 GiB" if `binary`; exact below one kB or KiB.
-
-    Args:
-        nbytes: the size in bytes; may be negative (a difference).
-        binary: powers of 1024 instead of 1000.
-        digits: after the decimal point.
-    """
-    factor, units = (1024, _BINARY_UNITS) if binary else (1000, _DECIMAL_UNITS)
-    if abs(nbytes) < factor:
-        return f"{nbytes} B"
-    power = 1
-    # Compared after rounding, so that 999.96 MB is written 1.0 GB and not 1000.0 MB.
-    while power < len(units) and abs(round(nbytes / factor**power, digits)) >= factor:
-        power += 1
-    return f"{nbytes / factor**power:.{digits}f} {units[power - 1]}"
-
-
-def format_nbytes_apart(first_nbytes: int, second_nbytes: int) -> tuple[str, str]:
-    """Two sizes with as many digits as it takes to tell them apart, if they differ."""
-    for digits in range(1, 13):
-        first = format_nbytes(first_nbytes, digits=digits)
-        second = format_nbytes(second_nbytes, digits=digits)
-        if first != second or first_nbytes == second_nbytes:
-            return first, second
-    return f"{first_nbytes} B", f"{second_nbytes} B"
-
-
-def format_us(time_us: float, *, digits: int = 1) -> str:
-    """A duration for people: "850.0 us", "1.9 ms", "2.3 s"."""
-    for unit, scale in (("us", 1.0), ("ms", 1e3)):
-        if round(time_us / scale, digits) < 1000:
-            return f"{time_us / scale:.{digits}f} {unit}"
-    return f"{time_us / 1e6:.{digits}f} s"
-
-
-def format_us_apart(first_us: float, second_us: float) -> tuple[str, str]:
-    """Two durations with as many digits, up to four, as it takes to tell them apart."""
-    texts = [(format_us(first_us, digits=n), format_us(second_us, digits=n)) for n in (1, 2, 3, 4)]
-    return next((pair for pair in texts if pair[0] != pair[1]), texts[0])
-
-
-def format_parts(parts: ResidentParts) -> str:
-    """What is resident in words: "0.5 GB parameters, 0.7 GB optimizer state"; "" for nothing."""
-    named = parts.by_name.items()
-    return ", ".join(f"{format_nbytes(nbytes)} {name}" for name, nbytes in named if nbytes)
 
 
 def one_line(report: Report) -> str:
@@ -166,7 +122,7 @@ def _facts(report: Report) -> Iterable[str]:
 
 
 def _resident(parts: ResidentParts) -> str:
-    named = format_parts(parts)
+    named = format_parts(parts.by_name)
     return f"{format_nbytes(parts.nbytes)} resident{':' * bool(named)} {named}"
 
 

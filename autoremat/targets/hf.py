@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoremat.commands.arguments import HF, TargetArguments
-from autoremat.commands.files import reason_of
-from autoremat.commands.target import Target, TargetError, last_line, load_target
+from autoremat.errors import reason_of
+from autoremat.targets.arguments import HF, TargetArguments
+from autoremat.targets.target import Target, TargetError, last_line, load_target
 
 # The first that fits is taken: a decoder alone comes after the whole model that it is part of.
 _AUTO_CLASSES = (

@@ -1,0 +1,50 @@
+"""What the user asked for, as one value."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+import autoremat
+from autoremat.budget import Budget
+from autoremat.device import device_nbytes
+from autoremat.options import Options
+
+CPU = torch.device("cpu")
+WHO_NOT_WHAT = {"model", "optimizer"}  # what a mapping of options cannot say
+
+
+def test_a_mapping_and_named_arguments_make_the_same_options() -> None:
+    """What is not ours is Inductor's."""
+    named = Options.parse(budget="1GB", policy="sqrt", save="layers.3", time_limit=2, strict=True)
+    given = {"budget": 10**9, "policy": "sqrt", "save": ("layers.3",), "time_limit": 2.0}
+    assert Options.from_mapping({**given, "strict": 1}) == named
+    assert Options.from_mapping({"budget": "1GB", "max_autotune": False, "inductor": 1}) == (
+        Options.parse(budget="1GB", inductor={"max_autotune": False, "inductor": 1})
+    )
+
+
+@pytest.mark.parametrize(
+    "name", sorted(inspect.signature(autoremat.optimize).parameters.keys() - WHO_NOT_WHAT)
+)
+def test_the_backend_knows_each_option_of_optimize(name: str) -> None:
+    """None of them goes on to Inductor, and each has the same default."""
+    default = inspect.signature(autoremat.optimize).parameters[name].default
+    given = {"budget": "1GB"} | ({} if name == "budget" else {name: default})
+    assert Options.from_mapping(given) == Options.parse(budget="1GB")
+
+
+def test_a_share_is_of_the_device_or_of_the_memory_that_is_planned_for() -> None:
+    """The device at hand, unless the plan is for another."""
+    assert Options.parse(budget="50%").budget_nbytes(CPU) == device_nbytes(CPU) // 2
+    assert Options.parse(budget="50%", memory_nbytes=1000).budget_nbytes(CPU) == 500
+    assert Options.parse(budget=700, memory_nbytes=1000).budget_nbytes(CPU) == 700
+
+
+def test_a_strategy_without_a_budget_has_the_whole_device() -> None:
+    """Only where it decides the plan alone."""
+    assert Options.parse(policy="sqrt").budget == Budget.parse("100%")
+    with pytest.raises(ValueError, match="needs a budget"):
+        Options.parse()
