@@ -7,7 +7,6 @@ it is a plan of differs from ours in what torch does otherwise only; `check` acc
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 
 from autoremat_solver import Plan, Problem, check
@@ -43,7 +42,7 @@ class TorchPlan:
         return not self.buffers and not check(problem, self.plan)
 
     def _lifted(self, problem: Problem) -> Problem:
-        again = {name for name, runs in Counter(self.plan.schedule).items() if runs > 1}
+        again = self.plan.recomputed
         ops = (replace(op, recomputable=True) if op.name in again else op for op in problem.ops)
         values = (
             replace(
@@ -69,7 +68,7 @@ def torch_plan(
         if node.op == "call_function" and not kept.isdisjoint(storages.made_by[node])
     )
     found = with_buffers(lowered, joint, buffers) if buffers else lowered
-    plan = Plan(tuple(_schedule(found, forward, backward)))
+    plan = Plan.of(_schedule(found, forward, backward))
     torchs = TorchPlan(plan, buffers, frozenset(kept))
     problem = torchs.lowered(lowered, joint).problem
     if check(problem, plan) or saved_values(problem, plan) - incoming != kept:

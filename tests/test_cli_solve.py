@@ -69,7 +69,7 @@ def test_json_holds_a_plan_that_passes_the_check() -> None:
     assert found["problem"] == EXAMPLE.name
     assert found["time_unit"] is None
     assert found["seconds"] > 0
-    assert check(problem, Plan(tuple(found["schedule"])), found["peak"]) == []
+    assert check(problem, Plan.of(found["schedule"]), found["peak"]) == []
 
 
 @pytest.mark.parametrize("budget", ["100663296", "100_663_296", "96MiB", " 96 mib "])
@@ -169,7 +169,7 @@ def test_the_curve_as_json_and_as_a_table() -> None:
     assert points == sorted(points, key=lambda point: point["peak"])
     assert points == sorted(points, key=lambda point: -point["time"])
     for point in points:
-        assert check(problem, Plan(tuple(point["schedule"])), point["peak"]) == []
+        assert check(problem, Plan.of(point["schedule"]), point["peak"]) == []
     table = run(EXAMPLE, "--pareto", *BRIEF).stdout
     assert "without recompute: 188.7 MB, 195" in " ".join(table.split())
     assert f"{points[0]['time']:,.8g}" in table

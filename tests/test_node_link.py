@@ -36,7 +36,7 @@ def read(graph: Graph) -> Problem:
 
 
 def in_order(problem: Problem) -> Plan:
-    return Plan(tuple(op.name for op in problem.ops))
+    return Plan.of(op.name for op in problem.ops)
 
 
 def test_a_node_is_an_operation_and_its_value() -> None:

@@ -74,7 +74,7 @@ def plans(draw: st.DrawFn, problem: Problem) -> Plan:
     """A plan of the problem with a random save set."""
     indexed = index(problem)
     saved = frozenset(v for v in indexed.candidates if draw(st.booleans()))
-    return Plan(indexed.names(candidate(indexed, saved, "random").steps))
+    return indexed.plan(candidate(indexed, saved, "random").steps)
 
 
 def chained(seed: int) -> Problem:
@@ -156,7 +156,7 @@ def small_steps(draw: st.DrawFn) -> Problem:
 def test_no_optimum_is_lost(problem: Problem, extra: int) -> None:
     """The exhaustive search finds the same least time in both, at any budget."""
     reduction = reduce(problem, tiny_share=0.0)
-    budget = max(simulate(problem, Plan(tuple(op.name for op in problem.ops))).live_nbytes)
+    budget = max(simulate(problem, Plan.of(op.name for op in problem.ops)).live_nbytes)
     budget = max(0, budget - extra)
     assert cheapest_us(reduction.problem, budget) == cheapest_us(problem, budget)
 
@@ -182,7 +182,7 @@ def test_the_fast_measure_is_the_definition(data: st.DataObject, seed: int) -> N
     problem = random_step(seed, MIDDLE)
     indexed = index(problem)
     plan = data.draw(plans(problem))
-    steps = indexed.numbers(plan.schedule)
+    steps = indexed.numbers(plan)
     assert fast_measure(indexed, steps) == measure(indexed, steps)
     free = Problem(
         tuple(Value(v.name, v.nbytes, v.must_save, v.must_recompute) for v in problem.values),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
+from autoremat_solver.plan import Plan
 from autoremat_solver.problem import Phase, Problem
 from autoremat_solver.readable import Reading, reading_of
 
@@ -229,14 +230,22 @@ class Indexed:
                 stack.extend(new)
         return sorted(found)
 
-    def numbers(self, schedule: tuple[str, ...]) -> list[int]:
-        """Operation numbers of a schedule's names; KeyError for an unknown name."""
-        number = {op.name: i for i, op in enumerate(self.problem.ops)}
-        return [number[name] for name in schedule]
+    def numbers(self, plan: Plan) -> list[int]:
+        """Operation numbers of a plan's steps.
 
-    def names(self, steps: list[int]) -> tuple[str, ...]:
-        """Names of operation numbers."""
-        return tuple(self.problem.ops[op].name for op in steps)
+        Raises:
+            KeyError: if a step names an unknown operation.
+            ValueError: if a step is a first run of what ran before, or a recompute of what did not.
+        """
+        for step, right in zip(plan.steps, Plan.of(plan.schedule).steps, strict=True):
+            if step != right:
+                raise ValueError(f"The {step.kind} of {step.target!r} is a {right.kind}.")
+        number = {op.name: i for i, op in enumerate(self.problem.ops)}
+        return [number[step.target] for step in plan.steps]
+
+    def plan(self, steps: list[int]) -> Plan:
+        """The plan that runs operations of these numbers in this order."""
+        return Plan.of(self.problem.ops[op].name for op in steps)
 
 
 def index(problem: Problem) -> Indexed:

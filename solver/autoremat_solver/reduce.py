@@ -47,7 +47,7 @@ class Reduction:
     def lift(self, plan: Plan) -> Plan:
         """The plan of the original problem: each merged operation becomes its parts."""
         parts = self.parts
-        return Plan(tuple(name for op in plan.schedule for name in parts.get(op, (op,))))
+        return Plan.of(name for op in plan.schedule for name in parts.get(op, (op,)))
 
 
 def reduce(problem: Problem, *, tiny_share: float = TINY_SHARE) -> Reduction:

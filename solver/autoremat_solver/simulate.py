@@ -1,4 +1,4 @@
-"""THE definition of live bytes and time of a schedule.
+"""THE definition of live bytes and time of a plan.
 
 Enters: a problem and a plan. Leaves: a `Timeline`. Every other module quotes this one;
 `check` alone computes the same naively, to disagree with it where it can.
@@ -23,13 +23,14 @@ def simulate(problem: Problem, plan: Plan) -> Timeline:
 
     Args:
         problem: the step.
-        plan: a schedule over the problem's operations in which every read finds an instance.
+        plan: steps over the problem's operations in which every read finds an instance.
 
     Raises:
-        KeyError: if the schedule names an unknown operation or reads a value not yet made.
+        KeyError: if a step names an unknown operation or reads a value not yet made.
+        ValueError: if a step is not of the kind that it says.
     """
     indexed = index(problem)
-    return measure(indexed, indexed.numbers(plan.schedule))
+    return measure(indexed, indexed.numbers(plan))
 
 
 def measure(indexed: Indexed, steps: list[int]) -> Timeline:
@@ -86,16 +87,16 @@ def saved_of(indexed: Indexed, steps: list[int], spans: list[Span] | None = None
 def instance_spans(problem: Problem, plan: Plan) -> list[tuple[str, int, int]]:
     """Every instance of a value as (value, step that makes it, last step at which it is live)."""
     indexed = index(problem)
-    spans = spans_of(indexed, indexed.numbers(plan.schedule))
+    spans = spans_of(indexed, indexed.numbers(plan))
     return [(problem.values[value].name, born, last) for value, born, last in spans]
 
 
 def backward_start(problem: Problem, plan: Plan) -> int:
-    """Index of the first backward step; the schedule's length if there is none."""
-    for step, name in enumerate(plan.schedule):
-        if problem.op_by_name[name].phase is Phase.BACKWARD:
-            return step
-    return len(plan.schedule)
+    """Index of the first backward step; the number of steps if there is none."""
+    for number, step in enumerate(plan.steps):
+        if problem.op_by_name[step.target].phase is Phase.BACKWARD:
+            return number
+    return len(plan.steps)
 
 
 def saved_values(
@@ -105,12 +106,12 @@ def saved_values(
 
     Args:
         problem: the step.
-        plan: its schedule.
+        plan: a plan of it.
         spans: `instance_spans` of the two, if the caller has them already.
     """
     start = backward_start(problem, plan)
     spans = instance_spans(problem, plan) if spans is None else spans
     pinned = frozenset(problem.outputs)
     crossing = {name for name, born, last in spans if born < start <= last}
-    read = {name for step in plan.schedule[start:] for name in problem.op_by_name[step].inputs}
+    read = {name for step in plan.steps[start:] for name in problem.op_by_name[step.target].inputs}
     return frozenset(name for name in crossing if name not in pinned or name in read)

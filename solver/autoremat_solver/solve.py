@@ -20,7 +20,7 @@ from autoremat_solver.check import check
 from autoremat_solver.exact import MOST_OPS, ExactSearch, SearchLimit
 from autoremat_solver.front import Candidate, arranged
 from autoremat_solver.indexed import index
-from autoremat_solver.plan import Plan, Solution, Status
+from autoremat_solver.plan import Plan, Solution, Status, Step, StepKind
 from autoremat_solver.problem import Phase, Problem
 from autoremat_solver.readable import require_consistent
 from autoremat_solver.reduce import Reduction, reduce
@@ -282,7 +282,7 @@ class Solver:
 
     def _plan(self, member: Candidate) -> Plan:
         """A member's plan of the problem that was given."""
-        lifted = self._reduction.lift(Plan(self._search.indexed.names(member.steps)))
+        lifted = self._reduction.lift(self._search.indexed.plan(member.steps))
         return without_unread(self.problem, lifted)
 
     def _solution(
@@ -327,14 +327,13 @@ def _without_certificate(status: Status) -> Status:
 def without_unread(problem: Problem, plan: Plan) -> Plan:
     """The plan without repeats whose results nobody reads: they cost time, and no one runs them."""
     pinned = frozenset(problem.outputs)
-    first = {name: step for step, name in reversed(list(enumerate(plan.schedule)))}
     wanted: set[str] = set()
-    kept: list[str] = []
-    for step in range(len(plan.schedule) - 1, -1, -1):
-        op = problem.op_by_name[plan.schedule[step]]
-        if step > first[op.name] and wanted.isdisjoint(op.outputs):
+    kept: list[Step] = []
+    for step in reversed(plan.steps):
+        op = problem.op_by_name[step.target]
+        if step.kind is StepKind.RECOMPUTE and wanted.isdisjoint(op.outputs):
             continue
-        kept.append(op.name)
+        kept.append(step)
         wanted.difference_update(op.outputs)
         wanted.update(name for name in op.inputs if name not in pinned)
     return Plan(tuple(reversed(kept)))
