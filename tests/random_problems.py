@@ -86,9 +86,8 @@ class _Draw:
         made = [f"{name}_{j}" for j in range(rng.choice((1, 1, 1, 2)))]
         for value in made:
             mark = rng.random() if marked else 0.5
-            save_us = rng.choice((0.0, 0.0, 2.0)) if marked else 0.0
             nbytes = rng.randint(0, shape.most_nbytes)
-            self._values.append(Value(value, nbytes, mark < 0.1, mark > 0.93, save_us))
+            self._values.append(Value(value, nbytes, mark < 0.1, mark > 0.93))
         self._ops.append(
             Op(
                 name,

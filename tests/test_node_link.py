@@ -212,6 +212,17 @@ def test_our_schema_is_read_as_before() -> None:
     assert read_problem(problem.to_json()) == problem
 
 
+def test_what_older_versions_wrote_in_our_schema_is_read() -> None:
+    """They state a time for saving each value, 0: what is not 0 would be lost, so it is refused."""
+    problem = read(diamond())
+    data = json.loads(problem.to_json())
+    data["values"][0]["save_us"] = 0.0
+    assert read_problem(json.dumps(data)) == problem
+    data["values"][0]["save_us"] = 2.0
+    with pytest.raises(ProblemError, match="save_us"):
+        read_problem(json.dumps(data))
+
+
 def test_our_schema_needs_whole_bytes() -> None:
     """A fraction of a byte is refused by the value's name."""
     text = read(diamond()).to_json().replace('"nbytes": 30', '"nbytes": 30.5')

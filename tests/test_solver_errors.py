@@ -97,14 +97,6 @@ def test_must_save_and_must_recompute_are_kept() -> None:
     assert check(again, Plan.of((*FORWARD_STEPS, "z", "y", "x")))
 
 
-def test_a_value_dear_to_save_is_recomputed_without_any_budget() -> None:
-    """Keeping b costs 9 us and making it again 2 us: the fastest plan makes it again."""
-    problem = tiny(save_us=9.0)
-    found = Solver(problem).fastest()
-    assert found.plan.schedule.count("fb") == 2
-    assert found.status is Status.OPTIMAL
-
-
 def test_an_impossible_value_is_an_error() -> None:
     """A value that may neither be read from the forward nor made again is named."""
     problem = tiny(must_recompute=True)

@@ -31,7 +31,6 @@ class Indexed:
         workspace_nbytes: per operation.
         phase: per operation.
         nbytes: per value.
-        save_us: per value.
         producer: per value, the operation that makes it.
         pinned: per value, whether it is one of the problem's outputs.
     """
@@ -43,7 +42,6 @@ class Indexed:
     workspace_nbytes: list[int]
     phase: list[Phase]
     nbytes: list[int]
-    save_us: list[float]
     producer: list[int]
     pinned: list[bool]
     _derived: dict[Callable[..., Any], Any] = field(default_factory=dict, repr=False, compare=False)
@@ -54,11 +52,6 @@ class Indexed:
             self._derived[make] = make(self)
         found: T = self._derived[make]
         return found
-
-    @cached_property
-    def saving_takes_time(self) -> bool:
-        """Whether keeping some value for the backward takes time."""
-        return any(self.save_us)
 
     @cached_property
     def total_nbytes(self) -> int:
@@ -264,7 +257,6 @@ def index(problem: Problem) -> Indexed:
         workspace_nbytes=[op.workspace_nbytes for op in problem.ops],
         phase=[op.phase for op in problem.ops],
         nbytes=[value.nbytes for value in problem.values],
-        save_us=[value.save_us for value in problem.values],
         producer=producer,
         pinned=[value.name in pinned for value in problem.values],
     )

@@ -49,15 +49,12 @@ class Value:
         nbytes: size, rounded as the device's allocator rounds.
         must_save: if the backward reads it, it must be the instance that the forward made.
         must_recompute: no instance made in the forward may be read by the backward.
-        save_us: time for keeping it from the forward to the backward (a write and a read that
-            fusion would avoid otherwise); 0 where values are written anyway.
     """
 
     name: str
     nbytes: int
     must_save: bool = False
     must_recompute: bool = False
-    save_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +141,18 @@ class Problem:
             raise ProblemError(f"Expected a JSON object with schema {SCHEMA!r}, found {found!r}.")
         try:
             return cls(
-                values=tuple(Value(**value) for value in data["values"]),
+                values=tuple(_value_from_json(value) for value in data["values"]),
                 ops=tuple(_op_from_json(op) for op in data["ops"]),
                 outputs=tuple(data["outputs"]),
                 resident_nbytes=data["resident_nbytes"],
             )
         except (KeyError, TypeError) as error:
             raise ProblemError(f"The problem's JSON lacks or mistypes a field: {error}.") from error
+
+
+def _value_from_json(data: dict[str, Any]) -> Value:
+    """A value; older versions of this schema also state a time for saving it, which is 0."""
+    return Value(**{name: field for name, field in data.items() if name != "save_us" or field})
 
 
 def _op_from_json(data: dict[str, Any]) -> Op:
@@ -168,11 +170,8 @@ def _check_sizes(problem: Problem) -> None:
     if problem.resident_nbytes < 0:
         raise ProblemError(f"resident_nbytes is {problem.resident_nbytes}: it cannot be negative.")
     for value in problem.values:
-        if value.nbytes < 0 or not math.isfinite(value.save_us) or value.save_us < 0:
-            raise ProblemError(
-                f"Value {value.name!r} has nbytes={value.nbytes}, save_us={value.save_us}: "
-                "both must be finite and not negative."
-            )
+        if value.nbytes < 0:
+            raise ProblemError(f"Value {value.name!r} has nbytes={value.nbytes}: negative.")
         if value.must_save and value.must_recompute:
             raise ProblemError(f"Value {value.name!r} must be saved and recomputed: drop one.")
     for op in problem.ops:

@@ -35,18 +35,15 @@ def simulate(problem: Problem, plan: Plan) -> Timeline:
 
 def measure(indexed: Indexed, steps: list[int]) -> Timeline:
     """`simulate` for a schedule of operation numbers."""
-    spans = spans_of(indexed, steps)
     nbytes = indexed.nbytes
     change = [0] * (len(steps) + 1)
-    for value, born, last_read in spans:
+    for value, born, last_read in spans_of(indexed, steps):
         change[born] += nbytes[value]
         change[last_read + 1] -= nbytes[value]
     live = list(accumulate(change[:-1], initial=indexed.problem.resident_nbytes))[1:]
     workspace = indexed.workspace_nbytes
     live = [nbytes + workspace[op] for nbytes, op in zip(live, steps, strict=True)]
-    saved = saved_of(indexed, steps, spans)
-    saving_us = math.fsum(indexed.save_us[value] for value in saved)
-    return Timeline(tuple(live), math.fsum(indexed.time_us[op] for op in steps) + saving_us)
+    return Timeline(tuple(live), math.fsum(indexed.time_us[op] for op in steps))
 
 
 def spans_of(indexed: Indexed, steps: list[int]) -> list[Span]:
