@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from autoremat_solver import Plan, Problem, Solver, check, read_problem
+from autoremat_solver import Plan, Problem, Solver, check, read_problem, simulate, unrolled
 from autoremat_solver.plan_document import plan_document
 from typer.testing import Result
 
 from tests import command_line
 from tests.test_solver_networks import mlp
+from tests.test_solver_regions import AGAIN, stack
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "residual_mlp.json"
@@ -70,6 +71,16 @@ def test_json_holds_a_plan_that_passes_the_check() -> None:
     assert found["time_unit"] is None
     assert found["seconds"] > 0
     assert check(problem, Plan.of(found["schedule"]), found["peak"]) == []
+
+
+def test_a_region_is_planned_run_by_run(tmp_path: Path) -> None:
+    """A file that states a block once gives a plan of every run, within the budget."""
+    path = tmp_path / "stack.json"
+    path.write_text(stack().to_json(), encoding="utf-8")
+    budget_nbytes = simulate(stack(), AGAIN).peak_nbytes
+    found = solved(path, "--budget", str(budget_nbytes))
+    assert {"f@1", "f@2", "f@3"} <= set(found["schedule"])
+    assert check(unrolled(stack()), Plan.of(found["schedule"]), budget_nbytes) == []
 
 
 @pytest.mark.parametrize("budget", ["100663296", "100_663_296", "96MiB", " 96 mib "])

@@ -24,7 +24,7 @@ TORCH_SIDE, SOLVER, REPORT = (
 
 SOLVER_LAYERS = [
     {"problem", "plan"},
-    {"indexed"},
+    {"indexed", "regions"},
     {"simulate"},
     {"check", "heuristics", "reduce", "formulation"},
     {"_pulp"},

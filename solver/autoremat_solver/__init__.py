@@ -8,7 +8,8 @@ from autoremat_solver.certificate import CertificateError, CertificateWarning
 from autoremat_solver.check import check
 from autoremat_solver.node_link import read_problem
 from autoremat_solver.plan import Plan, Solution, Status, Step, StepKind, Timeline
-from autoremat_solver.problem import Op, Phase, Problem, ProblemError, Value
+from autoremat_solver.problem import Op, Phase, Problem, ProblemError, Region, Value
+from autoremat_solver.regions import unrolled, unrolled_plan
 from autoremat_solver.simulate import simulate
 from autoremat_solver.solve import Solver, solve
 
@@ -20,6 +21,7 @@ __all__ = [
     "Plan",
     "Problem",
     "ProblemError",
+    "Region",
     "Solution",
     "Solver",
     "Status",
@@ -31,4 +33,6 @@ __all__ = [
     "read_problem",
     "simulate",
     "solve",
+    "unrolled",
+    "unrolled_plan",
 ]

@@ -8,12 +8,15 @@ frees it after the last one, so that it can disagree with `simulate`. Linear in 
 from __future__ import annotations
 
 from autoremat_solver.plan import Plan, StepKind
-from autoremat_solver.problem import Op, Phase, Problem
+from autoremat_solver.problem import Op, Phase, Problem, ProblemError
+from autoremat_solver.regions import unrolled, unrolled_plan
 from autoremat_solver.simulate import simulate
 
 
 def check(problem: Problem, plan: Plan, budget_nbytes: int | None = None) -> list[str]:
     """What is wrong with the plan; empty if nothing is.
+
+    With regions the plan of the whole step is judged.
 
     Args:
         problem: the step.
@@ -23,6 +26,10 @@ def check(problem: Problem, plan: Plan, budget_nbytes: int | None = None) -> lis
     unknown = [step.target for step in plan.steps if step.target not in problem.op_by_name]
     if unknown:
         return [f"Unknown operation {name!r} in the schedule." for name in unknown]
+    try:
+        problem, plan = unrolled(problem), unrolled_plan(problem, plan)
+    except ProblemError as error:
+        return [str(error)]
     ops = [problem.op_by_name[step.target] for step in plan.steps]
     violations = _kind_violations(plan) + _order_violations(problem, ops)
     violations += _read_violations(problem, ops)

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from autoremat_solver.plan import Plan
-from autoremat_solver.problem import Phase, Problem
+from autoremat_solver.problem import Phase, Problem, ProblemError
 from autoremat_solver.readable import Reading, reading_of
 
 T = TypeVar("T")
@@ -242,7 +242,16 @@ class Indexed:
 
 
 def index(problem: Problem) -> Indexed:
-    """The problem over numbers. Linear in the number of reads."""
+    """The problem over numbers. Linear in the number of reads.
+
+    Raises:
+        ProblemError: if the problem has regions.
+    """
+    if problem.regions:
+        raise ProblemError(
+            f"The problem states the region {problem.regions[0].name!r} once, and what is asked "
+            "for needs every run by itself: give `unrolled(problem)`."
+        )
     number = {value.name: i for i, value in enumerate(problem.values)}
     pinned = frozenset(problem.outputs)
     producer = [0] * len(problem.values)

@@ -13,13 +13,16 @@ from itertools import accumulate
 
 from autoremat_solver.indexed import Indexed, index
 from autoremat_solver.plan import Plan, Timeline
-from autoremat_solver.problem import Phase, Problem
+from autoremat_solver.problem import Problem
+from autoremat_solver.regions import unrolled, unrolled_plan
 
 Span = tuple[int, int, int]
 
 
 def simulate(problem: Problem, plan: Plan) -> Timeline:
     """Live bytes while each step of the plan runs, and the time of all steps together.
+
+    With regions these are the steps of `unrolled_plan`.
 
     Args:
         problem: the step.
@@ -28,9 +31,10 @@ def simulate(problem: Problem, plan: Plan) -> Timeline:
     Raises:
         KeyError: if a step names an unknown operation or reads a value not yet made.
         ValueError: if a step is not of the kind that it says.
+        ProblemError: if the steps of a region do not stand together.
     """
-    indexed = index(problem)
-    return measure(indexed, indexed.numbers(plan))
+    indexed = index(unrolled(problem))
+    return measure(indexed, indexed.numbers(unrolled_plan(problem, plan)))
 
 
 def measure(indexed: Indexed, steps: list[int]) -> Timeline:
@@ -90,10 +94,7 @@ def instance_spans(problem: Problem, plan: Plan) -> list[tuple[str, int, int]]:
 
 def backward_start(problem: Problem, plan: Plan) -> int:
     """Index of the first backward step; the number of steps if there is none."""
-    for number, step in enumerate(plan.steps):
-        if problem.op_by_name[step.target].phase is Phase.BACKWARD:
-            return number
-    return len(plan.steps)
+    return problem.first_backward(plan.schedule)
 
 
 def saved_values(
