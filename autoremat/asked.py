@@ -82,7 +82,7 @@ def _apply(
 def _plan_of(schedule: Sequence[str], problem: Problem, number: int) -> Plan:
     steps = [name for name in schedule if name != OPTIMIZER_STEP]
     steps += [OPTIMIZER_STEP] if OPTIMIZER_STEP in problem.op_by_name else []
-    plan = Plan(tuple(steps))
+    plan = Plan.of(steps)
     violations = check(problem, plan)
     if violations:
         raise PlanMismatch(

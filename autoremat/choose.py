@@ -462,7 +462,7 @@ def _time(choice: Choice) -> float:
 
 
 def _same(one: Solution, other: Solution) -> bool:
-    return one.plan.schedule == other.plan.schedule
+    return one.plan == other.plan
 
 
 class _Reader:

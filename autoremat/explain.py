@@ -212,7 +212,7 @@ def _with_alternative(
 def facts_of_refusal(subject: Subject, choice: Choice, budget_nbytes: int) -> dict[str, Any]:
     """What an error says of a graph whose smallest plan does not fit the budget."""
     subject, solution = as_chosen(subject, choice), choice.solution
-    step = solution.plan.schedule[solution.timeline.peak_step]
+    step = solution.plan.steps[solution.timeline.peak_step].target
     node = subject.lowered.node_of.get(step)
     return {
         "budget_nbytes": budget_nbytes,

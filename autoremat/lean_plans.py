@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from autoremat_solver import Plan, Problem, check
@@ -25,7 +25,7 @@ class LeanPlan:
     """A plan and the budget that it was named for.
 
     Attributes:
-        plan: the schedule.
+        plan: its steps.
         peak_nbytes: its real peak, as it was read when the plan was found.
     """
 
@@ -42,7 +42,7 @@ def recall(problem: Problem) -> LeanPlan | None:
     if key not in _known:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             found = json.loads(_path(key).read_text(encoding="utf-8"))
-            plan = Plan(tuple(found["schedule"]))
+            plan = Plan.of(found["schedule"])
             _known[key] = LeanPlan(plan, int(found["peak_nbytes"]))
     known = _known.get(key)
     return known if known is not None and not check(problem, known.plan) else None
@@ -59,7 +59,7 @@ def remember(problem: Problem, plan: Plan, peak_nbytes: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp")
         temporary.write_text(
-            json.dumps(asdict(new.plan) | {"peak_nbytes": peak_nbytes}), encoding="utf-8"
+            json.dumps({"schedule": plan.schedule, "peak_nbytes": peak_nbytes}), encoding="utf-8"
         )
         temporary.replace(path)
 

@@ -8,7 +8,6 @@ are no operations: the rewrite derives them again wherever they are read.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -191,13 +190,12 @@ def _sizes(
 
 def as_written(problem: Problem) -> Plan:
     """Every operation once, in the problem's order: the step without recompute."""
-    return Plan(tuple(op.name for op in problem.ops))
+    return Plan.of(op.name for op in problem.ops)
 
 
 def without_spare_states(problem: Problem, plan: Plan) -> Problem:
     """The problem with generator states counted only where an operation is replayed from them."""
-    runs = Counter(plan.schedule)
-    return without_states(problem, [name for name in problem.op_by_name if runs[name] <= 1])
+    return without_states(problem, problem.op_by_name.keys() - plan.recomputed)
 
 
 def without_states(problem: Problem, ops: Iterable[str] | None = None) -> Problem:

@@ -8,13 +8,13 @@ part reads forward values only through saved nodes; the original graph is not ch
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from autoremat_solver import Plan, simulate
+from autoremat_solver import Plan, Step, StepKind, simulate
 from autoremat_solver.simulate import backward_start, saved_values
 from torch import fx
 
@@ -51,16 +51,16 @@ def rewrite(joint: JointGraph, lowered: Lowered, constraints: Constraints, plan:
         joint: the graph that was planned.
         lowered: its lowering.
         constraints: tells which operations replay their random state.
-        plan: a schedule that `check` accepts.
+        plan: one that `check` accepts.
     """
-    simulate(lowered.problem, plan)  # raises where the schedule reads what was never made
+    simulate(lowered.problem, plan)  # raises where the plan reads what was never made
     writer = _Writer(joint, lowered, constraints, plan)
     start = backward_start(lowered.problem, plan)
-    for name in plan.schedule[:start]:
-        writer.run(name)
+    for step in plan.steps[:start]:
+        writer.run(step)
     writer.finish_forward()
-    for name in plan.schedule[start:]:
-        writer.run(name)
+    for step in plan.steps[start:]:
+        writer.run(step)
     return writer.finish()
 
 
@@ -73,11 +73,9 @@ class _Writer:
         self._joint = joint
         self._lowered = lowered
         self._repeated_random = {
-            name
-            for name, runs in Counter(plan.schedule).items()
-            if runs > 1 and lowered.node_of.get(name) in constraints.replayed
+            name for name in plan.recomputed if lowered.node_of.get(name) in constraints.replayed
         }
-        self._repeats = len(set(plan.schedule)) < len(plan.schedule)
+        self._repeats = bool(plan.recomputed)
         self._crossing = saved_values(lowered.problem, plan)
         self._pinned = frozenset(lowered.problem.outputs)
         self._graph = fx.Graph()
@@ -86,7 +84,7 @@ class _Writer:
         self._rng_states: dict[str, fx.Node] = {}
         self._saved: dict[fx.Node, None] = {}
         self._fwd_outputs: list[object] = []
-        self._runs: dict[str, int] = {}
+        self._ran: set[str] = set()
         self._in_backward = False
         self._in_forward: frozenset[fx.Node] = frozenset()
         self._sizes_of = _sizes_of_operations(joint, lowered)
@@ -94,17 +92,17 @@ class _Writer:
             self._current[node] = self._graph.node_copy(node)
             self._current[node].meta = dict(node.meta)
 
-    def run(self, op_name: str) -> None:
+    def run(self, step: Step) -> None:
         """Emit one run of an operation."""
-        if op_name in MARKERS:
+        if step.target in MARKERS:
             return
-        node = self._lowered.node_of[op_name]
-        repeat = self._runs.get(op_name, 0)
-        self._runs[op_name] = repeat + 1
+        node = self._lowered.node_of[step.target]
+        repeat = step.kind is StepKind.RECOMPUTE
+        self._ran.add(step.target)
         arguments = {source: self._read(source) for source in node.all_input_nodes}
         self._bind(node, self._emit(node, arguments.__getitem__, repeat))
         if not self._in_backward:
-            self._read_sizes(op_name)
+            self._read_sizes(step.target)
 
     def finish_forward(self) -> None:
         """Fix the forward's outputs and what it saves; later reads of views make new views."""
@@ -151,7 +149,7 @@ class _Writer:
         if found_or_none is not None and self._derived_from[node] == sources:
             return found_or_none
         copies = dict(zip(node.all_input_nodes, sources, strict=True))
-        emitted = self._emit(node, copies.__getitem__, 0)
+        emitted = self._emit(node, copies.__getitem__, False)
         self._current[node] = emitted
         self._derived_from[node] = sources
         return emitted
@@ -159,7 +157,7 @@ class _Writer:
     def _read_sizes(self, op_name: str) -> None:
         """Take the sizes of what was made while it is there: the backward may read them later."""
         for size, operations in self._sizes_of.get(op_name, ()):
-            if operations <= self._runs.keys():
+            if operations <= self._ran:
                 self._read(size)
 
     def _note_saved(self, node: fx.Node, copy: fx.Node) -> None:
@@ -184,9 +182,9 @@ class _Writer:
         again = copy.target is aten._native_batch_norm_legit.no_stats
         for user in node.users:
             if _torch.is_getitem(user) and not (again and user.args[1] in RUNNING_STATISTICS):
-                self._bind(user, self._emit(user, lambda _: copy, 0))
+                self._bind(user, self._emit(user, lambda _: copy, False))
 
-    def _emit(self, node: fx.Node, argument: Callable[[fx.Node], fx.Node], repeat: int) -> fx.Node:
+    def _emit(self, node: fx.Node, argument: Callable[[fx.Node], fx.Node], repeat: bool) -> fx.Node:
         if repeat and is_batch_norm_update(node):
             return self._tag(self._batch_norm_again(node, argument), node, repeat)
         if node.name in self._repeated_random:
@@ -198,7 +196,7 @@ class _Writer:
         copy = self._graph.node_copy(node, argument)
         return self._tag(copy, node, repeat)
 
-    def _tag(self, copy: fx.Node, node: fx.Node, repeat: int) -> fx.Node:
+    def _tag(self, copy: fx.Node, node: fx.Node, repeat: bool) -> fx.Node:
         copy.meta = dict(node.meta)
         if self._in_backward:
             if node.op == "call_function" and node not in self._joint.backward:
@@ -227,7 +225,7 @@ class _Writer:
         total = self._graph.node_copy(node, (copies | {product: lifted}).__getitem__)
         total.meta = {**node.meta, "val": node.meta["val"].unsqueeze(0)}
         copy = self._graph.call_function(aten.squeeze.dim, (total, 0))
-        return self._tag(copy, node, 0)
+        return self._tag(copy, node, False)
 
     def _batch_norm_again(self, node: fx.Node, argument: Callable[[fx.Node], fx.Node]) -> fx.Node:
         """The same batch norm without its running statistics: they are updated once."""
@@ -237,7 +235,7 @@ class _Writer:
         return self._graph.call_function(target, (x, weight, bias, *rest))
 
     def _emit_random(
-        self, node: fx.Node, argument: Callable[[fx.Node], fx.Node], repeat: int
+        self, node: fx.Node, argument: Callable[[fx.Node], fx.Node], repeat: bool
     ) -> fx.Node:
         """First run: save the generator's state. Repeats: run under the saved state."""
         args: Any = fx.map_arg(node.args, argument)

@@ -103,4 +103,4 @@ def in_order(problem: Problem, forward: list[str], backward: list[str]) -> Plan:
     """The plan that runs these operations, with those of the shell in their places."""
     before = (name for name in BOUNDARY if name in problem.op_by_name)
     after = (name for name in (OPTIMIZER_STEP,) if name in problem.op_by_name)
-    return Plan((*forward, *before, *backward, *after))
+    return Plan.of((*forward, *before, *backward, *after))

@@ -536,9 +536,8 @@ def _signature(joint: JointGraph) -> int:
 
 def _crossings(problem: Problem) -> tuple[int, int]:
     """What crosses to the backward at least, and where nothing is recomputed."""
-    as_written = Plan(tuple(op.name for op in problem.ops))
     least_nbytes, most_nbytes = (
-        _crossing_nbytes(problem, plan) for plan in (recompute_all(problem), as_written)
+        _crossing_nbytes(problem, plan) for plan in (recompute_all(problem), as_written(problem))
     )
     return min(least_nbytes, most_nbytes), most_nbytes
 

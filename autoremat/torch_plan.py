@@ -7,7 +7,6 @@ it is a plan of differs from ours in what torch does otherwise only; `check` acc
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 
 from autoremat_solver import Op, Plan, Problem, check
@@ -44,7 +43,7 @@ class TorchPlan:
         return not self.buffers and not check(problem, self.plan)
 
     def _lifted(self, graph: Operations) -> Operations:
-        again = {name for name, runs in Counter(self.plan.schedule).items() if runs > 1}
+        again = self.plan.recomputed
 
         def lifted(ops: tuple[Op, ...]) -> tuple[Op, ...]:
             return tuple(replace(op, recomputable=True) if op.name in again else op for op in ops)

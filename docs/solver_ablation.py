@@ -76,12 +76,6 @@ def ilp_one_copy(task: Task) -> Candidate | None:
     return _fastest_within(task, _program_plans(task, Formulation(task.indexed), [KEEP]))
 
 
-def ilp_counts(task: Task) -> Candidate | None:
-    """The same with integer counts of the values that are alike in equal blocks."""
-    formulation = Formulation(task.indexed, with_counts=True)
-    return _fastest_within(task, _program_plans(task, formulation, [KEEP]))
-
-
 def ilp_repeats(task: Task) -> Candidate | None:
     """The integer program; what it recomputes lives within its block and may be made again."""
     indexed = task.indexed
@@ -102,7 +96,6 @@ STRATEGIES: dict[str, Strategy] = {
     "greedy": greedy,
     "uniform": uniform,
     "ILP, one copy": ilp_one_copy,
-    "ILP, counts": ilp_counts,
     "ILP, repeats": ilp_repeats,
     "hierarchical": hierarchical,
 }

@@ -31,7 +31,6 @@ STRATEGIES = [
     "greedy",
     "uniform",
     "ILP, one copy",
-    "ILP, counts",
     "ILP, repeats",
     "hierarchical",
 ]
@@ -114,9 +113,8 @@ Extra time in percent of the fastest plan that one strategy finds alone within t
 (`docs/solver_ablation.py`); `-` where it finds none that fits. **Greedy** saves all, then drops
 what is cheapest to make again per byte at the peak. **Uniform** keeps what crosses evenly spread
 cuts, the best number of them. The integer program (**ILP**) lets a recomputed value live until its
-last read (one copy; with integer counts of values that are alike in equal blocks: counts), or
-within its block (repeats). **Hierarchical** plans are those of the dynamic programs over chains of
-blocks. The **solver** runs all but the greedy strategy and improves what
+last read (one copy) or within its block (repeats). **Hierarchical** plans are those of the dynamic
+programs over chains of blocks. The **solver** runs all but the greedy strategy and improves what
 they find, within the same time limit; no plan is faster than the **LP bound**.
 """
 

@@ -89,7 +89,7 @@ def row_of(job: Job) -> Row:
     """
     text = Path(job.path).read_text()
     problem = read_problem(text)
-    baseline = simulate(problem, Plan(tuple(op.name for op in problem.ops)))
+    baseline = simulate(problem, Plan.of(op.name for op in problem.ops))
     row: Row = {
         "digest": digest(text),
         "resident_nbytes": problem.resident_nbytes,
@@ -171,7 +171,7 @@ def _ablated(problem: Problem, budget_nbytes: int, job: Job) -> Row:
     plan, times = _timed(lambda: STRATEGIES[job.strategy](task))
     if plan is None:
         return {**times, "status": "none"}
-    _require_valid(problem, Plan(indexed.names(plan.steps)), budget_nbytes)
+    _require_valid(problem, indexed.plan(plan.steps), budget_nbytes)
     return {
         **times,
         "peak_nbytes": plan.peak_nbytes,

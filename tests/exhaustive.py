@@ -20,11 +20,10 @@ NEVER = float("inf")
 
 @dataclass(frozen=True)
 class Instance:
-    """A value as one run made it: before the backward began or after, and whether paid for."""
+    """A value as one run made it: before the backward began or after."""
 
     name: str
     is_late: bool
-    is_paid: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,16 +88,9 @@ class Exhaustive:
         is_next = state.done < len(self.mandatory) and op is self.mandatory[state.done]
         done = state.done + is_next
         is_late = done > self.forward_count
-        held, cost = set(state.held), op.time_us
-        for name in op.inputs:
-            found = self.read(name, held, is_late)
-            if found is None:
-                return
-            value = self.problem.value_by_name[name]
-            if is_late and not found.is_late and not found.is_paid and value.save_us:
-                cost += value.save_us
-                held.remove(found)
-                held.add(replace(found, is_paid=True))
+        held = set(state.held)
+        if any(self.read(name, held, is_late) is None for name in op.inputs):
+            return
         used = sum(self.size[i.name] for i in held) + op.workspace_nbytes
         used += self.problem.resident_nbytes
         for name in op.outputs:
@@ -109,7 +101,7 @@ class Exhaustive:
             if not old:
                 held.add(Instance(name, is_late))
         if used <= self.budget_nbytes:
-            yield cost, State(done, frozenset(held), state.ran | {op.name})
+            yield op.time_us, State(done, frozenset(held), state.ran | {op.name})
 
     def read(self, name: str, held: set[Instance], is_late: bool) -> Instance | None:
         """The held instance that a read may see now."""

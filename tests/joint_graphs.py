@@ -90,7 +90,7 @@ def analyse(function: Callable[..., Any], *inputs: Any) -> Analysed:
 
 def plan(text: str) -> Plan:
     """A plan from names separated by blanks."""
-    return Plan(tuple(text.split()))
+    return Plan.of(text.split())
 
 
 def drawn(module: fx.GraphModule) -> list[str]:

@@ -6,9 +6,9 @@ One seed gives one problem. `TINY` ones are small enough for the exhaustive sear
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from autoremat_solver import Op, Phase, Problem, Value
+from autoremat_solver import Op, Phase, Plan, Problem, Region, Value
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,55 @@ def random_graph(seed: int, shape: Shape = TINY) -> Problem:
     return draw.problem(draw.rng.choice((0, 0, 1, 2)))
 
 
+def random_regions(seed: int, most_count: int = 9) -> Problem:
+    """A step of one region or two within others, with values that run from run to run."""
+    draw = _Draw(random.Random(seed), TINY)
+    rng = draw.rng
+    count = rng.choice((1, 1, 2))
+    made: list[str] = draw.op("f0", [], Phase.FORWARD)
+    parts: list[list[str]] = [[] for _ in range(count)]
+    pairs: list[list[tuple[str, str]]] = [[] for _ in range(count)]
+    for number in range(count):
+        inside: list[str] = []
+        for i in range(rng.randint(1, 3)):
+            parts[number].append(f"f{number}{i}")
+            inside += draw.op(parts[number][-1], made + inside, Phase.FORWARD, rng.sample(made, 1))
+        pairs[number] += zip(rng.sample(made, 1), rng.sample(inside, 1), strict=True)
+        made += inside + draw.op(f"f_{number}", made + inside, Phase.FORWARD)
+    gradients = draw.op("b0", made, Phase.BACKWARD)
+    for number in reversed(range(count)):
+        inside = []
+        for i in range(rng.randint(1, 3)):
+            parts[number].append(f"b{number}{i}")
+            before = rng.sample(gradients + inside, 1)
+            inside += draw.op(parts[number][-1], made, Phase.BACKWARD, before)
+        pairs[number] += zip(rng.sample(gradients, 1), rng.sample(inside, 1), strict=True)
+        gradients += inside + draw.op(f"b_{number}", made + gradients + inside, Phase.BACKWARD)
+    regions = tuple(
+        Region(f"r{number}", tuple(parts[number]), rng.randint(1, most_count), tuple(pairs[number]))
+        for number in range(count)
+    )
+    return replace(draw.problem(rng.randint(0, 3)), regions=regions)
+
+
+def random_region_plan(problem: Problem, seed: int) -> Plan:
+    """All operations in their order, and before some of the backward others of their region again.
+
+    What may not be made again may be among them: `check` tells.
+    """
+    rng = random.Random(seed)
+    region_of = {name: region.name for region in problem.regions for name in region.ops}
+    forward = [op.name for op in problem.ops if op.phase is Phase.FORWARD]
+    steps = list(forward)
+    for op in problem.ops[len(forward) :]:
+        alike = [name for name in forward if region_of.get(name) == region_of.get(op.name)]
+        is_first = len(steps) == len(forward)
+        chosen = set() if is_first else set(rng.sample(alike, rng.randint(0, min(2, len(alike)))))
+        steps += [name for name in forward if name in chosen]
+        steps.append(op.name)
+    return Plan.of(steps)
+
+
 class _Draw:
     """The values and operations drawn so far; two problems in five allow everything."""
 
@@ -86,9 +135,8 @@ class _Draw:
         made = [f"{name}_{j}" for j in range(rng.choice((1, 1, 1, 2)))]
         for value in made:
             mark = rng.random() if marked else 0.5
-            save_us = rng.choice((0.0, 0.0, 2.0)) if marked else 0.0
             nbytes = rng.randint(0, shape.most_nbytes)
-            self._values.append(Value(value, nbytes, mark < 0.1, mark > 0.93, save_us))
+            self._values.append(Value(value, nbytes, mark < 0.1, mark > 0.93))
         self._ops.append(
             Op(
                 name,

@@ -41,7 +41,7 @@ def layered_step(layers: int, width: int) -> tuple[Problem, Plan]:
     for layer in reversed(range(layers)):
         schedule += [f"f{layer}.{i}" for i in range(1, width)]
         schedule += [f"b{layer}.{i}" for i in reversed(range(width))]
-    return problem, Plan(tuple(schedule))
+    return problem, Plan.of(schedule)
 
 
 def layered_report(layers: int = 4, width: int = 5, block: str = "block") -> Report:

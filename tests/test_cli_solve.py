@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from autoremat_solver import Plan, Problem, Solver, check, read_problem
+from autoremat_solver import Plan, Problem, Solver, check, read_problem, simulate, unrolled
 from autoremat_solver.plan_document import plan_document
 from typer.testing import Result
 
 from tests import command_line
 from tests.test_solver_networks import mlp
+from tests.test_solver_regions import AGAIN, stack
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "residual_mlp.json"
@@ -69,7 +70,17 @@ def test_json_holds_a_plan_that_passes_the_check() -> None:
     assert found["problem"] == EXAMPLE.name
     assert found["time_unit"] is None
     assert found["seconds"] > 0
-    assert check(problem, Plan(tuple(found["schedule"])), found["peak"]) == []
+    assert check(problem, Plan.of(found["schedule"]), found["peak"]) == []
+
+
+def test_a_region_is_planned_run_by_run(tmp_path: Path) -> None:
+    """A file that states a block once gives a plan of every run, within the budget."""
+    path = tmp_path / "stack.json"
+    path.write_text(stack().to_json(), encoding="utf-8")
+    budget_nbytes = simulate(stack(), AGAIN).peak_nbytes
+    found = solved(path, "--budget", str(budget_nbytes))
+    assert {"f@1", "f@2", "f@3"} <= set(found["schedule"])
+    assert check(unrolled(stack()), Plan.of(found["schedule"]), budget_nbytes) == []
 
 
 @pytest.mark.parametrize("budget", ["100663296", "100_663_296", "96MiB", " 96 mib "])
@@ -169,7 +180,7 @@ def test_the_curve_as_json_and_as_a_table() -> None:
     assert points == sorted(points, key=lambda point: point["peak"])
     assert points == sorted(points, key=lambda point: -point["time"])
     for point in points:
-        assert check(problem, Plan(tuple(point["schedule"])), point["peak"]) == []
+        assert check(problem, Plan.of(point["schedule"]), point["peak"]) == []
     table = run(EXAMPLE, "--pareto", *BRIEF).stdout
     assert "without recompute: 188.7 MB, 195" in " ".join(table.split())
     assert f"{points[0]['time']:,.8g}" in table

@@ -58,12 +58,12 @@ def test_the_named_budget_is_accepted_by_a_search_that_finds_nothing(
 
 def test_a_plan_is_remembered_on_disk_and_checked_when_read() -> None:
     """Another process has the file only; a plan that does not fit the problem is none."""
-    problem, plan = chain_without_phases(), Plan(("fa", "fb", "fc", "fa", "fd"))
+    problem, plan = chain_without_phases(), Plan.of(("fa", "fb", "fc", "fa", "fd"))
     lean_plans.remember(problem, plan, 123)
     lean_plans._known.clear()
     assert lean_plans.recall(problem) == lean_plans.LeanPlan(plan, 123)
     assert lean_plans.recall(replace(problem, resident_nbytes=1)) is None
-    lean_plans.remember(problem, Plan(("fa",)), 123)
+    lean_plans.remember(problem, Plan.of(("fa",)), 123)
     assert lean_plans.recall(problem) is None
 
 

@@ -36,7 +36,7 @@ def read(graph: Graph) -> Problem:
 
 
 def in_order(problem: Problem) -> Plan:
-    return Plan(tuple(op.name for op in problem.ops))
+    return Plan.of(op.name for op in problem.ops)
 
 
 def test_a_node_is_an_operation_and_its_value() -> None:
@@ -210,6 +210,17 @@ def test_our_schema_is_read_as_before() -> None:
     """What `to_json` wrote comes back equal."""
     problem = read(diamond())
     assert read_problem(problem.to_json()) == problem
+
+
+def test_what_older_versions_wrote_in_our_schema_is_read() -> None:
+    """They state a time for saving each value, 0: what is not 0 would be lost, so it is refused."""
+    problem = read(diamond())
+    data = json.loads(problem.to_json())
+    data["values"][0]["save_us"] = 0.0
+    assert read_problem(json.dumps(data)) == problem
+    data["values"][0]["save_us"] = 2.0
+    with pytest.raises(ProblemError, match="save_us"):
+        read_problem(json.dumps(data))
 
 
 def test_our_schema_needs_whole_bytes() -> None:

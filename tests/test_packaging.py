@@ -32,7 +32,7 @@ NEVER_NEEDED = {
 
 SOLVER_LAYERS = [
     {"problem", "plan"},
-    {"indexed"},
+    {"indexed", "regions"},
     {"simulate"},
     {"check", "heuristics", "reduce", "formulation"},
     {"_pulp"},

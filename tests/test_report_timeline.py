@@ -27,8 +27,8 @@ def chain(*, first_may_repeat: bool = True) -> Problem:
     return Problem(values, ops, (), resident_nbytes=1000)
 
 
-SAVE_ALL = Plan(("fa", "fb", "fc", "bc", "ba"))
-AGAIN = Plan(("fa", "fb", "fc", "bc", "fa", "ba"))
+SAVE_ALL = Plan.of(("fa", "fb", "fc", "bc", "ba"))
+AGAIN = Plan.of(("fa", "fb", "fc", "bc", "fa", "ba"))
 
 
 def test_a_timeline_has_the_live_bytes_that_the_simulator_states() -> None:

@@ -152,7 +152,7 @@ def test_views_are_made_again_where_they_are_read():
     views = {n.name for n in analysed.joint.nodes if not analysed.storages.of_node.get(n, ())}
     assert not views & set(analysed.schedule)
     written = rewrite(
-        analysed.joint, analysed.lowered, analysed.constraints, Plan(analysed.schedule)
+        analysed.joint, analysed.lowered, analysed.constraints, Plan.of(analysed.schedule)
     )
     _, backward = partition(written, num_fwd_outputs=1)
     saved = [n for n in backward.graph.find_nodes(op="placeholder") if n.name != "tangents_1"]
@@ -203,7 +203,7 @@ def test_random_repeats_run_under_the_saved_state():
     name = next(n for n in analysed.schedule if n.startswith("bernoulli"))
     position = analysed.schedule.index("backward_begins") + 1
     schedule = (*analysed.schedule[:position], name, *analysed.schedule[position:])
-    written = rewrite(analysed.joint, analysed.lowered, analysed.constraints, Plan(schedule))
+    written = rewrite(analysed.joint, analysed.lowered, analysed.constraints, Plan.of(schedule))
     text = "\n".join(drawn(written.module))
     assert "run_and_save_rng_state" in text
     assert "run_with_rng_state" in text

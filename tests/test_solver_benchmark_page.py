@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from autoremat_solver import Plan, check
+from autoremat_solver import check
 from autoremat_solver.bounds import Bounds
 from autoremat_solver.heuristics import save_all
 from autoremat_solver.indexed import index
@@ -196,7 +196,7 @@ def test_a_strategy_alone_gives_valid_plans_within_the_budget(strategy: str) -> 
     plan = solver_ablation.STRATEGIES[strategy](task)
     assert plan is not None
     assert plan.peak_nbytes <= budget_nbytes < saved.peak_nbytes
-    assert check(problem, Plan(indexed.names(plan.steps)), budget_nbytes) == []
+    assert check(problem, indexed.plan(plan.steps), budget_nbytes) == []
     assert bounds.time_us(budget_nbytes, 5.0) <= plan.time_us
     assert saved.time_us < plan.time_us
 

@@ -49,7 +49,7 @@ def test_a_layout_holds_what_simulate_says(seed: int) -> None:
         tuple(range(30)), {before: tuple(sorted(ops)) for before, ops in reruns.items()}
     )
     layout = Layout(indexed, arrangement)
-    plan = Plan(indexed.names(layout.steps))
+    plan = indexed.plan(layout.steps)
     assert check(problem, plan) == []
     assert tuple(layout.live.tolist()) == simulate(problem, plan).live_nbytes
     assert Layout(indexed, Rules(indexed).take_apart(layout.steps)).steps == layout.steps
@@ -61,9 +61,9 @@ def test_a_schedule_with_phases_is_taken_apart_and_put_together_again() -> None:
     solver = Solver(problem, time_limit_s=3)
     indexed = index(problem)
     for solution in (solver.fastest(), solver.smallest_peak()):
-        steps = indexed.numbers(solution.plan.schedule)
+        steps = indexed.numbers(solution.plan)
         layout = Layout(indexed, Rules(indexed).take_apart(steps))
-        timeline = simulate(problem, Plan(indexed.names(layout.steps)))
+        timeline = simulate(problem, indexed.plan(layout.steps))
         assert layout.steps == steps
         assert tuple(layout.live.tolist()) == timeline.live_nbytes
 
@@ -73,7 +73,7 @@ def test_a_schedule_with_phases_is_taken_apart_and_put_together_again() -> None:
 def test_without_phases_plans_fit_and_more_budget_is_not_slower(seed: int, share: float) -> None:
     """Whatever fits below fits above too, so a solver that knows both never contradicts itself."""
     problem = graph_without_phases(60, seed)
-    peak = simulate(problem, Plan(tuple(op.name for op in problem.ops))).peak_nbytes
+    peak = simulate(problem, Plan.of(op.name for op in problem.ops)).peak_nbytes
     solver = Solver(problem, time_limit_s=2)
     low, high = (solver.solve(int(peak * s)) for s in (share, min(1.0, share + 0.1)))
     for solution, budget in ((low, share), (high, min(1.0, share + 0.1))):
@@ -92,7 +92,7 @@ def test_an_order_can_be_enough() -> None:
         tuple(Value(name, nbytes) for name, nbytes in sizes.items()),
         tuple(Op(f"o{n}", r, (n,), 5.0, phase=Phase.ANY) for n, r in reads.items()),
     )
-    assert simulate(problem, Plan(tuple(op.name for op in problem.ops))).peak_nbytes == 220
+    assert simulate(problem, Plan.of(op.name for op in problem.ops)).peak_nbytes == 220
     solution = Solver(problem).solve(165)
     assert solution.timeline.time_us == 20.0
     assert check(problem, solution.plan, 165) == []
@@ -105,18 +105,18 @@ def test_improving_is_never_slower_and_keeps_the_budget() -> None:
     start = Solver(problem, time_limit_s=2).smallest_peak()
     budget = int(1.1 * start.timeline.peak_nbytes)
     search = Rearranger(Rules(indexed), budget, deadline=far())
-    layout = search.repair(Rules(indexed).take_apart(indexed.numbers(start.plan.schedule)))
+    layout = search.repair(Rules(indexed).take_apart(indexed.numbers(start.plan)))
     assert layout is not None
     better = search.improve(layout, rounds=20)
     assert search.rerun_us(better) <= search.rerun_us(layout)
-    assert check(problem, Plan(indexed.names(better.steps)), budget) == []
+    assert check(problem, indexed.plan(better.steps), budget) == []
 
 
 def test_the_same_problem_gives_the_same_schedules() -> None:
     """Seeds are fixed and nothing depends on the clock."""
     problem = graph_without_phases(40, 3)
     indexed = index(problem)
-    peak = simulate(problem, Plan(tuple(op.name for op in problem.ops))).peak_nbytes
+    peak = simulate(problem, Plan.of(op.name for op in problem.ops)).peak_nbytes
     first, second = (
         list(rearranged(indexed, [plain(problem)], int(0.8 * peak), deadline=far()))
         for _ in range(2)

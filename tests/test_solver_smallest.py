@@ -30,11 +30,11 @@ def test_lowering_passes_valid_plans_of_ever_smaller_peaks() -> None:
     problem = transformer(6)
     indexed = index(problem)
     start = list(range(len(problem.ops)))
-    highest = simulate(problem, Plan(tuple(op.name for op in problem.ops))).peak_nbytes
+    highest = simulate(problem, Plan.of(op.name for op in problem.ops)).peak_nbytes
     passed = list(lowered(indexed, start, highest // 2, deadline=time.monotonic() + 600))
     peaks = [highest]
     for steps in passed:
-        plan = Plan(indexed.names(steps))
+        plan = indexed.plan(steps)
         assert check(problem, plan) == []
         peaks.append(simulate(problem, plan).peak_nbytes)
     assert all(after < before for before, after in pairwise(peaks))

@@ -10,7 +10,7 @@ from tests.test_report_timeline import AGAIN, SAVE_ALL, chain
 
 def test_a_repeat_that_nobody_reads_is_left_out() -> None:
     """And with it what only that repeat read; the others stay."""
-    wasteful = Plan(("fa", "fb", "fc", "bc", "fa", "fb", "fa", "ba"))
+    wasteful = Plan.of(("fa", "fb", "fc", "bc", "fa", "fb", "fa", "ba"))
     assert without_unread(chain(), wasteful) == AGAIN
     assert without_unread(chain(), AGAIN) == AGAIN
     assert without_unread(chain(), SAVE_ALL) == SAVE_ALL

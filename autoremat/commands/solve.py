@@ -16,7 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autoremat_solver import Problem, ProblemError, Solution, Solver, Status, Timeline, read_problem
+from autoremat_solver import (
+    Problem,
+    ProblemError,
+    Solution,
+    Solver,
+    Status,
+    Timeline,
+    read_problem,
+    unrolled,
+)
 from autoremat_solver.node_link import is_node_link
 from autoremat_solver.plan_document import (
     curve_document,
@@ -139,7 +148,7 @@ def _curve(task: _Task, limit: float, out: Path | None, as_json: bool) -> int:
 def _read(path: Path) -> _Task:
     text = read_text(path)
     try:
-        problem = read_problem(text)
+        problem = unrolled(read_problem(text))
     except ProblemError as error:
         raise Refusal(f"{path}: {error}") from error
     if not problem.ops:

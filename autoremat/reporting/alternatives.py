@@ -40,9 +40,9 @@ class Alternatives:
         for name, born, last in instance_spans(problem, plan):
             self._spans.setdefault(name, []).append((born, last))
         self._first_read: dict[str, int] = {}
-        for step in range(self._start, len(plan.schedule)):
-            for name in problem.op_by_name[plan.schedule[step]].inputs:
-                self._first_read.setdefault(name, step)
+        for number, step in enumerate(plan.steps[self._start :], self._start):
+            for name in problem.op_by_name[step.target].inputs:
+                self._first_read.setdefault(name, number)
 
     def of(self, value: str) -> Rerun | None:
         """What making the value again would take; None if it is no value of the problem."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
 
-from autoremat_solver import Phase, Plan, Problem, Timeline, simulate
+from autoremat_solver import Phase, Plan, Problem, StepKind, Timeline, simulate
 from autoremat_solver.plan_document import without_recompute
 from autoremat_solver.simulate import backward_start, instance_spans
 
@@ -179,7 +179,7 @@ def timeline_of(
 
     Args:
         problem: the step.
-        plan: a schedule of it.
+        plan: one of its plans.
         place_of: where an operation of the problem comes from.
         baseline: the step without recompute, where that takes something else than the problem.
     """
@@ -196,24 +196,22 @@ def timeline_of(
 
 def _steps(problem: Problem, plan: Plan, place_of: Callable[[str], Place]) -> tuple[Step, ...]:
     start = backward_start(problem, plan)
-    seen: set[str] = set()
     steps = []
-    for index, name in enumerate(plan.schedule):
-        op, place = problem.op_by_name[name], place_of(name)
+    for index, step in enumerate(plan.steps):
+        op, place = problem.op_by_name[step.target], place_of(step.target)
         steps.append(
             Step(
-                name=name,
+                name=op.name,
                 op=place.op,
                 module=place.module,
                 source=place.source,
                 is_backward=index >= start,
-                is_recompute=name in seen,
+                is_recompute=step.kind is StepKind.RECOMPUTE,
                 is_estimated=place.is_estimated,
                 time_us=round(op.time_us, _DIGITS),
                 workspace_nbytes=op.workspace_nbytes,
             )
         )
-        seen.add(name)
     return tuple(steps)
 
 

@@ -1,33 +1,53 @@
 """A naive validator that shares no code with the solver.
 
 Enters: a problem and a plan. Leaves: the list of violations, each naming its culprit; an empty
-list is a valid plan. It walks the schedule once, counts for each instance the readers to come and
+list is a valid plan. It walks the steps once, counts for each instance the readers to come and
 frees it after the last one, so that it can disagree with `simulate`. Linear in the reads.
 """
 
 from __future__ import annotations
 
-from autoremat_solver.plan import Plan
-from autoremat_solver.problem import Op, Phase, Problem
+from autoremat_solver.plan import Plan, StepKind
+from autoremat_solver.problem import Op, Phase, Problem, ProblemError
+from autoremat_solver.regions import unrolled, unrolled_plan
 from autoremat_solver.simulate import simulate
 
 
 def check(problem: Problem, plan: Plan, budget_nbytes: int | None = None) -> list[str]:
     """What is wrong with the plan; empty if nothing is.
 
+    With regions the plan of the whole step is judged.
+
     Args:
         problem: the step.
-        plan: the schedule to judge.
+        plan: the plan to judge.
         budget_nbytes: the peak it must not exceed; None for any peak.
     """
-    unknown = [name for name in plan.schedule if name not in problem.op_by_name]
+    unknown = [step.target for step in plan.steps if step.target not in problem.op_by_name]
     if unknown:
         return [f"Unknown operation {name!r} in the schedule." for name in unknown]
-    ops = [problem.op_by_name[name] for name in plan.schedule]
-    violations = _order_violations(problem, ops) + _read_violations(problem, ops)
+    try:
+        problem, plan = unrolled(problem), unrolled_plan(problem, plan)
+    except ProblemError as error:
+        return [str(error)]
+    ops = [problem.op_by_name[step.target] for step in plan.steps]
+    violations = _kind_violations(plan) + _order_violations(problem, ops)
+    violations += _read_violations(problem, ops)
     if violations:
         return violations
     return _peak_violations(problem, plan, ops, budget_nbytes)
+
+
+def _kind_violations(plan: Plan) -> list[str]:
+    found = []
+    ran: set[str] = set()
+    for number, step in enumerate(plan.steps):
+        is_first = step.target not in ran
+        if is_first != (step.kind is StepKind.FIRST_RUN):
+            before = "did not run" if is_first else "ran"
+            found.append(f"Step {number} is a {step.kind}, but {step.target!r} {before} before.")
+        ran.add(step.target)
+    return found
 
 
 def _first_backward(ops: list[Op]) -> int:

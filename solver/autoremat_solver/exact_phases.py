@@ -8,7 +8,6 @@ operation may run that `check` allows to.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -55,7 +54,6 @@ class PhasedStates:
         late = [phase[indexed.producer[v]] is not Phase.BACKWARD for v in range(len(values))]
         self._must_save = mask(v for v, x in enumerate(values) if x.must_save and late[v])
         self._must_recompute = mask(v for v, x in enumerate(values) if x.must_recompute and late[v])
-        self._priced = [v for v, us in enumerate(indexed.save_us) if us > 0 and late[v]]
         self._free_to_repeat = [
             op
             for op in ops
@@ -91,9 +89,12 @@ class PhasedStates:
     def successors(self, state: State, room_nbytes: int) -> Iterator[tuple[int, float, State]]:
         """Operation, what it adds to the cost, and the state after it, for all that fit."""
         for op in self._moves(state):
-            for cost_us, origin in self._origins(state, op):
-                for new in self._runs(origin, op, room_nbytes):
-                    yield op, cost_us, new
+            is_next = self._is_next(state, op)
+            origin = self._entering_backward(state) if is_next else state
+            if self._reads[op] & ~origin.readable:
+                continue
+            for new in self._runs(origin, op, room_nbytes):
+                yield op, 0.0 if is_next else self._indexed.time_us[op], new
 
     def is_end(self, state: State) -> bool:
         """Whether all mandatory operations ran and all outputs of the problem are made."""
@@ -120,30 +121,15 @@ class PhasedStates:
             return not state.ran >> op & 1
         return state.done > self._start
 
-    def _origins(self, state: State, op: int) -> Iterator[tuple[float, State]]:
-        """The state in which the operation starts to run, and what that costs.
+    def _is_next(self, state: State, op: int) -> bool:
+        """Whether the operation is the mandatory one whose turn it is."""
+        return state.done < len(self._mandatory) and op == self._mandatory[state.done]
 
-        A run beside the mandatory ones costs its time. Before the first backward operation one
-        has to say which values are saved; the others are given up.
-        """
-        indexed = self._indexed
-        is_next = state.done < len(self._mandatory) and op == self._mandatory[state.done]
-        if not is_next:
-            yield indexed.time_us[op], state
-            return
+    def _entering_backward(self, state: State) -> State:
+        """Before the first backward operation, what must be recomputed is given up."""
         if state.done != self._start:
-            yield 0.0, state
-            return
-        readable = state.readable & ~self._must_recompute
-        if self._reads[op] & ~readable:
-            return
-        free = [v for v in self._priced if readable >> v & 1 and not self._reads[op] >> v & 1]
-        paid = sum(indexed.save_us[v] for v in self._priced if self._reads[op] >> v & 1)
-        for count in range(len(free) + 1):
-            for dropped in itertools.combinations(free, count):
-                saving = sum(indexed.save_us[v] for v in free if v not in dropped)
-                left = readable & ~mask(dropped)
-                yield paid + saving, State(state.done, left, state.kept, state.ran)
+            return state
+        return state._replace(readable=state.readable & ~self._must_recompute)
 
     def _held(self, state: State, op: int) -> int:
         """What is live when the operation starts, old instances of its outputs not counted."""
@@ -161,7 +147,7 @@ class PhasedStates:
             yield self._after(state, op, state.readable & ~dropped)
 
     def _after(self, state: State, op: int, readable: int) -> State:
-        is_next = state.done < len(self._mandatory) and op == self._mandatory[state.done]
+        is_next = self._is_next(state, op)
         done = state.done + 1 if is_next else state.done
         in_backward = done > self._start
         made = self._makes[op]

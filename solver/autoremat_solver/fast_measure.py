@@ -75,9 +75,9 @@ def events_of(indexed: Indexed) -> Events:
 def fast_measure(indexed: Indexed, steps: list[int]) -> Timeline:
     """`simulate.measure`, five to ten times as fast on large problems.
 
-    Sizes too large to be exact here, and problems in which saving takes time, go to `measure`.
+    Sizes too large to be exact here go to `measure`.
     """
-    if not steps or indexed.saving_takes_time or indexed.total_nbytes >= EXACT_NBYTES:
+    if not steps or indexed.total_nbytes >= EXACT_NBYTES:
         return measure(indexed, steps)
     events = indexed.derived(events_of)
     ops = np.array(steps, dtype=np.int64)

@@ -7,20 +7,14 @@ Enters: an `Indexed` problem. Leaves: columns and rows; `_pulp` runs them.
 | s_v      | save[v]      | the backward reads the forward's instance of value v        |
 | r_o      | rerun[o]     | operation o runs in the backward                            |
 | f_o      | run[o]       | EITHER operation o runs in the forward                      |
-| n_c      | count[c]     | how many values of class c are saved (an option)            |
 
-    min  sum t_o r_o + sum t_o f_o + sum save_us_v s_v
+    min  sum t_o r_o + sum t_o f_o
     s_v + r_p(v) >= 1             for v read by a backward operation, p(v) its producer
     s_u + r_p(u) >= r_o           for o and every value u that it reads
     s_v = 1                       for v that the first backward operation reads
     f_o + r_o >= 1                for EITHER operations that the backward needs at all
     s_v <= f_p(v), f_p(u) >= f_o  for EITHER operations
     live bytes at backward position k <= budget
-    n_c = sum of s_v, v in c      for classes of values alike in equal blocks (an option)
-
-The counts keep every optimum: each point of the program without them is one point of the program
-with them, at the same cost. They only let a branch decide how many of a class are saved before it
-decides which.
 
 Without the last rows the matrix is a min-cut's: the relaxation is integral. They are made on
 demand (`peak_row`). The shape without memory is that of torch's min-cut
@@ -35,7 +29,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
-from autoremat_solver.classes import classes_of
 from autoremat_solver.indexed import Indexed
 from autoremat_solver.problem import Phase
 
@@ -49,7 +42,7 @@ class LinearProgram:
 
     Attributes:
         costs: per column.
-        uppers: per column; 0 or 1, more for counts.
+        uppers: per column; 0 or 1.
         rows: coefficients by column, lower and upper bound.
     """
 
@@ -82,21 +75,18 @@ class Formulation:
         save: value -> column.
         rerun: operation -> column; operations that cannot run in the backward have none.
         run: EITHER operation -> column.
-        count: columns of the classes' counts; none without that option.
         constant_us: time of the operations that run exactly once in any plan.
 
     Args:
         indexed: the step.
-        with_counts: whether the values of equal blocks are counted.
     """
 
-    def __init__(self, indexed: Indexed, *, with_counts: bool = False) -> None:
+    def __init__(self, indexed: Indexed) -> None:
         """Make the columns and the rows without memory."""
         self.indexed = indexed
         self.save: dict[int, int] = {}
         self.rerun: dict[int, int] = {}
         self.run: dict[int, int] = {}
-        self.count: list[int] = []
         self._costs: list[float] = []
         self._uppers: list[float] = []
         self._rows: list[Row] = []
@@ -107,8 +97,6 @@ class Formulation:
         self._derived: dict[Callable[..., Any], Any] = {}
         self._make_columns()
         self._make_rows()
-        for members in classes_of(indexed) if with_counts else ():
-            self._count(members)
 
     def derived(self, make: Callable[[Formulation], T]) -> T:
         """`make(self)`, computed once: for modules that prepare objects of their own."""
@@ -131,20 +119,13 @@ class Formulation:
         indexed = self.indexed
         for v in indexed.candidates:
             op = indexed.producer[v]
-            self.save[v] = self._column(indexed.save_us[v], 0.0 if indexed.barred[v] else 1.0)
+            self.save[v] = self._column(0.0, 0.0 if indexed.barred[v] else 1.0)
             late = indexed.phase[op] is Phase.EITHER and not indexed.forced[v]
             if op not in self.rerun and (indexed.rerunnable[op] or late):
                 free = late and op in self._always
                 self.rerun[op] = self._column(0.0 if free else indexed.time_us[op])
             if indexed.phase[op] is Phase.EITHER and op not in self.run:
                 self._column_for_run(op)
-
-    def _count(self, members: list[int]) -> None:
-        """The column and the row of a class's count."""
-        column = self._column(0.0, float(len(members)))
-        self.count.append(column)
-        row = {self.save[v]: 1.0 for v in members}
-        self._rows.append((row | {column: -1.0}, 0.0, 0.0))
 
     def _column_for_run(self, op: int) -> None:
         stack = [op]

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
-from autoremat_solver.problem import Phase, Problem
+from autoremat_solver.plan import Plan
+from autoremat_solver.problem import Phase, Problem, ProblemError
 from autoremat_solver.readable import Reading, reading_of
 
 T = TypeVar("T")
@@ -30,7 +31,6 @@ class Indexed:
         workspace_nbytes: per operation.
         phase: per operation.
         nbytes: per value.
-        save_us: per value.
         producer: per value, the operation that makes it.
         pinned: per value, whether it is one of the problem's outputs.
     """
@@ -42,7 +42,6 @@ class Indexed:
     workspace_nbytes: list[int]
     phase: list[Phase]
     nbytes: list[int]
-    save_us: list[float]
     producer: list[int]
     pinned: list[bool]
     _derived: dict[Callable[..., Any], Any] = field(default_factory=dict, repr=False, compare=False)
@@ -53,11 +52,6 @@ class Indexed:
             self._derived[make] = make(self)
         found: T = self._derived[make]
         return found
-
-    @cached_property
-    def saving_takes_time(self) -> bool:
-        """Whether keeping some value for the backward takes time."""
-        return any(self.save_us)
 
     @cached_property
     def total_nbytes(self) -> int:
@@ -229,18 +223,35 @@ class Indexed:
                 stack.extend(new)
         return sorted(found)
 
-    def numbers(self, schedule: tuple[str, ...]) -> list[int]:
-        """Operation numbers of a schedule's names; KeyError for an unknown name."""
-        number = {op.name: i for i, op in enumerate(self.problem.ops)}
-        return [number[name] for name in schedule]
+    def numbers(self, plan: Plan) -> list[int]:
+        """Operation numbers of a plan's steps.
 
-    def names(self, steps: list[int]) -> tuple[str, ...]:
-        """Names of operation numbers."""
-        return tuple(self.problem.ops[op].name for op in steps)
+        Raises:
+            KeyError: if a step names an unknown operation.
+            ValueError: if a step is a first run of what ran before, or a recompute of what did not.
+        """
+        for step, right in zip(plan.steps, Plan.of(plan.schedule).steps, strict=True):
+            if step != right:
+                raise ValueError(f"The {step.kind} of {step.target!r} is a {right.kind}.")
+        number = {op.name: i for i, op in enumerate(self.problem.ops)}
+        return [number[step.target] for step in plan.steps]
+
+    def plan(self, steps: list[int]) -> Plan:
+        """The plan that runs operations of these numbers in this order."""
+        return Plan.of(self.problem.ops[op].name for op in steps)
 
 
 def index(problem: Problem) -> Indexed:
-    """The problem over numbers. Linear in the number of reads."""
+    """The problem over numbers. Linear in the number of reads.
+
+    Raises:
+        ProblemError: if the problem has regions.
+    """
+    if problem.regions:
+        raise ProblemError(
+            f"The problem states the region {problem.regions[0].name!r} once, and what is asked "
+            "for needs every run by itself: give `unrolled(problem)`."
+        )
     number = {value.name: i for i, value in enumerate(problem.values)}
     pinned = frozenset(problem.outputs)
     producer = [0] * len(problem.values)
@@ -255,7 +266,6 @@ def index(problem: Problem) -> Indexed:
         workspace_nbytes=[op.workspace_nbytes for op in problem.ops],
         phase=[op.phase for op in problem.ops],
         nbytes=[value.nbytes for value in problem.values],
-        save_us=[value.save_us for value in problem.values],
         producer=producer,
         pinned=[value.name in pinned for value in problem.values],
     )

@@ -11,7 +11,7 @@ one at cut b; the last window has no end.
 | z_o^ab | runs[a,b][o] | o runs in window (a, b], its first run not counted if that is a position |
 | f_o    | ahead[o]     | EITHER operation o runs in the forward                                  |
 
-Cost: time of o for each z_o of the windows between neighbours; f_o; save_us for y_v at cut 0.
+Cost: time of o for each z_o of the windows between neighbours; f_o.
 A value is read after cut 0 from the forward's instance exactly if y_v^0 = 1 (1 also for what
 position 0 reads). Each row holds at the point of every plan that `check` accepts:
 
@@ -154,7 +154,7 @@ class IntervalProgram:
         value, columns = self._indexed.problem.values, {}
         at_once = {v for v in self._spine.reads[0] if self._spine.born[v] < 0}
         for v in sorted(needed | at_once):
-            columns[v] = self._column(value[v].save_us, 0.0 if value[v].must_recompute else 1.0)
+            columns[v] = self._column(0.0, 0.0 if value[v].must_recompute else 1.0)
             if v in at_once:
                 self._rows.append(({columns[v]: 1.0}, 1.0, math.inf))
         return columns

@@ -1,37 +1,80 @@
-"""The answer: an execution order with repeats, and what running it takes.
+"""The answer: the steps of a training step in their order, and what running them takes.
 
 Enters: nothing but names and numbers. Leaves: frozen `Plan`, `Timeline` and `Solution`.
-What a plan saves and recomputes follows from its schedule; it is never stored beside it.
+What a plan saves follows from its steps; it is never stored beside them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 
+class StepKind(StrEnum):
+    """What one step of a plan does with its target."""
+
+    FIRST_RUN = "first run"
+    """Runs an operation that did not run before."""
+    RECOMPUTE = "recompute"
+    """Runs an operation again: later reads see what it makes now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a plan.
+
+    Attributes:
+        kind: what is done.
+        target: to what: of both kinds, the name of an operation.
+    """
+
+    kind: StepKind
+    target: str
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The operations of one step in the order in which they run; a repeat is a recompute.
+    """The steps of one training step in the order in which they run.
 
     A read sees the latest instance of a value, made by the latest run of its producer before
     it. The exception are the problem's `outputs`: a read of those sees the first instance.
     An instance is freed after its last read; the first instance of an output lives to the end.
     """
 
-    schedule: tuple[str, ...]
+    steps: tuple[Step, ...]
+
+    @classmethod
+    def of(cls, schedule: Iterable[str]) -> Plan:
+        """The plan that runs operations in this order: each repeat is a recompute."""
+        seen: set[str] = set()
+        steps = []
+        for name in schedule:
+            steps.append(Step(StepKind.RECOMPUTE if name in seen else StepKind.FIRST_RUN, name))
+            seen.add(name)
+        return cls(tuple(steps))
+
+    @property
+    def schedule(self) -> tuple[str, ...]:
+        """The target of each step; of a plan that `check` accepts, `of` makes the plan of it."""
+        return tuple(step.target for step in self.steps)
+
+    @property
+    def recomputed(self) -> frozenset[str]:
+        """The operations that run again."""
+        return frozenset(s.target for s in self.steps if s.kind is StepKind.RECOMPUTE)
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Live bytes while each step of a schedule runs, resident bytes included, and total time."""
+    """Live bytes while each step of a plan runs, resident bytes included, and total time."""
 
     live_nbytes: tuple[int, ...]
     time_us: float
 
     @property
     def peak_nbytes(self) -> int:
-        """The highest live bytes of any step; 0 for an empty schedule."""
+        """The highest live bytes of any step; 0 for a plan without steps."""
         return max(self.live_nbytes, default=0)
 
     @property

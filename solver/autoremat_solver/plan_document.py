@@ -26,7 +26,7 @@ def without_recompute(problem: Problem) -> Timeline:
 
     It is the step as it was written. A problem with must_recompute values has no plan like it.
     """
-    return simulate(problem, Plan(tuple(op.name for op in problem.ops)))
+    return simulate(problem, Plan.of(op.name for op in problem.ops))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def peak_step(problem: Problem, plan: Plan, count: int = 5) -> PeakStep:
     """
     timeline = simulate(problem, plan)
     step = timeline.peak_step
-    op = problem.op_by_name[plan.schedule[step]]
+    op = problem.op_by_name[plan.steps[step].target]
     live = [name for name, born, last in instance_spans(problem, plan) if born <= step <= last]
     sizes = [(name, problem.value_by_name[name].nbytes) for name in live]
     return PeakStep(

@@ -85,7 +85,7 @@ def _made_late(indexed: Indexed) -> list[int]:
 
 def _plan(indexed: Indexed, saved: frozenset[int], retention: Retention = KEEP) -> Plan:
     require_consistent(indexed)
-    plan = Plan(indexed.names(realise(indexed, saved, retention)))
+    plan = indexed.plan(realise(indexed, saved, retention))
     violations = check(indexed.problem, plan)
     assert not violations, violations[0]
     return plan

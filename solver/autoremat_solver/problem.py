@@ -5,16 +5,19 @@ consistent (unique names, known references, no cycle, no negative size) or a `Pr
 that names the culprit. Frozen: every other module reads it, none changes it.
 
 A value is one storage: views of it are not values of their own. The order of `Problem.ops` is
-the order in which the step runs without recompute. It is a valid topological order.
+the order in which the step runs without recompute. It is a valid topological order. What the step
+runs several times, like equal blocks of a model, may be stated once, as a `Region`.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 SCHEMA = "autoremat.problem/1"
@@ -49,15 +52,12 @@ class Value:
         nbytes: size, rounded as the device's allocator rounds.
         must_save: if the backward reads it, it must be the instance that the forward made.
         must_recompute: no instance made in the forward may be read by the backward.
-        save_us: time for keeping it from the forward to the backward (a write and a read that
-            fusion would avoid otherwise); 0 where values are written anyway.
     """
 
     name: str
     nbytes: int
     must_save: bool = False
     must_recompute: bool = False
-    save_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,28 @@ class Op:
     recomputable: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Operations that the step runs several times and the problem states once.
+
+    The step runs those before the first BACKWARD operation in the runs 1 to `count` one after the
+    other, and those from there on in the runs `count` to 1. Each run has values of its own and
+    holds what its backward reads; outside, the values of the run that came last are read.
+
+    Attributes:
+        name: unique among the regions.
+        ops: names of its operations; they stand together in the forward, and in the backward.
+        count: how many runs there are.
+        carried: pairs of a value made outside and one made in the region: the first run reads the
+            one from outside, and every later run in its place what the run before it has made.
+    """
+
+    name: str
+    ops: tuple[str, ...]
+    count: int
+    carried: tuple[tuple[str, str], ...] = ()
+
+
 @dataclass(frozen=True)
 class Problem:
     """One training step.
@@ -93,6 +115,7 @@ class Problem:
         outputs: values that stay live from their first making to the end of the step
             (user outputs, gradients, tangents).
         resident_nbytes: bytes that are live all the time.
+        regions: what runs more than once.
 
     Raises:
         ProblemError: on construction, if the parts contradict each other.
@@ -102,12 +125,14 @@ class Problem:
     ops: tuple[Op, ...]
     outputs: tuple[str, ...] = ()
     resident_nbytes: int = 0
+    regions: tuple[Region, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that the parts agree."""
         _check_sizes(self)
         _check_references(self)
         _check_order(self)
+        _check_regions(self)
 
     @cached_property
     def value_by_name(self) -> dict[str, Value]:
@@ -123,6 +148,32 @@ class Problem:
     def producer_of(self) -> dict[str, Op]:
         """The operation that makes each value."""
         return {name: op for op in self.ops for name in op.outputs}
+
+    def first_backward(self, ops: Sequence[str]) -> int:
+        """Index of the first BACKWARD operation of these; how many they are if there is none."""
+        backward = (i for i, op in enumerate(ops) if self.op_by_name[op].phase is Phase.BACKWARD)
+        return next(backward, len(ops))
+
+    def in_runs(self, ops: Sequence[str]) -> Iterator[tuple[int, int]]:
+        """What the whole step makes of operations in this order: an index and a run, 0 outside.
+
+        Raises:
+            ProblemError: if others stand between the operations of a region.
+        """
+        region_of = {name: region for region in self.regions for name in region.ops}
+        start = self.first_backward(ops)
+        for part, direction in ((range(start), 1), (range(start, len(ops)), -1)):
+            seen: set[str] = set()
+            for region, group in groupby(part, lambda i: region_of.get(ops[i])):
+                members = list(group)
+                if region is not None and region.name in seen:
+                    raise ProblemError(
+                        f"Operation {ops[members[0]]!r} stands apart from the others of the region "
+                        f"{region.name!r}: they run together in the forward, and in the backward."
+                    )
+                runs = [0] if region is None else range(1, region.count + 1)[::direction]
+                seen.update([] if region is None else [region.name])
+                yield from ((i, run) for run in runs for i in members)
 
     def to_json(self) -> str:
         """This problem as JSON text; `from_json` gives an equal one back."""
@@ -144,13 +195,24 @@ class Problem:
             raise ProblemError(f"Expected a JSON object with schema {SCHEMA!r}, found {found!r}.")
         try:
             return cls(
-                values=tuple(Value(**value) for value in data["values"]),
+                values=tuple(_value_from_json(value) for value in data["values"]),
                 ops=tuple(_op_from_json(op) for op in data["ops"]),
                 outputs=tuple(data["outputs"]),
                 resident_nbytes=data["resident_nbytes"],
+                regions=tuple(_region_from_json(region) for region in data.get("regions", ())),
             )
         except (KeyError, TypeError) as error:
             raise ProblemError(f"The problem's JSON lacks or mistypes a field: {error}.") from error
+
+
+def _value_from_json(data: dict[str, Any]) -> Value:
+    """A value; older versions of this schema also state a time for saving it, which is 0."""
+    return Value(**{name: field for name, field in data.items() if name != "save_us" or field})
+
+
+def _region_from_json(data: dict[str, Any]) -> Region:
+    carried = tuple((given, made) for given, made in data["carried"])
+    return Region(data["name"], tuple(data["ops"]), data["count"], carried)
 
 
 def _op_from_json(data: dict[str, Any]) -> Op:
@@ -168,11 +230,8 @@ def _check_sizes(problem: Problem) -> None:
     if problem.resident_nbytes < 0:
         raise ProblemError(f"resident_nbytes is {problem.resident_nbytes}: it cannot be negative.")
     for value in problem.values:
-        if value.nbytes < 0 or not math.isfinite(value.save_us) or value.save_us < 0:
-            raise ProblemError(
-                f"Value {value.name!r} has nbytes={value.nbytes}, save_us={value.save_us}: "
-                "both must be finite and not negative."
-            )
+        if value.nbytes < 0:
+            raise ProblemError(f"Value {value.name!r} has nbytes={value.nbytes}: negative.")
         if value.must_save and value.must_recompute:
             raise ProblemError(f"Value {value.name!r} must be saved and recomputed: drop one.")
     for op in problem.ops:
@@ -239,3 +298,28 @@ def _check_order(problem: Problem) -> None:
                     f"{problem.producer_of[name].name!r} must be a forward operation too."
                 )
         made.update(op.outputs)
+
+
+def _check_regions(problem: Problem) -> None:
+    seen: set[str] = set()
+    for region in problem.regions:
+        if isinstance(region.count, bool) or not isinstance(region.count, int) or region.count < 1:
+            raise ProblemError(
+                f"Region {region.name!r} has count={region.count!r}: give 1 or more."
+            )
+        for name in (region.name, *region.ops):
+            if name in seen:
+                raise ProblemError(f"Region or operation {name!r} appears in the regions twice.")
+            seen.add(name)
+        for name in region.ops:
+            if name not in problem.op_by_name:
+                raise ProblemError(f"Region {region.name!r} names the unknown operation {name!r}.")
+        inside = {name for op in region.ops for name in problem.op_by_name[op].outputs}
+        for given, made in region.carried:
+            if given in inside or given not in problem.value_by_name or made not in inside:
+                raise ProblemError(
+                    f"Region {region.name!r} carries ({given!r}, {made!r}): give a value made "
+                    "outside, and the one of the region that takes its place."
+                )
+    if problem.regions:
+        list(problem.in_runs([op.name for op in problem.ops]))

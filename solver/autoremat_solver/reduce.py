@@ -6,10 +6,7 @@ is not higher. Problems without phases come back unchanged.
 
 Three reductions, each of which keeps at least one optimal plan:
 
-- Tiny values made in the forward (by default the empty ones) are always kept. Their bytes are
-  added to the resident ones; nothing else mentions them. A plan that would have freed them needs
-  at most `slack_nbytes` more in the reduced problem, so bounds of that problem at
-  `budget + slack_nbytes` hold for the original at `budget`. Empty values cost no slack.
+- Empty values made in the forward are always kept: nothing mentions them.
 - A backward operation that reads only backward values joins the one before it where the peak of
   the pair is the same whatever else is live, and where no recompute gains from running between
   the two (the second frees at least what it makes).
@@ -27,8 +24,6 @@ from dataclasses import dataclass, replace
 from autoremat_solver.plan import Plan
 from autoremat_solver.problem import Op, Phase, Problem
 
-TINY_SHARE = 0.0  # empty values only: with more, plans next to the smallest peak get slower
-
 
 @dataclass(frozen=True)
 class Reduction:
@@ -37,29 +32,22 @@ class Reduction:
     Attributes:
         problem: the reduced one.
         parts: per merged operation the original ones, in order.
-        slack_nbytes: how much less a plan of the original may need than the reduced problem says.
     """
 
     problem: Problem
     parts: dict[str, tuple[str, ...]]
-    slack_nbytes: int
 
     def lift(self, plan: Plan) -> Plan:
         """The plan of the original problem: each merged operation becomes its parts."""
         parts = self.parts
-        return Plan(tuple(name for op in plan.schedule for name in parts.get(op, (op,))))
+        return Plan.of(name for op in plan.schedule for name in parts.get(op, (op,)))
 
 
-def reduce(problem: Problem, *, tiny_share: float = TINY_SHARE) -> Reduction:
-    """The problem without tiny values and with runs of operations merged.
-
-    Args:
-        problem: the step.
-        tiny_share: bytes of all tiny values together, as a share of what the backward reads.
-    """
+def reduce(problem: Problem) -> Reduction:
+    """The problem without empty values and with runs of operations merged."""
     if any(op.phase is Phase.ANY for op in problem.ops):
-        return Reduction(problem, {}, 0)
-    without, slack_nbytes = _without_tiny(problem, tiny_share)
+        return Reduction(problem, {})
+    without = _without_empty(problem)
     reads = _Reads(without)
     ops: list[Op] = []
     parts: dict[str, tuple[str, ...]] = {}
@@ -71,63 +59,45 @@ def reduce(problem: Problem, *, tiny_share: float = TINY_SHARE) -> Reduction:
             parts[merged.name] = tuple(op.name for op in run)
     made = {name for op in ops for name in op.outputs}
     values = tuple(value for value in without.values if value.name in made)
-    return Reduction(replace(without, values=values, ops=tuple(ops)), parts, slack_nbytes)
+    return Reduction(replace(without, values=values, ops=tuple(ops)), parts)
 
 
-def _without_tiny(problem: Problem, share: float) -> tuple[Problem, int]:
-    """The problem without its tiny values, and their bytes."""
-    tiny = _tiny(problem, share)
-    if not tiny:
-        return problem, 0
-    values = problem.value_by_name
-    once = {name for name in tiny if values[name].must_save}
+def _without_empty(problem: Problem) -> Problem:
+    """The problem without the empty values that may always be kept."""
+    empty = _empty(problem)
+    if not empty:
+        return problem
+    once = {name for name in empty if problem.value_by_name[name].must_save}
     ops = tuple(
         replace(
             op,
-            inputs=tuple(name for name in op.inputs if name not in tiny),
-            outputs=tuple(name for name in op.outputs if name not in tiny),
+            inputs=tuple(name for name in op.inputs if name not in empty),
+            outputs=tuple(name for name in op.outputs if name not in empty),
             recomputable=op.recomputable and once.isdisjoint(op.outputs),
         )
         for op in problem.ops
     )
-    slack_nbytes = sum(values[name].nbytes for name in tiny)
-    reduced = Problem(
-        values=tuple(value for value in problem.values if value.name not in tiny),
-        ops=ops,
-        outputs=problem.outputs,
-        resident_nbytes=problem.resident_nbytes + slack_nbytes,
-    )
-    return reduced, slack_nbytes
+    values = tuple(value for value in problem.values if value.name not in empty)
+    return replace(problem, values=values, ops=ops)
 
 
-def _tiny(problem: Problem, share: float) -> frozenset[str]:
-    """Values that may always be kept: the smallest ones, up to the share of bytes.
+def _empty(problem: Problem) -> frozenset[str]:
+    """Empty values that may always be kept.
 
     Only values of FORWARD operations (others need not exist at all in the forward), none that an
     EITHER operation reads (its place in the forward follows from its inputs), none whose saving
-    is forbidden or takes time, and no outputs (a second instance of them lives beside the first).
+    is forbidden, and no outputs.
     """
-    pinned = frozenset(problem.outputs)
-    by_either = {n for op in problem.ops if op.phase is Phase.EITHER for n in op.inputs}
-    made = {n for op in problem.ops if op.phase is Phase.FORWARD for n in op.outputs}
-    read = {n for op in problem.ops if op.phase is Phase.BACKWARD for n in op.inputs} & made
-    allowed = [
-        value
+    either = (op for op in problem.ops if op.phase is Phase.EITHER)
+    unwanted = {*problem.outputs, *(name for op in either for name in op.inputs)}
+    return frozenset(
+        value.name
         for value in problem.values
-        if value.name in made
-        and value.name not in pinned
-        and value.name not in by_either
+        if value.nbytes == 0
+        and problem.producer_of[value.name].phase is Phase.FORWARD
+        and value.name not in unwanted
         and not value.must_recompute
-        and value.save_us == 0
-    ]
-    left = share * sum(problem.value_by_name[name].nbytes for name in read)
-    chosen: list[str] = []
-    for value in sorted(allowed, key=lambda value: (value.nbytes, value.name)):
-        left -= value.nbytes
-        if left < 0:
-            break
-        chosen.append(value.name)
-    return frozenset(chosen)
+    )
 
 
 class _Reads:
@@ -213,10 +183,7 @@ def _may_run_on(reads: _Reads, op: Op) -> bool:
         and op.recomputable
         and bool(op.outputs)
         and not any(
-            name in reads.pinned
-            or reads.value[name].must_save
-            or reads.value[name].must_recompute
-            or reads.value[name].save_us > 0
+            name in reads.pinned or reads.value[name].must_save or reads.value[name].must_recompute
             for name in op.outputs
         )
     )

@@ -1,4 +1,4 @@
-"""THE definition of live bytes and time of a schedule.
+"""THE definition of live bytes and time of a plan.
 
 Enters: a problem and a plan. Leaves: a `Timeline`. Every other module quotes this one;
 `check` alone computes the same naively, to disagree with it where it can.
@@ -13,7 +13,8 @@ from itertools import accumulate
 
 from autoremat_solver.indexed import Indexed, index
 from autoremat_solver.plan import Plan, Timeline
-from autoremat_solver.problem import Phase, Problem
+from autoremat_solver.problem import Problem
+from autoremat_solver.regions import unrolled, unrolled_plan
 
 Span = tuple[int, int, int]
 
@@ -21,31 +22,32 @@ Span = tuple[int, int, int]
 def simulate(problem: Problem, plan: Plan) -> Timeline:
     """Live bytes while each step of the plan runs, and the time of all steps together.
 
+    With regions these are the steps of `unrolled_plan`.
+
     Args:
         problem: the step.
-        plan: a schedule over the problem's operations in which every read finds an instance.
+        plan: steps over the problem's operations in which every read finds an instance.
 
     Raises:
-        KeyError: if the schedule names an unknown operation or reads a value not yet made.
+        KeyError: if a step names an unknown operation or reads a value not yet made.
+        ValueError: if a step is not of the kind that it says.
+        ProblemError: if the steps of a region do not stand together.
     """
-    indexed = index(problem)
-    return measure(indexed, indexed.numbers(plan.schedule))
+    indexed = index(unrolled(problem))
+    return measure(indexed, indexed.numbers(unrolled_plan(problem, plan)))
 
 
 def measure(indexed: Indexed, steps: list[int]) -> Timeline:
     """`simulate` for a schedule of operation numbers."""
-    spans = spans_of(indexed, steps)
     nbytes = indexed.nbytes
     change = [0] * (len(steps) + 1)
-    for value, born, last_read in spans:
+    for value, born, last_read in spans_of(indexed, steps):
         change[born] += nbytes[value]
         change[last_read + 1] -= nbytes[value]
     live = list(accumulate(change[:-1], initial=indexed.problem.resident_nbytes))[1:]
     workspace = indexed.workspace_nbytes
     live = [nbytes + workspace[op] for nbytes, op in zip(live, steps, strict=True)]
-    saved = saved_of(indexed, steps, spans)
-    saving_us = math.fsum(indexed.save_us[value] for value in saved)
-    return Timeline(tuple(live), math.fsum(indexed.time_us[op] for op in steps) + saving_us)
+    return Timeline(tuple(live), math.fsum(indexed.time_us[op] for op in steps))
 
 
 def spans_of(indexed: Indexed, steps: list[int]) -> list[Span]:
@@ -86,16 +88,13 @@ def saved_of(indexed: Indexed, steps: list[int], spans: list[Span] | None = None
 def instance_spans(problem: Problem, plan: Plan) -> list[tuple[str, int, int]]:
     """Every instance of a value as (value, step that makes it, last step at which it is live)."""
     indexed = index(problem)
-    spans = spans_of(indexed, indexed.numbers(plan.schedule))
+    spans = spans_of(indexed, indexed.numbers(plan))
     return [(problem.values[value].name, born, last) for value, born, last in spans]
 
 
 def backward_start(problem: Problem, plan: Plan) -> int:
-    """Index of the first backward step; the schedule's length if there is none."""
-    for step, name in enumerate(plan.schedule):
-        if problem.op_by_name[name].phase is Phase.BACKWARD:
-            return step
-    return len(plan.schedule)
+    """Index of the first backward step; the number of steps if there is none."""
+    return problem.first_backward(plan.schedule)
 
 
 def saved_values(
@@ -105,12 +104,12 @@ def saved_values(
 
     Args:
         problem: the step.
-        plan: its schedule.
+        plan: a plan of it.
         spans: `instance_spans` of the two, if the caller has them already.
     """
     start = backward_start(problem, plan)
     spans = instance_spans(problem, plan) if spans is None else spans
     pinned = frozenset(problem.outputs)
     crossing = {name for name, born, last in spans if born < start <= last}
-    read = {name for step in plan.schedule[start:] for name in problem.op_by_name[step].inputs}
+    read = {name for step in plan.steps[start:] for name in problem.op_by_name[step.target].inputs}
     return frozenset(name for name in crossing if name not in pinned or name in read)

@@ -20,7 +20,7 @@ from autoremat_solver.check import check
 from autoremat_solver.exact import MOST_OPS, ExactSearch, SearchLimit
 from autoremat_solver.front import Candidate, arranged
 from autoremat_solver.indexed import index
-from autoremat_solver.plan import Plan, Solution, Status
+from autoremat_solver.plan import Plan, Solution, Status, Step, StepKind
 from autoremat_solver.problem import Phase, Problem
 from autoremat_solver.readable import require_consistent
 from autoremat_solver.reduce import Reduction, reduce
@@ -60,7 +60,7 @@ class Solver:
         self.strict = strict
         require_consistent(index(problem))
         is_small = len(problem.ops) <= MOST_OPS
-        self._reduction = Reduction(problem, {}, 0) if is_small else reduce(problem)
+        self._reduction = Reduction(problem, {}) if is_small else reduce(problem)
         self._search = Search(index(self._reduction.problem))
         self._exact = ExactSearch.of(self._search.indexed) if time_limit_s > 0 else None
         self._floor_nbytes = self._search.bounds.floor_nbytes
@@ -88,7 +88,7 @@ class Solver:
         if (exact := self._solve_exactly(budget_nbytes, deadline)) is not None:
             return self._solution(*exact, budget_nbytes, began, limit_s)
         fastest = self._search.find_fastest(deadline)
-        if self._search.fastest_is_proven and self._fits(fastest, budget_nbytes):
+        if self._search.fastest_is_proven and fastest.peak_nbytes <= budget_nbytes:
             return self._solution(fastest, Status.OPTIMAL, budget_nbytes, began, limit_s)
         self._search.prepare(began + PREPARED_SHARE * limit_s)
         if self._is_lean(budget_nbytes):
@@ -246,24 +246,11 @@ class Solver:
 
     def _valid_within(self, budget_nbytes: int) -> Candidate | None:
         """The fastest member that fits and passes the independent check."""
-        slack_nbytes = self._reduction.slack_nbytes
-        near = [
-            m for m in self._search.front.members if m.peak_nbytes <= budget_nbytes + slack_nbytes
-        ]
-        for member in reversed(near):
-            if self._fits(member, budget_nbytes):
-                if self._passes(member):
-                    return member
-                self._search.front.drop(member)
+        while (member := self._search.front.fastest_within(budget_nbytes)) is not None:
+            if self._passes(member):
+                return member
+            self._search.front.drop(member)
         return None
-
-    def _fits(self, member: Candidate, budget_nbytes: int) -> bool:
-        """Whether the plan's real peak is within the budget; the reduced one may be just above."""
-        if member.peak_nbytes <= budget_nbytes:
-            return True
-        if member.peak_nbytes > budget_nbytes + self._reduction.slack_nbytes:
-            return False
-        return simulate(self.problem, self._plan(member)).peak_nbytes <= budget_nbytes
 
     def _passes(self, member: Candidate) -> bool:
         if id(member) in self._checked:
@@ -282,7 +269,7 @@ class Solver:
 
     def _plan(self, member: Candidate) -> Plan:
         """A member's plan of the problem that was given."""
-        lifted = self._reduction.lift(Plan(self._search.indexed.names(member.steps)))
+        lifted = self._reduction.lift(self._search.indexed.plan(member.steps))
         return without_unread(self.problem, lifted)
 
     def _solution(
@@ -292,11 +279,9 @@ class Solver:
         timeline = simulate(self.problem, plan)
         if status is Status.INFEASIBLE and timeline.peak_nbytes <= budget_nbytes:
             status = Status.FEASIBLE
-        slack_nbytes = self._reduction.slack_nbytes
-        limit_nbytes = max(budget_nbytes, timeline.peak_nbytes) + slack_nbytes
         left_s = began + limit_s - time.monotonic()
         bound_us = self._search.bounds.time_us(
-            limit_nbytes,
+            max(budget_nbytes, timeline.peak_nbytes),
             max(LEAST_BOUND_S, min(0.2 * limit_s, left_s)),
             target_us=timeline.time_us / (1 + PROVEN),
         )
@@ -306,7 +291,7 @@ class Solver:
             bound_us = timeline.time_us
         elif status is Status.FEASIBLE and timeline.time_us <= bound_us * (1 + PROVEN):
             status = Status.OPTIMAL
-        floor_nbytes = self._floor_nbytes - slack_nbytes
+        floor_nbytes = self._floor_nbytes
         if not holds("floor in bytes", floor_nbytes, timeline.peak_nbytes, strict=self.strict):
             floor_nbytes = self.problem.resident_nbytes
         return Solution(
@@ -327,14 +312,13 @@ def _without_certificate(status: Status) -> Status:
 def without_unread(problem: Problem, plan: Plan) -> Plan:
     """The plan without repeats whose results nobody reads: they cost time, and no one runs them."""
     pinned = frozenset(problem.outputs)
-    first = {name: step for step, name in reversed(list(enumerate(plan.schedule)))}
     wanted: set[str] = set()
-    kept: list[str] = []
-    for step in range(len(plan.schedule) - 1, -1, -1):
-        op = problem.op_by_name[plan.schedule[step]]
-        if step > first[op.name] and wanted.isdisjoint(op.outputs):
+    kept: list[Step] = []
+    for step in reversed(plan.steps):
+        op = problem.op_by_name[step.target]
+        if step.kind is StepKind.RECOMPUTE and wanted.isdisjoint(op.outputs):
             continue
-        kept.append(op.name)
+        kept.append(step)
         wanted.difference_update(op.outputs)
         wanted.update(name for name in op.inputs if name not in pinned)
     return Plan(tuple(reversed(kept)))

@@ -122,18 +122,12 @@ def spine_of(indexed: Indexed) -> Spine:
             op.phase is Phase.EITHER or (op.recomputable and op.phase is not Phase.BACKWARD)
             for op in indexed.problem.ops
         ],
-        constant_us=_constant_us(indexed, free),
+        constant_us=math.fsum(
+            time
+            for time, phase in zip(indexed.time_us, indexed.phase, strict=True)
+            if phase is not Phase.EITHER
+        ),
     )
-
-
-def _constant_us(indexed: Indexed, free: frozenset[int]) -> float:
-    run = math.fsum(
-        time
-        for time, phase in zip(indexed.time_us, indexed.phase, strict=True)
-        if phase is not Phase.EITHER
-    )
-    read = {v for op in indexed.backward_ops for v in indexed.inputs[op]}
-    return run + math.fsum(indexed.save_us[v] for v in sorted(read & free))
 
 
 def _fixed(
