@@ -22,10 +22,10 @@ if TYPE_CHECKING:
         PlanMismatch,
         SteeringError,
     )
-    from autoremat.measure import measure_peak, resident_nbytes
+    from autoremat.memory.meter import measure_peak, resident_nbytes
     from autoremat.offline import plan
     from autoremat.reporting import Report
-    from autoremat.verification import Verification, verify
+    from autoremat.verification.whole_step import Verification, verify
 
 __version__ = "0.1.0"
 
@@ -39,15 +39,15 @@ _HOME = {
     "PlanMismatch": "autoremat.errors",
     "Report": "autoremat.reporting",
     "SteeringError": "autoremat.errors",
-    "Verification": "autoremat.verification",
+    "Verification": "autoremat.verification.whole_step",
     "compare": "autoremat.comparison",
-    "measure_peak": "autoremat.measure",
+    "measure_peak": "autoremat.memory.meter",
     "optimize": "autoremat.api",
     "plan": "autoremat.offline",
     "report": "autoremat.api",
-    "resident_nbytes": "autoremat.measure",
+    "resident_nbytes": "autoremat.memory.meter",
     "save_plan": "autoremat.api",
-    "verify": "autoremat.verification",
+    "verify": "autoremat.verification.whole_step",
 }
 
 __all__ = [

@@ -21,31 +21,31 @@ import torch
 from torch import nn
 
 from autoremat import _torch
-from autoremat.audit import storage_sizes
+from autoremat.ask.options import Options, Resident
+from autoremat.ask.plan_file import write
 from autoremat.backend import with_own_code
 from autoremat.errors import FallbackError, FallbackWarning
 from autoremat.fallbacks import fallback
-from autoremat.measure import (
+from autoremat.graph.selectors import Selection
+from autoremat.memory.meter import (
     gradient_of,
     gradients_of,
     storages_nbytes,
     storages_of,
     tensors_in,
 )
-from autoremat.optimizers import (
+from autoremat.memory.optimizers import (
     StepOptimizers,
     require_optimizer_of,
     state_of,
     watch_optimizers,
 )
-from autoremat.options import Options, Resident
-from autoremat.plan_file import write
-from autoremat.recurrent import eager_recurrent_layers
+from autoremat.memory.residents import resident_of
+from autoremat.planning.sizes import MANY_COMPILES
 from autoremat.reporting import Report
-from autoremat.residents import resident_of
-from autoremat.selectors import Selection
-from autoremat.session import REPLANS, Session
-from autoremat.sizes import MANY_COMPILES
+from autoremat.session.eager_recurrent import eager_recurrent_layers
+from autoremat.session.session import REPLANS, Session
+from autoremat.watch.audit import storage_sizes
 
 _NEVER_PLANNED = frozenset({"AR201", "AR202"})  # whatever mode the model is put into later
 

@@ -13,9 +13,9 @@ from typing import Any
 from torch import fx
 
 from autoremat import _torch
-from autoremat.optimizers import watch_optimizers
-from autoremat.options import Options
-from autoremat.session import Session
+from autoremat.ask.options import Options
+from autoremat.memory.optimizers import watch_optimizers
+from autoremat.session.session import Session
 
 # One session per mapping of options: `torch.compile` hands over the one it was given for each of
 # its graphs. Two models must not share a mapping, or they share a budget. It is kept, so that its

@@ -15,19 +15,19 @@ import torch
 from torch import nn
 
 from autoremat import _torch
+from autoremat.ask.options import Offline, Options
+from autoremat.ask.plan_file import write
 from autoremat.backend import with_own_code
 from autoremat.call_stack import with_stack_room
+from autoremat.cost.device_specs import DeviceSpec, find_spec
 from autoremat.errors import InfeasibleBudget
-from autoremat.fakes import Faker
-from autoremat.hardware import DeviceSpec, find_spec
-from autoremat.optimizers import require_optimizer_of
-from autoremat.options import Offline, Options
-from autoremat.plan_file import write
-from autoremat.recurrent import eager_recurrent_layers
+from autoremat.graph.selectors import Selection
+from autoremat.memory.fake_twin import Faker
+from autoremat.memory.optimizers import require_optimizer_of
+from autoremat.memory.residents import resident_of_twin
 from autoremat.reporting import Report
-from autoremat.residents import resident_of_twin
-from autoremat.selectors import Selection
-from autoremat.session import REPLANS, Session
+from autoremat.session.eager_recurrent import eager_recurrent_layers
+from autoremat.session.session import REPLANS, Session
 
 
 def plan(

@@ -28,10 +28,10 @@ from autoremat_solver import Problem
 from torch import fx, nn
 
 from autoremat import _torch
-from autoremat.capture import copy_module
-from autoremat.executor import compile_eager
-from autoremat.lower import shell_of
-from autoremat.pipeline import Setting, graph_of, state
+from autoremat.emit.op_by_op import compile_eager
+from autoremat.graph.joint_graph import copy_module
+from autoremat.planning.pipeline import Setting, graph_of, state
+from autoremat.problem.lower import shell_of
 from tests import models
 from tests.models import Case, Inputs
 

@@ -16,13 +16,13 @@ import torch
 from autoremat_solver import Solver
 from torch import Tensor, fx
 
-import autoremat.pipeline
-import autoremat.session
+import autoremat.planning.pipeline
+import autoremat.session.session
 from autoremat import _torch
-from autoremat.choose import Choice, Subject, choose_by_simulation
-from autoremat.executor import compile_eager
-from autoremat.lower import held_tangents
-from autoremat.measure import measure_peak
+from autoremat.emit.op_by_op import compile_eager
+from autoremat.memory.meter import measure_peak
+from autoremat.planning.choose import Choice, Subject, choose_by_simulation
+from autoremat.problem.lower import held_tangents
 from tests.training import UNBOUNDED, Make, Outcome, optimized, step
 
 SOLVE_S = 0.15  # any plan will do: it has to be right, not good
@@ -122,8 +122,8 @@ def sweep(
         return run
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(autoremat.pipeline, "choose_by_simulation", choose)
-        patch.setattr(autoremat.session, "compile_eager", compile_recording)
+        patch.setattr(autoremat.planning.pipeline, "choose_by_simulation", choose)
+        patch.setattr(autoremat.session.session, "compile_eager", compile_recording)
         outcome = step(optimized(make, UNBOUNDED, time_limit=1.0), inputs, loss_of)
     ((subject, solver),) = subjects
     return Planned(subject, solver, arguments[0]), outcome

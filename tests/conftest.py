@@ -42,7 +42,7 @@ def clean_torch() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    ledger = sys.modules.get("autoremat.ledger")
+    ledger = sys.modules.get("autoremat.watch.ledger")
     if ledger is not None:  # what other tests still hold is none of this one's step
         ledger._books = ledger._Books()
     yield

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import autoremat
-import autoremat.session
-from autoremat.measure import measure_peak, resident_nbytes
+import autoremat.session.session
+from autoremat.memory.meter import measure_peak, resident_nbytes
 from tests.tiny import WIDTH, Chain, Residual, many_rows, rows
 from tests.training import (
     UNBOUNDED,

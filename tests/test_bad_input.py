@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import autoremat
-from autoremat import pipeline, session
+from autoremat.planning import pipeline
+from autoremat.session import session
 from tests.tiny import ROWS, WIDTH, Layers, Residual, rows
 from tests.training import (
     UNBOUNDED,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoremat.budget import Budget
+from autoremat.ask.budget import Budget
 from autoremat.units import format_nbytes, format_nbytes_apart, format_us
 
 UNITS = {

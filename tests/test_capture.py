@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from autoremat.capture import copy_module
+from autoremat.graph.joint_graph import copy_module
 from tests.joint_graphs import capture, drawn, leaf
 
 aten = torch.ops.aten

@@ -11,13 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from autoremat.constraints import (
-    Constraints,
-    find_constraints,
-    is_batch_norm_update,
-)
-from autoremat.draws import Replays, is_random, makes_seeds
-from autoremat.storage import find_storages
+from autoremat.graph.constraints import Constraints, find_constraints, is_batch_norm_update
+from autoremat.graph.random_draws import Replays, is_random, makes_seeds
+from autoremat.graph.storages import find_storages
 from tests.joint_graphs import CPU, capture, leaf
 
 STATES = Replays(states=True)

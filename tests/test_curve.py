@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import autoremat
-from autoremat import curve
-from autoremat.curve import unbeaten
+from autoremat.planning import curve
+from autoremat.planning.curve import unbeaten
 from autoremat.reporting import CurvePoint, PointKind
 from tests.tiny import Layers, rows
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 import autoremat
-from autoremat import choose, deadline
-from autoremat.measure import resident_nbytes
+from autoremat.memory.meter import resident_nbytes
+from autoremat.planning import choose, deadline
 from tests.test_lean_plans import deep
 from tests.tiny import many_rows
 

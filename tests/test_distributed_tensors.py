@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 import autoremat
-from autoremat.measure import resident_nbytes, storages_of
+from autoremat.memory.meter import resident_nbytes, storages_of
 from tests.tiny import WIDTH, Chain, rows
 from tests.training import UNBOUNDED, make_seeded
 

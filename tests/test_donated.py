@@ -15,7 +15,7 @@ from torch._functorch._aot_autograd import graph_compile
 
 import autoremat
 from autoremat import _torch
-from autoremat.executor import compile_eager
+from autoremat.emit.op_by_op import compile_eager
 from tests.tiny import WIDTH, Chain, Layers, images, rows
 from tests.training import measured, optimized, scalar, step
 

@@ -13,10 +13,13 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 import autoremat
 import autoremat.backend
-from autoremat import _torch, rewrite, session, torch_partition
-from autoremat.draws import Replays, has_own_generator, is_random, replays, safe_policy
-from autoremat.dropout_policy import DropoutPolicy, parse_dropout
-from autoremat.same_step import first_difference
+from autoremat import _torch
+from autoremat.emit import rewrite
+from autoremat.emit import torch_split as torch_partition
+from autoremat.emit.equivalence import first_difference
+from autoremat.graph.dropout_policy import DropoutPolicy, parse_dropout
+from autoremat.graph.random_draws import Replays, has_own_generator, is_random, replays, safe_policy
+from autoremat.session import session
 from tests.joint_graphs import CPU
 from tests.training import (
     UNBOUNDED,

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autoremat.eager_code import saved_storages
-from autoremat.measure import storage_identities
+from autoremat.memory.meter import storage_identities
+from autoremat.watch.eager_code import saved_storages
 
 CPU = torch.device("cpu")
 

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import autoremat
-from autoremat import Verification, _torch, verification
-from autoremat.first_difference import _in_own_memory
+from autoremat import Verification, _torch
+from autoremat.verification import whole_step as verification
+from autoremat.verification.replay import _in_own_memory
 from tests.tiny import Chain, Dropout, many_rows, rows
 from tests.training import UNBOUNDED, make_seeded, optimized, peaks, recomputes
 
@@ -47,7 +48,7 @@ def sabotage(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[fx.Node], b
     """Change the first node that fits on its way into the two modules, past every check."""
 
     def install(fits: Callable[[fx.Node], bool], change: Change) -> None:
-        original = autoremat.choose.rewrite
+        original = autoremat.planning.choose.rewrite
 
         def sabotaged(*args: Any, **keywords: Any) -> Any:
             rewritten = original(*args, **keywords)
@@ -56,8 +57,8 @@ def sabotage(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[fx.Node], b
                 break
             return rewritten
 
-        monkeypatch.setattr(autoremat.choose, "rewrite", sabotaged)
-        monkeypatch.setattr(autoremat.partition, "first_difference", lambda *_: None)
+        monkeypatch.setattr(autoremat.planning.choose, "rewrite", sabotaged)
+        monkeypatch.setattr(autoremat.emit.split, "first_difference", lambda *_: None)
 
     return install
 
@@ -212,7 +213,7 @@ def test_a_step_that_cannot_run_op_by_op_says_so(sabotage, monkeypatch):
     def fail(*_: Any) -> None:
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr("autoremat.first_difference._evaluated", fail)
+    monkeypatch.setattr("autoremat.verification.replay._evaluated", fail)
     result = verified(Chain, UNBOUNDED, many_rows())
     assert result.gradient_error > result.tolerance
     assert "run op by op, it fails" in result.explanation

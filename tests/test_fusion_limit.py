@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autoremat
-import autoremat.inductor
-from autoremat.fusion_limit import Buffer, Fusions, Kernels
+import autoremat.inductor.hook
+from autoremat.inductor.fusion_limit import Buffer, Fusions, Kernels
 from tests.training import UNBOUNDED, close, measured, optimized, refusal, step
 
 
@@ -90,7 +90,7 @@ def test_fusion_does_not_undo_the_recompute(monkeypatch: pytest.MonkeyPatch):
     inputs = (torch.randn(512, 32, generator=torch.Generator().manual_seed(1)),)
     limited = smallest(inputs)
     with monkeypatch.context() as free:
-        free.setattr(autoremat.inductor, "_own_config", dict)
+        free.setattr(autoremat.inductor.hook, "_own_config", dict)
         assert limited < smallest(inputs)
     model = optimized(Blocks, limited, compiler="inductor")
     ours = step(model, inputs)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import autoremat
 from autoremat import _torch
-from autoremat.storage import find_storages
+from autoremat.graph.storages import find_storages
 from tests.joint_graphs import CPU, analyse, capture, leaf
 from tests.tiny import WIDTH, Buffered, rows
 from tests.training import UNBOUNDED, close, make_seeded, optimized, recomputes, step

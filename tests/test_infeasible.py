@@ -15,8 +15,8 @@ from autoremat_solver.policies import recompute_all
 from torch import Tensor, nn
 
 import autoremat
-import autoremat.pipeline
-from autoremat.measure import resident_nbytes
+import autoremat.planning.pipeline
+from autoremat.memory.meter import resident_nbytes
 from tests.tiny import Chain, Dropout, many_rows
 from tests.training import (
     UNBOUNDED,
@@ -144,7 +144,7 @@ def test_no_refusal_names_more_than_a_plan_needs_that_is_known(monkeypatch: pyte
     saved = optimized(Dropout, UNBOUNDED, policy="save-all")
     step(saved, inputs)
     save_all_nbytes = autoremat.report(saved).predicted_peak_nbytes
-    monkeypatch.setattr(autoremat.pipeline, "Solver", StarvedSolver)
+    monkeypatch.setattr(autoremat.planning.pipeline, "Solver", StarvedSolver)
     error = refusal(Dropout, inputs)
     assert error.floor_nbytes <= error.smallest_peak_nbytes <= save_all_nbytes
     model = optimized(Dropout, error.smallest_peak_nbytes)

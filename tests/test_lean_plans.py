@@ -11,7 +11,8 @@ from autoremat_solver.plan import Status
 from torch import nn
 
 import autoremat
-from autoremat import choose, lean_plans
+from autoremat.planning import choose
+from autoremat.planning import remembered as lean_plans
 from tests.test_solver_errors import chain_without_phases
 
 

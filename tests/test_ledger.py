@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import autoremat
 from autoremat.backend import autoremat as backend
-from autoremat.ledger import open_runs, returned_storages
-from autoremat.measure import measure_peak, resident_nbytes
+from autoremat.memory.meter import measure_peak, resident_nbytes
+from autoremat.watch.ledger import open_runs, returned_storages
 from tests.tiny import WIDTH, Chain, many_rows
 from tests.training import UNBOUNDED, make_seeded, optimized, peaks, step
 
@@ -108,9 +108,9 @@ def test_what_a_run_returned_is_known_as_long_as_somebody_holds_it():
 def test_steps_that_are_all_alike_are_looked_into_twice(monkeypatch: pytest.MonkeyPatch):
     """From then on a step costs a hook and a look-up."""
     looks = []
-    original = autoremat.audit.foresee
+    original = autoremat.watch.audit.foresee
     monkeypatch.setattr(
-        "autoremat.audit.foresee", lambda *a, **k: looks.append(1) or original(*a, **k)
+        "autoremat.watch.audit.foresee", lambda *a, **k: looks.append(1) or original(*a, **k)
     )
     model = optimized(Chain, UNBOUNDED)
     for _ in range(5):
@@ -488,7 +488,7 @@ def test_a_defect_of_a_look_does_not_end_the_step(monkeypatch: pytest.MonkeyPatc
 
     eager = make_seeded(Chain)
     eager(BATCH).backward()
-    monkeypatch.setattr("autoremat.audit.foresee", fail)
+    monkeypatch.setattr("autoremat.watch.audit.foresee", fail)
     model = optimized(Chain, UNBOUNDED, strict=False)
     with pytest.warns(autoremat.FallbackWarning, match="AR115.*a defect"):
         model(BATCH).backward()

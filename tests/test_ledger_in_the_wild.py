@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import autoremat
-from autoremat.ledger import _books, open_runs, returned_storages
-from autoremat.optimizers import state_of
+from autoremat.memory.optimizers import state_of
+from autoremat.watch.ledger import _books, open_runs, returned_storages
 from tests.test_ledger import CPU, Step, told, whole_peak
 from tests.tiny import Chain, many_rows
 from tests.training import UNBOUNDED, make_seeded, optimized

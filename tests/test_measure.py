@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from autoremat.footprint import OptimizerFootprint, optimizer_footprint
-from autoremat.measure import measure_peak, memory_timeline, resident_nbytes, storages_nbytes
+from autoremat.memory.meter import measure_peak, memory_timeline, resident_nbytes, storages_nbytes
+from autoremat.memory.optimizer_memory import OptimizerFootprint, optimizer_footprint
 
 KIB = 1024
 

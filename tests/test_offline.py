@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autoremat
-from autoremat import profile
+from autoremat.cost import op_times as profile
+from autoremat.cost.device_specs import SPECS, find_spec
 from autoremat.errors import FallbackWarning, InfeasibleBudget
-from autoremat.fakes import Faker
-from autoremat.hardware import SPECS, find_spec
+from autoremat.memory.fake_twin import Faker
 from autoremat.reporting import Report
 
 WIDTH, BATCH = 64, 512

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import autoremat
-import autoremat.session
-from autoremat import verification
-from autoremat.device import device_nbytes
-from autoremat.measure import resident_nbytes
+import autoremat.session.session
+from autoremat.graph.devices import device_nbytes
+from autoremat.memory.meter import resident_nbytes
+from autoremat.verification import whole_step as verification
 from tests.tiny import WIDTH, Chain, many_rows
 from tests.training import (
     UNBOUNDED,
@@ -111,13 +111,13 @@ def test_the_module_stays_what_it_was():
 def test_planning_happens_at_the_first_training_call(monkeypatch):
     """Not when `optimize` is called, not in eval mode, not without gradients."""
     planned = []
-    original = autoremat.session.Session.partition
+    original = autoremat.session.session.Session.partition
 
     def counting(self: Any, *args: Any, **keywords: Any) -> Any:
         planned.append(1)
         return original(self, *args, **keywords)
 
-    monkeypatch.setattr(autoremat.session.Session, "partition", counting)
+    monkeypatch.setattr(autoremat.session.session.Session, "partition", counting)
     model = optimized(Chain, UNBOUNDED)
     expected = make_seeded(Chain)(many_rows())
     model.eval()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import autoremat
 import autoremat.backend
-import autoremat.session
+import autoremat.session.session
 from tests.tiny import WIDTH, Chain, many_rows, sequences
 from tests.training import (
     UNBOUNDED,

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import autoremat
-from autoremat.budget import Budget
-from autoremat.device import device_nbytes
-from autoremat.options import Options
+from autoremat.ask.budget import Budget
+from autoremat.ask.options import Options
+from autoremat.graph.devices import device_nbytes
 
 CPU = torch.device("cpu")
 WHO_NOT_WHAT = {"model", "optimizer"}  # what a mapping of options cannot say

@@ -24,10 +24,14 @@ TORCH_SIDE, SOLVER, REPORT = (
 
 # What a module may not need, not even through others: modules, or all below a package.
 NEVER_NEEDED = {
-    "autoremat.budget": {"autoremat.reporting"},
+    "autoremat.ask.budget": {"autoremat.reporting"},
     "autoremat.errors": {"autoremat.reporting.text", "autoremat.reporting.page"},
     "autoremat.comparison.worker": {"autoremat.commands"},
-    "autoremat.options": {"autoremat.choose", "autoremat.layers", "autoremat.lower"},
+    "autoremat.ask.options": {
+        "autoremat.planning.choose",
+        "autoremat.problem.segments",
+        "autoremat.problem.lower",
+    },
 }
 
 SOLVER_LAYERS = [

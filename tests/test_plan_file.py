@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autoremat
-import autoremat.pipeline
+import autoremat.planning.pipeline
 from autoremat.api import optimized_call
+from autoremat.ask.plan_file import NodeRecord, StoredGraph, StoredPlan, first_mismatch, read, write
 from autoremat.errors import OverBudget, PlanMismatch, SteeringError
-from autoremat.plan_file import NodeRecord, StoredGraph, StoredPlan, first_mismatch, read, write
 from tests.tiny import WIDTH, Dropout, many_rows
 from tests.training import UNBOUNDED, optimized, recomputes, same, step
 
@@ -73,7 +73,7 @@ def test_a_plan_applied_is_the_plan(path: Path, monkeypatch: pytest.MonkeyPatch)
     first = planned(path, budget=budget)
     assert recomputes(first) > 0
     reference = step(first, (many_rows(),))
-    monkeypatch.setattr(autoremat.pipeline, "Solver", None)
+    monkeypatch.setattr(autoremat.planning.pipeline, "Solver", None)
     again = applied(path)
     same(reference, step(again, (many_rows(),)))
     one, other = autoremat.report(first), autoremat.report(again)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import autoremat
+from autoremat.ask.policy import parse_policy
 from autoremat.backend import autoremat as backend
 from autoremat.errors import OverBudget, SteeringError
-from autoremat.policy import parse_policy
 from autoremat.reporting import Report, ValueAction
 from tests.tiny import WIDTH, Chain, many_rows, rows
 from tests.training import measured, optimized, recomputes, same, step

@@ -13,10 +13,21 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autoremat import cost, cost_cache, profile, sample
-from autoremat.cost_cache import CostCache, Measured
-from autoremat.measure import measure_peak
-from autoremat.profile import OpCost, profile_nodes
+from autoremat.cost import (
+    cache as cost_cache,
+)
+from autoremat.cost import (
+    calls as cost,
+)
+from autoremat.cost import (
+    made_up_inputs as sample,
+)
+from autoremat.cost import (
+    op_times as profile,
+)
+from autoremat.cost.cache import CostCache, Measured
+from autoremat.cost.op_times import OpCost, profile_nodes
+from autoremat.memory.meter import measure_peak
 
 aten = torch.ops.aten
 
@@ -511,7 +522,7 @@ def test_the_first_figure_stored_stays(cache):
 def test_processes_share_the_cache(cache):
     """Several processes that open and write at once lose nothing."""
     script = (
-        "import sqlite3, sys, pathlib, autoremat.cost_cache as c\n"
+        "import sqlite3, sys, pathlib, autoremat.cost.cache as c\n"
         "path, who = pathlib.Path(sys.argv[1]), sys.argv[2]\n"
         "for i in range(30):\n"
         "    with c.CostCache.open(path) as cache:\n"

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import autoremat
 from autoremat import OverBudgetWarning
-from autoremat.measure import measure_peak, resident_nbytes
+from autoremat.memory.meter import measure_peak, resident_nbytes
 from tests.tiny import WIDTH, sequences
 from tests.training import (
     UNBOUNDED,

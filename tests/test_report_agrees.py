@@ -22,15 +22,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import autoremat
-from autoremat import session
-from autoremat.asked import store
-from autoremat.choose import TORCH, Choice, Subject, as_chosen
-from autoremat.curve import Curve
-from autoremat.lower import RNG_STATE, without_spare_states
-from autoremat.options import Resident
+from autoremat.ask.options import Resident
+from autoremat.planning.asked import store
+from autoremat.planning.choose import TORCH, Choice, Subject, as_chosen
+from autoremat.planning.curve import Curve
+from autoremat.planning.step import Beside, Part, _crossing_nbytes
+from autoremat.problem.lower import RNG_STATE, without_spare_states
+from autoremat.problem.shell import LATER_GRADIENTS
 from autoremat.reporting import GraphReport, Report, SpanKind, ValueAction
-from autoremat.shell import LATER_GRADIENTS
-from autoremat.step import Beside, Part, _crossing_nbytes
+from autoremat.session import session
 from autoremat.units import format_nbytes, format_us
 from tests.models import example_gpt
 from tests.test_inductor import Encoder, Normalised

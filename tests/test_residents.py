@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 import autoremat
 import autoremat.backend
-from autoremat.footprint import optimizer_footprint
-from autoremat.measure import resident_parts
-from autoremat.optimizers import layers_of
+from autoremat.memory.meter import resident_parts
+from autoremat.memory.optimizer_memory import optimizer_footprint
+from autoremat.memory.optimizers import layers_of
+from autoremat.memory.residents import GivenToGraphs
 from autoremat.reporting import ResidentParts
-from autoremat.residents import GivenToGraphs
 from tests.tiny import WIDTH, Residual, rows
 from tests.training import UNBOUNDED, optimized, step
 

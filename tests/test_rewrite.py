@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from autoremat_solver import Plan
 from torch import Tensor
 
-from autoremat.partition import PartitionError, partition
-from autoremat.rewrite import rewrite
+from autoremat.emit.rewrite import rewrite
+from autoremat.emit.split import PartitionError, partition
 from tests.joint_graphs import Analysed, analyse, drawn, leaf, plan
 
 

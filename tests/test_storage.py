@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from autoremat.measure import rounded_nbytes
-from autoremat.storage import Storages, find_storages
+from autoremat.graph.storages import Storages, find_storages
+from autoremat.memory.meter import rounded_nbytes
 from tests.joint_graphs import CPU, capture, leaf
 
 

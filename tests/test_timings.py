@@ -2,7 +2,7 @@
 
 import pytest
 
-from autoremat.timings import Timing, implausible
+from autoremat.cost.timings import Timing, implausible
 
 
 def mm(*rounds_us: float, expected_us: float = 5.0, operator: str = "mm") -> Timing:

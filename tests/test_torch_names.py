@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
 from autoremat import _torch
-from autoremat.executor import compile_eager
+from autoremat.emit.op_by_op import compile_eager
 from tests.joint_graphs import capture, leaf
 
 aten = torch.ops.aten

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import autoremat
-import autoremat.session
-from autoremat.cost import Call
-from autoremat.sample import runs_alone
+import autoremat.session.session
+from autoremat.cost.calls import Call
+from autoremat.cost.made_up_inputs import runs_alone
 from tests.tiny import WIDTH, Chain, many_rows
 from tests.training import (
     UNBOUNDED,
@@ -106,7 +106,7 @@ def _break_planning(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any, **keywords: Any) -> Any:
         raise KeyError("a defect")
 
-    monkeypatch.setattr(autoremat.session, "find_storages", broken)
+    monkeypatch.setattr(autoremat.session.session, "find_storages", broken)
 
 
 @pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import autoremat
 from autoremat.backend import autoremat as backend
 from autoremat.errors import SteeringError
+from autoremat.graph.selectors import Selector, parse_selectors
 from autoremat.reporting import ValueAction, ValueReport
-from autoremat.selectors import Selector, parse_selectors
 from tests.tiny import WIDTH, many_rows
 from tests.training import UNBOUNDED, optimized, same, step
 

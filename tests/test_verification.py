@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from autoremat.verification import Verification, _largest_error
+from autoremat.verification.whole_step import Verification, _largest_error
 
 RIGHT = Verification(1e-7, 1e-7, "", 0.0, "eager", 10**8, 10**8, 10**9, 1e-4, loss=2.0)
 NAN = torch.tensor([1.0, math.nan])

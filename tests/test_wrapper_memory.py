@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from autoremat.wrapper_memory import Buffers, WrapperError, read_wrapper, sizes_by_name
+from autoremat.inductor.wrapper import Buffers, WrapperError, read_wrapper, sizes_by_name
 
 
 def buffers(

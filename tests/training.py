@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import autoremat
-from autoremat.measure import measure_peak, resident_nbytes
+from autoremat.memory.meter import measure_peak, resident_nbytes
 
 UNBOUNDED = 1 << 50
 

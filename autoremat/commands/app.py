@@ -22,7 +22,7 @@ from typer.core import TyperGroup
 from autoremat.commands import helptexts
 from autoremat.commands.arguments import PlanArguments, outputs_asked
 from autoremat.commands.interrupt import INTERRUPTED, SENTENCE, leaving_at_once
-from autoremat.dropout_policy import DropoutPolicy
+from autoremat.graph.dropout_policy import DropoutPolicy
 from autoremat.targets.arguments import HF, TargetArguments
 
 BAD_INPUT, INFEASIBLE, DIFFERENT = 1, 2, 3

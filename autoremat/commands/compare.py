@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from autoremat.budget import budget_argument
+from autoremat.ask.budget import budget_argument
 from autoremat.commands.app import BAD_INPUT
 from autoremat.commands.files import OutputError, check_writable, write_whole
 from autoremat.commands.interrupt import INTERRUPTED

@@ -109,7 +109,7 @@ def _private_names() -> str:
 def _devices() -> str:
     import torch
 
-    from autoremat.device import device_name, device_nbytes
+    from autoremat.graph.devices import device_name, device_nbytes
     from autoremat.units import format_nbytes
 
     cpu = torch.device("cpu")
@@ -142,7 +142,7 @@ def _compiler() -> str:
 
 
 def _cache() -> str:
-    from autoremat.cost_cache import CostCache, default_cache_path
+    from autoremat.cost.cache import CostCache, default_cache_path
 
     path = default_cache_path()
     with CostCache.open():
@@ -170,7 +170,7 @@ def _step() -> str:
     from torch import nn
 
     from autoremat.api import optimize
-    from autoremat.measure import measure_peak, resident_nbytes
+    from autoremat.memory.meter import measure_peak, resident_nbytes
     from autoremat.units import format_nbytes
 
     class WithLoss(nn.Sequential):

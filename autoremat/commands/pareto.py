@@ -24,7 +24,7 @@ from autoremat.commands.interrupt import leaving_at_once
 from autoremat.commands.outputs import check_outputs, write_outputs
 from autoremat.commands.plan import planned
 from autoremat.commands.telling import print_json, warnings_told
-from autoremat.curve import unbeaten
+from autoremat.planning.curve import unbeaten
 from autoremat.reporting import CurvePoint, Report
 from autoremat.targets.arguments import TargetArguments
 from autoremat.targets.target import TargetError

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from autoremat import offline
-from autoremat.budget import budget_argument
+from autoremat.ask.budget import budget_argument
 from autoremat.commands.app import BAD_INPUT, INFEASIBLE
 from autoremat.commands.arguments import PlanArguments, Refusal
 from autoremat.commands.interrupt import leaving_at_once

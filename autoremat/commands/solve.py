@@ -35,7 +35,7 @@ from autoremat_solver.plan_document import (
 )
 from rich.console import Console
 
-from autoremat.budget import Budget, budget_argument
+from autoremat.ask.budget import Budget, budget_argument
 from autoremat.commands.app import BAD_INPUT, INFEASIBLE
 from autoremat.commands.arguments import Refusal
 from autoremat.commands.files import read_text

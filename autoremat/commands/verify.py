@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 
 from autoremat.api import optimize, optimized_call, report
-from autoremat.budget import Budget, budget_argument
+from autoremat.ask.budget import Budget, budget_argument
 from autoremat.commands.app import BAD_INPUT, DIFFERENT, INFEASIBLE
 from autoremat.commands.arguments import Refusal
 from autoremat.commands.interrupt import leaving_at_once
@@ -29,9 +29,9 @@ from autoremat.targets.arguments import TargetArguments
 from autoremat.targets.hf import load
 from autoremat.targets.target import Target, TargetError, last_line
 from autoremat.units import format_nbytes, format_nbytes_apart
-from autoremat.verification import Verification, verify
+from autoremat.verification.whole_step import Verification, verify
 
-_SCHEMA = "autoremat.verification/1"
+_SCHEMA = "autoremat.verification.whole_step/1"
 
 
 @dataclass(frozen=True)

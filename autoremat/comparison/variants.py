@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from autoremat.budget import Budget
+from autoremat.ask.budget import Budget
 
 SMALLEST = "smallest"
 BUDGETS = ("75%", "50%", "25%", SMALLEST)

@@ -1,0 +1,95 @@
+"""What users ask of a plan besides a budget: a strategy by name, constraints, a stored plan.
+
+Enters: the arguments `policy`, `save`, `recompute` and `plan`. Leaves: a `Steering`. Guarantees:
+what cannot be done as asked raises `SteeringError`, and is never dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from os import fspath
+from pathlib import Path
+
+from torch import nn
+
+from autoremat.ask.plan_file import StoredPlan, read
+from autoremat.ask.policy import OPTIMAL, Policy, parse_policy
+from autoremat.errors import PlanMismatch, SteeringError
+from autoremat.graph.modules import has_repeated_layers
+from autoremat.graph.selectors import Selection, Selector, parse_selectors, require_modules
+
+
+@dataclass(frozen=True)
+class Steering:
+    """What the user asked for.
+
+    Attributes:
+        policy: which strategy decides.
+        selectors: what to save and what to recompute.
+        plan: a plan to apply as it is.
+        plan_path: where it was read from.
+        model_is_known: whether module patterns were compared with the model already.
+    """
+
+    policy: Policy = OPTIMAL
+    selectors: tuple[Selector, ...] = ()
+    plan: StoredPlan | None = None
+    plan_path: str = ""
+    model_is_known: bool = False
+
+    @property
+    def choice(self) -> str:
+        """The argument that decides the plan; "" where the planner searches."""
+        if self.plan is not None:
+            return f'plan="{self.plan_path}"'
+        return str(self.policy) if self.policy.is_fixed else ""
+
+    @property
+    def must_match(self) -> tuple[Selector, ...]:
+        """Selectors that have to match something in the step's first graph."""
+        return tuple(s for s in self.selectors if s.is_operator or not self.model_is_known)
+
+    def of(self, model: nn.Module) -> Steering:
+        """The same, compared with the model.
+
+        Raises:
+            SteeringError: if the model has no such modules, or no layers.
+        """
+        require_modules(self.selectors, model)
+        if self.policy.layers and not has_repeated_layers(model):
+            raise SteeringError(
+                f"{self.policy} finds no repeated layers: no ModuleList or Sequential of the "
+                'model has two children of one class. Use policy="sqrt", which cuts between '
+                "operations."
+            )
+        return replace(self, model_is_known=True)
+
+
+def parse_steering(
+    *, policy: str, save: Selection, recompute: Selection, plan: str | Path | None, compiler: str
+) -> Steering:
+    """What the arguments of these names ask for.
+
+    Raises:
+        ValueError: naming the argument at fault.
+        OSError: if the plan's file cannot be read.
+    """
+    selectors = (*parse_selectors("save", save), *parse_selectors("recompute", recompute))
+    strategy = parse_policy(policy)
+    if plan is None:
+        return Steering(strategy, selectors)
+    if strategy.is_fixed or selectors:
+        raise SteeringError(
+            "plan= says what is saved and recomputed by itself: drop policy=, save= and recompute=."
+        )
+    try:
+        path = fspath(plan)
+    except TypeError:
+        raise SteeringError(f"plan= is the path of a stored plan, not {plan!r:.80}.") from None
+    stored = read(path)
+    if stored.compiler != compiler:
+        raise PlanMismatch(
+            f'{path} was made for compiler="{stored.compiler}", whose graphs are not those of '
+            f'compiler="{compiler}": pass compiler="{stored.compiler}", or plan again.'
+        )
+    return Steering(plan=stored, plan_path=path)

@@ -1,0 +1,1 @@
+"""What an operation costs: time and workspace, measured on the device or estimated."""

@@ -1,0 +1,98 @@
+"""Devices that need not be here: what a table says of a GPU, in place of measurements.
+
+Enters: a name that a user writes, "H100" or "rtx-4090". Leaves: a `DeviceSpec`: memory, and the
+ceilings that estimates are made with. Figures are the makers' data sheets (dense, without
+sparsity); kernels reach a share of them, which is the same for all devices and states how far an
+estimate may be from a measurement: it orders operations well, and seconds badly.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+
+import torch
+
+from autoremat.cost.cache import DeviceCeilings
+
+COPY_SHARE = 0.8  # of the data sheet's bandwidth, for large element-wise kernels
+MATMUL_SHARE = 0.6  # of the data sheet's matrix throughput, for large products
+LAUNCH_US = 4.0
+
+_GIB = 1 << 30
+_NARROW = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """One device by its data sheet.
+
+    Attributes:
+        name: as its maker writes it.
+        memory_nbytes: all that torch reports as its memory, about.
+        bandwidth_gbps: of its memory, 10^9 bytes per second.
+        narrow_tflops: matrix products in bfloat16 or float16, with tensor cores.
+        float32_tflops: matrix products in float32, without TF32, which torch leaves off.
+    """
+
+    name: str
+    memory_nbytes: int
+    bandwidth_gbps: float
+    narrow_tflops: float
+    float32_tflops: float
+
+    def ceilings(self, dtype: torch.dtype) -> DeviceCeilings:
+        """What estimates of operations on this type are bounded by."""
+        tflops = self.narrow_tflops if dtype in _NARROW else self.float32_tflops
+        return DeviceCeilings(
+            copy_gbps=COPY_SHARE * self.bandwidth_gbps,
+            matmul_gflops=MATMUL_SHARE * tflops * 1e3,
+            launch_us=LAUNCH_US,
+        )
+
+
+SPECS = (
+    DeviceSpec("NVIDIA T4 16GB", 15 * _GIB, 320, 65, 8.1),
+    DeviceSpec("NVIDIA V100 16GB", 16 * _GIB, 900, 125, 15.7),
+    DeviceSpec("NVIDIA V100 32GB", 32 * _GIB, 900, 125, 15.7),
+    DeviceSpec("NVIDIA A10 24GB", 22 * _GIB, 600, 125, 31.2),
+    DeviceSpec("NVIDIA A100 40GB", 39 * _GIB, 1555, 312, 19.5),
+    DeviceSpec("NVIDIA A100 80GB", 79 * _GIB, 2039, 312, 19.5),
+    DeviceSpec("NVIDIA L4 24GB", 22 * _GIB, 300, 121, 30.3),
+    DeviceSpec("NVIDIA L40S 48GB", 44 * _GIB, 864, 362, 91.6),
+    DeviceSpec("NVIDIA RTX 3090 24GB", 23 * _GIB, 936, 71, 35.6),
+    DeviceSpec("NVIDIA RTX 4090 24GB", 23 * _GIB, 1008, 165, 82.6),
+    DeviceSpec("NVIDIA RTX 5090 32GB", 31 * _GIB, 1792, 210, 104.8),
+    DeviceSpec("NVIDIA H100 80GB", 79 * _GIB, 3350, 989, 67),
+    DeviceSpec("NVIDIA H200 141GB", 139 * _GIB, 4800, 989, 67),
+    DeviceSpec("NVIDIA B200 180GB", 178 * _GIB, 7700, 2250, 75),
+)
+"""Memory is what the driver leaves of the nominal size, rounded down to whole GiB."""
+
+
+def find_spec(name: str) -> DeviceSpec:
+    """The device of the table that a name means: "H100", "a100-40gb", "NVIDIA RTX 4090".
+
+    A name that several sizes share means the one with the most memory.
+
+    Raises:
+        ValueError: naming the devices that are known.
+    """
+    wanted = _words(name)
+    found = [spec for spec in SPECS if wanted and wanted <= _words(spec.name)]
+    if found:
+        return max(found, key=lambda spec: spec.memory_nbytes)
+    known = [spec.name.removeprefix("NVIDIA ") for spec in SPECS]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    remedy = f"Did you mean {near[0]!r}? " if near else ""
+    raise ValueError(
+        f'Device {name!r} is neither "cpu" nor "cuda" nor in the table. {remedy}'
+        f"Known: {', '.join(known)}."
+    )
+
+
+def _words(name: str) -> frozenset[str]:
+    """Parts of a name, in lower case: "RTX4090-24GB" has those of "RTX 4090 24GB"."""
+    spaced = re.sub(r"(rtx)(?=[0-9])", r"\1 ", name.lower())
+    return frozenset(re.findall(r"[a-z0-9]+", spaced))

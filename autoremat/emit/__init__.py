@@ -1,0 +1,1 @@
+"""A plan, written out: forward and backward with recompute nodes."""

@@ -1,0 +1,1 @@
+"""What was planned, and why: the report of a graph."""

@@ -1,0 +1,247 @@
+"""Inductor: the partitioner hook, and what its generated code will allocate.
+
+Enters: a planned forward and backward module. Leaves: the live bytes of the wrappers that
+Inductor generates for them, before any kernel is compiled; and a compiled step.
+The hook object that Inductor copies, pickles and hashes holds a key only: plans stay outside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch import fx
+
+from autoremat import _torch
+from autoremat.graph.joint_graph import copy_module
+from autoremat.inductor.fusion_limit import FusionLimit
+from autoremat.inductor.library_workspaces import Layout, library_workspaces
+from autoremat.inductor.wrapper import (
+    Buffers,
+    WrapperMemory,
+    call_function,
+    read_wrapper,
+    sizes_by_name,
+)
+from autoremat.memory.meter import rounded_nbytes
+
+
+class Partitioner(Protocol):
+    """What splits joint graphs; the hook finds it by its key."""
+
+    key: str
+
+    @property
+    def partition(self) -> Callable[..., tuple[fx.GraphModule, fx.GraphModule]]:
+        """From a joint graph to the forward and the backward module."""
+
+
+_partitioners: weakref.WeakValueDictionary[str, Partitioner] = weakref.WeakValueDictionary()
+
+
+class PartitionerHook(_torch.CustomPartitionerFn):
+    """What Inductor calls for each joint graph: looks the real partitioner up by its key."""
+
+    def __init__(self, key: str) -> None:
+        """Hold the key of a partitioner."""
+        self.key = key
+
+    def __deepcopy__(self, memo: object) -> PartitionerHook:
+        """Itself: Inductor copies its configuration."""
+        return self
+
+    def uuid(self) -> tuple[str, str]:
+        """A key of this process and partitioner: a cached result would come without a report."""
+        return ("autoremat", self.key)
+
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **keywords: Any) -> Any:
+        """Split the joint graph as whoever is behind the key does."""
+        return _partitioners[self.key].partition(gm, joint_inputs, **keywords)
+
+
+def compile_with_partition(
+    module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    partitioner: Partitioner,
+    config: dict[str, Any],
+    executor: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph with Inductor, splitting its joint graphs with the partitioner.
+
+    The partitioner is not kept alive beyond its owner.
+
+    Args:
+        module: the Dynamo graph.
+        example_inputs: its inputs.
+        partitioner: splits the joint graphs.
+        config: the user's options for Inductor.
+        executor: given if no kernels are wanted: it compiles the modules instead.
+    """
+    key = partitioner.key
+    _partitioners[key] = partitioner
+    patches = {**_own_config(), **config, "custom_partitioner_fn": PartitionerHook(key)}
+    keywords: dict[str, Any] = {} if executor is None else {"inner_compile": executor}
+    compiled: Any = _torch.compile_fx(module, example_inputs, config_patches=patches, **keywords)
+    return cast("Callable[..., Any]", compiled)
+
+
+def _own_config() -> dict[str, Any]:
+    """Limited fusion, unless the user hooks in there, and no masked vectors at the ends of loops.
+
+    With them, gradients of Falcon-Mamba (`docs/compatibility_zoo.py`, torch 2.13 on the CPU) were
+    wrong by 7 % where recomputed and other operations became one kernel; without them, the same
+    kernels are right. Which instruction is at fault was not found.
+
+    The partitioner is called while it holds, so the wrappers that are read have it as well.
+    """
+    own: dict[str, Any] = {"cpp.enable_loop_tail_vec": False}
+    if _torch.pre_fusion_pass() is None:
+        own["_pre_fusion_custom_pass"] = FusionLimit()
+    return own
+
+
+class _Generated(Exception):
+    """Stops a compile once its wrapper's source is there."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What Inductor makes of a module, short of kernels.
+
+    Attributes:
+        memory: what its wrapper allocates; its results are the module's, in their order.
+        strides: strides of the module's outputs, by the name of the node; Inductor may lay them
+            out in another way than the graph says, and the backward is compiled for that.
+    """
+
+    memory: WrapperMemory
+    strides: Mapping[str, tuple[int, ...]]
+
+
+def generate(
+    module: fx.GraphModule,
+    *,
+    is_backward: bool,
+    owned: Mapping[str, tuple[int, int]],
+    num_visible_outputs: int,
+    device: torch.device,
+    strides: Mapping[str, tuple[int, ...]] | None = None,
+    donated: Collection[str] = (),
+) -> Generated:
+    """The wrapper that Inductor generates for a module, read.
+
+    Args:
+        module: a forward or backward module as the partitioner returns it; not changed.
+        is_backward: which of the two it is.
+        owned: inputs that the call frees after their last use (saved values that nobody else
+            holds): storage number and bytes. The others count as nothing: they are live anyway.
+        num_visible_outputs: leading outputs whose strides the user sees.
+        device: the device whose bytes are counted.
+        strides: how inputs really lie, where that is known.
+        donated: inputs that the code may overwrite once nobody reads them any more.
+
+    Raises:
+        WrapperError: if the generated source cannot be followed.
+    """
+    module = copy_module(module)
+    placeholders = module.graph.find_nodes(op="placeholder")
+    output = module.graph.output_node()
+    results = _torch.arg_tree_leaves(*output.args)
+    output.meta["user_visible_output_idxs"] = [
+        i for i in range(min(num_visible_outputs, len(results))) if isinstance(results[i], fx.Node)
+    ]
+    for node in placeholders:
+        node.meta["val"] = _restrided(node.meta["val"], (strides or {}).get(node.name))
+    positions = [i for i, node in enumerate(placeholders) if node.name in donated]
+    with (
+        _stop_at_source() as seen,
+        _torch.donated(positions),
+        contextlib.suppress(_Generated),
+    ):
+        _torch.compile_without_cache(
+            module,
+            [node.meta["val"] for node in placeholders],
+            is_backward=is_backward,
+            static_input_idxs=_not_tangents(placeholders) if is_backward else (),
+        )
+    if not seen:  # nothing to compute: Inductor hands the inputs through
+        live_nbytes = sum(dict(owned.values()).values())
+        passed = tuple(owned.get(n.name) if isinstance(n, fx.Node) else None for n in results)
+        return Generated(WrapperMemory((live_nbytes,), ("return args",), passed), {})
+    source, graph = seen[0]
+    named = zip(results, _torch.inductor_output_strides(graph), strict=False)
+    return Generated(
+        read_wrapper(source, _buffers(source, graph, placeholders, owned, device)),
+        {node.name: s for node, s in named if isinstance(node, fx.Node) and s is not None},
+    )
+
+
+def _restrided(value: Any, stride: tuple[int, ...] | None) -> Any:
+    """The fake input as it really lies: a copy of the way AOTAutograd restrides saved values."""
+    if stride is None or not isinstance(value, torch.Tensor) or len(stride) != value.dim():
+        return value
+    if tuple(_torch.size_hint(extent) for extent in value.stride()) == stride:
+        return value
+    with _torch.fake_mode_of(value):
+        return value.as_strided(value.size(), stride)
+
+
+@contextlib.contextmanager
+def _stop_at_source() -> Iterator[list[tuple[str, Any]]]:
+    """While open, a compile ends with its wrapper's source instead of with kernels."""
+    seen: list[tuple[str, Any]] = []
+
+    def stop(graph: Any) -> Any:
+        code = graph.codegen()[0]
+        seen.append((getattr(code, "value", code), graph))
+        raise _Generated
+
+    with _torch.patched_compile_to_module(stop):
+        try:
+            yield seen
+        except Exception:
+            if not seen:  # Inductor wraps `_Generated` into an exception of its own
+                raise
+
+
+def _not_tangents(placeholders: Sequence[fx.Node]) -> list[int]:
+    return [i for i, node in enumerate(placeholders) if not _torch.is_tangent(node)]
+
+
+def _buffers(
+    source: str,
+    graph: Any,
+    placeholders: Sequence[fx.Node],
+    owned: Mapping[str, tuple[int, int]],
+    device: torch.device,
+) -> Buffers:
+    counted: set[int] = set()
+    input_nbytes: list[int] = []
+    input_values: list[int | None] = []
+    for node in placeholders:
+        value = node.meta["val"]
+        is_tensor = isinstance(value, torch.Tensor)
+        input_values.append(None if is_tensor else _torch.size_hint(value))
+        storage, nbytes = owned.get(node.name, (-1, 0))
+        input_nbytes.append(0 if storage in counted else nbytes)
+        counted.add(storage)
+    measured = library_workspaces(call_function(source), lambda name: _layout(graph, name), device)
+    library = {text: (found.peak_nbytes, found.kept_nbytes) for text, found in measured.items()}
+    return Buffers(
+        input_nbytes=input_nbytes,
+        input_values=input_values,
+        result_nbytes=sizes_by_name(_torch.inductor_result_nbytes(graph, device)),
+        library_nbytes=library.get,
+        round_nbytes=lambda nbytes: rounded_nbytes(nbytes, device),
+        device_type=device.type,
+    )
+
+
+def _layout(graph: Any, name: str) -> Layout | None:
+    found = _torch.inductor_layout(graph, name)
+    return Layout(*found) if found is not None else None

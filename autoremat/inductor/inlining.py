@@ -1,0 +1,203 @@
+"""Which nodes Inductor computes inside their consumers, so that they never take memory.
+
+Enters: a joint graph after Inductor's decompositions. Leaves: the inlined nodes. Charge buffers,
+not nodes: a pointwise result that only fusible operations read is recomputed in each of them.
+The rules follow Inductor's lowering (a value with many readers and many reads is realised); they
+are a forecast. What counts is what `wrapper_memory` reads from the generated code.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from autoremat import _torch
+from autoremat.graph.constraints import Constraints
+from autoremat.graph.joint_graph import JointGraph
+from autoremat.graph.random_draws import is_random, is_seeded
+from autoremat.graph.storages import Storages
+
+aten = torch.ops.aten
+
+# Inductor realises a value with several users once computing it reads more than this many
+# buffers, and any value beyond the second number (config.realize_reads_threshold, ..acc_reads..).
+SHARED_READS = 4
+ANY_READS = 8
+
+# On the CPU it also realises a value with several users that takes one of these to compute.
+_HEAVY_NAMES = frozenset(
+    {"aten::exp", "aten::log", "aten::log10", "aten::log1p", "aten::log2"}
+    | {"aten::sigmoid", "aten::silu", "aten::tanh", "aten::softplus"}
+)
+
+SMALL_SHARE = 0.25  # of a value's bytes: what it is made from is little
+
+_POINTWISE_NAMES = frozenset(
+    {
+        "aten::_to_copy",
+        "aten::arange",
+        "aten::clone",
+        "aten::constant_pad_nd",
+        "aten::embedding",
+        "aten::empty_like",
+        "aten::full",
+        "aten::full_like",
+        "aten::gather",
+        "aten::index",
+        "aten::new_zeros",
+        "aten::ones",
+        "aten::ones_like",
+        "aten::repeat",
+        "aten::scalar_tensor",
+        "aten::select_scatter",
+        "aten::slice_scatter",
+        "aten::where",
+        "aten::zeros",
+        "aten::zeros_like",
+        "inductor::inductor_lookup_seed",
+        "inductor::inductor_random",
+        "prims::broadcast_in_dim",
+        "prims::convert_element_type",
+        "prims::inductor_lookup_seed",
+        "prims::inductor_random",
+        "prims::iota",
+    }
+)
+_REDUCTION_NAMES = frozenset(
+    {
+        "aten::all",
+        "aten::amax",
+        "aten::amin",
+        "aten::any",
+        "aten::argmax",
+        "aten::argmin",
+        "aten::max",
+        "aten::mean",
+        "aten::min",
+        "aten::prod",
+        "aten::sum",
+        "aten::var",
+        "aten::var_mean",
+    }
+)
+
+
+def inlined_nodes(
+    joint: JointGraph, storages: Storages, constraints: Constraints
+) -> frozenset[fx.Node]:
+    """Nodes of a decomposed joint graph that Inductor is expected not to materialise."""
+    kept = set(joint.fwd_outputs) | set(joint.bwd_outputs)
+    outputs = {name for node in kept for name in storages.of_node[node]}
+    inlined: set[fx.Node] = set()
+    reads: dict[fx.Node, frozenset[str]] = {}
+    heavy: set[fx.Node] = set()
+    kept_draws = {node for node in constraints.run_once if is_random(node) or is_seeded(node)}
+    for node in joint.nodes:
+        if node.op == "output":
+            continue
+        if _is_mask(node, kept_draws):
+            kept_draws.add(node)
+        behind = frozenset().union(*(reads[source] for source in node.all_input_nodes))
+        made = storages.made_by[node]
+        can = (
+            bool(made)
+            and is_pointwise(node)
+            and node not in constraints.run_once
+            and node not in kept_draws
+            and not any(n in outputs or n in constraints.must_save for n in made)
+        )
+        users = _readers(node, storages) if can else []
+        many = len(behind) > (SHARED_READS if len(users) > 1 else ANY_READS)
+        if is_heavy(node) or not heavy.isdisjoint(node.all_input_nodes):
+            heavy.add(node)
+        many = many or (len(users) > 1 and node in heavy)
+        if can and not many and users and all(is_fusible(user) for user in users):
+            inlined.add(node)
+            reads[node] = behind
+        elif made:
+            reads[node] = frozenset(made)
+            heavy.discard(node)
+        else:
+            reads[node] = behind or frozenset(storages.of_node[node])
+    return frozenset(inlined)
+
+
+def shared_by_layers(
+    joint: JointGraph, storages: Storages, inlined: frozenset[fx.Node]
+) -> frozenset[str]:
+    """Values that Inductor would make for all their readers at once if they were recomputed.
+
+    An attention mask is cheap to make and read by every layer. Recomputed for each, its copies
+    share their inputs, so Inductor fuses them into one loop and all of them live at once. One
+    saved copy takes less. They are pointwise, have several readers, and are made from little.
+    """
+    found: set[str] = set()
+    behind: dict[fx.Node, frozenset[str]] = {}
+    for node in joint.nodes:
+        if node.op == "output":
+            continue
+        sources = frozenset().union(*(behind[source] for source in node.all_input_nodes))
+        made = storages.made_by[node]
+        own = frozenset(storages.of_node[node]) - storages.resident
+        behind[node] = own if made and node not in inlined else sources or own
+        if not made or node in inlined or node in joint.backward or not is_pointwise(node):
+            continue
+        made_nbytes = sum(storages.nbytes[name] for name in made)
+        source_nbytes = sum(storages.nbytes[name] for name in sources)
+        readers = {reader for reader in _readers(node, storages) if reader not in joint.backward}
+        if len(readers) > 1 and source_nbytes <= made_nbytes * SMALL_SHARE:
+            found.update(made)
+    return frozenset(found)
+
+
+def _is_mask(node: fx.Node, kept: set[fx.Node]) -> bool:
+    """Whether a node makes less of numbers that are drawn once: the backward should get that."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and any(
+        value.dtype.itemsize < source.meta["val"].dtype.itemsize
+        for source in kept.intersection(node.all_input_nodes)
+        if isinstance(source.meta["val"], torch.Tensor)
+    )
+
+
+def is_pointwise(node: fx.Node) -> bool:
+    """Whether each element of the result is computed from a few elements of the inputs."""
+    target = node.target
+    if not isinstance(target, _torch.OpOverload) or _makes_several(node):
+        return False
+    if target.name().split(".")[0] in _POINTWISE_NAMES:
+        return True
+    return torch.Tag.pointwise in target.tags and not is_random(node)
+
+
+def is_heavy(node: fx.Node) -> bool:
+    """Whether Inductor would rather keep the result on the CPU than compute it twice."""
+    target, value = node.target, node.meta.get("val")
+    on_cpu = isinstance(value, torch.Tensor) and value.device.type == "cpu"
+    if not on_cpu or not isinstance(target, _torch.OpOverload):
+        return False
+    return target.name().split(".")[0] in _HEAVY_NAMES
+
+
+def is_fusible(node: fx.Node) -> bool:
+    """Whether Inductor generates the node's loop itself, so that its inputs can be inlined."""
+    target = node.target
+    if not isinstance(target, _torch.OpOverload):
+        return False
+    return is_pointwise(node) or target.name().split(".")[0] in _REDUCTION_NAMES
+
+
+def _makes_several(node: fx.Node) -> bool:
+    return not isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _readers(node: fx.Node, storages: Storages) -> list[fx.Node]:
+    """Operations and outputs that read the node, seen through its views."""
+    found: list[fx.Node] = []
+    for user in node.users:
+        is_view = user.op == "call_function" and not storages.made_by[user]
+        if is_view and not _torch.is_getitem(user) and not user.is_impure():
+            found.extend(_readers(user, storages))
+        else:
+            found.append(user)
+    return found

@@ -1,0 +1,87 @@
+"""What operators allocate while they run, counted operator by operator.
+
+Enters: a device. Leaves: a context that counts. Guarantees: what exists before counts as nothing,
+also where an operator returns a view of it; values are not changed. What an operator takes for
+itself is not seen.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from autoremat._torch import TorchDispatchMode, is_mutable, storage_identity, tree_leaves
+from autoremat.memory.meter import rounded_nbytes, storages_of
+
+__all__ = ["LiveStorages"]
+
+
+@dataclass(eq=False)
+class LiveStorages(TorchDispatchMode):
+    """Counts the bytes of storages that operators create, until they are freed.
+
+    Attributes:
+        device: what is elsewhere does not count.
+        ignores_given: whether what operators are given existed before, where it is not known.
+        live_nbytes: created and not freed yet.
+        peak_nbytes: the most that were live.
+        has_changed_any: whether an operator that writes was given one of the watched tensors.
+    """
+
+    device: torch.device
+    ignores_given: bool = False
+    live_nbytes: int = 0
+    peak_nbytes: int = 0
+    has_changed_any: bool = False
+    _seen: set[int] = field(default_factory=set)
+    _watched: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        """Prepare the mode."""
+        super().__init__()
+
+    def ignore(self, tensor: torch.Tensor) -> None:
+        """Leave out a storage that existed before, and that of the tensor's gradient."""
+        self._seen.add(storage_identity(tensor.untyped_storage()))
+        if tensor.grad is not None:
+            self.ignore(tensor.grad)
+
+    def watch(self, tensors: Iterable[torch.Tensor]) -> None:
+        """See whether an operator changes one of the tensors."""
+        self._watched.update(storage_identity(tensor.untyped_storage()) for tensor in tensors)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        """Run an operator, and note what it makes."""
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if self.ignores_given:
+            for leaf in given:
+                self._seen.update(storage_identity(storage) for storage in storages_of(leaf))
+        result = func(*args, **(kwargs or {}))
+        if not self.has_changed_any and is_mutable(func):
+            found = {storage_identity(tensor.untyped_storage()) for tensor in given}
+            self.has_changed_any = not self._watched.isdisjoint(found)
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type == self.device.type:
+                for storage in storages_of(leaf):
+                    self._track(storage)
+        return result
+
+    def _track(self, storage: torch.UntypedStorage) -> None:
+        identity = storage_identity(storage)
+        if identity in self._seen:
+            return
+        nbytes = rounded_nbytes(storage.nbytes(), self.device)
+        self._seen.add(identity)
+        self.live_nbytes += nbytes
+        self.peak_nbytes = max(self.peak_nbytes, self.live_nbytes)
+        weakref.finalize(storage, self._freed, identity, nbytes).atexit = False
+
+    def _freed(self, identity: int, nbytes: int) -> None:
+        self._seen.discard(identity)
+        self.live_nbytes -= nbytes

@@ -1,0 +1,311 @@
+"""Memory as it really is: the peak of a step, what is resident, what an optimizer adds.
+
+Enters: a callable, a module or an optimizer. Leaves: bytes. Guarantees: the measured peak is
+relative to what was allocated when the callable started, frees of older memory counted as
+negative; storages are counted once; neither model nor optimizer is changed, and sizing an
+optimizer allocates no memory of the model's size.
+
+On CPU the allocator's events are read from a torch profiler session. They miss what threads
+started by the user allocate, memory that a library takes from elsewhere than torch's allocator,
+and the free of older memory that Python cannot see (activations of a forward that ran before the
+step); the last makes the figure too high, never too low. On CUDA the allocator's statistics are
+read, and its peak statistics reset.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch.profiler import record_function
+
+from autoremat._torch import (
+    DeviceType,
+    memory_events,
+    profiler_is_active,
+    recording_memory,
+    sparse_parts,
+    storage_identity,
+    tree_leaves,
+)
+from autoremat.memory.optimizers import layers_of, parameters_of
+from autoremat.reporting.resident import ResidentParts
+
+__all__ = ["measure_peak", "memory_timeline", "resident_nbytes", "rounded_nbytes"]
+
+Device = torch.device | str | None
+
+_MARK = "autoremat::measured_step"
+_FREED = "autoremat::freed::"
+_CUDA_ROUNDING = 512
+_ROUNDS = 4  # of garbage that holds garbage; what makes some anew without end is left
+
+
+def measure_peak(step: Callable[[], object], *, device: Device = None) -> int:
+    """Highest number of bytes allocated above what was allocated when the step started.
+
+    The step's result is alive until the end and therefore counts. Call the step once or twice
+    before, so that compilation, lazy state and library caches do not count. Where gradients and
+    optimizer state exist already, they are not part of the figure.
+
+    Args:
+        step: the callable; it runs once.
+        device: "cpu" or "cuda"; the accelerator if there is one, else the CPU.
+
+    Raises:
+        ValueError: the device is neither CPU nor CUDA.
+        RuntimeError: on CPU, another torch profiler is recording.
+    """
+    device = _device(device)
+    if device.type == "cpu":
+        return max(memory_timeline(step, device=device))
+    gc.collect()
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    result = step()
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    del result
+    return peak
+
+
+def memory_timeline(step: Callable[[], object], *, device: Device = "cpu") -> tuple[int, ...]:
+    """Bytes allocated above the start, after each allocation and each free of a step on CPU.
+
+    The first entry is 0, the start; entries are negative where the step has freed more than it
+    has allocated.
+
+    Raises:
+        ValueError: the device is not the CPU; CUDA's allocator keeps a peak but no curve.
+        RuntimeError: another torch profiler is recording.
+    """
+    device = _device(device)
+    if device.type != "cpu":
+        raise ValueError(f"A memory timeline is available on cpu, not on {device}.")
+    if profiler_is_active():
+        raise RuntimeError(
+            "Memory cannot be measured while another torch profiler is recording, because "
+            "sessions do not nest. Measure outside the profiled region."
+        )
+    _collect_garbage()  # else it would be freed at some moment of the step and lower the curve
+    watched = _watch_frees(_cpu_storages())
+    try:
+        with recording_memory() as session:
+            with record_function(_MARK):
+                result = step()
+            del result
+    finally:
+        for finalizer in watched:
+            finalizer.detach()
+    return tuple(accumulate(_cpu_deltas(memory_events(session)), initial=0))
+
+
+def _collect_garbage() -> None:
+    """All of it: what autograd's graphs hold becomes garbage when they have gone."""
+    for _ in range(_ROUNDS):
+        if not gc.collect():
+            return
+
+
+def _cpu_storages() -> Iterator[torch.UntypedStorage]:
+    """Storages on the CPU that Python can see: those of all tensors and of their gradients."""
+    for thing in gc.get_objects():
+        # `isinstance` would ask proxies for their class and run their code.
+        if not issubclass(type(thing), torch.Tensor):
+            continue
+        try:
+            tensors = [thing, thing.grad] if thing.is_leaf and thing.requires_grad else [thing]
+            storages = [s for t in tensors if t is not None for s in storages_of(t)]
+        except (RuntimeError, NotImplementedError):
+            # Half-dead and functional tensors have no storage to show.
+            continue
+        yield from (s for s in storages if s.device.type == "cpu" and s.nbytes() > 0)
+
+
+def _watch_frees(storages: Iterable[torch.UntypedStorage]) -> list[weakref.finalize]:
+    """Mark the end of each storage in the profiler's own record.
+
+    The CPU allocator reports a free only for memory that it saw allocated while a profiler was
+    recording; without the marks, gradients that `zero_grad` drops would still seem live.
+    """
+    distinct = {storage_identity(storage): storage for storage in storages}
+    watched = [weakref.finalize(s, _mark_free, s.nbytes()) for s in distinct.values()]
+    for finalizer in watched:
+        finalizer.atexit = False
+    return watched
+
+
+def _mark_free(nbytes: int) -> None:
+    with record_function(f"{_FREED}{nbytes}"):
+        pass
+
+
+def _cpu_deltas(events: Sequence[Any]) -> Iterator[int]:
+    """Bytes allocated (positive) and freed (negative) within the marked span, in time order."""
+    span = next(event for event in events if event.name() == _MARK)
+    marked: dict[int, int] = {}
+    for event in events:
+        if not span.start_ns() <= event.start_ns() <= span.end_ns():
+            continue
+        thread, name = event.start_thread_id(), event.name()
+        if name.startswith(_FREED):
+            marked[thread] = -int(name.removeprefix(_FREED))
+            yield marked[thread]
+            continue
+        if name != "[memory]" or event.device_type() != DeviceType.CPU:
+            continue
+        # Memory first seen by an earlier session is reported freed by the allocator as well,
+        # directly after the mark.
+        if marked.pop(thread, None) != event.nbytes():
+            yield event.nbytes()
+
+
+def _device(device: Device) -> torch.device:
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(device)
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"Memory can be measured on cpu and cuda, not on {device}.")
+    return device
+
+
+# --- resident ----------------------------------------------------------------------------------
+
+
+def resident_nbytes(
+    module: torch.nn.Module,
+    inputs: Any = (),
+    optimizer: torch.optim.Optimizer | None = None,
+    device: Device = None,
+) -> int:
+    """Bytes that stay allocated through a step, each storage counted once.
+
+    Parameters, buffers, gradients that exist, optimizer state that exists and the inputs (nested
+    in tuples, dicts, dataclasses and registered containers); parameters of other modules in the
+    optimizer, and their gradients.
+
+    Args:
+        module: the model.
+        inputs: the batch.
+        optimizer: the optimizer, if its state counts; it may be wrapped.
+        device: what is elsewhere is not counted; the first parameter's device if not given.
+    """
+    if device is None:
+        tensors = [*module.parameters(), *module.buffers()]
+        device = tensors[0].device if tensors else "cpu"
+    return resident_parts(module, inputs, optimizer, torch.device(device)).nbytes
+
+
+def resident_parts(
+    module: torch.nn.Module,
+    inputs: Any,
+    optimizer: torch.optim.Optimizer | None,
+    device: torch.device,
+) -> ResidentParts:
+    """The bytes of `resident_nbytes`, by what they are."""
+    parameters = list(module.parameters())
+    stepped = parameters_of(optimizer) if optimizer is not None else []
+    state = [value for one in layers_of(optimizer) for value in tensors_in(dict(one.state))]
+    others = [*stepped, *gradients_of(stepped)]
+    return ResidentParts(
+        *counted_apart(
+            parameters,
+            gradients_of(parameters),
+            state,
+            module.buffers(),
+            tensors_in(inputs),
+            others,
+            device=device,
+        )
+    )
+
+
+def counted_apart(*groups: Iterable[torch.Tensor], device: torch.device) -> Iterator[int]:
+    """Bytes on a device of each group of tensors; a storage counts in the first that holds it."""
+    counted: set[int] = set()
+    for group in groups:
+        sizes = _sizes(group, device)
+        yield sum(nbytes for storage, nbytes in sizes.items() if storage not in counted)
+        counted.update(sizes)
+
+
+def gradients_of(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Gradients of parameters that exist now.
+
+    `torch.func.functional_call` may have put results of operations in the parameters' place: those
+    have none, and torch warns who asks.
+    """
+    found = map(gradient_of, parameters)
+    return [gradient for gradient in found if gradient is not None]
+
+
+def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The gradient that a tensor has now; results of operations have none, and torch warns."""
+    return tensor.grad if tensor.is_leaf else None
+
+
+def storages_nbytes(tensors: Iterable[torch.Tensor], device: torch.device) -> int:
+    """Bytes of the distinct storages on a device, rounded as its allocator rounds."""
+    return sum(_sizes(tensors, device).values())
+
+
+def _sizes(tensors: Iterable[torch.Tensor], device: torch.device) -> dict[int, int]:
+    """Bytes of each storage on a device, by its identity."""
+    sizes: dict[int, int] = {}
+    for tensor in tensors:
+        # A fake tensor's storage claims to be on `meta`, so the tensor is asked for the device.
+        if not same_device(tensor.device, device):
+            continue
+        for storage in storages_of(tensor):
+            sizes[storage_identity(storage)] = rounded_nbytes(storage.nbytes(), device)
+    return sizes
+
+
+def storage_identities(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
+    """What tells the storages of tensors apart while they live."""
+    return frozenset(storage_identity(s) for tensor in tensors for s in storages_of(tensor))
+
+
+def rounded_nbytes(nbytes: int, device: torch.device) -> int:
+    """What the device's allocator takes for a request: a multiple of 512 on CUDA."""
+    if device.type != "cuda":
+        return nbytes
+    return -(-nbytes // _CUDA_ROUNDING) * _CUDA_ROUNDING
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """All tensors in a nest of containers and dataclasses."""
+    found: list[torch.Tensor] = []
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            fields = [getattr(leaf, field.name, None) for field in dataclasses.fields(leaf)]
+            found += tensors_in(fields)
+    return found
+
+
+def storages_of(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
+    """The storages behind a tensor: those of the inner tensors for DTensor and the like.
+
+    What such a tensor is made of may also be no tensor, as the device mesh of a DTensor is.
+    """
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, _ = tensor.__tensor_flatten__()
+        inner = (getattr(tensor, name, None) for name in names)
+        parts = (part for part in inner if isinstance(part, torch.Tensor))
+        return [storage for part in parts for storage in storages_of(part)]
+    if tensor.layout is torch.sparse_coo:
+        return [storage for part in sparse_parts(tensor) for storage in storages_of(part)]
+    return [tensor.untyped_storage()] if tensor.layout is torch.strided else []
+
+
+def same_device(one: torch.device, other: torch.device) -> bool:
+    """Whether the devices are one; a device without an index stands for all of its type."""
+    return one.type == other.type and (other.index is None or one.index == other.index)

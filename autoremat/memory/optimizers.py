@@ -1,0 +1,153 @@
+"""The optimizer behind its wrappers, and whose parameters it steps.
+
+Enters: an optimizer as the user's training stack hands it over: a torch optimizer, or something
+around one. Leaves: each layer of it, and its parameters. Guarantees: nothing is stepped or
+changed.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from autoremat._torch import tree_leaves
+
+__all__ = [
+    "StepOptimizers",
+    "layers_of",
+    "parameters_of",
+    "require_optimizer_of",
+    "state_of",
+    "watch_optimizers",
+]
+
+_INNER = ("optimizer", "_optimizer", "optim")  # where wrappers keep what they wrap
+
+
+def layers_of(optimizer: Any) -> list[torch.optim.Optimizer]:
+    """The torch optimizers among a wrapper and what it wraps, the outermost first."""
+    layers: list[torch.optim.Optimizer] = []
+    while optimizer is not None and not any(optimizer is layer for layer in layers):
+        if isinstance(optimizer, torch.optim.Optimizer):
+            layers.append(optimizer)
+        held = (getattr(optimizer, name, None) for name in _INNER)
+        optimizer = next((o for o in held if isinstance(o, torch.optim.Optimizer)), None)
+    return layers
+
+
+def parameters_of(optimizer: Any) -> list[torch.Tensor]:
+    """The parameters that any layer of an optimizer steps, each once."""
+    groups = (group for layer in layers_of(optimizer) for group in layer.param_groups)
+    found = {id(parameter): parameter for group in groups for parameter in group["params"]}
+    return list(found.values())
+
+
+def state_of(optimizers: Iterable[Any]) -> list[torch.Tensor]:
+    """The tensors in the state of optimizers, of each of their layers."""
+    layers = (layer for optimizer in optimizers for layer in layers_of(optimizer))
+    return [tensor for layer in layers for tensor in _tensors(layer)]
+
+
+def _tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    leaves = tree_leaves(dict(optimizer.state))
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _count_values(optimizer: torch.optim.Optimizer) -> int:
+    """Of the state, without a look at tensors: it is asked for after each step."""
+    states = (state for state in optimizer.state.values() if isinstance(state, dict))
+    values = (value for state in states for value in state.values())
+    return sum(len(value) if isinstance(value, list) else 1 for value in values)
+
+
+class StepOptimizers:
+    """The optimizers of one model: the one that was given, and those that have made a step."""
+
+    def __init__(self, parameters: Callable[[], Iterable[torch.Tensor]], given: Any) -> None:
+        """Of a model that has these parameters now, with an optimizer or None."""
+        self._parameters = parameters
+        self._given = [] if given is None else [given]
+        # How many values the state had after the latest step; None for another model's.
+        self._met: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
+
+    @property
+    def known(self) -> list[Any]:
+        """Those that live, the one that was given first."""
+        layers = {id(layer) for given in self._given for layer in layers_of(given)}
+        met = (o for o, count in list(self._met.items()) if count is not None)
+        return [*self._given, *(o for o in met if id(o) not in layers)]
+
+    def has_new_state(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer has stepped the model for the first time, or has more state."""
+        if optimizer not in self._met:
+            self._met[optimizer] = -1 if self._steps_model(optimizer) else None
+        before, now = self._met[optimizer], _count_values(optimizer)
+        if before is not None:
+            self._met[optimizer] = now
+        return before not in (None, now)
+
+    def _steps_model(self, optimizer: torch.optim.Optimizer) -> bool:
+        mine = {id(parameter) for parameter in self._parameters()}
+        return any(id(parameter) in mine for parameter in parameters_of(optimizer))
+
+
+class Stepped(Protocol):
+    """Who wants to know of optimizers that training code makes after planning was asked for."""
+
+    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer, of whichever model, has made a step."""
+
+
+_watching: weakref.WeakSet[Stepped] = weakref.WeakSet()
+
+
+def watch_optimizers(watcher: Stepped) -> None:
+    """Tell somebody of each optimizer's steps, for as long as it lives."""
+    _watching.add(watcher)
+    _watch()
+
+
+@functools.cache
+def _watch() -> None:
+    register_optimizer_step_post_hook(_has_stepped)
+
+
+def _has_stepped(optimizer: torch.optim.Optimizer, *_arguments: object) -> None:
+    for watcher in list(_watching):
+        watcher.optimizer_stepped(optimizer)
+
+
+def require_optimizer_of(model: nn.Module, optimizer: Any) -> None:
+    """Refuse what is no optimizer, or the optimizer of another model.
+
+    Parameters of another precision than any of the model's may be copies of the model's, as mixed
+    precision keeps them by hand.
+
+    Raises:
+        TypeError: if it is no optimizer, nor anything around one.
+        ValueError: if none of its parameters is the model's.
+    """
+    if optimizer is None:
+        return
+    if not layers_of(optimizer):
+        raise TypeError(
+            "optimizer is a torch.optim.Optimizer, or a wrapper that has one as its .optimizer, "
+            f"not {type(optimizer).__name__}."
+        )
+    mine, stepped = list(model.parameters()), parameters_of(optimizer)
+    shared = {id(parameter) for parameter in mine}.intersection(map(id, stepped))
+    if shared or not {p.dtype for p in mine}.intersection(p.dtype for p in stepped):
+        return
+    raise ValueError(
+        f"None of the optimizer's {len(stepped)} parameters is among the model's {len(mine)}: it "
+        "is another model's, or was made before the model's parameters were replaced (a copy of "
+        "the model, model.to() where that makes new parameters, sharding, "
+        "load_state_dict(assign=True)). Make the optimizer from model.parameters() of this model, "
+        "after all that changes them."
+    )

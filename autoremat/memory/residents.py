@@ -1,0 +1,193 @@
+"""What a step holds whatever the plan: the one place that counts it.
+
+Enters: a model, its batch and its optimizer; or, of a backend, what each graph is given. Leaves: a
+`Resident`. Guarantees: a storage counts once, in the first part that holds it: parameters,
+gradients, optimizer state, buffers, batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from autoremat import _torch
+from autoremat.ask.options import Resident
+from autoremat.memory.meter import (
+    gradients_of,
+    resident_parts,
+    rounded_nbytes,
+    same_device,
+    storage_identities,
+    storages_of,
+    tensors_in,
+)
+from autoremat.memory.optimizer_memory import OptimizerFootprint, optimizer_footprint
+from autoremat.memory.optimizers import layers_of, parameters_of
+from autoremat.reporting import GraphReport
+from autoremat.reporting.resident import ResidentParts
+
+_PARAMETERS, _GRADIENTS, _, _BUFFERS, _BATCH, _ = (part.name for part in fields(ResidentParts))
+
+
+def resident_of(
+    model: nn.Module,
+    inputs: Any,
+    optimizer: torch.optim.Optimizer | None,
+    device: torch.device,
+) -> Resident:
+    """What a step on these inputs holds on a device.
+
+    Args:
+        model: the model, or a twin of it that holds fake tensors.
+        inputs: the batch.
+        optimizer: with it, its state counts, that which its next step creates included.
+        device: what is elsewhere does not count.
+    """
+    parts = resident_parts(model, inputs, optimizer, device)
+    return _with_next_step(parts, model, inputs, optimizer)
+
+
+def resident_of_twin(
+    twin: nn.Module,
+    inputs: Any,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    home: torch.device,
+) -> Resident:
+    """The same of a model that is elsewhere than its step would run.
+
+    Args:
+        twin: holds fake tensors where the step would run.
+        inputs: the batch, as fake.
+        model: what the optimizer is of; its tensors may be anywhere.
+        optimizer: as for `resident_of`.
+        home: where the step would run.
+    """
+    parts = resident_parts(twin, inputs, None, home)
+    held = [*parameters_of(optimizer), *(s for o in layers_of(optimizer) for s in _state(o))]
+    for place in {tensor.device for tensor in held}:
+        there = resident_parts(model, (), optimizer, place)
+        parts = replace(
+            parts,
+            optimizer_nbytes=parts.optimizer_nbytes + there.optimizer_nbytes,
+            others_nbytes=parts.others_nbytes + there.others_nbytes,
+        )
+    return _with_next_step(parts, twin, inputs, optimizer)
+
+
+def resident_of_step(
+    parts: Sequence[ResidentParts], graphs: Sequence[GraphReport]
+) -> ResidentParts:
+    """What a step holds whatever the plan, while that of its graphs runs which peaks highest.
+
+    Args:
+        parts: of each graph, what the step held when it was planned.
+        graphs: their reports.
+    """
+    if not graphs:
+        return ResidentParts()
+    found = max(range(len(graphs)), key=lambda n: graphs[n].predicted_peak_nbytes)
+    timeline = graphs[found].timeline
+    held_nbytes = parts[found].nbytes if timeline is None else timeline.resident_nbytes
+    return with_others(parts[found], held_nbytes - parts[found].nbytes)
+
+
+def with_others(parts: ResidentParts, more_nbytes: int) -> ResidentParts:
+    """The parts, and so many bytes more that others hold."""
+    return replace(parts, others_nbytes=parts.others_nbytes + more_nbytes)
+
+
+def _with_next_step(
+    parts: ResidentParts,
+    model: nn.Module,
+    inputs: Any,
+    optimizer: torch.optim.Optimizer | None,
+) -> Resident:
+    """The parts with what the optimizer's next step creates, and takes for itself."""
+    layers = layers_of(optimizer)
+    footprint = optimizer_footprint(layers[-1]) if layers else OptimizerFootprint(0, 0)
+    state_nbytes = parts.optimizer_nbytes + footprint.state_nbytes
+    stepped = parameters_of(optimizer)
+    return Resident(
+        replace(parts, optimizer_nbytes=state_nbytes),
+        optimizer=type(layers[-1]).__name__ if layers else "",
+        transient_nbytes=footprint.transient_nbytes,
+        storages=storage_identities(
+            [*model.parameters(), *model.buffers(), *tensors_in(inputs), *stepped]
+        ),
+    )
+
+
+def _state(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return tensors_in(dict(optimizer.state))
+
+
+class GivenToGraphs:
+    """What the graphs of a step are given: all that is known where nobody tells of the model.
+
+    Parameters and buffers of all graphs count as long as they live, and the batch of the first:
+    what later ones are given beside, code of the step has made.
+    """
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self._found: dict[int, tuple[str, StorageWeakRef, int, torch.device]] = {}
+
+    def note(self, module: fx.GraphModule, inputs: Sequence[Any], *, is_first: bool) -> None:
+        """Remember the sizes of what a graph is given, without holding it.
+
+        Args:
+            module: the Dynamo graph; it may own parameters and buffers.
+            inputs: its inputs.
+            is_first: whether the step begins with it.
+        """
+        given = [value for value in inputs if isinstance(value, torch.Tensor)]
+        static = list(filter(_torch.is_static_input, given))
+        parameters = [*module.parameters(), *(v for v in static if isinstance(v, nn.Parameter))]
+        buffers = [*module.buffers(), *static]
+        if is_first:
+            batch = (key for key, (part, *_) in self._found.items() if part == _BATCH)
+            for key in list(batch):
+                del self._found[key]
+        self._note(_PARAMETERS, parameters)
+        self._note(_GRADIENTS, gradients_of([*parameters, *given]))
+        self._note(_BUFFERS, buffers)
+        if is_first:
+            self._note(_BATCH, given)
+
+    def resident(self, device: torch.device) -> Resident:
+        """What of it lives on a device."""
+        sizes = dict.fromkeys((_PARAMETERS, _GRADIENTS, _BUFFERS, _BATCH), 0)
+        held = {key: found for key, found in self._found.items() if not found[1].expired()}
+        for part, _, nbytes, place in held.values():
+            if same_device(place, device):
+                sizes[part] += rounded_nbytes(nbytes, device)
+        return Resident(ResidentParts(**sizes), storages=frozenset(held))
+
+    def beside(self, resident: Resident, device: torch.device) -> Resident:
+        """What is resident, and what the graphs always read beside it.
+
+        Such as a tensor that is a plain attribute, or a teacher that the forward calls.
+        """
+        more = {
+            key: rounded_nbytes(nbytes, device)
+            for key, (part, storage, nbytes, place) in self._found.items()
+            if part in (_PARAMETERS, _BUFFERS) and key not in resident.storages
+            if same_device(place, device) and not storage.expired()
+        }
+        parts = with_others(resident.parts, sum(more.values()))
+        return replace(resident, parts=parts, storages=resident.storages.union(more))
+
+    def _note(self, part: str, tensors: Iterable[torch.Tensor]) -> None:
+        for tensor in tensors:
+            # A fake tensor's storage claims to be on `meta`, so the tensor is asked for the device.
+            for storage in storages_of(tensor):
+                found = (part, StorageWeakRef(storage), storage.nbytes(), tensor.device)
+                before = self._found.get(_torch.storage_identity(storage))
+                if before is None or before[1].expired():
+                    self._found[_torch.storage_identity(storage)] = found

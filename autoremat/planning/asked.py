@@ -1,0 +1,132 @@
+"""The plan that the user asked for: that of a strategy, or a stored one.
+
+Enters: a `Steering`, and one lowered graph after the other. Leaves: for a graph the choice that
+follows from it, or None where the planner is to search; and what a file keeps of a choice.
+Guarantees: what cannot be done as asked raises `SteeringError`, and is never dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from autoremat_solver import Plan, Problem, check
+from autoremat_solver.policies import per_segment, recompute_all, save_all_but, sqrt_segments
+from torch import fx
+
+from autoremat import _torch
+from autoremat.ask.plan_file import NodeRecord, StoredGraph, StoredPlan, require_same
+from autoremat.ask.policy import Policy
+from autoremat.ask.steering import Steering
+from autoremat.errors import PlanMismatch
+from autoremat.graph.joint_graph import JointGraph
+from autoremat.planning.choose import TORCH, Choice, Subject, choose_fixed, choose_torch
+from autoremat.problem.segments import attention_cores, segments
+from autoremat.problem.shell import OPTIMIZER_STEP
+
+
+def choose_as_asked(
+    subject: Subject, steering: Steering, number: int, budget_nbytes: int, *, reads: bool
+) -> Choice | None:
+    """The choice that the user's policy or stored plan makes; None if the planner is to search.
+
+    Args:
+        subject: the graph.
+        steering: what was asked for.
+        number: how many graphs of the step were planned before this one.
+        budget_nbytes: what the choice should fit.
+        reads: whether peaks are read from generated code.
+    """
+    if steering.plan is not None:
+        return _apply(subject, steering.plan, number, budget_nbytes, reads=reads)
+    if not steering.policy.is_fixed:
+        return None
+    plan, method = policy_plan(subject, steering.policy)
+    return choose_fixed(subject, plan, method, budget_nbytes, reads=reads)
+
+
+def policy_plan(subject: Subject, policy: Policy) -> tuple[Plan, str]:
+    """The plan of a policy, and its name with what it found in the graph."""
+    problem = subject.lowered.problem
+    if policy.layers:
+        segment_of = segments(subject.joint, subject.lowered, policy.layers)
+        count = len(set(segment_of.values()))
+        return per_segment(problem, segment_of), f"{policy.name}, {count} segments"
+    if policy.name == "selective-attention":
+        cores = attention_cores(subject.joint, subject.lowered.storages)
+        scores = frozenset[str]().union(*cores)
+        return save_all_but(problem, scores), f"{policy.name}, {len(cores)} cores"
+    plans = {"save-all": save_all_but, "recompute-all": recompute_all, "sqrt": sqrt_segments}
+    return plans[policy.name](problem), policy.name
+
+
+def _apply(
+    subject: Subject, stored: StoredPlan, number: int, budget_nbytes: int, *, reads: bool
+) -> Choice:
+    graph = require_same(stored, number, fingerprint(subject.joint), torch.__version__)
+    choice: Choice | None
+    if graph.is_own:
+        plan = _plan_of(graph.schedule, subject.lowered.problem, number)
+        choice = choose_fixed(subject, plan, graph.method, budget_nbytes, reads=reads)
+    else:
+        choice = choose_torch(subject, budget_nbytes)
+    if choice is None or _saved(choice) != graph.saved:
+        raise PlanMismatch(
+            f"Graph {number} is the one that was planned, but written out it saves other values: "
+            f"the plan was made with torch {stored.torch_version}; this is {torch.__version__}. "
+            "Plan again."
+        )
+    return choice
+
+
+def _plan_of(schedule: Sequence[str], problem: Problem, number: int) -> Plan:
+    steps = [name for name in schedule if name != OPTIMIZER_STEP]
+    steps += [OPTIMIZER_STEP] if OPTIMIZER_STEP in problem.op_by_name else []
+    plan = Plan.of(steps)
+    violations = check(problem, plan)
+    if violations:
+        raise PlanMismatch(
+            f"The plan cannot be applied to graph {number}: {violations[0]} What may run again is "
+            "not what it was when the plan was made: is dropout= the same, and the device? "
+            "Otherwise plan again."
+        )
+    return plan
+
+
+def store(subject: Subject, choice: Choice) -> StoredGraph:
+    """What a file keeps of a planned graph."""
+    return StoredGraph(
+        nodes=fingerprint(subject.joint),
+        schedule=choice.solution.plan.schedule,
+        saved=_saved(choice),
+        method=choice.method,
+        is_own=choice.method != TORCH,
+    )
+
+
+def _saved(choice: Choice) -> tuple[str, ...]:
+    return tuple(sorted(n.name for n in choice.backward.graph.find_nodes(op="placeholder")))
+
+
+def fingerprint(joint: JointGraph) -> tuple[NodeRecord, ...]:
+    """What must be the same of a graph for a plan to be a plan of it."""
+    return tuple(_record(node) for node in joint.nodes)
+
+
+def _record(node: fx.Node) -> NodeRecord:
+    target = {"placeholder": "input", "output": "output"}.get(node.op)
+    if target is None:
+        target = getattr(node.target, "__name__", "") or str(node.target)
+        target = str(node.target) if isinstance(node.target, _torch.OpOverload) else target
+    leaves = _torch.tree_leaves(node.meta.get("val"))
+    return NodeRecord(
+        name=node.name,
+        target=target,
+        inputs=tuple(source.name for source in node.all_input_nodes),
+        results=tuple(_shape(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)),
+    )
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    sizes = ", ".join(map(str, tensor.shape))
+    return f"{str(tensor.dtype).removeprefix('torch.')} ({sizes})"

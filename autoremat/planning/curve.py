@@ -1,0 +1,149 @@
+"""Peak against time: what other budgets would cost.
+
+Enters: a graph after lowering, its solver, the plan that was chosen. Leaves: `CurvePoint`s, by the
+simulator's peaks, and what is not among them. Guarantees: they follow from one problem, so they
+can be compared with each other; the chosen plan is one of them; no other plan of ours is slower
+than what its peak would hold as well, whoever found that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from autoremat_solver import Plan, Problem, Solution, Solver, Timeline, simulate
+from autoremat_solver.policies import save_all_but
+
+from autoremat import _torch
+from autoremat.ask.policy import parse_policy
+from autoremat.graph.joint_graph import copy_module
+from autoremat.planning.asked import policy_plan
+from autoremat.planning.choose import Choice, Subject, as_chosen
+from autoremat.planning.torch_plan import handed_over
+from autoremat.problem.lower import without_spare_states
+from autoremat.progress import Progress, during
+from autoremat.reporting import CurvePoint, PointKind
+
+_STRATEGIES = (
+    "save-all",
+    "every-layer",
+    "every-2",
+    "sqrt",
+    "selective-attention",
+    "recompute-all",
+)
+_TORCH_BUDGETS = (1.0, 0.5, 0.25, 0.75)  # the most telling first: time may not reach the others
+_PLANS_SHARE = 0.6  # of the time, for our own plans; torch's settings get what is left
+
+
+class Curve(NamedTuple):
+    """Peaks and times of plans.
+
+    Attributes:
+        points: in no particular order.
+        left_out: what was asked for and is not among them, and why, one sentence each.
+    """
+
+    points: tuple[CurvePoint, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+def curve_of(subject: Subject, choice: Choice, points: int, time_limit_s: float) -> Curve:
+    """The plans of a few budgets, the classic strategies, torch's settings, and the chosen plan.
+
+    Args:
+        subject: the graph.
+        choice: the plan that the graph got.
+        points: budgets, the smallest and the largest peak included; at least 2.
+        time_limit_s: for all of them; what it does not reach is left out.
+    """
+    deadline = time.monotonic() + time_limit_s
+    chosen = _timeline(as_chosen(subject, choice).lowered.problem, choice.solution.plan)
+    point = CurvePoint(chosen.peak_nbytes, chosen.time_us, "this plan", PointKind.CHOSEN)
+    with during("curve") as progress:
+        found, left_out = _solved(subject, points, _PLANS_SHARE * time_limit_s, progress)
+        others = _strategies(subject)
+        torchs, unreached = _torch_settings(subject, deadline)
+    others += torchs
+    known = unbeaten((point, *found, *others))
+    ours = (p for p in known if p.kind is PointKind.PLAN)
+    return Curve((*ours, *others, point), (*left_out, *unreached))
+
+
+def unbeaten(points: Iterable[CurvePoint]) -> list[CurvePoint]:
+    """Those that no other one equals or beats in peak and time, the smallest peak first."""
+    kept: list[CurvePoint] = []
+    for point in sorted(points, key=lambda p: (p.peak_nbytes, p.time_us)):
+        if not kept or point.time_us < kept[-1].time_us:
+            kept.append(point)
+    return kept
+
+
+def _solved(
+    subject: Subject, points: int, time_limit_s: float, progress: Progress
+) -> tuple[list[CurvePoint], list[str]]:
+    """Our own plans, and a word on the budgets that the time limit did not reach."""
+    solved = 0
+
+    def count(done: int, total: int) -> None:
+        nonlocal solved
+        solved = done
+        progress.advance(done, total, "budgets")
+
+    solutions = Solver(subject.lowered.problem, time_limit_s=time_limit_s).pareto(
+        points, progress=count
+    )
+    left_out = [f"{solved} of {points} budgets were solved in the time limit"]
+    planned = [_planned(subject.lowered.problem, solution) for solution in solutions]
+    return planned, left_out if solved < points else []
+
+
+def _strategies(subject: Subject) -> list[CurvePoint]:
+    """Those that say something about this graph: without layers, "every layer" saves all."""
+    found: dict[tuple[int, float], CurvePoint] = {}
+    for name in _STRATEGIES:
+        plan, _ = policy_plan(subject, parse_policy(name))
+        timeline = _timeline(subject.lowered.problem, plan)
+        point = (timeline.peak_nbytes, timeline.time_us)
+        found.setdefault(point, CurvePoint(*point, name, PointKind.STRATEGY))
+    return list(found.values())
+
+
+def _torch_settings(subject: Subject, deadline: float) -> tuple[list[CurvePoint], list[str]]:
+    """Torch's partitioner with and without its memory budget, each as a plan of this problem."""
+    found: list[CurvePoint] = []
+    why: dict[str, list[str]] = {}
+    for budget in _TORCH_BUDGETS:
+        label = "torch.compile" if budget == 1.0 else f"torch, budget {budget:g}"
+        if time.monotonic() >= deadline:
+            why.setdefault("the time limit was over", []).append(label)
+            continue
+        try:
+            plan = _torch_plan(subject, budget)
+        except Exception as error:  # a comparison that torch cannot make is no reason to fail
+            why.setdefault(f"{type(error).__name__}: {error}", []).append(label)
+            continue
+        timeline = _timeline(subject.lowered.problem, plan)
+        found.append(CurvePoint(timeline.peak_nbytes, timeline.time_us, label, PointKind.TORCH))
+    return found, [f"without {'; '.join(labels)} ({reason})" for reason, labels in why.items()]
+
+
+def _torch_plan(subject: Subject, budget: float) -> Plan:
+    """What torch saves at a setting, and once more what its backward lacks."""
+    joint, lowered = subject.joint, subject.lowered
+    _, backward = _torch.min_cut(
+        copy_module(joint.module), num_fwd_outputs=joint.num_fwd_outputs, budget=budget
+    )
+    kept = handed_over(joint, lowered.storages, backward)
+    return save_all_but(lowered.problem, {v.name for v in lowered.problem.values} - kept)
+
+
+def _planned(problem: Problem, solution: Solution) -> CurvePoint:
+    timeline = _timeline(problem, solution.plan)
+    return CurvePoint(timeline.peak_nbytes, timeline.time_us, solution.method, PointKind.PLAN)
+
+
+def _timeline(problem: Problem, plan: Plan) -> Timeline:
+    """What the report's own timeline says of a plan."""
+    return simulate(without_spare_states(problem, plan), plan)

@@ -1,0 +1,216 @@
+"""From one joint graph to its plan: three functions, each of values only.
+
+Enters: a joint graph as AOTAutograd hands it over, what stands around it in the step, the setting
+that it is planned in, and a budget. Leaves: a `Graph`, its `Shell`, the `Subject` that states it
+for the solver, and the `Choice` of a plan. Guarantees: training, offline plans, docs and tests plan
+a graph by these functions, and nothing is remembered between two graphs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from autoremat_solver import Solver
+from torch import fx
+
+from autoremat.ask.options import Options
+from autoremat.ask.steering import Steering
+from autoremat.cost.calls import OpCost, estimate_nodes
+from autoremat.cost.device_specs import DeviceSpec
+from autoremat.cost.op_times import profile_nodes
+from autoremat.graph.constraints import Constraints, find_constraints, with_selected
+from autoremat.graph.devices import device_name
+from autoremat.graph.dropout_policy import DropoutPolicy
+from autoremat.graph.joint_graph import JointGraph, prepare
+from autoremat.graph.random_draws import Replays, replays, safe_policy
+from autoremat.graph.storages import Storages, find_storages
+from autoremat.inductor.inlining import inlined_nodes, shared_by_layers
+from autoremat.planning.asked import choose_as_asked
+from autoremat.planning.choose import (
+    Choice,
+    Subject,
+    choose_by_reading,
+    choose_by_simulation,
+    choose_without_search,
+)
+from autoremat.problem.lower import lower
+from autoremat.problem.shell import Shell
+from autoremat.progress import current
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A joint graph, and who shares memory in it.
+
+    Attributes:
+        joint: forward and backward.
+        storages: of its values.
+        device: that they are counted on.
+    """
+
+    joint: JointGraph
+    storages: Storages
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How graphs are planned, whichever graph it is.
+
+    Attributes:
+        compiler: "inductor" or "eager".
+        spec: the data sheet of the device that is planned for; None if the device is here.
+        dropout: what becomes of random numbers; None for the safe choice.
+        steering: what the user asked for beside a budget.
+        time_limit_s: for the choice of a plan.
+        strict: whether a certificate that does not hold is an error.
+    """
+
+    compiler: str = "inductor"
+    spec: DeviceSpec | None = None
+    dropout: DropoutPolicy | None = None
+    steering: Steering = field(default_factory=Steering)
+    time_limit_s: float = 30.0
+    strict: bool = False
+
+    @classmethod
+    def of(cls, options: Options, spec: DeviceSpec | None) -> Setting:
+        """What a user's options say of it."""
+        return cls(
+            compiler=options.compiler,
+            spec=spec,
+            dropout=options.dropout,
+            steering=options.steering,
+            time_limit_s=options.time_limit_s,
+            strict=options.strict,
+        )
+
+    @property
+    def reads_inductor(self) -> bool:
+        """Whether peaks are read from the code that Inductor generates."""
+        return self.compiler == "inductor" and self.spec is None
+
+    def replays(self, device: torch.device) -> Replays:
+        """How draws may be repeated in the graphs."""
+        policy = self.dropout or safe_policy(self.compiler, device)
+        return replays(policy, self.compiler, device)
+
+    def device_name(self, device: torch.device) -> str:
+        """Name of the device that is planned for."""
+        return device_name(device) if self.spec is None else self.spec.name
+
+
+def graph_of(
+    module: fx.GraphModule,
+    device: torch.device,
+    *,
+    num_fwd_outputs: int,
+    static_indices: Sequence[int] | None,
+) -> Graph:
+    """A joint graph, cleaned, classified and with its storages; arguments as of `prepare`."""
+    joint = prepare(module, num_fwd_outputs=num_fwd_outputs, static_indices=static_indices)
+    return Graph(joint, find_storages(joint.nodes, device), device)
+
+
+def state(
+    graph: Graph,
+    shell: Shell,
+    setting: Setting,
+    *,
+    is_first: bool = True,
+    costs: Mapping[fx.Node, OpCost] | None = None,
+) -> Subject:
+    """A graph in its shell, stated for the solver: constrained, priced and lowered.
+
+    Args:
+        graph: the graph.
+        shell: what stands around it.
+        setting: how it is planned.
+        is_first: whether it is the first of its step: what the user named must be in it.
+        costs: time and workspace of its operations, where they are known.
+    """
+    constraints, inlined = _constrain(graph, setting, is_first=is_first)
+    if costs is None:
+        costs = _price(graph.joint, inlined, setting)
+    lowered = lower(graph.joint, graph.storages, constraints, costs, shell, inlined=inlined)
+    return Subject(graph.joint, constraints, lowered, graph.device, costs)
+
+
+def choose(
+    subject: Subject,
+    budget_nbytes: int,
+    setting: Setting,
+    *,
+    number: int = 0,
+    refuses: bool = False,
+) -> Choice:
+    """The user's own choice of a plan, or the fastest plan found that fits.
+
+    Args:
+        subject: the graph, as it is stated.
+        budget_nbytes: of the whole step.
+        setting: how it is planned.
+        number: how many graphs of the step come before it.
+        refuses: as for `search`.
+    """
+    steering, reads = setting.steering, setting.reads_inductor
+    choice = choose_as_asked(subject, steering, number, budget_nbytes, reads=reads)
+    return choice or search(subject, budget_nbytes, setting, refuses=refuses)
+
+
+def search(
+    subject: Subject, budget_nbytes: int, setting: Setting, *, refuses: bool = False
+) -> Choice:
+    """The fastest plan found that fits, whatever the user chose.
+
+    Args:
+        subject: the graph, as it is stated.
+        budget_nbytes: of the whole step.
+        setting: how it is planned.
+        refuses: whether a plan that does not fit is refused, so that nothing has to be searched
+            for where none can fit.
+    """
+    if refuses and subject.lowered.shell.resident_nbytes > budget_nbytes:
+        return choose_without_search(subject, budget_nbytes, reads=setting.reads_inductor)
+    problem = subject.lowered.problem
+    solver = Solver(problem, time_limit_s=setting.time_limit_s, strict=setting.strict)
+    if setting.reads_inductor:
+        return choose_by_reading(subject, solver, budget_nbytes)
+    return choose_by_simulation(subject, solver, budget_nbytes)
+
+
+def _constrain(
+    graph: Graph, setting: Setting, *, is_first: bool
+) -> tuple[Constraints, frozenset[fx.Node]]:
+    """What must be saved or recomputed, and what Inductor computes inside its consumers."""
+    joint, storages, steering = graph.joint, graph.storages, setting.steering
+    eager = setting.compiler == "eager"
+    constraints = find_constraints(joint, storages, replays=setting.replays(graph.device))
+    inlined = frozenset[fx.Node]() if eager else inlined_nodes(joint, storages, constraints)
+    constraints = with_selected(
+        constraints,
+        joint,
+        storages,
+        steering.selectors,
+        must_match=steering.must_match if is_first else (),
+        inlined=inlined,
+    )
+    if eager:
+        return constraints, inlined
+    inlined = frozenset(n for n in inlined if constraints.must_save.isdisjoint(storages.made_by[n]))
+    shared = shared_by_layers(joint, storages, inlined) - constraints.must_recompute
+    return replace(constraints, must_save=constraints.must_save | shared), inlined
+
+
+def _price(
+    joint: JointGraph, inlined: frozenset[fx.Node], setting: Setting
+) -> Mapping[fx.Node, OpCost]:
+    """Time and workspace of each operation: measured, or estimated by a data sheet."""
+    priced = [n for n in joint.nodes if n.op == "call_function" and n not in inlined]
+    if setting.spec is not None:
+        return estimate_nodes(priced, setting.spec.ceilings)
+    timed = functools.partial(current().advance, unit="timings")
+    return profile_nodes(priced, progress=timed)

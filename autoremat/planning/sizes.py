@@ -1,0 +1,166 @@
+"""Symbolic sizes of a graph: its plan is for those at hand, and for what else fits the budget.
+
+Enters: a graph that was planned, and the numbers that its sizes may stand for. Leaves: the peak of
+the plan at other sizes, and guards of Dynamo's. Guarantees: a batch for which the plan is too large
+finds other code, or is compiled and planned itself; where no guard can see to that, `Sizes` tells
+which calls are beyond what was planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from autoremat_solver import Op, Plan, simulate
+
+from autoremat import _torch
+from autoremat.graph.storages import find_storages
+from autoremat.planning.choose import Subject
+
+GUARDED_COMPILES = 4  # of one function; Dynamo gives it up after eight
+MANY_COMPILES = 32  # of one function, where Dynamo is told not to give it up
+MOST_GROWTH = 1 << 16  # beyond it, a plan is taken to be for all sizes
+_FINENESS = 1 / 64  # to which the growth is found that a budget allows
+
+Symbols = Mapping[Any, int]  # a number for each
+
+
+def sizes_of(subject: Subject) -> dict[Any, int]:
+    """The symbols in the sizes of a graph's inputs, and the numbers that it was planned for."""
+    values = (node.meta.get("val") for node in subject.joint.primals)
+    tensors = (value for value in values if isinstance(value, torch.Tensor))
+    extents = (extent for tensor in tensors for extent in tensor.shape)
+    return {symbol: n for e in extents for symbol, n in _torch.size_symbols(e).items()}
+
+
+def subject_at(subject: Subject, numbers: Symbols) -> Subject:
+    """A graph with other numbers for its symbolic sizes.
+
+    What single operations take for themselves was measured, and is scaled as the storages are.
+    """
+    graph, shell, before = subject.lowered.graph, subject.lowered.shell, subject.lowered.storages
+    with _torch.sizes_as(numbers):
+        after = find_storages(subject.joint.nodes, subject.device).nbytes
+    grown = {name: after.get(name, n) - n for name, n in before.nbytes.items()}
+    scale = sum(after.values()) / max(1, sum(before.nbytes.values()))
+
+    def scaled(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+        return tuple(replace(op, workspace_nbytes=int(op.workspace_nbytes * scale)) for op in ops)
+
+    graph = replace(
+        graph,
+        forward=scaled(graph.forward),
+        backward=scaled(graph.backward),
+        values={
+            name: replace(value, nbytes=value.nbytes + grown.get(name, 0))
+            for name, value in graph.values.items()
+        },
+    )
+    shell = replace(
+        shell,
+        tangents={name: n + grown[name] for name, n in shell.tangents.items()},
+        layout_nbytes=int(shell.layout_nbytes * scale),
+        resident_nbytes=shell.resident_nbytes + sum(grown[name] for name in before.resident),
+        room_nbytes=int(shell.room_nbytes * scale),
+    )
+    storages = replace(before, nbytes={name: n + grown[name] for name, n in before.nbytes.items()})
+    lowered = replace(subject.lowered, graph=graph, shell=shell, storages=storages)
+    return replace(subject, lowered=lowered)
+
+
+def peak_at(subject: Subject, plan: Plan, peak_nbytes: int, numbers: Symbols) -> int:
+    """The peak of a plan at other sizes.
+
+    Args:
+        subject: the graph, as it was planned.
+        plan: its plan.
+        peak_nbytes: the real peak at the sizes that were planned for; a compiler may have brought
+            it below the simulated one, and does so in proportion.
+        numbers: what the symbols stand for.
+    """
+    planned = subject.lowered.problem
+    before_nbytes = simulate(planned, plan).peak_nbytes
+    grown = subject_at(subject, numbers).lowered.problem
+    grown_nbytes = simulate(grown, plan).peak_nbytes - before_nbytes
+    own_nbytes = peak_nbytes - planned.resident_nbytes
+    scale = own_nbytes / max(1, before_nbytes - planned.resident_nbytes)
+    return peak_nbytes + int(grown_nbytes * max(1.0, scale))
+
+
+def most_growth(peak_of: Callable[[Symbols], int], sizes: Symbols, budget_nbytes: int) -> float:
+    """By which factor all sizes may grow until the peak is above the budget; at least 1.
+
+    Args:
+        peak_of: the peak where the symbols stand for these numbers.
+        sizes: the numbers that were planned for.
+        budget_nbytes: allowed peak.
+    """
+
+    def fits(growth: float) -> bool:
+        return peak_of({s: int(n * growth) for s, n in sizes.items()}) <= budget_nbytes
+
+    low, high = 1.0, 2.0
+    while high < MOST_GROWTH and fits(high):
+        low, high = high, 4 * high
+    while high - low > _FINENESS * low:
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def keep_to_sizes(subject: Subject, growth: float) -> None:
+    """Let the compiled code not run where any of the inputs is larger than the plan allows.
+
+    Without that, a last batch of an epoch that is smaller would leave code with symbolic sizes and
+    a plan for few samples, and Dynamo would run it for the full batches to come.
+
+    Args:
+        subject: the graph.
+        growth: by which factor the sizes may grow.
+    """
+    if growth >= MOST_GROWTH:
+        return
+    values = (node.meta.get("val") for node in subject.joint.primals)
+    for value in (value for value in values if isinstance(value, torch.Tensor)):
+        sizes: Sequence[int | torch.SymInt] = value.shape
+        for size in sizes:
+            most = int(growth * _torch.size_hint(size))
+            if isinstance(size, torch.SymInt) and _torch.can_be_bounded(size, most):
+                bool(size <= most)  # asking leaves the guard
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The symbolic sizes among what a compiled graph is called with.
+
+    Attributes:
+        places: number of the argument, the size, and the largest for which the plan fits.
+    """
+
+    places: tuple[tuple[int, torch.SymInt, int], ...] = ()
+
+    @classmethod
+    def among(cls, inputs: Sequence[Any], growth: float) -> Sizes:
+        """Those of a graph's example inputs, which may grow by a factor: Dynamo lists all."""
+        return cls(
+            tuple(
+                (number, size, int(growth * _torch.size_hint(size)))
+                for number, size in enumerate(inputs)
+                if isinstance(size, torch.SymInt)
+            )
+        )
+
+    def given(self, arguments: Sequence[Any]) -> tuple[int, ...]:
+        """What the sizes are in a call."""
+        return tuple(int(arguments[number]) for number, _, _ in self.places)
+
+    def numbers(self, given: Sequence[int]) -> dict[Any, int]:
+        """What the symbols stand for where the sizes are these."""
+        pairs = zip(self.places, given, strict=True)
+        return {size.node.expr: number for (_, size, _), number in pairs}
+
+    def are_beyond(self, given: Sequence[int]) -> bool:
+        """Whether any is larger than planned."""
+        return any(n > most for (_, _, most), n in zip(self.places, given, strict=True))

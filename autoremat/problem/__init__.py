@@ -1,0 +1,1 @@
+"""A graph in its shell, stated for the solver."""

@@ -1,0 +1,1 @@
+"""One model's compiles: what is remembered between its graphs and steps."""

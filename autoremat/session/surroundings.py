@@ -1,0 +1,66 @@
+"""What a model's steps hold beside its planned graphs, as looks into them have shown.
+
+Enters: looks, as steps run, and what becomes resident. Leaves: the `Around` that the next plan is
+made for. Guarantees: what an earlier step showed stays until a step shows otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from autoremat.planning.step import Around
+from autoremat.watch.audit import Audit, Look, Present
+from autoremat.watch.eager_code import Results
+
+
+class Surroundings:
+    """Of the steps of one session.
+
+    Attributes:
+        found: what steps have shown.
+        planned: of it, what the graphs were planned for.
+        eager_results: what code in eager mode has returned in this step.
+        audit: looks into steps.
+    """
+
+    def __init__(self, planned: Around | None, find_present: Callable[[], Present | None]) -> None:
+        """Nothing is known but what is planned for, if an earlier session has found it out."""
+        self.found = self.planned = planned or Around()
+        self.eager_results = Results()
+        self.audit = Audit(find_present, self.eager_results)
+        self.grown_nbytes = 0  # what has become resident since the graphs were planned
+        self._has_looked = False  # at this step
+
+    @property
+    def now(self) -> Around:
+        """What steps have shown, with what has become resident since."""
+        return replace(self.found, held_nbytes=self.found.held_nbytes + self.grown_nbytes)
+
+    @property
+    def are_as_planned(self) -> bool:
+        """Whether the graphs were planned for just that."""
+        return self.now == self.planned
+
+    def begin_step(self, *, is_open: bool) -> None:
+        """A training call begins; open, if a backward of earlier ones is to come."""
+        self._has_looked = is_open and self._has_looked
+        if not is_open:
+            self.eager_results.clear()
+            self.audit.saved.clear()
+
+    def learn(self, look: Look, *, is_final: bool) -> None:
+        """Take into account what a look has shown; final, if all of the forward has run."""
+        known = self.found
+        if is_final:
+            returned_nbytes = look.beside_nbytes - known.held_nbytes
+            self.found = Around(known.held_nbytes, max(0, returned_nbytes), look.eager_nbytes)
+        else:
+            before_nbytes = known.held_nbytes if self._has_looked else 0
+            self.found = replace(known, held_nbytes=max(before_nbytes, look.beside_nbytes))
+        self._has_looked = True
+
+    def note_resident(self, nbytes: int) -> None:
+        """So much more is resident than when the graphs were planned: an optimizer's state."""
+        self.grown_nbytes = nbytes
+        self.audit.forget()

@@ -1,0 +1,85 @@
+"""What the user is told of one model's steps, each thing once.
+
+Enters: why something runs without a plan, and peaks above the budget. Leaves: warnings, or errors
+where the session is strict. Guarantees: while Dynamo compiles, a warning waits until the graph is
+planned, since as an error it would end the compile.
+"""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+
+from autoremat import _torch
+from autoremat.errors import FallbackError, OverBudgetWarning
+from autoremat.fallbacks import fallback, in_words
+from autoremat.reporting import Fallback
+from autoremat.watch.ledger import SAME, is_news
+
+_TOO_LATE = frozenset({"AR113", "AR114"})  # what is told of runs already
+
+
+class Told:
+    """What was told so far.
+
+    Attributes:
+        fallbacks: what runs without a plan, in the order in which it was found.
+    """
+
+    def __init__(self, *, is_strict: bool) -> None:
+        """Nothing yet; if strict, a fallback is an error."""
+        self.fallbacks: dict[Fallback, None] = {}
+        self._is_strict = is_strict
+        self._peak_nbytes = 0  # the highest above the budget
+        self._due: OverBudgetWarning | None = None  # to be told when the graph is planned
+
+    def fall_back(self, code: str, *, cause: Exception | None = None, **facts: object) -> None:
+        """Tell what runs without a plan, why, and what to do; once for each reason.
+
+        Raises:
+            FallbackError: if strict, and there is something left to prevent.
+        """
+        told = Fallback(code, *in_words(code, **facts))
+        if told in self.fallbacks:
+            return
+        if self._is_strict and code not in _TOO_LATE:
+            error = FallbackError.of(fallback(code, **facts))
+            if cause is not None:  # Dynamo drops the causes of what it lets through, not the notes
+                error.add_note("".join(traceback.format_exception(cause)))
+            raise error from cause
+        self.fallbacks[told] = None
+        warnings.warn(fallback(code, **facts), stacklevel=4)
+
+    def peak(
+        self, peak_nbytes: int, budget_nbytes: int, *, is_final: bool, is_planned_anew: bool
+    ) -> None:
+        """Warn of a step above the budget; again only of one that is higher still.
+
+        Args:
+            peak_nbytes: its peak.
+            budget_nbytes: the budget.
+            is_final: whether all of its forward has run.
+            is_planned_anew: whether the next step will have another plan.
+        """
+        if peak_nbytes <= max(budget_nbytes, int(SAME * self._peak_nbytes)):
+            return
+        if not is_news(budget_nbytes, peak_nbytes, is_final=is_final):
+            return
+        self._peak_nbytes = peak_nbytes
+        self._due = OverBudgetWarning(None, budget_nbytes, peak_nbytes)
+        self._due.is_planned_anew = is_planned_anew
+        if _torch.CompileContext.current_compile_id() is None:
+            self.warn_if_due()
+
+    def warn_if_due(self) -> None:
+        """Give the warning that waits, if one does."""
+        if self._due is not None:
+            warnings.warn(self._taken(), stacklevel=4)
+
+    def _taken(self) -> Warning:
+        """The warning that is due. As an error it holds the frames, and no frame may hold it."""
+        assert self._due is not None
+        try:
+            return self._due
+        finally:
+            self._due = None

@@ -1,0 +1,1 @@
+"""Whether an optimised step is that of eager mode, and where it differs if not."""

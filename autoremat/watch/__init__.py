@@ -1,0 +1,1 @@
+"""What a step really holds beside its planned graphs, seen as it runs."""

@@ -1,0 +1,291 @@
+"""What is really live beside the planned graphs of a step, found out as the step runs.
+
+Enters: the runs that are open when a forward or a backward begins, of all planned models. Leaves:
+how much more is live than the step's own account says, as an `Around`. Guarantees: each situation
+(the open runs, where the backward begins, whether gradients exist) is looked into twice at most, so
+that steps which are all alike cost nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from autoremat import _torch
+from autoremat.memory.meter import gradients_of, rounded_nbytes, same_device, storages_of
+from autoremat.memory.optimizers import StepOptimizers, state_of
+from autoremat.planning.step import Beside, Part
+from autoremat.watch.eager_backward import Foreseen, first_nodes, foresee
+from autoremat.watch.eager_code import Results, nodes_behind
+from autoremat.watch.ledger import Roots, Run, has_returned_storages, returned_storages
+
+NODES_OF_A_LOSS = 32  # that tell it from another
+EAGER_MARGIN = 1.1  # of what eager code is foreseen to make, for what of it cannot be seen
+LOOKS = 2  # at each situation: the first may come before lazy state exists
+
+
+class Look(NamedTuple):
+    """What a look into a situation has shown.
+
+    Attributes:
+        peak_nbytes: the highest number of live bytes that the step will reach from here on.
+        beside_nbytes: what is beside the graph, beyond the step's own account.
+        eager_nbytes: as of `Around`; 0 where no backward has begun.
+        is_told_only: whether no plan learns of it: graphs run at other sizes than were planned, or
+            the backward goes through none.
+    """
+
+    peak_nbytes: int
+    beside_nbytes: int
+    eager_nbytes: int = 0
+    is_told_only: bool = False
+
+
+class Present(Protocol):
+    """What a model and its training hold at a moment."""
+
+    def storages(self, device: torch.device) -> Mapping[int, int]:
+        """Bytes of parameters, buffers, gradients, optimizer state and batches, by identity."""
+
+    def expected_nbytes(self, device: torch.device) -> int:
+        """Optimizer state that the plan counts and that does not exist yet."""
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether a backward would add to gradients that exist."""
+
+
+class Arguments:
+    """What is known where nothing but the arguments of graphs is: those that live."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._leaves: dict[int, weakref.ref[torch.Tensor]] = {}
+        self.optimizers = StepOptimizers(self._alive, None)
+
+    def note(self, args: Sequence[Any]) -> None:
+        """Remember the parameters, buffers and batches among the arguments of a graph."""
+        for value in args:
+            if isinstance(value, torch.Tensor) and value.is_leaf:
+                self._leaves[id(value)] = weakref.ref(value)
+
+    def _alive(self) -> list[torch.Tensor]:
+        self._leaves = {key: ref for key, ref in self._leaves.items() if ref() is not None}
+        found = (reference() for reference in self._leaves.values())
+        return [tensor for tensor in found if tensor is not None]
+
+    def storages(self, device: torch.device) -> Mapping[int, int]:
+        """See `Present`."""
+        leaves = self._alive()
+        return storage_sizes(
+            [*leaves, *gradients_of(leaves), *state_of(self.optimizers.known)], device
+        )
+
+    def expected_nbytes(self, _device: torch.device) -> int:
+        """No optimizer is known before its state is."""
+        return 0
+
+    @property
+    def has_gradients(self) -> bool:
+        """See `Present`."""
+        return bool(gradients_of(self._alive()))
+
+
+def storage_sizes(tensors: Iterable[torch.Tensor], device: torch.device) -> dict[int, int]:
+    """Bytes of the distinct storages on a device, by their identities."""
+    return {
+        _torch.storage_identity(storage): rounded_nbytes(storage.nbytes(), device)
+        for tensor in tensors
+        if same_device(tensor.device, device)
+        for storage in storages_of(tensor)
+    }
+
+
+class Audit:
+    """Looks into the situations of one session's steps."""
+
+    def __init__(self, find_present: Callable[[], Present | None], given: Results) -> None:
+        """Of a session whose model holds this, and whose graphs are given that."""
+        self._find_present = find_present
+        self.arguments = Arguments()
+        self.given = given
+        self.saved = Results()  # by code in eager mode, of forwards that have run
+        self._seen: defaultdict[Hashable, Counter[tuple[int, ...]]] = defaultdict(Counter)
+
+    @property
+    def present(self) -> Present:
+        """What the model holds; where none is known (any more), what its graphs were given."""
+        return self._find_present() or self.arguments
+
+    def forget(self) -> None:
+        """Something has become resident: all situations are new."""
+        self._seen.clear()
+
+    def at_forward(
+        self,
+        runs: Sequence[Run],
+        name: str,
+        find_part: Callable[[], Part],
+        args: Sequence[Any],
+        account: Callable[[], Mapping[str, Beside]],
+        device: torch.device,
+        sizes: tuple[int, ...] = (),
+    ) -> Look | None:
+        """What is beside a graph that is about to run; None where nothing new can be learned.
+
+        Args:
+            runs: those that are open on its device.
+            name: of the graph.
+            find_part: finds the graph at these sizes.
+            args: its arguments.
+            account: what the step's own account has beside each graph.
+            device: where it runs.
+            sizes: what its symbolic sizes stand for.
+        """
+        has_kept = has_returned_storages(device)
+        if self.is_known((name, has_kept, *names_of(runs)), (*sizes, *sizes_of_runs(runs))):
+            return None
+        self.arguments.note(args)
+        self.given.note_inputs(args)
+        earlier_nbytes = self._note_saved(args, runs, device)
+        if not (runs or has_kept) or name not in account():
+            return None
+        part, found = find_part(), account()[name]
+        live_nbytes = part.between_nbytes + self.live_nbytes(runs, device) + earlier_nbytes
+        more_nbytes = live_nbytes - part.resident_nbytes - found.held_nbytes
+        return Look(live_nbytes + part.own_peaks[0], more_nbytes, is_told_only=part.is_resized)
+
+    def at_end(self, runs: Sequence[Run], outputs: Sequence[Any], device: torch.device) -> None:
+        """A call of the model has ended: what code in eager mode has saved in it stays."""
+        if runs and not self.is_known(("end", *names_of(runs)), sizes_of_runs(runs)):
+            self._note_saved(outputs, runs, device)
+
+    def at_backward(
+        self,
+        runs: Sequence[Run],
+        roots: Roots,
+        device: torch.device,
+        account: Callable[[], Mapping[Run, tuple[Part, Beside]]],
+        *,
+        keeps_graph: bool,
+    ) -> Look | None:
+        """What is beside the graphs of a backward that begins; None if that is known.
+
+        Args:
+            runs: those that are open on the device.
+            roots: where the backward begins.
+            device: of the session's graphs.
+            account: of the runs that are the session's own: the graph, and what the step's own
+                account has beside it.
+            keeps_graph: whether what was saved stays afterwards.
+        """
+        if not runs:
+            return None
+        situation = (names_behind(roots), keeps_graph, self.present.has_gradients, *names_of(runs))
+        if self.is_known(situation, sizes_of_runs(runs)):
+            return None
+        parts = account()
+        known = self._storages(runs, device)
+        saved = self._saved(runs, device)
+        foreseen = foresee(
+            roots, runs, known=known, saved_so_far=saved, device=device, keeps_graph=keeps_graph
+        )
+        if foreseen.reached and all(run.owner.audit is not self for run in foreseen.reached):
+            return None  # another model's backward, which tells
+        base_nbytes = self._base_nbytes(runs, device)
+        return _look(parts, foreseen, base_nbytes, keeps_graph=keeps_graph)
+
+    def live_nbytes(self, runs: Sequence[Run], device: torch.device) -> int:
+        """What is live while these runs wait for their backward, but for what eager code saved."""
+        return sum(run.crossing_nbytes for run in runs) + self._base_nbytes(runs, device)
+
+    def is_known(self, situation: Hashable, sizes: tuple[int, ...] = ()) -> bool:
+        """Whether a situation needs no look any more, at these sizes or larger ones."""
+        seen = self._seen[situation]
+        looks = sum(n for other, n in seen.items() if all(map(operator.le, sizes, other)))
+        if looks < LOOKS:
+            seen[sizes] += 1
+        return looks >= LOOKS
+
+    def _note_saved(self, tensors: Iterable[Any], runs: Sequence[Run], device: torch.device) -> int:
+        """What code in eager mode has saved that these tensors do not lead to, in bytes."""
+        plain = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
+        on_the_way = Results()
+        on_the_way.note_saved(plain, device)
+        counted = self._storages(runs, device).keys() | on_the_way.held(device).keys()
+        others = self._saved(runs, device).items()
+        self.saved.add(on_the_way)
+        return sum(nbytes for storage, nbytes in others if storage not in counted)
+
+    def _saved(self, runs: Sequence[Run], device: torch.device) -> dict[int, int]:
+        """What code in eager mode has saved so far, by storage, in all models of the step."""
+        found: dict[int, int] = {}
+        for audit in self._audits(runs):
+            found |= audit.saved.held(device)
+        return found
+
+    def _storages(self, runs: Sequence[Run], device: torch.device) -> dict[int, int]:
+        """Of all models that take part in the step, of what graphs are given and have returned."""
+        found = returned_storages(device)
+        for audit in self._audits(runs):
+            found |= audit.given.held(device) | {**audit.present.storages(device)}
+        return found
+
+    def _audits(self, runs: Sequence[Run]) -> list[Audit]:
+        return list(dict.fromkeys([self, *(run.owner.audit for run in runs)]))
+
+    def _base_nbytes(self, runs: Sequence[Run], device: torch.device) -> int:
+        expected = (audit.present.expected_nbytes(device) for audit in self._audits(runs))
+        return sum(expected) + sum(self._storages(runs, device).values())
+
+
+def names_of(runs: Sequence[Run]) -> tuple[Hashable, ...]:
+    """What tells situations of open runs apart."""
+    return tuple((id(run.owner), run.name) for run in runs)
+
+
+def sizes_of_runs(runs: Sequence[Run]) -> tuple[int, ...]:
+    """What symbolic sizes stand for in open runs."""
+    return tuple(size for run in runs for size in run.sizes)
+
+
+def names_behind(roots: Roots) -> tuple[str, ...]:
+    """What tells backwards apart: the last operations before them, those of a loss."""
+    nodes = itertools.islice(nodes_behind(first_nodes(roots)), NODES_OF_A_LOSS)
+    return tuple(type(node).__name__ for node in nodes)
+
+
+def _look(
+    parts: Mapping[Run, tuple[Part, Beside]],
+    foreseen: Foreseen,
+    base_nbytes: int,
+    *,
+    keeps_graph: bool,
+) -> Look:
+    """What a backward will take, and how much of it the account of the step does not have."""
+    reached = [(*parts[run], n) for run, n in foreseen.beside_nbytes.items() if run in parts]
+    counted = max((part.resident_nbytes for part, _ in parts.values()), default=0)
+    crossing = sum(part.crossing_nbytes for part, _ in parts.values())
+    peaks = [
+        base_nbytes + beside + (part.keeping_peak_nbytes if keeps_graph else part.own_peaks[1])
+        for part, _, beside in reached
+    ]
+    more = [
+        base_nbytes + beside - part.resident_nbytes - found.most_nbytes
+        for part, found, beside in reached
+    ]
+    made_nbytes = foreseen.eager_peak_nbytes - foreseen.first_nbytes
+    eager_nbytes = base_nbytes + foreseen.first_nbytes + int(EAGER_MARGIN * made_nbytes)
+    beside_nbytes = max(more, default=0)
+    return Look(
+        max([eager_nbytes, *peaks]),
+        beside_nbytes,
+        eager_nbytes - counted - crossing,
+        not reached or any(part.is_resized for part, _ in parts.values()),
+    )

@@ -1,0 +1,185 @@
+"""What a backward takes outside the planned graphs, foreseen as it begins.
+
+Enters: the tensors that a backward begins at, and the runs of planned graphs that wait for it.
+Leaves: the peak while code in eager mode goes backward, and what is live beside each run when its
+turn comes. Autograd's nodes are followed in the order in which the engine runs them. Exact on what
+they have saved; gradients are taken to be whole tensors, except where a node is known to hand its
+own on.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from autoremat import _torch
+from autoremat.watch.eager_code import nodes_behind, saved_storages
+from autoremat.watch.ledger import Run, run_of
+
+# What they make for those behind them is the gradient that they take, or a view of it; of a sum,
+# one number that looks as large as all.
+_HANDED_ON = frozenset(
+    f"{name}Backward{number}"
+    for name in (
+        *("Add", "Alias", "Permute", "ReshapeAlias", "Squeeze", "Sum", "T", "Transpose"),
+        *("UnsafeView", "Unsqueeze", "View"),
+    )
+    for number in range(4)
+)
+
+# Gradients' sizes that formulas of several operations take inside (derivatives.yaml of torch).
+_INSIDE = {
+    f"{name}Backward0": count
+    for name, count in {
+        **dict.fromkeys(("Abs", "Cos", "Log1P", "Log2", "Sgn", "Sin", "Sqrt"), 1),
+        **dict.fromkeys(("Div", "Pow", "Reciprocal", "Rsqrt", "Var", "LinalgVectorNorm"), 2),
+        **dict.fromkeys(("Erf", "Norm", "Std"), 3),
+    }.items()
+}
+
+# Layers of libraries, which lay out weights and their gradients in a way of their own: measured for
+# the LSTM of oneDNN, 1.7 times what it makes.
+_LIBRARIES = ("Mkldnn", "Cudnn", "Miopen")
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """A backward that is about to begin; bytes beyond what the step found live.
+
+    Attributes:
+        first_nbytes: live as it begins: what planned graphs hold for it, and what eager code has
+            saved.
+        eager_peak_nbytes: the highest while such code goes backward.
+        beside_nbytes: for each run of a planned graph, what is live beside what it holds itself.
+        reached: all runs that it goes through, those in eager mode among them.
+    """
+
+    first_nbytes: int
+    eager_peak_nbytes: int
+    beside_nbytes: Mapping[Run, int]
+    reached: Collection[Run]
+
+
+def foresee(
+    roots: Sequence[Any],
+    runs: Sequence[Run],
+    *,
+    known: Collection[int],
+    saved_so_far: Mapping[int, int],
+    device: torch.device,
+    keeps_graph: bool,
+) -> Foreseen:
+    """Follow a backward through autograd's graph.
+
+    Args:
+        roots: tensors or edges that it begins at.
+        runs: those that are open on the device, whether it reaches them or not.
+        known: identities of storages that count elsewhere.
+        saved_so_far: bytes by storage of what code in eager mode has saved, whether this backward
+            reaches it or not.
+        device: what is elsewhere does not count.
+        keeps_graph: whether what was saved stays afterwards.
+    """
+    nodes = list(nodes_behind(first_nodes(roots)))
+    reached = {node: run for node in nodes if (run := run_of(node)) is not None}
+    planned = {node: run for node, run in reached.items() if run.name}
+    held: dict[int, int] = {}
+    for node in nodes:
+        held |= saved_storages(node, known, device, only_held=True)
+    counted = {*known, *held}
+    saved = {node: saved_storages(node, counted, device) for node in nodes}
+    others = sum(run.crossing_nbytes for run in runs if run not in reached.values())
+    counted.update(*saved.values())
+    others += sum(nbytes for key, nbytes in saved_so_far.items() if key not in counted)
+    walk = _Walk(planned, saved, keeps_graph, others + sum(held.values()))
+    first_nbytes = walk.live_nbytes
+    waiting = Counter(source for node in nodes for source, _ in node.next_functions if source)
+    numbers = {node: n for n, node in enumerate(nodes)}
+    ready = [(-_torch.sequence_number(node), numbers[node]) for node in nodes if not waiting[node]]
+    heapq.heapify(ready)
+    while ready:
+        node = nodes[heapq.heappop(ready)[1]]
+        walk.run(node)
+        for source in (source for source, _ in node.next_functions if source):
+            waiting[source] -= 1
+            if not waiting[source]:
+                heapq.heappush(ready, (-_torch.sequence_number(source), numbers[source]))
+    reached_runs = frozenset(reached.values())
+    return Foreseen(first_nbytes, walk.eager_peak_nbytes, walk.beside_nbytes, reached_runs)
+
+
+def first_nodes(roots: Sequence[Any]) -> list[Any]:
+    """Where in autograd's graph a backward begins: at tensors, or at edges of the graph."""
+    return [root.grad_fn if isinstance(root, torch.Tensor) else root.node for root in roots]
+
+
+@dataclass
+class _Walk:
+    """What is live as the engine goes from node to node."""
+
+    planned: Mapping[Any, Run]
+    saved: Mapping[Any, Mapping[int, int]]
+    keeps_graph: bool
+    live_nbytes: int
+    eager_peak_nbytes: int = 0
+    beside_nbytes: dict[Run, int] = field(default_factory=dict)
+    _savers: Counter[int] = field(default_factory=Counter)
+    _gradients: dict[Any, dict[int, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        sizes = {key: n for found in self.saved.values() for key, n in found.items()}
+        self._savers.update(key for found in self.saved.values() for key in found)
+        self.live_nbytes += sum(sizes.values())
+        self.live_nbytes += sum(run.crossing_nbytes for run in self.planned.values())
+        self.eager_peak_nbytes = self.live_nbytes
+
+    def run(self, node: Any) -> None:
+        """One node: its gradients come, those behind it are made, its own go."""
+        taken_nbytes = sum(self._gradients.pop(node, {}).values())
+        run = self.planned.get(node)
+        if run is not None:  # a plan counts the gradients that it is given
+            self.beside_nbytes[run] = self.live_nbytes - run.crossing_nbytes - taken_nbytes
+        made_nbytes = self._make(node, taken_nbytes)
+        if run is None and not _torch.accumulates(node):  # that makes nothing
+            inside_nbytes = _INSIDE.get(node.name(), 0) * taken_nbytes
+            if any(word in node.name() for word in _LIBRARIES):
+                inside_nbytes += 2 * made_nbytes
+            self.eager_peak_nbytes = max(
+                self.eager_peak_nbytes, self.live_nbytes + made_nbytes + inside_nbytes
+            )
+        if not _hands_on(node):
+            made_nbytes -= taken_nbytes
+        self.live_nbytes += made_nbytes - (0 if self.keeps_graph else self._released_by(node))
+
+    def _make(self, node: Any, taken_nbytes: int) -> int:
+        """Gradients for what is behind the node: bytes of those that are no views of its own."""
+        if _torch.accumulates(node):
+            return 0 if node.variable.grad is None else -taken_nbytes
+        made_nbytes, spare_nbytes = 0, taken_nbytes
+        for source, number in ((s, n) for s, n in node.next_functions if s is not None):
+            found = self._gradients.setdefault(source, {})
+            before_nbytes = found.get(number)
+            whole_nbytes = _torch.gradient_nbytes_into(source)[number]
+            if _hands_on(node) and before_nbytes is None:
+                found[number], spare_nbytes = spare_nbytes, 0
+            else:  # the sum with one that is there is a whole one
+                found[number] = whole_nbytes
+                made_nbytes += whole_nbytes - (before_nbytes or 0)
+        return made_nbytes - (spare_nbytes if _hands_on(node) else 0)
+
+    def _released_by(self, node: Any) -> int:
+        released = self.planned[node].crossing_nbytes if node in self.planned else 0
+        for key, nbytes in self.saved.get(node, {}).items():
+            self._savers[key] -= 1
+            released += 0 if self._savers[key] else nbytes
+        return released
+
+
+def _hands_on(node: Any) -> bool:
+    """Whether the gradients that it makes are those that it takes; a parameter keeps its own."""
+    return _torch.accumulates(node) or node.name() in _HANDED_ON

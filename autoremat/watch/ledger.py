@@ -1,0 +1,220 @@
+"""What the compiled forwards of this process have left alive for their backwards.
+
+Enters: each run of a planned graph as it happens, of whichever model, and the start of each
+backward. Leaves: the runs that are open. Guarantees: a run is open from its forward until a
+backward that keeps no graph has gone through it, or nothing can reach it any more; a run costs
+one hook on one node of autograd's graph.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from autoremat import _torch
+from autoremat.memory.meter import same_device, storages_of
+
+_FEW = 64
+SAME = 1.02  # peaks that differ by less are told of once
+
+Roots = Sequence[Any]  # tensors or edges that a backward begins at
+
+
+class Owner(Protocol):
+    """Who plans the graphs of a model, and answers for their budget."""
+
+    audit: Any  # `audit.Audit`: knows what the model holds
+
+    def backward_begins(self, roots: Roots, *, keeps_graph: bool) -> None:
+        """A backward begins that may reach runs of its graphs."""
+
+
+class Graph(Protocol):
+    """A planned graph, at the sizes of one run."""
+
+    @property
+    def crossing_nbytes(self) -> int:
+        """Bytes that live from its forward's end to its backward's start."""
+
+
+@dataclass(eq=False)
+class Run:
+    """One forward of a planned graph. Only its node of autograd's graph holds it.
+
+    Attributes:
+        owner: of the graph.
+        name: of the graph; "" for a call in eager mode.
+        device: where it ran.
+        sizes: what the graph's symbolic sizes stood for.
+        find_graph: finds the graph at these sizes, when it is asked for.
+        returned: identities of the storages that it returned.
+    """
+
+    owner: Owner
+    name: str
+    device: torch.device
+    sizes: tuple[int, ...] = ()
+    find_graph: Callable[[], Graph] | None = None
+    returned: frozenset[int] = frozenset()
+
+    @functools.cached_property
+    def graph(self) -> Graph | None:
+        """The graph at these sizes; None for a call in eager mode."""
+        return None if self.find_graph is None else self.find_graph()
+
+    @property
+    def crossing_nbytes(self) -> int:
+        """What it holds until its backward, what it returned included."""
+        return 0 if self.graph is None else self.graph.crossing_nbytes
+
+
+class _Returned(NamedTuple):
+    """A storage that a run has returned."""
+
+    storage: StorageWeakRef
+    nbytes: int
+    device: torch.device
+
+
+@dataclass
+class _Books:
+    """Of this process: its memory is one."""
+
+    open: weakref.WeakValueDictionary[int, Run] = field(default_factory=weakref.WeakValueDictionary)
+    returned: dict[int, _Returned] = field(default_factory=dict)
+    most_returned: int = _FEW  # when there are more, those that are gone are left out
+    told_nbytes: dict[int, int] = field(default_factory=dict)  # by budget, in this step
+    has_gone_back: bool = False  # since the latest forward: the next one begins another step
+
+    def keep(self, returned: Mapping[int, _Returned]) -> None:
+        """A run has returned these."""
+        self.returned |= returned
+        if len(self.returned) > self.most_returned:
+            found = list(self.returned.items())
+            self.returned = {key: kept for key, kept in found if not kept.storage.expired()}
+            self.most_returned = _FEW + 2 * len(self.returned)
+
+
+_books = _Books()
+_numbers = itertools.count()  # of runs, in their order
+_KEY = "autoremat"  # in the metadata of autograd's nodes
+
+
+def open_runs(device: torch.device) -> list[Run]:
+    """Runs whose backward is still to come, in the order in which they ran."""
+    runs = sorted(_books.open.items())
+    return [run for _, run in runs if same_device(run.device, device)]
+
+
+def returned_storages(device: torch.device) -> dict[int, int]:
+    """Bytes of what runs that are over have returned and somebody holds, by identity."""
+    return dict(_returned_storages(device))
+
+
+def has_returned_storages(device: torch.device) -> bool:
+    """Whether there are any; it costs the same however many there are."""
+    return any(nbytes for _, nbytes in _returned_storages(device))
+
+
+def _returned_storages(device: torch.device) -> Iterator[tuple[int, int]]:
+    counted = {key for run in open_runs(device) for key in run.returned}
+    for key, kept in list(_books.returned.items()):
+        is_there = key not in counted and same_device(kept.device, device)
+        if is_there and not kept.storage.expired():
+            yield key, kept.nbytes
+
+
+def run_of(node: Any) -> Run | None:
+    """The run that a node of autograd's graph is the backward of."""
+    run: Run | None = node.metadata.get(_KEY)
+    return run
+
+
+def is_news(budget_nbytes: int, peak_nbytes: int, *, is_final: bool) -> bool:
+    """Whether nobody has told of such a peak above a budget in this step, which now is told of.
+
+    Args:
+        budget_nbytes: the budget.
+        peak_nbytes: the peak.
+        is_final: whether all of the step's forward has run: until then it grows, and is told once.
+    """
+    before_nbytes = _books.told_nbytes.get(budget_nbytes, 0)
+    if before_nbytes and (not is_final or peak_nbytes <= SAME * before_nbytes):
+        return False
+    _books.told_nbytes[budget_nbytes] = peak_nbytes
+    return True
+
+
+def note_run(
+    owner: Owner,
+    name: str,
+    *,
+    outputs: Sequence[Any],
+    device: torch.device,
+    sizes: tuple[int, ...] = (),
+    find_graph: Callable[[], Graph] | None = None,
+) -> None:
+    """A graph has run its forward, or a model that has none.
+
+    Args:
+        owner: of the graph.
+        name: of the graph; "" for a call in eager mode.
+        outputs: what it returned; without a gradient to come, it holds nothing.
+        device: where it ran.
+        sizes: as of `Run`, and so is `find_graph`.
+        find_graph: asked for only where a step is looked into.
+    """
+    tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
+    node = _torch.compiled_backward_of(tensors) if name else _first_node(tensors)
+    if node is None or run_of(node) is not None:
+        return
+    _watch()
+    if _books.has_gone_back:
+        _books.told_nbytes.clear()
+        _books.has_gone_back = False
+    returned = {
+        _torch.storage_identity(storage): _Returned(
+            StorageWeakRef(storage), storage.nbytes(), tensor.device
+        )
+        for tensor in tensors
+        for storage in storages_of(tensor)
+    }
+    run = Run(owner, name, device, sizes, find_graph, frozenset(returned))
+    number = next(_numbers)
+    node.metadata[_KEY] = run
+    node.register_prehook(functools.partial(_backward_runs, number))
+    _books.open[number] = run
+    _books.keep(returned)
+
+
+def _first_node(tensors: Sequence[torch.Tensor]) -> Any | None:
+    return next((tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None), None)
+
+
+@torch.compiler.disable  # where Dynamo traces a backward inside of a model
+def _backward_runs(number: int, _gradients: Any) -> None:
+    """A run's memory goes with this backward, unless that keeps the graph."""
+    _books.has_gone_back = True
+    if not _torch.keeps_graph():
+        _books.open.pop(number, None)
+
+
+@functools.cache
+def _watch() -> None:
+    """Tell owners of each backward; once, and not before there are any."""
+    _torch.watch_backwards(_backward_begins)
+
+
+def _backward_begins(roots: Roots, keeps_graph: bool) -> None:
+    # Without a run that waits, a backward of anything costs as little as can be.
+    if not _books.open or _torch.CompileContext.current_compile_id() is not None:
+        return
+    for owner in dict.fromkeys(run.owner for run in list(_books.open.values())):
+        owner.backward_begins(roots, keeps_graph=keeps_graph)
