@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from autoremat import _torch
-from autoremat.ask.options import Options, Resident
+from autoremat.ask.options import Options
 from autoremat.ask.plan_file import write
 from autoremat.backend import with_own_code
 from autoremat.errors import FallbackError, FallbackWarning
@@ -40,7 +40,7 @@ from autoremat.memory.optimizers import (
     state_of,
     watch_optimizers,
 )
-from autoremat.memory.residents import resident_of
+from autoremat.memory.residents import Resident, resident_of
 from autoremat.planning.sizes import MANY_COMPILES
 from autoremat.reporting import Report
 from autoremat.session.eager_recurrent import eager_recurrent_layers

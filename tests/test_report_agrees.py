@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import autoremat
-from autoremat.ask.options import Resident
+from autoremat.memory.residents import Resident
 from autoremat.planning.asked import store
 from autoremat.planning.choose import TORCH, Choice, Subject, as_chosen
 from autoremat.planning.curve import Curve

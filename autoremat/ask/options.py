@@ -1,4 +1,4 @@
-"""What a session is given: the user's options, what the step holds anyway, offline or not."""
+"""What a session is given: the user's options, and whether a step is going to run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from autoremat.cost.device_specs import DeviceSpec
 from autoremat.graph.devices import device_nbytes
 from autoremat.graph.dropout_policy import DropoutPolicy, parse_dropout
 from autoremat.graph.selectors import Selection
-from autoremat.reporting.resident import ResidentParts
 
 
 @dataclass(frozen=True)
@@ -131,28 +130,6 @@ def _time_limit_s(given: object) -> float:
     if isinstance(given, (int, float)) and not isinstance(given, bool) and given >= 0:
         return float(given)
     raise ValueError(f"time_limit is a number of seconds, not {given!r}.")
-
-
-@dataclass(frozen=True)
-class Resident:
-    """Bytes that are live whatever the plan; `residents` makes it.
-
-    Attributes:
-        parts: what they are.
-        optimizer: class of the optimizer whose state is counted, or "".
-        transient_nbytes: what the optimizer's step takes for itself, after the backward.
-        storages: identities of the storages that are counted, as far as known.
-    """
-
-    parts: ResidentParts = field(default_factory=ResidentParts)
-    optimizer: str = ""
-    transient_nbytes: int = 0
-    storages: frozenset[int] = frozenset()
-
-    @property
-    def nbytes(self) -> int:
-        """All of them together."""
-        return self.parts.nbytes
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ gradients, optimizer state, buffers, batch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from torch import fx, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from autoremat import _torch
-from autoremat.ask.options import Resident
 from autoremat.memory.meter import (
     gradients_of,
     resident_parts,
@@ -32,6 +31,28 @@ from autoremat.reporting import GraphReport
 from autoremat.reporting.resident import ResidentParts
 
 _PARAMETERS, _GRADIENTS, _, _BUFFERS, _BATCH, _ = (part.name for part in fields(ResidentParts))
+
+
+@dataclass(frozen=True)
+class Resident:
+    """Bytes that are live whatever the plan.
+
+    Attributes:
+        parts: what they are.
+        optimizer: class of the optimizer whose state is counted, or "".
+        transient_nbytes: what the optimizer's step takes for itself, after the backward.
+        storages: identities of the storages that are counted, as far as known.
+    """
+
+    parts: ResidentParts = field(default_factory=ResidentParts)
+    optimizer: str = ""
+    transient_nbytes: int = 0
+    storages: frozenset[int] = frozenset()
+
+    @property
+    def nbytes(self) -> int:
+        """All of them together."""
+        return self.parts.nbytes
 
 
 def resident_of(

@@ -30,9 +30,9 @@ from autoremat_solver.simulate import instance_spans
 from torch import fx
 
 from autoremat import _torch
-from autoremat.ask.options import Resident
 from autoremat.ask.plan_file import StoredGraph
 from autoremat.graph.joint_graph import JointGraph
+from autoremat.memory.residents import Resident
 from autoremat.planning.choose import Baseline, Choice, Subject, as_chosen
 from autoremat.planning.curve import Curve
 from autoremat.planning.sizes import Symbols, peak_at, sizes_of, subject_at

@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from autoremat import _torch
-from autoremat.ask.options import Offline, Options, Resident
+from autoremat.ask.options import Offline, Options
 from autoremat.ask.plan_file import StoredPlan
 from autoremat.call_stack import with_stack_room
 from autoremat.emit.op_by_op import compile_eager
@@ -48,7 +48,7 @@ from autoremat.inductor.hook import Partitioner, compile_with_partition
 from autoremat.memory.live_storages import LiveStorages
 from autoremat.memory.meter import storages_nbytes
 from autoremat.memory.optimizers import state_of
-from autoremat.memory.residents import GivenToGraphs, resident_of_step, with_others
+from autoremat.memory.residents import GivenToGraphs, Resident, resident_of_step, with_others
 from autoremat.planning.asked import store
 from autoremat.planning.choose import Choice, Subject
 from autoremat.planning.curve import Curve, curve_of
