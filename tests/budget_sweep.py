@@ -21,8 +21,10 @@ import autoremat.session.session
 from autoremat import _torch
 from autoremat.emit.op_by_op import compile_eager
 from autoremat.memory.meter import measure_peak
-from autoremat.planning.choose import Choice, Subject, choose_by_simulation
+from autoremat.planning.choice import Choice
+from autoremat.planning.simulated import choose_by_simulation
 from autoremat.problem.lower import held_tangents
+from autoremat.problem.subject import Subject
 from tests.training import UNBOUNDED, Make, Outcome, optimized, step
 
 SOLVE_S = 0.15  # any plan will do: it has to be right, not good

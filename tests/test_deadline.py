@@ -7,8 +7,10 @@ from collections.abc import Callable
 import pytest
 
 import autoremat
+from autoremat.inductor import real_peaks
 from autoremat.memory.meter import resident_nbytes
-from autoremat.planning import choose, deadline
+from autoremat.planning import deadline
+from autoremat.problem.subject import Peaks
 from tests.test_lean_plans import deep
 from tests.tiny import many_rows
 
@@ -25,18 +27,18 @@ class Clock:
         return self.now_s
 
 
-def count_readings(monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[choose.Peaks]:
+def count_readings(monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[Peaks]:
     """What is read from now on, each reading of so many seconds."""
     clock, seen = Clock(), []
-    original: Callable[..., choose.Peaks] = choose.generated_peaks
+    original: Callable[..., Peaks] = real_peaks.generated_peaks
 
-    def reading(*given: object) -> choose.Peaks:
+    def reading(*given: object) -> Peaks:
         clock.now_s += seconds
         seen.append(original(*given))
         return seen[-1]
 
     monkeypatch.setattr(deadline, "time", clock)
-    monkeypatch.setattr(choose, "generated_peaks", reading)
+    monkeypatch.setattr(real_peaks, "generated_peaks", reading)
     return seen
 
 

@@ -16,7 +16,7 @@ from autoremat.errors import FallbackError, FallbackWarning
 from autoremat.fallbacks import REASONS, fallback
 from autoremat.graph import devices as device
 from autoremat.planning import pipeline
-from autoremat.planning.choose import Choice
+from autoremat.planning.choice import Choice
 from autoremat.session import session
 from tests.training import UNBOUNDED, close, make_seeded, optimized, step
 
@@ -110,7 +110,7 @@ def _leave_regions(patch: pytest.MonkeyPatch) -> None:
 
 def _write_another_plan(patch: pytest.MonkeyPatch) -> None:
     """The forward's last `tanh` becomes a `sin` on its way into the two modules."""
-    original = autoremat.planning.choose.rewrite
+    original = autoremat.planning.choice.rewrite
 
     def sabotaged(*args: Any, **keywords: Any) -> Any:
         rewritten = original(*args, **keywords)
@@ -120,7 +120,7 @@ def _write_another_plan(patch: pytest.MonkeyPatch) -> None:
         nodes[-1].target = torch.ops.aten.sin.default
         return rewritten
 
-    patch.setattr(autoremat.planning.choose, "rewrite", sabotaged)
+    patch.setattr(autoremat.planning.choice, "rewrite", sabotaged)
 
 
 TRIGGERS: dict[str, tuple[Callable[[], nn.Module], Callable[[pytest.MonkeyPatch], None] | None]] = {

@@ -48,7 +48,7 @@ def sabotage(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[fx.Node], b
     """Change the first node that fits on its way into the two modules, past every check."""
 
     def install(fits: Callable[[fx.Node], bool], change: Change) -> None:
-        original = autoremat.planning.choose.rewrite
+        original = autoremat.planning.choice.rewrite
 
         def sabotaged(*args: Any, **keywords: Any) -> Any:
             rewritten = original(*args, **keywords)
@@ -57,7 +57,7 @@ def sabotage(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[fx.Node], b
                 break
             return rewritten
 
-        monkeypatch.setattr(autoremat.planning.choose, "rewrite", sabotaged)
+        monkeypatch.setattr(autoremat.planning.choice, "rewrite", sabotaged)
         monkeypatch.setattr(autoremat.emit.split, "first_difference", lambda *_: None)
 
     return install

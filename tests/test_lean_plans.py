@@ -11,8 +11,9 @@ from autoremat_solver.plan import Status
 from torch import nn
 
 import autoremat
-from autoremat.planning import choose
+from autoremat.inductor import real_peaks
 from autoremat.planning import remembered as lean_plans
+from autoremat.problem.subject import Peaks
 from tests.test_solver_errors import chain_without_phases
 
 
@@ -52,7 +53,7 @@ def test_the_named_budget_is_accepted_by_a_search_that_finds_nothing(
     report = autoremat.report(step(smallest, 10.0))
     assert report.predicted_peak_nbytes <= smallest
     assert report.method == "remembered"
-    monkeypatch.setattr(choose, "recall", lambda problem: None)
+    monkeypatch.setattr(real_peaks, "recall", lambda problem: None)
     with pytest.raises(autoremat.InfeasibleBudget):
         step(smallest, 10.0)
 
@@ -82,13 +83,13 @@ def test_the_named_budget_is_not_searched_again_under_inductor(
     with pytest.raises(autoremat.InfeasibleBudget) as refused:
         plan(autoremat.resident_nbytes(deep(3), torch.ones(256, 32)))
     readings = []
-    original = choose.generated_peaks
+    original = real_peaks.generated_peaks
 
-    def counted(*args: object) -> choose.Peaks:
+    def counted(*args: object) -> Peaks:
         readings.append(1)
         return original(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(choose, "generated_peaks", counted)
+    monkeypatch.setattr(real_peaks, "generated_peaks", counted)
     smallest = refused.value.smallest_peak_nbytes
     assert plan(smallest).predicted_peak_nbytes <= smallest
     assert len(readings) <= 3  # torch's own partition, the plan remembered, one that was searched

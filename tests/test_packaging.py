@@ -28,7 +28,7 @@ NEVER_NEEDED = {
     "autoremat.errors": {"autoremat.reporting.text", "autoremat.reporting.page"},
     "autoremat.comparison.worker": {"autoremat.commands"},
     "autoremat.ask.options": {
-        "autoremat.planning.choose",
+        "autoremat.planning.choice",
         "autoremat.problem.segments",
         "autoremat.problem.lower",
     },

@@ -24,11 +24,14 @@ from torch.utils.checkpoint import checkpoint
 import autoremat
 from autoremat.memory.residents import Resident
 from autoremat.planning.asked import store
-from autoremat.planning.choose import TORCH, Choice, Subject, as_chosen
+from autoremat.planning.choice import TORCH, Choice, as_chosen
 from autoremat.planning.curve import Curve
-from autoremat.planning.step import Beside, Part, _crossing_nbytes
+from autoremat.planning.nesting import Beside
+from autoremat.planning.part import Part
+from autoremat.planning.sharing import _crossing_nbytes
 from autoremat.problem.lower import RNG_STATE, without_spare_states
 from autoremat.problem.shell import LATER_GRADIENTS
+from autoremat.problem.subject import Subject
 from autoremat.reporting import GraphReport, Report, SpanKind, ValueAction
 from autoremat.session import session
 from autoremat.units import format_nbytes, format_us

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoremat.planning.step import Beside, beside
+from autoremat.planning.nesting import Beside, beside
 
 
 @pytest.mark.parametrize(

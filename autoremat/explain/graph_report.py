@@ -27,10 +27,11 @@ from autoremat import _torch
 from autoremat.cost.calls import OpCost
 from autoremat.errors import LiveValue
 from autoremat.graph.modules import module_path
-from autoremat.planning.choose import Choice, Subject, as_chosen
+from autoremat.planning.choice import Choice, as_chosen
 from autoremat.planning.torch_plan import handed_over
 from autoremat.problem.lower import RNG_STATE, as_written, without_spare_states, without_states
 from autoremat.problem.shell import LATER_GRADIENTS, LOSS_BOUNDARY
+from autoremat.problem.subject import Subject
 from autoremat.reporting import GraphReport, ValueAction, ValueReport
 from autoremat.reporting.alternatives import Alternatives, Rerun
 from autoremat.reporting.timeline import Place, timeline_of

@@ -20,9 +20,11 @@ from autoremat.ask.policy import Policy
 from autoremat.ask.steering import Steering
 from autoremat.errors import PlanMismatch
 from autoremat.graph.joint_graph import JointGraph
-from autoremat.planning.choose import TORCH, Choice, Subject, choose_fixed, choose_torch
+from autoremat.planning.choice import TORCH, Choice
+from autoremat.planning.unsearched import choose_fixed, choose_torch
 from autoremat.problem.segments import attention_cores, segments
 from autoremat.problem.shell import OPTIMIZER_STEP
+from autoremat.problem.subject import Subject
 
 
 def choose_as_asked(

@@ -19,9 +19,10 @@ from autoremat import _torch
 from autoremat.ask.policy import parse_policy
 from autoremat.graph.joint_graph import copy_module
 from autoremat.planning.asked import policy_plan
-from autoremat.planning.choose import Choice, Subject, as_chosen
+from autoremat.planning.choice import Choice, as_chosen
 from autoremat.planning.torch_plan import handed_over
 from autoremat.problem.lower import without_spare_states
+from autoremat.problem.subject import Subject
 from autoremat.progress import Progress, during
 from autoremat.reporting import CurvePoint, PointKind
 

@@ -29,15 +29,13 @@ from autoremat.graph.random_draws import Replays, replays, safe_policy
 from autoremat.graph.storages import Storages, find_storages
 from autoremat.inductor.inlining import inlined_nodes, shared_by_layers
 from autoremat.planning.asked import choose_as_asked
-from autoremat.planning.choose import (
-    Choice,
-    Subject,
-    choose_by_reading,
-    choose_by_simulation,
-    choose_without_search,
-)
+from autoremat.planning.choice import Choice
+from autoremat.planning.read import choose_by_reading
+from autoremat.planning.simulated import choose_by_simulation
+from autoremat.planning.unsearched import choose_without_search
 from autoremat.problem.lower import lower
 from autoremat.problem.shell import Shell
+from autoremat.problem.subject import Subject
 from autoremat.progress import current
 
 

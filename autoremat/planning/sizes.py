@@ -17,7 +17,7 @@ from autoremat_solver import Op, Plan, simulate
 
 from autoremat import _torch
 from autoremat.graph.storages import find_storages
-from autoremat.planning.choose import Subject
+from autoremat.problem.subject import Subject
 
 GUARDED_COMPILES = 4  # of one function; Dynamo gives it up after eight
 MANY_COMPILES = 32  # of one function, where Dynamo is told not to give it up

@@ -50,9 +50,12 @@ from autoremat.memory.meter import storages_nbytes
 from autoremat.memory.optimizers import state_of
 from autoremat.memory.residents import GivenToGraphs, Resident, resident_of_step, with_others
 from autoremat.planning.asked import store
-from autoremat.planning.choose import Choice, Subject
+from autoremat.planning.choice import Choice
 from autoremat.planning.curve import Curve, curve_of
+from autoremat.planning.nesting import Around, Beside
+from autoremat.planning.part import Part
 from autoremat.planning.pipeline import Graph, Setting, choose, graph_of, search, state
+from autoremat.planning.sharing import ALONE, Split
 from autoremat.planning.sizes import (
     GUARDED_COMPILES,
     MANY_COMPILES,
@@ -62,8 +65,9 @@ from autoremat.planning.sizes import (
     peak_at,
     sizes_of,
 )
-from autoremat.planning.step import ALONE, Around, Beside, Part, Split, Step
+from autoremat.planning.step import Step
 from autoremat.problem.lower import shell_of
+from autoremat.problem.subject import Subject
 from autoremat.progress import Progress
 from autoremat.reporting import LEFT_OUT, Fact, GraphReport, Report, one_line
 from autoremat.session.surroundings import Surroundings
@@ -455,7 +459,7 @@ class Session:
             progress.stage("solve")
             budget_nbytes = self.options.budget_nbytes(device)
             number = len(earlier)
-            found = self._split.beside(subject, self._step, name)
+            found = self._split.beside(subject, earlier, self._step.held_nbytes(name))
             around = self._surroundings.found
             found = around.beside(found.beyond(self._resident.parts.gradients_nbytes))
             placed = self._split.place(

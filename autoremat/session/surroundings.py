@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from autoremat.planning.step import Around
+from autoremat.planning.nesting import Around
 from autoremat.watch.audit import Audit, Look, Present
 from autoremat.watch.eager_code import Results
 

@@ -20,7 +20,8 @@ import torch
 from autoremat import _torch
 from autoremat.memory.meter import gradients_of, rounded_nbytes, same_device, storages_of
 from autoremat.memory.optimizers import StepOptimizers, state_of
-from autoremat.planning.step import Beside, Part
+from autoremat.planning.nesting import Beside
+from autoremat.planning.part import Part
 from autoremat.watch.eager_backward import Foreseen, first_nodes, foresee
 from autoremat.watch.eager_code import Results, nodes_behind
 from autoremat.watch.ledger import Roots, Run, has_returned_storages, returned_storages

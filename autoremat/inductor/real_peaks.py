@@ -1,0 +1,63 @@
+"""The peak of two modules as Inductor compiles them.
+
+Enters: a graph, its shell and storages, and a forward and backward of it. Leaves: `Peaks`.
+Guarantees: they are those of the code that Inductor generates, what crosses from the forward and
+what stands around the graph included.
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from autoremat import _torch
+from autoremat.inductor.hook import generate
+from autoremat.problem.subject import Peaks, Subject
+from autoremat.progress import during
+
+
+@during("read")
+def generated_peaks(subject: Subject, forward: fx.GraphModule, backward: fx.GraphModule) -> Peaks:
+    """Peaks of the code that Inductor generates for two modules, resident bytes included."""
+    joint, shell, storages = subject.joint, subject.lowered.shell, subject.lowered.storages
+    first = generate(
+        forward,
+        is_backward=False,
+        owned={},
+        num_visible_outputs=joint.num_fwd_outputs,
+        device=subject.device,
+    )
+    results = _torch.arg_tree_leaves(*forward.graph.output_node().args)
+    returned = first.memory.returned
+    held = dict(found for found in returned[: joint.num_fwd_outputs] if found is not None)
+    owned = {
+        node.name: found
+        for node, found in zip(results, returned, strict=True)
+        if isinstance(node, fx.Node) and found is not None and found[0] not in held
+    }
+    for node in joint.tangents:
+        for name in storages.of_node[node]:
+            key = -2 - len(owned) - len(held)  # a storage of its own
+            if name in shell.held:
+                held[key] = storages.nbytes[name]
+            else:
+                owned[node.name] = (key, storages.nbytes[name])
+    second = generate(
+        backward,
+        is_backward=True,
+        owned=owned,
+        num_visible_outputs=0,
+        device=subject.device,
+        strides=first.strides,
+        donated=_torch.donated_inputs(forward, backward, num_fwd_outputs=joint.num_fwd_outputs),
+    )
+    held_nbytes = sum(held.values()) + shell.later_gradients_nbytes
+    after = held_nbytes + second.memory.returned_nbytes + shell.optimizer_nbytes
+    crossing_nbytes = held_nbytes + sum(dict(owned.values()).values())
+    peak_nbytes = max(
+        first.memory.peak_nbytes,
+        crossing_nbytes + shell.layout_nbytes,
+        held_nbytes + second.memory.peak_nbytes,
+        after,
+    )
+    needed_nbytes = max(peak_nbytes, crossing_nbytes + shell.free_nbytes)
+    return Peaks(shell.resident_nbytes + peak_nbytes, shell.resident_nbytes + needed_nbytes)

@@ -1,0 +1,90 @@
+"""A plan that was chosen, written out.
+
+Enters: a stated graph and a plan. Leaves: a `Choice`: the two modules, the plan, and the peak that
+they will have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from autoremat_solver import Phase, Plan, Problem, Solution, simulate
+from autoremat_solver.plan import Status
+from torch import fx
+
+from autoremat.emit.rewrite import rewrite
+from autoremat.emit.split import partition
+from autoremat.planning.torch_plan import TorchPlan
+from autoremat.problem.subject import Subject
+
+TORCH = "torch's own partitioner"  # the method of a choice that is torch's
+Modules = tuple[fx.GraphModule, fx.GraphModule]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A plan, written out.
+
+    Attributes:
+        forward: its forward module.
+        backward: its backward module.
+        method: the strategy that found it.
+        solution: plan, certificate and what the simulator says of it.
+        peak_nbytes: the real peak that the modules will have, resident bytes included.
+        needed_nbytes: that, or more: what the step then takes where later graphs of it need room.
+        fits: whether that is within the budget.
+        baseline: tells what the step takes without a plan of ours, by the meter of `peak_nbytes`.
+            Asked for the first time, it may have to read generated code.
+        is_read: whether that meter is the code that Inductor generates, not the simulator.
+        torchs: given for torch's own partition: what its plan is a plan of.
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    method: str
+    solution: Solution
+    peak_nbytes: int
+    needed_nbytes: int
+    fits: bool
+    baseline: Callable[[], Baseline]
+    is_read: bool
+    torchs: TorchPlan | None = None
+
+
+class Baseline(NamedTuple):
+    """The step without a plan of ours: under Inductor torch's own partition, if that is safe."""
+
+    peak_nbytes: int
+    time_us: float
+
+
+def as_chosen(subject: Subject, choice: Choice) -> Subject:
+    """The subject with the problem that the choice's plan is a plan of."""
+    if choice.torchs is None:
+        return subject
+    return replace(subject, lowered=choice.torchs.lowered(subject.lowered, subject.joint))
+
+
+def given(problem: Problem, plan: Plan, method: str) -> Solution:
+    """A plan that nobody searched for; what is known of all plans is that they run all once."""
+    return Solution(
+        plan=plan,
+        timeline=simulate(problem, plan),
+        status=Status.FEASIBLE,
+        bound_us=math.fsum(op.time_us for op in problem.ops if op.phase is not Phase.EITHER),
+        floor_nbytes=problem.resident_nbytes,
+        method=method,
+        seconds=0.0,
+    )
+
+
+def written_out(subject: Subject, plan: Plan) -> Modules:
+    """A plan, written out."""
+    return partition(
+        rewrite(subject.joint, subject.lowered, subject.constraints, plan),
+        num_fwd_outputs=subject.joint.num_fwd_outputs,
+        overwritten={node.name for node in subject.joint.overwritten},
+    )

@@ -1,0 +1,98 @@
+"""What is held beside one graph of a step, since the graphs are nested.
+
+Enters: the order of the runs, and what each graph keeps. Leaves: a `Beside`. A later run happens
+between the forward and the backward of an earlier one:
+
+    forward 0, forward 1, forward 2, backward 2, backward 1, backward 0
+
+While it lasts, the earlier ones hold what crosses from their forward to their backward; and while
+the backward of an earlier one lasts, the gradients are there that the later ones have returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from autoremat.problem.lower import Lowered
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a step holds beside one of its graphs.
+
+    Attributes:
+        held_nbytes: while it runs: what crosses the forwards and backwards of earlier runs.
+        gradients_nbytes: in its backward, more: gradients that later runs have returned.
+    """
+
+    held_nbytes: int = 0
+    gradients_nbytes: int = 0
+
+    @property
+    def most_nbytes(self) -> int:
+        """In its backward, all of it."""
+        return self.held_nbytes + self.gradients_nbytes
+
+    def beyond(self, existing_nbytes: int) -> Beside:
+        """The same where gradients exist already, to which those of later runs are added."""
+        return Beside(self.held_nbytes, max(0, self.gradients_nbytes - existing_nbytes))
+
+
+def beside(
+    order: Sequence[int],
+    number: int,
+    crossing_nbytes: Sequence[int],
+    gradient_nbytes: Sequence[int],
+) -> Beside:
+    """What is held beside a graph in that of its runs which finds the most.
+
+    Args:
+        order: the number of the graph of each run.
+        number: the graph.
+        crossing_nbytes: by number, what crosses from a graph's forward to its backward.
+        gradient_nbytes: by number, gradients of parameters that a graph's backward returns.
+    """
+    held = list(accumulate((crossing_nbytes[n] for n in order), initial=0))
+    returned = list(accumulate((gradient_nbytes[n] for n in order), initial=0))
+    found = [
+        (held[run], returned[-1] - returned[run + 1])
+        for run, graph in enumerate(order)
+        if graph == number
+    ]
+    most_nbytes, held_nbytes = max(map(sum, found)), max(held for held, _ in found)
+    return Beside(held_nbytes, most_nbytes - held_nbytes)
+
+
+@dataclass(frozen=True)
+class Around:
+    """What a step holds beside what is known of its planned graphs, as steps so far have shown.
+
+    Attributes:
+        held_nbytes: while the graphs run: other models, and what code in eager mode has saved.
+        returned_nbytes: more, in their backward: gradients that the plans do not count.
+        eager_nbytes: while code in eager mode goes backward, beside what is resident and what the
+            graphs have left alive.
+    """
+
+    held_nbytes: int = 0
+    returned_nbytes: int = 0
+    eager_nbytes: int = 0
+
+    def beside(self, found: Beside) -> Beside:
+        """What is held beside one graph, this included."""
+        return Beside(
+            found.held_nbytes + self.held_nbytes, found.gradients_nbytes + self.returned_nbytes
+        )
+
+
+def placed(lowered: Lowered, found: Beside, room_nbytes: int = 0) -> Lowered:
+    """The graph's problem, so much being held beside it."""
+    shell = replace(
+        lowered.shell,
+        resident_nbytes=lowered.shell.resident_nbytes + found.held_nbytes,
+        later_gradients_nbytes=found.gradients_nbytes,
+        room_nbytes=room_nbytes,
+    )
+    return replace(lowered, shell=shell)

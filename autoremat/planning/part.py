@@ -1,0 +1,183 @@
+"""One planned graph of a step, and its peak whatever is held beside it.
+
+Enters: a graph's choice of a plan, as it was made beside what was known then. Leaves: what crosses
+from its forward to its backward, and its peaks beside anything else or at other sizes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from autoremat_solver import Plan, Problem, simulate
+from autoremat_solver.simulate import instance_spans
+from torch import fx
+
+from autoremat import _torch
+from autoremat.ask.plan_file import StoredGraph
+from autoremat.graph.joint_graph import JointGraph
+from autoremat.memory.residents import Resident
+from autoremat.planning.choice import Baseline, Choice, as_chosen
+from autoremat.planning.curve import Curve
+from autoremat.planning.nesting import Beside, placed
+from autoremat.planning.sizes import Symbols, peak_at, sizes_of, subject_at
+from autoremat.problem.lower import RNG_STATE, as_written, without_spare_states
+from autoremat.problem.shell import LOSS_BOUNDARY
+from autoremat.problem.subject import Subject
+from autoremat.reporting import GraphReport
+
+
+@dataclass(frozen=True)
+class Part:
+    """One planned graph of the step.
+
+    Attributes:
+        subject: the graph alone; code between the graphs counts as resident.
+        choice: its plan.
+        between_nbytes: of what is resident, what code before the graph holds.
+        counted: what the choice's peak counts beside the graph.
+        explain: its report, given a subject and a choice of it.
+        stored: what a file keeps of the plan.
+        curve: peaks and times of other plans.
+        resident: what the step held whatever the plan, when the graph was planned.
+        growth: by which factor its symbolic sizes may grow within the budget.
+        is_resized: whether its symbolic sizes stand for others than it was planned for.
+    """
+
+    subject: Subject
+    choice: Choice
+    between_nbytes: int
+    counted: Beside
+    explain: Callable[[Subject, Choice], GraphReport]
+    stored: StoredGraph
+    curve: Curve
+    resident: Resident
+    growth: float = 1.0
+    is_resized: bool = False
+    _reports: dict[Beside, GraphReport] = field(default_factory=dict)
+
+    @property
+    def resident_nbytes(self) -> int:
+        """What is live all the time, with what code before the graph held when it was planned."""
+        return self.subject.lowered.shell.resident_nbytes
+
+    @property
+    def step_resident_nbytes(self) -> int:
+        """The same without what code before the graph held."""
+        return self.resident_nbytes - self.between_nbytes
+
+    @functools.cached_property
+    def crossing_nbytes(self) -> int:
+        """Bytes that live from the forward's end to the backward's start."""
+        joint, storages = self.subject.joint, self.subject.lowered.storages
+        names = {node.name for node in self.choice.backward.graph.find_nodes(op="placeholder")}
+        saved = {node for node in joint.nodes if node.name in names} - set(joint.tangents)
+        plan = self.choice.solution.plan
+        held = without_spare_states(self.subject.lowered.problem, plan).values
+        states_nbytes = sum(value.nbytes for value in held if value.name.endswith(RNG_STATE))
+        return storages.total_nbytes(saved | set(joint.fwd_outputs)) + states_nbytes
+
+    @property
+    def outputs_nbytes(self) -> int:
+        """Of them, what the graph returned to the user's code."""
+        return self.subject.lowered.storages.total_nbytes(self.subject.joint.fwd_outputs)
+
+    @functools.cached_property
+    def gradient_nbytes(self) -> int:
+        """Gradients of parameters that its backward returns: they stay until the step's end."""
+        joint = self.subject.joint
+        returned = _gradients_by_input(joint)
+        gradients = [returned[node] for node in joint.static_inputs if node in returned]
+        return self.subject.lowered.storages.total_nbytes(gradients)
+
+    def report(self, found: Beside) -> GraphReport:
+        """The graph's report, so much being held beside it."""
+        if found not in self._reports:
+            subject = replace(self.subject, lowered=placed(self.subject.lowered, found))
+            before = self._baseline(found)
+            choice = replace(
+                self.choice, peak_nbytes=self.peak_nbytes(found), baseline=lambda: before
+            )
+            self._reports.clear()
+            self._reports[found] = self.explain(subject, choice)
+        return self._reports[found]
+
+    def peak_nbytes(self, found: Beside) -> int:
+        """The real peak, so much being held beside the graph."""
+        return self.resident_nbytes + _beside(self.own_peaks, found)
+
+    def at(self, numbers: Symbols) -> Part:
+        """The same graph and plan, its symbolic sizes standing for other numbers."""
+        planned = sizes_of(self.subject)
+        if all(planned.get(symbol) == number for symbol, number in numbers.items()):
+            return self
+        subject, plan = as_chosen(self.subject, self.choice), self.choice.solution.plan
+        peak_nbytes = peak_at(subject, plan, self.peak_nbytes(Beside()), numbers)
+        choice = replace(self.choice, peak_nbytes=peak_nbytes, torchs=None)
+        return replace(
+            self,
+            subject=subject_at(subject, numbers),
+            choice=choice,
+            counted=Beside(),
+            is_resized=True,
+            _reports={},
+        )
+
+    @functools.cached_property
+    def own_peaks(self) -> tuple[int, int]:
+        """Of forward and backward, above what is resident and what is held beside the graph."""
+        problem = as_chosen(self.subject, self.choice).lowered.problem
+        plan = self.choice.solution.plan
+        return _shared_out(problem, plan, self.choice.peak_nbytes, self.counted)
+
+    @functools.cached_property
+    def keeping_peak_nbytes(self) -> int:
+        """Of a backward that keeps its graph: what crosses to it stays. As of `own_peaks`."""
+        problem, plan = (
+            as_chosen(self.subject, self.choice).lowered.problem,
+            self.choice.solution.plan,
+        )
+        boundary = plan.schedule.index(LOSS_BOUNDARY)
+        spans = instance_spans(problem, plan)
+        kept = {name for name, born, last in spans if born < boundary < last}
+        keeping = replace(problem, outputs=tuple(dict.fromkeys((*problem.outputs, *kept))))
+        before, after = (
+            max(simulate(without_spare_states(p, plan), plan).live_nbytes[boundary:])
+            for p in (problem, keeping)
+        )
+        return self.own_peaks[1] + after - before
+
+    def _baseline(self, found: Beside) -> Baseline:
+        """The step without a plan, so much being held beside the graph."""
+        counted, problem = self.choice.baseline(), self.subject.lowered.problem
+        own = _shared_out(problem, as_written(problem), counted.peak_nbytes, self.counted)
+        return counted._replace(peak_nbytes=self.resident_nbytes + _beside(own, found))
+
+
+def _beside(own_peaks: tuple[int, int], found: Beside) -> int:
+    """The peak of both parts, above what is resident."""
+    forward_nbytes, backward_nbytes = own_peaks
+    return max(forward_nbytes + found.held_nbytes, backward_nbytes + found.most_nbytes)
+
+
+def _shared_out(problem: Problem, plan: Plan, peak_nbytes: int, counted: Beside) -> tuple[int, int]:
+    """Peaks of forward and backward, above what is resident and what was counted beside them.
+
+    A compiler's peak is known as a whole: it is shared out as the simulator's is.
+    """
+    resident_nbytes = problem.resident_nbytes
+    live_nbytes = simulate(without_spare_states(problem, plan), plan).live_nbytes
+    boundary = plan.schedule.index(LOSS_BOUNDARY)
+    forward = max(live_nbytes[:boundary], default=0) - resident_nbytes
+    backward = max(live_nbytes[boundary:]) - resident_nbytes
+    more = peak_nbytes - resident_nbytes - _beside((forward, backward), counted)
+    return forward + more, backward + more
+
+
+def _gradients_by_input(joint: JointGraph) -> dict[fx.Node, fx.Node]:
+    """What the backward returns for each input of the forward."""
+    results: Sequence[object] = _torch.arg_tree_leaves(*joint.module.graph.output_node().args)
+    gradients = results[joint.num_fwd_outputs :]
+    pairs = zip(joint.primals, gradients, strict=False)  # effect tokens follow
+    return {node: gradient for node, gradient in pairs if isinstance(gradient, fx.Node)}

@@ -1,0 +1,211 @@
+"""The choice where a compiler decides the real peak: each candidate's generated code is read.
+
+Enters: a stated graph, its solver and a budget. Leaves: a `Choice`. Inductor fuses, reuses and
+reorders; so the solver's target is corrected by each reading, and the search repeats. Guarantees:
+what is returned as fitting fits by what was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from autoremat_solver import Plan, Solution, Solver
+from autoremat_solver.certificate import holds
+from autoremat_solver.plan import Status
+from autoremat_solver.search import PROVEN
+
+from autoremat.inductor import real_peaks
+from autoremat.planning.choice import TORCH, Choice, Modules, given, written_out
+from autoremat.planning.deadline import Deadline
+from autoremat.planning.remembered import recall, remember
+from autoremat.planning.simulated import recalled
+from autoremat.planning.torch_own import Unplanned
+from autoremat.problem.subject import Peaks, Subject
+
+MOST_READINGS = 6  # of generated wrappers, per graph and budget, until a plan fits
+LOOSENINGS = 2  # readings spent after that on using the budget better
+GOOD_USE = 0.92  # of the budget: a plan that reaches it is not loosened further
+LEAN_TARGETS = (1.0, 1.1, 1.25, 1.5)  # times the smallest modelled peak above what is resident
+LEAN_USE = 0.99  # of the budget: a remembered leanest plan that reaches it has little left to win
+FIRST_SHARE = 0.5  # of the time limit, for the first search, however long readings took before
+LATER_SHARE = 0.3  # of what is left of it, for each solve after the first: it knows more then
+
+
+def choose_by_reading(subject: Subject, solver: Solver, budget_nbytes: int) -> Choice:
+    """The fastest of a few candidates whose generated code is read to fit the budget.
+
+    The solver is asked for a target, starting from the budget; each reading shifts the target by
+    how far the model was off. If none fits, a fixed ladder of lean plans decides: it does not
+    depend on the budget, so the peak that it reaches is accepted when it is asked for. A reading
+    lasts as long as half a compile: at the budget that a refusal named there is one search.
+
+    The solver's time limit is for all of it. However late it is, three plans at most are read:
+    torch's own partition, if it may fit, the first that is searched for, and the leanest.
+    """
+    deadline = Deadline(solver.time_limit_s)
+    reader = Reader(subject, budget_nbytes)
+    fastest = solver.fastest(time_limit_s=LATER_SHARE * deadline.limit_s)
+    own = _own_if_it_may_fit(reader, fastest, budget_nbytes, strict=solver.strict)
+    if own is not None and own.fits:
+        return own
+    target = budget_nbytes
+    best = _remembered(reader, subject, fastest, budget_nbytes)
+    loosenings = 0 if best is None else LOOSENINGS
+    for turn in range(MOST_READINGS):
+        if deadline.is_over and (turn or best is not None):
+            break
+        limit_s = LATER_SHARE * deadline.left_s if turn else FIRST_SHARE * deadline.limit_s
+        solution = solver.solve(target, time_limit_s=limit_s)
+        if solution.status is Status.INFEASIBLE:
+            break
+        choice = reader.read(solution)
+        if choice.fits and (best is None or _time(choice) < _time(best)):
+            best = choice
+        if best is not None:
+            loosenings += 1
+            used = best.needed_nbytes >= GOOD_USE * budget_nbytes
+            if used or loosenings > LOOSENINGS or _same(solution, fastest):
+                break
+        next_target = _shifted(target, choice, budget_nbytes, subject)
+        if next_target == target:
+            break
+        target = next_target
+    return best or _leanest(reader, solver, fastest, own, deadline)
+
+
+def _own_if_it_may_fit(
+    reader: Reader, fastest: Solution, budget_nbytes: int, *, strict: bool
+) -> Choice | None:
+    """Torch's own partition: with room for it, nothing beats it.
+
+    Where what it saves alone is above the budget, no code is generated. It knows nothing of what
+    the user asked for.
+    """
+    own = None if reader.subject.constraints.asked else reader.unplanned.own
+    if own is None or own.least_nbytes > budget_nbytes:
+        return None
+    return reader.read_own(fastest, strict=strict)
+
+
+def _remembered(
+    reader: Reader, subject: Subject, fastest: Solution, budget_nbytes: int
+) -> Choice | None:
+    """The leanest plan known, where the budget is the one that it was named for, or just above."""
+    known = recall(subject.lowered.problem)
+    if known is None or not LEAN_USE * budget_nbytes <= known.peak_nbytes <= budget_nbytes:
+        return None
+    solution = recalled(subject.lowered.problem, fastest)
+    assert solution is not None
+    choice = reader.read(solution)
+    return choice if choice.fits else None
+
+
+def _leanest(
+    reader: Reader, solver: Solver, fastest: Solution, own: Choice | None, deadline: Deadline
+) -> Choice:
+    """The smallest real peak of all plans known; the smallest modelled one need not have it.
+
+    Torch's own partition is among them, if `own` is given.
+    """
+    problem = reader.subject.lowered.problem
+    known = recalled(problem, fastest)
+    choices = [] if known is None else [reader.read(known)]  # what a refusal named stays reachable
+    for solution in _lean_plans(solver, fastest, deadline):
+        choices.append(reader.read(solution))
+        if deadline.is_over:
+            break
+    choices += reader.seen
+    best = min(choices, key=lambda choice: choice.needed_nbytes)
+    if own is not None and own.needed_nbytes < best.needed_nbytes:
+        return own
+    remember(problem, best.solution.plan, best.needed_nbytes)
+    return best
+
+
+def _lean_plans(solver: Solver, fastest: Solution, deadline: Deadline) -> Iterator[Solution]:
+    """The smallest modelled peak, a ladder above it, and the other end."""
+    smallest = solver.smallest_peak(time_limit_s=LATER_SHARE * deadline.left_s)
+    yield smallest
+    resident = solver.problem.resident_nbytes
+    above = smallest.timeline.peak_nbytes - resident
+    for times in LEAN_TARGETS[1:]:
+        limit_s = LATER_SHARE * deadline.left_s
+        yield solver.solve(resident + int(times * above), time_limit_s=limit_s)
+    yield fastest
+
+
+def _shifted(target: int, choice: Choice, budget_nbytes: int, subject: Subject) -> int:
+    """The next target for the model: moved by what the last reading missed the budget by."""
+    modelled = choice.solution.timeline.peak_nbytes
+    resident = subject.lowered.problem.resident_nbytes
+    scale = (modelled - resident) / max(1, choice.needed_nbytes - resident)
+    aimed = resident + int((budget_nbytes - resident) * scale)
+    if choice.fits:
+        return max(aimed, target + 1)
+    return min(aimed, modelled - 1, target - 1)
+
+
+def _time(choice: Choice) -> float:
+    return choice.solution.timeline.time_us
+
+
+def _same(one: Solution, other: Solution) -> bool:
+    return one.plan == other.plan
+
+
+class Reader:
+    """Writes plans out and reads the code that Inductor generates for them, each plan once."""
+
+    def __init__(self, subject: Subject, budget_nbytes: int) -> None:
+        """Of one graph; what fits is told by the budget."""
+        self.subject = subject
+        self.unplanned = Unplanned(subject)
+        self._budget_nbytes = budget_nbytes
+        self._seen: dict[Plan, Choice] = {}
+
+    @property
+    def seen(self) -> list[Choice]:
+        """What was read so far."""
+        return list(self._seen.values())
+
+    def read(self, solution: Solution) -> Choice:
+        """A plan of ours, as Inductor compiles it."""
+        if solution.plan not in self._seen:
+            modules = written_out(self.subject, solution.plan)
+            peaks = real_peaks.generated_peaks(self.subject, *modules)
+            self._seen[solution.plan] = self._choice(modules, solution, peaks)
+        return self._seen[solution.plan]
+
+    def read_own(self, fastest: Solution | None = None, *, strict: bool = False) -> Choice:
+        """Torch's own partition, which exists.
+
+        Args:
+            fastest: what was proven of our plans; it holds for torch's where that is one of them.
+            strict: raise where it does not hold all the same.
+        """
+        own = self.unplanned.own
+        assert own is not None
+        solution = given(own.problem, own.torchs.plan, TORCH)
+        if fastest is not None:
+            bound_us = solution.bound_us
+            if own.torchs.is_of(self.subject.lowered.problem):
+                bound_us = fastest.bound_us
+            solution = replace(solution, bound_us=bound_us, seconds=fastest.seconds)
+        solution = _judged(solution, strict=strict)
+        choice = self._choice((own.forward, own.backward), solution, self.unplanned.peaks)
+        return replace(choice, torchs=own.torchs)
+
+    def _choice(self, modules: Modules, solution: Solution, peaks: Peaks) -> Choice:
+        fits = peaks.needed_nbytes <= self._budget_nbytes
+        baseline = self.unplanned.baseline
+        return Choice(*modules, solution.method, solution, *peaks, fits, baseline, is_read=True)
+
+
+def _judged(solution: Solution, *, strict: bool) -> Solution:
+    """The status that a plan and its bound have together."""
+    time_us, bound_us = solution.timeline.time_us, solution.bound_us
+    if not holds("bound in us", bound_us, time_us, strict=strict):
+        return replace(solution, bound_us=0.0, status=Status.UNPROVEN)
+    is_optimal = time_us <= bound_us * (1 + PROVEN)
+    return replace(solution, status=Status.OPTIMAL if is_optimal else Status.FEASIBLE)

@@ -1,0 +1,104 @@
+"""The choice where the simulator's peak is the real one: with the eager executor.
+
+Enters: a stated graph, its solver and a budget. Leaves: a `Choice`. Guarantees: of the plans that
+are known, none that fits is left for one that does not.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+from autoremat_solver import Plan, Problem, ProblemError, Solution, Solver, simulate
+from autoremat_solver.plan import Status
+from autoremat_solver.policies import save_all_but
+
+from autoremat.planning.choice import Baseline, Choice, written_out
+from autoremat.planning.remembered import recall, remember
+from autoremat.problem.lower import Lowered, as_written, without_spare_states
+from autoremat.problem.subject import Peaks, Subject
+
+REMEMBERED = "remembered"
+FASTEST, SAVE_ALL = "fastest", "save-all"  # plans that are known without a search
+
+
+def choose_by_simulation(subject: Subject, solver: Solver, budget_nbytes: int) -> Choice:
+    """The solver's answer, taken at its word: for executors that follow the plan to the byte."""
+    problem = subject.lowered.problem
+    solution = solver.solve(budget_nbytes)
+    if solution.status is Status.INFEASIBLE:
+        solution = _least_known(subject.lowered, solver, solution, budget_nbytes)
+    peaks = simulated_peaks(subject.lowered, solution.plan)
+    if solution.status is Status.INFEASIBLE or solution.method == REMEMBERED:
+        remember(problem, solution.plan, peaks.needed_nbytes)
+    return as_simulated(subject, solution, budget_nbytes, peaks)
+
+
+def _least_known(
+    lowered: Lowered, solver: Solver, smallest: Solution, budget_nbytes: int
+) -> Solution:
+    """Of the plans known, the fastest whose real peak fits; if none does, the smallest.
+
+    The solver counts the state of every draw, the real peak only those that are replayed: a plan
+    that repeats nothing may take less than the smallest that a short search has found.
+    """
+    problem, fastest = lowered.problem, solver.fastest()
+    known = recalled(problem, fastest)
+    found = [known] if known is not None else []
+    found += [smallest, with_plan(fastest, problem, fastest.plan, FASTEST)]
+    with suppress(ProblemError):  # some values may not be saved
+        found.append(with_plan(fastest, problem, save_all_but(problem), SAVE_ALL))
+    peaks = [simulated_peaks(lowered, solution.plan).needed_nbytes for solution in found]
+    fitting = [s for s, peak in zip(found, peaks, strict=True) if peak <= budget_nbytes]
+    if fitting:
+        best = min(fitting, key=lambda s: s.timeline.time_us)
+        return replace(best, status=Status.FEASIBLE) if best is smallest else best
+    return replace(found[peaks.index(min(peaks))], status=Status.INFEASIBLE)
+
+
+def recalled(problem: Problem, fastest: Solution) -> Solution | None:
+    """The leanest plan remembered."""
+    known = recall(problem)
+    return None if known is None else with_plan(fastest, problem, known.plan, REMEMBERED)
+
+
+def with_plan(fastest: Solution, problem: Problem, plan: Plan, method: str) -> Solution:
+    """Another plan, with what the solver proved of plans under any budget.
+
+    What it proved for one budget would not hold for a plan whose modelled peak is above that.
+    """
+    unproven = fastest.status is Status.UNPROVEN
+    return replace(
+        fastest,
+        plan=plan,
+        timeline=simulate(problem, plan),
+        status=Status.UNPROVEN if unproven else Status.FEASIBLE,
+        method=method,
+    )
+
+
+def simulated_peaks(lowered: Lowered, plan: Plan) -> Peaks:
+    """Peaks of the plan, without the states of draws that it repeats nowhere."""
+    needed_nbytes = _simulated_peak_nbytes(lowered.problem, plan)
+    if not lowered.shell.free_nbytes:
+        return Peaks(needed_nbytes, needed_nbytes)
+    alone = replace(lowered, shell=replace(lowered.shell, room_nbytes=0))
+    return Peaks(_simulated_peak_nbytes(alone.problem, plan), needed_nbytes)
+
+
+def _simulated_peak_nbytes(problem: Problem, plan: Plan) -> int:
+    return simulate(without_spare_states(problem, plan), plan).peak_nbytes
+
+
+def as_simulated(subject: Subject, solution: Solution, budget_nbytes: int, peaks: Peaks) -> Choice:
+    """A solution as a choice, its peaks being the simulator's."""
+    problem = subject.lowered.problem
+    once = as_written(problem)
+
+    def baseline() -> Baseline:
+        peak_nbytes = simulated_peaks(subject.lowered, once).nbytes
+        return Baseline(peak_nbytes, simulate(problem, once).time_us)
+
+    modules = written_out(subject, solution.plan)
+    fits = peaks.needed_nbytes <= budget_nbytes
+    return Choice(*modules, solution.method, solution, *peaks, fits, baseline, is_read=False)

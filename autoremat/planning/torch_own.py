@@ -1,0 +1,94 @@
+"""Torch's own partition of a graph: a plan that may be chosen, and what others are held against.
+
+Enters: a stated graph. Leaves: torch's two modules, what they are a plan of, and what the step
+takes by them. Guarantees: where they would compute something else than the joint graph, they are
+not offered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from autoremat_solver import Plan, Problem, simulate
+from autoremat_solver.policies import save_all_but
+from torch import fx
+
+from autoremat import _torch
+from autoremat.emit.equivalence import first_difference
+from autoremat.graph.joint_graph import copy_module
+from autoremat.graph.random_draws import is_seeded, keep_draws
+from autoremat.inductor import real_peaks
+from autoremat.planning.choice import Baseline, written_out
+from autoremat.planning.torch_plan import TorchPlan, torch_plan
+from autoremat.problem.subject import Peaks, Subject
+
+
+@dataclass(frozen=True)
+class Own:
+    """Torch's own partition, written out.
+
+    Attributes:
+        forward: its forward module.
+        backward: its backward module.
+        torchs: what it does, as a plan.
+        problem: of which that is a plan.
+        least_nbytes: what it takes at least: what is resident, and the tensors that it saves.
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    torchs: TorchPlan
+    problem: Problem
+    least_nbytes: int
+
+
+class Unplanned:
+    """A graph as it runs under Inductor without a plan of ours."""
+
+    def __init__(self, subject: Subject) -> None:
+        """Of one graph."""
+        self._subject = subject
+
+    @cached_property
+    def own(self) -> Own | None:
+        """Torch's own partition; None if it is not safe, or if no plan says what it does.
+
+        It is not safe where its backward would read an input that the forward overwrites, or
+        compute something else than the joint graph, as with random numbers that it draws again.
+        """
+        joint, lowered = self._subject.joint, self._subject.lowered
+        module = copy_module(joint.module)
+        if any(is_seeded(node) for node in self._subject.constraints.run_once):
+            keep_draws(module)
+        forward, backward = _torch.min_cut(module, num_fwd_outputs=joint.num_fwd_outputs)
+        if first_difference(joint.module, forward, backward, joint.num_fwd_outputs) is not None:
+            return None
+        inputs = {node.name for node in backward.graph.find_nodes(op="placeholder")}
+        if not inputs.isdisjoint(node.name for node in joint.overwritten):
+            return None
+        torchs = torch_plan(joint, lowered, forward, backward)
+        if torchs is None:
+            return None
+        problem = torchs.lowered(lowered, joint).problem
+        saved_nbytes = sum(lowered.storages.fake_nbytes[name] for name in torchs.saved)
+        return Own(forward, backward, torchs, problem, problem.resident_nbytes + saved_nbytes)
+
+    @cached_property
+    def peaks(self) -> Peaks:
+        """Of torch's own partition; else of a plan that recomputes what it must alone."""
+        if self.own is not None:
+            return real_peaks.generated_peaks(self._subject, self.own.forward, self.own.backward)
+        return real_peaks.generated_peaks(self._subject, *written_out(self._subject, self._plan))
+
+    def baseline(self) -> Baseline:
+        """What the step takes without a plan of ours."""
+        own, problem = self.own, self._subject.lowered.problem
+        if own is not None:
+            return Baseline(self.peaks.nbytes, simulate(own.problem, own.torchs.plan).time_us)
+        return Baseline(self.peaks.nbytes, simulate(problem, self._plan).time_us)
+
+    @property
+    def _plan(self) -> Plan:
+        problem = self._subject.lowered.problem
+        return save_all_but(problem, {v.name for v in problem.values if v.must_recompute})

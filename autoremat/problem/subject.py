@@ -1,0 +1,44 @@
+"""A graph, stated for the solver: what every choice of a plan is made for.
+
+Enters: what graph, cost and problem say of it. Leaves: one value that the rooms behind them share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import fx
+
+from autoremat.cost.calls import OpCost
+from autoremat.graph.constraints import Constraints
+from autoremat.graph.joint_graph import JointGraph
+from autoremat.problem.lower import Lowered
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A graph, stated for the solver.
+
+    Attributes:
+        joint: forward and backward.
+        constraints: what may not be recomputed, or must be.
+        lowered: its operations in their shell.
+        device: where they run.
+        costs: time and workspace of each operation.
+    """
+
+    joint: JointGraph
+    constraints: Constraints
+    lowered: Lowered
+    device: torch.device
+    costs: Mapping[fx.Node, OpCost]
+
+
+class Peaks(NamedTuple):
+    """Of a plan written out; see `planning.choice.Choice`."""
+
+    nbytes: int
+    needed_nbytes: int
