@@ -53,7 +53,7 @@ def test_the_named_budget_is_accepted_by_a_search_that_finds_nothing(
     report = autoremat.report(step(smallest, 10.0))
     assert report.predicted_peak_nbytes <= smallest
     assert report.method == "remembered"
-    monkeypatch.setattr(real_peaks, "recall", lambda problem: None)
+    monkeypatch.setattr(lean_plans, "recall", lambda problem: None)
     with pytest.raises(autoremat.InfeasibleBudget):
         step(smallest, 10.0)
 

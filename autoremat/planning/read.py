@@ -16,9 +16,9 @@ from autoremat_solver.plan import Status
 from autoremat_solver.search import PROVEN
 
 from autoremat.inductor import real_peaks
+from autoremat.planning import remembered
 from autoremat.planning.choice import TORCH, Choice, Modules, given, written_out
 from autoremat.planning.deadline import Deadline
-from autoremat.planning.remembered import recall, remember
 from autoremat.planning.simulated import recalled
 from autoremat.planning.torch_own import Unplanned
 from autoremat.problem.subject import Peaks, Subject
@@ -92,7 +92,7 @@ def _remembered(
     reader: Reader, subject: Subject, fastest: Solution, budget_nbytes: int
 ) -> Choice | None:
     """The leanest plan known, where the budget is the one that it was named for, or just above."""
-    known = recall(subject.lowered.problem)
+    known = remembered.recall(subject.lowered.problem)
     if known is None or not LEAN_USE * budget_nbytes <= known.peak_nbytes <= budget_nbytes:
         return None
     solution = recalled(subject.lowered.problem, fastest)
@@ -119,7 +119,7 @@ def _leanest(
     best = min(choices, key=lambda choice: choice.needed_nbytes)
     if own is not None and own.needed_nbytes < best.needed_nbytes:
         return own
-    remember(problem, best.solution.plan, best.needed_nbytes)
+    remembered.remember(problem, best.solution.plan, best.needed_nbytes)
     return best
 
 

@@ -13,8 +13,8 @@ from autoremat_solver import Plan, Problem, ProblemError, Solution, Solver, simu
 from autoremat_solver.plan import Status
 from autoremat_solver.policies import save_all_but
 
+from autoremat.planning import remembered
 from autoremat.planning.choice import Baseline, Choice, written_out
-from autoremat.planning.remembered import recall, remember
 from autoremat.problem.lower import Lowered, as_written, without_spare_states
 from autoremat.problem.subject import Peaks, Subject
 
@@ -30,7 +30,7 @@ def choose_by_simulation(subject: Subject, solver: Solver, budget_nbytes: int) -
         solution = _least_known(subject.lowered, solver, solution, budget_nbytes)
     peaks = simulated_peaks(subject.lowered, solution.plan)
     if solution.status is Status.INFEASIBLE or solution.method == REMEMBERED:
-        remember(problem, solution.plan, peaks.needed_nbytes)
+        remembered.remember(problem, solution.plan, peaks.needed_nbytes)
     return as_simulated(subject, solution, budget_nbytes, peaks)
 
 
@@ -58,7 +58,7 @@ def _least_known(
 
 def recalled(problem: Problem, fastest: Solution) -> Solution | None:
     """The leanest plan remembered."""
-    known = recall(problem)
+    known = remembered.recall(problem)
     return None if known is None else with_plan(fastest, problem, known.plan, REMEMBERED)
 
 

@@ -10,9 +10,9 @@ from contextlib import suppress
 from autoremat_solver import Plan, ProblemError, Solver
 from autoremat_solver.policies import save_all_but
 
+from autoremat.planning import remembered
 from autoremat.planning.choice import Choice, given
 from autoremat.planning.read import Reader
-from autoremat.planning.remembered import recall, remember
 from autoremat.planning.simulated import REMEMBERED, SAVE_ALL, as_simulated, simulated_peaks
 from autoremat.problem.subject import Subject
 
@@ -57,7 +57,7 @@ def choose_without_search(subject: Subject, budget_nbytes: int, *, reads: bool) 
         reads: whether the real peak is read from the code that Inductor generates.
     """
     problem = subject.lowered.problem
-    known = recall(problem)
+    known = remembered.recall(problem)
     plans = {"local search": Solver(problem, time_limit_s=AT_ONCE_S).lean_plan()}
     with suppress(ProblemError):  # some values may not be saved
         plans[SAVE_ALL] = save_all_but(problem)
@@ -72,5 +72,5 @@ def choose_without_search(subject: Subject, budget_nbytes: int, *, reads: bool) 
             new = choose_fixed(subject, plans[name], name, budget_nbytes, reads=reads)
             best = new if best is None or new.needed_nbytes < best.needed_nbytes else best
     assert best is not None, "there is a plan"
-    remember(problem, best.solution.plan, best.needed_nbytes)
+    remembered.remember(problem, best.solution.plan, best.needed_nbytes)
     return best
