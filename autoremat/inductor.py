@@ -201,7 +201,7 @@ def _stop_at_source() -> Iterator[list[tuple[str, Any]]]:
         seen.append((getattr(code, "value", code), graph))
         raise _Generated
 
-    with _torch.patched_compile_to_module(stop):
+    with _torch.loading_kernels_by(stop):
         try:
             yield seen
         except Exception:

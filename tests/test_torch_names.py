@@ -463,15 +463,13 @@ def test_a_compile_can_be_stopped_at_its_source():
     captured = capture(lambda x: x.sin().sum(), leaf(8))
     forward, backward = _torch.min_cut(captured.module, num_fwd_outputs=1)
     inputs = [node.meta["val"] for node in placeholders(forward)]
-    original = _torch.GraphLowering.compile_to_module
     options: Any = {"is_backward": False, "static_input_idxs": ()}
     with (
-        _torch.patched_compile_to_module(stop),
+        _torch.loading_kernels_by(stop),
         inputs[0].fake_mode,
         pytest.raises(Exception, match="Stop"),
     ):
         _torch.compile_without_cache(forward, inputs, **options)
-    assert _torch.GraphLowering.compile_to_module is original
     graph, source = seen[0]
     assert "def call" in getattr(source, "value", source)
     sizes = _torch.inductor_result_nbytes(graph, torch.device("cpu"))
@@ -484,7 +482,7 @@ def test_a_compile_can_be_stopped_at_its_source():
     assert _torch.inductor_output_strides(graph)[0] == ()
     options["is_backward"] = True
     with (
-        _torch.patched_compile_to_module(stop),
+        _torch.loading_kernels_by(stop),
         _torch.donated([0]),
         inputs[0].fake_mode,
         pytest.raises(Exception, match="Stop"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any
@@ -44,9 +46,9 @@ __all__ = [
     "inductor_result_nbytes",
     "kernels_before_fusion",
     "limit_fusion",
+    "loading_kernels_by",
     "options_of_mode",
     "origin_names",
-    "patched_compile_to_module",
     "pre_fusion_pass",
     "size_hint_of_expr",
     "wrapper_namespace",
@@ -78,15 +80,24 @@ _UPDATES: dict[Any, tuple[int, ...]] = {
 }
 
 
+_Loading = Callable[[Any], Any]
+
+_loading: ContextVar[_Loading | None] = ContextVar("loading", default=None)
+_donated: ContextVar[tuple[int, ...] | None] = ContextVar("donated", default=None)
+
+
 @contextlib.contextmanager
-def patched_compile_to_module(replacement: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace Inductor's step from a scheduled graph to loaded kernels, in this context."""
-    original = GraphLowering.compile_to_module
-    GraphLowering.compile_to_module = replacement  # type: ignore[method-assign]
+def loading_kernels_by(replacement: _Loading) -> Iterator[None]:
+    """Replace Inductor's step from a scheduled graph to loaded kernels, in this context only.
+
+    What other threads compile meanwhile is loaded as ever.
+    """
+    _install()
+    token = _loading.set(replacement)
     try:
         yield
     finally:
-        GraphLowering.compile_to_module = original  # type: ignore[method-assign]
+        _loading.reset(token)
 
 
 @contextlib.contextmanager
@@ -95,12 +106,30 @@ def donated(positions: Sequence[int]) -> Iterator[None]:
 
     It asks AOTAutograd's account of the graph, which is not there before the graph is split.
     """
-    original = inductor_graph.get_donated_idxs
-    inductor_graph.get_donated_idxs = lambda: list(positions)
+    _install()
+    token = _donated.set(tuple(positions))
     try:
         yield
     finally:
-        inductor_graph.get_donated_idxs = original
+        _donated.reset(token)
+
+
+@functools.cache
+def _install() -> None:
+    """Let Inductor ask the context first; for the rest of the process."""
+    load, account = GraphLowering.compile_to_module, inductor_graph.get_donated_idxs
+
+    @functools.wraps(load)
+    def compile_to_module(self: GraphLowering) -> Any:
+        return (_loading.get() or load)(self)
+
+    @functools.wraps(account)
+    def get_donated_idxs() -> list[int] | None:
+        positions = _donated.get()
+        return account() if positions is None else list(positions)
+
+    GraphLowering.compile_to_module = compile_to_module  # type: ignore[method-assign]
+    inductor_graph.get_donated_idxs = get_donated_idxs
 
 
 def compile_without_cache(
