@@ -257,7 +257,7 @@ def held_tangents(joint: JointGraph, storages: Storages) -> list[fx.Node]:
     return [
         node
         for node in joint.tangents
-        if not _torch.TANGENTS_ARE_FREED
+        if not _torch.tangents_are_freed()
         or sum(storages.nbytes[name] for name in storages.of_node[node]) <= SCALAR_NBYTES
     ]
 

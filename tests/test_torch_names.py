@@ -10,6 +10,7 @@ import operator
 import os
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -160,7 +161,21 @@ def test_fx_graph_cse(joint: fx.GraphModule):
 def test_tangents_are_freed_is_known():
     """Torch 2.12 and later hand the incoming gradients over to the backward."""
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    assert _torch.TANGENTS_ARE_FREED is (version >= (2, 12))
+    with _torch.FakeTensorMode(), torch.no_grad():  # as where it is asked: in a compile
+        assert _torch.tangents_are_freed.__wrapped__() is (version >= (2, 12))
+
+
+def test_tangents_that_are_held_are_seen(monkeypatch: pytest.MonkeyPatch):
+    """It is measured: where the caller of the backward holds them, they are not freed."""
+    held = []
+    backward = torch.Tensor.backward
+
+    def holding(loss: Tensor) -> None:
+        loss.grad_fn.next_functions[0][0].register_hook(lambda gradients, _: held.extend(gradients))
+        backward(loss)
+
+    monkeypatch.setattr(torch.Tensor, "backward", holding)
+    assert not _torch.tangents_are_freed.__wrapped__()
 
 
 def test_draws_four_at_a_time_is_known():
@@ -491,6 +506,23 @@ def test_a_compile_can_be_stopped_at_its_source():
             backward, [node.meta["val"] for node in placeholders(backward)], **options
         )
     assert seen[1][0].bw_donated_idxs == [0]
+
+
+@pytest.mark.inductor
+def test_what_another_thread_compiles_meanwhile_is_loaded():
+    """It is not stopped, and asks AOTAutograd what it may overwrite."""
+    x = torch.eye(3)
+    results = []
+
+    def run() -> None:
+        options = {"force_disable_caches": True}
+        results.append(torch.compile(lambda a, b: a @ b, options=options)(x, 2 * x))
+
+    with _torch.loading_kernels_by(pytest.fail), _torch.donated([0]):
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    assert torch.equal(results[0], 2 * x)
 
 
 @pytest.mark.inductor
