@@ -527,31 +527,41 @@ def test_what_another_thread_compiles_meanwhile_is_loaded():
 
 @pytest.mark.inductor
 def test_fusion_can_be_refused():
-    """The pass sees scheduler nodes, and what it refuses stays two kernels."""
-    seen: list[Any] = []
+    """The pass sees scheduler nodes; it is asked what may become one kernel, by what is one."""
+    asked: list[list[int]] = []
 
     class Refusing(_torch.CustomSchedulerPass):  # type: ignore[misc]
         def __call__(self, nodes: list[Any]) -> list[Any]:
-            seen.append((_torch.origin_names(nodes), *_torch.kernels_before_fusion(nodes)))
-            _torch.limit_fusion(nodes, lambda names: bool(seen.append(names)))
+            self.origins = _torch.origin_names(nodes)
+            self.numbers, self.kernels = _torch.kernels_before_fusion(nodes)
+            _torch.limit_fusion(nodes, self.numbers, self.admits)
             return nodes
+
+        def admits(self, fused: list[int]) -> bool:
+            asked.append(list(fused))
+            return len(asked) == 1  # the first two, but not the third with them
 
         def uuid(self) -> str:
             return f"refusing {time.time_ns()}"  # a hit in Inductor's cache would call nothing
 
+        def __deepcopy__(self, memo: object) -> Any:
+            return self
+
     assert _torch.pre_fusion_pass() is None
+    refusing = Refusing()
     run = torch.compile(
-        lambda x: (x.neg(), x.abs()), options={"_pre_fusion_custom_pass": Refusing()}
+        lambda x: (x.neg(), x.abs(), x.exp()), options={"_pre_fusion_custom_pass": refusing}
     )
     x = torch.ones(64, 64)
     assert torch.equal(run(x)[1], x)
-    (origins, numbers, kernels), *asked = seen
-    assert len(origins) == 2
-    assert asked[0] == set(numbers)
-    assert set(numbers.values()) == {0, 1}
-    assert kernels.predecessors == ((), ())
-    made = [buffer for buffer in kernels.buffers if buffer[2] is not None]
-    assert [buffer[0] for buffer in made] == [64 * 64 * 4] * 2
+    assert len(refusing.origins) == 3
+    assert set(refusing.numbers.values()) == {0, 1, 2}
+    assert len(set(asked[0])) == 2
+    assert asked[1:]
+    assert all(fused == [0, 0, 0] for fused in asked[1:])
+    assert refusing.kernels.predecessors == ((), (), ())
+    made = [buffer for buffer in refusing.kernels.buffers if buffer[2] is not None]
+    assert [buffer[0] for buffer in made] == [64 * 64 * 4] * 3
     assert all(is_output for *_, is_output in made)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from operator import getitem
@@ -33,7 +33,6 @@ __all__ = [
     "SEED_MAKERS",
     "CustomPartitionerFn",
     "CustomSchedulerPass",
-    "GraphLowering",
     "InductorError",
     "KernelsBeforeFusion",
     "compile_fx",
@@ -343,16 +342,37 @@ def kernels_before_fusion(nodes: Sequence[Any]) -> tuple[dict[str, int], Kernels
     return numbers, KernelsBeforeFusion(predecessors, buffers)
 
 
-def limit_fusion(nodes: Sequence[Any], admits: Callable[[set[str]], bool]) -> None:
-    """Let the nodes' own scheduler ask, last of all, whether operations may become one kernel.
+def limit_fusion(
+    nodes: Sequence[Any], numbers: Mapping[str, int], admits: Callable[[Sequence[int]], bool]
+) -> None:
+    """Let the nodes' own scheduler ask, last of all, whether two may become one kernel.
 
-    It is asked by their names, once it has chosen to fuse them if they make no cycle.
+    `inductor_choices_class`, which is documented, does not serve: torch 2.13 makes one object of
+    it per thread, at the thread's first compile, and keeps that for all later ones of anybody.
+
+    Args:
+        nodes: the nodes before any fusion.
+        numbers: their positions by the names of operations (`kernels_before_fusion`).
+        admits: is given, for each position, the first one in the same kernel, as it would be. What
+            is fused already is asked of the scheduler each time: it fuses less than it asks about.
     """
     scheduler = nodes[0].scheduler
     makes_cycle = scheduler.will_fusion_create_cycle
 
     def refuses(node1: Any, node2: Any) -> bool:
-        names = {part.get_name() for node in (node1, node2) for part in node.get_nodes()}
-        return makes_cycle(node1, node2) or not admits(names)
+        return makes_cycle(node1, node2) or not admits(_fused(scheduler, numbers, node1, node2))
 
     scheduler.will_fusion_create_cycle = refuses
+
+
+def _fused(scheduler: Any, numbers: Mapping[str, int], *joined: Any) -> list[int]:
+    """For each position the first one in its kernel, if the joined nodes become one."""
+    names = {part.get_name() for node in joined for part in node.get_nodes()}
+    of_position = {numbers[name]: id(scheduler.name_to_fused_node[name]) for name in numbers}
+    together = {of_position[numbers[name]] for name in names}
+    first: dict[int, int] = {}
+    kernels = (of_position[position] for position in range(len(of_position)))
+    return [
+        first.setdefault(0 if kernel in together else kernel, position)
+        for position, kernel in enumerate(kernels)
+    ]
