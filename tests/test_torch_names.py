@@ -565,6 +565,27 @@ def test_fusion_can_be_refused():
     assert all(is_output for *_, is_output in made)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_inlining_limits_are_those_of_the_configuration(device: str):
+    """Each of its own option, which goes before what torch has for the device."""
+    config = torch._inductor.config
+    before = _torch.inlining_limits(torch.device(device))
+    assert min(before.shared_reads, before.reads, before.operations) > 1
+    with config.patch(realize_reads_threshold=2, realize_acc_reads_threshold=3):
+        changed = _torch.inlining_limits(torch.device(device))
+    with config.patch(realize_opcount_threshold=4):
+        few = _torch.inlining_limits(torch.device(device))
+    assert (changed.shared_reads, changed.reads) == (2, 3)
+    assert (changed.operations, few.operations) == (before.operations, 4)
+
+
+def test_what_the_cpu_keeps_for_reuse_is_asked_of_inductor():
+    """Not what is cheap, nor what is no operation of a loop, whatever the limits are here."""
+    with torch._inductor.config.patch(realize_opcount_threshold=0):
+        kept = {name for name in ("exp", "tanh", "add", "mm") if _torch.is_kept_for_reuse(name)}
+    assert kept == {"exp", "tanh"}
+
+
 def test_inner_compile_takes_these_keywords():
     """`compile_without_cache` calls it with them."""
     parameters = inspect.signature(_torch.compile_fx_inner).parameters

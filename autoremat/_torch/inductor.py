@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -22,9 +24,10 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.exc import InductorError
 from torch._inductor.fx_passes import reinplace
 from torch._inductor.graph import GraphLowering
+from torch._inductor.ops_handler import OpsHandler
 from torch._inductor.select_algorithm import extern_kernels
 from torch._inductor.utils import BoxedBool
-from torch._inductor.virtualized import V
+from torch._inductor.virtualized import V, ops
 from torch.utils._ordered_set import OrderedSet
 
 __all__ = [
@@ -34,6 +37,7 @@ __all__ = [
     "CustomPartitionerFn",
     "CustomSchedulerPass",
     "InductorError",
+    "InliningLimits",
     "KernelsBeforeFusion",
     "compile_fx",
     "compile_fx_inner",
@@ -43,6 +47,8 @@ __all__ = [
     "inductor_layout",
     "inductor_output_strides",
     "inductor_result_nbytes",
+    "inlining_limits",
+    "is_kept_for_reuse",
     "kernels_before_fusion",
     "limit_fusion",
     "loading_kernels_by",
@@ -376,3 +382,58 @@ def _fused(scheduler: Any, numbers: Mapping[str, int], *joined: Any) -> list[int
         first.setdefault(0 if kernel in together else kernel, position)
         for position, kernel in enumerate(kernels)
     ]
+
+
+@dataclass(frozen=True)
+class InliningLimits:
+    """How much a pointwise value may take to compute before Inductor gives it memory.
+
+    Attributes:
+        shared_reads: buffers read, if several operations read the value.
+        reads: buffers read, in any case.
+        operations: operations, loads and constants among them, in any case.
+    """
+
+    shared_reads: int
+    reads: int
+    operations: int
+
+
+def inlining_limits(device: torch.device) -> InliningLimits:
+    """Inductor's limits for a device, as they are configured here."""
+    return InliningLimits(
+        shared_reads=torch._inductor.config.realize_reads_threshold,
+        reads=_limit("acc_reads", device),
+        operations=_limit("opcount", device),
+    )
+
+
+def _limit(name: str, device: torch.device) -> int:
+    """What the user has set, else what this torch has for the device, or for all."""
+    config: Any = torch._inductor.config
+    asked = getattr(config, f"realize_{name}_threshold")
+    of_all = getattr(config, f"_realize_{name}_threshold_default", asked)  # 2.11 has one for all
+    of_device = getattr(config, f"realize_{device.type}_{name}_threshold", of_all)
+    return int(of_device if asked is None else asked)
+
+
+@functools.cache
+def is_kept_for_reuse(operation: str) -> bool:
+    """Whether Inductor keeps what an operation on the CPU computes if several others read it.
+
+    Its own lowering is asked about the operation of this name on constants: the list of those that
+    are expensive is in its code.
+    """
+    parameters = inspect.signature(getattr(OpsHandler, operation, lambda: None)).parameters
+
+    def compute(_index: Any) -> Any:
+        one = ops.constant(1.0, torch.float32)
+        return getattr(ops, operation)(*[one] * (len(parameters) - 1))
+
+    if not parameters:
+        return False
+    value = ir.Pointwise(
+        device=torch.device("cpu"), dtype=torch.float32, inner_fn=compute, ranges=[1]
+    )
+    with torch._inductor.config.patch(realize_opcount_threshold=sys.maxsize):
+        return bool(ir.StorageBox(value).should_realize_on_reuse(2))
