@@ -128,7 +128,7 @@ def inlined_nodes(
         users = _readers(node, storages) if can else []
         if users and all(is_fusible(user) for user in users):
             expression = _Expression(reads, computes | {node})
-            if not expression.is_materialised(node.meta["val"].device, len(users)):
+            if not expression.is_materialised(_torch.fake_value(node).device, len(users)):
                 inlined.add(node)
                 found[node] = expression
                 continue
@@ -167,11 +167,11 @@ def shared_by_layers(
 
 def _is_mask(node: fx.Node, kept: set[fx.Node]) -> bool:
     """Whether a node makes less of numbers that are drawn once: the backward should get that."""
-    value = node.meta.get("val")
+    value = _torch.fake_value(node)
     return isinstance(value, torch.Tensor) and any(
-        value.dtype.itemsize < source.meta["val"].dtype.itemsize
+        value.dtype.itemsize < _torch.fake_value(source).dtype.itemsize
         for source in kept.intersection(node.all_input_nodes)
-        if isinstance(source.meta["val"], torch.Tensor)
+        if isinstance(_torch.fake_value(source), torch.Tensor)
     )
 
 
@@ -187,7 +187,7 @@ def is_pointwise(node: fx.Node) -> bool:
 
 def is_heavy(node: fx.Node) -> bool:
     """Whether Inductor would rather keep the result on the CPU than compute it twice."""
-    target, value = node.target, node.meta.get("val")
+    target, value = node.target, _torch.fake_value(node)
     on_cpu = isinstance(value, torch.Tensor) and value.device.type == "cpu"
     if not on_cpu or not isinstance(target, _torch.OpOverload):
         return False
@@ -209,7 +209,7 @@ def is_fusible(node: fx.Node) -> bool:
 
 
 def _makes_several(node: fx.Node) -> bool:
-    return not isinstance(node.meta.get("val"), torch.Tensor)
+    return not isinstance(_torch.fake_value(node), torch.Tensor)
 
 
 def _readers(node: fx.Node, storages: Storages) -> list[fx.Node]:

@@ -189,7 +189,7 @@ def _layout(joint: JointGraph, storages: Storages) -> Iterator[Op]:
 
     It copies those that arrive so, and frees none of them before all are copied.
     """
-    permuted = [node for node in joint.tangents if not _is_contiguous(node.meta.get("val"))]
+    permuted = [node for node in joint.tangents if not _is_contiguous(_torch.fake_value(node))]
     nbytes = storages.total_nbytes(permuted)
     if nbytes:
         yield Op(GRADIENTS_LAID_OUT, (), (), 0.0, nbytes, Phase.BACKWARD, recomputable=False)
@@ -268,7 +268,7 @@ def _allocates_nothing(node: fx.Node, storages: Storages) -> bool:
         return False
     if _torch.is_getitem(node) or not isinstance(node.target, _torch.OpOverload):
         return True
-    return not node.is_impure() and not node.target._schema.is_mutable
+    return not node.is_impure() and not _torch.is_mutable(node.target)
 
 
 class _Reads:

@@ -190,10 +190,10 @@ def tangents_are_freed() -> bool:
 def _frees_tangent() -> bool:
     freed: list[bool] = []
 
-    def compiler(module: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
         def run(arguments: list[Any]) -> Any:
             latest = StorageWeakRef(arguments[-1].untyped_storage())
-            results = module(*arguments)
+            results = gm(*arguments)
             arguments.clear()
             freed.append(latest.expired())
             return results

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from autoremat import _torch
 from autoremat.api import optimize, optimized_call, report
 from autoremat.budget import budget_argument, parse_budget
 from autoremat.commands.app import BAD_INPUT, DIFFERENT, INFEASIBLE
@@ -140,7 +141,7 @@ def _compared(target: Target) -> tuple[Verification, float]:
 def _require_sound_step(target: Target, error: Exception) -> None:
     """Tell a target whose step fails by itself from a failure of ours."""
     try:
-        output = target.model._call_impl(*target.inputs, **target.keywords)
+        output = _torch.own_call(target.model)(*target.inputs, **target.keywords)
         target.loss(output).backward()
     except TargetError:
         raise
