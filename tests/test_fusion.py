@@ -63,5 +63,5 @@ def test_a_long_sum_is_forecast_as_inductor_generates_it():
             forward, is_backward=False, owned={}, num_visible_outputs=1, device=CPU
         )
     materialised = {node.name for node in sums} - forecast(analysed)
-    made = [line for line in generated.memory.steps if "empty_strided" in line]
+    made = [line for line in generated.memory.lines if "empty_strided" in line]
     assert len(materialised) == len(made) - 1  # the result
