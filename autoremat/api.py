@@ -101,9 +101,9 @@ class OptimizedCall:
         model = self._model()
         if not torch.is_grad_enabled():
             with self.session.during_inference():
-                return model._call_impl(*args, **kwargs)
+                return _torch.own_call(model)(*args, **kwargs)
         if not model.training:
-            return self._watched(model._call_impl(*args, **kwargs))
+            return self._watched(_torch.own_call(model)(*args, **kwargs))
         return self._planned(model, args, kwargs)
 
     def _watched(self, output: Any) -> Any:
@@ -120,10 +120,10 @@ class OptimizedCall:
     def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if _torch.in_functional_transform():
             self.session.fall_back("AR112")
-            return model._call_impl(*args, **kwargs)
+            return _torch.own_call(model)(*args, **kwargs)
         if self._global_hooks_came_later():
             self.session.fall_back("AR110")
-            output = model._call_impl(*args, **kwargs)
+            output = _torch.own_call(model)(*args, **kwargs)
             self._note_eager(self.session, output)
             return output
         with self._planning:
@@ -299,7 +299,7 @@ class OptimizedCall:
 
 
 def _variant(model: nn.Module, session: Session) -> _Variant:
-    compiled = _torch.compile_apart(with_own_code(model._call_impl), session.compile)
+    compiled = _torch.compile_apart(with_own_code(_torch.own_call(model)), session.compile)
     return _Variant(session, compiled, _gradient_nbytes(model))
 
 
@@ -322,7 +322,7 @@ def _keep_plans_in_outer_compiles() -> None:
     """Let Dynamo stop at optimised modules; once, and not before there are any."""
     _torch.stop_at(
         lambda module: (
-            isinstance(module._compiled_call_impl, OptimizedCall)
+            isinstance(_torch.compiled_call(module), OptimizedCall)
             and not getattr(_here, "is_own_compile", False)
         )
     )
@@ -419,7 +419,7 @@ def optimize(
         warnings.warn(obstacle, stacklevel=2)
         if obstacle.code in _NEVER_PLANNED:
             return model
-    model._compiled_call_impl = call
+    _torch.set_compiled_call(model, call)
     _keep_plans_in_outer_compiles()
     watch_optimizers(call)
     return model
@@ -471,7 +471,7 @@ def optimized_call(model: nn.Module) -> OptimizedCall:
     Raises:
         ValueError: if the model was not optimised.
     """
-    call = model._compiled_call_impl
+    call = _torch.compiled_call(model)
     if not isinstance(call, OptimizedCall):
         raise ValueError("The model was not optimised: call autoremat.optimize(model, budget).")
     return call

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from torch import fx
 
@@ -18,10 +19,10 @@ from autoremat.memory.optimizers import watch_optimizers
 from autoremat.session.session import Session
 
 # One session per mapping of options: `torch.compile` hands over the one it was given for each of
-# its graphs. Two models must not share a mapping, or they share a budget. It is kept, so that its
-# identity stays its own.
-_sessions: dict[int, tuple[object, Session]] = {}
-
+# its graphs. Two models must not share a mapping, or they share a budget. A session lives as long
+# as a graph that it has compiled, and its mapping with it, whose identity so stays its own.
+_sessions: WeakValueDictionary[int, Session] = WeakValueDictionary()
+_mappings: WeakKeyDictionary[Session, object] = WeakKeyDictionary()
 
 _call_numbers = itertools.count()
 
@@ -42,13 +43,25 @@ def autoremat(
     try:
         if mode not in (None, "default"):
             raise ValueError(_instead_of(mode))
-        if id(options) not in _sessions:
-            session = Session(Options.from_mapping(options or {}))
-            watch_optimizers(session)
-            _sessions[id(options)] = (options, session)
+        session = _session_of(options)
     except ValueError as error:
         raise _torch.passing_through(error) from None
-    return _sessions[id(options)][1].compile(module, example_inputs)
+    compiled = session.compile(module, example_inputs)
+
+    def run(*args: Any) -> Any:
+        return compiled(*args)
+
+    run.session = session  # type: ignore[attr-defined]
+    return run
+
+
+def _session_of(options: Mapping[str, Any] | None) -> Session:
+    session = _sessions.get(id(options))
+    if session is None:
+        session = Session(Options.from_mapping(options or {}))
+        watch_optimizers(session)
+        _sessions[id(options)], _mappings[session] = session, options
+    return session
 
 
 def _instead_of(mode: str) -> str:

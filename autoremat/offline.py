@@ -118,7 +118,7 @@ def _run(
     keywords: Mapping[str, Any],
 ) -> None:
     """One forward on fakes: every graph that it reaches is handed to the session."""
-    call = _torch.compile_apart(with_own_code(twin._call_impl), session.compile)
+    call = _torch.compile_apart(with_own_code(_torch.own_call(twin)), session.compile)
     session.begin_step()
     try:
         eager = eager_recurrent_layers(twin, session.leave_layer_eager)

@@ -90,7 +90,7 @@ def refused(target: str, budget: str = "1GB", *options: str) -> str:
 def test_a_step_within_the_budget_is_ok(write: Write) -> None:
     """One object with errors and peaks; what the target prints does not mix with it."""
     document = found(write(), "1GB")
-    assert document["schema"] == "autoremat.verification.whole_step/1"
+    assert document["schema"] == "autoremat.verification/1"
     assert document["status"] == "ok"
     assert document["failures"] == document["warnings"] == []
     assert document["budget"] == 10**9

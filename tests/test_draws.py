@@ -19,7 +19,7 @@ from autoremat.emit import torch_split as torch_partition
 from autoremat.emit.equivalence import first_difference
 from autoremat.graph.dropout_policy import DropoutPolicy, parse_dropout
 from autoremat.graph.random_draws import Replays, has_own_generator, is_random, replays, safe_policy
-from autoremat.session import session
+from autoremat.planning import pipeline
 from tests.joint_graphs import CPU
 from tests.training import (
     UNBOUNDED,
@@ -299,7 +299,7 @@ def test_draws_are_saved_where_torchs_partitioner_would_repeat_them(monkeypatch)
     """A graph without a plan: its first split draws again, and is not the one that runs."""
     make, inputs = (lambda: Draws("dropout")), (rows(),)
     eager = step(make_seeded(make), inputs)
-    monkeypatch.setattr(session, "find_storages", _broken)
+    monkeypatch.setattr(pipeline, "find_storages", _broken)
     monkeypatch.setattr(_torch, "default_partition", _split_at_a_small_budget(False))
     splits = []
     original = torch_partition.drawn_again
@@ -316,7 +316,7 @@ def test_draws_are_saved_where_torchs_partitioner_would_repeat_them(monkeypatch)
 
 def test_a_graph_that_torch_would_only_split_wrongly_is_refused(monkeypatch):
     """AR111, whether the user is strict or not: no gradient is better than a wrong one."""
-    monkeypatch.setattr(session, "find_storages", _broken)
+    monkeypatch.setattr(pipeline, "find_storages", _broken)
     monkeypatch.setattr(_torch, "default_partition", _split_at_a_small_budget(True))
     model = optimized(lambda: Draws("dropout"), UNBOUNDED, strict=False)
     with (

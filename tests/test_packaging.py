@@ -152,6 +152,30 @@ def test_private_torch_names_stay_in_one_place(folder: str) -> None:
     assert offenders(ROOT / folder, private) == []
 
 
+def test_what_torch_notes_and_hides_is_asked_for_in_one_place() -> None:
+    """Keys of `node.meta`, and private attributes of modules, operators and calls."""
+    hidden = {"_boxed_call", "_call_impl", "_compiled_call_impl", "_schema"}
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in sources(TORCH_SIDE)
+        if TORCH_SIDE / "_torch" not in path.parents
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if (isinstance(node, ast.Attribute) and node.attr in hidden) or reads_a_note(node)
+    ]
+    assert found == []
+
+
+def reads_a_note(node: ast.AST) -> bool:
+    """`x.meta["key"]` or `x.meta.get("key")`, written with a text."""
+    if isinstance(node, ast.Subscript):
+        notes, key = node.value, node.slice
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+        notes, key = node.func.value, node.args[0]
+    else:
+        return False
+    return isinstance(key, ast.Constant) and getattr(notes, "attr", "") == "meta"
+
+
 def test_a_private_name_is_found_where_it_is_public() -> None:
     """`_torch.NAME` is what its module gives away; no two modules give it away."""
     modules = [import_module(f"autoremat._torch.{name}") for name in _torch.MODULES]

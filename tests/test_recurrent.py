@@ -198,6 +198,34 @@ def test_torchs_classes_stay_as_they_are():
     assert not torch._dynamo.config.allow_rnn
 
 
+@pytest.mark.parametrize("make", [Surrounded, SurroundedOwn])
+def test_a_users_forward_of_the_class_is_run_and_stays(
+    make: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+):
+    """Also where it was put there after a model was optimised, or between two calls."""
+    model, _ = planned(make, UNBOUNDED)
+    torchs, calls = nn.LSTM.forward, []
+
+    def forward(layer: nn.LSTM, *args: Any) -> Any:
+        calls.append(layer)
+        return torchs(layer, *(2 * x for x in args[:1]), *args[1:])
+
+    monkeypatch.setattr(nn.LSTM, "forward", forward)
+    ours = step(model, (sequences(),))
+    assert calls == [model.recurrent]
+    assert nn.LSTM.forward is forward
+    same(step(make_seeded(make), (sequences(),)), ours)
+
+
+def test_a_users_own_function_for_one_layer_is_run():
+    """An attribute of the layer, which calls the class's."""
+    model = optimized(Surrounded, UNBOUNDED, strict=False, time_limit=0.5)
+    plain = make_seeded(Surrounded)
+    for each in (model, plain):
+        each.recurrent.forward = lambda x, layer=each.recurrent: nn.LSTM.forward(layer, 2 * x)
+    same(step(plain, (sequences(),)), step(model, (sequences(),)))
+
+
 def test_a_user_who_has_dynamo_trace_them_gets_them_planned():
     """`allow_rnn`: one graph, the time steps in it."""
     with torch._dynamo.config.patch(allow_rnn=True):

@@ -153,7 +153,7 @@ def behind_backend(model: nn.Module) -> ResidentParts:
     options = {"budget": UNBOUNDED, "compiler": "eager", "verbose": False}
     compiled = torch.compile(model, backend=autoremat.backend.autoremat, options=options)
     compiled(rows()).backward()
-    session = autoremat.backend._sessions[id(options)][1]
+    session = autoremat.backend._sessions[id(options)]
     return session.report().resident
 
 

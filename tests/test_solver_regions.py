@@ -138,7 +138,7 @@ def test_a_region_that_contradicts_its_problem_is_refused(
 
 
 def test_random_regions_are_judged_as_the_step_written_out() -> None:
-    """By `check` and by `simulate`, with counts up to 14; recompute lowers peaks and raises them."""
+    """By `check` and by `simulate`, with counts up to 14."""
     valid = 0
     for seed in range(200):
         problem = random_regions(seed, most_count=14)

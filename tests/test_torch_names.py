@@ -10,12 +10,15 @@ import operator
 import os
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch._functorch import partitioners
+from torch._library.fake_class_registry import FakeScriptObject
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
@@ -73,8 +76,10 @@ def test_is_primal_and_is_tangent(joint: fx.GraphModule):
 
 
 def test_is_backward_seed(joint: fx.GraphModule):
-    """No placeholder of a plain graph is a seed of the backward."""
+    """Told by its name: no placeholder of a plain graph is a seed of the backward."""
     assert not any(_torch.is_backward_seed(n) for n in placeholders(joint))
+    seeds = [joint.graph.placeholder(name) for name in ("bwd_seed_0", "bwd_base_offset_0")]
+    assert all(_torch.is_backward_seed(node) for node in seeds)
 
 
 def test_partitioner_tags(joint: fx.GraphModule):
@@ -93,14 +98,30 @@ def test_is_symbolic():
 
 
 def test_is_opaque(joint: fx.GraphModule):
-    """Tensors are not opaque."""
+    """Tensors are not opaque; objects of classes that are written in C++ are, where torch asks."""
     assert not any(_torch.is_opaque(node) for node in placeholders(joint))
+    node = placeholders(joint)[0]
+    fake = FakeScriptObject(object(), "a class", None)  # as torch traces them
+    _torch.set_fake_value(node, fake)
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    assert _torch.is_opaque(node) is (version >= (2, 13))
 
 
 def test_force_save_what_torch_demands(joint: fx.GraphModule):
-    """Tags nothing in a graph without effects, collectives and checkpoints."""
+    """Results of effects and sources of twofold mutations; nothing in a graph without them."""
     assert not _torch.force_save_what_torch_demands(joint)
-    assert not any("recompute" in node.meta for node in joint.graph.nodes)
+    assert not any(_torch.recompute_policy(node) for node in joint.graph.nodes)
+    graph = fx.Graph()
+    token, x = graph.placeholder("token"), graph.placeholder("primals_1")
+    effect = graph.call_function(torch.ops.higher_order.with_effects, (token, aten.sin.default, x))
+    result = graph.call_function(operator.getitem, (effect, 1))
+    source = graph.call_function(aten.cos.default, (result,))
+    for part in ("must_be_in_forward", "must_be_in_backward"):
+        graph.call_function(aten.copy_.default, (x, source)).meta["partitioner_tag"] = part
+    graph.output((source,))
+    assert not _torch.force_save_what_torch_demands(fx.GraphModule({}, graph))
+    saved = _torch.CheckpointPolicy.MUST_SAVE
+    assert [_torch.recompute_policy(node) for node in (x, result, source)] == [None, saved, saved]
 
 
 def test_the_value_between_two_checkpointed_regions_is_saved():
@@ -140,10 +161,26 @@ def test_min_cut(joint: fx.GraphModule):
 
 
 def test_thread_rng_states(joint: fx.GraphModule):
-    """Modules without random higher-order operators come back unchanged."""
+    """Modules without random higher-order operators come back unchanged; others take states."""
     forward, backward = _torch.min_cut(joint, num_fwd_outputs=1)
     before = str(forward.graph)
     assert str(_torch.thread_rng_states(forward, backward)[0].graph) == before
+    drawing = [calling_a_body_with(f"{part}_rng_state_0") for part in ("fwd", "bwd")]
+    for module in _torch.thread_rng_states(*drawing):
+        (call,) = module.graph.find_nodes(op="call_function", target=_torch.invoke_subgraph)
+        assert call.args[-1] is placeholders(module)[-1]
+        assert len(placeholders(module)) == 2
+
+
+def calling_a_body_with(state: str) -> fx.GraphModule:
+    """A module that calls a body, which needs a state of the generator by this name as well."""
+    body, outer = fx.Graph(), fx.Graph()
+    x = body.placeholder("x")
+    body.placeholder(state).meta["val"] = torch.get_rng_state()
+    body.output((x,))
+    argument, inner = outer.placeholder("x"), outer.get_attr("body")
+    outer.output((outer.call_function(_torch.invoke_subgraph, (inner, "body", argument)),))
+    return fx.GraphModule({"body": fx.GraphModule({}, body)}, outer)
 
 
 def test_fx_graph_cse(joint: fx.GraphModule):
@@ -160,7 +197,21 @@ def test_fx_graph_cse(joint: fx.GraphModule):
 def test_tangents_are_freed_is_known():
     """Torch 2.12 and later hand the incoming gradients over to the backward."""
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    assert _torch.TANGENTS_ARE_FREED is (version >= (2, 12))
+    with _torch.FakeTensorMode(), torch.no_grad():  # as where it is asked: in a compile
+        assert _torch.tangents_are_freed.__wrapped__() is (version >= (2, 12))
+
+
+def test_tangents_that_are_held_are_seen(monkeypatch: pytest.MonkeyPatch):
+    """It is measured: where the caller of the backward holds them, they are not freed."""
+    held = []
+    backward = torch.Tensor.backward
+
+    def holding(loss: Tensor) -> None:
+        loss.grad_fn.next_functions[0][0].register_hook(lambda gradients, _: held.extend(gradients))
+        backward(loss)
+
+    monkeypatch.setattr(torch.Tensor, "backward", holding)
+    assert not _torch.tangents_are_freed.__wrapped__()
 
 
 def test_draws_four_at_a_time_is_known():
@@ -463,15 +514,13 @@ def test_a_compile_can_be_stopped_at_its_source():
     captured = capture(lambda x: x.sin().sum(), leaf(8))
     forward, backward = _torch.min_cut(captured.module, num_fwd_outputs=1)
     inputs = [node.meta["val"] for node in placeholders(forward)]
-    original = _torch.GraphLowering.compile_to_module
     options: Any = {"is_backward": False, "static_input_idxs": ()}
     with (
-        _torch.patched_compile_to_module(stop),
+        _torch.loading_kernels_by(stop),
         inputs[0].fake_mode,
         pytest.raises(Exception, match="Stop"),
     ):
         _torch.compile_without_cache(forward, inputs, **options)
-    assert _torch.GraphLowering.compile_to_module is original
     graph, source = seen[0]
     assert "def call" in getattr(source, "value", source)
     sizes = _torch.inductor_result_nbytes(graph, torch.device("cpu"))
@@ -484,7 +533,7 @@ def test_a_compile_can_be_stopped_at_its_source():
     assert _torch.inductor_output_strides(graph)[0] == ()
     options["is_backward"] = True
     with (
-        _torch.patched_compile_to_module(stop),
+        _torch.loading_kernels_by(stop),
         _torch.donated([0]),
         inputs[0].fake_mode,
         pytest.raises(Exception, match="Stop"),
@@ -496,33 +545,81 @@ def test_a_compile_can_be_stopped_at_its_source():
 
 
 @pytest.mark.inductor
+def test_what_another_thread_compiles_meanwhile_is_loaded():
+    """It is not stopped, and asks AOTAutograd what it may overwrite."""
+    x = torch.eye(3)
+    results = []
+
+    def run() -> None:
+        options = {"fx_graph_cache": False}
+        results.append(torch.compile(lambda a, b: a @ b, options=options)(x, 2 * x))
+
+    with _torch.loading_kernels_by(pytest.fail), _torch.donated([0]):
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    assert torch.equal(results[0], 2 * x)
+
+
+@pytest.mark.inductor
 def test_fusion_can_be_refused():
-    """The pass sees scheduler nodes, and what it refuses stays two kernels."""
-    seen: list[Any] = []
+    """The pass sees scheduler nodes; it is asked what may become one kernel, by what is one."""
+    asked: list[list[int]] = []
 
     class Refusing(_torch.CustomSchedulerPass):  # type: ignore[misc]
         def __call__(self, nodes: list[Any]) -> list[Any]:
-            seen.append((_torch.origin_names(nodes), *_torch.kernels_before_fusion(nodes)))
-            _torch.limit_fusion(nodes, lambda names: bool(seen.append(names)))
+            self.origins = _torch.origin_names(nodes)
+            self.numbers, self.kernels = _torch.kernels_before_fusion(nodes)
+            _torch.limit_fusion(nodes, self.numbers, self.admits)
             return nodes
+
+        def admits(self, fused: list[int]) -> bool:
+            asked.append(list(fused))
+            return len(asked) == 1  # the first two, but not the third with them
 
         def uuid(self) -> str:
             return f"refusing {time.time_ns()}"  # a hit in Inductor's cache would call nothing
 
+        def __deepcopy__(self, memo: object) -> Any:
+            return self
+
     assert _torch.pre_fusion_pass() is None
+    refusing = Refusing()
     run = torch.compile(
-        lambda x: (x.neg(), x.abs()), options={"_pre_fusion_custom_pass": Refusing()}
+        lambda x: (x.neg(), x.abs(), x.exp()), options={"_pre_fusion_custom_pass": refusing}
     )
     x = torch.ones(64, 64)
     assert torch.equal(run(x)[1], x)
-    (origins, numbers, kernels), *asked = seen
-    assert len(origins) == 2
-    assert asked[0] == set(numbers)
-    assert set(numbers.values()) == {0, 1}
-    assert kernels.predecessors == ((), ())
-    made = [buffer for buffer in kernels.buffers if buffer[2] is not None]
-    assert [buffer[0] for buffer in made] == [64 * 64 * 4] * 2
+    assert len(refusing.origins) == 3
+    assert set(refusing.numbers.values()) == {0, 1, 2}
+    assert len(set(asked[0])) == 2
+    assert asked[1:]
+    assert all(fused == [0, 0, 0] for fused in asked[1:])
+    assert refusing.kernels.predecessors == ((), (), ())
+    made = [buffer for buffer in refusing.kernels.buffers if buffer[2] is not None]
+    assert [buffer[0] for buffer in made] == [64 * 64 * 4] * 3
     assert all(is_output for *_, is_output in made)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_inlining_limits_are_those_of_the_configuration(device: str):
+    """Each of its own option, which goes before what torch has for the device."""
+    config = torch._inductor.config
+    before = _torch.inlining_limits(torch.device(device))
+    assert min(before.shared_reads, before.reads, before.operations) > 1
+    with config.patch(realize_reads_threshold=2, realize_acc_reads_threshold=3):
+        changed = _torch.inlining_limits(torch.device(device))
+    with config.patch(realize_opcount_threshold=4):
+        few = _torch.inlining_limits(torch.device(device))
+    assert (changed.shared_reads, changed.reads) == (2, 3)
+    assert (changed.operations, few.operations) == (before.operations, 4)
+
+
+def test_what_the_cpu_keeps_for_reuse_is_asked_of_inductor():
+    """Not what is cheap, nor what is no operation of a loop, whatever the limits are here."""
+    with torch._inductor.config.patch(realize_opcount_threshold=0):
+        kept = {name for name in ("exp", "tanh", "add", "mm") if _torch.is_kept_for_reuse(name)}
+    assert kept == {"exp", "tanh"}
 
 
 def test_inner_compile_takes_these_keywords():
@@ -805,3 +902,191 @@ def test_admitting_compiles():
     with _torch.admitting_compiles(1):
         assert config.recompile_limit == before
     assert config.recompile_limit == before
+
+
+# --- what torch notes on nodes -----------------------------------------------------------------
+
+
+def test_fake_value(joint: fx.GraphModule):
+    """Every operation of a joint graph has one, of its result's size; an output has none."""
+    (addmm,) = joint.graph.find_nodes(op="call_function", target=aten.addmm.default)
+    assert isinstance(_torch.fake_value(addmm), FakeTensor)
+    assert _torch.fake_value(addmm).shape == (2, 4)
+    assert _torch.fake_value(joint.graph.output_node()) is None
+
+
+def test_set_fake_value(joint: fx.GraphModule):
+    """Torch's own shape of a saved value follows it."""
+    (addmm,) = joint.graph.find_nodes(op="call_function", target=aten.addmm.default)
+    with _torch.fake_mode_of(_torch.fake_value(addmm)):
+        _torch.set_fake_value(addmm, torch.empty(7))
+    keep = [addmm, *placeholders(joint)[:3]]
+    _, backward = _torch.extract_forward_and_backward(joint, keep, num_fwd_outputs=1)
+    handed = next(node for node in placeholders(backward) if node.name == addmm.name)
+    assert _torch.fake_value(handed).shape == (7,)
+
+
+def test_meta_of_copy(joint: fx.GraphModule):
+    """All but the descriptor, which says of an input which one it is."""
+    node = placeholders(joint)[0]
+    assert set(node.meta) - set(_torch.meta_of_copy(node)) >= {"desc"}
+    assert _torch.meta_of_copy(node)["val"] is _torch.fake_value(node)
+
+
+def test_recompute_policies_arrive_with_checkpoints():
+    """On what stands within one, and nowhere else."""
+    region = lambda x: checkpoint(lambda h: h.sin().exp(), x, use_reentrant=False)  # noqa: E731
+    module = capture(lambda x: region(x).sum(), leaf(4)).module
+    policies = {
+        target: _torch.recompute_policy(node)
+        for target in (aten.exp.default, aten.sum.default)
+        for node in module.graph.find_nodes(op="call_function", target=target)
+    }
+    assert policies[aten.exp.default] is _torch.CheckpointPolicy.PREFER_RECOMPUTE
+    assert policies[aten.sum.default] is None
+
+
+@pytest.mark.parametrize("policy", ["MUST_SAVE", "MUST_RECOMPUTE"])
+def test_torchs_partitioner_follows_policies(policy: str):
+    """It hands what must be saved to the backward, and not what must run again."""
+    module = capture(lambda x: x.exp().cos().sum(), leaf(4)).module
+    (power,) = module.graph.find_nodes(op="call_function", target=aten.exp.default)
+    _torch.set_recompute_policy(power, _torch.CheckpointPolicy[policy])
+    _, backward = _torch.min_cut(module, num_fwd_outputs=1)
+    is_saved = power.name in {node.name for node in placeholders(backward)}
+    assert is_saved == (policy == "MUST_SAVE")
+
+
+def test_traced_in_backward(joint: fx.GraphModule):
+    """What AOTAutograd traced in each of the two."""
+    kinds = {
+        target: _torch.traced_in_backward(node)
+        for target in (aten.addmm.default, aten.sin.default, aten.cos.default, aten.mm.default)
+        for node in joint.graph.find_nodes(op="call_function", target=target)
+    }
+    assert list(kinds.values()) == [False, False, True, True]
+
+
+def test_where_a_node_is_to_run():
+    """By what torch's partitioner asks of it; what is moved has no policy any more."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    kept, moved = (graph.call_function(aten.copy_.default, (x, x)) for _ in range(2))
+    _torch.keep_in_forward(kept)
+    assert partitioners._has_tag_is_forward(kept)
+    _torch.set_recompute_policy(moved, _torch.CheckpointPolicy.MUST_SAVE)
+    _torch.move_to_backward(moved)
+    assert _torch.must_run_in_backward(moved)
+    assert not _torch.must_run_in_backward(kept)
+    assert _torch.recompute_policy(moved) is None
+
+
+@pytest.mark.inductor
+def test_visible_outputs_keep_their_strides():
+    """Inductor asks which they are when it begins to lower a graph."""
+    seen: list[Any] = []
+
+    def stop(graph: Any) -> Any:
+        seen.append(graph)
+        raise AssertionError("stopped")
+
+    module = capture(lambda x: x.sin().sum(), leaf(8)).module
+    forward, _ = _torch.min_cut(module, num_fwd_outputs=1)
+    _torch.mark_visible_outputs(forward.graph.output_node(), [0])
+    inputs = [_torch.fake_value(node) for node in placeholders(forward)]
+    with (
+        _torch.loading_kernels_by(stop),
+        inputs[0].fake_mode,
+        pytest.raises(Exception, match="stopped"),
+    ):
+        _torch.compile_without_cache(forward, inputs, is_backward=False, static_input_idxs=())
+    assert list(seen[0].user_visible_output_strides.values()) == [()]
+
+
+def test_module_stack_and_source_lines():
+    """The path and the class of a module's call, and the user's line, also of a gradient."""
+    layers = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    module = capture(lambda x: layers(x).sum(), leaf(2, 4)).module
+    for target in (aten.tanh.default, aten.tanh_backward.default):
+        nodes = module.graph.find_nodes(op="call_function", target=target)
+        for node in nodes:
+            path, kind = list(_torch.module_stack(node).values())[-1]
+            assert path.endswith("[1]") or path.endswith(".1") or "['1']" in path
+            assert "Tanh" in str(kind)
+    (tanh,) = module.graph.find_nodes(op="call_function", target=aten.tanh.default)
+    assert "layers(x)" in _torch.source_lines(tanh)
+    assert _torch.source_lines(module.graph.output_node()) == ""
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_inputs_that_are_overwritten_afterwards():
+    """AOTAutograd writes to an input that needs a gradient once the compiled forward has run."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        x.mul_(y)
+        return x.sum()
+
+    x, y = leaf(4) * 1, leaf(4)
+    module = capture(function, x, y).module
+    (overwritten,) = _torch.overwritten_afterwards(module.graph)
+    (product, *_) = module.graph.find_nodes(op="call_function", target=aten.mul.Tensor)
+    assert overwritten in product.args[0].all_input_nodes  # through a copy
+
+
+def test_effect_tokens_are_no_inputs():
+    """The placeholder that orders effects, before those of tensors."""
+    seen: list[fx.GraphModule] = []
+
+    def partition(module: fx.GraphModule, inputs: Any, **keywords: Any) -> Any:
+        seen.append(module)
+        return _torch.default_partition(module, inputs, **keywords)
+
+    def function(x: Tensor) -> Tensor:
+        torch.ops.higher_order.print("seen")
+        return x.sin().sum()
+
+    backend = _torch.aot_autograd(
+        fw_compiler=compile_eager, bw_compiler=compile_eager, partition_fn=partition
+    )
+    torch.compile(function, backend=backend)(leaf(4))
+    kinds = [_torch.is_effect_token(node) for node in placeholders(seen[0])]
+    assert kinds[:2] == [True, False]
+
+
+def test_as_boxed():
+    """AOTAutograd hands over the list itself."""
+    lengths: list[int] = []
+
+    def compiler(module: fx.GraphModule, _inputs: Any) -> Any:
+        def run(arguments: list[Any]) -> Any:
+            lengths.append(len(arguments))
+            return module(*arguments)
+
+        return _torch.as_boxed(run)
+
+    backend = _torch.aot_autograd(fw_compiler=compiler, bw_compiler=compiler)
+    torch.compile(lambda x, y: x + y, backend=backend)(torch.ones(2), torch.ones(2))
+    assert lengths == [2]
+
+
+# --- modules and operators ---------------------------------------------------------------------
+
+
+def test_own_and_compiled_calls():
+    """What is set runs instead of a module's own call, which still runs its hooks."""
+    layer, hooked = nn.Linear(2, 2), []
+    layer.register_forward_hook(lambda *_: hooked.append(True))
+    assert _torch.compiled_call(layer) is None
+    _torch.set_compiled_call(layer, lambda x: "compiled")
+    assert layer(torch.ones(2)) == "compiled"
+    assert _torch.compiled_call(layer)(None) == "compiled"
+    assert _torch.own_call(layer)(torch.ones(2)).shape == (2,)
+    assert hooked == [True]
+
+
+def test_arguments_of():
+    """By name, with their defaults."""
+    dropout = _torch.arguments_of(aten.native_dropout.default)
+    assert [argument.name for argument in dropout] == ["input", "p", "train"]
+    attention = _torch.arguments_of(aten._scaled_dot_product_flash_attention_for_cpu.default)
+    assert {a.name: a.default_value for a in attention}["dropout_p"] == 0.0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import autoremat
-import autoremat.session.session
+import autoremat.planning.pipeline
 from autoremat.cost.calls import Call
 from autoremat.cost.made_up_inputs import runs_alone
 from tests.tiny import WIDTH, Chain, many_rows
@@ -106,7 +106,7 @@ def _break_planning(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any, **keywords: Any) -> Any:
         raise KeyError("a defect")
 
-    monkeypatch.setattr(autoremat.session.session, "find_storages", broken)
+    monkeypatch.setattr(autoremat.planning.pipeline, "find_storages", broken)
 
 
 @pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from autoremat._torch.compiling import *  # noqa: F403
     from autoremat._torch.dynamo import *  # noqa: F403
     from autoremat._torch.inductor import *  # noqa: F403
+    from autoremat._torch.meta import *  # noqa: F403
     from autoremat._torch.running import *  # noqa: F403
 
-MODULES = ("running", "compiling", "dynamo", "inductor")
+MODULES = ("running", "meta", "compiling", "dynamo", "inductor")
 """In the order in which a name is looked for: what imports least comes first."""
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
+import functools
 import inspect
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -15,17 +16,18 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback
 from torch._dynamo.utils import counters as dynamo_counters
 from torch._functorch._aot_autograd import graph_compile
+from torch._functorch.aot_autograd import aot_function
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._guards import CompileContext, detect_fake_mode
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutput
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import arg_tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 __all__ = [
-    "TANGENTS_ARE_FREED",
     "BackendCompilerFailed",
     "BoxedCodeGen",
     "CheckpointPolicy",
@@ -34,6 +36,7 @@ __all__ = [
     "ShortenTraceback",
     "activation_memory_budget",
     "aot_autograd",
+    "as_boxed",
     "default_partition",
     "donated_inputs",
     "dynamo_counters",
@@ -53,15 +56,9 @@ __all__ = [
     "passing_through",
     "run_and_save_rng_state",
     "run_with_rng_state",
+    "tangents_are_freed",
     "thread_rng_states",
 ]
-
-# From 2.12 on, the compiled backward takes its incoming gradients over and frees each after its
-# last use; before, their caller held them until the backward ended.
-# (The module is imported here because importing it before torch._dynamo is a circular import.)
-TANGENTS_ARE_FREED = "boxed_grads_call" in inspect.getsource(
-    importlib.import_module("torch._functorch._aot_autograd.runtime_wrappers")
-)
 
 default_partition = _partitioners.default_partition
 is_primal = _partitioners._is_primal
@@ -177,6 +174,41 @@ def thread_rng_states(
     """Hand the RNG states of higher-order operators' bodies through, as torch does."""
     thread = _partitioners.thread_graphsafe_rng_from_hops
     return thread(forward, is_backward=False), thread(backward, is_backward=True)
+
+
+@functools.cache
+def tangents_are_freed() -> bool:
+    """Whether a compiled backward frees each incoming gradient after its last use.
+
+    From 2.12 on it takes them over; before, their caller held them until the backward ended. This
+    is measured, in a thread of its own: it does not see the compile or fake mode in progress here.
+    """
+    with ThreadPoolExecutor(1) as apart:
+        return apart.submit(_frees_tangent).result()
+
+
+def _frees_tangent() -> bool:
+    freed: list[bool] = []
+
+    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        def run(arguments: list[Any]) -> Any:
+            latest = StorageWeakRef(arguments[-1].untyped_storage())
+            results = gm(*arguments)
+            arguments.clear()
+            freed.append(latest.expired())
+            return results
+
+        return as_boxed(run)
+
+    x = torch.ones(2, requires_grad=True)
+    aot_function(torch.sin, compiler)(x).exp().sum().backward()
+    return freed[-1]  # of the backward, whose last argument is the tangent
+
+
+def as_boxed(call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """The same call, of which AOTAutograd knows that it takes one list and may empty it."""
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
 
 
 def fake_mode_of(value: Any) -> contextlib.AbstractContextManager[Any]:

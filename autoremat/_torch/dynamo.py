@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -48,16 +48,11 @@ _GLOBAL_HOOKS = (
 )
 
 
-@contextlib.contextmanager
-def guarding_hooks() -> Iterator[None]:
+def guarding_hooks() -> contextlib.AbstractContextManager[None]:
     """Let what Dynamo compiles in this context notice hooks that are added to modules later."""
     config: Any = torch._dynamo.config
-    before = config.skip_nnmodule_hook_guards
-    config.skip_nnmodule_hook_guards = False
-    try:
-        yield
-    finally:
-        config.skip_nnmodule_hook_guards = before
+    patch: contextlib.AbstractContextManager[None] = config.patch(skip_nnmodule_hook_guards=False)
+    return patch
 
 
 def compile_apart(

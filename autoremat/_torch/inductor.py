@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any
@@ -20,9 +24,10 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.exc import InductorError
 from torch._inductor.fx_passes import reinplace
 from torch._inductor.graph import GraphLowering
+from torch._inductor.ops_handler import OpsHandler
 from torch._inductor.select_algorithm import extern_kernels
 from torch._inductor.utils import BoxedBool
-from torch._inductor.virtualized import V
+from torch._inductor.virtualized import V, ops
 from torch.utils._ordered_set import OrderedSet
 
 __all__ = [
@@ -31,8 +36,8 @@ __all__ = [
     "SEED_MAKERS",
     "CustomPartitionerFn",
     "CustomSchedulerPass",
-    "GraphLowering",
     "InductorError",
+    "InliningLimits",
     "KernelsBeforeFusion",
     "compile_fx",
     "compile_fx_inner",
@@ -42,11 +47,13 @@ __all__ = [
     "inductor_layout",
     "inductor_output_strides",
     "inductor_result_nbytes",
+    "inlining_limits",
+    "is_kept_for_reuse",
     "kernels_before_fusion",
     "limit_fusion",
+    "loading_kernels_by",
     "options_of_mode",
     "origin_names",
-    "patched_compile_to_module",
     "pre_fusion_pass",
     "size_hint_of_expr",
     "wrapper_namespace",
@@ -78,15 +85,24 @@ _UPDATES: dict[Any, tuple[int, ...]] = {
 }
 
 
+_Loading = Callable[[Any], Any]
+
+_loading: ContextVar[_Loading | None] = ContextVar("loading", default=None)
+_donated: ContextVar[tuple[int, ...] | None] = ContextVar("donated", default=None)
+
+
 @contextlib.contextmanager
-def patched_compile_to_module(replacement: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace Inductor's step from a scheduled graph to loaded kernels, in this context."""
-    original = GraphLowering.compile_to_module
-    GraphLowering.compile_to_module = replacement  # type: ignore[method-assign]
+def loading_kernels_by(replacement: _Loading) -> Iterator[None]:
+    """Replace Inductor's step from a scheduled graph to loaded kernels, in this context only.
+
+    What other threads compile meanwhile is loaded as ever.
+    """
+    _install()
+    token = _loading.set(replacement)
     try:
         yield
     finally:
-        GraphLowering.compile_to_module = original  # type: ignore[method-assign]
+        _loading.reset(token)
 
 
 @contextlib.contextmanager
@@ -95,12 +111,30 @@ def donated(positions: Sequence[int]) -> Iterator[None]:
 
     It asks AOTAutograd's account of the graph, which is not there before the graph is split.
     """
-    original = inductor_graph.get_donated_idxs
-    inductor_graph.get_donated_idxs = lambda: list(positions)
+    _install()
+    token = _donated.set(tuple(positions))
     try:
         yield
     finally:
-        inductor_graph.get_donated_idxs = original
+        _donated.reset(token)
+
+
+@functools.cache
+def _install() -> None:
+    """Let Inductor ask the context first; for the rest of the process."""
+    load, account = GraphLowering.compile_to_module, inductor_graph.get_donated_idxs
+
+    @functools.wraps(load)
+    def compile_to_module(self: GraphLowering) -> Any:
+        return (_loading.get() or load)(self)
+
+    @functools.wraps(account)
+    def get_donated_idxs() -> list[int] | None:
+        positions = _donated.get()
+        return account() if positions is None else list(positions)
+
+    GraphLowering.compile_to_module = compile_to_module  # type: ignore[method-assign]
+    inductor_graph.get_donated_idxs = get_donated_idxs
 
 
 def compile_without_cache(
@@ -314,16 +348,92 @@ def kernels_before_fusion(nodes: Sequence[Any]) -> tuple[dict[str, int], Kernels
     return numbers, KernelsBeforeFusion(predecessors, buffers)
 
 
-def limit_fusion(nodes: Sequence[Any], admits: Callable[[set[str]], bool]) -> None:
-    """Let the nodes' own scheduler ask, last of all, whether operations may become one kernel.
+def limit_fusion(
+    nodes: Sequence[Any], numbers: Mapping[str, int], admits: Callable[[Sequence[int]], bool]
+) -> None:
+    """Let the nodes' own scheduler ask, last of all, whether two may become one kernel.
 
-    It is asked by their names, once it has chosen to fuse them if they make no cycle.
+    `inductor_choices_class`, which is documented, does not serve: torch 2.13 makes one object of
+    it per thread, at the thread's first compile, and keeps that for all later ones of anybody.
+
+    Args:
+        nodes: the nodes before any fusion.
+        numbers: their positions by the names of operations (`kernels_before_fusion`).
+        admits: is given, for each position, the first one in the same kernel, as it would be. What
+            is fused already is asked of the scheduler each time: it fuses less than it asks about.
     """
     scheduler = nodes[0].scheduler
     makes_cycle = scheduler.will_fusion_create_cycle
 
     def refuses(node1: Any, node2: Any) -> bool:
-        names = {part.get_name() for node in (node1, node2) for part in node.get_nodes()}
-        return makes_cycle(node1, node2) or not admits(names)
+        return makes_cycle(node1, node2) or not admits(_fused(scheduler, numbers, node1, node2))
 
     scheduler.will_fusion_create_cycle = refuses
+
+
+def _fused(scheduler: Any, numbers: Mapping[str, int], *joined: Any) -> list[int]:
+    """For each position the first one in its kernel, if the joined nodes become one."""
+    names = {part.get_name() for node in joined for part in node.get_nodes()}
+    of_position = {numbers[name]: id(scheduler.name_to_fused_node[name]) for name in numbers}
+    together = {of_position[numbers[name]] for name in names}
+    first: dict[int, int] = {}
+    kernels = (of_position[position] for position in range(len(of_position)))
+    return [
+        first.setdefault(0 if kernel in together else kernel, position)
+        for position, kernel in enumerate(kernels)
+    ]
+
+
+@dataclass(frozen=True)
+class InliningLimits:
+    """How much a pointwise value may take to compute before Inductor gives it memory.
+
+    Attributes:
+        shared_reads: buffers read, if several operations read the value.
+        reads: buffers read, in any case.
+        operations: operations, loads and constants among them, in any case.
+    """
+
+    shared_reads: int
+    reads: int
+    operations: int
+
+
+def inlining_limits(device: torch.device) -> InliningLimits:
+    """Inductor's limits for a device, as they are configured here."""
+    return InliningLimits(
+        shared_reads=torch._inductor.config.realize_reads_threshold,
+        reads=_limit("acc_reads", device),
+        operations=_limit("opcount", device),
+    )
+
+
+def _limit(name: str, device: torch.device) -> int:
+    """What the user has set, else what this torch has for the device, or for all."""
+    config: Any = torch._inductor.config
+    asked = getattr(config, f"realize_{name}_threshold")
+    of_all = getattr(config, f"_realize_{name}_threshold_default", asked)  # 2.11 has one for all
+    of_device = getattr(config, f"realize_{device.type}_{name}_threshold", of_all)
+    return int(of_device if asked is None else asked)
+
+
+@functools.cache
+def is_kept_for_reuse(operation: str) -> bool:
+    """Whether Inductor keeps what an operation on the CPU computes if several others read it.
+
+    Its own lowering is asked about the operation of this name on constants: the list of those that
+    are expensive is in its code.
+    """
+    parameters = inspect.signature(getattr(OpsHandler, operation, lambda: None)).parameters
+
+    def compute(_index: Any) -> Any:
+        one = ops.constant(1.0, torch.float32)
+        return getattr(ops, operation)(*[one] * (len(parameters) - 1))
+
+    if not parameters:
+        return False
+    value = ir.Pointwise(
+        device=torch.device("cpu"), dtype=torch.float32, inner_fn=compute, ranges=[1]
+    )
+    with torch._inductor.config.patch(realize_opcount_threshold=sys.maxsize):
+        return bool(ir.StorageBox(value).should_realize_on_reuse(2))

@@ -17,7 +17,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._C import _autograd
 from torch._C._autograd import DeviceType
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
@@ -37,9 +37,11 @@ __all__ = [
     "TorchDispatchMode",
     "accumulates",
     "arg_tree_leaves",
+    "arguments_of",
     "base_of",
     "can_be_bounded",
     "compiled_backward_of",
+    "compiled_call",
     "foreach_by_default",
     "getitem",
     "gradient_nbytes_into",
@@ -49,6 +51,7 @@ __all__ = [
     "is_mutable",
     "keeps_graph",
     "memory_events",
+    "own_call",
     "profiler_is_active",
     "real_execution",
     "recording_memory",
@@ -56,6 +59,7 @@ __all__ = [
     "rng_state_nbytes",
     "saved_by",
     "sequence_number",
+    "set_compiled_call",
     "size_hint",
     "size_symbols",
     "sizes_as",
@@ -129,6 +133,27 @@ def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def is_mutable(operator: OpOverload) -> bool:
     """Whether the operator's schema says that it writes to an argument."""
     return operator._schema.is_mutable
+
+
+def arguments_of(operator: Any) -> list[Any]:
+    """The arguments in an operator's schema (`name`, `default_value`), in their order."""
+    return list(operator._schema.arguments)
+
+
+def own_call(module: nn.Module) -> Callable[..., Any]:
+    """The call of a module with its hooks, past what it is compiled to."""
+    call: Callable[..., Any] = module._call_impl
+    return call
+
+
+def compiled_call(module: nn.Module) -> Callable[..., Any] | None:
+    """What runs when a module is called, if that is not its own call."""
+    return module._compiled_call_impl
+
+
+def set_compiled_call(module: nn.Module, call: Callable[..., Any]) -> None:
+    """Let something run when a module is called, as `nn.Module.compile` does."""
+    module._compiled_call_impl = call
 
 
 def has_results(operator: OpOverload) -> bool:

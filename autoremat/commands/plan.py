@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from autoremat import offline
+from autoremat import _torch, offline
 from autoremat.ask.budget import budget_argument
 from autoremat.commands.app import BAD_INPUT, INFEASIBLE
 from autoremat.commands.arguments import PlanArguments, Refusal
@@ -143,7 +143,7 @@ def _optimizer(target: Target, name: str | None) -> torch.optim.Optimizer | None
 def _require_sound_forward(target: Target, error: Exception) -> None:
     """Tell a target whose forward fails by itself from a failure of ours."""
     try:
-        target.model._call_impl(*target.inputs, **target.keywords)
+        _torch.own_call(target.model)(*target.inputs, **target.keywords)
     except Exception as own:
         raise Refusal(
             f"The forward of {target.name} fails in eager mode too: {last_line(own)}. Check that "

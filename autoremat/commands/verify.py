@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from autoremat import _torch
 from autoremat.api import optimize, optimized_call, report
 from autoremat.ask.budget import Budget, budget_argument
 from autoremat.commands.app import BAD_INPUT, DIFFERENT, INFEASIBLE
@@ -31,7 +32,7 @@ from autoremat.targets.target import Target, TargetError, last_line
 from autoremat.units import format_nbytes, format_nbytes_apart
 from autoremat.verification.whole_step import Verification, verify
 
-_SCHEMA = "autoremat.verification.whole_step/1"
+_SCHEMA = "autoremat.verification/1"
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def _compared(target: Target) -> tuple[Verification, float]:
 def _require_sound_step(target: Target, error: Exception) -> None:
     """Tell a target whose step fails by itself from a failure of ours."""
     try:
-        output = target.model._call_impl(*target.inputs, **target.keywords)
+        output = _torch.own_call(target.model)(*target.inputs, **target.keywords)
         target.loss(output).backward()
     except TargetError:
         raise

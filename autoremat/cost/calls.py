@@ -1,6 +1,6 @@
 """What an operator costs by its shapes alone: bytes, FLOPs and a roofline time.
 
-Enters: nodes of a joint graph, whose `meta["val"]` holds fake tensors. Leaves: `Call` (a node's
+Enters: nodes of a joint graph, which have fake values. Leaves: `Call` (a node's
 operator with its arguments as plain data), `OpCost`, and the estimate for operators that are not
 measured. Guarantees: symbolic sizes are replaced by their hints, nothing is allocated or run, and
 a real operator is never priced at zero.
@@ -20,6 +20,7 @@ from torch.utils.flop_counter import flop_registry
 from autoremat._torch import (
     HigherOrderOperator,
     OpOverload,
+    fake_value,
     has_results,
     is_mutable,
     run_and_save_rng_state,
@@ -152,7 +153,7 @@ def is_free(node: fx.Node) -> bool:
     """Whether the node runs no kernel: a view, an element access, arithmetic on sizes."""
     if node.op != "call_function":
         return True
-    results = _tensors(node.meta.get("val"))
+    results = _tensors(fake_value(node))
     if not isinstance(node.target, OpOverload):
         # A higher-order operator is no plain function; everything else here (operator.mul,
         # getitem, math.floor, torch.sym_max) works on numbers or takes a tuple apart.
@@ -161,7 +162,7 @@ def is_free(node: fx.Node) -> bool:
         return False
     if node.target.is_view:
         return True
-    if "val" not in node.meta:
+    if fake_value(node) is None:
         # Nothing is known of the results; only an assertion has none by its schema.
         return not has_results(node.target)
     return not list(_fresh_storages(node, results))
@@ -175,7 +176,7 @@ def call_of(node: fx.Node) -> Call | None:
     target, args, kwargs = _unwrap_rng(node)
     if not isinstance(target, OpOverload):
         return None
-    results = _tensors(node.meta.get("val"))
+    results = _tensors(fake_value(node))
     try:
         plain_args, plain_kwargs = tree_map(_plain, (_values(args), _values(kwargs)))
         outputs = tuple(tensor_spec(result) for result in results)
@@ -245,7 +246,7 @@ def estimate_nodes(
     """Price every node by its shapes alone: for a device that is not here.
 
     Args:
-        nodes: nodes of a joint graph, `meta["val"]` filled in.
+        nodes: nodes of a joint graph, which have fake values.
         ceilings: those of the device, by the type whose matrix products bound a call.
     """
     costs = dict.fromkeys(nodes, FREE)
@@ -284,7 +285,7 @@ def _unwrap_rng(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
 
 def _values(argument: Any) -> Any:
     """Arguments with every node replaced by what it stands for (KeyError if unknown)."""
-    return fx.node.map_arg(argument, lambda node: node.meta["val"])
+    return fx.node.map_arg(argument, fake_value)
 
 
 def _plain(value: Any) -> Any:
@@ -315,7 +316,7 @@ def _fresh_storages(node: fx.Node, results: list[torch.Tensor]) -> Iterator[int]
     seen = {
         storage_key(tensor)
         for source in node.all_input_nodes
-        for tensor in _tensors(source.meta.get("val"))
+        for tensor in _tensors(fake_value(source))
     }
     for result in results:
         key = storage_key(result)
@@ -327,6 +328,6 @@ def _fresh_storages(node: fx.Node, results: list[torch.Tensor]) -> Iterator[int]
 def _node_nbytes(node: fx.Node) -> int:
     """Bytes of all tensors at a node's edges, for operators that are not one call."""
     ends = [*node.all_input_nodes, node]
-    tensors = [tensor for end in ends for tensor in _tensors(end.meta.get("val"))]
+    tensors = [tensor for end in ends for tensor in _tensors(fake_value(end))]
     sizes = (size_hint(t.numel()) * t.dtype.itemsize for t in tensors)
     return sum(sizes)

@@ -31,7 +31,13 @@ import torch
 from torch import fx
 from torch.profiler import record_function
 
-from autoremat._torch import memory_events, profiler_is_active, real_execution, recording_memory
+from autoremat._torch import (
+    fake_value,
+    memory_events,
+    profiler_is_active,
+    real_execution,
+    recording_memory,
+)
 from autoremat.cost.cache import CostCache, DeviceCeilings, Measured
 from autoremat.cost.calls import (
     FREE,
@@ -77,7 +83,7 @@ def profile_nodes(
     """Price every node, measuring each distinct operator call once.
 
     Args:
-        nodes: nodes of a joint graph, `meta["val"]` filled in.
+        nodes: nodes of a joint graph, which have fake values.
         cache_path: the SQLite file; the user's cache directory if not given.
         measure: if False, nothing runs: cached figures, else estimates.
         progress: called with (measurements done, measurements to do).
@@ -468,7 +474,7 @@ def _bare_time_us(target: Any, args: tuple[Any, ...], device: torch.device) -> f
 def _node_device(node: fx.Node) -> torch.device:
     """The device of the first tensor at the node's edges that is not on the CPU."""
     for end in (node, *node.all_input_nodes):
-        value = end.meta.get("val")
+        value = fake_value(end)
         for leaf in value if isinstance(value, tuple | list) else (value,):
             if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
                 return leaf.device

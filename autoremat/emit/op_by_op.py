@@ -26,5 +26,4 @@ def compile_eager(
     def run(arguments: list[Any]) -> Any:
         return forward(arguments)
 
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
+    return _torch.as_boxed(run)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from autoremat import _torch
 from autoremat.graph.joint_graph import JointGraph, copy_module
 
 
@@ -36,6 +37,6 @@ class PlannedGraph:
 def fingerprint(module: fx.GraphModule) -> str:
     """The same text for a joint graph whenever it is captured again."""
     return "\n".join(
-        f"{node.name} = {node.target}({node.args}, {node.kwargs}): {node.meta.get('val')}"
+        f"{node.name} = {node.target}({node.args}, {node.kwargs}): {_torch.fake_value(node)}"
         for node in module.graph.nodes
     )

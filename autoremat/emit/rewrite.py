@@ -200,8 +200,7 @@ class _Writer:
         copy.meta = dict(node.meta)
         if self._in_backward:
             if node.op == "call_function" and node not in self._joint.backward:
-                copy.meta["partitioner_tag"] = "is_backward"
-                copy.meta.pop("recompute", None)
+                _torch.move_to_backward(copy)
             if repeat:
                 copy._rename(f"{node.name}{RECOMPUTED}")
         return copy
@@ -221,9 +220,9 @@ class _Writer:
         """
         copies = {source: argument(source) for source in node.all_input_nodes}
         lifted = self._graph.call_function(aten.unsqueeze.default, (copies[product], 0))
-        lifted.meta = {**product.meta, "val": product.meta["val"].unsqueeze(0)}
+        _note_lifted(lifted, product)
         total = self._graph.node_copy(node, (copies | {product: lifted}).__getitem__)
-        total.meta = {**node.meta, "val": node.meta["val"].unsqueeze(0)}
+        _note_lifted(total, node)
         copy = self._graph.call_function(aten.squeeze.dim, (total, 0))
         return self._tag(copy, node, False)
 
@@ -253,10 +252,10 @@ class _Writer:
         )
         state = self._call(f"{node.name}_state", _torch.getitem, (both, 0))
         result = self._call(node.name, _torch.getitem, (both, 1))
-        with _torch.fake_mode_of(_tensors_in(node.meta["val"])):
+        with _torch.fake_mode_of(_tensors_in(_torch.fake_value(node))):
             state_value = torch.empty(torch.get_rng_state().shape, dtype=torch.uint8)
-        state.meta = {"val": state_value}
-        both.meta = {"val": (state_value, node.meta["val"])}
+        _torch.set_fake_value(state, state_value)
+        _torch.set_fake_value(both, (state_value, _torch.fake_value(node)))
         self._rng_states[node.name] = state
         return self._tag(result, node, repeat)
 
@@ -286,6 +285,12 @@ def _sizes_of_operations(
 
 def _tensors_in(value: object) -> list[torch.Tensor]:
     return [leaf for leaf in _torch.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _note_lifted(lifted: fx.Node, node: fx.Node) -> None:
+    """Note on a node that it gives what another does, in one dimension more."""
+    lifted.meta = dict(node.meta)
+    _torch.set_fake_value(lifted, _torch.fake_value(node).unsqueeze(0))
 
 
 def _makes_storage(node: fx.Node) -> bool:

@@ -56,7 +56,7 @@ def partition(
 def _tagged_backward(forward: fx.GraphModule) -> set[str]:
     """Names of operations in the forward that are tagged as the backward's."""
     calls = [node for node in forward.graph.nodes if node.op == "call_function"]
-    return {node.name for node in calls if node.meta.get("partitioner_tag") == "is_backward"}
+    return {node.name for node in calls if _torch.traced_in_backward(node)}
 
 
 def _drop_unread(module: fx.GraphModule, names: Collection[str]) -> None:
@@ -85,5 +85,5 @@ def require_unread(backward: fx.GraphModule, overwritten: Collection[str]) -> No
 
 def _makes_tensors(node: fx.Node) -> bool:
     """Symbols and assertions on them take no memory and may stand in both parts."""
-    leaves = _torch.tree_leaves(node.meta.get("val"))
+    leaves = _torch.tree_leaves(_torch.fake_value(node))
     return node.op == "call_function" and any(isinstance(leaf, torch.Tensor) for leaf in leaves)

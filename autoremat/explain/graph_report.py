@@ -146,7 +146,7 @@ def _bare(
     costs: Mapping[fx.Node, OpCost],
 ) -> ValueReport:
     """A value without its reason."""
-    tensor = root.meta["val"]
+    tensor = _torch.fake_value(root)
     return ValueReport(
         name=root.name,
         nbytes=nbytes,
@@ -275,7 +275,7 @@ def source_of(node: fx.Node) -> str:
     Within torch's own modules Dynamo keeps no lines: for a bare nn.Sequential there is none but
     the one of ours that calls it.
     """
-    found = _FRAME.findall(node.meta.get("stack_trace") or "")
+    found = _FRAME.findall(_torch.source_lines(node))
     frames = [frame for frame in found if not frame[0].startswith(_OWN_CODE)]
     for path, line in reversed(frames):
         if not path.startswith(_TORCH_CODE):

@@ -107,7 +107,7 @@ def _tagged(
     node: fx.Node, storages: Storages, must_save: set[str], must_recompute: set[str]
 ) -> None:
     """Sort the storages of a node that carries a checkpoint policy."""
-    policy = node.meta.get("recompute")
+    policy = _torch.recompute_policy(node)
     if policy is None or node.op == "output" or node.meta.get(BOUNDARY, False):
         return
     names = storages.of_node[node]
@@ -166,7 +166,7 @@ def _reason_to_run_once(node: fx.Node, joint: JointGraph) -> str | None:
     may_depend = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
     if may_depend and not _indexes_by_numbers(node):
         return "has an output whose shape depends on data"
-    if target._schema.is_mutable or node.is_impure(impure_random=False):
+    if _torch.is_mutable(target) or node.is_impure(impure_random=False):
         return "has side effects"
     if target in _DECISIONS:
         return "makes a discrete decision that a tie could turn"
@@ -182,11 +182,11 @@ def _indexes_by_numbers(node: fx.Node) -> bool:
     if node.target is not aten.index.Tensor:
         return False
     indices: Any = node.args[1]
-    return all(index is None or index.meta["val"].dtype not in _MASKS for index in indices)
+    return all(index is None or _torch.fake_value(index).dtype not in _MASKS for index in indices)
 
 
 def _is_symbol_arithmetic(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int))
+    return isinstance(_torch.fake_value(node), (torch.SymInt, torch.SymFloat, torch.SymBool, int))
 
 
 def with_selected(

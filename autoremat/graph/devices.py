@@ -7,6 +7,7 @@ import os
 import torch
 from torch import fx
 
+from autoremat import _torch
 from autoremat.fallbacks import Unplannable
 
 
@@ -37,5 +38,5 @@ def device_of(module: fx.GraphModule) -> torch.device:
 
 def devices_of(module: fx.GraphModule) -> set[torch.device]:
     """Where the graph's inputs live."""
-    values = (node.meta.get("val") for node in module.graph.find_nodes(op="placeholder"))
+    values = (_torch.fake_value(node) for node in module.graph.find_nodes(op="placeholder"))
     return {value.device for value in values if isinstance(value, torch.Tensor)}

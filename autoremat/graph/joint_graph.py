@@ -112,8 +112,7 @@ def prepare(
 
 def _at(primals: list[fx.Node], indices: Sequence[int]) -> list[fx.Node]:
     """Primals at positions that AOTAutograd counts without the effect tokens in front."""
-    descs = [type(node.meta.get("desc")).__name__ for node in primals]
-    inputs = [n for n, desc in zip(primals, descs, strict=True) if desc != "ForwardTokenAOTInput"]
+    inputs = [node for node in primals if not _torch.is_effect_token(node)]
     return [inputs[i] for i in indices if i < len(inputs)]
 
 
@@ -155,7 +154,7 @@ def _without_duplicates(graph: fx.Graph) -> fx.Graph:
 
 def _storage_keys(nodes: Sequence[fx.Node]) -> set[int | None]:
     """Identities of the storages behind nodes' tensors."""
-    values = (node.meta.get("val") for node in nodes)
+    values = (_torch.fake_value(node) for node in nodes)
     keys = {_torch.storage_key(value) for value in values if isinstance(value, torch.Tensor)}
     return keys - {None}
 
@@ -178,10 +177,10 @@ def _widen_log_sum_exp(graph: fx.Graph) -> None:
     """
     target = aten._scaled_dot_product_flash_attention_for_cpu.default
     for node in graph.find_nodes(op="call_function", target=target):
-        attended, log_sum_exp = node.meta["val"]
+        attended, log_sum_exp = _torch.fake_value(node)
         if attended.dtype == torch.float64 != log_sum_exp.dtype:
             with _torch.fake_mode_of(attended):
-                node.meta["val"] = (attended, log_sum_exp.double())
+                _torch.set_fake_value(node, (attended, log_sum_exp.double()))
                 _trace_again([user for user in node.users if user.args[1] == 1])
 
 
@@ -189,8 +188,8 @@ def _trace_again(nodes: Sequence[fx.Node]) -> None:
     """Work out the fake values of nodes anew, and those of views of them."""
     for node in nodes:
         assert callable(node.target), "an element of a tuple, or a view of it"
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
-        node.meta["val"] = node.target(*args, **kwargs)
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), _torch.fake_value)
+        _torch.set_fake_value(node, node.target(*args, **kwargs))
         _trace_again([user for user in node.users if getattr(user.target, "is_view", False)])
 
 
@@ -281,25 +280,17 @@ def _overwritten_inputs(module: fx.GraphModule) -> set[fx.Node]:
         and node.args[0].op == "placeholder"
         and not _torch.must_run_in_backward(node)
     }
-    placeholder_of = {
-        str(node.meta.get("desc")): node for node in module.graph.find_nodes(op="placeholder")
-    }
-    for desc in _torch.tree_leaves(module.graph.output_node().meta.get("desc")):
-        if type(desc).__name__ == "InputMutationAOTOutput":
-            mutated = placeholder_of.get(str(desc.mutated_input))
-            if mutated is not None:
-                found.add(mutated)
-    return found
+    return found | _torch.overwritten_afterwards(module.graph)
 
 
 def _save_what_is_read(overwritten: set[fx.Node], backward: set[fx.Node]) -> None:
     """Tag what reads an overwritten input, so that torch's own partitioner saves it as well."""
     for node in overwritten:
         for reader in node.users:
-            value = reader.meta.get("val")
+            value = _torch.fake_value(reader)
             if reader in overwritten or reader in backward or not isinstance(value, torch.Tensor):
                 continue
-            reader.meta["recompute"] = _torch.CheckpointPolicy.MUST_SAVE
+            _torch.set_recompute_policy(reader, _torch.CheckpointPolicy.MUST_SAVE)
 
 
 def _snapshot_for_backward(
@@ -308,7 +299,7 @@ def _snapshot_for_backward(
     """Let the backward read a copy, taken in the forward, of inputs that the forward overwrites."""
     for node in [n for n in graph.nodes if n in overwritten]:
         readers = [user for user in node.users if user in backward and not _only_writes(user, node)]
-        if readers and isinstance(node.meta.get("val"), torch.Tensor):
+        if readers and isinstance(_torch.fake_value(node), torch.Tensor):
             _snapshot(graph, node, readers, aten.clone.default)
 
 
@@ -321,7 +312,7 @@ def _snapshot_for_all(graph: fx.Graph, results: set[fx.Node]) -> None:
     """
     for node in [n for n in graph.nodes if n in results]:
         readers = [user for user in node.users if user not in results and _reads(user, node)]
-        if readers and isinstance(node.meta.get("val"), torch.Tensor):
+        if readers and isinstance(_torch.fake_value(node), torch.Tensor):
             _snapshot(graph, node, readers, torch.ops.prims.rev.default, [])
 
 
@@ -336,11 +327,11 @@ def _snapshot(
 ) -> None:
     with graph.inserting_after(node):
         copy = graph.call_function(copies, (node, *options))
-    copy.meta = {k: v for k, v in node.meta.items() if k not in ("tensor_meta", "desc")}
-    with _torch.fake_mode_of(node.meta["val"]):
+    copy.meta = _torch.meta_of_copy(node)
+    with _torch.fake_mode_of(_torch.fake_value(node)):
         # A storage of its own: Inductor removes a clone whose result looks like its input.
-        copy.meta["val"] = node.meta["val"].clone()
-    copy.meta["partitioner_tag"] = "is_forward"
+        _torch.set_fake_value(copy, _torch.fake_value(node).clone())
+    _torch.keep_in_forward(copy)
     for reader in readers:
         reader.replace_input_with(node, copy)
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from torch import fx, nn
 
+from autoremat import _torch
+
 # "L['call'].__self__.h[0]" or "L['self']._modules['h']": the call's object is the model.
 _INDEX = re.compile(r"\[(?:'(.*?)'|([^'\]]*))\]")
 _MODEL = re.compile(r"^(L\.)?(self|\w+\.__self__)(\.|$)")
@@ -35,9 +37,8 @@ class ModuleCall:
 
 def module_calls(node: fx.Node) -> tuple[ModuleCall, ...]:
     """The calls in which a node ran, from the outermost module to the innermost."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     found = []
-    for key, (path, kind) in stack.items():
+    for key, (path, kind) in _torch.module_stack(node).items():
         name = _MODEL.sub("", _INDEX.sub(r".\1\2", str(path)).replace("._modules.", "."))
         count = str(key).rpartition("@")[2] if "@" in str(key) else "0"
         call = int(count) if count.isdecimal() else 0

@@ -57,7 +57,7 @@ def is_random(node: fx.Node) -> bool:
     target = node.target
     if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
         return False
-    for position, argument in enumerate(target._schema.arguments):  # type: ignore[union-attr]
+    for position, argument in enumerate(_torch.arguments_of(target)):
         if argument.name == "dropout_p":  # attention is random only where it drops out
             given = node.args[position] if len(node.args) > position else None
             probability = node.kwargs.get("dropout_p", given)
@@ -78,8 +78,7 @@ def makes_seeds(node: fx.Node) -> bool:
 
 def has_own_generator(node: fx.Node) -> bool:
     """Whether a draw is from a generator of the user's, whose state nobody saves."""
-    arguments = node.target._schema.arguments  # type: ignore[union-attr]
-    for position, argument in enumerate(arguments):
+    for position, argument in enumerate(_torch.arguments_of(node.target)):
         if argument.name == "generator":
             given = node.args[position] if len(node.args) > position else None
             return node.kwargs.get("generator", given) is not None
@@ -91,7 +90,7 @@ def keep_draws(module: fx.GraphModule, *, unseeded: bool = False) -> None:
     for node in module.graph.nodes:
         if is_seeded(node) or (unseeded and is_random(node)):
             for kept in (node, *filter(_torch.is_getitem, node.users)):
-                kept.meta["recompute"] = _torch.CheckpointPolicy.MUST_SAVE
+                _torch.set_recompute_policy(kept, _torch.CheckpointPolicy.MUST_SAVE)
 
 
 def drawn_again(forward: fx.GraphModule, backward: fx.GraphModule) -> str | None:

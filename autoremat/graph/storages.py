@@ -66,7 +66,7 @@ def find_storages(nodes: Iterable[fx.Node], device: torch.device) -> Storages:
     for node in nodes:
         if node.op == "output":
             continue
-        value = node.meta.get("val")
+        value = _torch.fake_value(node)
         if _torch.is_getitem(node) and node.args[0] in elements:
             _add_element(node, elements, storages)
             continue

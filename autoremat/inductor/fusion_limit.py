@@ -9,7 +9,8 @@ memory is at its peak that undoes the recompute; elsewhere fusions are as free a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +24,12 @@ class FusionLimit(_torch.CustomSchedulerPass):
     def __call__(self, nodes: list[Any]) -> list[Any]:
         """Limit the fusion of these scheduler nodes, if any of them recomputes."""
         if any(RECOMPUTED in name for name in _torch.origin_names(nodes)):
-            numbers, kernels = _torch.kernels_before_fusion(nodes)
-            buffers = tuple(Buffer(*fields) for fields in kernels.buffers)
-            fusions = Fusions(Kernels(kernels.predecessors, buffers))
+            numbers, found = _torch.kernels_before_fusion(nodes)
+            buffers = tuple(Buffer(*fields) for fields in found.buffers)
+            kernels = Kernels(found.predecessors, buffers)
+            limit_nbytes = peak_nbytes(kernels, range(len(kernels.predecessors)))
             _torch.limit_fusion(
-                nodes, lambda names: fusions.admit({numbers[name] for name in names})
+                nodes, numbers, lambda fused: peak_nbytes(kernels, fused) <= limit_nbytes
             )
         return nodes
 
@@ -37,7 +39,7 @@ class FusionLimit(_torch.CustomSchedulerPass):
 
     def uuid(self) -> tuple[str, str]:
         """A key for Inductor's caches; it changes when the rule does."""
-        return ("autoremat", "fusion limit 1")
+        return ("autoremat", "fusion limit 2")
 
 
 @dataclass(frozen=True)
@@ -72,78 +74,59 @@ class Kernels:
     buffers: tuple[Buffer, ...]
 
 
-class Fusions:
-    """The fusions admitted so far: groups of kernels, and the peak that they may not exceed.
+def peak_nbytes(kernels: Kernels, fused: Sequence[int]) -> int:
+    """Highest live bytes when fused kernels run in the order of their first ones.
 
-    The limit is the peak without fusion. Nothing is assumed to be reused in place or to stay in
-    registers: both happen, but neither can be relied on before code is generated.
+    Nothing is assumed to be reused in place or to stay in registers: both happen, but neither can
+    be relied on before code is generated.
+
+    Args:
+        kernels: what would run without fusion.
+        fused: for each kernel, the first one that it is fused with; itself if it is alone.
     """
+    step_of = {first: step for step, first in enumerate(_order(kernels, fused))}
+    steps = [step_of[first] for first in fused]
+    change = [0] * (len(step_of) + 1)
+    live = 0
+    for buffer in kernels.buffers:
+        if buffer.maker is None:
+            live += buffer.freed_nbytes
+        else:
+            change[steps[buffer.maker]] += buffer.allocated_nbytes
+        if not buffer.is_kept:
+            users = [steps[reader] for reader in buffer.readers]
+            born = steps[buffer.maker] if buffer.maker is not None else 0
+            change[max(users, default=born) + 1] -= buffer.freed_nbytes
+    peak = live
+    for nbytes in change:
+        live += nbytes
+        peak = max(peak, live)
+    return peak
 
-    def __init__(self, kernels: Kernels) -> None:
-        """Start with each kernel alone."""
-        self._kernels = kernels
-        self._group = list(range(len(kernels.predecessors)))
-        self._members: dict[int, tuple[int, ...]] = {kernel: (kernel,) for kernel in self._group}
-        self.limit_nbytes = self.peak_nbytes()
 
-    def admit(self, kernels: Collection[int]) -> bool:
-        """Fuse the groups of these kernels, unless that raises the peak above the limit."""
-        groups = sorted({self._group[kernel] for kernel in kernels})
-        before = {group: self._members[group] for group in groups}
-        self._regroup({groups[0]: tuple(sorted(k for group in before.values() for k in group))})
-        if self.peak_nbytes() <= self.limit_nbytes:
-            return True
-        self._regroup(before)
-        return False
-
-    def _regroup(self, groups: dict[int, tuple[int, ...]]) -> None:
-        self._members.update(groups)
-        for group, members in groups.items():
-            for kernel in members:
-                self._group[kernel] = group
-
-    def peak_nbytes(self) -> int:
-        """Highest live bytes when the groups run in the order of their first kernels."""
-        step_of = {group: step for step, group in enumerate(self._order())}
-        steps = [step_of[group] for group in self._group]
-        change = [0] * (len(step_of) + 1)
-        live = 0
-        for buffer in self._kernels.buffers:
-            if buffer.maker is None:
-                live += buffer.freed_nbytes
+def _order(kernels: Kernels, fused: Sequence[int]) -> list[int]:
+    """The first ones of fused kernels in their order, each after those that it needs."""
+    needed: defaultdict[int, set[int]] = defaultdict(set)
+    for first, predecessors in zip(fused, kernels.predecessors, strict=True):
+        needed[first].update(fused[before] for before in predecessors)
+    order: list[int] = []
+    seen: set[int] = set()
+    for first in sorted(needed):
+        if first in seen:
+            continue
+        seen.add(first)
+        stack = [(first, _needs(first, needed))]
+        while stack:
+            kernel, needs = stack[-1]
+            following = next((need for need in needs if need not in seen), None)
+            if following is None:
+                order.append(kernel)
+                stack.pop()
             else:
-                change[steps[buffer.maker]] += buffer.allocated_nbytes
-            if not buffer.is_kept:
-                users = [steps[reader] for reader in buffer.readers]
-                born = steps[buffer.maker] if buffer.maker is not None else 0
-                change[max(users, default=born) + 1] -= buffer.freed_nbytes
-        peak = live
-        for nbytes in change:
-            live += nbytes
-            peak = max(peak, live)
-        return peak
+                seen.add(following)
+                stack.append((following, _needs(following, needed)))
+    return order
 
-    def _order(self) -> list[int]:
-        """Groups by their first kernel, each after the groups that it needs."""
-        order: list[int] = []
-        seen: set[int] = set()
-        for kernel, first in enumerate(self._group):
-            if kernel != first or first in seen:
-                continue
-            seen.add(first)
-            stack = [(first, self._needs(first))]
-            while stack:
-                group, needs = stack[-1]
-                following = next((need for need in needs if need not in seen), None)
-                if following is None:
-                    order.append(group)
-                    stack.pop()
-                else:
-                    seen.add(following)
-                    stack.append((following, self._needs(following)))
-        return order
 
-    def _needs(self, group: int) -> Iterator[int]:
-        predecessors: Sequence[tuple[int, ...]] = self._kernels.predecessors
-        needed = {self._group[p] for kernel in self._members[group] for p in predecessors[kernel]}
-        return iter(sorted(needed - {group}))
+def _needs(kernel: int, needed: Mapping[int, set[int]]) -> Iterator[int]:
+    return iter(sorted(needed[kernel] - {kernel}))

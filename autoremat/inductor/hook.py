@@ -152,11 +152,11 @@ def generate(
     placeholders = module.graph.find_nodes(op="placeholder")
     output = module.graph.output_node()
     results = _torch.arg_tree_leaves(*output.args)
-    output.meta["user_visible_output_idxs"] = [
-        i for i in range(min(num_visible_outputs, len(results))) if isinstance(results[i], fx.Node)
-    ]
+    visible = enumerate(results[:num_visible_outputs])
+    _torch.mark_visible_outputs(output, [i for i, n in visible if isinstance(n, fx.Node)])
     for node in placeholders:
-        node.meta["val"] = _restrided(node.meta["val"], (strides or {}).get(node.name))
+        value = _restrided(_torch.fake_value(node), (strides or {}).get(node.name))
+        _torch.set_fake_value(node, value)
     positions = [i for i, node in enumerate(placeholders) if node.name in donated]
     with (
         _stop_at_source() as seen,
@@ -165,7 +165,7 @@ def generate(
     ):
         _torch.compile_without_cache(
             module,
-            [node.meta["val"] for node in placeholders],
+            [_torch.fake_value(node) for node in placeholders],
             is_backward=is_backward,
             static_input_idxs=_not_tangents(placeholders) if is_backward else (),
         )
@@ -201,7 +201,7 @@ def _stop_at_source() -> Iterator[list[tuple[str, Any]]]:
         seen.append((getattr(code, "value", code), graph))
         raise _Generated
 
-    with _torch.patched_compile_to_module(stop):
+    with _torch.loading_kernels_by(stop):
         try:
             yield seen
         except Exception:
@@ -224,7 +224,7 @@ def _buffers(
     input_nbytes: list[int] = []
     input_values: list[int | None] = []
     for node in placeholders:
-        value = node.meta["val"]
+        value = _torch.fake_value(node)
         is_tensor = isinstance(value, torch.Tensor)
         input_values.append(None if is_tensor else _torch.size_hint(value))
         storage, nbytes = owned.get(node.name, (-1, 0))

@@ -2,11 +2,14 @@
 
 Enters: a joint graph after Inductor's decompositions. Leaves: the inlined nodes. Charge buffers,
 not nodes: a pointwise result that only fusible operations read is recomputed in each of them.
-The rules follow Inductor's lowering (a value with many readers and many reads is realised); they
-are a forecast. What counts is what `wrapper_memory` reads from the generated code.
+The rules follow Inductor's lowering (a value with many readers and many reads is realised), with
+the limits of its configuration; they are a forecast. What counts is what `wrapper_memory` reads
+from the generated code.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import fx
@@ -18,17 +21,6 @@ from autoremat.graph.random_draws import is_random, is_seeded
 from autoremat.graph.storages import Storages
 
 aten = torch.ops.aten
-
-# Inductor realises a value with several users once computing it reads more than this many
-# buffers, and any value beyond the second number (config.realize_reads_threshold, ..acc_reads..).
-SHARED_READS = 4
-ANY_READS = 8
-
-# On the CPU it also realises a value with several users that takes one of these to compute.
-_HEAVY_NAMES = frozenset(
-    {"aten::exp", "aten::log", "aten::log10", "aten::log1p", "aten::log2"}
-    | {"aten::sigmoid", "aten::silu", "aten::tanh", "aten::softplus"}
-)
 
 SMALL_SHARE = 0.25  # of a value's bytes: what it is made from is little
 
@@ -82,6 +74,32 @@ _REDUCTION_NAMES = frozenset(
 )
 
 
+@dataclass(frozen=True)
+class _Expression:
+    """What a loop does to have a value.
+
+    Attributes:
+        reads: storages that it reads.
+        computes: nodes that it computes from them.
+    """
+
+    reads: frozenset[str] = frozenset()
+    computes: frozenset[fx.Node] = frozenset()
+
+    def is_materialised(self, device: torch.device, num_users: int) -> bool:
+        """Whether Inductor gives the value memory, though all its users could compute it."""
+        limits = _torch.inlining_limits(device)
+        size = len(self.reads) + sum(1 + _num_constants(node) for node in self.computes)
+        if num_users > 1 and (
+            len(self.reads) > limits.shared_reads
+            or size > limits.operations
+            or any(is_heavy(node) for node in self.computes)
+        ):
+            return True
+        is_large = len(self.reads) > limits.reads or size > limits.operations
+        return is_large and len(self.reads) > 1
+
+
 def inlined_nodes(
     joint: JointGraph, storages: Storages, constraints: Constraints
 ) -> frozenset[fx.Node]:
@@ -89,15 +107,13 @@ def inlined_nodes(
     kept = set(joint.fwd_outputs) | set(joint.bwd_outputs)
     outputs = {name for node in kept for name in storages.of_node[node]}
     inlined: set[fx.Node] = set()
-    reads: dict[fx.Node, frozenset[str]] = {}
-    heavy: set[fx.Node] = set()
+    found: dict[fx.Node, _Expression] = {}
     kept_draws = {node for node in constraints.run_once if is_random(node) or is_seeded(node)}
     for node in joint.nodes:
         if node.op == "output":
             continue
         if _is_mask(node, kept_draws):
             kept_draws.add(node)
-        behind = frozenset().union(*(reads[source] for source in node.all_input_nodes))
         made = storages.made_by[node]
         can = (
             bool(made)
@@ -106,19 +122,18 @@ def inlined_nodes(
             and node not in kept_draws
             and not any(n in outputs or n in constraints.must_save for n in made)
         )
+        behind = [found[source] for source in node.all_input_nodes]
+        reads = frozenset().union(*(source.reads for source in behind))
+        computes = frozenset().union(*(source.computes for source in behind))
         users = _readers(node, storages) if can else []
-        many = len(behind) > (SHARED_READS if len(users) > 1 else ANY_READS)
-        if is_heavy(node) or not heavy.isdisjoint(node.all_input_nodes):
-            heavy.add(node)
-        many = many or (len(users) > 1 and node in heavy)
-        if can and not many and users and all(is_fusible(user) for user in users):
-            inlined.add(node)
-            reads[node] = behind
-        elif made:
-            reads[node] = frozenset(made)
-            heavy.discard(node)
-        else:
-            reads[node] = behind or frozenset(storages.of_node[node])
+        if users and all(is_fusible(user) for user in users):
+            expression = _Expression(reads, computes | {node})
+            if not expression.is_materialised(_torch.fake_value(node).device, len(users)):
+                inlined.add(node)
+                found[node] = expression
+                continue
+        own = frozenset(made) or (frozenset() if reads else frozenset(storages.of_node[node]))
+        found[node] = _Expression(own) if own else _Expression(reads, computes)
     return frozenset(inlined)
 
 
@@ -152,11 +167,11 @@ def shared_by_layers(
 
 def _is_mask(node: fx.Node, kept: set[fx.Node]) -> bool:
     """Whether a node makes less of numbers that are drawn once: the backward should get that."""
-    value = node.meta.get("val")
+    value = _torch.fake_value(node)
     return isinstance(value, torch.Tensor) and any(
-        value.dtype.itemsize < source.meta["val"].dtype.itemsize
+        value.dtype.itemsize < _torch.fake_value(source).dtype.itemsize
         for source in kept.intersection(node.all_input_nodes)
-        if isinstance(source.meta["val"], torch.Tensor)
+        if isinstance(_torch.fake_value(source), torch.Tensor)
     )
 
 
@@ -172,11 +187,17 @@ def is_pointwise(node: fx.Node) -> bool:
 
 def is_heavy(node: fx.Node) -> bool:
     """Whether Inductor would rather keep the result on the CPU than compute it twice."""
-    target, value = node.target, node.meta.get("val")
+    target, value = node.target, _torch.fake_value(node)
     on_cpu = isinstance(value, torch.Tensor) and value.device.type == "cpu"
     if not on_cpu or not isinstance(target, _torch.OpOverload):
         return False
-    return target.name().split(".")[0] in _HEAVY_NAMES
+    return _torch.is_kept_for_reuse(target.overloadpacket.__name__)
+
+
+def _num_constants(node: fx.Node) -> int:
+    """Numbers that a node computes with: each is an operation to Inductor."""
+    is_plain = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    return sum(isinstance(argument, (int, float)) for argument in node.args) if is_plain else 0
 
 
 def is_fusible(node: fx.Node) -> bool:
@@ -188,7 +209,7 @@ def is_fusible(node: fx.Node) -> bool:
 
 
 def _makes_several(node: fx.Node) -> bool:
-    return not isinstance(node.meta.get("val"), torch.Tensor)
+    return not isinstance(_torch.fake_value(node), torch.Tensor)
 
 
 def _readers(node: fx.Node, storages: Storages) -> list[fx.Node]:

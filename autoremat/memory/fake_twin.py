@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoremat._torch import FakeTensorMode, storage_identity, tree_leaves, tree_map
+from autoremat._torch import FakeTensorMode, compiled_call, storage_identity, tree_leaves, tree_map
 
 
 class Faker:
@@ -38,8 +38,8 @@ class Faker:
         self._note_shared(held)
         # deepcopy takes what the memo holds instead of copying: no tensor is ever cloned.
         memo: dict[int, Any] = {id(tensor): self.tensor(tensor) for tensor in held}
-        compiled = [m for m in model.modules() if "_compiled_call_impl" in vars(m)]
-        memo |= {id(call): None for m in compiled if (call := m._compiled_call_impl) is not None}
+        calls = (compiled_call(module) for module in model.modules())
+        memo |= {id(call): None for call in calls if call is not None}
         return copy.deepcopy(model, memo)
 
     def values(self, values: Any) -> Any:

@@ -120,7 +120,7 @@ def _record(node: fx.Node) -> NodeRecord:
     if target is None:
         target = getattr(node.target, "__name__", "") or str(node.target)
         target = str(node.target) if isinstance(node.target, _torch.OpOverload) else target
-    leaves = _torch.tree_leaves(node.meta.get("val"))
+    leaves = _torch.tree_leaves(_torch.fake_value(node))
     return NodeRecord(
         name=node.name,
         target=target,

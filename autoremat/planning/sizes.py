@@ -29,7 +29,7 @@ Symbols = Mapping[Any, int]  # a number for each
 
 def sizes_of(subject: Subject) -> dict[Any, int]:
     """The symbols in the sizes of a graph's inputs, and the numbers that it was planned for."""
-    values = (node.meta.get("val") for node in subject.joint.primals)
+    values = (_torch.fake_value(node) for node in subject.joint.primals)
     tensors = (value for value in values if isinstance(value, torch.Tensor))
     extents = (extent for tensor in tensors for extent in tensor.shape)
     return {symbol: n for e in extents for symbol, n in _torch.size_symbols(e).items()}
@@ -122,7 +122,7 @@ def keep_to_sizes(subject: Subject, growth: float) -> None:
     """
     if growth >= MOST_GROWTH:
         return
-    values = (node.meta.get("val") for node in subject.joint.primals)
+    values = (_torch.fake_value(node) for node in subject.joint.primals)
     for value in (value for value in values if isinstance(value, torch.Tensor)):
         sizes: Sequence[int | torch.SymInt] = value.shape
         for size in sizes:

@@ -160,7 +160,7 @@ def _layout_nbytes(joint: JointGraph, storages: Storages) -> int:
 
     It copies those that arrive so, and frees none of them before all are copied.
     """
-    permuted = [node for node in joint.tangents if not _is_contiguous(node.meta.get("val"))]
+    permuted = [node for node in joint.tangents if not _is_contiguous(_torch.fake_value(node))]
     return storages.total_nbytes(permuted)
 
 
@@ -216,7 +216,7 @@ def held_tangents(joint: JointGraph, storages: Storages) -> list[fx.Node]:
     return [
         node
         for node in joint.tangents
-        if not _torch.TANGENTS_ARE_FREED
+        if not _torch.tangents_are_freed()
         or sum(storages.nbytes[name] for name in storages.of_node[node]) <= SCALAR_NBYTES
     ]
 
@@ -227,7 +227,7 @@ def _allocates_nothing(node: fx.Node, storages: Storages) -> bool:
         return False
     if _torch.is_getitem(node) or not isinstance(node.target, _torch.OpOverload):
         return True
-    return not node.is_impure() and not node.target._schema.is_mutable
+    return not node.is_impure() and not _torch.is_mutable(node.target)
 
 
 class _Reads:

@@ -4,12 +4,13 @@ Enters: the call of a model. Leaves: the same call, in which Dynamo stops before
 layer and goes on behind it. By itself it stops at the first one and leaves the rest of the
 function uncompiled; told to trace them, it writes out every time step, which has other rounding
 than the library's kernels and takes minutes. Guarantees: the layers compute what they do in eager
-mode, and outside of such calls they are torch's own.
+mode, and outside of such calls their classes are as the user or torch has them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,8 +21,8 @@ from torch import nn
 from autoremat import _torch
 
 _KINDS: tuple[type[nn.RNNBase], ...] = (nn.RNN, nn.LSTM, nn.GRU)
-_OWN = {kind: kind.forward for kind in _KINDS}
 
+_own_of: dict[Callable[..., Any], Callable[..., Any]] = {}  # by what stands in for it
 _calls_in_progress = 0  # of all threads: classes are shared by them
 _lock = threading.Lock()
 _here = threading.local()
@@ -57,21 +58,22 @@ def _stop_at_classes() -> None:
     global _calls_in_progress
     with _lock:
         _calls_in_progress += 1
-        for kind, forward in _STOPPING.items():
-            kind.forward = forward
+        for kind in _KINDS:
+            if kind.forward not in _own_of:
+                kind.forward = _stopping(kind.forward)
 
 
 def _restore_classes() -> None:
     global _calls_in_progress
     with _lock:
         _calls_in_progress -= 1
-        if _calls_in_progress == 0:
-            for kind, forward in _OWN.items():
-                kind.forward = forward
+        for kind in _KINDS if _calls_in_progress == 0 else ():
+            kind.forward = _own_of.get(kind.forward, kind.forward)
 
 
+@functools.cache
 def _stopping(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, at which Dynamo stops."""
+    """The same function, at which Dynamo stops: one for each, as it guards their identity."""
 
     @torch.compiler.disable(reason="autoremat runs recurrent layers in eager mode")
     def run(module: nn.RNNBase, *args: Any, **kwargs: Any) -> Any:
@@ -81,7 +83,5 @@ def _stopping(forward: Callable[..., Any]) -> Callable[..., Any]:
             tell(module, results)
         return results
 
+    _own_of[run] = forward
     return run
-
-
-_STOPPING = {kind: _stopping(forward) for kind, forward in _OWN.items()}

@@ -173,8 +173,7 @@ class _Recorder:
             reference.advance({node.name: value for node, value in named.items()}, is_backward)
             return self._compared(module, named, reference)
 
-        run._boxed_call = True  # type: ignore[attr-defined]
-        return run
+        return _torch.as_boxed(run)
 
     def _reference(self, number: int, is_backward: bool) -> _Reference:
         """The latest forward has the first backward, as autograd runs them."""

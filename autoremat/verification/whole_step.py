@@ -141,9 +141,9 @@ def verify(
             restore()
         session = optimized.session
         reference = "eager"
-        call: Callable[..., Any] = model._call_impl
+        call: Callable[..., Any] = _torch.own_call(model)
         if session.compiled_draws_differently:
-            reference, call = "torch.compile", torch.compile(model._call_impl)
+            reference, call = "torch.compile", torch.compile(_torch.own_call(model))
         theirs = _detached(run(call))
         restore()
         gc.collect()
@@ -168,7 +168,7 @@ def verify(
                 again = replace(result, **_compare(theirs, _detached(run(call))))
                 return again.loss_agrees and again.gradients_agree
 
-            result = _explained(result, explain_difference(session, model._call_impl, agrees))
+            result = _explained(result, explain_difference(session, _torch.own_call(model), agrees))
     return result
 
 
