@@ -14,10 +14,10 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autoremat.cost import cache as cost_cache
+from autoremat.cost import calls as cost
 from autoremat.cost import made_up_inputs as sample
 from autoremat.cost import op_times as profile
 from autoremat.cost.cache import CostCache, Measured
-from autoremat.cost.calls import calls as cost
 from autoremat.cost.op_times import OpCost, profile_nodes
 from autoremat.memory.meter import measure_peak
 
