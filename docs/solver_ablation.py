@@ -11,21 +11,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from autoremat_solver.blocks import far_reaching, narrow_places
-from autoremat_solver.formulation import Formulation
-from autoremat_solver.front import Candidate, candidate
-from autoremat_solver.greedy import greedy_candidate
-from autoremat_solver.heuristics import segment_ends, simple_recipes
-from autoremat_solver.indexed import Indexed
-from autoremat_solver.lazy_rows import LazyRows
-from autoremat_solver.portfolio import (
+from autoremat_solver.chains.blocks import far_reaching, narrow_places
+from autoremat_solver.model.indexed import Indexed
+from autoremat_solver.plans.front import Candidate, candidate
+from autoremat_solver.plans.greedy import greedy_candidate
+from autoremat_solver.plans.heuristics import segment_ends, simple_recipes
+from autoremat_solver.plans.realise import KEEP, Retention
+from autoremat_solver.program.formulation import Formulation
+from autoremat_solver.program.lazy_rows import LazyRows
+from autoremat_solver.search.portfolio import (
     COARSE,
     FINE,
     chain_candidate,
     chain_plans,
     priced_save_sets,
 )
-from autoremat_solver.realise import KEEP, Retention
 
 ROUNDS = 12  # relaxations of an integer program, as the solver solves
 INTEGER_SHARE = 0.25  # of the time limit, for each integer solve

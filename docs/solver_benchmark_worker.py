@@ -22,11 +22,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent.parent / "solver"))
 
 from autoremat_solver import Plan, Problem, Solution, Solver, check, simulate
-from autoremat_solver.bounds import Bounds
-from autoremat_solver.formulation import Formulation
-from autoremat_solver.indexed import index
+from autoremat_solver.bounds.certified import Bounds
+from autoremat_solver.model.indexed import index
+from autoremat_solver.model.reduce import reduce
 from autoremat_solver.node_link import read_problem
-from autoremat_solver.reduce import reduce
+from autoremat_solver.program.formulation import Formulation
 from solver_ablation import STRATEGIES, Task
 from solver_benchmark_page import BOUND
 

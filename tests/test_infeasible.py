@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from autoremat_solver import CertificateWarning, Solution, Solver, simulate
-from autoremat_solver.bounds import Bounds
+from autoremat_solver.bounds.certified import Bounds
 from autoremat_solver.plan import Status
 from autoremat_solver.policies import recompute_all
 from torch import Tensor, nn

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from autoremat_solver import check
-from autoremat_solver.bounds import Bounds
-from autoremat_solver.heuristics import save_all
-from autoremat_solver.indexed import index
+from autoremat_solver.bounds.certified import Bounds
+from autoremat_solver.model.indexed import index
+from autoremat_solver.plans.heuristics import save_all
 
 from tests.test_solver_networks import transformer
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 from autoremat_solver import Op, Phase, Problem, Value
-from autoremat_solver.bounds import Bounds
-from autoremat_solver.indexed import index
+from autoremat_solver.bounds.certified import Bounds
+from autoremat_solver.model.indexed import index
+from autoremat_solver.model.readable import require_consistent
 from autoremat_solver.problem import ProblemError
-from autoremat_solver.readable import require_consistent
 
 from tests.exhaustive import cheapest_us
 from tests.random_problems import Shape, random_graph, random_step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from autoremat_solver import CertificateError, CertificateWarning, Problem, Solver, Status
-from autoremat_solver.bounds import Bounds
+from autoremat_solver.bounds.certified import Bounds
 from autoremat_solver.certificate import NOISE, holds
 
 from tests.test_solver_networks import mlp

@@ -7,9 +7,9 @@ import time
 
 import pytest
 from autoremat_solver import Op, Phase, Plan, Problem, Solver, Value, check, simulate
-from autoremat_solver.arrangement import Arrangement, Layout, Rules
-from autoremat_solver.indexed import index
-from autoremat_solver.rearrange import Rearranger, rearranged
+from autoremat_solver.model.indexed import index
+from autoremat_solver.search.arrangement import Arrangement, Layout, Rules
+from autoremat_solver.search.rearrange import Rearranger, rearranged
 
 from tests.test_solver_networks import transformer
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from autoremat_solver import Op, Phase, Plan, Problem, ProblemError, Solver, Value, check, simulate
-from autoremat_solver.fast_measure import fast_measure
-from autoremat_solver.front import candidate
-from autoremat_solver.indexed import index
-from autoremat_solver.readable import require_consistent
-from autoremat_solver.reduce import reduce
+from autoremat_solver.model.indexed import index
+from autoremat_solver.model.readable import require_consistent
+from autoremat_solver.model.reduce import reduce
+from autoremat_solver.plans.fast_measure import fast_measure
+from autoremat_solver.plans.front import candidate
 from autoremat_solver.simulate import measure
 from hypothesis import given, settings
 from hypothesis import strategies as st

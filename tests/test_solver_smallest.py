@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 from autoremat_solver import Plan, Problem, Solver, check, simulate
-from autoremat_solver.indexed import index
-from autoremat_solver.rearrange import lowered
+from autoremat_solver.model.indexed import index
+from autoremat_solver.search.rearrange import lowered
 
 from tests.test_solver_networks import transformer, unet
 

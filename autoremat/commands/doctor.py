@@ -159,7 +159,7 @@ def _cache() -> str:
 
 def _solver() -> str:
     """The integer program's library, by solving one."""
-    from autoremat_solver._pulp import backend
+    from autoremat_solver.program._pulp import backend
 
     return f"{backend()} solves an integer program"
 

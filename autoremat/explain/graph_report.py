@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 from autoremat_solver import Phase, Problem
-from autoremat_solver.bounds import Bounds
+from autoremat_solver.bounds.certified import Bounds
 from autoremat_solver.certificate import holds
-from autoremat_solver.indexed import index
+from autoremat_solver.model.indexed import index
 from autoremat_solver.plan_document import without_recompute
 from autoremat_solver.simulate import instance_spans
 from torch import fx

@@ -13,7 +13,7 @@ from dataclasses import replace
 from autoremat_solver import Plan, Solution, Solver
 from autoremat_solver.certificate import holds
 from autoremat_solver.plan import Status
-from autoremat_solver.search import PROVEN
+from autoremat_solver.search.stages import PROVEN
 
 from autoremat.inductor import real_peaks
 from autoremat.planning import remembered

@@ -94,7 +94,7 @@ class Split:
         return replace(subject, lowered=placed(subject.lowered, found, room_nbytes))
 
     def _crossing_nbytes(self, subject: Subject) -> int:
-        least_nbytes, most_nbytes = crossings(subject.lowered.problem)
+        least_nbytes, most_nbytes = crossing_range(subject.lowered.problem)
         return least_nbytes + int(self.share * (most_nbytes - least_nbytes))
 
 
@@ -107,7 +107,7 @@ def signature(joint: JointGraph) -> int:
     return hash(tuple(str(t) for t in targets if isinstance(t, _torch.OpOverload)))
 
 
-def crossings(problem: Problem) -> tuple[int, int]:
+def crossing_range(problem: Problem) -> tuple[int, int]:
     """What crosses to the backward at least, and where nothing is recomputed."""
     least_nbytes, most_nbytes = (
         _crossing_nbytes(problem, plan) for plan in (recompute_all(problem), as_written(problem))

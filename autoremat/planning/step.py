@@ -15,7 +15,7 @@ from autoremat_solver.plan_document import without_recompute
 
 from autoremat.planning.nesting import Around, Beside, beside
 from autoremat.planning.part import Part
-from autoremat.planning.sharing import Split, crossings, signature
+from autoremat.planning.sharing import Split, crossing_range, signature
 from autoremat.reporting import GraphReport
 
 
@@ -129,7 +129,7 @@ class Step:
         """
         parts, order, eager = self._numbered()
         gradients = (*(part.gradient_nbytes for part in parts), *eager)
-        crossings = [crossings(part.subject.lowered.problem) for part in parts]
+        crossings = [crossing_range(part.subject.lowered.problem) for part in parts]
         crossings += [(0, 0) for _ in eager]
         least, most = zip(*crossings, strict=True)
         needs = []  # peaks of the leanest plan known and of running without recompute

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from autoremat_solver.check import check
-from autoremat_solver.heuristics import in_segments, live_across, root_of
-from autoremat_solver.indexed import Indexed, index
+from autoremat_solver.model.indexed import Indexed, index
+from autoremat_solver.model.readable import require_consistent
 from autoremat_solver.plan import Plan
+from autoremat_solver.plans.heuristics import in_segments, live_across, root_of
+from autoremat_solver.plans.realise import KEEP, Retention, realise
 from autoremat_solver.problem import Phase, Problem
-from autoremat_solver.readable import require_consistent
-from autoremat_solver.realise import KEEP, Retention, realise
 
 
 def save_all_but(problem: Problem, dropped: Collection[str] = ()) -> Plan:

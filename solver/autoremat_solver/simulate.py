@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from itertools import accumulate
 
-from autoremat_solver.indexed import Indexed, index
+from autoremat_solver.model.indexed import Indexed, index
 from autoremat_solver.plan import Plan, Timeline
 from autoremat_solver.problem import Problem
 from autoremat_solver.regions import unrolled, unrolled_plan

@@ -17,16 +17,16 @@ from collections.abc import Callable
 
 from autoremat_solver.certificate import holds
 from autoremat_solver.check import check
-from autoremat_solver.exact import MOST_OPS, ExactSearch, SearchLimit
-from autoremat_solver.front import Candidate, arranged
-from autoremat_solver.indexed import index
+from autoremat_solver.exact.search import MOST_OPS, ExactSearch, SearchLimit
+from autoremat_solver.model.indexed import index
+from autoremat_solver.model.readable import require_consistent
+from autoremat_solver.model.reduce import Reduction, reduce
 from autoremat_solver.plan import Plan, Solution, Status, Step, StepKind
+from autoremat_solver.plans.front import Candidate, arranged
 from autoremat_solver.problem import Phase, Problem
-from autoremat_solver.readable import require_consistent
-from autoremat_solver.reduce import Reduction, reduce
-from autoremat_solver.search import PROVEN, Search
+from autoremat_solver.search.smallest import smallest_candidate
+from autoremat_solver.search.stages import PROVEN, Search
 from autoremat_solver.simulate import simulate
-from autoremat_solver.smallest import smallest_candidate
 
 PREPARED_SHARE = 0.4  # of the time limit, by when plans for all budgets are made
 SMALLEST_SHARE = 0.65  # by when the smallest peak is found; the rest makes its plan faster

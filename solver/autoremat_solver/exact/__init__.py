@@ -1,0 +1,1 @@
+"""The best plan of a small problem, by exhausting what may be."""

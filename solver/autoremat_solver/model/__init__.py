@@ -1,0 +1,1 @@
+"""A problem as numbers: what every method works on."""

@@ -1,0 +1,134 @@
+"""`simulate.measure` for schedules of many thousand steps: the same numbers by sorting events.
+
+Enters: an `Indexed` problem and a schedule in which every read finds an instance. Leaves: the
+`Timeline` that `simulate` defines, bit for bit (a test compares the two). Each step is a group of
+events, its reads and then its writes; sorted by value, an instance is a write and the reads up to
+the next write.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoremat_solver.model.indexed import Indexed
+from autoremat_solver.plan import Timeline
+from autoremat_solver.simulate import measure
+
+EXACT_NBYTES = 1 << 50  # totals below this stay exact in the floats of `numpy.bincount`
+FEW_VALUES = 1 << 16  # value numbers that fit 16 bits are sorted in linear time
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Events:
+    """What one run of each operation reads and writes, back to back.
+
+    Attributes:
+        value: per event; reads of pinned values are left out, they end no span.
+        writes: per event, whether it is a write.
+        first: per operation, its first event.
+        count: per operation.
+        nbytes: per value.
+        pinned: per value.
+        workspace_nbytes: per operation.
+    """
+
+    value: NDArray[np.integer[Any]]
+    writes: Bools
+    first: Ints
+    count: Ints
+    nbytes: Ints
+    pinned: Bools
+    workspace_nbytes: Ints
+
+
+def events_of(indexed: Indexed) -> Events:
+    """The events of a problem's operations."""
+    values: list[int] = []
+    writes: list[bool] = []
+    first: list[int] = []
+    for op, inputs in enumerate(indexed.inputs):
+        first.append(len(values))
+        reads = [v for v in inputs if not indexed.pinned[v]]
+        values += [*reads, *indexed.outputs[op]]
+        writes += [False] * len(reads) + [True] * len(indexed.outputs[op])
+    ends = np.array([*first, len(values)], dtype=np.int64)
+    few = len(indexed.nbytes) <= FEW_VALUES
+    return Events(
+        value=np.array(values, dtype=np.uint16 if few else np.int64),
+        writes=np.array(writes, dtype=np.bool_),
+        first=ends[:-1],
+        count=np.diff(ends),
+        nbytes=np.array(indexed.nbytes, dtype=np.int64),
+        pinned=np.array(indexed.pinned, dtype=np.bool_),
+        workspace_nbytes=np.array(indexed.workspace_nbytes, dtype=np.int64),
+    )
+
+
+def fast_measure(indexed: Indexed, steps: list[int]) -> Timeline:
+    """`simulate.measure`, five to ten times as fast on large problems.
+
+    Sizes too large to be exact here go to `measure`.
+    """
+    if not steps or indexed.total_nbytes >= EXACT_NBYTES:
+        return measure(indexed, steps)
+    events = indexed.derived(events_of)
+    ops = np.array(steps, dtype=np.int64)
+    live = live_nbytes(events, ops, spans(events, ops)) + indexed.problem.resident_nbytes
+    return Timeline(tuple(live.tolist()), math.fsum(map(indexed.time_us.__getitem__, steps)))
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Every instance of a value, by value and then in the order of their making.
+
+    Attributes:
+        value, born, last: per instance, its value, the step that makes it and the last step at
+            which it is live.
+        step: the steps of all events in the same order: of an instance first that of its making,
+            then those of its reads; those of pinned values are left out.
+        made: per instance, where in `step` it begins.
+        all_made: whether every read that is noted finds an instance.
+    """
+
+    value: Ints
+    born: Ints
+    last: Ints
+    step: Ints
+    made: Ints
+    all_made: bool
+
+
+def live_nbytes(events: Events, ops: Ints, spans: Spans) -> Ints:
+    """Bytes of the instances that are live at each step, and of its workspace."""
+    size = events.nbytes[spans.value].astype(np.float64)
+    change = np.bincount(spans.born, weights=size, minlength=len(ops) + 1)
+    change -= np.bincount(spans.last + 1, weights=size, minlength=len(ops) + 1)
+    live: Ints = np.cumsum(change[:-1]).astype(np.int64) + events.workspace_nbytes[ops]
+    return live
+
+
+def spans(events: Events, ops: Ints) -> Spans:
+    """The instances of a schedule of operation numbers."""
+    count = events.count[ops]
+    ends = np.cumsum(count)
+    which = np.repeat(events.first[ops] - (ends - count), count) + np.arange(ends[-1])
+    value = events.value[which]
+    order = np.argsort(value, kind="stable")
+    value = value[order].astype(np.int64)
+    step = np.repeat(np.arange(len(ops)), count)[order]
+    writes = events.writes[which][order]
+    made = np.flatnonzero(writes)
+    begins = np.append(True, value[1:] != value[:-1])[: len(value)]
+    final = np.append(made[1:], len(value)) - 1
+    value, born, last = value[made], step[made], step[final]
+    first = np.append(True, value[1:] != value[:-1])[: len(value)]
+    last[first & events.pinned[value]] = len(ops) - 1
+    return Spans(value, born, last, step, made, bool(writes[begins].all()))

@@ -1,0 +1,1 @@
+"""The integer program, its rows, and the library that solves it."""

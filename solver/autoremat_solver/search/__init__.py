@@ -1,0 +1,1 @@
+"""How the methods are put together, and the search over single reruns."""

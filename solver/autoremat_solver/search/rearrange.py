@@ -1,0 +1,322 @@
+"""Search over arrangements on exact live bytes: repair what exceeds a budget, then ruin and repair.
+
+Enters: a schedule and a budget. Leaves: a schedule within the budget, or None. A repair step
+looks at what lies idle while the budget is exceeded, and lets it go until it is read again:
+by making it again there (with what that takes), or, in a graph without phases, by making it later
+or reading it earlier. `improve` takes some reruns out again and repairs in another way
+(ruin and recreate, [Schrimpf2000]), with a threshold that falls. Seeded, and limited by counts:
+the same problem gives the same plan unless the deadline cuts it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoremat_solver.model.indexed import Indexed
+from autoremat_solver.search.arrangement import Arrangement, Layout, Rules
+from autoremat_solver.search.changes import Change, Closures, gaps_above, moves, together
+
+SEARCHES = 3  # from the best repaired starts
+STEPS_IN_ALL = 60_000  # steps of all rounds of one search together
+FEWEST_ROUNDS, MOST_ROUNDS = 20, 400
+REPAIR_NOISES = (0.0, 0.2, 0.4)  # of the attempts to repair one start
+SHIFTS = 32  # fewer first runs than this are moved by one ruin; with 4, searches end alike
+MOST_RUINS, STEPS_OF_RUINS = 20, 3_000  # attempts to repair ruins of it, and their steps in all
+FIRST_STEP, LAST_STEP = 0.04, 0.002  # of the peak, by which `lowered` goes down at once
+LOOKED_AT = 24  # gaps whose reruns are worked out, per repair step
+GLANCED_AT = 8  # the same in a search with noise
+TRIED = 6  # changes simulated, per repair step
+REPAIR_STEPS = 400
+NOISE = 0.6
+SLACK = 1.25  # times the time wanted may a repair take, as pruning will shorten it
+HOT = 0.002  # of the whole time: by how much a worse plan may be accepted at first
+
+
+def rearranged(
+    indexed: Indexed, starts: list[list[int]], budget_nbytes: int, *, deadline: float
+) -> Iterator[list[int]]:
+    """Schedules within the budget, ever faster; none where no start can be repaired.
+
+    Args:
+        indexed: the step.
+        starts: schedules, the most promising first; they may exceed the budget.
+        budget_nbytes: the peak allowed.
+        deadline: `time.monotonic()` at which to stop.
+    """
+    rules = Rules(indexed)
+    repaired: list[tuple[float, int, Layout]] = []
+    for number, steps in enumerate(steps for steps in starts if steps):
+        search = Rearranger(rules, budget_nbytes, deadline=deadline)
+        layout = search.repaired(rules.take_apart(steps))
+        if layout is not None:
+            repaired.append((search.rerun_us(layout), number, layout))
+    if not repaired:
+        for steps in starts[:1]:
+            lowest = [steps, *lowered(indexed, steps, budget_nbytes, deadline=deadline)][-1]
+            layout = Layout(indexed, rules.take_apart(lowest))
+            if layout.peak_nbytes <= budget_nbytes:
+                repaired.append((0.0, 0, layout))
+    repaired.sort(key=lambda entry: entry[:2])
+    for seed, (_, _, layout) in zip(range(SEARCHES), repaired * SEARCHES, strict=False):
+        search = Rearranger(rules, budget_nbytes, deadline=deadline, seed=seed)
+        rounds = max(FEWEST_ROUNDS, min(MOST_ROUNDS, STEPS_IN_ALL // len(layout.steps)))
+        yield search.improve(layout, rounds=rounds).steps
+
+
+def lowered(
+    indexed: Indexed, steps: list[int], budget_nbytes: int, *, deadline: float
+) -> Iterator[list[int]]:
+    """Schedules of ever smaller peaks, step by step; none below the budget, if it can be.
+
+    Args:
+        indexed: the step.
+        steps: the schedule to start from.
+        budget_nbytes: the peak at which to stop.
+        deadline: `time.monotonic()` at which to stop.
+    """
+    if not steps:
+        return
+    rules = Rules(indexed)
+    layout = Layout(indexed, rules.take_apart(steps))
+    step = FIRST_STEP
+    while step >= LAST_STEP and time.monotonic() < deadline:
+        peak = layout.peak_nbytes
+        if peak <= budget_nbytes:
+            break
+        goal = max(budget_nbytes, int(peak * (1 - step)))
+        lower = Rearranger(rules, goal, deadline=deadline).repaired(layout.arrangement)
+        if lower is None:
+            step /= 2
+        else:
+            layout = lower
+            yield layout.steps
+
+
+class Rearranger:
+    """Searches near one budget.
+
+    Args:
+        rules: what may run where.
+        budget_nbytes: the peak allowed.
+        deadline: `time.monotonic()` at which to stop.
+        seed: of the random choices.
+    """
+
+    def __init__(self, rules: Rules, budget_nbytes: int, *, deadline: float, seed: int = 0) -> None:
+        """Nothing runs before a method is called."""
+        self._rules, self._indexed = rules, rules.indexed
+        self._budget = budget_nbytes
+        self._deadline = deadline
+        self._random = random.Random(seed)
+
+    def repaired(self, start: Arrangement) -> Layout | None:
+        """`repair` with more and more noise until it succeeds, at last from ruins of the start."""
+        for noise in REPAIR_NOISES:
+            layout = self.repair(start, noise=noise)
+            if layout is not None:
+                return layout
+        for _ in range(min(MOST_RUINS, STEPS_OF_RUINS // (len(start.order) + 1))):
+            layout = self.repair(self._ruined(start), noise=NOISE)
+            if layout is not None or time.monotonic() >= self._deadline:
+                return layout
+        return None
+
+    def repair(
+        self, start: Arrangement, *, noise: float = 0.0, most_us: float = math.inf
+    ) -> Layout | None:
+        """An arrangement within the budget, or None if no step brought it nearer.
+
+        Args:
+            start: what to begin with.
+            noise: by which share prices are drawn at random.
+            most_us: give up once the reruns take longer.
+        """
+        try:
+            layout = Layout(self._indexed, start)
+        except KeyError:
+            return None
+        excess, barred = self._excess(layout), set[tuple[int, int, int]]()
+        for _ in range(REPAIR_STEPS):
+            if excess == 0:
+                return layout
+            changes = self._changes(layout, noise, barred)
+            for change in [*(() if noise else together(changes)), *changes[:TRIED]]:
+                new = self._applied(layout.arrangement, change)
+                left = math.inf if new is None else self._excess(new)
+                if new is not None and left < excess:
+                    layout, excess = new, int(left)
+                    if self.rerun_us(layout) > most_us:
+                        return None
+                    break
+                barred.add(change.key)
+                if time.monotonic() >= self._deadline:
+                    return None
+            else:
+                return None
+        return None
+
+    def improve(self, start: Layout, *, rounds: int) -> Layout:
+        """The fastest arrangement that `rounds` ruins and repairs of a fitting one lead to."""
+        best = current = self._pruned(start)
+        best_us = current_us = self.rerun_us(best)
+        heat = HOT * math.fsum(self._indexed.time_us)
+        for done in range(rounds):
+            if best_us <= 0 or time.monotonic() >= self._deadline:
+                break
+            allowed = heat * (1 - done / rounds) ** 2 * self._random.expovariate(1.0)
+            new = self.repair(
+                self._ruined(current.arrangement),
+                noise=NOISE,
+                most_us=SLACK * (current_us + allowed),
+            )
+            if new is None:
+                continue
+            new = self._pruned(new)
+            new_us = self.rerun_us(new)
+            if new_us <= current_us + allowed:
+                current, current_us = new, new_us
+            if new_us < best_us:
+                best, best_us = new, new_us
+        return best
+
+    def rerun_us(self, layout: Layout) -> float:
+        """Time of all reruns."""
+        again = layout.arrangement.all_reruns()
+        return math.fsum(self._indexed.time_us[op] for op, _ in again)
+
+    def _excess(self, layout: Layout) -> int:
+        return int(np.maximum(layout.live - self._budget, 0).sum())
+
+    def _changes(
+        self, layout: Layout, noise: float, barred: set[tuple[int, int, int]]
+    ) -> list[Change]:
+        """The most promising changes, best first."""
+        factors = partial(self._factors, noise) if noise else None
+        gaps = gaps_above(self._indexed, layout, self._budget, 2 * LOOKED_AT, factors)
+        closures = Closures(self._rules, layout, self._budget)
+        found: list[Change] = []
+        count = GLANCED_AT if noise else LOOKED_AT
+        for gap in gaps[:count]:
+            found += closures.ways(gap)
+        if self._rules.may_reorder:
+            for gap in gaps[: 2 * count]:
+                found += moves(self._indexed, layout, gap)
+        found = [change for change in found if change.key not in barred]
+        if noise:
+            weigh = {
+                change.key: change.price * (1 + noise * self._random.uniform(-1, 1))
+                for change in found
+            }
+            found.sort(key=lambda change: (weigh[change.key], change.key))
+        else:
+            found.sort(key=lambda change: (change.price, change.key))
+        return found
+
+    def _factors(self, noise: float, count: int) -> NDArray[np.float64]:
+        return np.array([1 + noise * self._random.uniform(-1, 1) for _ in range(count)])
+
+    def _applied(self, arrangement: Arrangement, change: Change) -> Layout | None:
+        order = change.order or arrangement.order
+        reruns = dict(arrangement.reruns)
+        for before, ops in change.reruns.items():
+            reruns[before] = tuple({*reruns.get(before, ()), *ops})
+        place = {op: i for i, op in enumerate(order)}
+        rank = place.__getitem__ if self._rules.may_reorder else self._indexed.rank.__getitem__
+        for before in list(reruns) if change.order else change.reruns:
+            reruns[before] = tuple(sorted(reruns[before], key=rank))
+        if change.order and any(
+            place[op] >= place[before] for before, ops in reruns.items() for op in ops
+        ):
+            return None
+        try:
+            return Layout(self._indexed, Arrangement(order, reruns))
+        except KeyError:
+            return None
+
+    def _pruned(self, layout: Layout) -> Layout:
+        """Without the reruns, longest first, that the budget does not need."""
+        again = layout.arrangement.all_reruns()
+        again.sort(key=lambda entry: (-self._indexed.time_us[entry[0]], entry))
+        steps = layout.rerun_steps()
+        for entry in again:
+            if time.monotonic() >= self._deadline:
+                break
+            if not self._may_hold(layout, entry[0], steps[entry]):
+                continue
+            new = Layout(self._indexed, layout.arrangement.without({entry}))
+            if self._excess(new) == 0:
+                layout, steps = new, new.rerun_steps()
+        return layout
+
+    def _may_hold(self, layout: Layout, op: int, step: int) -> bool:
+        """Whether what a rerun makes could be held from its last read until then instead."""
+        indexed = self._indexed
+        for v in indexed.outputs[op]:
+            earlier = layout.before(v, step)
+            if earlier is None or self._is_barred(layout, v, earlier):
+                return False
+            this = layout.before(v, step + 1)
+            if this is None or not layout.reads(this):
+                continue
+            idle = layout.live[layout.last[earlier] + 1 : step]
+            if idle.max(initial=0) + indexed.nbytes[v] > self._budget:
+                return False
+        return True
+
+    def _is_barred(self, layout: Layout, value: int, instance: int) -> bool:
+        """Whether the backward must not read this instance: the forward's of a must_recompute."""
+        backward = self._indexed.is_backward
+        made = layout.born[instance]
+        return self._indexed.barred[value] and not any(backward[op] for op in layout.steps[:made])
+
+    def _ruined(self, arrangement: Arrangement) -> Arrangement:
+        """Some reruns taken out, near each other or anywhere; some first runs moved."""
+        first = frozenset(arrangement.order)
+        again = [
+            (op, before)
+            for op, before in arrangement.all_reruns()
+            if op in first and not any(self._indexed.barred[v] for v in self._indexed.outputs[op])
+        ]
+        chosen: set[tuple[int, int]] = set()
+        if again:
+            count = min(len(again), 1 + int(self._random.expovariate(0.4)))
+            if self._random.random() < 0.5:
+                place = {op: i for i, op in enumerate(arrangement.order)}
+                centre = place[self._random.choice(again)[1]]
+                again.sort(key=lambda entry: (abs(place[entry[1]] - centre), entry))
+                chosen = set(again[:count])
+            else:
+                chosen = set(self._random.sample(again, count))
+        ruined = arrangement.without(chosen)
+        if self._rules.may_reorder:
+            for _ in range(self._random.randrange(SHIFTS)):
+                ruined = _shifted(self._indexed, ruined, self._random)
+        return ruined
+
+
+def _shifted(indexed: Indexed, arrangement: Arrangement, chance: random.Random) -> Arrangement:
+    """One first run moved to another place between its inputs and its readers."""
+    order = list(arrangement.order)
+    place = {op: i for i, op in enumerate(order)}
+    op = chance.choice(order)
+    low = max((place[indexed.producer[v]] for v in indexed.inputs[op]), default=-1) + 1
+    read = (place[reader] for v in indexed.outputs[op] for reader in indexed.readers[v])
+    high = min(read, default=len(order)) - 1
+    if low >= high:
+        return arrangement
+    order.remove(op)
+    order.insert(chance.randint(low, high), op)
+    place = {op: i for i, op in enumerate(order)}
+    late = {
+        (again, before)
+        for again, before in arrangement.all_reruns()
+        if place[again] >= place[before]
+    }
+    return Arrangement(tuple(order), arrangement.without(late).reruns)
