@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from autoremat import _torch
+from tests import import_graph
+from tests.import_graph import ROOMS, dotted, modules_of, room_of
 
 ROOT = Path(__file__).parent.parent
 TORCH_SIDE, SOLVER, REPORT = (
@@ -32,23 +34,6 @@ NEVER_NEEDED = {
         "autoremat.problem.segments",
         "autoremat.problem.lower",
     },
-}
-
-# The rooms of each package, in the order in which data flows: a room needs those before it only.
-# docs/how_it_works.md and CONTRIBUTING.md show the same picture.
-ROOMS = {
-    "autoremat": (
-        *("_torch", "units", "call_stack", "progress"),
-        *("reporting", "errors", "fallbacks", "memory", "cost", "graph", "ask", "problem"),
-        *("emit", "inductor", "planning", "explain", "watch", "session"),
-        *("backend", "api", "offline", "verification", "targets", "comparison", "commands"),
-        "__main__",
-    ),
-    "autoremat_solver": (
-        *("certificate", "problem", "plan", "regions", "model", "simulate", "check"),
-        *("node_link", "plan_document", "plans", "policies", "chains", "program"),
-        *("bounds", "exact", "search", "solve"),
-    ),
 }
 
 
@@ -203,35 +188,6 @@ def test_measuring_imports_no_compiler() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
-def modules_of(package: str, *, in_functions: bool = True) -> dict[str, set[str]]:
-    """Each module of a package, by its dotted name, and the others of it that it needs."""
-    folder = SOLVER if package == "autoremat_solver" else TORCH_SIDE
-    paths = {
-        ".".join((package, *path.relative_to(folder).with_suffix("").parts)): path
-        for path in sources(folder)
-        if path.name != "__init__.py"
-    }
-
-    def needed(name: str) -> Iterator[str]:
-        while name and name not in paths:
-            name = name.rpartition(".")[0]
-        if name:
-            yield name
-
-    return {
-        module: {
-            found for name in imports(path, in_functions=in_functions) for found in needed(name)
-        }
-        - {module}
-        for module, path in paths.items()
-    }
-
-
-def room_of(module: str) -> str:
-    """The folder of a module, or its own name where it stands beside the folders."""
-    return module.split(".")[1]
-
-
 def offenders(folder: Path, is_wrong) -> list[str]:  # type: ignore[no-untyped-def]
     """`file: name` for each import, or dotted use of torch, that `is_wrong(path, name)`."""
     return [
@@ -248,31 +204,9 @@ def sources(folder: Path) -> Iterator[Path]:
     return (path for f in folders for path in sorted(f.rglob("*.py")))
 
 
-def imports(path: Path, *, in_functions: bool = True) -> set[str]:
-    """Absolute names of all that a module imports when it runs, wherever in the file."""
-    package = path.relative_to(SOLVER.parent if SOLVER in path.parents else ROOT).parent.parts
-    names: set[str] = set()
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    guards = (node for node in ast.walk(tree) if isinstance(node, ast.If))
-    typing_only = {
-        child
-        for guard in guards
-        if dotted(guard.test).endswith("TYPE_CHECKING")
-        for statement in guard.body
-        for child in ast.walk(statement)
-    }
-    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
-    later = {child for function in functions for child in ast.walk(function)}
-    for node in ast.walk(tree):
-        if node in typing_only or (node in later and not in_functions):
-            continue
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            base = list(package[: len(package) - node.level + 1]) if node.level else []
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            names |= {f"{module}.{alias.name}" for alias in node.names}
-    return names
+def imports(path: Path) -> set[str]:
+    """Absolute names of all that one of our modules imports."""
+    return import_graph.imports(path, SOLVER.parent if SOLVER in path.parents else ROOT)
 
 
 def needed_by(name: str) -> set[str]:
@@ -304,15 +238,6 @@ def torch_attributes(path: Path) -> set[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     found = (dotted(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute))
     return {name for name in found if name.startswith("torch.")}
-
-
-def dotted(node: ast.AST) -> str:
-    """`a.b.c` for a chain of attributes on a name, else an empty string."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute) and (base := dotted(node.value)):
-        return f"{base}.{node.attr}"
-    return ""
 
 
 def is_private_torch(name: str) -> bool:
