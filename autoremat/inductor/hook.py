@@ -93,9 +93,8 @@ def compile_with_partition(
 def _own_config() -> dict[str, Any]:
     """Limited fusion, unless the user hooks in there, and no masked vectors at the ends of loops.
 
-    With them, gradients of Falcon-Mamba (`docs/compatibility_zoo.py`, torch 2.13 on the CPU) were
-    wrong by 7 % where recomputed and other operations became one kernel; without them, the same
-    kernels are right. Which instruction is at fault was not found.
+    With them, gradients of a Falcon-Mamba are wrong (torch 2.13 on the CPU); `docs/torch_issues.md`
+    says what is known and was ruled out.
 
     The partitioner is called while it holds, so the wrappers that are read have it as well.
     """
