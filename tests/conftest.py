@@ -21,7 +21,7 @@ settings.load_profile("repeatable")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Private names of torch first, everything else in its order."""
-    items.sort(key=lambda item: not item.nodeid.startswith("tests/test_torch_names.py"))
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/house/test_torch_names.py"))
 
 
 @pytest.fixture(autouse=True, scope="session")

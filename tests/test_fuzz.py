@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import autoremat
-from tests.budget_sweep import sweep
+from tests.planning.budget_sweep import sweep
 from tests.random_modules import Machine, Program, batch, loss_alone, programs
 from tests.training import (
     UNBOUNDED,

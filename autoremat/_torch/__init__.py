@@ -2,7 +2,7 @@
 
 Enters: torch 2.11 to 2.13. Leaves: the public names of the modules below, as `_torch.NAME`.
 Guarantees: a module is imported when one of its names is first asked for, so that whoever only
-measures does not import the compilers. `tests/test_torch_names.py` has a smoke test for each
+measures does not import the compilers. `tests/house/test_torch_names.py` has a smoke test for each
 name, so that a torch release that moves one says which.
 """
 

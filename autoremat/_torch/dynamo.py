@@ -1,7 +1,7 @@
 """The private names of Dynamo by which autoremat says what it is to look at, and where to stop.
 
 Enters: torch 2.11 to 2.13. Leaves: contexts for our own compiles, and `stop_at` for those of
-others. `tests/test_torch_names.py` has a smoke test for each name.
+others. `tests/house/test_torch_names.py` has a smoke test for each name.
 """
 
 from __future__ import annotations

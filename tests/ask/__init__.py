@@ -1,0 +1,1 @@
+"""What the user may ask for."""

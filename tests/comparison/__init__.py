@@ -1,0 +1,1 @@
+"""Ours beside what users have."""

@@ -1,0 +1,1 @@
+"""Times and workspaces of operations."""

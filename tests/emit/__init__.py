@@ -1,0 +1,1 @@
+"""Plans, written out."""

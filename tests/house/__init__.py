@@ -1,0 +1,1 @@
+"""The layout, the pages, and torch's private names."""

@@ -1,0 +1,102 @@
+"""Who imports whom, as rooms and arrows: for the test that keeps their order, and for the page.
+
+Enters: a checkout. Leaves: the modules of a package and what each needs, by their dotted names.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+# The rooms of each package, in the order in which data flows: a room needs those before it only.
+# docs/how_it_works.md and CONTRIBUTING.md show the same picture.
+ROOMS = {
+    "autoremat": (
+        *("_torch", "units", "call_stack", "progress"),
+        *("reporting", "errors", "fallbacks", "memory", "cost", "graph", "ask", "problem"),
+        *("emit", "inductor", "planning", "explain", "watch", "session"),
+        *("backend", "api", "offline", "verification", "targets", "comparison", "commands"),
+        "__main__",
+    ),
+    "autoremat_solver": (
+        *("certificate", "problem", "plan", "regions", "model", "simulate", "check"),
+        *("node_link", "plan_document", "plans", "policies", "chains", "program"),
+        *("bounds", "exact", "search", "solve"),
+    ),
+}
+
+
+def modules_of(
+    package: str, *, root: Path = ROOT, in_functions: bool = True
+) -> dict[str, set[str]]:
+    """Each module of a package, by its dotted name, and the others of it that it needs."""
+    base = root / "solver" if package == "autoremat_solver" else root
+    paths = {
+        ".".join(path.relative_to(base).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in (base / package).rglob("*.py")
+        if path != base / package / "__init__.py"
+    }
+
+    def needed(name: str) -> list[str]:
+        while name and name not in paths:
+            name = name.rpartition(".")[0]
+        return [name] if name else []
+
+    found = {
+        module: imports(path, base, in_functions=in_functions) for module, path in paths.items()
+    }
+    return {
+        module: {other for name in names for other in needed(name)} - {module}
+        for module, names in found.items()
+    }
+
+
+def arrows_of(package: str, *, root: Path = ROOT) -> dict[str, set[str]]:
+    """Each room of a package, and the others that it needs."""
+    found: dict[str, set[str]] = {}
+    for module, needs in modules_of(package, root=root).items():
+        found.setdefault(room_of(module), set()).update(map(room_of, needs))
+    return {room: needs - {room} for room, needs in found.items()}
+
+
+def room_of(module: str) -> str:
+    """The folder of a module, or its own name where it stands beside the folders."""
+    return module.split(".")[1]
+
+
+def imports(path: Path, base: Path, *, in_functions: bool = True) -> set[str]:
+    """Absolute names of all that a module imports when it runs, wherever in the file."""
+    package = path.relative_to(base).parent.parts
+    names: set[str] = set()
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    guards = (node for node in ast.walk(tree) if isinstance(node, ast.If))
+    typing_only = {
+        child
+        for guard in guards
+        if dotted(guard.test).endswith("TYPE_CHECKING")
+        for statement in guard.body
+        for child in ast.walk(statement)
+    }
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    later = {child for function in functions for child in ast.walk(function)}
+    for node in ast.walk(tree):
+        if node in typing_only or (node in later and not in_functions):
+            continue
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = list(package[: len(package) - node.level + 1]) if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            names |= {f"{module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` for a chain of attributes on a name, else an empty string."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (base := dotted(node.value)):
+        return f"{base}.{node.attr}"
+    return ""

@@ -1,0 +1,238 @@
+"""The pages under `docs/`: what they show runs, what they quote is said, what they link is there.
+
+A fenced block of Python or of commands is run, unless a comment before it says why not. Such
+comments are `<!-- not run: why -->`, `<!-- file: NAME -->` for a file that the reader is to write,
+and `<!-- exit code N -->`. The blocks of one page share their variables; all pages share a folder.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import autoremat
+from autoremat.commands.app import app
+from tests.training import measured
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+WRITTEN = (
+    "index.md",
+    "getting_started.md",
+    "choosing_a_budget.md",
+    "several_models.md",
+    "reading_the_report.md",
+    "troubleshooting.md",
+    "glossary.md",
+    "how_it_works.md",
+    "api.md",
+    "cli.md",
+)
+_FENCE = re.compile(
+    r"^(?:<!-- (?P<note>[^>]*?) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S
+)
+_QUOTE = re.compile(r"^> (.*(?:\n> .*)*)", re.M)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block, and the comment right above it."""
+
+    language: str
+    text: str
+    note: str
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the reader is to run it."""
+        return self.language in ("python", "bash") and not self.note.startswith(("not run", "file"))
+
+
+def blocks(page: str) -> Iterator[Block]:
+    """The fenced blocks of a page, top to bottom."""
+    for found in _FENCE.finditer((DOCS / page).read_text(encoding="utf-8")):
+        yield Block(found["language"], found["text"], found["note"] or "")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the files that the pages tell the reader to write."""
+    folder = tmp_path_factory.mktemp("docs")
+    for block in (block for page in WRITTEN for block in blocks(page)):
+        if block.note.startswith("file: "):
+            (folder / block.note.removeprefix("file: ")).write_text(block.text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def reader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """In that folder, with Python as a script there would find it."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    torch._dynamo.reset()
+    yield folder
+    for name in ("my_model", "my_step"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("page", [page for page in WRITTEN if any(b.is_run for b in blocks(page))])
+def test_what_a_page_shows_runs(page: str, reader: Path) -> None:
+    """Each block in turn, as a reader would."""
+    variables: dict[str, object] = {"__name__": "__main__"}
+    for block in blocks(page):
+        if block.is_run and block.language == "python":
+            exec(compile(block.text, page, "exec"), variables)
+        elif block.is_run:
+            for line in block.text.splitlines():
+                run_command(line, block.note)
+
+
+def test_the_wrapper_of_the_readme_keeps_the_budget(reader: Path) -> None:
+    """Its class is the one that the page on several models shows; measured, not by `verify`."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(
+        r"^```python\n(class WithLoss.*?)\n\n\nstep =.*?^```$", readme, re.M | re.S
+    )
+    assert shown in (DOCS / "several_models.md").read_text(encoding="utf-8")
+    my_step = importlib.import_module("my_step")
+    model = importlib.import_module("my_model").Network(layers=3).blocks
+    first, second = torch.randn(2, 1024, 64)
+    plain = measured(my_step.WithLoss(model), (first, second))
+    budget = int(0.7 * plain)
+    step = autoremat.optimize(
+        my_step.WithLoss(model), budget, compiler="eager", verbose=False, time_limit=5
+    )
+    step(first, second).backward()  # plans
+    for _ in range(2):
+        assert measured(step, (first, second)) <= budget
+
+
+def run_command(line: str, note: str) -> None:
+    """One command of autoremat, and that it ends with the code that the page names."""
+    program, *arguments = shlex.split(line, comments=True)
+    assert program == "autoremat", f"not a command of ours: {line}"
+    result = CliRunner().invoke(app, arguments)
+    code = int(note.removeprefix("exit code ")) if note else 0
+    assert result.exit_code == code, f"{line}\n{result.output}"
+
+
+@pytest.mark.parametrize("page", WRITTEN)
+def test_a_block_that_is_not_run_says_why(page: str) -> None:
+    """No block is skipped in silence: a note is one of three, and a reason has words."""
+    for block in blocks(page):
+        assert re.fullmatch(r"|not run: \w+ .+|file: \w+\.py|exit code \d", block.note), block.note
+
+
+@pytest.mark.parametrize("page", WRITTEN)
+def test_links_and_pictures_are_there(page: str) -> None:
+    """Files exist, headings as well, and every picture has words in its place."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    for alternative, target in re.findall(r"(?<!`)\[([^\]]*)\]\(([^)\s]+)\)", text):
+        if target.startswith(("http://", "https://")):
+            continue
+        assert alternative
+        name, _, anchor = target.partition("#")
+        linked = DOCS / (name or page)
+        assert linked.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.M)
+            assert anchor in map(anchor_of, headings), target
+
+
+def anchor_of(heading: str) -> str:
+    """As the usual Markdown renderers make it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def test_the_index_names_every_page() -> None:
+    """No page is left for the reader to find by chance."""
+    linked = re.findall(r"\]\(([\w./]+\.md)\)", (DOCS / "index.md").read_text(encoding="utf-8"))
+    pages = {page.name for page in DOCS.glob("*.md")} - {"index.md"}
+    assert sorted(pages - set(linked)) == []
+
+
+def test_the_messages_of_troubleshooting_are_ours() -> None:
+    """Each quoted piece, between "...", is in a string of the source."""
+    said = "\n".join(strings_of(ROOT / "autoremat"))
+    quotes = _QUOTE.findall((DOCS / "troubleshooting.md").read_text(encoding="utf-8"))
+    assert len(quotes) >= 8
+    for quote in quotes:
+        pieces = [piece.strip(" `") for piece in quote.replace("\n> ", " ").split("...")]
+        assert [piece for piece in pieces if piece and piece not in said] == []
+
+
+def strings_of(folder: Path) -> Iterator[str]:
+    """Every constant string of the sources; an f-string's fixed parts one by one."""
+    for path in sorted(folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_references_are_those_that_are_cited() -> None:
+    """Every `[Key]` of sources and pages is in `references.md`, which lists nothing else."""
+    page = (DOCS / "references.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^- \*\*\[(\w+)\]\*\*", page, re.M)
+    folders = [ROOT / name for name in ("autoremat", "solver", "docs", "tests", "examples")]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    texts = [
+        path.read_text(encoding="utf-8")
+        for path in files
+        if path.suffix in (".py", ".md") and path.name != "references.md"
+    ]
+    cited = set(re.findall(r"\[([A-Z][A-Za-z]+[0-9]{4}|MemoryViz)\]", "\n".join(texts)))
+    assert len(set(listed)) == len(listed)
+    assert cited == set(listed)
+
+
+@pytest.mark.parametrize(
+    ("name", "maker"),
+    [("api", "api_reference"), ("cli", "cli_reference"), ("rooms", "rooms")],
+)
+def test_generated_pages_are_up_to_date(name: str, maker: str) -> None:
+    """`python docs/api_reference.py` and the like would change nothing."""
+    made = script(maker).page()
+    assert made == (DOCS / f"{name}.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("picture", sorted((DOCS / "images").glob("*.png")), ids=lambda p: p.stem)
+def test_pictures_are_small_and_made_by_the_script(picture: Path) -> None:
+    """Each is drawn by `docs/report_pages.py`, is shown on a page, and loads fast."""
+    pages = script("report_pages")
+    drawn = {shot.name for subject in pages.SUBJECTS for shot in subject.pictures}
+    assert picture.stem in drawn
+    assert picture.stat().st_size <= pages.MOST_NBYTES
+    shown = "".join((DOCS / page).read_text(encoding="utf-8") for page in WRITTEN)
+    assert f"images/{picture.name}" in shown
+
+
+def test_without_a_browser_no_picture_is_drawn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The script says what is missing and ends well, before it plans anything."""
+    pages = script("report_pages")
+    monkeypatch.setattr(pages, "find_browser", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["report_pages.py"])
+    pages.main()
+    assert "Skipped: no browser is installed" in capsys.readouterr().out
+
+
+def script(name: str) -> ModuleType:
+    """A script of `docs/` as a module."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

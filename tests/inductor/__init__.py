@@ -1,0 +1,1 @@
+"""What Inductor makes of a plan."""

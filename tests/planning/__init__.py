@@ -1,0 +1,1 @@
+"""The choice of a plan, and how graphs share a budget."""

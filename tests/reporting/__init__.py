@@ -1,0 +1,1 @@
+"""Reports and what is made of them."""

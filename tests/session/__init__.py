@@ -1,0 +1,1 @@
+"""Compiles, fallbacks and forms of a call."""

@@ -1,0 +1,41 @@
+"""The smallest peak: reachable when asked for, and not bought with an absurd time."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import pytest
+from autoremat_solver import Plan, Problem, Solver, check, simulate
+from autoremat_solver.model.indexed import index
+from autoremat_solver.search.rearrange import lowered
+
+from tests.solver.test_solver_networks import transformer, unet
+
+
+@pytest.mark.parametrize("problem", [transformer(8), unet(4)], ids=["transformer", "unet"])
+def test_a_claimed_smallest_peak_is_met_and_is_not_slow(
+    problem: Problem,
+) -> None:
+    """Its plan takes less than twice the fastest one's time, and a new solver meets the peak."""
+    low = Solver(problem, time_limit_s=4).smallest_peak()
+    peak = low.timeline.peak_nbytes
+    assert check(problem, low.plan, peak) == []
+    assert low.timeline.time_us < 2 * Solver(problem).fastest().timeline.time_us
+    assert Solver(problem, time_limit_s=4).solve(peak).timeline.peak_nbytes <= peak
+
+
+def test_lowering_passes_valid_plans_of_ever_smaller_peaks() -> None:
+    """From save-all down: each may serve as the start for a budget in between."""
+    problem = transformer(6)
+    indexed = index(problem)
+    start = list(range(len(problem.ops)))
+    highest = simulate(problem, Plan.of(op.name for op in problem.ops)).peak_nbytes
+    passed = list(lowered(indexed, start, highest // 2, deadline=time.monotonic() + 600))
+    peaks = [highest]
+    for steps in passed:
+        plan = indexed.plan(steps)
+        assert check(problem, plan) == []
+        peaks.append(simulate(problem, plan).peak_nbytes)
+    assert all(after < before for before, after in pairwise(peaks))
+    assert peaks[-1] < highest

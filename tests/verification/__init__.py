@@ -1,0 +1,1 @@
+"""The same step as in eager mode."""

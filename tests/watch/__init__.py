@@ -1,0 +1,1 @@
+"""What a step holds beside its graphs."""
