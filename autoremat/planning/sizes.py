@@ -17,6 +17,7 @@ from autoremat_solver import Op, Plan, simulate
 
 from autoremat import _torch
 from autoremat.graph.storages import find_storages
+from autoremat.planning.choice import Choice
 from autoremat.problem.subject import Subject
 
 GUARDED_COMPILES = 4  # of one function; Dynamo gives it up after eight
@@ -108,6 +109,17 @@ def most_growth(peak_of: Callable[[Symbols], int], sizes: Symbols, budget_nbytes
         middle = (low + high) / 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+def room_to_grow(subject: Subject, choice: Choice, budget_nbytes: int) -> float:
+    """By which factor all sizes of a graph may grow until its plan needs more than the budget."""
+    sizes = sizes_of(subject)
+    if not sizes:
+        return 1.0
+    plan, needed_nbytes = choice.solution.plan, choice.needed_nbytes
+    return most_growth(
+        lambda numbers: peak_at(subject, plan, needed_nbytes, numbers), sizes, budget_nbytes
+    )
 
 
 def keep_to_sizes(subject: Subject, growth: float) -> None:

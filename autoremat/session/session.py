@@ -61,15 +61,14 @@ from autoremat.planning.sizes import (
     MANY_COMPILES,
     Sizes,
     keep_to_sizes,
-    most_growth,
-    peak_at,
-    sizes_of,
+    room_to_grow,
 )
 from autoremat.planning.step import Step
 from autoremat.problem.lower import shell_of
 from autoremat.problem.subject import Subject
 from autoremat.progress import Progress
 from autoremat.reporting import LEFT_OUT, Fact, GraphReport, Report, one_line
+from autoremat.session.compile_names import compile_name, compile_number, frame_name
 from autoremat.session.surroundings import Surroundings
 from autoremat.session.telling import Told
 from autoremat.watch.audit import Look, Present, names_of, sizes_of_runs
@@ -147,12 +146,12 @@ class Session:
             InfeasibleBudget: if no plan fits.
             FallbackError: if the session is strict and a graph cannot be planned.
         """
-        self._first_frame = self._first_frame or _frame_name()
+        self._first_frame = self._first_frame or frame_name()
         # Of one Dynamo graph, DistributedDataParallel makes several, one for each bucket.
-        self._part = self._part + 1 if self._compiled == _compile_name() else 0
+        self._part = self._part + 1 if self._compiled == compile_name() else 0
         self._inputs = example_inputs
         self._notice_step()
-        is_first = _frame_name() == self._first_frame and not self._part
+        is_first = frame_name() == self._first_frame and not self._part
         self._given.note(module, example_inputs, is_first=is_first)
         op_by_op = self.options.compiler == "eager" or self._offline is not None
         executor = compile_eager if op_by_op else None
@@ -163,7 +162,7 @@ class Session:
                 except _torch.InductorError as error:
                     self._leave_to_torch(error)
                     compiled = self.compile_through(module, example_inputs, self, executor)
-            self._compiled = _compile_name()
+            self._compiled = compile_name()
             return self._telling(self._graph_name(), compiled, example_inputs)
         except (
             InfeasibleBudget,
@@ -263,7 +262,7 @@ class Session:
 
     def _graph_name(self) -> str:
         """The graph that is being compiled."""
-        name = _compile_name()
+        name = compile_name()
         return f"{name} part {self._part + 1}" if self._part else name
 
     def _leave_to_torch(self, error: Exception) -> None:
@@ -510,7 +509,7 @@ class Session:
         joint, storages = graph.joint, graph.storages
         inputs = [node for node in joint.primals if node not in joint.static_inputs]
         known_nbytes = sum(part.outputs_nbytes for part in earlier)
-        if _frame_name() == self._first_frame:  # later ones get what the code in between made
+        if frame_name() == self._first_frame:  # later ones get what the code in between made
             known_nbytes += self._resident.parts.batch_nbytes
         handed_in_nbytes = storages.total_nbytes(inputs, resident=True)
         known = self._resident.storages
@@ -520,21 +519,12 @@ class Session:
 
     def _keep_to_sizes(self, placed: Subject, choice: Choice, budget_nbytes: int) -> float:
         """By how much the graph's sizes may grow before another plan is made."""
-        sizes = sizes_of(placed)
-        growth = 1.0
         # What other runs of a step hold grows as well: by how much, no graph of it knows.
         is_alone = self._step.most_runs < 2 and not self._step.runs
-        if sizes and choice.fits and is_alone:
-            growth = most_growth(
-                lambda numbers: peak_at(
-                    placed, choice.solution.plan, choice.needed_nbytes, numbers
-                ),
-                sizes,
-                budget_nbytes,
-            )
+        growth = room_to_grow(placed, choice, budget_nbytes) if choice.fits and is_alone else 1.0
         # Of what `optimize` has compiled, Dynamo may compile much more often.
         often = MANY_COMPILES if self._is_told_of_steps else GUARDED_COMPILES
-        if _compile_number() < often:
+        if compile_number() < often:
             keep_to_sizes(placed, growth)
         return growth
 
@@ -708,21 +698,3 @@ def _explained(name: str, subject: Subject, choice: Choice) -> GraphReport:
     """A graph's report, what the user asked for among its constraints."""
     found = explain(name, subject, choice)
     return replace(found, constraints=(*subject.constraints.asked, *found.constraints))
-
-
-def _frame_name() -> str:
-    """The Dynamo frame that is being compiled: a recompile of it has the same name."""
-    compile_id = _torch.CompileContext.current_compile_id()
-    return f"graph {compile_id.frame_id if compile_id is not None else 0}"
-
-
-def _compile_name() -> str:
-    """The compile of the frame: a recompile has another name."""
-    number = _compile_number()
-    return f"{_frame_name()}/{number}" if number else _frame_name()
-
-
-def _compile_number() -> int:
-    """How often the frame was compiled before."""
-    compile_id = _torch.CompileContext.current_compile_id()
-    return int(compile_id.frame_compile_id or 0) if compile_id is not None else 0
