@@ -136,9 +136,9 @@ def planned(name: str, compiler: str, budget: int) -> Planned | int:
     seen: dict[str, tuple[Subject, Choice]] = {}
     original = session.explain
 
-    def recording(name: str, subject: Subject, choice: Choice, costs: Any) -> GraphReport:
+    def recording(name: str, subject: Subject, choice: Choice) -> GraphReport:
         seen[name] = (subject, choice)
-        return original(name, subject, choice, costs)
+        return original(name, subject, choice)
 
     torch.manual_seed(0)
     model, inputs = CASES[name]()
