@@ -39,7 +39,10 @@ from autoremat.units import format_nbytes, format_us
 
 _COPY_SUFFIX = re.compile(r"_recomputed(_\d+)?$")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-_TORCH_CODE, _OWN_CODE = (f"{PurePath(file).parent}{os.sep}" for file in (torch.__file__, __file__))
+_TORCH_CODE, _OWN_CODE = (
+    f"{folder}{os.sep}"
+    for folder in (PurePath(torch.__file__).parent, PurePath(__file__).parents[1])
+)
 
 
 def explain(name: str, subject: Subject, choice: Choice) -> GraphReport:
