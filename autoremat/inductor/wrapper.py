@@ -67,11 +67,6 @@ class WrapperMemory:
         """The highest number of live bytes."""
         return max(self.live_nbytes, default=0)
 
-    @property
-    def peak_line(self) -> str:
-        """The statement at which the peak is reached."""
-        return self.lines[self.live_nbytes.index(self.peak_nbytes)]
-
 
 def read_wrapper(source: str, buffers: Buffers) -> WrapperMemory:
     """Follow a wrapper's `call` function.
