@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -143,30 +142,23 @@ class _References(NamedTuple):
 def _referred(node: Any) -> list[tuple[torch.Tensor, _References]]:
     """What a node has saved, each tensor once: what is listed twice would be held by the lists."""
     values = {id(value): value for value in tensors_in(_torch.saved_by(node))}
-    counts = [_references(value, values) for value in values.values()]
+    counts: list[_References] = []
+    for value in values.values():  # here: a call may hold its arguments, under Dynamo's frames more
+        base = _torch.base_of(value)
+        is_listed = base is not value and id(base) in values
+        counts.append(_References(sys.getrefcount(value), sys.getrefcount(base) - is_listed))
     return list(zip(values.values(), counts, strict=True))
-
-
-def _references(value: torch.Tensor, listed: Mapping[int, torch.Tensor]) -> _References:
-    base = _torch.base_of(value)
-    is_listed = base is not value and id(base) in listed
-    return _References(sys.getrefcount(value), sys.getrefcount(base) - is_listed)
 
 
 @functools.cache
 def _references_of_unheld() -> tuple[_References, _References]:
     """To a saved tensor that nobody else holds: one that is no view, and one that is.
 
-    Found by trying, as torch's releases differ in how a tensor holds its Python object; in a thread
-    of its own, where the user's hooks and modes are not: a checkpoint counts what is saved.
+    Found by trying, as torch's releases differ in how a tensor holds its Python object.
     """
-    with ThreadPoolExecutor(1) as clean:
-        return clean.submit(_try_unheld).result()
-
-
-def _try_unheld() -> tuple[_References, _References]:
-    leaf = torch.ones(1, requires_grad=True)
-    nodes = (leaf * torch.ones(1)).grad_fn, (leaf * torch.ones(2)[:1]).grad_fn
+    with torch.enable_grad():
+        leaf = torch.ones(1, requires_grad=True)
+        nodes = (leaf * torch.ones(1)).grad_fn, (leaf * torch.ones(2)[:1]).grad_fn
     whole, view = (_referred(node)[0][1] for node in nodes)
     return whole, view
 
