@@ -19,10 +19,11 @@ from autoremat.memory.optimizers import watch_optimizers
 from autoremat.session.session import Session
 
 # One session per mapping of options: `torch.compile` hands over the one it was given for each of
-# its graphs. Two models must not share a mapping, or they share a budget. A session lives as long
-# as a graph that it has compiled, and its mapping with it, whose identity so stays its own.
+# its graphs. Two models must not share a mapping, or they share a budget; one that was changed in
+# between is another. A session lives as long as a graph that it has compiled, and its mapping with
+# it, whose identity so stays its own.
 _sessions: WeakValueDictionary[int, Session] = WeakValueDictionary()
-_mappings: WeakKeyDictionary[Session, object] = WeakKeyDictionary()
+_mappings: WeakKeyDictionary[Session, tuple[object, dict[str, Any]]] = WeakKeyDictionary()
 
 _call_numbers = itertools.count()
 
@@ -56,11 +57,11 @@ def autoremat(
 
 
 def _session_of(options: Mapping[str, Any] | None) -> Session:
-    session = _sessions.get(id(options))
-    if session is None:
-        session = Session(Options.from_mapping(options or {}))
+    session, given = _sessions.get(id(options)), dict(options or {})
+    if session is None or _mappings[session] != (options, given):
+        session = Session(Options.from_mapping(given))
         watch_optimizers(session)
-        _sessions[id(options)], _mappings[session] = session, options
+        _sessions[id(options)], _mappings[session] = session, (options, given)
     return session
 
 

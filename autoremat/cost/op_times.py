@@ -4,7 +4,7 @@ Enters: nodes of a joint graph. Leaves: an `OpCost` for each. Guarantees: equal 
 shapes, strides, dtypes, constants, device, torch version, threads) are measured once and kept in
 an SQLite file that concurrent processes share; times that load has spoilt are taken again, and
 never kept; the user's random streams are not advanced; what cannot run alone on made-up inputs is
-priced by `cost.estimate` and marked as not measured. No fault of the cache, and none of an
+priced by `calls.estimate` and marked as not measured. No fault of the cache, and none of an
 operator, reaches the caller.
 
 On CUDA the allocator's peak statistics are reset.

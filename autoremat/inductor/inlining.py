@@ -3,7 +3,7 @@
 Enters: a joint graph after Inductor's decompositions. Leaves: the inlined nodes. Charge buffers,
 not nodes: a pointwise result that only fusible operations read is recomputed in each of them.
 The rules follow Inductor's lowering (a value with many readers and many reads is realised), with
-the limits of its configuration; they are a forecast. What counts is what `wrapper_memory` reads
+the limits of its configuration; they are a forecast. What counts is what `wrapper` reads
 from the generated code.
 """
 

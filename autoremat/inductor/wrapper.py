@@ -3,7 +3,7 @@
 Enters: the wrapper's source and the sizes of its buffers. Leaves: the live bytes after each
 statement. The wrapper is a straight line of allocations, kernel calls, renamings and `del`s;
 they are followed by name, as Python would by reference count. Exact on what the wrapper
-allocates; what a library call takes inside is measured (`library_calls`).
+allocates; what a library call takes inside is measured (`library_workspaces`).
 """
 
 from __future__ import annotations
@@ -66,11 +66,6 @@ class WrapperMemory:
     def peak_nbytes(self) -> int:
         """The highest number of live bytes."""
         return max(self.live_nbytes, default=0)
-
-    @property
-    def peak_line(self) -> str:
-        """The statement at which the peak is reached."""
-        return self.lines[self.live_nbytes.index(self.peak_nbytes)]
 
 
 def read_wrapper(source: str, buffers: Buffers) -> WrapperMemory:

@@ -139,10 +139,15 @@ class _References(NamedTuple):
     to_base: int
 
 
-def _referred(node: Any) -> Iterator[tuple[torch.Tensor, _References]]:
-    for value in tensors_in(_torch.saved_by(node)):
+def _referred(node: Any) -> list[tuple[torch.Tensor, _References]]:
+    """What a node has saved, each tensor once: what is listed twice would be held by the lists."""
+    values = {id(value): value for value in tensors_in(_torch.saved_by(node))}
+    counts: list[_References] = []
+    for value in values.values():  # here: a call may hold its arguments, under Dynamo's frames more
         base = _torch.base_of(value)
-        yield value, _References(sys.getrefcount(value), sys.getrefcount(base))
+        is_listed = base is not value and id(base) in values
+        counts.append(_References(sys.getrefcount(value), sys.getrefcount(base) - is_listed))
+    return list(zip(values.values(), counts, strict=True))
 
 
 @functools.cache
@@ -154,9 +159,7 @@ def _references_of_unheld() -> tuple[_References, _References]:
     with torch.enable_grad():
         leaf = torch.ones(1, requires_grad=True)
         nodes = (leaf * torch.ones(1)).grad_fn, (leaf * torch.ones(2)[:1]).grad_fn
-    whole, view = (
-        next(refers for value, refers in _referred(node) if value is not leaf) for node in nodes
-    )
+    whole, view = (_referred(node)[0][1] for node in nodes)
     return whole, view
 
 

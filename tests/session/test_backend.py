@@ -42,3 +42,15 @@ def test_graphs_of_one_model_share_a_session():
     (session,) = _sessions.values()
     model(rows()[:3]).backward()
     assert list(_sessions.values()) == [session]
+
+
+def test_a_mapping_that_was_changed_is_another():
+    """A loop over budgets may write each of them into the same mapping."""
+    shared = options()
+    for budget_nbytes in (10**9, 10**8):
+        shared["budget"] = budget_nbytes
+        model = torch.compile(Chain(), backend=autoremat.backend.autoremat, options=shared)
+        loss = model(rows())
+        assert _sessions[id(shared)].options.budget.nbytes() == budget_nbytes
+        loss.backward()
+        torch._dynamo.reset()

@@ -47,3 +47,10 @@ def test_a_target_of_real_numbers_that_the_caller_holds():
     x, target = torch.randn(6, 8, requires_grad=True).tanh(), torch.randn(6, 8)
     held = saved(F.mse_loss(x, target), only_held=True)
     assert storage_identities([target]) <= held.keys()
+
+
+@pytest.mark.parametrize("of", [lambda x: x * x, lambda x: x @ x.T])
+def test_a_value_that_one_operation_saves_twice_is_held_by_nobody(of):
+    """Itself twice, or it and a view of it: the list of what was saved is no holder."""
+    loss = of(torch.randn(6, 8, requires_grad=True).tanh()).sum()
+    assert not saved(loss, only_held=True)

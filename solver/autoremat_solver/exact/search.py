@@ -4,8 +4,8 @@ Enters: an `Indexed` problem and a budget. Leaves: the cheapest schedule within 
 proof that there is none, or `SearchLimit` if the problem is too large for it. The class of plans
 is all that `check` accepts.
 
-A* over states, which are what ran and what is held: `exact_phases` has those of a step with a
-forward and a backward, `exact_order` those of a graph without phases. Three facts keep the states
+A* over states, which are what ran and what is held: `exact.phases` has those of a step with a
+forward and a backward, `exact.order` those of a graph without phases. Three facts keep the states
 few, and lose no plan:
 
 - A value need not be dropped before its bytes are wanted. So everything is held until an operation

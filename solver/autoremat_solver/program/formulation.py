@@ -17,7 +17,7 @@ Enters: an `Indexed` problem. Leaves: columns and rows; `_pulp` runs them.
     live bytes at backward position k <= budget
 
 Without the last rows the matrix is a min-cut's: the relaxation is integral. They are made on
-demand (`peak_row`). The shape without memory is that of torch's min-cut
+demand (`lazy_rows`). The shape without memory is that of torch's min-cut
 partitioner; [Jain2020] is the full time-indexed program, whose relaxation is too weak.
 """
 
