@@ -34,7 +34,7 @@ def reports(name: str) -> dict[str, Any]:
     """The three reports of a model."""
 
     def planned(budget_nbytes: int) -> autoremat.Report:
-        torch._dynamo.reset()
+        torch.compiler.reset()
         torch.manual_seed(0)
         model, inputs = CASES[name]()
         return autoremat.plan(

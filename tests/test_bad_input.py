@@ -53,6 +53,7 @@ INPUTS = {
 }
 
 
+@pytest.mark.thorough
 def test_inputs_of_every_layout_and_value():
     """One model after the other input: strides, sizes, NaN and infinity as in eager mode."""
     model, eager = optimized(Residual, UNBOUNDED), make_seeded(Residual)
@@ -67,6 +68,7 @@ def test_inputs_of_every_layout_and_value():
     assert not autoremat.report(model).fallbacks
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
@@ -164,6 +166,7 @@ def test_an_interrupted_compile(module: ModuleType, stage: str, monkeypatch: pyt
 # --- a model that changes ----------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_model_whose_structure_changes():
     """Layers come, go and are replaced; each structure has its own plan and eager's gradients."""
     ours, eager = optimized(Residual, UNBOUNDED), make_seeded(Residual)
@@ -184,6 +187,7 @@ def test_a_model_whose_structure_changes():
     change(lambda m: nn.utils.parametrize.remove_parametrizations(m.first, "weight"))
 
 
+@pytest.mark.thorough
 def test_a_model_that_outgrows_its_budget():
     """With a layer more it is refused before the step; without it, it trains again."""
     budget = refusal(Residual, (rows(),), time_limit=0.5).smallest_peak_nbytes
@@ -334,6 +338,7 @@ def _changed_after_the_forward(model: nn.Module, name: str) -> dict[str, Tensor 
     return {n: parameter.grad for n, parameter in model.named_parameters()}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("budget", ["roomy", "smallest"])
 @pytest.mark.parametrize("name", ["layers.0.weight", "layers.1.weight", "layers.1.bias"])
 def test_weights_that_change_between_forward_and_backward(name: str, budget: str):

@@ -67,6 +67,7 @@ def quick() -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.mark.thorough
 @fuzzing(1.0)
 @given(program=programs, shares=st.lists(shares, min_size=2, max_size=2))
 def test_random_modules_keep_gradients_and_budget(program: Program, shares: list[float]):
@@ -114,6 +115,7 @@ def assert_equal(one: Tensor | None, other: Tensor | None) -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("compiler", "tolerance"),
     [("eager", 0.0), pytest.param("inductor", 1e-9, marks=pytest.mark.inductor)],

@@ -138,6 +138,7 @@ class SeveralResults(Layers):
         return x.square().mean()
 
 
+@pytest.mark.thorough
 def test_operators_with_several_results():
     """LayerNorm, max with indices, variance with mean, chunks of one storage."""
     gradients_hold(SeveralResults, (rows(),))
@@ -151,6 +152,7 @@ class Cumulated(Layers):
         return x.square().mean()
 
 
+@pytest.mark.thorough
 def test_cumulative_sums_and_softmax():
     """Scans along rows and columns."""
     gradients_hold(Cumulated, (rows(),))
@@ -168,6 +170,7 @@ class Convolutions(nn.Module):
         return F.max_pool2d(x, 2).square().mean()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_convolutions_in_both_memory_formats(memory_format: torch.memory_format):
     """Strides of recomputed values are those of the first run."""
@@ -190,6 +193,7 @@ class Routed(Layers):
         return mixed.square().mean()
 
 
+@pytest.mark.thorough
 def test_routing_decisions_are_made_once():
     """Topk and sort are not computed again, what lies behind them is."""
     gradients_hold(Routed, (rows(),))
@@ -202,6 +206,7 @@ class OneHot(Layers):
         return torch.tanh(self.second(x) * mask.sum(1)).square().mean()
 
 
+@pytest.mark.thorough
 def test_assertions_run_once():
     """`one_hot` asserts its range, and the backward has its input: it does not assert it again."""
     gradients_hold(OneHot, (rows(),))
@@ -259,6 +264,7 @@ class OwnFunction(Layers):
         return x.square().mean()
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_a_custom_autograd_function():
     """The user's backward runs, not the derivative of the user's forward."""
@@ -330,11 +336,13 @@ class Complex(nn.Module):
         return x.abs().square().mean()
 
 
+@pytest.mark.thorough
 def test_complex_numbers():
     """Complex parameters and a Fourier transform."""
     gradients_hold(Complex, (rows(torch.complex64),))
 
 
+@pytest.mark.thorough
 def test_double_precision():
     """float64 throughout agrees with eager mode to rounding."""
     make = lambda: Dropout().double()  # noqa: E731
@@ -350,6 +358,7 @@ class Decompositions(Layers):
         return lower.diagonal().log().sum() + solved.square().mean() + torch.logdet(gram)
 
 
+@pytest.mark.thorough
 def test_linear_algebra():
     """Factorisations, whose operators return several results that the backward reads."""
     make = lambda: Decompositions().double()  # noqa: E731
@@ -409,6 +418,7 @@ def test_every_step_of_a_training_run_is_the_same():
         assert torch.equal(mine, theirs)
 
 
+@pytest.mark.thorough
 def test_the_same_problem_gives_the_same_plan():
     """Two models of one seed, planned apart, save and recompute the same values."""
     smallest = gradients_hold(Dropout, (rows(),)).smallest

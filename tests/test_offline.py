@@ -65,6 +65,7 @@ def test_the_plan_is_the_one_that_optimize_makes():
     assert any(value.recomputes for value in one.values)
 
 
+@pytest.mark.thorough
 @pytest.mark.inductor
 def test_under_inductor_the_generated_code_is_read_offline_too():
     torch._dynamo.reset()
@@ -73,6 +74,7 @@ def test_under_inductor_the_generated_code_is_read_offline_too():
     assert report.compiler == "inductor"
 
 
+@pytest.mark.thorough
 def test_a_model_without_weights_plans_as_one_with_weights():
     """Sizes decide: on the meta device the report is the same."""
     with torch.device("meta"):
@@ -111,6 +113,7 @@ def test_nothing_of_the_users_changes():
         assert torch.equal(parameter, before[name])
 
 
+@pytest.mark.thorough
 def test_an_optimised_model_can_be_planned():
     """Its own compiled call stays out of the twin."""
     torch._dynamo.reset()
@@ -139,6 +142,7 @@ def test_the_optimizer_counts():
     assert adam.resident_nbytes - alone.resident_nbytes >= 2 * weights
 
 
+@pytest.mark.thorough
 def test_keyword_inputs_and_shared_storages():
     class Named(Layers):
         def forward(self, *, x: Tensor, shift: Tensor) -> Tensor:
@@ -160,6 +164,7 @@ class Parted(Layers):
 
 
 # Dynamo looks at `.grad` of what it resumes with after a graph break.
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_the_graphs_of_a_step_share_its_budget():
     """As from the second step of training on."""
@@ -191,6 +196,7 @@ def test_contents_that_are_not_known_end_the_plan_there():
     assert [told.code for told in report.fallbacks] == ["AR108"]
 
 
+@pytest.mark.thorough
 def test_a_budget_out_of_reach_is_refused_as_in_training():
     with pytest.raises(InfeasibleBudget) as refusal:
         planned(Layers(), batch(), budget=100_000)
@@ -254,6 +260,7 @@ def test_a_twin_shares_what_the_model_shares():
     assert twin.view.untyped_storage()._cdata == twin.scale.untyped_storage()._cdata
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
 def test_no_weight_is_ever_made():
     """60 GB of weights in a process of a few hundred MiB."""

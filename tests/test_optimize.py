@@ -156,6 +156,7 @@ def test_keyword_arguments_and_none():
 # --- the budget --------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [Chain, Attention, Images, Hidden], ids=lambda m: m.__name__)
 def test_the_measured_peak_keeps_every_budget(make: type[nn.Module]):
     """At 100, 75, 50, 35, 25 % of eager's peak above resident and at the smallest possible.
@@ -225,6 +226,7 @@ class Transposes(nn.Module):
         return loss, *((factor * x).t() for factor in range(2, 8))
 
 
+@pytest.mark.thorough
 def test_the_prediction_is_exact_where_incoming_gradients_are_laid_out_anew():
     """AOTAutograd copies those that are not laid out as it expects, and holds both meanwhile."""
     model, x = optimized(Transposes, UNBOUNDED), many_rows()
@@ -238,6 +240,7 @@ def loss_alone(output: tuple[Tensor, ...]) -> Tensor:
     return output[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.xfail(
     strict=True, reason="what a higher-order operator allocates inside counts as nothing"
 )
@@ -257,6 +260,7 @@ class Filtered(Chain):
         return super().forward(x)
 
 
+@pytest.mark.thorough
 def test_inputs_of_a_graph_after_a_break_count():
     """The selected rows are live during the whole graph that reads them."""
     model = optimized(Filtered, UNBOUNDED)
@@ -265,6 +269,7 @@ def test_inputs_of_a_graph_after_a_break_count():
     assert autoremat.report(model).predicted_peak_nbytes >= peak
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("text", "nbytes"),
     [("2MB", 2_000_000), ("2MiB", 2 << 20), (3_000_000, 3_000_000), ("50%", None)],
@@ -405,6 +410,7 @@ def test_no_report_before_a_step():
         autoremat.report(optimized(Chain, UNBOUNDED))
 
 
+@pytest.mark.thorough
 def test_a_larger_budget_is_not_slower():
     """The predicted time falls with the budget, to that of the step without recompute."""
     found = peaks(Chain, (many_rows(),))

@@ -74,7 +74,7 @@ class Told:
     def warn_if_due(self) -> None:
         """Give the warning that waits, if one does."""
         if self._due is not None:
-            warnings.warn(self._taken(), stacklevel=4)
+            warnings.warn(self._taken(), stacklevel=5)
 
     def _taken(self) -> Warning:
         """The warning that is due. As an error it holds the frames, and no frame may hold it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -156,9 +157,15 @@ def _references_of_unheld() -> tuple[_References, _References]:
 
     Found by trying, as torch's releases differ in how a tensor holds its Python object.
     """
-    with torch.enable_grad():
+    nodes: list[Any] = []
+
+    def save() -> None:
         leaf = torch.ones(1, requires_grad=True)
-        nodes = (leaf * torch.ones(1)).grad_fn, (leaf * torch.ones(2)[:1]).grad_fn
+        nodes.extend((leaf * factor).grad_fn for factor in (torch.ones(1), torch.ones(2)[:1]))
+
+    saver = threading.Thread(target=save)  # hooks and modes of the user's own are this thread's
+    saver.start()
+    saver.join()
     whole, view = (_referred(node)[0][1] for node in nodes)
     return whole, view
 

@@ -115,6 +115,7 @@ autoremat.save_plan(model, copy)
 """
 
 
+@pytest.mark.thorough
 def test_another_process_applies_it(path: Path, tmp_path: Path):
     """With another order of sets, and graphs of another model before it: the same file again."""
     planned(path)
@@ -182,6 +183,7 @@ def test_another_compiler_is_refused_at_once(path: Path):
         autoremat.optimize(Layers(), plan=path, compiler="inductor")
 
 
+@pytest.mark.thorough
 def test_a_budget_is_checked_if_it_is_given(path: Path):
     report = autoremat.report(planned(path))
     applied(path, budget=report.predicted_peak_nbytes)
@@ -254,6 +256,7 @@ def test_a_plan_leaves_nothing_to_steer(path: Path):
         autoremat.optimize(Layers(), plan=path, compiler="eager", save="layers.0")
 
 
+@pytest.mark.thorough
 @pytest.mark.inductor
 @pytest.mark.parametrize("budget", [None, UNBOUNDED])
 def test_under_inductor(path: Path, budget: int | None):

@@ -149,6 +149,7 @@ def saved_shapes(report: Report) -> Counter[tuple[int | str, ...]]:
     return Counter(v.shape for v in report.values if v.action is ValueAction.SAVE and v.nbytes > 64)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("policy", FIXED)
 def test_no_policy_changes_the_step(policy: str):
     """Bit for bit the gradients of the plan that saves everything, dropout included."""
@@ -160,6 +161,7 @@ def test_no_policy_changes_the_step(policy: str):
     assert autoremat.report(model).method.startswith(policy)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("policy", ["save-all", "every-layer"])
 def test_the_peak_of_a_policy_is_known(policy: str):
     """Predicted, then measured: the same bytes."""
@@ -169,6 +171,7 @@ def test_the_peak_of_a_policy_is_known(policy: str):
     assert measured(model, (many_rows(),)) == pytest.approx(peak, abs=256)
 
 
+@pytest.mark.thorough
 def test_every_layer_saves_what_checkpointing_each_layer_saves():
     """The same shapes, as often, as `torch.utils.checkpoint` around each layer.
 
@@ -180,6 +183,7 @@ def test_every_layer_saves_what_checkpointing_each_layer_saves():
     assert not by_hand - by_name
 
 
+@pytest.mark.thorough
 def test_longer_segments_save_less():
     """One input per segment: four layers give four, two or one."""
     counts = {}
@@ -229,6 +233,7 @@ def test_the_planner_needs_one():
         optimized(Chain, None)  # type: ignore[arg-type]
 
 
+@pytest.mark.thorough
 def test_a_policy_above_the_budget_is_refused_with_what_the_planner_can_do():
     everything = report_of(Blocks, "save-all")
     model = optimized(Blocks, everything.predicted_peak_nbytes - 1, policy="save-all")
@@ -285,6 +290,7 @@ def test_each_call_of_a_shared_layer_is_a_layer():
     assert autoremat.report(model).method == "every-layer, 3 segments"
 
 
+@pytest.mark.thorough
 def test_a_policy_works_offline_and_in_the_backend():
     keywords = {"policy": "every-layer", "compiler": "eager", "verbose": False}
     offline = autoremat.plan(Blocks(), words(), **keywords)  # type: ignore[arg-type]
@@ -294,6 +300,7 @@ def test_a_policy_works_offline_and_in_the_backend():
     compiled(words()).backward()
 
 
+@pytest.mark.thorough
 @pytest.mark.inductor
 def test_a_policy_under_inductor():
     """Gradients of the model, and a peak read from the generated code."""
@@ -306,6 +313,7 @@ def test_a_policy_under_inductor():
     assert recomputes(model) > 0
 
 
+@pytest.mark.thorough
 def test_the_pages_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """docs/steering.md, block after block, as a reader would paste them."""
     page = (Path(__file__).parents[2] / "docs" / "steering.md").read_text(encoding="utf-8")

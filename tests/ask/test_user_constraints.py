@@ -51,6 +51,7 @@ def values_of(model: nn.Module, *ops: str) -> list[ValueReport]:
     return [value for value in autoremat.report(model).values if value.op in ops]
 
 
+@pytest.mark.thorough
 def test_what_is_to_be_saved_is_saved_in_a_tight_budget():
     """Without it, the same budget recomputes them."""
     lean = trained(policy="every-layer", save="layers.1")
@@ -199,6 +200,7 @@ def test_a_pattern_may_match_in_a_later_graph():
     assert [value.recomputes for value in values_of(model, "gelu")] == [0, 0, 1]
 
 
+@pytest.mark.thorough
 @pytest.mark.inductor
 def test_constraints_under_inductor():
     """A plan that keeps what was asked for; torch's own partition would not."""

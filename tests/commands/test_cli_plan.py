@@ -88,6 +88,7 @@ def test_a_plan_on_the_terminal_and_as_files(target: str, tmp_path: Path) -> Non
     assert again.exit_code == 0  # our own file is replaced
 
 
+@pytest.mark.thorough
 def test_one_object_for_programs(target: str) -> None:
     result = run("plan", target, "--budget", 1_500_000, *QUICK, "--curve", 0, "--json")
     found = json.loads(result.stdout)
@@ -97,6 +98,7 @@ def test_one_object_for_programs(target: str) -> None:
     assert found["seconds"] > 0
 
 
+@pytest.mark.thorough
 def test_a_loss_beside_the_model_is_said_to_be_in_no_plan(target: str, tmp_path: Path) -> None:
     """The model alone is planned: on stderr, in the JSON and in the report."""
     out = tmp_path / "report.json"
@@ -164,6 +166,7 @@ def test_ctrl_c(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Interrupted" in result.stderr
 
 
+@pytest.mark.thorough
 def test_forty_columns_a_pipe_and_no_colour(target: str) -> None:
     """Nothing is cut, and no escape codes reach a pipe."""
     environment = {**os.environ, "COLUMNS": "40", "NO_COLOR": "1"}
@@ -198,6 +201,7 @@ def test_sizes_that_a_function_decides_are_refused(target: str) -> None:
         assert "hf: targets" in " ".join(result.stderr.split())
 
 
+@pytest.mark.thorough
 def test_the_profiler_says_nothing_of_its_own(target: str) -> None:
     """Torch's reports each session on stderr."""
     command = [sys.executable, "-m", "autoremat", "plan", target, "--budget", "1.5MB", *QUICK]
@@ -209,6 +213,7 @@ def test_the_profiler_says_nothing_of_its_own(target: str) -> None:
 # --- configurations ----------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_configuration_plans_without_weights(llama: Path) -> None:
     result = run(
         *("plan", f"hf:{llama}", "--batch", 2, "--seq", 64, "--device", "H100", "--budget", "1GB"),
@@ -220,6 +225,7 @@ def test_a_configuration_plans_without_weights(llama: Path) -> None:
     assert {value["dtype"] for value in found["values"]} >= {"bfloat16"}
 
 
+@pytest.mark.thorough
 def test_a_configuration_can_be_verified(llama: Path) -> None:
     """With random weights: the step really runs."""
     result = run(
@@ -230,6 +236,7 @@ def test_a_configuration_can_be_verified(llama: Path) -> None:
     assert json.loads(result.stdout)["gradient_error"] <= 1e-4
 
 
+@pytest.mark.thorough
 def test_sizes_travel_to_other_processes_with_the_target(llama: Path) -> None:
     """`compare` measures each variant in one."""
     asked = TargetArguments(f"hf:{llama}", batch=3, seq=17, dtype="bfloat16")
@@ -297,6 +304,7 @@ def test_a_decoder_has_positions_too(tmp_path: Path) -> None:
         load_hf(TargetArguments(f"hf:{path}", seq=16), without_weights=True)
 
 
+@pytest.mark.thorough
 def test_a_warning_of_transformers_does_not_split_the_step(tmp_path: Path) -> None:
     """GPT-2's class does not name its loss, of which transformers warns within the forward."""
     path = tmp_path / "config.json"
@@ -345,6 +353,7 @@ def test_places_of_no_configuration(path: str, reason: str, tmp_path: Path) -> N
 # --- pareto and profile ------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_curve_of_a_target(target: str) -> None:
     """More memory is never slower; the chosen ends are the smallest peak and the fastest step."""
     result = run("pareto", target, *QUICK, "--points", 6, "--json")
@@ -374,6 +383,7 @@ def test_where_time_and_memory_go(target: str) -> None:
 # --- doctor ------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_doctor_finds_this_machine_sound() -> None:
     """Every check passes where the tests pass; without a C++ compiler, that one says so."""
     result = run("doctor", "--json")

@@ -112,6 +112,7 @@ def test_times_of_our_schema_are_microseconds(captured: Path) -> None:
     assert re.search(r"\d (us|ms)\b", run(captured, "--budget", "100%").stdout)
 
 
+@pytest.mark.thorough
 def test_an_infeasible_budget_exits_with_2_and_says_what_would_do() -> None:
     """Smallest peak, floor, where it peaks, what is live there, and what to try."""
     result = run(EXAMPLE, "--budget", "10%")
@@ -152,6 +153,7 @@ def test_no_time_gives_the_best_simple_plan() -> None:
     assert found["peak"] <= found["budget"]
 
 
+@pytest.mark.thorough
 def test_out_writes_what_json_prints(tmp_path: Path) -> None:
     """The plan file carries schema, digest, figures and schedule."""
     out = tmp_path / "plan.json"
@@ -171,6 +173,7 @@ def test_the_digest_tells_problems_apart(captured: Path, tmp_path: Path) -> None
     assert digests[0] == digests[1] != digests[2]
 
 
+@pytest.mark.thorough
 def test_the_curve_as_json_and_as_a_table() -> None:
     """Points rise in peak and fall in time; each carries a plan that passes the check."""
     found = solved(EXAMPLE, "--pareto", *BRIEF)
@@ -194,6 +197,7 @@ def test_a_curve_that_time_has_cut_short_says_so() -> None:
     assert "The time limit reached 2 of 12 budgets." in " ".join(table.split())
 
 
+@pytest.mark.thorough
 def test_the_curve_of_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns are left out; no figure is cut."""
     monkeypatch.setenv("COLUMNS", "40")
@@ -326,6 +330,7 @@ def readme_section() -> str:
     return text.split("## The solver alone")[1].split("\n## ")[0]
 
 
+@pytest.mark.thorough
 def test_the_commands_in_the_readme_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them exits with 0, and the Python beside them runs."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")

@@ -112,6 +112,7 @@ def test_a_tight_budget_is_kept(write: Write) -> None:
     assert document["measured_peak"] <= document["budget"] == smallest < plain
 
 
+@pytest.mark.thorough
 def test_the_dropout_policy_is_an_option(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     """It reaches `optimize`; a malformed one is a usage error that names the accepted forms."""
     given: list[object] = []
@@ -142,6 +143,7 @@ def test_an_infeasible_budget_exits_with_2(write: Write) -> None:
     assert f"{document['smallest_peak']} bytes" in document["message"]
 
 
+@pytest.mark.thorough
 def test_the_table_shows_errors_peaks_and_the_verdict(write: Write) -> None:
     """In words, under the target's name."""
     result = run(write(), "1GB")
@@ -201,6 +203,7 @@ def test_the_first_value_that_differs_is_a_failure_of_its_own() -> None:
     assert right["first_difference"] is right["first_difference_source"] is None
 
 
+@pytest.mark.thorough
 def test_a_failed_verification_exits_with_3(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table says why; JSON has null where a figure is not finite."""
     real, wrong = verify_command.verify, {"gradient_error": float("nan"), "worst_gradient": "w[0]"}
@@ -214,6 +217,7 @@ def test_a_failed_verification_exits_with_3(write: Write, monkeypatch: pytest.Mo
     assert "worst in w[0]" in result.stdout
 
 
+@pytest.mark.thorough
 def test_wrong_gradients_are_found(write: Write) -> None:
     """Not only by the figures: a step that really differs from call to call."""
     drifting = CHAIN.replace("def forward(self, x):", "def forward(self, x):\n        x = x * n()")
@@ -222,6 +226,7 @@ def test_wrong_gradients_are_found(write: Write) -> None:
     assert any("The gradient of layers." in failure for failure in document["failures"])
 
 
+@pytest.mark.thorough
 def test_the_loss_may_be_a_function_beside_the_model(write: Write) -> None:
     """Its value is the one that is compared."""
     text = CHAIN.replace("return x.pow(2).sum()", "return x")
@@ -231,6 +236,7 @@ def test_the_loss_may_be_a_function_beside_the_model(write: Write) -> None:
     assert document["loss"] == pytest.approx(7, abs=1)
 
 
+@pytest.mark.thorough
 def test_the_loss_may_be_the_models_own(write: Write) -> None:
     """Inputs by keyword, and an output with `.loss`."""
     text = CHAIN.replace("return x.pow(2).sum()", "return Output(x.mean())")
@@ -288,6 +294,7 @@ def test_a_model_that_cannot_be_planned_says_why(write: Write) -> None:
     assert "model.py:make cannot be planned: AR201: No parameter" in message
 
 
+@pytest.mark.thorough
 def test_a_model_that_nothing_is_planned_for_fails(write: Write) -> None:
     """A forward that Dynamo does not compile keeps no budget: the warning says why."""
     text = CHAIN.replace("    def forward", "    @torch.compiler.disable\n    def forward")

@@ -41,6 +41,7 @@ def found() -> Comparison:
     )
 
 
+@pytest.mark.thorough
 def test_every_variant_is_a_row(found: Comparison) -> None:
     """Eager first, then in the order asked for."""
     assert [row.name for row in found.rows] == ["eager", "every-2", "autoremat smallest"]
@@ -51,6 +52,7 @@ def test_every_variant_is_a_row(found: Comparison) -> None:
     assert found.yardstick == "eager"
 
 
+@pytest.mark.thorough
 def test_peaks_are_those_of_the_step(found: Comparison) -> None:
     """Eager's is the one that `measure_peak` sees here; the others are below it, as predicted."""
     eager, pairs, smallest = (row.peak_nbytes or 0 for row in found.rows)
@@ -118,6 +120,7 @@ def test_a_budget_is_kept_and_one_out_of_reach_says_which_is_not() -> None:
     assert kept["peak_nbytes"] <= kept["budget_nbytes"] == smallest
 
 
+@pytest.mark.thorough
 def test_torchs_own_budget_is_set_while_the_step_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """By its setting, in the first step."""
     seen = []
@@ -158,6 +161,7 @@ def test_a_target_that_makes_no_model_is_no_row() -> None:
     assert "make_nothing returned None" in figures["message"]
 
 
+@pytest.mark.thorough
 def test_what_is_not_planned_is_said() -> None:
     """A forward that Dynamo skips keeps no budget."""
     with pytest.warns(autoremat.FallbackWarning):

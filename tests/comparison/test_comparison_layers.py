@@ -101,6 +101,7 @@ STRATEGIES = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", STRATEGIES, ids=str)
 def test_the_step_stays_the_same_and_holds_less(options: dict[str, Any]) -> None:
     """Bit for bit; every strategy's peak is below that of the model as it was."""
@@ -114,6 +115,7 @@ def test_the_step_stays_the_same_and_holds_less(options: dict[str, Any]) -> None
         assert measured(model, [x]) < measured(make_seeded(Blocks), [x])
 
 
+@pytest.mark.thorough
 def test_fewer_checkpoints_hold_fewer_inputs() -> None:
     """All of a run's layers in one checkpoint: forward keeps one input, and backward everything."""
     x = many_rows()
@@ -121,6 +123,7 @@ def test_fewer_checkpoints_hold_fewer_inputs() -> None:
     assert each < all_at_once
 
 
+@pytest.mark.thorough
 def test_selective_checkpoints_save_products() -> None:
     """They hold more than checkpoints that save nothing, and less than no checkpoints."""
     x = many_rows()

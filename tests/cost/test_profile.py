@@ -216,6 +216,7 @@ def test_the_ceilings_are_the_fastest_that_was_seen(monkeypatch):
     assert found.matmul_gflops == 2 * 768**3 / 100.0 / 1e3
 
 
+@pytest.mark.thorough
 def test_measuring_the_ceilings_takes_little_memory():
     """It happens inside the user's training process."""
     device = torch.device("cpu")
@@ -359,6 +360,7 @@ WORKSPACES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", WORKSPACES)
 def test_workspace_and_outputs_add_up_to_the_measured_peak(trace, cache, name):
     """What the plan charges for an operator is what the allocator sees when it runs alone."""

@@ -48,6 +48,7 @@ def test_outputs_in_containers_keep_their_structure():
     assert isinstance(output["l"], list)
 
 
+@pytest.mark.thorough
 def test_an_input_that_needs_a_gradient():
     """Its gradient is that of eager mode."""
     gradients_hold(Dropout, (rows().requires_grad_(),))
@@ -61,6 +62,7 @@ class OverwritesAlias(Layers):
 
 
 # What both views look into is four rows more than the model is given.
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")
 @pytest.mark.parametrize("shift", [0, 4])
 @pytest.mark.parametrize("tight", [False, True])
@@ -148,6 +150,7 @@ class WritesThroughViews(Layers):
         return torch.tanh(self.second(z)).square().mean()
 
 
+@pytest.mark.thorough
 def test_writes_through_views():
     """Flat and transposed views, masks, copies and scatters of one storage."""
     gradients_hold(WritesThroughViews, (rows(),), time_limit=0.5)

@@ -48,6 +48,7 @@ class OneNormTwice(Normalised):
         return torch.tanh(norm(self.second(torch.tanh(norm(self.first(x)))))).square().mean()
 
 
+@pytest.mark.thorough
 def test_one_batch_norm_used_twice():
     """The second use starts from the statistics that the first one left."""
     make = lambda: OneNormTwice().double()  # noqa: E731
@@ -74,6 +75,7 @@ class FrozenNorm(Normalised):
         return self
 
 
+@pytest.mark.thorough
 def test_a_batch_norm_in_eval_mode():
     """A frozen norm reads its buffers and leaves them as they are."""
     make = lambda: FrozenNorm().double()  # noqa: E731
@@ -117,6 +119,7 @@ class Codebook(Buffered):
         return torch.tanh(self.second(h) + self.table[nearest]).square().mean()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "make",
     [UsedBeforeAndAfterUpdate, OldValueKept, ViewsOfBuffer, Codebook],
@@ -136,6 +139,7 @@ class OverwritesInput(Layers):
         return torch.sin(h + x).square().mean()
 
 
+@pytest.mark.thorough
 def test_an_input_that_the_step_overwrites():
     """The caller sees the new input, the backward the old one."""
     gradients_hold(OverwritesInput, (rows(),), shares=(0.0, 0.5))
@@ -150,6 +154,7 @@ class InPlace(Layers):
         return x.square().mean()
 
 
+@pytest.mark.thorough
 def test_in_place_operations():
     """Operations that write into intermediates, through views as well."""
     gradients_hold(InPlace, (rows(),))
@@ -184,6 +189,7 @@ def test_a_moving_average_of_weights():
     gradients_hold(AveragesWeights, (rows(),))
 
 
+@pytest.mark.thorough
 def test_reparametrised_weights():
     """Spectral norm updates its vectors once per call; weight norm recomputes its weight."""
 
@@ -250,6 +256,7 @@ class UpdatesInBoth(torch.autograd.Function):
         return gradient * x.cos() * 0.9, None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("function", "calls"),
     [(CountsGradients, 2), (ScalesByBuffer, 2), (UpdatesInBoth, 1)],

@@ -90,6 +90,7 @@ def test_what_a_wrapper_lacks_has_no_storage():
     assert [s.nbytes() for s in storages_of(Wrapping(Wrapping(x)))] == [x.nbytes]
 
 
+@pytest.mark.thorough
 def test_the_peak_is_measured_beside_a_dtensor():
     """Of any step, while one is alive somewhere."""
     alive = distributed_tensor()
@@ -97,6 +98,7 @@ def test_the_peak_is_measured_beside_a_dtensor():
     assert alive.shape == rows().shape
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("spread", "told"),
     [(parallel, nullcontext()), (sharded, pytest.warns(autoremat.FallbackWarning, match="AR105"))],

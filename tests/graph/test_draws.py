@@ -159,6 +159,7 @@ def test_a_generator_of_the_users_own_is_not_replayed():
 # --- both policies, op by op -------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", DRAWS)
 def test_gradients_are_the_same_under_both_policies(kind: str):
     """Bit for bit those of the step without recompute, at each policy's smallest budget."""
@@ -174,6 +175,7 @@ def test_gradients_are_the_same_under_both_policies(kind: str):
             assert not any(again for _, again in random_values(model))
 
 
+@pytest.mark.thorough
 def test_kept_masks_are_saved_and_take_memory():
     """Replaying goes lower; the report says which it is; measured is as predicted."""
     make, inputs = (lambda: Draws("dropout")), (rows(),)
@@ -186,6 +188,7 @@ def test_kept_masks_are_saved_and_take_memory():
         assert measured(model, inputs) <= found[policy].smallest
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")  # two steps are open at once
 @pytest.mark.parametrize("dropout", list(DropoutPolicy))
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -225,6 +228,7 @@ def _replay_from_the_first_state(self: Any, node: fx.Node, argument: Any, repeat
 EMIT_RANDOM = rewrite._Writer._emit_random
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")  # torch's own takes more
 @pytest.mark.parametrize("sabotage", [_draw_again_plainly, _replay_from_the_first_state])
 def test_a_rewrite_that_draws_other_numbers_never_trains(sabotage: Any, monkeypatch):

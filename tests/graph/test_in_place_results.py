@@ -172,6 +172,7 @@ def two_batches(model: nn.Module) -> list[Tensor]:
     return [*gradients, *model.buffers(), first[1], second[1]]
 
 
+@pytest.mark.thorough
 @pytest.mark.inductor
 @pytest.mark.parametrize("policy", ["save-all", "recompute-all"])
 def test_gradients_hold_under_inductor(policy: str):
@@ -183,6 +184,7 @@ def test_gradients_hold_under_inductor(policy: str):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.inductor
 def test_verify_tells_wrong_kernels_from_rounding(monkeypatch: pytest.MonkeyPatch):
     """Without the copies, the plan is right run op by op, and what Inductor makes of it is not."""

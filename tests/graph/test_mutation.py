@@ -100,6 +100,7 @@ def optimized(program: Any, budget: int, compiler: str) -> Overwrites:
     return model
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("tight", [False, True], ids=["loose", "smallest"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_backward_sees_the_buffer_as_the_forward_did(name: str, tight: bool) -> None:
@@ -112,6 +113,7 @@ def test_the_backward_sees_the_buffer_as_the_forward_did(name: str, tight: bool)
     assert torch.equal(model.buffer, Overwrites(None).buffer + 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.inductor
 @pytest.mark.parametrize("name", ["product with a clone", "lerp", "chunk"])
 def test_inductor_sees_it_as_well(name: str) -> None:

@@ -30,6 +30,7 @@ def test_dropout_masks_are_replayed():
     gradients_hold(Dropout, (rows(),), shares=(0.0, 0.5))
 
 
+@pytest.mark.thorough
 def test_dropout_gradient_is_that_of_the_drawn_mask():
     """Under one seed a finite difference of the loss gives the gradient, so the masks agree."""
     make = lambda: Dropout().double()  # noqa: E731
@@ -71,6 +72,7 @@ def test_a_mask_on_a_transposed_value_is_the_one_of_torchs_own_graph():
     assert torch.equal(ours.loss, step(traced, (rows(),)).loss)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")  # two steps are open at once
 def test_interleaved_steps_keep_their_own_masks():
     """forward, forward, backward, backward: each backward replays the draw of its forward."""
@@ -92,6 +94,7 @@ def test_interleaved_steps_keep_their_own_masks():
             assert torch.equal(mine, theirs)
 
 
+@pytest.mark.thorough
 def test_a_backward_leaves_the_random_stream_alone():
     """What the user draws after a step is the same with recompute and without."""
     smallest = gradients_hold(Dropout, (rows(),)).smallest
@@ -111,6 +114,7 @@ class Noise(Layers):
         return x.square().mean()
 
 
+@pytest.mark.thorough
 def test_other_random_operations_are_replayed_too():
     """Normal, uniform, Bernoulli, permutation, randomised ReLU."""
     gradients_hold(Noise, (rows(),))
@@ -132,6 +136,7 @@ DRAWS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", DRAWS)
 def test_two_draws_stay_two_draws(name: str):
     """Equal calls of a random operator give different numbers, those of eager mode."""
@@ -158,12 +163,14 @@ class Attention(Layers):
         return x.square().mean()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_attention(dropout: float):
     """Scaled dot-product attention, whose operator returns several results and may be random."""
     gradients_hold(lambda: Attention(dropout), (sequences(),))
 
 
+@pytest.mark.thorough
 def test_the_encoder_of_torch():
     """nn.TransformerEncoder in train mode: attention, LayerNorm and dropout together."""
 

@@ -54,6 +54,7 @@ class InCheckpoint(Layers):
         return x.square().mean()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [Shared, Nested, InCheckpoint], ids=lambda m: m.__name__)
 def test_values_of_shared_regions_are_chosen_apart(make: type[nn.Module]):
     """Nothing falls back, gradients hold, and the smallest plan recomputes inside the regions."""

@@ -86,6 +86,7 @@ def reader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("page", [page for page in WRITTEN if any(b.is_run for b in blocks(page))])
 def test_what_a_page_shows_runs(page: str, reader: Path) -> None:
     """Each block in turn, as a reader would."""
@@ -196,6 +197,7 @@ def test_references_are_those_that_are_cited() -> None:
     assert cited == set(listed)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "maker"),
     [("api", "api_reference"), ("cli", "cli_reference"), ("rooms", "rooms")],

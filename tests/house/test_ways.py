@@ -54,6 +54,7 @@ def code_of(name: str) -> CodeType:
     raise AssertionError(f"{name} is not there")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["budget", "value"])
 def test_the_way_on_the_page_is_the_way_of_a_step(name: str) -> None:
     """Each function of the list is called, for the first time in the list's order."""

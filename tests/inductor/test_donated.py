@@ -90,6 +90,7 @@ def test_nothing_is_donated_where_torch_is_told_not_to():
         assert donated(Chain(), rows(), patch) == [set()]
 
 
+@pytest.mark.thorough
 @pytest.mark.inductor
 @pytest.mark.parametrize("is_on", [True, False])
 def test_the_reading_is_what_is_measured(is_on: bool):

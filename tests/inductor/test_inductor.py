@@ -96,6 +96,7 @@ def images() -> Tensor:
     return torch.randn(4, 8, 16, 16, generator=generator, dtype=torch.float64)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("make", "batch", "tolerance"),
     [(Chain, rows, 0.0), (Encoder, tokens, 1e-6), (Normalised, images, 1e-12)],
@@ -167,6 +168,7 @@ def test_what_is_written_into_a_view_of_other_dimensions_has_a_size():
     close(step(make_seeded(Pooled), (x,)), ours, 1e-5)
 
 
+@pytest.mark.thorough
 def test_dropout_gradient_is_that_of_the_drawn_mask():
     """A finite difference under one seed, at a budget that recomputes masks."""
 
@@ -250,6 +252,7 @@ def test_loops_end_without_masked_vectors(asked: dict[str, bool], expected: bool
         assert torch._inductor.config.cpp.enable_loop_tail_vec is expected
 
 
+@pytest.mark.thorough
 def test_the_backend_keeps_a_budget():
     """With no model to ask, what the graph reads is resident."""
     inputs = (rows(),)
@@ -284,6 +287,7 @@ def test_the_backend_has_no_modes():
         autoremat.backend.autoremat(None, (), mode="reduce-overhead")
 
 
+@pytest.mark.thorough
 def test_cuda_graphs_are_an_option_that_the_cpu_ignores():
     """What mode="reduce-overhead" stands for goes on to Inductor."""
     ours = step(compiled(UNBOUNDED, **{"triton.cudagraphs": True}), (rows(),))

@@ -35,6 +35,7 @@ def trained_once(model: nn.Module) -> nn.Module:
     return model
 
 
+@pytest.mark.thorough
 def test_the_peak_is_the_highest_sum_of_live_bytes():
     """4 and 8 KiB together, then 2 KiB alone: the peak is 12 KiB."""
 
@@ -65,6 +66,7 @@ def test_memory_from_before_counts_as_negative_when_freed():
     assert measure_peak(step, device="cpu") == 0
 
 
+@pytest.mark.thorough
 def test_gradients_dropped_by_the_step_make_room():
     """A step that begins with `zero_grad` does not pay for two sets of gradients."""
     model, x = nn.Linear(256, 256), torch.ones(1, 256)
@@ -83,6 +85,7 @@ def test_gradients_dropped_by_the_step_make_room():
     assert again == first
 
 
+@pytest.mark.thorough
 def test_garbage_from_before_is_collected_before():
     """A reference cycle left behind does not lower the step's curve."""
     cycle = [block(64)]
@@ -98,6 +101,7 @@ def test_garbage_from_before_is_collected_before():
     assert memory_timeline(step) == (0, KIB)
 
 
+@pytest.mark.thorough
 def test_a_raising_step_stops_the_profiler():
     """The step's own exception comes out, and measuring works afterwards."""
 
@@ -109,6 +113,7 @@ def test_a_raising_step_stops_the_profiler():
     assert measure_peak(lambda: block(1), device="cpu") == KIB
 
 
+@pytest.mark.thorough
 def test_nested_measuring_says_what_is_wrong():
     """Profiler sessions do not nest, and the outer one survives the refusal."""
     with pytest.raises(RuntimeError, match="another torch profiler is recording"):
@@ -217,6 +222,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_footprint_is_what_the_first_step_allocates(name):
     """New state to the byte, and the peak up to a few scalars."""
@@ -230,6 +236,7 @@ def test_the_footprint_is_what_the_first_step_allocates(name):
     assert found.state_nbytes + found.transient_nbytes == pytest.approx(peak, abs=64)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["sgd_momentum", "adamw", "adamw_foreach", "adafactor"])
 def test_state_that_exists_is_not_created_again(name):
     """After a step only the transient remains."""
@@ -260,6 +267,7 @@ def test_sizing_an_optimizer_changes_nothing():
     assert hooked == [True]
 
 
+@pytest.mark.thorough
 def test_sizing_an_optimizer_takes_no_memory_of_the_models_size():
     """The copy is fake: real allocations stay far below the parameters'."""
     model = trained_once(small_model())
@@ -286,6 +294,7 @@ def test_what_cannot_be_run_on_fakes_is_estimated():
     assert found == OptimizerFootprint(2 * params, 2 * params, measured=False)
 
 
+@pytest.mark.thorough
 def test_what_the_backward_allocates_is_seen():
     """Autograd runs the CPU backward in the calling thread, whose events are recorded."""
     x = torch.zeros(KIB, requires_grad=True)

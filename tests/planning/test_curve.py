@@ -67,6 +67,7 @@ def test_a_whole_curve_lacks_nothing(whole):
     assert "Not all of it" not in report.to_html()
 
 
+@pytest.mark.thorough
 def test_a_partition_that_torch_cannot_make_is_left_out_with_the_reason(monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("torch cannot")
@@ -80,6 +81,7 @@ def test_a_partition_that_torch_cannot_make_is_left_out_with_the_reason(monkeypa
     assert sentence.endswith("(RuntimeError: torch cannot)")
 
 
+@pytest.mark.thorough
 def test_no_plan_is_above_a_strategy_that_its_peak_holds(monkeypatch):
     """The solver finds only the two ends, and both at the worst time that it could have."""
 

@@ -51,6 +51,7 @@ def plan(budget: int, layers: int) -> autoremat.Report:
     return autoremat.plan(deep(layers), many_rows(), budget=budget, time_limit=2.0, verbose=False)
 
 
+@pytest.mark.thorough
 def test_after_the_deadline_one_lean_plan_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal needs it; the budget that it names is accepted, however slow readings are."""
     readings = count_readings(monkeypatch, seconds=100.0)
@@ -61,6 +62,7 @@ def test_after_the_deadline_one_lean_plan_is_read(monkeypatch: pytest.MonkeyPatc
     assert plan(smallest, layers=2).predicted_peak_nbytes <= smallest
 
 
+@pytest.mark.thorough
 def test_before_the_deadline_a_ladder_of_lean_plans_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

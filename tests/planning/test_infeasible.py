@@ -52,18 +52,21 @@ def test_an_infeasible_budget_names_the_smallest_peak():
     assert measured(accepted, (many_rows(),)) <= error.smallest_peak_nbytes
 
 
+@pytest.mark.thorough
 def test_one_byte_less_than_the_proven_floor_is_refused():
     """The smallest peak of a plain chain is exact: one byte less raises again."""
     smallest = refusal(Chain, (many_rows(),)).smallest_peak_nbytes
     assert refusal(Chain, (many_rows(),), smallest - 1).smallest_peak_nbytes == smallest
 
 
+@pytest.mark.thorough
 def test_the_text_budget_of_the_remedy_is_accepted():
     """The error's own advice can be pasted."""
     smallest = refusal(Chain, (many_rows(),)).smallest_peak_nbytes
     step(optimized(Chain, f"{smallest}B"), (many_rows(),))
 
 
+@pytest.mark.thorough
 def test_an_infeasible_budget_survives_pickling():
     """A worker process may raise it."""
     error = refusal(Chain, (many_rows(),))

@@ -38,6 +38,7 @@ def step(budget: int, time_limit: float) -> nn.Module:
     return model
 
 
+@pytest.mark.thorough
 def test_the_named_budget_is_accepted_by_a_search_that_finds_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -69,6 +70,7 @@ def test_a_plan_is_remembered_on_disk_and_checked_when_read() -> None:
     assert lean_plans.recall(problem) is None
 
 
+@pytest.mark.thorough
 @pytest.mark.inductor
 def test_the_named_budget_is_not_searched_again_under_inductor(
     monkeypatch: pytest.MonkeyPatch,

@@ -74,6 +74,7 @@ def test_a_whole_training_step_keeps_the_budget():
     assert peak <= budget
 
 
+@pytest.mark.thorough
 def test_accumulated_gradients():
     """Three backward passes add up to eager's gradients."""
     smallest = peaks(Chain, (many_rows(),)).smallest
@@ -91,6 +92,7 @@ def test_accumulated_gradients():
         assert torch.allclose(mine.grad, theirs.grad, atol=1e-7)
 
 
+@pytest.mark.thorough
 def test_accumulated_gradients_keep_the_budget():
     """The second micro-batch of a step, whose gradients exist, peaks within the budget too."""
     wide = lambda: Wide()  # noqa: E731
@@ -117,6 +119,7 @@ class Wide(nn.Module):
         return torch.tanh(self.b(torch.tanh(self.a(x)))).square().mean()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_existing_gradients_are_resident(set_to_none: bool):
     """Zeroed gradients that stay allocated count, and the peak with them is predicted."""

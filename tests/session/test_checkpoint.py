@@ -152,6 +152,7 @@ ENDINGS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("options", [{}, {"context_fn": selective_contexts}], ids=["all", "some"])
 def test_regions_in_a_row(ending: Callable[[Tensor], Tensor], options: dict[str, Any]):

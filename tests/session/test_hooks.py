@@ -55,6 +55,7 @@ def test_hooks_on_modules_and_parameters():
     gradients_hold(make, (rows(),), time_limit=0.5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("where", ADDED)
 def test_a_hook_that_comes_and_goes_between_steps(where: str):
     """The first step has planned without it; the next one runs with it, the last without."""
@@ -71,6 +72,7 @@ def test_a_hook_that_comes_and_goes_between_steps(where: str):
     close(step(eager, (rows(),)), step(ours, (rows(),)), 1e-6)
 
 
+@pytest.mark.thorough
 def test_an_optimizer_that_runs_inside_the_backward():
     """`register_post_accumulate_grad_hook` steps and drops each gradient as soon as it is there."""
 
@@ -190,6 +192,7 @@ def same_with_and_without(ours: nn.Module, eager: nn.Module, kind: str) -> None:
     close(step(eager, (rows(),)), step(ours, (rows(),)), 1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 @pytest.mark.parametrize("kind", ADDED_TO_ALL)
 def test_a_hook_on_all_modules_that_comes_after_the_first_step(kind: str):
@@ -205,6 +208,7 @@ def test_a_hook_on_all_modules_that_comes_after_the_first_step(kind: str):
         same_with_and_without(strict, eager, kind)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["forward pre", "forward"])
 def test_a_hook_on_all_modules_that_is_there_from_the_start(kind: str):
     """It is compiled in; when it goes, and another comes in its place, the step is eager's."""
@@ -220,6 +224,7 @@ def test_a_hook_on_all_modules_that_is_there_from_the_start(kind: str):
     assert autoremat.report(ours).graphs
 
 
+@pytest.mark.thorough
 def test_hooks_on_saved_tensors():
     """They pack what the plan saves, and the backward gets what they unpack."""
     smallest = refusal(Residual, (rows(),), time_limit=0.5).smallest_peak_nbytes

@@ -79,6 +79,7 @@ class BrokenTwelve(Chain):
         return x.square().mean()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "compiler", ["eager", pytest.param("inductor", marks=pytest.mark.inductor)]
 )
@@ -121,6 +122,7 @@ class LargeHead(Chain):
         return self.head(x).square().mean()
 
 
+@pytest.mark.thorough
 def test_the_gradients_of_later_graphs_are_live_in_the_backward_of_earlier_ones():
     """The step's peak is predicted (but for one row), and kept within a budget below it."""
     x = many_rows()
@@ -226,6 +228,7 @@ class Between(Chain):
         return x.square().mean()
 
 
+@pytest.mark.thorough
 def test_what_eager_code_hands_to_a_graph_is_held_while_later_ones_run():
     """The first graph's backward reads it; the later graph's peak counts it."""
     x = many_rows()
@@ -235,6 +238,7 @@ def test_what_eager_code_hands_to_a_graph_is_held_while_later_ones_run():
     assert measured(model, (x,)) <= autoremat.report(model).predicted_peak_nbytes
 
 
+@pytest.mark.thorough
 def test_models_of_one_class_do_not_use_up_each_others_recompiles():
     """Dynamo compiles one function a few times only; a break makes graphs of the class's own."""
     x = many_rows()
@@ -249,6 +253,7 @@ def test_models_of_one_class_do_not_use_up_each_others_recompiles():
     assert len(peaks) == 1, "each is planned as the first one was"
 
 
+@pytest.mark.thorough
 def test_two_graphs_that_exceed_the_budget_together_say_so():
     """What fits one graph only: both run as lean as they can, warned of once more."""
     smallest = refusal(Broken, (many_rows(),)).smallest_peak_nbytes
@@ -295,6 +300,7 @@ def test_an_optimised_part_of_a_larger_model():
 # --- the life of an optimised model ------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_optimising_again_replaces_the_plan():
     """The last budget counts."""
     found = peaks(Chain, (many_rows(),))
@@ -354,6 +360,7 @@ def test_other_batch_sizes():
     assert not autoremat.report(model).fallbacks
 
 
+@pytest.mark.thorough
 def test_symbolic_batch_sizes_under_a_tight_budget():
     """A graph of symbolic sizes is planned by the size at hand."""
 
@@ -372,6 +379,7 @@ def test_symbolic_batch_sizes_under_a_tight_budget():
         assert torch.equal(mine.grad, theirs.grad)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [Chain, Broken])
 @pytest.mark.filterwarnings("ignore:.*From the next step on:autoremat.OverBudgetWarning")
 def test_a_smaller_batch_does_not_plan_for_the_full_ones_after_it(make: type[Chain]):
@@ -415,6 +423,7 @@ class Flattening(nn.Module):
         return x.square().mean()
 
 
+@pytest.mark.thorough
 def test_sizes_read_off_values_that_are_recomputed():
     """The backward's views need them: they are taken in the forward, not recomputed with it."""
 
@@ -434,6 +443,7 @@ def test_sizes_read_off_values_that_are_recomputed():
         assert torch.equal(mine.grad, theirs.grad)
 
 
+@pytest.mark.thorough
 def test_a_larger_batch_than_any_plan_fits():
     """It is refused before its step runs, and the smaller one still trains."""
     model = optimized(Chain, peaks(Chain, (many_rows(),)).smallest)
@@ -444,6 +454,7 @@ def test_a_larger_batch_than_any_plan_fits():
     step(model, (many_rows(),))
 
 
+@pytest.mark.thorough
 def test_tensors_without_elements():
     """An empty batch, and an empty part of a batch."""
 
@@ -472,6 +483,7 @@ def test_parameters_frozen_and_thawed_between_steps():
         close(step(eager, (many_rows(),)), step(model, (many_rows(),)), 1e-6)
 
 
+@pytest.mark.thorough
 def test_autocast_around_an_optimised_model():
     """The plan of another precision is another plan."""
     model = optimized(Chain, UNBOUNDED)

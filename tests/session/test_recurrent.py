@@ -82,6 +82,7 @@ def planned(make: type[nn.Module], budget: int) -> tuple[nn.Module, Outcome]:
     return model, step(model, (sequences(),))
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")  # the step is eager's in part
 @pytest.mark.parametrize("make", KINDS)
 def test_both_sides_are_planned_and_the_step_is_that_of_eager_mode(make: type[nn.Module]):
@@ -99,6 +100,7 @@ def test_both_sides_are_planned_and_the_step_is_that_of_eager_mode(make: type[nn
     assert recomputes(tight) > recomputes(model)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", KINDS)
 def test_what_the_layer_saves_is_counted(make: type[nn.Module]):
     """On a batch of which it saves more than it needs for a moment, the prediction holds."""
@@ -109,6 +111,7 @@ def test_what_the_layer_saves_is_counted(make: type[nn.Module]):
     assert 0.95 * predicted <= measured(model, (batch,)) <= predicted
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [Surrounded, SurroundedGRU])
 def test_what_the_layer_saved_in_another_call_is_counted(make: type[nn.Module]):
     """No backward reaches that call, whose output is held."""

@@ -47,6 +47,7 @@ def scaled_training(model: nn.Module, dtype: torch.dtype) -> list[Tensor]:
     return list(model.parameters())
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")  # accumulated gradients
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_scaled_mixed_precision_with_clipping_and_accumulation(dtype: torch.dtype):
@@ -75,6 +76,7 @@ def test_a_scaler_skips_the_step_of_infinite_gradients():
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_parameters_of_half_precision(dtype: torch.dtype):
     """Weights, activations and gradients of 16 bits."""
@@ -106,6 +108,7 @@ ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (
 )
 
 
+@pytest.mark.thorough
 def test_activation_functions():
     """Twenty of them in one model, in float64."""
 
@@ -169,6 +172,7 @@ class MovesFrozenWeights(Adapted):
         return x.square().mean()
 
 
+@pytest.mark.thorough
 def test_frozen_weights_that_the_forward_moves():
     """A parameter that the step itself overwrites is read as the forward read it."""
 
@@ -427,6 +431,7 @@ class Attends(nn.Module):
         return self.norm(x + y).pow(3).mean() + weights.square().mean()
 
 
+@pytest.mark.thorough
 def test_multihead_attention_of_torch():
     """With dropout, and its attention weights returned."""
     gradients_hold(Attends, (sequences(),), tolerance=1e-4, time_limit=0.5)

@@ -30,6 +30,7 @@ def test_a_plain_chain_reaches_the_square_root_regime_with_one_extra_forward() -
     assert sum(runs) <= 200
 
 
+@pytest.mark.thorough
 def test_a_plain_chain_reaches_the_logarithmic_regime() -> None:
     """128 values in room for 11: binomial checkpointing needs at most four runs of each."""
     problem = chain(128, MIB)
@@ -39,6 +40,7 @@ def test_a_plain_chain_reaches_the_logarithmic_regime() -> None:
     assert runs <= 4 * 128
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("problem", "most_gap"),
     [(mlp(16), 0.05), (transformer(6), 0.05), (unet(4), 0.10)],
@@ -54,6 +56,7 @@ def test_the_gap_is_small_at_mid_budgets(problem: Problem, most_gap: float) -> N
     assert found.gap <= most_gap
 
 
+@pytest.mark.thorough
 def test_the_smallest_peak_is_a_budget_that_a_new_solver_meets() -> None:
     """solve(smallest_peak) succeeds; one byte below the floor is infeasible with that plan."""
     problem = unet(3)
@@ -80,6 +83,7 @@ def recomputes(chain: PlainChain, solver: Solver, units: int) -> int:
     return len(found.plan.schedule) - len(chain.problem().ops)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("length", [1, 2, 4])
 @pytest.mark.parametrize(("reads", "gradient", "start"), VARIANTS)
 def test_the_recurrence_of_plain_chains_is_exact(
@@ -96,6 +100,7 @@ def test_the_recurrence_of_plain_chains_is_exact(
         assert fewest == NEVER or fewest == cheapest - base
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "length",
     [5, 9, pytest.param(16, marks=pytest.mark.slow), pytest.param(37, marks=pytest.mark.slow)],

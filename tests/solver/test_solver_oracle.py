@@ -185,6 +185,7 @@ def needs(problem: Problem) -> tuple[bool, bool]:
     return first_runs != [op.name for op in problem.ops], len(schedule) > len(first_runs)
 
 
+@pytest.mark.thorough
 def test_graphs_without_phases_are_solved_to_the_optimum() -> None:
     """Any order, any reruns, at the smallest peak, below it and above it."""
     graphs = {seed: random_graph(seed) for seed in range(250, 330)}

@@ -11,6 +11,7 @@ from autoremat_solver import Problem, Solver, Status, check
 from tests.solver.test_solver_networks import mlp, transformer
 
 
+@pytest.mark.thorough
 def test_the_curve_falls_and_every_plan_is_valid() -> None:
     """From the smallest peak to the fastest plan, each plan is faster than those below it."""
     problem = mlp(12)

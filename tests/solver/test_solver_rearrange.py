@@ -55,6 +55,7 @@ def test_a_layout_holds_what_simulate_says(seed: int) -> None:
     assert Layout(indexed, Rules(indexed).take_apart(layout.steps)).steps == layout.steps
 
 
+@pytest.mark.thorough
 def test_a_schedule_with_phases_is_taken_apart_and_put_together_again() -> None:
     """Recompute in the backward stands right before what it is for."""
     problem = transformer(layers=4)
@@ -68,6 +69,7 @@ def test_a_schedule_with_phases_is_taken_apart_and_put_together_again() -> None:
         assert tuple(layout.live.tolist()) == timeline.live_nbytes
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("share", [0.9, 0.75, 0.6])
 @pytest.mark.parametrize("seed", range(4))
 def test_without_phases_plans_fit_and_more_budget_is_not_slower(seed: int, share: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from autoremat_solver import Op, Phase, Plan, Problem, ProblemError, Solver, Value, check, simulate
 from autoremat_solver.model.indexed import index
 from autoremat_solver.model.readable import require_consistent
@@ -146,6 +147,7 @@ def small_steps(draw: st.DrawFn) -> Problem:
     return Problem(tuple(values), tuple(ops), tuple(outputs))
 
 
+@pytest.mark.thorough
 @repeatable
 @given(small_steps(), st.integers(0, 12))
 def test_no_optimum_is_lost(problem: Problem, extra: int) -> None:
@@ -181,6 +183,7 @@ def test_the_fast_measure_is_the_definition(data: st.DataObject, seed: int) -> N
     assert fast_measure(indexed, steps) == measure(indexed, steps)
 
 
+@pytest.mark.thorough
 def test_the_solver_answers_for_the_original_problem() -> None:
     """Plan, timeline, bound and floor of a reduced step speak of the step that was given."""
     problem = transformer(4)

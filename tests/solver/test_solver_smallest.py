@@ -13,6 +13,7 @@ from autoremat_solver.search.rearrange import lowered
 from tests.solver.test_solver_networks import transformer, unet
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("problem", [transformer(8), unet(4)], ids=["transformer", "unet"])
 def test_a_claimed_smallest_peak_is_met_and_is_not_slow(
     problem: Problem,

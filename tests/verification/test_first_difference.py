@@ -97,6 +97,7 @@ def test_a_wrong_recompute_is_named_with_its_line(sabotage):
     )
 
 
+@pytest.mark.thorough
 def test_a_wrong_first_run_is_no_copy(sabotage):
     """The loss is wrong as well."""
     sabotage(lambda node: node.target is aten.tanh.default, become(aten.sin.default))
@@ -106,6 +107,7 @@ def test_a_wrong_first_run_is_no_copy(sabotage):
     assert "in its first run" in result.explanation
 
 
+@pytest.mark.thorough
 def test_a_wrong_argument_is_named_where_it_is_read(sabotage):
     """The operator is right, and so is each value that it could read."""
 
@@ -122,6 +124,7 @@ def test_a_wrong_argument_is_named_where_it_is_read(sabotage):
     assert result.first_difference_source == line_of("layer(x)")
 
 
+@pytest.mark.thorough
 def test_masks_that_are_drawn_anew_are_the_first_difference(sabotage, monkeypatch):
     """The recompute of a dropout from a state that is not its own."""
     budget = peaks(Dropout, (rows(),), time_limit=1.0).smallest
@@ -146,6 +149,7 @@ class Broken(Chain):
         return torch.sigmoid(self.layers[1](x)).square().mean()
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize(("right", "name"), [("tanh", "tanh"), ("sigmoid", "sigmoid")])
 def test_the_graph_at_fault_is_found_among_several(sabotage, right: str, name: str):
@@ -156,6 +160,7 @@ def test_the_graph_at_fault_is_found_among_several(sabotage, right: str, name: s
     assert result.first_difference == name
 
 
+@pytest.mark.thorough
 def test_where_the_plan_is_right_the_sentence_looks_elsewhere(monkeypatch):
     """As where eager mode itself does something else than what torch captured."""
     original = verification._compare
@@ -173,6 +178,7 @@ def test_where_the_plan_is_right_the_sentence_looks_elsewhere(monkeypatch):
     )
 
 
+@pytest.mark.thorough
 def test_a_step_that_agrees_is_not_run_again(monkeypatch):
     """Nothing is explained."""
     monkeypatch.setattr(verification, "explain_difference", None)
@@ -181,6 +187,7 @@ def test_a_step_that_agrees_is_not_run_again(monkeypatch):
     assert result.explanation == ""
 
 
+@pytest.mark.thorough
 def test_the_model_is_left_as_it_was_found(sabotage):
     """Parameters, buffers, gradients and the random stream, also where the step is explained."""
 
@@ -206,6 +213,7 @@ def test_the_model_is_left_as_it_was_found(sabotage):
         assert torch.equal(value, model.state_dict()[name]), name
 
 
+@pytest.mark.thorough
 def test_a_step_that_cannot_run_op_by_op_says_so(sabotage, monkeypatch):
     """The verification is not lost."""
     sabotage(lambda node: node.target is aten.tanh.default, become(aten.sin.default))
@@ -234,6 +242,7 @@ def test_copies_of_inputs_lie_as_the_originals_do():
     assert base[4] == 4.0
 
 
+@pytest.mark.thorough
 @pytest.mark.inductor
 def test_compiled_by_inductor(sabotage):
     """The modules that Inductor was given run op by op, draws from its seeds included."""

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from autoremat.memory.meter import storage_identities
+from autoremat.watch import eager_code
 from autoremat.watch.eager_code import saved_storages
 
 CPU = torch.device("cpu")
@@ -54,3 +55,13 @@ def test_a_value_that_one_operation_saves_twice_is_held_by_nobody(of):
     """Itself twice, or it and a view of it: the list of what was saved is no holder."""
     loss = of(torch.randn(6, 8, requires_grad=True).tanh()).sum()
     assert not saved(loss, only_held=True)
+
+
+def test_it_is_found_out_while_hooks_of_the_user_pack_what_is_saved():
+    """The first look of a process may come inside of them; they do not see it."""
+    labels = torch.arange(6)
+    loss = F.cross_entropy(torch.randn(6, 8, requires_grad=True).tanh(), labels)
+    eager_code._references_of_unheld.cache_clear()
+    with torch.autograd.graph.saved_tensors_hooks(pytest.fail, pytest.fail):
+        found = saved(loss, only_held=True)
+    assert found.keys() == storage_identities([labels])

@@ -163,6 +163,7 @@ def once(model: nn.Module) -> None:
     model(BATCH).backward()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("make", "take"), [(Chain, two_calls), (Chain, three_in_a_pipeline), (InTurn, once)]
 )
@@ -185,6 +186,7 @@ def test_what_is_open_is_planned_for_from_the_second_step_on(
     assert autoremat.report(model).is_within_budget
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("share", [0.8, 0.5])
 def test_a_backend_tells_of_runs_of_one_graph(share: float):
     """Nobody plans it anew there, so it says so at the first step, and then no more."""
@@ -215,6 +217,7 @@ class Scores(Chain):
         return x
 
 
+@pytest.mark.thorough
 def test_a_loss_outside_the_model_counts():
     """What it saves, and what its backward takes, is known once it has run, and planned for."""
     highest = whole_peak(make_seeded(Scores), outside, BATCH)
@@ -228,6 +231,7 @@ def test_a_loss_outside_the_model_counts():
     assert "code in eager mode" in report.summary()
 
 
+@pytest.mark.thorough
 def test_several_planned_models_of_one_step_know_of_each_other():
     """Each was given the whole budget: what the other one holds counts."""
     towers = nn.ModuleList(make_seeded(Chain) for _ in range(2))
@@ -293,6 +297,7 @@ def test_an_optimizer_made_after_optimize_is_noticed_when_its_state_appears():
     assert autoremat.report(model).resident.optimizer_nbytes >= moments
 
 
+@pytest.mark.thorough
 def test_a_backend_notices_an_optimizer_when_its_state_appears():
     """It is told of in the next step: nobody plans anew there."""
     budget = peaks(Chain, (BATCH,)).save_all
@@ -361,6 +366,7 @@ def words(batch: int, length: int) -> Tensor:
     return torch.randn(batch, length, WIDTH, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -385,6 +391,7 @@ def test_sizes_that_grow_and_shrink_keep_the_budget(sizes: list[tuple[int, int]]
         assert whole_peak(model, take, batch) <= budget
 
 
+@pytest.mark.thorough
 def test_a_backend_tells_of_sizes_beyond_its_last_guard():
     """Dynamo gives a function up that it compiles too often: then the code for less runs."""
     take = lambda model: model(words(13, 32)).backward()  # noqa: E731
@@ -404,6 +411,7 @@ def test_a_backend_tells_of_sizes_beyond_its_last_guard():
     assert not all(kept)
 
 
+@pytest.mark.thorough
 def test_sizes_with_bounds_of_the_users_own_are_told_of():
     """No guard may cut them, so the code that was planned for less runs, and says what it takes."""
     small, large = words(2, 32), words(8, 32)
@@ -429,6 +437,7 @@ def test_sizes_within_a_loose_budget_need_one_plan_only():
 # --- bad input ---------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_call_without_gradients_between_forward_and_backward():
     """What it takes for itself comes on top of what waits for the backward, and is told of."""
     budget = peaks(Chain, (BATCH,)).smallest
@@ -498,6 +507,7 @@ def test_a_defect_of_a_look_does_not_end_the_step(monkeypatch: pytest.MonkeyPatc
         optimized(Chain, UNBOUNDED)(BATCH).backward()
 
 
+@pytest.mark.thorough
 def test_a_backward_that_keeps_its_graph_frees_nothing():
     """What was saved is still there at its end."""
 

@@ -95,6 +95,7 @@ def test_functions_of_users_may_keep_what_they_like():
     assert model.layers[0].weight.grad is not None
 
 
+@pytest.mark.thorough
 def test_an_optimizer_whose_state_grows_with_each_step_is_told_of():
     """LBFGS keeps the directions of its latest steps in lists, for the first parameter."""
     batch = BATCH
@@ -137,6 +138,7 @@ def loss_outside(model: nn.Module, batch: Tensor = BATCH) -> None:
     F.cross_entropy(model(batch).repeat(1, 8), classes).backward()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("make", "take"), [(Chain, two_calls), (Scores, loss_outside)])
 def test_a_warning_as_an_error_ends_one_step_only(make: type[nn.Module], take: Step):
     """The error holds no graph: the next step is planned anew, and trains."""
@@ -156,6 +158,7 @@ def test_a_warning_as_an_error_ends_one_step_only(make: type[nn.Module], take: S
         assert torch.allclose(mine.grad, theirs.grad, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_backwards_of_other_models_do_not_use_up_the_looks():
     """Of two losses that end alike, each is looked into."""
     other = make_seeded(Chain)
@@ -171,6 +174,7 @@ def test_backwards_of_other_models_do_not_use_up_the_looks():
     assert told(model, take)
 
 
+@pytest.mark.thorough
 def test_a_loss_taken_in_chunks_of_a_detached_copy_is_told_of():
     """Its backwards reach no planned graph, while one waits for its own."""
 
@@ -200,6 +204,7 @@ def three_calls(model: nn.Module, batch: Tensor) -> None:
     (model(batch) + model(batch) + model(batch)).backward()
 
 
+@pytest.mark.thorough
 def test_a_larger_batch_is_looked_into_again():
     """Code with symbolic sizes runs it, and what is around grows with it: told."""
     large = many_rows(1024)
@@ -214,6 +219,7 @@ def test_a_larger_batch_is_looked_into_again():
     assert not highest.is_planned_anew
 
 
+@pytest.mark.thorough
 def test_a_larger_batch_of_several_calls_is_planned_anew():
     """The step that finds out is told of; the next one keeps the budget."""
     large = many_rows(1024)

@@ -45,6 +45,7 @@ def tried(form: str) -> dict[str, Any]:
     return row_of(Case(TRIED[form], 0, form, time_limit_s=0.5, most_layers=3, most_steps=3))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", TRIED)
 def test_no_step_is_above_its_budget_in_silence(form: str):
     """Whatever the form of the step: the budget is kept, or the number is told."""
@@ -113,6 +114,7 @@ def test_the_worst_step_decides():
     assert found.judgement()["verdict"] == "silent"
 
 
+@pytest.mark.thorough
 def test_gradients_that_differ_are_seen(monkeypatch: pytest.MonkeyPatch):
     """The planned step is compared with the eager one, not with itself."""
     planned = type(FORMS["plain"]).planned
