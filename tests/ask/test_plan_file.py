@@ -102,7 +102,7 @@ def test_plans_with_several_graphs(path: Path):
 IN_ANOTHER_PROCESS = """
 import sys, warnings
 import torch
-from tests.test_plan_file import Layers, many_rows
+from tests.ask.test_plan_file import Layers, many_rows
 import autoremat
 
 torch.manual_seed(0)
