@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,8 @@ def _budget(given: str | int | None, steering: Steering) -> Budget:
 
 def _time_limit_s(given: object) -> float:
     if isinstance(given, (int, float)) and not isinstance(given, bool) and given >= 0:
-        return float(given)
+        with suppress(OverflowError):
+            return float(given)
     raise ValueError(f"time_limit is a number of seconds, not {given!r}.")
 
 

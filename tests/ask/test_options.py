@@ -48,3 +48,10 @@ def test_a_strategy_without_a_budget_has_the_whole_device() -> None:
     assert Options.parse(policy="sqrt").budget == Budget.parse("100%")
     with pytest.raises(ValueError, match="needs a budget"):
         Options.parse()
+
+
+@pytest.mark.parametrize("given", [-1, "soon", True, float("nan"), 10**400])
+def test_a_time_limit_that_is_no_number_of_seconds(given: object) -> None:
+    """As any option at fault, it is named."""
+    with pytest.raises(ValueError, match="time_limit is a number of seconds"):
+        Options.parse(budget="1GB", time_limit=given)  # type: ignore[arg-type]
