@@ -30,7 +30,7 @@ from steps_worker import TOLERANCE, Case, row_of
 
 PAGE = Path(__file__).parent / "steps.md"
 GRACE_SECONDS = 2.0  # for an end in good order, once the row is there
-PRELOADED = ["steps_worker", "autoremat.api", "torch._dynamo.backends.common"]
+PRELOADED = ["steps_worker", "autoremat.api", "autoremat._torch.compiling"]
 
 
 def cases(args: argparse.Namespace) -> list[Case]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,20 +12,11 @@ from torch import Tensor, distributed, nn
 
 import autoremat
 from autoremat.memory.meter import resident_nbytes, storages_of
+from tests.process_group import one_process  # noqa: F401
 from tests.tiny import WIDTH, Chain, rows
 from tests.training import UNBOUNDED, make_seeded
 
 pytestmark = pytest.mark.skipif(not distributed.is_available(), reason="needs torch.distributed")
-
-
-@pytest.fixture(autouse=True)
-def one_process(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process alone."""
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
-    )
-    yield
-    distributed.destroy_process_group()
 
 
 def sharded(model: nn.Module) -> nn.Module:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import autoremat
+from tests.process_group import one_process  # noqa: F401
 from tests.training import UNBOUNDED, close, make_seeded, measured, optimized, same, step
 
 SIZE = 512  # a weight of 1 MiB, as large as the first bucket
@@ -29,16 +27,6 @@ class Wide(nn.Module):
         for layer in self.layers:
             x = nn.functional.gelu(layer(x))
         return x.square().mean()
-
-
-@pytest.fixture(autouse=True)
-def one_process(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process alone."""
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
-    )
-    yield
-    distributed.destroy_process_group()
 
 
 def parallel(model: nn.Module) -> nn.Module:
