@@ -44,7 +44,8 @@ from autoremat.memory.residents import Resident, resident_of
 from autoremat.planning.sizes import MANY_COMPILES
 from autoremat.reporting import Report
 from autoremat.session.eager_recurrent import eager_recurrent_layers
-from autoremat.session.session import REPLANS, Session
+from autoremat.session.session import Session
+from autoremat.session.steps import REPLANS, Steps
 from autoremat.watch.audit import storage_sizes
 
 _NEVER_PLANNED = frozenset({"AR201", "AR202"})  # whatever mode the model is put into later
@@ -100,7 +101,7 @@ class OptimizedCall:
         """Run one call of the model: compiled in training, as it is otherwise."""
         model = self._model()
         if not torch.is_grad_enabled():
-            with self.session.during_inference():
+            with self.session.steps.during_inference():
                 return _torch.own_call(model)(*args, **kwargs)
         if not model.training:
             return self._watched(_torch.own_call(model)(*args, **kwargs))
@@ -112,23 +113,23 @@ class OptimizedCall:
         node = next((node for node in made if node is not None), None)
         if node is not None:
             session = self.session
-            node.register_prehook(lambda _: session.fall_back("AR113"))
+            node.register_prehook(lambda _: session.told.fall_back("AR113"))
             self._note_eager(session, output)
         return output
 
     @torch.compiler.disable  # nor is what stands around the compiled call of ours traced
     def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if _torch.in_functional_transform():
-            self.session.fall_back("AR112")
+            self.session.told.fall_back("AR112")
             return _torch.own_call(model)(*args, **kwargs)
         if self._global_hooks_came_later():
-            self.session.fall_back("AR110")
+            self.session.told.fall_back("AR110")
             output = _torch.own_call(model)(*args, **kwargs)
             self._note_eager(self.session, output)
             return output
         with self._planning:
             current = self._begin(model, (args, kwargs))
-            if not current.session.is_planned:  # others that call meanwhile wait for the plan
+            if not current.session.steps.is_planned:  # others that call meanwhile wait for the plan
                 return self._run(current, args, kwargs)
         return self._run(current, args, kwargs)
 
@@ -136,11 +137,11 @@ class OptimizedCall:
         """A call begins: the plan that it runs under."""
         if type(model).forward is not self._forward:  # Dynamo has no guard for that
             self._start_anew(model)
-        if not self._current.session.is_open:  # else its backward is to come: it is the same step
+        if not self.session.steps.is_open:  # else its backward is to come: it is the same step
             self._given = []
             self._current = self._variant_for(model)
         self._given += [weakref.ref(tensor) for tensor in tensors_in(inputs)]
-        self._current.session.begin_step()
+        self.session.steps.begin()
         return self._current
 
     def _run(self, current: _Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -152,14 +153,14 @@ class OptimizedCall:
                 _torch.guarding_hooks(),
                 _torch.every_guard(),
                 _torch.admitting_compiles(2 * MANY_COMPILES),
-                eager_recurrent_layers(model, current.session.leave_layer_eager),
+                eager_recurrent_layers(model, current.session.steps.leave_layer_eager),
             ):
                 output = current.compiled(*args, **kwargs)
         finally:
             self._here.inputs = None
         self._tell_if_nothing_was_planned(current.session)
-        if current.session.is_planned:
-            current.session.note_end(tensors_in(output))
+        if current.session.steps.is_planned:
+            current.session.steps.note_end(tensors_in(output))
         else:
             self._note_eager(current.session, output)
         self._measure_where_free(current)
@@ -201,10 +202,10 @@ class OptimizedCall:
         if self.model() is None or not self._optimizers.has_new_state(optimizer):
             return
         session = self.session
-        if not session.is_planned and not session.told.fallbacks and self._model().training:
-            session.fall_back("AR114", kind=type(self._model()).__name__)
-        grown_nbytes = self._state_nbytes(session.device) - self._planned_state_nbytes
-        session.note_resident(max(0, grown_nbytes))
+        if not session.steps.is_planned and not session.told.fallbacks and self._model().training:
+            session.told.fall_back("AR114", kind=type(self._model()).__name__)
+        grown_nbytes = self._state_nbytes(session.steps.device) - self._planned_state_nbytes
+        session.steps.surroundings.note_resident(max(0, grown_nbytes))
 
     def _parameters(self) -> Iterable[nn.Parameter]:
         model = self.model()
@@ -233,14 +234,13 @@ class OptimizedCall:
             return call.resident(device, call._here.inputs)
 
         # Once training runs, a step that cannot be kept within the budget is warned of, not ended.
-        session = Session(
+        steps = Steps(
             self._options,
-            resident,
-            refuses=not self._variants,
-            replans=REPLANS,
             present=lambda: call if (call := itself()) and call.model() is not None else None,
-            is_told_of_steps=True,
+            replans=REPLANS,
+            is_told=True,
         )
+        session = Session(steps, resident, refuses=not self._variants)
         return _variant(model, session)
 
     def _variant_for(self, model: nn.Module) -> _Variant:
@@ -248,12 +248,12 @@ class OptimizedCall:
         gradient_nbytes = _gradient_nbytes(model)
         self._share_budgets(model)
         for variant in self._variants:
-            if not variant.session.is_planned:
+            if not variant.session.steps.is_planned:
                 variant.gradient_nbytes = gradient_nbytes
                 return variant
-            most_nbytes = variant.session.most_nbytes
+            most_nbytes = variant.session.steps.most_nbytes
             more_nbytes = gradient_nbytes - variant.gradient_nbytes
-            if variant.session.predicted_peak_nbytes + more_nbytes <= most_nbytes:
+            if variant.session.steps.peak_nbytes + more_nbytes <= most_nbytes:
                 return variant
         self._variants.append(self._new_variant(model))
         return self._variants[-1]
@@ -278,17 +278,17 @@ class OptimizedCall:
 
     def _note_eager(self, session: Session, output: Any) -> None:
         device = next(self._model().parameters()).device
-        session.note_eager_call(tensors_in(output), device)
+        session.steps.note_eager_call(tensors_in(output), device)
 
     def _tell_if_nothing_was_planned(self, session: Session) -> None:
-        if session.is_planned or session.told.fallbacks:
+        if session.steps.is_planned or session.told.fallbacks:
             return
         if any(parameter.requires_grad for parameter in self._model().parameters()):
-            session.fall_back("AR105")
+            session.told.fall_back("AR105")
 
     def _measure_where_free(self, variant: _Variant) -> None:
         """On CUDA the allocator counts by itself: the second step's peak is read at the third."""
-        device = variant.session.device
+        device = variant.session.steps.device
         if device.type != "cuda" or variant.calls > 2:
             return
         variant.calls += 1
@@ -445,7 +445,7 @@ def report(model: nn.Module) -> Report:
         ValueError: if the model was not optimised, or has not run a training step yet.
     """
     call = optimized_call(model)
-    if not call.session.is_planned and not call.session.told.fallbacks:
+    if not call.session.steps.is_planned and not call.session.told.fallbacks:
         raise ValueError("Nothing is planned yet: that happens at the first training call.")
     return call.session.report()
 

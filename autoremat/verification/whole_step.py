@@ -147,7 +147,7 @@ def verify(
         theirs = _detached(run(call))
         restore()
         gc.collect()
-        device = session.device
+        device = session.steps.device
         resident = optimized.resident(device, (inputs, keywords))
         outcome: list[_Outcome] = []
         peak = measure_peak(lambda: outcome.append(run(ours)), device=device)

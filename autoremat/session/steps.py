@@ -1,0 +1,325 @@
+"""One model's steps as they run: what they hold, and what the user is told of it.
+
+Enters: the graphs as they are planned, then forwards and backwards as they begin. Leaves: a warning
+as soon as a step's peak is known to be above the budget, and `Steps` of a session that plans anew
+for what was found. Guarantees: what goes wrong while a step is looked into never ends the step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+
+from autoremat import _torch
+from autoremat.ask.options import Offline, Options
+from autoremat.errors import FallbackError, FallbackWarning, OverBudgetWarning
+from autoremat.memory.live_storages import LiveStorages
+from autoremat.memory.meter import storages_nbytes
+from autoremat.memory.optimizers import state_of
+from autoremat.memory.residents import Resident
+from autoremat.planning.nesting import Around, Beside
+from autoremat.planning.part import Part
+from autoremat.planning.sharing import ALONE, Split
+from autoremat.planning.sizes import Sizes
+from autoremat.planning.step import Step
+from autoremat.session.surroundings import Surroundings
+from autoremat.session.telling import Told
+from autoremat.watch.audit import Look, Present, names_of, sizes_of_runs
+from autoremat.watch.eager_code import Results
+from autoremat.watch.ledger import Roots, Run, note_run, open_runs
+
+REPLANS = 2  # of a step whose graphs do not fit together; the second if others were found then
+
+
+class Steps:
+    """Of one session: it owns the runs of its graphs in the ledger.
+
+    Attributes:
+        options: what the user asked for.
+        told: what the user was told.
+        graphs: those that were planned, and the order of their runs.
+        split: how they share the budget.
+        surroundings: what is held beside them.
+        audit: looks into steps.
+        device: of the graph that was planned last.
+        resident: what it found to be held whatever the plan.
+        is_told: whether somebody calls `begin` before each call of the model.
+        offline: given if the graphs' inputs are fake: no step is going to run.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        *,
+        present: Callable[[], Present | None] = lambda: None,
+        replans: int = 0,
+        split: Split = ALONE,
+        around: Around | None = None,
+        is_told: bool = False,
+        offline: Offline | None = None,
+    ) -> None:
+        """None yet.
+
+        Args:
+            options: what the user asked for.
+            present: finds who tells what the model and its optimizers hold, while there is a model.
+            replans: how often the step may be planned anew; `Session.replanned` is then asked for
+                before each step.
+            split: how the graphs share the budget, where an earlier session has found out.
+            around: what the step holds beside them, where an earlier session has found out.
+            is_told: as the attribute.
+            offline: as the attribute.
+        """
+        self.options = options
+        self.told = Told(is_strict=options.strict)
+        self.graphs = Step()
+        self.split = split
+        self.surroundings = Surroundings(around, present)
+        self.audit = self.surroundings.audit
+        self.device = torch.device("cpu")
+        self.resident = Resident()
+        self.is_told = is_told
+        self.offline = offline
+        self._present = present
+        self._replans = replans
+
+    @property
+    def budget_nbytes(self) -> int:
+        """The budget, on the device of the graphs."""
+        return self.options.budget_nbytes(self.device)
+
+    @property
+    def peak_nbytes(self) -> int:
+        """The highest predicted peak of the step that is known of, or 0."""
+        return self.graphs.peak_nbytes(self.resident.parts.gradients_nbytes, self.surroundings.now)
+
+    @property
+    def most_nbytes(self) -> int:
+        """The budget, or the predicted peak where that is above it already."""
+        return max(self.budget_nbytes, self.peak_nbytes)
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether any graph was planned."""
+        return bool(self.graphs.parts)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a backward through its graphs is still to come."""
+        return bool(self._waiting)
+
+    def begin(self) -> None:
+        """A training call begins: one step with those before it whose backward is to come."""
+        waiting = self._waiting
+        self.graphs.begin(waiting)
+        self.surroundings.begin_step(is_open=bool(waiting))
+
+    def notice(self) -> None:
+        """Where nobody tells of steps: another one begins once a backward has come."""
+        if self.is_told or self.offline:
+            return
+        if self.graphs.runs is None or Counter(self.graphs.runs) != Counter(self._waiting):
+            self.begin()
+
+    @property
+    def _waiting(self) -> list[str]:
+        """Graphs that have run, in this order, and wait for their backward."""
+        return [run.name for run in self._runs_here if run.owner is self and run.name]
+
+    @property
+    def _runs_here(self) -> list[Run]:
+        return open_runs(self.device)
+
+    # --- a peak above the budget ----------------------------------------------------------------
+
+    @property
+    def _may_replan(self) -> bool:
+        is_as_planned = self.surroundings.are_as_planned and (
+            len(self.graphs.order) < 2 if self.split is ALONE else self.graphs.follows(self.split)
+        )
+        return self._replans > 0 and not self.options.steering.choice and not is_as_planned
+
+    def anew(self) -> Steps | None:
+        """Those of a session that plans for what was found; None if no other plan is due."""
+        if not self._may_replan or self.peak_nbytes <= self.budget_nbytes:
+            return None
+        steps = Steps(
+            self.options,
+            present=self._present,
+            replans=self._replans - 1,
+            split=self.graphs.split(self.budget_nbytes, self.surroundings.now),
+            around=self.surroundings.found,
+            is_told=self.is_told,
+            offline=self.offline,
+        )
+        steps.told.fallbacks = self.told.fallbacks
+        return steps
+
+    def tell_if_above(
+        self, predicted_nbytes: int, *, is_final: bool = True, is_told_only: bool = False
+    ) -> None:
+        """Warn of a step above the budget; again only of one that is higher still.
+
+        Args:
+            predicted_nbytes: its peak.
+            is_final: whether all of its forward has run.
+            is_told_only: as of `Look`.
+        """
+        is_planned_anew = (
+            self._may_replan
+            and not is_told_only
+            and self.peak_nbytes > self.budget_nbytes  # else no plan would change it
+        )
+        if is_planned_anew and self.offline:
+            return
+        self.told.peak(
+            predicted_nbytes,
+            self.budget_nbytes,
+            is_final=is_final,
+            is_planned_anew=is_planned_anew and self.is_told,
+        )
+
+    # --- what the ledger shows ------------------------------------------------------------------
+
+    def telling(
+        self, name: str, compiled: Callable[..., Any], example_inputs: Sequence[Any]
+    ) -> Callable[..., Any]:
+        """A compiled graph, which tells the step and the ledger that it runs."""
+        part = self.graphs.parts.get(name)
+        if part is None:
+            return compiled
+        sizes = Sizes.among(example_inputs, part.growth)
+
+        def run(*args: Any) -> Any:
+            # Between buckets of DistributedDataParallel, Dynamo runs it on fake tensors.
+            if _torch.CompileContext.current_compile_id() is not None:
+                return compiled(*args)
+            given = sizes.given(args)
+            find_part = functools.partial(_part_at, part, sizes, given)
+            self._forward_begins(name, find_part, args, given, is_larger=sizes.are_beyond(given))
+            outputs = compiled(*args)
+            note_run(
+                self,
+                name,
+                outputs=outputs,
+                device=self.device,
+                sizes=given,
+                find_graph=find_part,
+            )
+            return outputs
+
+        return run
+
+    def _forward_begins(
+        self,
+        name: str,
+        find_part: Callable[[], Part],
+        args: Sequence[Any],
+        sizes: tuple[int, ...],
+        *,
+        is_larger: bool,
+    ) -> None:
+        """One of its graphs is about to run: what is there already counts beside it."""
+        self.notice()
+        self.graphs.ran(name)
+        with self._looking():
+            if is_larger:
+                peak_nbytes = find_part().peak_nbytes(self._account.get(name, Beside()))
+                self.tell_if_above(peak_nbytes, is_told_only=True)
+            runs, device = self._runs_here, self.device
+            look = self.audit.at_forward(
+                runs, name, find_part, args, lambda: self._account, device, sizes
+            )
+            self._learn(look, is_final=False)
+
+    def note_end(self, outputs: Sequence[torch.Tensor]) -> None:
+        """A call of the model has ended, and its backward is to come."""
+        with self._looking():
+            self.audit.at_end(self._runs_here, outputs, self.device)
+
+    def backward_begins(self, roots: Roots, *, keeps_graph: bool) -> None:
+        """A backward begins that may reach runs of its graphs; see `ledger.Owner`."""
+        with self._looking():
+            self._look_back(roots, keeps_graph=keeps_graph)
+
+    @contextlib.contextmanager
+    def _looking(self) -> Iterator[None]:
+        """What goes wrong while a step is looked into is told, and the step goes on."""
+        try:
+            yield
+        except (OverBudgetWarning, FallbackError, FallbackWarning):
+            raise  # warnings that the user has made errors
+        except Exception as error:
+            self.told.fall_back("AR115", cause=error, error=f"{type(error).__name__}: {error}")
+
+    def _look_back(self, roots: Roots, *, keeps_graph: bool) -> None:
+        runs = self._runs_here
+
+        def account() -> dict[Run, tuple[Part, Beside]]:
+            known = self._account
+            own = (run for run in runs if run.owner is self and run.name in known)
+            return {run: (cast("Part", run.graph), known[run.name]) for run in own}
+
+        look = self.audit.at_backward(runs, roots, self.device, account, keeps_graph=keeps_graph)
+        self._learn(look, is_final=True)
+
+    def note_eager_call(self, outputs: Sequence[Any], device: torch.device) -> None:
+        """A call of the model ran in eager mode: its backward is looked into as well."""
+        if not self.is_planned:
+            self.device = device
+        note_run(self, "", outputs=outputs, device=device)
+
+    @contextlib.contextmanager
+    def during_inference(self) -> Iterator[None]:
+        """A call without gradients: between forward and backward it adds to what waits there."""
+        runs = self._runs_here if self.is_open else []
+        if not runs or self.audit.is_known(("inference", *names_of(runs)), sizes_of_runs(runs)):
+            yield
+            return
+        with LiveStorages(self.device, ignores_given=True) as made:
+            yield
+        self.tell_if_above(self.audit.live_nbytes(runs, self.device) + made.peak_nbytes)
+
+    @property
+    def _account(self) -> Mapping[str, Beside]:
+        """What is beside each graph of the step by the plans of its graphs."""
+        grown = Around(self.surroundings.grown_nbytes)
+        return self.graphs.beside(self.resident.parts.gradients_nbytes, grown)
+
+    def _learn(self, look: Look | None, *, is_final: bool) -> None:
+        """Take into account what a look has shown, and tell if the step is above the budget."""
+        if look is None:
+            return
+        if not look.is_told_only:
+            self.surroundings.learn(look, is_final=is_final)
+        self.tell_if_above(look.peak_nbytes, is_final=is_final, is_told_only=look.is_told_only)
+
+    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Where nobody tells of the model's optimizers: one of its parameters has made a step."""
+        optimizers = self.audit.arguments.optimizers
+        if optimizers.has_new_state(optimizer):
+            nbytes = storages_nbytes(state_of(optimizers.known), self.device)
+            self.surroundings.note_resident(nbytes)
+
+    def leave_layer_eager(self, layer: torch.nn.Module, results: Any) -> None:
+        """Tell that layers of a kind run in eager mode between the planned graphs."""
+        self.eager_results.note(results)
+        trainable = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+        gradient_nbytes = storages_nbytes(trainable, trainable[0].device) if trainable else 0
+        self.graphs.ran_eagerly(f"layer {id(layer)}", gradient_nbytes)
+        self.told.fall_back("AR109", kind=type(layer).__name__)
+
+    @property
+    def eager_results(self) -> Results:
+        """What code in eager mode has returned in this step."""
+        return self.surroundings.eager_results
+
+
+def _part_at(part: Part, sizes: Sizes, given: tuple[int, ...]) -> Part:
+    """The graph as a run of these sizes finds it."""
+    return part.at(sizes.numbers(given))
