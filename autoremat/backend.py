@@ -40,13 +40,14 @@ def autoremat(
 
     Raises:
         ValueError: without a budget or with a malformed one, or with a `mode`.
+        OSError: if a stored plan cannot be read.
         InfeasibleBudget: if no plan fits.
     """
     try:
         if mode not in (None, "default"):
             raise ValueError(_instead_of(mode))
         session = _session_of(options)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise _torch.passing_through(error) from None
     compiled = session.compile(module, example_inputs)
 

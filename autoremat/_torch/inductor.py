@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._higher_order_ops.auto_functionalize import get_mutable_args
-from torch._inductor import custom_graph_pass, ir, list_mode_options, memory
+from torch._inductor import custom_graph_pass, ir, list_mode_options, list_options, memory
 from torch._inductor import graph as inductor_graph
 from torch._inductor.codegen.triton import TritonOverrides
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -51,6 +51,7 @@ __all__ = [
     "is_kept_for_reuse",
     "kernels_before_fusion",
     "limit_fusion",
+    "list_options",
     "loading_kernels_by",
     "options_of_mode",
     "origin_names",

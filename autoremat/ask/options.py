@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autoremat import _torch
 from autoremat.ask.budget import Budget
 from autoremat.ask.steering import Steering, parse_steering
 from autoremat.cost.device_specs import DeviceSpec
@@ -96,6 +98,10 @@ class Options:
         """
         ours = {name: value for name, value in given.items() if name in _NAMES}
         others = {name: value for name, value in given.items() if name not in _NAMES}
+        for unknown in others.keys() - set(_torch.list_options()):
+            near = difflib.get_close_matches(str(unknown), _NAMES, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{unknown!r} is no option of autoremat, nor of Inductor.{hint}")
         return cls.parse(**ours, inductor=others)
 
     def of(self, model: nn.Module) -> Options:

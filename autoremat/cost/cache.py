@@ -18,6 +18,8 @@ from types import TracebackType
 
 import platformdirs
 
+from autoremat.call_stack import users_level
+
 _FORMAT = 3  # 2 had times that were not compared with each other
 _TABLES = """
 CREATE TABLE IF NOT EXISTS call (
@@ -176,5 +178,5 @@ def _warn_once(path: Path, error: Exception) -> None:
         warnings.warn(
             f"autoremat: operator costs cannot be kept in {path} ({error}); this process "
             "measures them anew. Give a writable path to keep them.",
-            stacklevel=4,
+            stacklevel=users_level(),
         )

@@ -38,6 +38,7 @@ from autoremat._torch import (
     real_execution,
     recording_memory,
 )
+from autoremat.call_stack import users_level
 from autoremat.cost.cache import CostCache, DeviceCeilings, Measured
 from autoremat.cost.calls import (
     FREE,
@@ -359,7 +360,7 @@ def _cpu_peaks(draws: Mapping[str, Draw]) -> dict[str, tuple[int, int]]:
         warnings.warn(
             "autoremat: operator workspaces cannot be measured while another torch profiler is "
             "recording; operators are priced by estimate. Compile outside the profiled region.",
-            stacklevel=2,
+            stacklevel=users_level(),
         )
         return {}
 

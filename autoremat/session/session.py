@@ -21,7 +21,7 @@ from torch import fx
 
 from autoremat import _torch
 from autoremat.ask.plan_file import StoredPlan
-from autoremat.call_stack import with_stack_room
+from autoremat.call_stack import users_level, with_stack_room
 from autoremat.emit.op_by_op import compile_eager
 from autoremat.emit.planned_graph import PlannedGraph, fingerprint
 from autoremat.emit.split import PartitionError
@@ -263,7 +263,7 @@ class Session:
         if report.graphs and peak_nbytes > report.budget_nbytes:
             warnings.warn(
                 OverBudgetWarning(peak_nbytes, report.budget_nbytes, report.predicted_peak_nbytes),
-                stacklevel=2,
+                stacklevel=users_level(),
             )
 
     def _plan(

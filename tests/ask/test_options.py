@@ -21,9 +21,11 @@ def test_a_mapping_and_named_arguments_make_the_same_options() -> None:
     named = Options.parse(budget="1GB", policy="sqrt", save="layers.3", time_limit=2, strict=True)
     given = {"budget": 10**9, "policy": "sqrt", "save": ("layers.3",), "time_limit": 2.0}
     assert Options.from_mapping({**given, "strict": 1}) == named
-    assert Options.from_mapping({"budget": "1GB", "max_autotune": False, "inductor": 1}) == (
-        Options.parse(budget="1GB", inductor={"max_autotune": False, "inductor": 1})
+    assert Options.from_mapping({"budget": "1GB", "max_autotune": False}) == (
+        Options.parse(budget="1GB", inductor={"max_autotune": False})
     )
+    with pytest.raises(ValueError, match="'inductor' is no option of autoremat, nor of Inductor"):
+        Options.from_mapping({"budget": "1GB", "inductor": {}})
 
 
 @pytest.mark.parametrize(

@@ -274,6 +274,11 @@ def test_options_of_mode():
     assert _torch.options_of_mode("warp-speed") is None
 
 
+def test_list_options():
+    """Nested ones included."""
+    assert {"max_autotune", "cpp.enable_loop_tail_vec"} <= set(_torch.list_options())
+
+
 def test_random_state_operators():
     """One run saves the generator's state, the other replays under it."""
     state, first = _torch.run_and_save_rng_state(aten.rand.default, [3], device="cpu")
@@ -449,6 +454,9 @@ def test_exceptions_that_dynamo_lets_through():
     assert issubclass(type(_torch.passing_through(KeyError("x"))), _torch.ShortenTraceback)
     with pytest.raises(KeyError, match="inner"):
         raising(_torch.passing_through(KeyError("inner")))(torch.zeros(2))
+    with pytest.raises(FileNotFoundError) as caught:
+        raising(_torch.passing_through(FileNotFoundError(2, "No such file", "plan")))(torch.ones(2))
+    assert (caught.value.errno, caught.value.filename) == (2, "plan")
 
 
 def test_compile_apart():
