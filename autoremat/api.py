@@ -30,23 +30,18 @@ from autoremat.graph.selectors import Selection
 from autoremat.memory.meter import (
     gradient_of,
     gradients_of,
+    state_of,
+    storage_sizes,
     storages_nbytes,
-    storages_of,
     tensors_in,
 )
-from autoremat.memory.optimizers import (
-    StepOptimizers,
-    require_optimizer_of,
-    state_of,
-    watch_optimizers,
-)
+from autoremat.memory.optimizers import StepOptimizers, require_optimizer_of, watch_optimizers
 from autoremat.memory.residents import Resident, resident_of
 from autoremat.planning.sizes import MANY_COMPILES
 from autoremat.reporting import Report
 from autoremat.session.eager_recurrent import eager_recurrent_layers
 from autoremat.session.session import Session
 from autoremat.session.steps import REPLANS, Steps
-from autoremat.watch.audit import storage_sizes
 
 _NEVER_PLANNED = frozenset({"AR201", "AR202"})  # whatever mode the model is put into later
 
@@ -329,13 +324,9 @@ def _keep_plans_in_outer_compiles() -> None:
 
 
 def _gradient_nbytes(model: nn.Module) -> int:
-    return sum(storage.nbytes() for storage in _gradient_storages(model))
-
-
-def _gradient_storages(model: nn.Module) -> Iterator[torch.UntypedStorage]:
-    """Those of the gradients that exist; of sparse ones, of what they hold."""
-    for gradient in gradients_of(model.parameters()):
-        yield from storages_of(gradient)
+    """Of the gradients that exist; of sparse ones, what they hold."""
+    found = gradients_of(model.parameters())
+    return storages_nbytes(found, found[0].device) if found else 0
 
 
 def optimize(

@@ -67,6 +67,7 @@ __all__ = [
     "step_hooks",
     "storage_identity",
     "storage_key",
+    "tensor_leaves",
     "tree_leaves",
     "tree_map",
     "watch_backwards",
@@ -128,6 +129,11 @@ def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Indices and values of a sparse tensor (COO) as it holds them, also while fakes are traced."""
     with _disable_current_modes():
         return tensor._indices(), tensor._values()
+
+
+def tensor_leaves(value: Any) -> list[torch.Tensor]:
+    """The tensors in a nest of lists, tuples, dicts and registered containers."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def is_mutable(operator: OpOverload) -> bool:

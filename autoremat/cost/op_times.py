@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
@@ -37,6 +37,7 @@ from autoremat._torch import (
     profiler_is_active,
     real_execution,
     recording_memory,
+    tensor_leaves,
 )
 from autoremat.call_stack import users_level
 from autoremat.cost.cache import CostCache, DeviceCeilings, Measured
@@ -57,11 +58,10 @@ from autoremat.cost.made_up_inputs import Inputs, draw_inputs, runs_alone
 from autoremat.cost.timings import Timing, implausible
 from autoremat.memory.meter import rounded_nbytes
 
-__all__ = ["OpCost", "profile_nodes"]
-
 Progress = Callable[[int, int], None]
 Run = Callable[[], object]
 Draw = Callable[[], Run]
+Drawn = TypeVar("Drawn")
 
 _ROUNDS = 2
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4)  # before each round over what is implausible: load passes
@@ -164,14 +164,12 @@ def quiet_execution(devices: Collection[torch.device]) -> Iterator[None]:
 
 
 def _measured_cost(call: Call, found: Measured) -> OpCost:
-    """Join what was measured with the bytes and FLOPs, which the shapes alone decide."""
+    """What was measured, beside the bytes of the results, which the shapes alone decide."""
     charged = sum(rounded_nbytes(nbytes, call.device) for nbytes in call.fresh_nbytes)
     return OpCost(
         time_us=found.time_us,
         workspace_nbytes=max(0, found.peak_nbytes - max(charged, found.kept_nbytes)),
         excess_nbytes=max(0, found.kept_nbytes - charged),
-        flops=flop_count(call),
-        bytes_moved=bytes_moved(call),
         measured=True,
     )
 
@@ -207,7 +205,7 @@ def _measure_calls(
 def _time_round(calls: Mapping[str, Call], rounds: dict[str, list[float]]) -> None:
     """One more time for each call that runs."""
     for key, call in calls.items():
-        timed = _attempt(call, _time_us)
+        timed = _attempt(functools.partial(_inputs, call), functools.partial(_time_us, call))
         if timed is not None:
             rounds[key].append(timed)
 
@@ -239,27 +237,24 @@ def _timing(call: Call, rounds_us: Iterable[float]) -> Timing:
     return Timing(tuple(rounds_us), f"{call.target} on {call.device}", expected_us)
 
 
-def _attempt(call: Call, run: Callable[[Call, Inputs], Any]) -> Any | None:
-    """Run on made-up inputs; None if they do not fit into memory or the operator refuses."""
-    if not _fits(call):
-        return None
+def _attempt(draw: Callable[[], Drawn], measure: Callable[[Drawn], Any]) -> Any | None:
+    """Measure on made-up inputs; None if they do not fit into memory or the operator refuses."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return run(call, draw_inputs(call))
+            return measure(draw())
     except Exception:
         # Any operator may refuse made-up inputs, in any way it likes; it is then estimated.
         return None
 
 
-def _fits(call: Call) -> bool:
-    """Whether the call's device is here and its tensors leave most of the memory free."""
-    here = call.device.type == "cpu" or _is_present(call.device)
-    return here and _footprint_nbytes(call) <= free_nbytes(call.device) // 3
-
-
-def _footprint_nbytes(call: Call) -> int:
-    return sum(spec.span_nbytes for spec in (*call.inputs, *call.outputs))
+def _inputs(call: Call) -> Inputs:
+    """Made-up inputs, where the call's device is here and they leave most of its memory free."""
+    is_here = call.device.type == "cpu" or _is_present(call.device)
+    taken_nbytes = sum(spec.span_nbytes for spec in (*call.inputs, *call.outputs))
+    if not is_here or taken_nbytes > free_nbytes(call.device) // 3:
+        raise MemoryError(f"{call.target} is too large to be run beside the model")
+    return draw_inputs(call)
 
 
 def _time_us(call: Call, inputs: Inputs) -> float:
@@ -311,9 +306,7 @@ def _peaks(calls: dict[str, Call]) -> dict[str, tuple[int, int]]:
 
 
 def _draw(call: Call) -> Run:
-    if not _fits(call):
-        raise MemoryError(f"{call.target} is too large to be run beside the model")
-    return functools.partial(_execute, call, draw_inputs(call))
+    return functools.partial(_execute, call, _inputs(call))
 
 
 def peaks_of_runs(draws: Mapping[str, Draw], device: torch.device) -> dict[str, tuple[int, int]]:
@@ -326,19 +319,9 @@ def peaks_of_runs(draws: Mapping[str, Draw], device: torch.device) -> dict[str, 
     if not draws:
         return {}
     if device.type == "cuda":
-        ran = {key: _attempt_run(draw, _cuda_peak) for key, draw in draws.items()}
+        ran = {key: _attempt(draw, _cuda_peak) for key, draw in draws.items()}
         return {key: peak for key, peak in ran.items() if peak is not None}
     return _cpu_peaks(draws)
-
-
-def _attempt_run(draw: Draw, measure: Callable[[Run], Any]) -> Any | None:
-    """None where the operator refuses made-up inputs or they do not fit."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return measure(draw())
-    except Exception:
-        return None
 
 
 def _cuda_peak(run: Run) -> tuple[int, int]:
@@ -375,7 +358,7 @@ def _cpu_peaks(draws: Mapping[str, Draw]) -> dict[str, tuple[int, int]]:
         return measure
 
     with recording_memory() as session:
-        ran = [_attempt_run(draw, marked(f"{_MARK}{i}")) for i, draw in enumerate(draws.values())]
+        ran = [_attempt(draw, marked(f"{_MARK}{i}")) for i, draw in enumerate(draws.values())]
     peaks = _split_at_marks(memory_events(session))
     return {key: peaks.get(i, (0, 0)) for i, key in enumerate(draws) if ran[i]}
 
@@ -468,15 +451,13 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> DeviceCeilings
 
 def _bare_time_us(target: Any, args: tuple[Any, ...], device: torch.device) -> float:
     """Of the quietest round: a ceiling is the fastest that was seen."""
-    call = Call(target, args, {}, (), (), False, placed_on=device)
+    call = Call(target, args, {}, (), (), placed_on=device)
     return min(_time_us(call, Inputs(args, {})) for _ in range(_ROUNDS + 1))
 
 
 def _node_device(node: fx.Node) -> torch.device:
     """The device of the first tensor at the node's edges that is not on the CPU."""
-    for end in (node, *node.all_input_nodes):
-        value = fake_value(end)
-        for leaf in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
-                return leaf.device
+    for tensor in tensor_leaves([fake_value(end) for end in (node, *node.all_input_nodes)]):
+        if tensor.device.type != "cpu":
+            return tensor.device
     return torch.device("cpu")

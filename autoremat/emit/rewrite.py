@@ -252,7 +252,7 @@ class _Writer:
         )
         state = self._call(f"{node.name}_state", _torch.getitem, (both, 0))
         result = self._call(node.name, _torch.getitem, (both, 1))
-        with _torch.fake_mode_of(_tensors_in(_torch.fake_value(node))):
+        with _torch.fake_mode_of(_torch.tensor_leaves(_torch.fake_value(node))):
             state_value = torch.empty(torch.get_rng_state().shape, dtype=torch.uint8)
         _torch.set_fake_value(state, state_value)
         _torch.set_fake_value(both, (state_value, _torch.fake_value(node)))
@@ -281,10 +281,6 @@ def _sizes_of_operations(
             for name in behind[node]:
                 sizes[name].append((node, behind[node]))
     return dict(sizes)
-
-
-def _tensors_in(value: object) -> list[torch.Tensor]:
-    return [leaf for leaf in _torch.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _note_lifted(lifted: fx.Node, node: fx.Node) -> None:

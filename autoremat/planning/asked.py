@@ -120,12 +120,11 @@ def _record(node: fx.Node) -> NodeRecord:
     if target is None:
         target = getattr(node.target, "__name__", "") or str(node.target)
         target = str(node.target) if isinstance(node.target, _torch.OpOverload) else target
-    leaves = _torch.tree_leaves(_torch.fake_value(node))
     return NodeRecord(
         name=node.name,
         target=target,
         inputs=tuple(source.name for source in node.all_input_nodes),
-        results=tuple(_shape(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)),
+        results=tuple(map(_shape, _torch.tensor_leaves(_torch.fake_value(node)))),
     )
 
 

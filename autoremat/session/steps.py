@@ -19,8 +19,7 @@ from autoremat import _torch
 from autoremat.ask.options import Offline, Options
 from autoremat.errors import FallbackError, FallbackWarning, OverBudgetWarning
 from autoremat.memory.live_storages import LiveStorages
-from autoremat.memory.meter import storages_nbytes
-from autoremat.memory.optimizers import state_of
+from autoremat.memory.meter import state_of, storages_nbytes
 from autoremat.memory.residents import Resident
 from autoremat.planning.nesting import Around, Beside
 from autoremat.planning.part import Part

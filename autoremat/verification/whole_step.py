@@ -245,11 +245,7 @@ def _default_loss(output: Any) -> torch.Tensor:
         return loss
     if isinstance(output, torch.Tensor) and output.numel() == 1:
         return output
-    floating = [
-        leaf
-        for leaf in _torch.tree_leaves(output)
-        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-    ]
+    floating = [tensor for tensor in _torch.tensor_leaves(output) if tensor.requires_grad]
     if not floating:
         raise ValueError("The output has no tensor to differentiate: pass loss_fn.")
     return torch.stack([leaf.sum().float() for leaf in floating]).sum()

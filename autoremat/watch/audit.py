@@ -17,9 +17,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from autoremat import _torch
-from autoremat.memory.meter import gradients_of, rounded_nbytes, same_device, storages_of
-from autoremat.memory.optimizers import StepOptimizers, state_of
+from autoremat.memory.meter import gradients_of, state_of, storage_sizes
+from autoremat.memory.optimizers import StepOptimizers
 from autoremat.planning.nesting import Beside
 from autoremat.planning.part import Part
 from autoremat.watch.eager_backward import Foreseen, first_nodes, foresee
@@ -96,16 +95,6 @@ class Arguments:
     def has_gradients(self) -> bool:
         """See `Present`."""
         return bool(gradients_of(self._alive()))
-
-
-def storage_sizes(tensors: Iterable[torch.Tensor], device: torch.device) -> dict[int, int]:
-    """Bytes of the distinct storages on a device, by their identities."""
-    return {
-        _torch.storage_identity(storage): rounded_nbytes(storage.nbytes(), device)
-        for tensor in tensors
-        if same_device(tensor.device, device)
-        for storage in storages_of(tensor)
-    }
 
 
 class Audit:

@@ -274,6 +274,12 @@ def test_options_of_mode():
     assert _torch.options_of_mode("warp-speed") is None
 
 
+def test_tensor_leaves():
+    """Of all containers that torch knows."""
+    x, y = torch.ones(1), torch.ones(2)
+    assert [*map(id, _torch.tensor_leaves(({"x": x}, [y, 3], None)))] == [id(x), id(y)]
+
+
 def test_list_options():
     """Nested ones included."""
     assert {"max_autotune", "cpp.enable_loop_tail_vec"} <= set(_torch.list_options())

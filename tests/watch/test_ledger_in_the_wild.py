@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import autoremat
-from autoremat.memory.optimizers import state_of
+from autoremat.memory.meter import state_of
 from autoremat.watch.ledger import _books, open_runs, returned_storages
 from tests.tiny import Chain, many_rows
 from tests.training import UNBOUNDED, make_seeded, optimized
