@@ -30,6 +30,8 @@ from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V, ops
 from torch.utils._ordered_set import OrderedSet
 
+from autoremat._torch.running import extent
+
 __all__ = [
     "DRAWS_FOUR_AT_A_TIME",
     "SEEDED_DRAWS",
@@ -38,7 +40,6 @@ __all__ = [
     "CustomSchedulerPass",
     "InductorError",
     "InliningLimits",
-    "KernelsBeforeFusion",
     "compile_fx",
     "compile_fx_inner",
     "compile_without_cache",
@@ -85,6 +86,8 @@ _UPDATES: dict[Any, tuple[int, ...]] = {
     **dict.fromkeys(reinplace._SCATTER_OP_TO_VIEW, (0,)),
 }
 
+
+Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]  # size and stride
 
 _Loading = Callable[[Any], Any]
 
@@ -166,14 +169,13 @@ def inductor_result_nbytes(graph: Any, device: torch.device) -> dict[str, list[i
     members: dict[str, list[tuple[tuple[Any, ...], int]]] = {}
     for buffer in graph.buffers:
         name = buffer.get_name()
-        layout = buffer.get_output_spec()
-        if not isinstance(layout, ir.Layout):
+        found = _as_numbers(graph, buffer.get_output_spec())
+        if found is None:
             continue
-        size = [size_hint_of_expr(graph, extent) for extent in layout.size]
-        stride = [size_hint_of_expr(graph, extent) for extent in layout.stride]
-        extent = _extent(size, stride)
-        counted = layout.device.type == device.type
-        own[name] = extent * layout.dtype.itemsize if counted else 0
+        size, stride, dtype, place = found
+        # What is written into a view of another buffer has that one's strides, of other dimensions.
+        count = extent(size, stride) if len(size) == len(stride) else math.prod(size)
+        own[name] = count * dtype.itemsize if place.type == device.type else 0
         if isinstance(buffer, ir.MultiOutput):
             container = buffer.inputs[0].get_name()
             indices = tuple(index for _, index in buffer.indices)
@@ -181,16 +183,6 @@ def inductor_result_nbytes(graph: Any, device: torch.device) -> dict[str, list[i
     return {name: [nbytes] for name, nbytes in own.items()} | {
         name: _in_order(parts) for name, parts in members.items()
     }
-
-
-def _extent(size: list[int], stride: list[int]) -> int:
-    """Elements that a layout spans.
-
-    What is written into a view of another buffer has that buffer's strides, of other dimensions.
-    """
-    if len(size) != len(stride):
-        return math.prod(size)
-    return 0 if 0 in size else 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
 
 
 def _in_order(parts: list[tuple[tuple[Any, ...], int]]) -> list[int]:
@@ -221,31 +213,30 @@ def wrapper_namespace() -> dict[str, Any]:
     }
 
 
-def inductor_layout(
-    graph: Any, name: str
-) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device] | None:
-    """Size, stride, dtype and device of a buffer or input of an Inductor graph, if it is one."""
-    buffer = graph.try_get_buffer(name)
-    if buffer is None:
-        return None
-    layout = buffer.maybe_get_layout() if hasattr(buffer, "maybe_get_layout") else None
-    if not isinstance(layout, ir.Layout):
-        return None
-    size = tuple(size_hint_of_expr(graph, extent) for extent in layout.size)
-    stride = tuple(size_hint_of_expr(graph, extent) for extent in layout.stride)
-    return size, stride, layout.dtype, layout.device
+def inductor_layout(graph: Any, name: str) -> Layout | None:
+    """That of a buffer or input of an Inductor graph, if it is one."""
+    return _layout_of(graph, graph.try_get_buffer(name))
 
 
 def inductor_output_strides(graph: Any) -> list[tuple[int, ...] | None]:
     """Strides that an Inductor graph gives its outputs; None where an output has no layout."""
-    strides: list[tuple[int, ...] | None] = []
-    for output in graph.graph_outputs:
-        layout = output.maybe_get_layout() if hasattr(output, "maybe_get_layout") else None
-        if isinstance(layout, ir.Layout):
-            strides.append(tuple(size_hint_of_expr(graph, extent) for extent in layout.stride))
-        else:
-            strides.append(None)
-    return strides
+    layouts = (_layout_of(graph, output) for output in graph.graph_outputs)
+    return [None if layout is None else layout[1] for layout in layouts]
+
+
+def _layout_of(graph: Any, value: Any) -> Layout | None:
+    ask = getattr(value, "maybe_get_layout", None)
+    return None if ask is None else _as_numbers(graph, ask())
+
+
+def _as_numbers(graph: Any, layout: Any) -> Layout | None:
+    if not isinstance(layout, ir.Layout):
+        return None
+    size, stride = (
+        tuple(size_hint_of_expr(graph, number) for number in numbers)
+        for numbers in (layout.size, layout.stride)
+    )
+    return size, stride, layout.dtype, layout.device
 
 
 def options_of_mode(mode: str) -> dict[str, Any] | None:
@@ -306,21 +297,20 @@ def _updated(node: fx.Node) -> Iterator[tuple[object, Any]]:
         yield from enumerate(bases, start=len(node.meta["val"]) - len(bases))
 
 
-@dataclass(frozen=True)
-class KernelsBeforeFusion:
-    """Inductor's scheduler nodes by their positions.
+def kernels_before_fusion(
+    nodes: Sequence[Any],
+) -> tuple[
+    dict[str, int],
+    tuple[tuple[int, ...], ...],
+    tuple[tuple[int, int, int | None, tuple[int, ...], bool], ...],
+]:
+    """Inductor's scheduler nodes by their positions; inside a compile only.
 
-    Attributes:
-        predecessors: for each node the nodes that must run before it.
-        buffers: bytes when made, bytes when freed, maker (None: an input), readers, is an output.
+    Returns:
+        Positions by the names of operations; for each node the nodes that must run before it; of
+        each buffer bytes when made and when freed, maker (None: an input), readers, and whether it
+        is an output.
     """
-
-    predecessors: tuple[tuple[int, ...], ...]
-    buffers: tuple[tuple[int, int, int | None, tuple[int, ...], bool], ...]
-
-
-def kernels_before_fusion(nodes: Sequence[Any]) -> tuple[dict[str, int], KernelsBeforeFusion]:
-    """Positions by the names of operations, and what the nodes need; inside a compile only."""
     scheduler, outputs = nodes[0].scheduler, OrderedSet(V.graph.get_output_names())
     _, inputs = memory.prepare_planning_info(
         list(nodes),
@@ -346,7 +336,7 @@ def kernels_before_fusion(nodes: Sequence[Any]) -> tuple[dict[str, int], Kernels
         tuple(sorted(position[before] for before in node.mpi_node.pred_nodes)) for node in nodes
     )
     numbers = {part.get_name(): position[node] for node in nodes for part in node.get_nodes()}
-    return numbers, KernelsBeforeFusion(predecessors, buffers)
+    return numbers, predecessors, buffers
 
 
 def limit_fusion(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from operator import getitem
@@ -42,6 +42,7 @@ __all__ = [
     "can_be_bounded",
     "compiled_backward_of",
     "compiled_call",
+    "extent",
     "foreach_by_default",
     "getitem",
     "gradient_nbytes_into",
@@ -123,6 +124,11 @@ def memory_events(session: torch.profiler.profile) -> list[Any]:
 def storage_identity(storage: torch.UntypedStorage) -> int:
     """A number that two live storages share exactly if they are one."""
     return storage._cdata
+
+
+def extent(size: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements of a storage from the first to the last that a tensor of this layout reaches."""
+    return 0 if 0 in size else 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
 
 
 def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -20,6 +20,7 @@ from torch.utils.flop_counter import flop_registry
 from autoremat._torch import (
     HigherOrderOperator,
     OpOverload,
+    extent,
     fake_value,
     has_results,
     is_mutable,
@@ -77,10 +78,7 @@ class TensorSpec:
     @property
     def span(self) -> int:
         """Elements from the first to the last that the tensor reaches in its storage."""
-        if 0 in self.shape:
-            return 0
-        pairs = zip(self.shape, self.stride, strict=True)
-        return 1 + sum((size - 1) * stride for size, stride in pairs)
+        return extent(self.shape, self.stride)
 
     @property
     def distinct_nbytes(self) -> int:

@@ -17,16 +17,11 @@ import torch
 from torch import fx
 
 from autoremat import _torch
+from autoremat.cost.calls import TensorSpec
 from autoremat.graph.joint_graph import copy_module
 from autoremat.inductor.fusion_limit import FusionLimit
-from autoremat.inductor.library_workspaces import Layout, library_workspaces
-from autoremat.inductor.wrapper import (
-    Buffers,
-    WrapperMemory,
-    call_function,
-    read_wrapper,
-    sizes_by_name,
-)
+from autoremat.inductor.library_workspaces import library_workspaces
+from autoremat.inductor.wrapper import Buffers, WrapperMemory, call_function, read_wrapper
 from autoremat.memory.meter import rounded_nbytes
 
 
@@ -171,7 +166,7 @@ def generate(
     if not seen:  # nothing to compute: Inductor hands the inputs through
         live_nbytes = sum(dict(owned.values()).values())
         passed = tuple(owned.get(n.name) if isinstance(n, fx.Node) else None for n in results)
-        return Generated(WrapperMemory((live_nbytes,), ("return args",), passed), {})
+        return Generated(WrapperMemory((live_nbytes,), passed), {})
     source, graph = seen[0]
     named = zip(results, _torch.inductor_output_strides(graph), strict=False)
     return Generated(
@@ -234,13 +229,13 @@ def _buffers(
     return Buffers(
         input_nbytes=input_nbytes,
         input_values=input_values,
-        result_nbytes=sizes_by_name(_torch.inductor_result_nbytes(graph, device)),
+        result_nbytes=_torch.inductor_result_nbytes(graph, device),
         library_nbytes=library.get,
         round_nbytes=lambda nbytes: rounded_nbytes(nbytes, device),
         device_type=device.type,
     )
 
 
-def _layout(graph: Any, name: str) -> Layout | None:
+def _layout(graph: Any, name: str) -> TensorSpec | None:
     found = _torch.inductor_layout(graph, name)
-    return Layout(*found) if found is not None else None
+    return TensorSpec(*found) if found is not None else None

@@ -280,6 +280,13 @@ def test_tensor_leaves():
     assert [*map(id, _torch.tensor_leaves(({"x": x}, [y, 3], None)))] == [id(x), id(y)]
 
 
+def test_extent():
+    """Where the last element of a tensor lies, and none of one without elements."""
+    x = torch.empty(3, 4)[:, ::2]
+    assert _torch.extent(x.shape, x.stride()) == 2 * 4 + 2 + 1
+    assert _torch.extent((3, 0), (4, 1)) == 0
+
+
 def test_list_options():
     """Nested ones included."""
     assert {"max_autotune", "cpp.enable_loop_tail_vec"} <= set(_torch.list_options())
@@ -583,7 +590,7 @@ def test_fusion_can_be_refused():
     class Refusing(_torch.CustomSchedulerPass):  # type: ignore[misc]
         def __call__(self, nodes: list[Any]) -> list[Any]:
             self.origins = _torch.origin_names(nodes)
-            self.numbers, self.kernels = _torch.kernels_before_fusion(nodes)
+            self.numbers, self.before, self.buffers = _torch.kernels_before_fusion(nodes)
             _torch.limit_fusion(nodes, self.numbers, self.admits)
             return nodes
 
@@ -609,8 +616,8 @@ def test_fusion_can_be_refused():
     assert len(set(asked[0])) == 2
     assert asked[1:]
     assert all(fused == [0, 0, 0] for fused in asked[1:])
-    assert refusing.kernels.predecessors == ((), (), ())
-    made = [buffer for buffer in refusing.kernels.buffers if buffer[2] is not None]
+    assert refusing.before == ((), (), ())
+    made = [buffer for buffer in refusing.buffers if buffer[2] is not None]
     assert [buffer[0] for buffer in made] == [64 * 64 * 4] * 3
     assert all(is_output for *_, is_output in made)
 
