@@ -90,13 +90,13 @@ def plan(
         recompute=recompute,
         time_limit=time_limit,
         verbose=verbose,
-        memory_nbytes=0 if spec is None else spec.memory_nbytes,
+        spec=spec,
     ).of(model)
     faker = Faker(home)
     twin = faker.model(model)
     fakes, fake_keywords = faker.values(inputs), faker.values(dict(keywords))
     resident = resident_of_twin(twin, (fakes, fake_keywords), model, optimizer, home)
-    offline = Offline(spec, curve, time_limit / 3)
+    offline = Offline(curve, time_limit / 3)
     steps = Steps(options, replans=REPLANS, offline=offline)
     session = Session(steps, lambda _: resident)
     next_session: Session | None = session

@@ -1,6 +1,6 @@
 """What a session reports: the `Report` of a step, and the plan that a file keeps of it.
 
-Enters: `Steps`, with the setting that their graphs were planned under. Leaves: plain data.
+Enters: `Steps`. Leaves: plain data.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from autoremat.memory.residents import resident_of_step
 from autoremat.planning.choice import Choice
 from autoremat.planning.curve import Curve
 from autoremat.planning.part import Part
-from autoremat.planning.pipeline import Setting
 from autoremat.problem.subject import Subject
 from autoremat.reporting import LEFT_OUT, Fact, GraphReport, Report
 from autoremat.session.steps import Steps
 
 
-def report_of(steps: Steps, setting: Setting, measured_peak_nbytes: int | None) -> Report:
+def report_of(steps: Steps, measured_peak_nbytes: int | None) -> Report:
     """What was planned so far."""
-    parts = steps.graphs.current
+    parts, setting = steps.graphs.current, steps.options.setting
     curve = _step_curve(parts)
     asked = (sentence for part in parts for sentence in part.subject.constraints.asked)
     existing_nbytes = steps.resident.parts.gradients_nbytes
@@ -34,7 +33,7 @@ def report_of(steps: Steps, setting: Setting, measured_peak_nbytes: int | None) 
         resident=resident_of_step([part.resident.parts for part in parts], graphs),
         graphs=graphs,
         measured_peak_nbytes=measured_peak_nbytes,
-        compiler=steps.options.compiler,
+        compiler=setting.compiler,
         device=setting.device_name(steps.device),
         torch_version=torch.__version__,
         fallbacks=tuple(steps.told.fallbacks),
@@ -49,11 +48,12 @@ def report_of(steps: Steps, setting: Setting, measured_peak_nbytes: int | None) 
     )
 
 
-def stored_plan_of(steps: Steps, setting: Setting) -> StoredPlan:
+def stored_plan_of(steps: Steps) -> StoredPlan:
     """What was planned so far, for a file."""
     graphs = tuple(part.stored for part in steps.graphs.current)
+    setting = steps.options.setting
     device_name = setting.device_name(steps.device)
-    return StoredPlan(graphs, steps.options.compiler, device_name, torch.__version__)
+    return StoredPlan(graphs, setting.compiler, device_name, torch.__version__)
 
 
 def explained(name: str, subject: Subject, choice: Choice) -> GraphReport:

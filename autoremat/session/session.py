@@ -47,7 +47,7 @@ from autoremat.planning.choice import Choice
 from autoremat.planning.curve import Curve, curve_of
 from autoremat.planning.nesting import Around
 from autoremat.planning.part import Part
-from autoremat.planning.pipeline import Graph, Setting, choose, graph_of, search, state
+from autoremat.planning.pipeline import Graph, choose, graph_of, search, state
 from autoremat.planning.sharing import ALONE
 from autoremat.planning.sizes import (
     GUARDED_COMPILES,
@@ -92,8 +92,8 @@ class Session:
         self.measured_peak_nbytes: int | None = None
         self.progress = Progress(options.verbose)
         self.compiled_draws_differently = False  # than eager code would
-        self._offline = offline = steps.offline
-        self._setting = Setting.of(options, None if offline is None else offline.spec)
+        self._offline = steps.offline
+        self._setting = options.setting
         self._given = GivenToGraphs()
         self._find_resident = resident or self._given.resident
         self._refuses = refuses
@@ -119,7 +119,7 @@ class Session:
         self.steps.notice()
         is_first = frame_name() == self._first_frame and not self._part
         self._given.note(module, example_inputs, is_first=is_first)
-        op_by_op = self.options.compiler == "eager" or self._offline is not None
+        op_by_op = self._setting.compiler == "eager" or self._offline is not None
         executor = compile_eager if op_by_op else None
         try:
             with self.progress:
@@ -157,7 +157,7 @@ class Session:
             executor: compiles forward and backward; None for Inductor's kernels.
         """
         write_out_regions(module)
-        if self.options.compiler == "eager":
+        if self._setting.compiler == "eager":
             backend = _torch.aot_autograd(
                 fw_compiler=executor,
                 bw_compiler=executor,
@@ -222,7 +222,7 @@ class Session:
         self, module: fx.GraphModule, joint_inputs: Any, num_fwd_outputs: int
     ) -> Modules:
         """Torch's own split, safe from reading overwritten inputs and from drawing again."""
-        op_by_op = self.options.compiler == "eager"
+        op_by_op = self._setting.compiler == "eager"
         return split_as_torch(
             module,
             joint_inputs,
@@ -235,11 +235,11 @@ class Session:
 
     def report(self) -> Report:
         """What was planned so far."""
-        return report_of(self.steps, self._setting, self.measured_peak_nbytes)
+        return report_of(self.steps, self.measured_peak_nbytes)
 
     def stored_plan(self) -> StoredPlan:
         """What was planned so far, for a file."""
-        return stored_plan_of(self.steps, self._setting)
+        return stored_plan_of(self.steps)
 
     def replanned(self) -> Session | None:
         """A session that plans the same step as a whole; None if its graphs fit, or none could.
@@ -333,7 +333,7 @@ class Session:
 
     def _note_draws(self, joint: JointGraph) -> None:
         """Compiled code may draw other random numbers than eager code would."""
-        if self.options.compiler != "eager" and any(makes_seeds(node) for node in joint.nodes):
+        if self._setting.compiler != "eager" and any(makes_seeds(node) for node in joint.nodes):
             self.compiled_draws_differently = True
 
     def _curve(self, subject: Subject, choice: Choice) -> Curve:
@@ -371,7 +371,7 @@ class Session:
         more_nbytes = subject.lowered.problem.resident_nbytes - self.steps.resident.nbytes
         facts = facts_of_refusal(subject, choice, budget_nbytes)
         facts["resident"] = with_others(self.steps.resident.parts, more_nbytes)
-        asked = self.options.steering.choice
+        asked = self._setting.steering.choice
         if asked:
             optimal = search(subject, budget_nbytes, self._setting, refuses=True)
             return OverBudget(**facts, choice=asked, optimal_peak_nbytes=optimal.peak_nbytes)

@@ -75,7 +75,7 @@ class Steps:
             offline: as the attribute.
         """
         self.options = options
-        self.told = Told(is_strict=options.strict)
+        self.told = Told(is_strict=options.setting.strict)
         self.graphs = Step()
         self.split = split
         self.surroundings = Surroundings(around, present)
@@ -141,7 +141,7 @@ class Steps:
         is_as_planned = self.surroundings.are_as_planned and (
             len(self.graphs.order) < 2 if self.split is ALONE else self.graphs.follows(self.split)
         )
-        return self._replans > 0 and not self.options.steering.choice and not is_as_planned
+        return self._replans > 0 and not self.options.setting.steering.choice and not is_as_planned
 
     def anew(self) -> Steps | None:
         """Those of a session that plans for what was found; None if no other plan is due."""

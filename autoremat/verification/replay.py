@@ -95,7 +95,7 @@ def explain_difference(
     except Exception as error:  # the verification itself has its result: it must not get lost
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         return Explanation(None, f"Its first value is not known: run op by op, it fails ({what}).")
-    is_compiled = session.options.compiler == "inductor"
+    is_compiled = session.options.setting.compiler == "inductor"
     return Explanation(recorder.difference, _in_words(recorder, is_compiled and right))
 
 
