@@ -145,9 +145,7 @@ class OptimizedCall:
         try:
             with (
                 _own_compile(),
-                _torch.guarding_hooks(),
-                _torch.every_guard(),
-                _torch.admitting_compiles(2 * MANY_COMPILES),
+                _torch.compiling_steps(2 * MANY_COMPILES),
                 eager_recurrent_layers(model, current.session.steps.leave_layer_eager),
             ):
                 output = current.compiled(*args, **kwargs)

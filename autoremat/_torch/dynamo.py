@@ -19,11 +19,9 @@ from torch._dynamo.exc import unimplemented
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 
 __all__ = [
-    "admitting_compiles",
     "admitting_recurrent_layers",
     "compile_apart",
-    "every_guard",
-    "guarding_hooks",
+    "compiling_steps",
     "in_functional_transform",
     "is_static_input",
     "kinds_of_global_hooks",
@@ -46,13 +44,6 @@ _GLOBAL_HOOKS = (
     "_global_backward_pre_hooks",
     "_global_backward_hooks",
 )
-
-
-def guarding_hooks() -> contextlib.AbstractContextManager[None]:
-    """Let what Dynamo compiles in this context notice hooks that are added to modules later."""
-    config: Any = torch._dynamo.config
-    patch: contextlib.AbstractContextManager[None] = config.patch(skip_nnmodule_hook_guards=False)
-    return patch
 
 
 def compile_apart(
@@ -79,22 +70,22 @@ def compile_apart(
     return run
 
 
-def every_guard() -> contextlib.AbstractContextManager[None]:
-    """Compile and run here so that a parameter frozen or thawed since is noticed."""
-    if not _IS_OLD:
-        return contextlib.nullcontext()
-    patched: contextlib.AbstractContextManager[None] = torch._dynamo.config.patch(
-        skip_tensor_guards_with_matching_dict_tags=False
-    )
-    return patched
+def compiling_steps(most_compiles: int) -> contextlib.AbstractContextManager[None]:
+    """Compile and run here what a model may change between its steps.
 
+    Hooks that are added to modules later are noticed, and parameters that are frozen or thawed.
 
-def admitting_compiles(count: int) -> contextlib.AbstractContextManager[None]:
-    """Let Dynamo compile a function at least so often here before it gives the function up."""
+    Args:
+        most_compiles: of a function, at least, before Dynamo gives the function up.
+    """
     config: Any = torch._dynamo.config
-    patch: contextlib.AbstractContextManager[None] = config.patch(
-        recompile_limit=max(count, config.recompile_limit)
-    )
+    values = {
+        "skip_nnmodule_hook_guards": False,
+        "recompile_limit": max(most_compiles, config.recompile_limit),
+    }
+    if _IS_OLD:
+        values["skip_tensor_guards_with_matching_dict_tags"] = False
+    patch: contextlib.AbstractContextManager[None] = config.patch(values)
     return patch
 
 

@@ -74,10 +74,6 @@ def _smallest_indexed_dim(args: tuple[Any, ...]) -> int:
     return min((size for size, index in sizes if index is not None), default=1)
 
 
-def _rows(args: tuple[Any, ...]) -> int:
-    return args[0].shape[0]
-
-
 def _along(args: tuple[Any, ...]) -> int:
     return args[0].shape[args[1]]
 
@@ -92,7 +88,7 @@ def _classes_backward(args: tuple[Any, ...]) -> int:
 
 
 _INDEX_BOUNDS = {
-    "embedding": _rows,
+    "embedding": lambda args: args[0].shape[0],
     "embedding_dense_backward": lambda args: args[2],
     "gather": _along,
     "scatter": _along,

@@ -26,8 +26,7 @@ def report_of(steps: Steps, measured_peak_nbytes: int | None) -> Report:
     parts, setting = steps.graphs.current, steps.options.setting
     curve = _step_curve(parts)
     asked = (sentence for part in parts for sentence in part.subject.constraints.asked)
-    existing_nbytes = steps.resident.parts.gradients_nbytes
-    graphs = tuple(steps.graphs.reports(existing_nbytes, steps.surroundings.now))
+    graphs = tuple(steps.graphs.reports(steps.surroundings.now))
     return Report(
         budget_nbytes=steps.budget_nbytes if parts else 0,
         resident=resident_of_step([part.resident.parts for part in parts], graphs),
@@ -66,9 +65,7 @@ def _eager_peak_nbytes(steps: Steps) -> int:
     """Of code outside of the graphs, where the step peaks there; else 0."""
     around = steps.surroundings.now
     eager_nbytes = steps.graphs.eager_peak_nbytes(around)
-    existing_nbytes = steps.resident.parts.gradients_nbytes
-    highest_nbytes = steps.graphs.graphs_peak_nbytes(existing_nbytes, around)
-    return eager_nbytes if eager_nbytes > highest_nbytes else 0
+    return eager_nbytes if eager_nbytes > steps.graphs.graphs_peak_nbytes(around) else 0
 
 
 def _step_curve(parts: list[Part]) -> Curve:

@@ -8,7 +8,6 @@ for what was found. Guarantees: what goes wrong while a step is looked into neve
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -95,7 +94,7 @@ class Steps:
     @property
     def peak_nbytes(self) -> int:
         """The highest predicted peak of the step that is known of, or 0."""
-        return self.graphs.peak_nbytes(self.resident.parts.gradients_nbytes, self.surroundings.now)
+        return self.graphs.peak_nbytes(self.surroundings.now)
 
     @property
     def most_nbytes(self) -> int:
@@ -199,7 +198,10 @@ class Steps:
             if _torch.CompileContext.current_compile_id() is not None:
                 return compiled(*args)
             given = sizes.given(args)
-            find_part = functools.partial(_part_at, part, sizes, given)
+
+            def find_part() -> Part:
+                return part.at(sizes.numbers(given))
+
             self._forward_begins(name, find_part, args, given, is_larger=sizes.are_beyond(given))
             outputs = compiled(*args)
             note_run(
@@ -287,8 +289,7 @@ class Steps:
     @property
     def _account(self) -> Mapping[str, Beside]:
         """What is beside each graph of the step by the plans of its graphs."""
-        grown = Around(self.surroundings.grown_nbytes)
-        return self.graphs.beside(self.resident.parts.gradients_nbytes, grown)
+        return self.graphs.beside(Around(self.surroundings.grown_nbytes))
 
     def _learn(self, look: Look | None, *, is_final: bool) -> None:
         """Take into account what a look has shown, and tell if the step is above the budget."""
@@ -317,8 +318,3 @@ class Steps:
     def eager_results(self) -> Results:
         """What code in eager mode has returned in this step."""
         return self.surroundings.eager_results
-
-
-def _part_at(part: Part, sizes: Sizes, given: tuple[int, ...]) -> Part:
-    """The graph as a run of these sizes finds it."""
-    return part.at(sizes.numbers(given))

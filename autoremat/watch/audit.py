@@ -12,7 +12,7 @@ import itertools
 import operator
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -97,6 +97,29 @@ class Arguments:
         return bool(gradients_of(self._alive()))
 
 
+class _Held(NamedTuple):
+    """What is live at a moment, but for what the runs of graphs hold.
+
+    Attributes:
+        known: bytes by storage of what models hold, and of what graphs are given and have returned.
+        saved: the same of what code in eager mode has saved so far.
+        base_nbytes: all that is known, and state of optimizers that does not exist yet.
+    """
+
+    known: Mapping[int, int]
+    saved: Mapping[int, int]
+    base_nbytes: int
+
+    def live_nbytes(self, runs: Sequence[Run]) -> int:
+        """With what these runs hold for their backward, but for what eager code saved."""
+        return self.base_nbytes + sum(run.crossing_nbytes for run in runs)
+
+    def saved_beyond(self, counted: Mapping[int, int]) -> int:
+        """Bytes of what code in eager mode has saved that counts neither here nor as known."""
+        sizes = self.saved.items()
+        return sum(n for key, n in sizes if key not in self.known and key not in counted)
+
+
 class Audit:
     """Looks into the situations of one session's steps."""
 
@@ -143,18 +166,23 @@ class Audit:
             return None
         self.arguments.note(args)
         self.given.note_inputs(args)
-        earlier_nbytes = self._note_saved(args, runs, device)
-        if not (runs or has_kept) or name not in account():
+        held = self._held(runs, device)
+        on_the_way = Results()
+        on_the_way.note_saved(args, device)
+        self.saved.add(on_the_way)
+        found = account().get(name) if runs or has_kept else None
+        if found is None:
             return None
-        part, found = find_part(), account()[name]
-        live_nbytes = part.between_nbytes + self.live_nbytes(runs, device) + earlier_nbytes
+        part = find_part()
+        live_nbytes = part.between_nbytes + held.live_nbytes(runs)
+        live_nbytes += held.saved_beyond(on_the_way.held(device))
         more_nbytes = live_nbytes - part.resident_nbytes - found.held_nbytes
         return Look(live_nbytes + part.own_peaks[0], more_nbytes, is_told_only=part.is_resized)
 
     def at_end(self, runs: Sequence[Run], outputs: Sequence[Any], device: torch.device) -> None:
         """A call of the model has ended: what code in eager mode has saved in it stays."""
         if runs and not self.is_known(("end", *names_of(runs)), sizes_of_runs(runs)):
-            self._note_saved(outputs, runs, device)
+            self.saved.note_saved(outputs, device)
 
     def at_backward(
         self,
@@ -181,19 +209,22 @@ class Audit:
         if self.is_known(situation, sizes_of_runs(runs)):
             return None
         parts = account()
-        known = self._storages(runs, device)
-        saved = self._saved(runs, device)
+        held = self._held(runs, device)
         foreseen = foresee(
-            roots, runs, known=known, saved_so_far=saved, device=device, keeps_graph=keeps_graph
+            roots,
+            runs,
+            known=held.known,
+            saved_so_far=held.saved,
+            device=device,
+            keeps_graph=keeps_graph,
         )
         if foreseen.reached and all(run.owner.audit is not self for run in foreseen.reached):
             return None  # another model's backward, which tells
-        base_nbytes = self._base_nbytes(runs, device)
-        return _look(parts, foreseen, base_nbytes, keeps_graph=keeps_graph)
+        return _look(parts, foreseen, held.base_nbytes, keeps_graph=keeps_graph)
 
     def live_nbytes(self, runs: Sequence[Run], device: torch.device) -> int:
         """What is live while these runs wait for their backward, but for what eager code saved."""
-        return sum(run.crossing_nbytes for run in runs) + self._base_nbytes(runs, device)
+        return self._held(runs, device).live_nbytes(runs)
 
     def is_known(self, situation: Hashable, sizes: tuple[int, ...] = ()) -> bool:
         """Whether a situation needs no look any more, at these sizes or larger ones."""
@@ -203,36 +234,14 @@ class Audit:
             seen[sizes] += 1
         return looks >= LOOKS
 
-    def _note_saved(self, tensors: Iterable[Any], runs: Sequence[Run], device: torch.device) -> int:
-        """What code in eager mode has saved that these tensors do not lead to, in bytes."""
-        plain = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
-        on_the_way = Results()
-        on_the_way.note_saved(plain, device)
-        counted = self._storages(runs, device).keys() | on_the_way.held(device).keys()
-        others = self._saved(runs, device).items()
-        self.saved.add(on_the_way)
-        return sum(nbytes for storage, nbytes in others if storage not in counted)
-
-    def _saved(self, runs: Sequence[Run], device: torch.device) -> dict[int, int]:
-        """What code in eager mode has saved so far, by storage, in all models of the step."""
-        found: dict[int, int] = {}
-        for audit in self._audits(runs):
-            found |= audit.saved.held(device)
-        return found
-
-    def _storages(self, runs: Sequence[Run], device: torch.device) -> dict[int, int]:
-        """Of all models that take part in the step, of what graphs are given and have returned."""
-        found = returned_storages(device)
-        for audit in self._audits(runs):
-            found |= audit.given.held(device) | {**audit.present.storages(device)}
-        return found
-
-    def _audits(self, runs: Sequence[Run]) -> list[Audit]:
-        return list(dict.fromkeys([self, *(run.owner.audit for run in runs)]))
-
-    def _base_nbytes(self, runs: Sequence[Run], device: torch.device) -> int:
-        expected = (audit.present.expected_nbytes(device) for audit in self._audits(runs))
-        return sum(expected) + sum(self._storages(runs, device).values())
+    def _held(self, runs: Sequence[Run], device: torch.device) -> _Held:
+        """By all models that take part in the step."""
+        known, saved, expected_nbytes = returned_storages(device), dict[int, int](), 0
+        for audit in dict.fromkeys([self, *(run.owner.audit for run in runs)]):
+            known |= audit.given.held(device) | {**audit.present.storages(device)}
+            saved |= audit.saved.held(device)
+            expected_nbytes += audit.present.expected_nbytes(device)
+        return _Held(known, saved, expected_nbytes + sum(known.values()))
 
 
 def names_of(runs: Sequence[Run]) -> tuple[Hashable, ...]:

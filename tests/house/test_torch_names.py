@@ -495,14 +495,14 @@ def test_compile_apart():
     assert len(graphs) == 3
 
 
-def test_every_guard():
+def test_frozen_parameters_are_noticed():
     """A parameter frozen after the first call has no gradient after the second."""
     layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     run = torch.compile(lambda x: layers(x).sum(), backend="aot_eager")
     for is_trained in (True, False, True):
         layers[0].requires_grad_(is_trained)
         layers.zero_grad(set_to_none=True)
-        with _torch.every_guard():
+        with _torch.compiling_steps(8):
             run(torch.ones(2, 4)).backward()
         assert (layers[0].weight.grad is not None) == is_trained
 
@@ -793,7 +793,7 @@ def test_hooks_are_guarded_within_a_context():
     layer = nn.Linear(4, 4)
     compiled = torch.compile(lambda x: layer(x), backend=backend)
     before = torch._dynamo.config.skip_nnmodule_hook_guards
-    with _torch.guarding_hooks():
+    with _torch.compiling_steps(8):
         compiled(torch.randn(2, 4))
     assert torch._dynamo.config.skip_nnmodule_hook_guards is before
     layer.register_forward_hook(lambda module, inputs, output: 2 * output)
@@ -914,13 +914,13 @@ def test_keeps_graph_and_watch_backwards(keep: bool, monkeypatch: pytest.MonkeyP
     assert seen == [(True, keep), keep]
 
 
-def test_admitting_compiles():
+def test_compiles_are_admitted():
     """More compiles of one function than Dynamo would make; never fewer than the user's."""
     config = torch._dynamo.config
     before = config.recompile_limit
-    with _torch.admitting_compiles(before + 5):
+    with _torch.compiling_steps(before + 5):
         assert config.recompile_limit == before + 5
-    with _torch.admitting_compiles(1):
+    with _torch.compiling_steps(1):
         assert config.recompile_limit == before
     assert config.recompile_limit == before
 
