@@ -166,9 +166,10 @@ class OptimizedCall:
         first, *others = self._optimizers.known or [None]
         found = resident_of(self._model(), inputs, first, device)
         more_nbytes = storages_nbytes(state_of(others), device)
-        parts = replace(found.parts, optimizer_nbytes=found.parts.optimizer_nbytes + more_nbytes)
-        self._planned_state_nbytes = parts.optimizer_nbytes
-        return replace(found, parts=parts)
+        self._planned_state_nbytes = found.parts.optimizer_nbytes + more_nbytes
+        return replace(
+            found, parts=replace(found.parts, optimizer_nbytes=self._planned_state_nbytes)
+        )
 
     def storages(self, device: torch.device) -> Mapping[int, int]:
         """See `audit.Present`."""
@@ -241,12 +242,12 @@ class OptimizedCall:
         gradient_nbytes = _gradient_nbytes(model)
         self._share_budgets(model)
         for variant in self._variants:
-            if not variant.session.steps.is_planned:
+            steps = variant.session.steps
+            if not steps.is_planned:
                 variant.gradient_nbytes = gradient_nbytes
                 return variant
-            most_nbytes = variant.session.steps.most_nbytes
             more_nbytes = gradient_nbytes - variant.gradient_nbytes
-            if variant.session.steps.peak_nbytes + more_nbytes <= most_nbytes:
+            if more_nbytes <= max(0, steps.budget_nbytes - steps.peak_nbytes):
                 return variant
         self._variants.append(self._new_variant(model))
         return self._variants[-1]

@@ -224,7 +224,8 @@ def passing_through(error: Exception) -> Exception:
     kind = type(error)
 
     def __init__(self: Any) -> None:
-        kind.__init__(self, *error.__reduce__()[1])  # of an OSError, `args` lack the file
+        built_in = OSError if isinstance(error, OSError) else Exception
+        built_in.__init__(self, *error.__reduce__()[1])  # of an OSError, `args` lack the file
         self.__dict__.update(error.__dict__)
         self.first_useful_frame = None
 

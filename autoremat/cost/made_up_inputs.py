@@ -58,7 +58,8 @@ def index_bound(call: Call) -> int:
 
     A realistic spread matters where equal indices collide, as in the gradient of an embedding.
     """
-    rule = _INDEX_BOUNDS.get(call.target.overloadpacket.__name__)
+    name = call.target.overloadpacket.__name__
+    rule = _INDEX_BOUNDS.get(name.removeprefix("_unsafe_").removesuffix("_"))
     if rule is None:
         return 1
     try:
@@ -83,30 +84,21 @@ def _classes(args: tuple[Any, ...]) -> int:
     return shape[1] if len(shape) > 1 else shape[0]
 
 
-def _classes_backward(args: tuple[Any, ...]) -> int:
-    return _classes(args[1:])
-
-
 _INDEX_BOUNDS = {
     "embedding": lambda args: args[0].shape[0],
     "embedding_dense_backward": lambda args: args[2],
     "gather": _along,
     "scatter": _along,
-    "scatter_": _along,
     "scatter_add": _along,
-    "scatter_add_": _along,
     "scatter_reduce": _along,
     "index_select": _along,
     "index_add": _along,
     "index": _smallest_indexed_dim,
-    "_unsafe_index": _smallest_indexed_dim,
     "index_put": _smallest_indexed_dim,
-    "index_put_": _smallest_indexed_dim,
-    "_unsafe_index_put": _smallest_indexed_dim,
     "nll_loss_forward": _classes,
     "nll_loss2d_forward": _classes,
-    "nll_loss_backward": _classes_backward,
-    "nll_loss2d_backward": _classes_backward,
+    "nll_loss_backward": lambda args: _classes(args[1:]),
+    "nll_loss2d_backward": lambda args: _classes(args[1:]),
 }
 
 

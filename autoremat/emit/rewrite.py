@@ -83,7 +83,7 @@ class _Writer:
         self._derived_from: dict[fx.Node, tuple[fx.Node, ...]] = {}
         self._rng_states: dict[str, fx.Node] = {}
         self._saved: dict[fx.Node, None] = {}
-        self._fwd_outputs: list[object] = []
+        self._results: list[Any] = []
         self._ran: set[str] = set()
         self._in_backward = False
         self._in_forward: frozenset[fx.Node] = frozenset()
@@ -106,11 +106,7 @@ class _Writer:
 
     def finish_forward(self) -> None:
         """Fix the forward's outputs and what it saves; later reads of views make new views."""
-        outputs = _torch.arg_tree_leaves(*self._joint.module.graph.output_node().args)
-        self._fwd_outputs = [
-            self._read(value) if isinstance(value, fx.Node) else value
-            for value in outputs[: self._joint.num_fwd_outputs]
-        ]
+        self._results += self._read_outputs(slice(None, self._joint.num_fwd_outputs))
         for name in sorted(self._crossing):
             self._saved[self._current[self._lowered.storages.root[name]]] = None
         for node in self._lowered.derived:
@@ -121,18 +117,15 @@ class _Writer:
 
     def finish(self) -> Rewritten:
         """Close the graph."""
-        outputs = _torch.arg_tree_leaves(*self._joint.module.graph.output_node().args)
-        gradients = [
-            self._read(value) if isinstance(value, fx.Node) else value
-            for value in outputs[self._joint.num_fwd_outputs :]
-        ]
-        old = self._joint.module.graph.output_node()
-        results: Any = (*self._fwd_outputs, *gradients)
-        new = self._graph.output(results)
-        new.meta = dict(old.meta)
-        self._graph.lint()
+        self._results += self._read_outputs(slice(self._joint.num_fwd_outputs, None))
         source = self._joint.module
+        self._graph.output(tuple(self._results)).meta = dict(source.graph.output_node().meta)
+        self._graph.lint()
         return Rewritten(source, fx.GraphModule(source, self._graph), tuple(self._saved))
+
+    def _read_outputs(self, part: slice) -> list[Any]:
+        outputs = _torch.arg_tree_leaves(*self._joint.module.graph.output_node().args)[part]
+        return [self._read(value) if isinstance(value, fx.Node) else value for value in outputs]
 
     def _read(self, node: fx.Node) -> fx.Node:
         """The copy of a node that a read at this point sees, made now if it is a derived one."""

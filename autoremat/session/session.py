@@ -249,12 +249,11 @@ class Session:
         graphs = self.steps.graphs
         known = (tuple(graphs.runs or graphs.parts), self.steps.surroundings.now)
         if self._whole_is_for != known:
-            self._whole, self._whole_is_for = self._find_whole(), known
+            steps, self._whole_is_for = self.steps.anew(), known
+            self._whole = None
+            if steps is not None:
+                self._whole = Session(steps, self._find_resident, refuses=False)
         return self._whole
-
-    def _find_whole(self) -> Session | None:
-        steps = self.steps.anew()
-        return None if steps is None else Session(steps, self._find_resident, refuses=False)
 
     def note_measured(self, peak_nbytes: int) -> None:
         """Keep the peak of a whole step, and warn if it exceeds the budget."""
@@ -270,66 +269,68 @@ class Session:
         self, module: fx.GraphModule, num_fwd_outputs: int, static: Sequence[int] | None
     ) -> PlannedGraph:
         """The stages in their order: capture, cost, lower, solve, rewrite, report."""
+        name, steps = self._graph_name(), self.steps
         with self.progress as progress:
             progress.stage("capture")
-            name = self._graph_name()
             graph = graph_of(
                 module,
                 device_of(module),
                 num_fwd_outputs=num_fwd_outputs,
                 static_indices=static,
             )
-            joint, device = graph.joint, graph.device
-            earlier = self.steps.graphs.earlier(name)
-            self._note_draws(joint)
-            self.steps.device = device
-            self.steps.resident = self._given.beside(self._find_resident(device), device)
+            self._note_draws(graph.joint)
+            earlier = steps.graphs.earlier(name)
+            found = self._find_resident(graph.device)
+            steps.device = graph.device
+            steps.resident = self._given.beside(found, graph.device)
             between_nbytes = self._between_nbytes(graph, earlier)
-            shell = shell_of(
-                joint,
-                graph.storages,
-                resident_nbytes=self.steps.resident.nbytes + between_nbytes,
-                optimizer_nbytes=self.steps.resident.transient_nbytes,
-            )
             progress.stage("cost")
-            subject = state(graph, shell, self._setting, is_first=not earlier)
+            subject = self._stated(graph, between_nbytes, is_first=not earlier)
             progress.stage("solve")
-            budget_nbytes = self.options.budget_nbytes(device)
-            number = len(earlier)
-            found = self.steps.split.beside(subject, earlier, self.steps.graphs.held_nbytes(name))
-            around = self.steps.surroundings.found
-            found = around.beside(found.beyond(self.steps.resident.parts.gradients_nbytes))
-            placed = self.steps.split.place(
-                subject, number, found, budget_nbytes, eager_nbytes=around.eager_nbytes
-            )
-            is_first_of_all = number == 0 and self.steps.split is ALONE
-            refuses = self._refuses and is_first_of_all
-            choice = choose(placed, budget_nbytes, self._setting, number=number, refuses=refuses)
-            growth = self._keep_to_sizes(placed, choice, budget_nbytes)
-            if not choice.fits and refuses:
-                raise self._refusal(placed, choice, budget_nbytes)
-            report = functools.partial(explained, name)
-            curve = self._curve(subject, choice)
-            part = Part(
-                subject,
-                choice,
-                between_nbytes,
-                found,
-                report,
-                store(subject, choice),
-                curve,
-                self.steps.resident,
-                growth,
-            )
-            self.steps.graphs.add(name, part)
+            part = self._chosen(name, subject, between_nbytes)
+            steps.graphs.add(name, part)
             step_report = self.report()
             # Gradients that exist may be gone before the backward, which tells if they are not.
             # What others held in an earlier step may be less by now, which looks will tell.
-            if around == Around() and (not is_first_of_all or self._refuses):
-                self.steps.tell_if_above(self.steps.peak_nbytes)
+            if steps.surroundings.found == Around() and (
+                earlier or steps.split is not ALONE or self._refuses
+            ):
+                steps.tell_if_above(steps.peak_nbytes)
             progress.stage("compile")
             progress.finish(one_line(step_report))
-        return PlannedGraph(joint, choice.forward, choice.backward)
+        return PlannedGraph(graph.joint, part.choice.forward, part.choice.backward)
+
+    def _stated(self, graph: Graph, between_nbytes: int, *, is_first: bool) -> Subject:
+        resident = self.steps.resident
+        shell = shell_of(
+            graph.joint,
+            graph.storages,
+            resident_nbytes=resident.nbytes + between_nbytes,
+            optimizer_nbytes=resident.transient_nbytes,
+        )
+        return state(graph, shell, self._setting, is_first=is_first)
+
+    def _chosen(self, name: str, subject: Subject, between_nbytes: int) -> Part:
+        """A graph of the step with the plan that it gets beside the others."""
+        steps, budget_nbytes = self.steps, self.steps.budget_nbytes
+        number = len(steps.graphs.earlier(name))
+        refuses = self._refuses and number == 0 and steps.split is ALONE
+        placed, found = steps.placed(subject, name)
+        choice = choose(placed, budget_nbytes, self._setting, number=number, refuses=refuses)
+        growth = self._keep_to_sizes(placed, choice, budget_nbytes)
+        if not choice.fits and refuses:
+            raise self._refusal(placed, choice, budget_nbytes)
+        return Part(
+            subject,
+            choice,
+            between_nbytes,
+            counted=found,
+            explain=functools.partial(explained, name),
+            stored=store(subject, choice),
+            curve=self._curve(subject, choice),
+            resident=steps.resident,
+            growth=growth,
+        )
 
     def _note_draws(self, joint: JointGraph) -> None:
         """Compiled code may draw other random numbers than eager code would."""
@@ -351,8 +352,9 @@ class Session:
             known_nbytes += self.steps.resident.parts.batch_nbytes
         handed_in_nbytes = storages.total_nbytes(inputs, resident=True)
         known = self.steps.resident.storages
-        held = held_nbytes(self._inputs, known, self.steps.device, self.steps.eager_results)
-        self.steps.eager_results.note_inputs(self._inputs)
+        made = self.steps.surroundings.eager_results
+        held = held_nbytes(self._inputs, known, self.steps.device, made)
+        made.note_inputs(self._inputs)
         return max(0, handed_in_nbytes - known_nbytes) + held
 
     def _keep_to_sizes(self, placed: Subject, choice: Choice, budget_nbytes: int) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -25,10 +25,10 @@ from autoremat.planning.part import Part
 from autoremat.planning.sharing import ALONE, Split
 from autoremat.planning.sizes import Sizes
 from autoremat.planning.step import Step
+from autoremat.problem.subject import Subject
 from autoremat.session.surroundings import Surroundings
 from autoremat.session.telling import Told
 from autoremat.watch.audit import Look, Present, names_of, sizes_of_runs
-from autoremat.watch.eager_code import Results
 from autoremat.watch.ledger import Roots, Run, note_run, open_runs
 
 REPLANS = 2  # of a step whose graphs do not fit together; the second if others were found then
@@ -97,11 +97,6 @@ class Steps:
         return self.graphs.peak_nbytes(self.surroundings.now)
 
     @property
-    def most_nbytes(self) -> int:
-        """The budget, or the predicted peak where that is above it already."""
-        return max(self.budget_nbytes, self.peak_nbytes)
-
-    @property
     def is_planned(self) -> bool:
         """Whether any graph was planned."""
         return bool(self.graphs.parts)
@@ -132,6 +127,17 @@ class Steps:
     @property
     def _runs_here(self) -> list[Run]:
         return open_runs(self.device)
+
+    def placed(self, subject: Subject, name: str) -> tuple[Subject, Beside]:
+        """A graph that is being planned, with what the step is known to hold beside it."""
+        earlier, around = self.graphs.earlier(name), self.surroundings.found
+        found = self.split.beside(subject, earlier, self.graphs.held_nbytes(name))
+        found = around.beside(found.beyond(self.resident.parts.gradients_nbytes))
+        number, eager_nbytes = len(earlier), around.eager_nbytes
+        placed = self.split.place(
+            subject, number, found, self.budget_nbytes, eager_nbytes=eager_nbytes
+        )
+        return placed, found
 
     # --- a peak above the budget ----------------------------------------------------------------
 
@@ -264,7 +270,7 @@ class Steps:
         def account() -> dict[Run, tuple[Part, Beside]]:
             known = self._account
             own = (run for run in runs if run.owner is self and run.name in known)
-            return {run: (cast("Part", run.graph), known[run.name]) for run in own}
+            return {run: (run.graph, known[run.name]) for run in own if run.graph}
 
         look = self.audit.at_backward(runs, roots, self.device, account, keeps_graph=keeps_graph)
         self._learn(look, is_final=True)
@@ -308,13 +314,8 @@ class Steps:
 
     def leave_layer_eager(self, layer: torch.nn.Module, results: Any) -> None:
         """Tell that layers of a kind run in eager mode between the planned graphs."""
-        self.eager_results.note(results)
+        self.surroundings.eager_results.note(results)
         trainable = [parameter for parameter in layer.parameters() if parameter.requires_grad]
         gradient_nbytes = storages_nbytes(trainable, trainable[0].device) if trainable else 0
         self.graphs.ran_eagerly(f"layer {id(layer)}", gradient_nbytes)
         self.told.fall_back("AR109", kind=type(layer).__name__)
-
-    @property
-    def eager_results(self) -> Results:
-        """What code in eager mode has returned in this step."""
-        return self.surroundings.eager_results

@@ -20,6 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from autoremat import _torch
 from autoremat.memory.meter import same_device, storages_of
+from autoremat.planning.part import Part
 
 _FEW = 64
 SAME = 1.02  # peaks that differ by less are told of once
@@ -34,14 +35,6 @@ class Owner(Protocol):
 
     def backward_begins(self, roots: Roots, *, keeps_graph: bool) -> None:
         """A backward begins that may reach runs of its graphs."""
-
-
-class Graph(Protocol):
-    """A planned graph, at the sizes of one run."""
-
-    @property
-    def crossing_nbytes(self) -> int:
-        """Bytes that live from its forward's end to its backward's start."""
 
 
 @dataclass(eq=False)
@@ -61,11 +54,11 @@ class Run:
     name: str
     device: torch.device
     sizes: tuple[int, ...] = ()
-    find_graph: Callable[[], Graph] | None = None
+    find_graph: Callable[[], Part] | None = None
     returned: frozenset[int] = frozenset()
 
     @functools.cached_property
-    def graph(self) -> Graph | None:
+    def graph(self) -> Part | None:
         """The graph at these sizes; None for a call in eager mode."""
         return None if self.find_graph is None else self.find_graph()
 
@@ -159,7 +152,7 @@ def note_run(
     outputs: Sequence[Any],
     device: torch.device,
     sizes: tuple[int, ...] = (),
-    find_graph: Callable[[], Graph] | None = None,
+    find_graph: Callable[[], Part] | None = None,
 ) -> None:
     """A graph has run its forward, or a model that has none.
 
@@ -172,7 +165,8 @@ def note_run(
         find_graph: asked for only where a step is looked into.
     """
     tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
-    node = _torch.compiled_backward_of(tensors) if name else _first_node(tensors)
+    nodes = (tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None)
+    node: Any = _torch.compiled_backward_of(tensors) if name else next(nodes, None)
     if node is None or run_of(node) is not None:
         return
     _watch()
@@ -192,10 +186,6 @@ def note_run(
     node.register_prehook(functools.partial(_backward_runs, number))
     _books.open[number] = run
     _books.keep(returned)
-
-
-def _first_node(tensors: Sequence[torch.Tensor]) -> Any | None:
-    return next((tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None), None)
 
 
 @torch.compiler.disable  # where Dynamo traces a backward inside of a model
