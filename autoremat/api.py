@@ -86,11 +86,6 @@ class OptimizedCall:
         """The session of the latest training call."""
         return self._current.session
 
-    @property
-    def plans_anew(self) -> bool:
-        """Whether the next training call makes another plan of the same step."""
-        return self.session.replanned() is not None
-
     @torch.compiler.disable(recursive=False)  # within an outer torch.compile, a graph of its own
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call of the model: compiled in training, as it is otherwise."""

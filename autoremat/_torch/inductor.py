@@ -39,9 +39,7 @@ __all__ = [
     "CustomPartitionerFn",
     "CustomSchedulerPass",
     "InductorError",
-    "InliningLimits",
     "compile_fx",
-    "compile_fx_inner",
     "compile_without_cache",
     "donated",
     "in_place_results",
@@ -57,7 +55,6 @@ __all__ = [
     "options_of_mode",
     "origin_names",
     "pre_fusion_pass",
-    "size_hint_of_expr",
     "wrapper_namespace",
 ]
 
@@ -195,7 +192,7 @@ def _in_order(parts: list[tuple[tuple[Any, ...], int]]) -> list[int]:
     return [by_index.get(index, 0) for index in range(max(by_index) + 1)]
 
 
-def size_hint_of_expr(graph: Any, expression: Any) -> int:
+def _size_hint_of_expr(graph: Any, expression: Any) -> int:
     """The number that a size in an Inductor graph stands for."""
     sizevars = graph.sizevars
     ask = getattr(sizevars, "optimization_hint", None) or sizevars.size_hint
@@ -233,7 +230,7 @@ def _as_numbers(graph: Any, layout: Any) -> Layout | None:
     if not isinstance(layout, ir.Layout):
         return None
     size, stride = (
-        tuple(size_hint_of_expr(graph, number) for number in numbers)
+        tuple(_size_hint_of_expr(graph, number) for number in numbers)
         for numbers in (layout.size, layout.stride)
     )
     return size, stride, layout.dtype, layout.device

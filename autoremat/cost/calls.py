@@ -277,17 +277,12 @@ def _plain(value: Any) -> Any:
     if isinstance(value, torch.SymInt):
         return size_hint(value)
     if isinstance(value, torch.SymFloat | torch.SymBool):
-        return _hinted(value)
+        if value.node.hint is None:
+            raise TypeError(f"{value} has no hint")
+        return value.node.hint
     if isinstance(value, torch.Generator | fx.GraphModule):
         raise TypeError(f"{type(value).__name__} arguments are not data")
     return value
-
-
-def _hinted(value: torch.SymFloat | torch.SymBool) -> float | bool:
-    hint = value.node.hint
-    if hint is None:
-        raise TypeError(f"{value} has no hint")
-    return hint
 
 
 def _fresh_storages(node: fx.Node, results: list[torch.Tensor]) -> Iterator[int]:

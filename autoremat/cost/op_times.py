@@ -95,7 +95,7 @@ def profile_nodes(
     devices = {call.device for call in calls.values() if call is not None}
     with CostCache.open(cache_path) as cache, quiet_execution(devices):
         keys = {node: call_key(call) for node, call in calls.items() if call is not None}
-        known = cache.read(set(keys.values()))
+        known = cache.read(set(keys.values()), Measured)
         by_key = {keys[n]: call for n, call in calls.items() if call is not None}
         doubtful: set[str] = set()
         if measure:
@@ -423,12 +423,12 @@ class _Ceilings:
         device = call.device if call is not None else _node_device(node)
         dtype = matmul_dtype(call)
         nominal = NOMINAL_CEILINGS["cpu" if device.type == "cpu" else "cuda"]
-        key = f"{dtype}|{settings_key(device)}"
-        found = self.cache.read_ceilings(key)
-        if found is None and self.measure and (device.type == "cpu" or _is_present(device)):
-            found = measure_ceilings(device, dtype)
-            self.cache.write_ceilings(key, found)
-        return found or nominal
+        key = f"ceilings|{dtype}|{settings_key(device)}"
+        found = self.cache.read([key], DeviceCeilings)
+        if not found and self.measure and (device.type == "cpu" or _is_present(device)):
+            found = {key: measure_ceilings(device, dtype)}
+            self.cache.write(found)
+        return found.get(key, nominal)
 
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype) -> DeviceCeilings:

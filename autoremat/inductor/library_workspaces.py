@@ -35,7 +35,7 @@ def library_workspaces(
     calls = dict(_calls(function, layout_of))
     key_of = {text: _key(text, layouts, device) for text, layouts in calls.items()}
     with CostCache.open() as cache, quiet_execution({device}):
-        known = cache.read(set(key_of.values()))
+        known = cache.read(set(key_of.values()), Measured)
         draws = {
             key: functools.partial(_draw, text, calls[text])
             for text, key in key_of.items()

@@ -59,7 +59,6 @@ from autoremat.problem.lower import shell_of
 from autoremat.problem.subject import Subject
 from autoremat.progress import Progress
 from autoremat.reporting import Report, one_line
-from autoremat.session.compile_names import compile_name, compile_number, frame_name
 from autoremat.session.reports import explained, report_of, stored_plan_of
 from autoremat.session.steps import Steps
 from autoremat.watch.eager_code import held_nbytes
@@ -112,12 +111,12 @@ class Session:
             InfeasibleBudget: if no plan fits.
             FallbackError: if the session is strict and a graph cannot be planned.
         """
-        self._first_frame = self._first_frame or frame_name()
+        self._first_frame = self._first_frame or _torch.frame_name()
         # Of one Dynamo graph, DistributedDataParallel makes several, one for each bucket.
-        self._part = self._part + 1 if self._compiled == compile_name() else 0
+        self._part = self._part + 1 if self._compiled == _torch.compile_name() else 0
         self._inputs = example_inputs
         self.steps.notice()
-        is_first = frame_name() == self._first_frame and not self._part
+        is_first = _torch.frame_name() == self._first_frame and not self._part
         self._given.note(module, example_inputs, is_first=is_first)
         op_by_op = self._setting.compiler == "eager" or self._offline is not None
         executor = compile_eager if op_by_op else None
@@ -128,7 +127,7 @@ class Session:
                 except _torch.InductorError as error:
                     self._leave_to_torch(error)
                     compiled = self.compile_through(module, example_inputs, self, executor)
-            self._compiled = compile_name()
+            self._compiled = _torch.compile_name()
             return self.steps.telling(self._graph_name(), compiled, example_inputs)
         except (
             InfeasibleBudget,
@@ -176,7 +175,7 @@ class Session:
 
     def _graph_name(self) -> str:
         """The graph that is being compiled."""
-        name = compile_name()
+        name = _torch.compile_name()
         return f"{name} part {self._part + 1}" if self._part else name
 
     def _leave_to_torch(self, error: Exception) -> None:
@@ -348,7 +347,7 @@ class Session:
         joint, storages = graph.joint, graph.storages
         inputs = [node for node in joint.primals if node not in joint.static_inputs]
         known_nbytes = sum(part.outputs_nbytes for part in earlier)
-        if frame_name() == self._first_frame:  # later ones get what the code in between made
+        if _torch.frame_name() == self._first_frame:  # later ones get what the code in between made
             known_nbytes += self.steps.resident.parts.batch_nbytes
         handed_in_nbytes = storages.total_nbytes(inputs, resident=True)
         known = self.steps.resident.storages
@@ -364,7 +363,7 @@ class Session:
         growth = room_to_grow(placed, choice, budget_nbytes) if choice.fits and is_alone else 1.0
         # Of what `optimize` has compiled, Dynamo may compile much more often.
         often = MANY_COMPILES if self.steps.is_told else GUARDED_COMPILES
-        if compile_number() < often:
+        if _torch.compile_number() < often:
             keep_to_sizes(placed, growth)
         return growth
 

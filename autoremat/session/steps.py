@@ -201,7 +201,7 @@ class Steps:
 
         def run(*args: Any) -> Any:
             # Between buckets of DistributedDataParallel, Dynamo runs it on fake tensors.
-            if _torch.CompileContext.current_compile_id() is not None:
+            if _torch.is_compiling():
                 return compiled(*args)
             given = sizes.given(args)
 

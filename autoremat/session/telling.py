@@ -69,7 +69,7 @@ class Told:
         self._peak_nbytes = peak_nbytes
         self._due = OverBudgetWarning(None, budget_nbytes, peak_nbytes)
         self._due.is_planned_anew = is_planned_anew
-        if _torch.CompileContext.current_compile_id() is None:
+        if not _torch.is_compiling():
             self.warn_if_due()
 
     def warn_if_due(self) -> None:

@@ -204,7 +204,7 @@ def _watch() -> None:
 
 def _backward_begins(roots: Roots, keeps_graph: bool) -> None:
     # Without a run that waits, a backward of anything costs as little as can be.
-    if not _books.open or _torch.CompileContext.current_compile_id() is not None:
+    if not _books.open or _torch.is_compiling():
         return
     for owner in dict.fromkeys(run.owner for run in list(_books.open.values())):
         owner.backward_begins(roots, keeps_graph=keeps_graph)

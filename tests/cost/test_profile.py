@@ -171,7 +171,7 @@ def test_a_time_that_load_has_spoilt_is_taken_again(trace, cache, monkeypatch):
     assert not any(cost.is_doubtful for cost in costs)
     assert timer.rounds.count("mm64") == profile._ROUNDS
     with CostCache.open(cache) as opened:
-        kept = opened.read([profile.call_key(cost.call_of(node)) for node in nodes])
+        kept = opened.read([profile.call_key(cost.call_of(node)) for node in nodes], Measured)
     assert sorted(found.time_us for found in kept.values()) == [10.0, 10.5]
 
 
@@ -202,7 +202,7 @@ def test_times_that_never_agree_are_not_kept_and_are_named(trace, cache, monkeyp
     assert found.measured
     assert found.time_us == spoilt[profile._ROUNDS + len(profile._PAUSES_S) - 1]
     with CostCache.open(cache) as opened:
-        assert not opened.read([profile.call_key(cost.call_of(node))])
+        assert not opened.read([profile.call_key(cost.call_of(node))], Measured)
     (again,) = timed_by(Timer(sin64=[2.0]), monkeypatch, [node], cache)
     assert again.time_us == 2.0
     assert not again.is_doubtful
@@ -487,7 +487,7 @@ def test_a_damaged_cache_is_begun_anew(cache):
     with CostCache.open(cache) as opened:
         opened.write({"key": Measured(1.5, 7, 5)})
     with CostCache.open(cache) as opened:
-        assert opened.read(["key", "other"]) == {"key": Measured(1.5, 7, 5)}
+        assert opened.read(["key", "other"], Measured) == {"key": Measured(1.5, 7, 5)}
 
 
 def test_a_place_that_cannot_be_written_is_replaced_by_memory(tmp_path, monkeypatch):
@@ -499,7 +499,7 @@ def test_a_place_that_cannot_be_written_is_replaced_by_memory(tmp_path, monkeypa
         opened = CostCache.open(below_a_file)
     with opened:
         opened.write({"key": Measured(1.0, 1, 1)})
-        assert opened.read(["key"]) == {"key": Measured(1.0, 1, 1)}
+        assert opened.read(["key"], Measured) == {"key": Measured(1.0, 1, 1)}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         CostCache.open(below_a_file).__exit__(None, None, None)
@@ -510,7 +510,7 @@ def test_the_first_figure_stored_stays(cache):
     with CostCache.open(cache) as one, CostCache.open(cache) as two:
         one.write({"key": Measured(1.0, 1, 1)})
         two.write({"key": Measured(2.0, 2, 2)})
-        assert two.read(["key"]) == {"key": Measured(1.0, 1, 1)}
+        assert two.read(["key"], Measured) == {"key": Measured(1.0, 1, 1)}
 
 
 def test_processes_share_the_cache(cache):
@@ -527,5 +527,5 @@ def test_processes_share_the_cache(cache):
     workers = [subprocess.Popen([*command, str(who)], cwd=root) for who in range(2)]
     assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
     with sqlite3.connect(cache) as connection:
-        assert connection.execute("SELECT count(*) FROM call").fetchone() == (60,)
+        assert connection.execute("SELECT count(*) FROM figures").fetchone() == (60,)
     connection.close()

@@ -99,12 +99,12 @@ def test_is_symbolic():
 
 def test_is_opaque(joint: fx.GraphModule):
     """Tensors are not opaque; objects of classes that are written in C++ are, where torch asks."""
-    assert not any(_torch.is_opaque(node) for node in placeholders(joint))
+    assert not any(_torch.compiling._is_opaque(node) for node in placeholders(joint))
     node = placeholders(joint)[0]
     fake = FakeScriptObject(object(), "a class", None)  # as torch traces them
     _torch.set_fake_value(node, fake)
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    assert _torch.is_opaque(node) is (version >= (2, 13))
+    assert _torch.compiling._is_opaque(node) is (version >= (2, 13))
 
 
 def test_force_save_what_torch_demands(joint: fx.GraphModule):
@@ -442,15 +442,19 @@ def test_boxed_code_generation():
 
 def test_compile_context():
     """Outside a compile there is no id, inside there is the frame's."""
-    assert _torch.CompileContext.current_compile_id() is None
-    frames = []
+    assert not _torch.is_compiling()
+    assert (_torch.compile_name(), _torch.compile_number()) == ("graph 0", 0)
+    names = []
 
     def backend(module: Any, inputs: Any) -> Any:
-        frames.append(_torch.CompileContext.current_compile_id().frame_id)
+        assert _torch.is_compiling()
+        names.append((_torch.frame_name(), _torch.compile_name(), _torch.compile_number()))
         return module.forward
 
-    torch.compile(lambda x: x.sin(), backend=backend)(torch.zeros(2))
-    assert frames == [0]
+    run = torch.compile(lambda x: x.sin(), backend=backend)
+    run(torch.zeros(2))
+    run(torch.zeros(2, dtype=torch.float64))
+    assert names == [("graph 0", "graph 0", 0), ("graph 0", "graph 0/1", 1)]
 
 
 def test_exceptions_that_dynamo_lets_through():
@@ -462,9 +466,11 @@ def test_exceptions_that_dynamo_lets_through():
 
         return torch.compile(lambda x: x.sin(), backend=backend)
 
-    with pytest.raises(_torch.BackendCompilerFailed):
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed):
         raising(KeyError("inner"))(torch.zeros(2))
-    assert issubclass(type(_torch.passing_through(KeyError("x"))), _torch.ShortenTraceback)
+    assert issubclass(
+        type(_torch.passing_through(KeyError("x"))), torch._dynamo.exc.ShortenTraceback
+    )
     with pytest.raises(KeyError, match="inner"):
         raising(_torch.passing_through(KeyError("inner")))(torch.zeros(2))
     with pytest.raises(FileNotFoundError) as caught:
@@ -547,7 +553,7 @@ def test_a_compile_can_be_stopped_at_its_source():
     sizes = _torch.inductor_result_nbytes(graph, torch.device("cpu"))
     assert sizes
     assert all(nbytes >= 0 for element in sizes.values() for nbytes in element)
-    assert _torch.size_hint_of_expr(graph, 3) == 3
+    assert _torch.inductor._size_hint_of_expr(graph, 3) == 3
     size, stride, dtype, device = _torch.inductor_layout(graph, "primals_1")
     assert (size, stride, dtype, device.type) == ((8,), (1,), torch.float32, "cpu")
     assert _torch.inductor_layout(graph, "nothing") is None
@@ -645,7 +651,7 @@ def test_what_the_cpu_keeps_for_reuse_is_asked_of_inductor():
 
 def test_inner_compile_takes_these_keywords():
     """`compile_without_cache` calls it with them."""
-    parameters = inspect.signature(_torch.compile_fx_inner).parameters
+    parameters = inspect.signature(_torch.inductor.compile_fx_inner).parameters
     assert "kwargs" in parameters or "is_backward" in parameters
 
 
