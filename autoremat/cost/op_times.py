@@ -23,7 +23,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -102,14 +102,15 @@ def profile_nodes(
             fresh, doubtful = _measure_calls(by_key, known, progress)
             cache.write({key: found for key, found in fresh.items() if key not in doubtful})
             known |= fresh
-        ceilings = _Ceilings(cache, measure)
         measured = {key: _measured_cost(by_key[key], found) for key, found in known.items()}
         measured |= {key: replace(measured[key], is_doubtful=True) for key in doubtful}
         for node, call in calls.items():
             if node in keys and keys[node] in measured:
                 costs[node] = measured[keys[node]]
             else:
-                costs[node] = estimate(node, call, ceilings.of(node, call))
+                device = call.device if call is not None else _node_device(node)
+                ceilings = _ceilings(device, matmul_dtype(call), cache, measure=measure)
+                costs[node] = estimate(node, call, ceilings)
     return costs
 
 
@@ -151,6 +152,10 @@ def _cpu_name() -> str:
 
 def _is_present(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_available()
+
+
+def _is_here(device: torch.device) -> bool:
+    return device.type == "cpu" or _is_present(device)
 
 
 @contextmanager
@@ -250,9 +255,8 @@ def _attempt(draw: Callable[[], Drawn], measure: Callable[[Drawn], Any]) -> Any 
 
 def _inputs(call: Call) -> Inputs:
     """Made-up inputs, where the call's device is here and they leave most of its memory free."""
-    is_here = call.device.type == "cpu" or _is_present(call.device)
     taken_nbytes = sum(spec.span_nbytes for spec in (*call.inputs, *call.outputs))
-    if not is_here or taken_nbytes > free_nbytes(call.device) // 3:
+    if not _is_here(call.device) or taken_nbytes > free_nbytes(call.device) // 3:
         raise MemoryError(f"{call.target} is too large to be run beside the model")
     return draw_inputs(call)
 
@@ -412,23 +416,16 @@ def _container_free_nbytes() -> int:
 # --- ceilings ----------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Ceilings:
-    """A device's ceilings, looked up when an estimate first needs them."""
-
-    cache: CostCache
-    measure: bool
-
-    def of(self, node: fx.Node, call: Call | None) -> DeviceCeilings:
-        device = call.device if call is not None else _node_device(node)
-        dtype = matmul_dtype(call)
-        nominal = NOMINAL_CEILINGS["cpu" if device.type == "cpu" else "cuda"]
-        key = f"ceilings|{dtype}|{settings_key(device)}"
-        found = self.cache.read([key], DeviceCeilings)
-        if not found and self.measure and (device.type == "cpu" or _is_present(device)):
-            found = {key: measure_ceilings(device, dtype)}
-            self.cache.write(found)
-        return found.get(key, nominal)
+def _ceilings(
+    device: torch.device, dtype: torch.dtype, cache: CostCache, *, measure: bool
+) -> DeviceCeilings:
+    """A device's ceilings, looked up when an estimate needs them."""
+    key = f"ceilings|{dtype}|{settings_key(device)}"
+    found = cache.read([key], DeviceCeilings)
+    if not found and measure and _is_here(device):
+        found = {key: measure_ceilings(device, dtype)}
+        cache.write(found)
+    return found.get(key, NOMINAL_CEILINGS["cpu" if device.type == "cpu" else "cuda"])
 
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype) -> DeviceCeilings:

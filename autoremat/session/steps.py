@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -34,57 +35,43 @@ from autoremat.watch.ledger import Roots, Run, note_run, open_runs
 REPLANS = 2  # of a step whose graphs do not fit together; the second if others were found then
 
 
+@dataclass(eq=False)
 class Steps:
     """Of one session: it owns the runs of its graphs in the ledger.
 
     Attributes:
         options: what the user asked for.
-        told: what the user was told.
-        graphs: those that were planned, and the order of their runs.
-        split: how they share the budget.
-        surroundings: what is held beside them.
-        audit: looks into steps.
-        device: of the graph that was planned last.
-        resident: what it found to be held whatever the plan.
+        present: finds who tells what the model and its optimizers hold, while there is a model.
+        replans: how often the step may be planned anew; `Session.replanned` is then asked for
+            before each step.
+        split: how its graphs share the budget, where an earlier session has found out.
+        around: what the step holds beside them, where an earlier session has found out.
         is_told: whether somebody calls `begin` before each call of the model.
         offline: given if the graphs' inputs are fake: no step is going to run.
+        graphs: those that were planned, and the order of their runs.
+        device: of the graph that was planned last.
+        resident: what that one found to be held whatever the plan.
+        told: what the user was told.
+        surroundings: what is held beside the graphs.
+        audit: looks into steps.
     """
 
-    def __init__(
-        self,
-        options: Options,
-        *,
-        present: Callable[[], Present | None] = lambda: None,
-        replans: int = 0,
-        split: Split = ALONE,
-        around: Around | None = None,
-        is_told: bool = False,
-        offline: Offline | None = None,
-    ) -> None:
-        """None yet.
+    options: Options
+    present: Callable[[], Present | None] = lambda: None
+    replans: int = 0
+    split: Split = ALONE
+    around: Around | None = None
+    is_told: bool = False
+    offline: Offline | None = None
+    graphs: Step = field(default_factory=Step, init=False)
+    device: torch.device = field(default=torch.device("cpu"), init=False)
+    resident: Resident = field(default=Resident(), init=False)
 
-        Args:
-            options: what the user asked for.
-            present: finds who tells what the model and its optimizers hold, while there is a model.
-            replans: how often the step may be planned anew; `Session.replanned` is then asked for
-                before each step.
-            split: how the graphs share the budget, where an earlier session has found out.
-            around: what the step holds beside them, where an earlier session has found out.
-            is_told: as the attribute.
-            offline: as the attribute.
-        """
-        self.options = options
-        self.told = Told(is_strict=options.setting.strict)
-        self.graphs = Step()
-        self.split = split
-        self.surroundings = Surroundings(around, present)
+    def __post_init__(self) -> None:
+        """Nothing is known of them yet."""
+        self.told = Told(is_strict=self.options.setting.strict)
+        self.surroundings = Surroundings(self.around, self.present)
         self.audit = self.surroundings.audit
-        self.device = torch.device("cpu")
-        self.resident = Resident()
-        self.is_told = is_told
-        self.offline = offline
-        self._present = present
-        self._replans = replans
 
     @property
     def budget_nbytes(self) -> int:
@@ -146,21 +133,15 @@ class Steps:
         is_as_planned = self.surroundings.are_as_planned and (
             len(self.graphs.order) < 2 if self.split is ALONE else self.graphs.follows(self.split)
         )
-        return self._replans > 0 and not self.options.setting.steering.choice and not is_as_planned
+        return self.replans > 0 and not self.options.setting.steering.choice and not is_as_planned
 
     def anew(self) -> Steps | None:
         """Those of a session that plans for what was found; None if no other plan is due."""
         if not self._may_replan or self.peak_nbytes <= self.budget_nbytes:
             return None
-        steps = Steps(
-            self.options,
-            present=self._present,
-            replans=self._replans - 1,
-            split=self.graphs.split(self.budget_nbytes, self.surroundings.now),
-            around=self.surroundings.found,
-            is_told=self.is_told,
-            offline=self.offline,
-        )
+        split = self.graphs.split(self.budget_nbytes, self.surroundings.now)
+        around = self.surroundings.found
+        steps = replace(self, replans=self.replans - 1, split=split, around=around)
         steps.told.fallbacks = self.told.fallbacks
         return steps
 
