@@ -170,8 +170,7 @@ def _is_only_asserted(node: fx.Node) -> bool:
 def activation_memory_budget(share: float) -> contextlib.AbstractContextManager[None]:
     """Let what compiles within use torch's own memory budget, a share of what it would save."""
     config: Any = torch._functorch.config
-    patch: contextlib.AbstractContextManager[None] = config.patch(activation_memory_budget=share)
-    return patch
+    return config.patch(activation_memory_budget=share)
 
 
 def min_cut(
@@ -265,5 +264,4 @@ def passing_through(error: Exception) -> Exception:
             "__reduce__": lambda _self: error.__reduce__(),
         },
     )
-    result: Exception = through()
-    return result
+    return through()

@@ -56,8 +56,7 @@ def compile_apart(
     """
     compile_call: Any = torch.compile  # torch's stubs leave the option out
     if _COUNTS_APART:
-        apart: Callable[..., Any] = compile_call(call, backend=backend, isolate_recompiles=True)
-        return apart
+        return compile_call(call, backend=backend, isolate_recompiles=True)
     global _compiles
     _compiles += 1
     compiled: Callable[..., Any] = compile_call(call, backend=backend)
@@ -85,8 +84,7 @@ def compiling_steps(most_compiles: int) -> contextlib.AbstractContextManager[Non
     }
     if _IS_OLD:
         values["skip_tensor_guards_with_matching_dict_tags"] = False
-    patch: contextlib.AbstractContextManager[None] = config.patch(values)
-    return patch
+    return config.patch(values)
 
 
 def traces_recurrent_layers() -> bool:
@@ -96,8 +94,7 @@ def traces_recurrent_layers() -> bool:
 
 def admitting_recurrent_layers() -> contextlib.AbstractContextManager[None]:
     """Let Dynamo look into recurrent layers here instead of giving up the rest of the function."""
-    patch: contextlib.AbstractContextManager[None] = torch._dynamo.config.patch(allow_rnn=True)
-    return patch
+    return torch._dynamo.config.patch(allow_rnn=True)
 
 
 @functools.cache

@@ -154,8 +154,7 @@ def arguments_of(operator: Any) -> list[Any]:
 
 def own_call(module: nn.Module) -> Callable[..., Any]:
     """The call of a module with its hooks, past what it is compiled to."""
-    call: Callable[..., Any] = module._call_impl
-    return call
+    return module._call_impl
 
 
 def compiled_call(module: nn.Module) -> Callable[..., Any] | None:

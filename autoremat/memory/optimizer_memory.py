@@ -3,7 +3,7 @@
 Enters: an optimizer, perhaps wrapped. Leaves: an `OptimizerFootprint`. Guarantees: the step runs
 on a copy whose tensors are fake, so the user's optimizer, parameters and gradients are not touched
 and no memory of the model's size is taken; where the step refuses fake tensors, or changes no
-parameter of them, the figures are cautious and say so.
+parameter of them, the figures are cautious: two states and two temporaries of its parameters' size.
 """
 
 from __future__ import annotations
@@ -37,13 +37,10 @@ class OptimizerFootprint:
         state_nbytes: state that the step creates because it does not exist yet.
         transient_nbytes: highest bytes live inside the step above parameters, gradients and all
             state, the new one included.
-        measured: False where the step could not be run on fake tensors and the figures are
-            cautious ones: two states and two temporaries of each parameter's size.
     """
 
     state_nbytes: int
     transient_nbytes: int
-    measured: bool = True
 
 
 def optimizer_footprint(optimizer: torch.optim.Optimizer) -> OptimizerFootprint:
@@ -92,11 +89,7 @@ def _cautious(
 ) -> OptimizerFootprint:
     params_nbytes = storages_nbytes(params, device)
     exists = any(True for _ in optimizer.state)
-    return OptimizerFootprint(
-        state_nbytes=0 if exists else 2 * params_nbytes,
-        transient_nbytes=2 * params_nbytes,
-        measured=False,
-    )
+    return OptimizerFootprint(0 if exists else 2 * params_nbytes, 2 * params_nbytes)
 
 
 def _fake_twin(optimizer: torch.optim.Optimizer, mode: FakeTensorMode) -> torch.optim.Optimizer:

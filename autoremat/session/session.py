@@ -163,8 +163,7 @@ class Session:
                 partition_fn=partitioner.partition,
                 keep_inference_input_mutations=True,
             )
-            compiled: Callable[..., Any] = backend(module, example_inputs)
-            return compiled
+            return backend(module, example_inputs)
         return compile_with_partition(
             module,
             example_inputs,

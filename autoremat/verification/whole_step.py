@@ -235,8 +235,7 @@ def _detached(outcome: _Outcome) -> _Outcome:
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     """Of a tensor that is spread over processes, this process's part."""
-    part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _default_loss(output: Any) -> torch.Tensor:

@@ -23,7 +23,7 @@ from autoremat.planning.nesting import Beside
 from autoremat.planning.part import Part
 from autoremat.watch.eager_backward import Foreseen, first_nodes, foresee
 from autoremat.watch.eager_code import Results, nodes_behind
-from autoremat.watch.ledger import Roots, Run, has_returned_storages, returned_storages
+from autoremat.watch.ledger import Roots, Run, returned_storages
 
 NODES_OF_A_LOSS = 32  # that tell it from another
 EAGER_MARGIN = 1.1  # of what eager code is foreseen to make, for what of it cannot be seen
@@ -161,7 +161,7 @@ class Audit:
             device: where it runs.
             sizes: what its symbolic sizes stand for.
         """
-        has_kept = has_returned_storages(device)
+        has_kept = any(nbytes for _, nbytes in returned_storages(device))
         if self.is_known((name, has_kept, *names_of(runs)), (*sizes, *sizes_of_runs(runs))):
             return None
         self.arguments.note(args)
@@ -236,7 +236,7 @@ class Audit:
 
     def _held(self, runs: Sequence[Run], device: torch.device) -> _Held:
         """By all models that take part in the step."""
-        known, saved, expected_nbytes = returned_storages(device), dict[int, int](), 0
+        known, saved, expected_nbytes = dict(returned_storages(device)), dict[int, int](), 0
         for audit in dict.fromkeys([self, *(run.owner.audit for run in runs)]):
             known |= audit.given.held(device) | {**audit.present.storages(device)}
             saved |= audit.saved.held(device)

@@ -106,17 +106,8 @@ def open_runs(device: torch.device) -> list[Run]:
     return [run for _, run in runs if same_device(run.device, device)]
 
 
-def returned_storages(device: torch.device) -> dict[int, int]:
-    """Bytes of what runs that are over have returned and somebody holds, by identity."""
-    return dict(_returned_storages(device))
-
-
-def has_returned_storages(device: torch.device) -> bool:
-    """Whether there are any; it costs the same however many there are."""
-    return any(nbytes for _, nbytes in _returned_storages(device))
-
-
-def _returned_storages(device: torch.device) -> Iterator[tuple[int, int]]:
+def returned_storages(device: torch.device) -> Iterator[tuple[int, int]]:
+    """What runs that are over have returned and somebody holds: identity and bytes of each."""
     counted = {key for run in open_runs(device) for key in run.returned}
     for key, kept in list(_books.returned.items()):
         is_there = key not in counted and same_device(kept.device, device)
@@ -126,8 +117,7 @@ def _returned_storages(device: torch.device) -> Iterator[tuple[int, int]]:
 
 def run_of(node: Any) -> Run | None:
     """The run that a node of autograd's graph is the backward of."""
-    run: Run | None = node.metadata.get(_KEY)
-    return run
+    return node.metadata.get(_KEY)
 
 
 def is_news(budget_nbytes: int, peak_nbytes: int, *, is_final: bool) -> bool:

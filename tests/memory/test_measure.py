@@ -231,7 +231,6 @@ def test_the_footprint_is_what_the_first_step_allocates(name):
     found = optimizer_footprint(optimizer)
     before = resident_nbytes(model, optimizer=optimizer)
     peak = measure_peak(optimizer.step, device="cpu")
-    assert found.measured
     assert found.state_nbytes == resident_nbytes(model, optimizer=optimizer) - before
     assert found.state_nbytes + found.transient_nbytes == pytest.approx(peak, abs=64)
 
@@ -258,7 +257,7 @@ def test_sizing_an_optimizer_changes_nothing():
     hooked: list[bool] = []
     optimizer.register_step_pre_hook(lambda *_: hooked.append(True))
     weights = copy.deepcopy(model.state_dict())
-    assert optimizer_footprint(optimizer).measured
+    assert optimizer_footprint(optimizer).state_nbytes > 0
     assert not hooked
     assert not optimizer.state
     assert all(torch.equal(weights[k], v) for k, v in model.state_dict().items())
