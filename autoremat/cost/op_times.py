@@ -78,7 +78,6 @@ def profile_nodes(
     nodes: Sequence[fx.Node],
     *,
     cache_path: Path | None = None,
-    measure: bool = True,
     progress: Progress | None = None,
 ) -> dict[fx.Node, OpCost]:
     """Price every node, measuring each distinct operator call once.
@@ -86,7 +85,6 @@ def profile_nodes(
     Args:
         nodes: nodes of a joint graph, which have fake values.
         cache_path: the SQLite file; the user's cache directory if not given.
-        measure: if False, nothing runs: cached figures, else estimates.
         progress: called with (measurements done, measurements to do).
     """
     priced = [node for node in nodes if not is_free(node)]
@@ -97,11 +95,9 @@ def profile_nodes(
         keys = {node: call_key(call) for node, call in calls.items() if call is not None}
         known = cache.read(set(keys.values()), Measured)
         by_key = {keys[n]: call for n, call in calls.items() if call is not None}
-        doubtful: set[str] = set()
-        if measure:
-            fresh, doubtful = _measure_calls(by_key, known, progress)
-            cache.write({key: found for key, found in fresh.items() if key not in doubtful})
-            known |= fresh
+        fresh, doubtful = _measure_calls(by_key, known, progress)
+        cache.write({key: found for key, found in fresh.items() if key not in doubtful})
+        known |= fresh
         measured = {key: _measured_cost(by_key[key], found) for key, found in known.items()}
         measured |= {key: replace(measured[key], is_doubtful=True) for key in doubtful}
         for node, call in calls.items():
@@ -109,7 +105,7 @@ def profile_nodes(
                 costs[node] = measured[keys[node]]
             else:
                 device = call.device if call is not None else _node_device(node)
-                ceilings = _ceilings(device, matmul_dtype(call), cache, measure=measure)
+                ceilings = _ceilings(device, matmul_dtype(call), cache)
                 costs[node] = estimate(node, call, ceilings)
     return costs
 
@@ -416,13 +412,11 @@ def _container_free_nbytes() -> int:
 # --- ceilings ----------------------------------------------------------------------------------
 
 
-def _ceilings(
-    device: torch.device, dtype: torch.dtype, cache: CostCache, *, measure: bool
-) -> DeviceCeilings:
+def _ceilings(device: torch.device, dtype: torch.dtype, cache: CostCache) -> DeviceCeilings:
     """A device's ceilings, looked up when an estimate needs them."""
     key = f"ceilings|{dtype}|{settings_key(device)}"
     found = cache.read([key], DeviceCeilings)
-    if not found and measure and _is_here(device):
+    if not found and _is_here(device):
         found = {key: measure_ceilings(device, dtype)}
         cache.write(found)
     return found.get(key, NOMINAL_CEILINGS["cpu" if device.type == "cpu" else "cuda"])

@@ -130,7 +130,7 @@ class Steps:
 
     @property
     def _may_replan(self) -> bool:
-        is_as_planned = self.surroundings.are_as_planned and (
+        is_as_planned = self.surroundings.now == self.surroundings.planned and (
             len(self.graphs.order) < 2 if self.split is ALONE else self.graphs.follows(self.split)
         )
         return self.replans > 0 and not self.options.setting.steering.choice and not is_as_planned

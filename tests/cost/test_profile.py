@@ -433,15 +433,6 @@ def test_custom_operators_are_never_run(trace, cache):
     assert found.time_us > 0
 
 
-def test_without_measuring_nothing_runs_and_the_cache_still_answers(trace, cache, timed_calls):
-    """`measure=False` gives what is known, else an estimate."""
-    node = trace.call(aten.sin.default, trace.tensor(64))
-    assert not price(node, cache, measure=False).measured
-    assert not timed_calls
-    measured = price(node, cache)
-    assert price(node, cache, measure=False) == measured
-
-
 def test_a_device_that_is_not_there_is_estimated(trace, cache):
     """Planning for an absent GPU works, at nominal ceilings."""
     if torch.cuda.is_available():
