@@ -7,12 +7,12 @@ without gradients run as if autoremat were not there.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -137,14 +137,15 @@ class OptimizedCall:
     def _run(self, current: _Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         model = self._model()
         self._here.inputs = (args, kwargs)
+        token = _is_own_compile.set(True)
         try:
             with (
-                _own_compile(),
                 _torch.compiling_steps(2 * MANY_COMPILES),
                 eager_recurrent_layers(model, current.session.steps.leave_layer_eager),
             ):
                 output = current.compiled(*args, **kwargs)
         finally:
+            _is_own_compile.reset(token)
             self._here.inputs = None
         self._tell_if_nothing_was_planned(current.session)
         if current.session.steps.is_planned:
@@ -292,18 +293,8 @@ def _variant(model: nn.Module, session: Session) -> _Variant:
     return _Variant(session, compiled, _gradient_nbytes(model))
 
 
-_here = threading.local()
-
-
-@contextlib.contextmanager
-def _own_compile() -> Iterator[None]:
-    """Where an optimised part of an optimised model is one with the whole."""
-    before = getattr(_here, "is_own_compile", False)
-    _here.is_own_compile = True
-    try:
-        yield
-    finally:
-        _here.is_own_compile = before
+# Where an optimised part of an optimised model is one with the whole.
+_is_own_compile: ContextVar[bool] = ContextVar("is_own_compile", default=False)
 
 
 @functools.cache
@@ -311,8 +302,7 @@ def _keep_plans_in_outer_compiles() -> None:
     """Let Dynamo stop at optimised modules; once, and not before there are any."""
     _torch.stop_at(
         lambda module: (
-            isinstance(_torch.compiled_call(module), OptimizedCall)
-            and not getattr(_here, "is_own_compile", False)
+            isinstance(_torch.compiled_call(module), OptimizedCall) and not _is_own_compile.get()
         )
     )
 

@@ -252,17 +252,14 @@ def size_symbols(size: int | torch.SymInt) -> dict[Any, int]:
     return {s: int(found[s]) for s in size.node.expr.free_symbols if s in found}
 
 
-def _as_traced(size: torch.SymInt) -> dict[Any, Any]:
-    return {symbol: sympy.Integer(n) for symbol, n in size_symbols(size).items()}
-
-
 def size_hint(size: int | torch.SymInt) -> int:
     """The number that a symbolic size stands for (4096 if it has none)."""
     if isinstance(size, int):
         return size
     node = size.node
     if node.expr.free_symbols & _sizes.get().keys():
-        expression = node.expr.xreplace({**_as_traced(size), **_sizes.get()})
+        as_traced = {symbol: sympy.Integer(n) for symbol, n in size_symbols(size).items()}
+        expression = node.expr.xreplace({**as_traced, **_sizes.get()})
         if expression.is_number:
             return int(expression)
     hint = getattr(node, "hint", None)

@@ -104,22 +104,23 @@ _INDEX_BOUNDS = {
 
 def _draw(spec: TensorSpec, bound: int, unit: bool) -> torch.Tensor:
     storage = torch.empty(spec.span, dtype=spec.dtype, device=spec.device)
-    if bound > 1 or spec.dtype.is_floating_point or spec.dtype.is_complex or _is_bool(spec):
+    if (
+        bound > 1
+        or spec.dtype.is_floating_point
+        or spec.dtype.is_complex
+        or spec.dtype == torch.bool
+    ):
         _tile(storage, _block(spec, bound, unit))
     else:
         storage.zero_()
     return storage.as_strided(spec.shape, spec.stride)
 
 
-def _is_bool(spec: TensorSpec) -> bool:
-    return spec.dtype == torch.bool
-
-
 def _block(spec: TensorSpec, bound: int, unit: bool) -> torch.Tensor:
     """A short run of random values; drawing every value would cost more than most operators."""
     generator = torch.Generator().manual_seed(_SEED)
     count = min(_BLOCK, spec.span)
-    if _is_bool(spec):
+    if spec.dtype == torch.bool:
         values = torch.randint(0, 2, (count,), generator=generator)
     elif spec.dtype.is_complex:
         values = torch.randn(count, generator=generator, dtype=torch.complex64)

@@ -152,6 +152,7 @@ def generate(
         value = _restrided(_torch.fake_value(node), (strides or {}).get(node.name))
         _torch.set_fake_value(node, value)
     positions = [i for i, node in enumerate(placeholders) if node.name in donated]
+    saved = [i for i, node in enumerate(placeholders) if not _torch.is_tangent(node)]
     with (
         _stop_at_source() as seen,
         _torch.donated(positions),
@@ -161,7 +162,7 @@ def generate(
             module,
             [_torch.fake_value(node) for node in placeholders],
             is_backward=is_backward,
-            static_input_idxs=_not_tangents(placeholders) if is_backward else (),
+            static_input_idxs=saved if is_backward else (),
         )
     if not seen:  # nothing to compute: Inductor hands the inputs through
         live_nbytes = sum(dict(owned.values()).values())
@@ -201,10 +202,6 @@ def _stop_at_source() -> Iterator[list[tuple[str, Any]]]:
         except Exception:
             if not seen:  # Inductor wraps `_Generated` into an exception of its own
                 raise
-
-
-def _not_tangents(placeholders: Sequence[fx.Node]) -> list[int]:
-    return [i for i, node in enumerate(placeholders) if not _torch.is_tangent(node)]
 
 
 def _buffers(

@@ -23,7 +23,7 @@ from autoremat.graph.joint_graph import JointGraph
 from autoremat.planning.choice import TORCH, Choice
 from autoremat.planning.unsearched import choose_fixed, choose_torch
 from autoremat.problem.segments import attention_cores, segments
-from autoremat.problem.shell import OPTIMIZER_STEP
+from autoremat.problem.shell import closed
 from autoremat.problem.subject import Subject
 
 
@@ -82,9 +82,7 @@ def _apply(
 
 
 def _plan_of(schedule: Sequence[str], problem: Problem, number: int) -> Plan:
-    steps = [name for name in schedule if name != OPTIMIZER_STEP]
-    steps += [OPTIMIZER_STEP] if OPTIMIZER_STEP in problem.op_by_name else []
-    plan = Plan.of(steps)
+    plan = closed(problem, schedule)
     violations = check(problem, plan)
     if violations:
         raise PlanMismatch(
