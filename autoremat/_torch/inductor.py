@@ -41,7 +41,6 @@ __all__ = [
     "InductorError",
     "compile_fx",
     "compile_without_cache",
-    "donated",
     "in_place_results",
     "inductor_layout",
     "inductor_output_strides",
@@ -88,36 +87,27 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]  # s
 
 _Loading = Callable[[Any], Any]
 
-_loading: ContextVar[_Loading | None] = ContextVar("loading", default=None)
-_donated: ContextVar[tuple[int, ...] | None] = ContextVar("donated", default=None)
+# What replaces the step to loaded kernels, and positions of what may be overwritten.
+_stopped: ContextVar[tuple[_Loading, list[int]] | None] = ContextVar("stopped", default=None)
 
 
 @contextlib.contextmanager
-def loading_kernels_by(replacement: _Loading) -> Iterator[None]:
+def loading_kernels_by(replacement: _Loading, donated: Sequence[int] = ()) -> Iterator[None]:
     """Replace Inductor's step from a scheduled graph to loaded kernels, in this context only.
 
     What other threads compile meanwhile is loaded as ever.
+
+    Args:
+        replacement: is given the scheduled graph.
+        donated: positions of inputs that Inductor may overwrite in backwards compiled here. It asks
+            AOTAutograd's account of the graph, which is not there before the graph is split.
     """
     _install()
-    token = _loading.set(replacement)
+    token = _stopped.set((replacement, list(donated)))
     try:
         yield
     finally:
-        _loading.reset(token)
-
-
-@contextlib.contextmanager
-def donated(positions: Sequence[int]) -> Iterator[None]:
-    """Let Inductor take inputs of the backwards compiled in this context for its own to overwrite.
-
-    It asks AOTAutograd's account of the graph, which is not there before the graph is split.
-    """
-    _install()
-    token = _donated.set(tuple(positions))
-    try:
-        yield
-    finally:
-        _donated.reset(token)
+        _stopped.reset(token)
 
 
 @functools.cache
@@ -127,12 +117,13 @@ def _install() -> None:
 
     @functools.wraps(load)
     def compile_to_module(self: GraphLowering) -> Any:
-        return (_loading.get() or load)(self)
+        found = _stopped.get()
+        return load(self) if found is None else found[0](self)
 
     @functools.wraps(account)
     def get_donated_idxs() -> list[int] | None:
-        positions = _donated.get()
-        return account() if positions is None else list(positions)
+        found = _stopped.get()
+        return account() if found is None else found[1]
 
     GraphLowering.compile_to_module = compile_to_module  # type: ignore[method-assign]
     inductor_graph.get_donated_idxs = get_donated_idxs

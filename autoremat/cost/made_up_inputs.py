@@ -103,13 +103,9 @@ _INDEX_BOUNDS = {
 
 
 def _draw(spec: TensorSpec, bound: int, unit: bool) -> torch.Tensor:
-    storage = torch.empty(spec.span, dtype=spec.dtype, device=spec.device)
-    if (
-        bound > 1
-        or spec.dtype.is_floating_point
-        or spec.dtype.is_complex
-        or spec.dtype == torch.bool
-    ):
+    dtype = spec.dtype
+    storage = torch.empty(spec.span, dtype=dtype, device=spec.device)
+    if bound > 1 or dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
         _tile(storage, _block(spec, bound, unit))
     else:
         storage.zero_()

@@ -153,11 +153,7 @@ def generate(
         _torch.set_fake_value(node, value)
     positions = [i for i, node in enumerate(placeholders) if node.name in donated]
     saved = [i for i, node in enumerate(placeholders) if not _torch.is_tangent(node)]
-    with (
-        _stop_at_source() as seen,
-        _torch.donated(positions),
-        contextlib.suppress(_Generated),
-    ):
+    with _stop_at_source(positions) as seen, contextlib.suppress(_Generated):
         _torch.compile_without_cache(
             module,
             [_torch.fake_value(node) for node in placeholders],
@@ -187,7 +183,7 @@ def _restrided(value: Any, stride: tuple[int, ...] | None) -> Any:
 
 
 @contextlib.contextmanager
-def _stop_at_source() -> Iterator[list[tuple[str, Any]]]:
+def _stop_at_source(donated: Sequence[int]) -> Iterator[list[tuple[str, Any]]]:
     """While open, a compile ends with its wrapper's source instead of with kernels."""
     seen: list[tuple[str, Any]] = []
 
@@ -196,7 +192,7 @@ def _stop_at_source() -> Iterator[list[tuple[str, Any]]]:
         seen.append((getattr(code, "value", code), graph))
         raise _Generated
 
-    with _torch.loading_kernels_by(stop):
+    with _torch.loading_kernels_by(stop, donated):
         try:
             yield seen
         except Exception:

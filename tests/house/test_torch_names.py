@@ -560,8 +560,7 @@ def test_a_compile_can_be_stopped_at_its_source():
     assert _torch.inductor_output_strides(graph)[0] == ()
     options["is_backward"] = True
     with (
-        _torch.loading_kernels_by(stop),
-        _torch.donated([0]),
+        _torch.loading_kernels_by(stop, donated=[0]),
         inputs[0].fake_mode,
         pytest.raises(Exception, match="Stop"),
     ):
@@ -581,7 +580,7 @@ def test_what_another_thread_compiles_meanwhile_is_loaded():
         options = {"fx_graph_cache": False}
         results.append(torch.compile(lambda a, b: a @ b, options=options)(x, 2 * x))
 
-    with _torch.loading_kernels_by(pytest.fail), _torch.donated([0]):
+    with _torch.loading_kernels_by(pytest.fail, donated=[0]):
         thread = threading.Thread(target=run)
         thread.start()
         thread.join()
