@@ -11,7 +11,7 @@ import functools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,10 +28,8 @@ from autoremat.errors import FallbackError, FallbackWarning
 from autoremat.fallbacks import fallback
 from autoremat.graph.selectors import Selection
 from autoremat.memory.meter import (
-    gradient_of,
     gradients_of,
     state_of,
-    storage_sizes,
     storages_nbytes,
     tensors_in,
 )
@@ -42,6 +40,7 @@ from autoremat.reporting import Report
 from autoremat.session.eager_recurrent import eager_recurrent_layers
 from autoremat.session.session import Session
 from autoremat.session.steps import REPLANS, Steps
+from autoremat.watch.audit import Present
 
 _NEVER_PLANNED = frozenset({"AR201", "AR202"})  # whatever mode the model is put into later
 
@@ -56,7 +55,7 @@ class _Variant:
     calls: int = 0
 
 
-class OptimizedCall:
+class OptimizedCall(Present):
     """The compiled call of one module, and what the call in progress was given.
 
     There are up to two plans: a step that adds to gradients which exist already (gradient
@@ -70,7 +69,7 @@ class OptimizedCall:
         """Prepare to compile the model's call; nothing is compiled yet."""
         self.model = weakref.ref(model)
         self._options = options
-        self._optimizers = StepOptimizers(self._parameters, optimizer)
+        self.optimizers = StepOptimizers(self._parameters, optimizer)
         self._planned_state_nbytes = 0  # of optimizers, as the latest plan counts it
         self._here = threading.local()  # inputs of the call in progress: they are resident
         self._given: list[weakref.ref[torch.Tensor]] = []  # to calls of the step
@@ -159,7 +158,7 @@ class OptimizedCall:
 
     def resident(self, device: torch.device, inputs: object) -> Resident:
         """Bytes that a step on these inputs holds whatever the plan."""
-        first, *others = self._optimizers.known or [None]
+        first, *others = self.optimizers.known or [None]
         found = resident_of(self._model(), inputs, first, device)
         more_nbytes = storages_nbytes(state_of(others), device)
         self._planned_state_nbytes = found.parts.optimizer_nbytes + more_nbytes
@@ -167,29 +166,22 @@ class OptimizedCall:
             found, parts=replace(found.parts, optimizer_nbytes=self._planned_state_nbytes)
         )
 
-    def storages(self, device: torch.device) -> Mapping[int, int]:
-        """See `audit.Present`."""
+    def leaves(self) -> list[torch.Tensor]:
+        """See `Present`."""
         model = self._model()
         given = (tensor for reference in self._given if (tensor := reference()) is not None)
-        parameters = list(model.parameters())
-        tensors = [*parameters, *model.buffers(), *gradients_of(parameters), *given]
-        return storage_sizes([*tensors, *state_of(self._optimizers.known)], device)
+        return [*model.parameters(), *model.buffers(), *given]
 
     def expected_nbytes(self, device: torch.device) -> int:
-        """See `audit.Present`."""
+        """See `Present`."""
         return max(0, self._planned_state_nbytes - self._state_nbytes(device))
 
     def _state_nbytes(self, device: torch.device) -> int:
-        return storages_nbytes(state_of(self._optimizers.known), device)
-
-    @property
-    def has_gradients(self) -> bool:
-        """See `audit.Present`."""
-        return any(gradient_of(parameter) is not None for parameter in self._model().parameters())
+        return storages_nbytes(state_of(self.optimizers.known), device)
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has made a step: its state may be there for the first time."""
-        if self.model() is None or not self._optimizers.has_new_state(optimizer):
+        if self.model() is None or not self.optimizers.has_new_state(optimizer):
             return
         session = self.session
         if not session.steps.is_planned and not session.told.fallbacks and self._model().training:

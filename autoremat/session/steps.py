@@ -232,8 +232,17 @@ class Steps:
 
     def backward_begins(self, roots: Roots, *, keeps_graph: bool) -> None:
         """A backward begins that may reach runs of its graphs; see `ledger.Owner`."""
+        runs = self._runs_here
+
+        def account() -> dict[Run, tuple[Part, Beside]]:
+            known = self._account
+            own = (run for run in runs if run.owner is self and run.name in known)
+            return {run: (run.graph, known[run.name]) for run in own if run.graph}
+
         with self._looking():
-            self._look_back(roots, keeps_graph=keeps_graph)
+            device = self.device
+            look = self.audit.at_backward(runs, roots, device, account, keeps_graph=keeps_graph)
+            self._learn(look, is_final=True)
 
     @contextlib.contextmanager
     def _looking(self) -> Iterator[None]:
@@ -244,17 +253,6 @@ class Steps:
             raise  # warnings that the user has made errors
         except Exception as error:
             self.told.fall_back("AR115", cause=error, error=f"{type(error).__name__}: {error}")
-
-    def _look_back(self, roots: Roots, *, keeps_graph: bool) -> None:
-        runs = self._runs_here
-
-        def account() -> dict[Run, tuple[Part, Beside]]:
-            known = self._account
-            own = (run for run in runs if run.owner is self and run.name in known)
-            return {run: (run.graph, known[run.name]) for run in own if run.graph}
-
-        look = self.audit.at_backward(runs, roots, self.device, account, keeps_graph=keeps_graph)
-        self._learn(look, is_final=True)
 
     def note_eager_call(self, outputs: Sequence[Any], device: torch.device) -> None:
         """A call of the model ran in eager mode: its backward is looked into as well."""

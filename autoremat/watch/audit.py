@@ -13,11 +13,11 @@ import operator
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
-from autoremat.memory.meter import gradients_of, state_of, storage_sizes
+from autoremat.memory.meter import gradient_of, gradients_of, state_of, storage_sizes
 from autoremat.memory.optimizers import StepOptimizers
 from autoremat.planning.nesting import Beside
 from autoremat.planning.part import Part
@@ -47,27 +47,42 @@ class Look(NamedTuple):
     is_told_only: bool = False
 
 
-class Present(Protocol):
-    """What a model and its training hold at a moment."""
+class Present:
+    """What a model and its training hold at a moment.
 
-    def storages(self, device: torch.device) -> Mapping[int, int]:
-        """Bytes of parameters, buffers, gradients, optimizer state and batches, by identity."""
+    Attributes:
+        optimizers: those that step the model.
+    """
 
-    def expected_nbytes(self, device: torch.device) -> int:
+    optimizers: StepOptimizers
+
+    def leaves(self) -> list[torch.Tensor]:
+        """Parameters, buffers and batches."""
+        raise NotImplementedError
+
+    def storages(self, device: torch.device) -> dict[int, int]:
+        """Bytes of these, of their gradients and of optimizer state, by identity."""
+        leaves = self.leaves()
+        held = [*leaves, *gradients_of(leaves), *state_of(self.optimizers.known)]
+        return storage_sizes(held, device)
+
+    def expected_nbytes(self, _device: torch.device) -> int:
         """Optimizer state that the plan counts and that does not exist yet."""
+        return 0
 
     @property
     def has_gradients(self) -> bool:
         """Whether a backward would add to gradients that exist."""
+        return any(gradient_of(tensor) is not None for tensor in self.leaves())
 
 
-class Arguments:
+class Arguments(Present):
     """What is known where nothing but the arguments of graphs is: those that live."""
 
     def __init__(self) -> None:
         """None yet."""
         self._leaves: dict[int, weakref.ref[torch.Tensor]] = {}
-        self.optimizers = StepOptimizers(self._alive, None)
+        self.optimizers = StepOptimizers(self.leaves, None)
 
     def note(self, args: Sequence[Any]) -> None:
         """Remember the parameters, buffers and batches among the arguments of a graph."""
@@ -75,26 +90,11 @@ class Arguments:
             if isinstance(value, torch.Tensor) and value.is_leaf:
                 self._leaves[id(value)] = weakref.ref(value)
 
-    def _alive(self) -> list[torch.Tensor]:
+    def leaves(self) -> list[torch.Tensor]:
+        """See `Present`."""
         self._leaves = {key: ref for key, ref in self._leaves.items() if ref() is not None}
         found = (reference() for reference in self._leaves.values())
         return [tensor for tensor in found if tensor is not None]
-
-    def storages(self, device: torch.device) -> Mapping[int, int]:
-        """See `Present`."""
-        leaves = self._alive()
-        return storage_sizes(
-            [*leaves, *gradients_of(leaves), *state_of(self.optimizers.known)], device
-        )
-
-    def expected_nbytes(self, _device: torch.device) -> int:
-        """No optimizer is known before its state is."""
-        return 0
-
-    @property
-    def has_gradients(self) -> bool:
-        """See `Present`."""
-        return bool(gradients_of(self._alive()))
 
 
 class _Held(NamedTuple):
@@ -238,7 +238,7 @@ class Audit:
         """By all models that take part in the step."""
         known, saved, expected_nbytes = dict(returned_storages(device)), dict[int, int](), 0
         for audit in dict.fromkeys([self, *(run.owner.audit for run in runs)]):
-            known |= audit.given.held(device) | {**audit.present.storages(device)}
+            known |= audit.given.held(device) | audit.present.storages(device)
             saved |= audit.saved.held(device)
             expected_nbytes += audit.present.expected_nbytes(device)
         return _Held(known, saved, expected_nbytes + sum(known.values()))
