@@ -17,7 +17,7 @@ from ortools.sat.python import cp_model
 
 
 def solve(costs, hints, rows, seconds, counted):  # type: ignore[no-untyped-def]
-    """Minimise; limited by seconds of processor time or by deterministic time."""
+    """Minimise; limited by seconds of the clock or by deterministic time."""
     began = time.process_time()
     model = cp_model.CpModel()
     xs = [model.new_bool_var("") for _ in costs]
