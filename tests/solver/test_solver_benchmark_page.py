@@ -171,7 +171,7 @@ def test_a_stage_is_missed_where_the_plan_without_it_is_worse() -> None:
     assert lines_with(text, "| unet | 10.30 % (+0.30) | 1.5 |")
     assert lines_with(text, "| vit_12 | 9.90 % (-0.10) | 0.0 |")
     assert "Missed in 1 of 3, hurts in 1." in text
-    assert lines_with(text, "- without greedy: ", "unet 50 %, unet floor")
+    assert lines_with(text, "- without greedy: ", "unet 50 %, unet 25 %, unet floor")
     assert not lines_with(text, "- without fill: ", "gpt2_12 50 %, gpt2_12 25 %")
 
 
