@@ -243,13 +243,22 @@ def test_layered_graphs_of_a_size_are_one_line() -> None:
 def test_the_page_expects_what_the_scripts_can_do() -> None:
     """A graph that the page does not know would be missing from it silently."""
     tree = ast.parse((DOCS / "solver_graphs.py").read_text(encoding="utf-8"))
-    (graphs,) = (
-        node.value
+    names = {
+        ast.unparse(node.target): [ast.literal_eval(key) for key in node.value.keys if key]
         for node in tree.body
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "GRAPHS"
-    )
-    assert isinstance(graphs, ast.Dict)
-    assert [ast.literal_eval(key) for key in graphs.keys if key] == benchmark_page.GRAPHS
+        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict)
+    }
+    assert names["GRAPHS"] == benchmark_page.TEN
+    assert names["LARGE"] == benchmark_page.LARGE
+
+
+def test_a_large_graph_has_to_be_quick_and_close_to_the_bound() -> None:
+    """Both count at every percentage; the floor is not asked for."""
+    quick = row("solve", "gpt2_48", 50.0, gap=0.009)
+    slow = row("solve", "gpt2_96", 50.0, gap=0.009, cpu_seconds=11.0)
+    far, floor = row("solve", "llama_96", 25.0), row("solve", "llama_96", None)
+    (promise,) = lines_with(page(quick, slow, far, floor), "10 s of the processor")
+    assert promise.endswith("| 3 | 1 | solve/gpt2_96/50; solve/llama_96/25 |")
 
 
 def test_a_worker_answers_with_the_figures_of_a_checked_plan(tmp_path: Path) -> None:
