@@ -21,7 +21,7 @@ ROOMS = {
         "__main__",
     ),
     "autoremat_solver": (
-        *("certificate", "problem", "plan", "regions", "model", "simulate", "check", "effort"),
+        *("certificate", "effort", "problem", "plan", "regions", "model", "simulate", "check"),
         *("node_link", "plan_document", "plans", "policies", "chains", "program"),
         *("bounds", "search", "solve"),
     ),
