@@ -75,7 +75,7 @@ class Solver:
         require_consistent(index(problem))
         self._reduction = reduce(problem)
         self._search = Search(index(self._reduction.problem))
-        self._checked: set[int] = set()
+        self._checked: dict[int, Candidate] = {}  # by id, held so that no id means another
 
     def solve(
         self, budget_nbytes: int, *, time_limit_s: float | None = None, effort: float | None = None
@@ -223,7 +223,7 @@ class Solver:
                 stacklevel=2,
             )
             return False
-        self._checked.add(id(member))
+        self._checked[id(member)] = member
         return True
 
     def _plan(self, member: Candidate) -> Plan:
