@@ -207,18 +207,21 @@ class ChainTable:
         return np.stack(rows)
 
     def _fill_top(self) -> None:
-        """The outermost level, from block s to the end."""
+        """The outermost level, from block s to the end, and what is best there."""
         count = self._count
         self._top = np.full((count + 1, self.slots + 1), np.inf, dtype=np.float32)
+        self._top_choice = np.zeros((count, self.slots + 1), dtype=np.int32)
         self._top_cut = np.full((count + 1, self.slots + 1), np.inf, dtype=np.float32)
         self._top[count] = self._top_cut[count] = 0.0
         for s in range(count - 1, -1, -1):
-            inside, keep = self._top_choices(s)
-            self._top[s] = np.minimum(inside.min(axis=0), keep.min(axis=0))
+            choices = self._top_choices(s)
+            self._top_choice[s] = choices.argmin(axis=0)
+            self._top[s] = choices.min(axis=0)
             self._top_cut[s] = self._shift(self._top[s], self._cut[s])
 
-    def _top_choices(self, s: int) -> tuple[Costs, Costs]:
-        rows = [np.full(self.slots + 1, np.inf, dtype=np.float32)]
+    def _top_choices(self, s: int) -> Costs:
+        """Per option, and then per cut to keep, the cost for each memory."""
+        rows = []
         first_run = self.blocks.first_run
         for option in self.blocks.options:
             row = self._shift(self._top_cut[s + 1], self._round(option.saved_nbytes[s]))
@@ -229,7 +232,7 @@ class ChainTable:
         keep: Costs = self._top_cut[s + 1 :] + self._costs[1, self._row[s, s:]]
         needs = self._passing_needs(first_run, s, self._count, 0)
         keep[self._memory[None, :] < needs[:, None]] = np.inf
-        return np.stack(rows), keep
+        return np.concatenate([np.array(rows).reshape(-1, self.slots + 1), keep])
 
     def smallest_slot(self) -> int:
         """The least memory for which the table has a plan, in slots; `slots` + 1 if none."""
@@ -258,14 +261,14 @@ class ChainTable:
         release: dict[int, int] = {}
         s = 0
         while s < self._count:
-            inside, keep = self._top_choices(s)
-            option, j = int(inside[:, memory].argmin()), int(keep[:, memory].argmin())
-            if inside[option, memory] <= keep[j, memory]:
-                chosen = self.blocks.options[option - 1]
+            choice = int(self._top_choice[s, memory])
+            if choice < len(self.blocks.options):
+                chosen = self.blocks.options[choice]
                 saved |= chosen.saved[s]
                 memory -= self._round(chosen.saved_nbytes[s])
                 s += 1
             else:
+                j = choice - len(self.blocks.options)
                 stretch = _Stretch(s, s + j, memory, has_next=True)
                 if not (hold and self._holds_next(stretch)) and s + j + 1 < self._count:
                     last = self._last_read(s + j + 1, hold=False)
