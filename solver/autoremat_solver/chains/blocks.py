@@ -13,11 +13,13 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+import numpy as np
+
 from autoremat_solver.model.indexed import Indexed
+from autoremat_solver.plans.fast_measure import Bools, Spans, fast_measure, fast_saved, fast_spans
 from autoremat_solver.plans.heuristics import live_across
 from autoremat_solver.plans.realise import Retention, realise
 from autoremat_solver.problem import Phase
-from autoremat_solver.simulate import measure, saved_of, spans_of
 
 NEVER_US = 1e12
 
@@ -202,25 +204,24 @@ def _boundaries(indexed: Indexed, places: list[int], cuts: list[frozenset[int]])
     What reads nothing before the cut but the cut itself belongs to the part after it: so a cut
     need not outlive the block that starts from it only because it is also an output to read.
     """
-    reads = [[(indexed.rank[indexed.producer[v]], v) for v in values] for values in indexed.demands]
+    position = np.array([k for k, values in enumerate(indexed.demands) for _ in values], np.int64)
+    value = np.array([v for values in indexed.demands for v in values], np.int64)
+    rank = np.array(indexed.rank)[np.array(indexed.producer)[value]] if len(value) else value
+    count = len(indexed.demands)
     result: list[int] = []
     for place, cut in zip(places, cuts, strict=True):
-        early = [any(rank < place and v not in cut for rank, v in values) for values in reads]
-        start = _fewest_wrong([bool(values) for values in reads], early)
+        early = (rank < place) & ~np.isin(value, list(cut))
+        has_early = np.bincount(position[early], minlength=count) > 0
+        start = _fewest_wrong(np.bincount(position, minlength=count) > 0, has_early)
         result.append(min(start, result[-1]) if result else start)
     return result
 
 
-def _fewest_wrong(has_reads: list[bool], early: list[bool]) -> int:
+def _fewest_wrong(has_reads: Bools, early: Bools) -> int:
     """The position from which on to call all early, with the fewest readers that are not so."""
-    wrong = best = 0
-    best_position = len(early)
-    for position in range(len(early) - 1, -1, -1):
-        if has_reads[position]:
-            wrong += -1 if early[position] else 1
-        if wrong < best:
-            best, best_position = wrong, position
-    return best_position
+    wrong = np.where(has_reads, np.where(early, -1, 1), 0)[::-1].cumsum()
+    fewest = int(wrong.argmin()) if len(wrong) else 0
+    return len(early) - 1 - fewest if len(wrong) and wrong[fewest] < 0 else len(early)
 
 
 def _carried(indexed: Indexed, ranges: list[tuple[int, int]]) -> list[int]:
@@ -276,15 +277,15 @@ class _Measure:
         """What saving `save_set` besides the cuts means for each block."""
         indexed = self.indexed
         steps = realise(indexed, self._all_cuts | self.ambient | save_set, self.retention)
-        timeline = measure(indexed, steps)
+        timeline, spans = fast_measure(indexed, steps), fast_spans(indexed, steps)
         beside = self._all_cuts | self.ambient
         inside: list[set[int]] = [set() for _ in self.cuts]
-        for v in saved_of(indexed, steps):
+        for v in fast_saved(indexed, steps, spans):
             if v not in beside and not indexed.pinned[v]:
                 inside[self._block(v)].add(v)
         size = [sum(indexed.nbytes[v] for v in values) for values in inside]
         again, peaks = self._per_block(steps, list(timeline.live_nbytes))
-        stored = self._stored_before(steps, self.cuts, size)
+        stored = self._stored_before(steps, spans, self.cuts, size)
         return Option(
             saved=[frozenset(values) for values in inside],
             saved_nbytes=size,
@@ -304,9 +305,10 @@ class _Measure:
             cuts = [cut if b % 2 == parity else none for b, cut in enumerate(self.cuts)]
             saved = self.ambient.union(*cuts)
             steps = realise(self.indexed, saved, self.retention)
-            live = list(measure(self.indexed, steps).live_nbytes)
+            live = list(fast_measure(self.indexed, steps).live_nbytes)
             their_again, their_peaks = self._per_block(steps, live)
-            stored = self._stored_before(steps, cuts, [0] * len(cuts))
+            spans = fast_spans(self.indexed, steps)
+            stored = self._stored_before(steps, spans, cuts, [0] * len(cuts))
             for b in range(parity, len(cuts) - 1, 2):
                 again[b], peaks[b] = their_again[b], max(0, their_peaks[b] - stored[b])
         return Alone(again, peaks)
@@ -375,7 +377,7 @@ class _Measure:
         return again, peaks
 
     def _stored_before(
-        self, steps: list[int], cuts: list[frozenset[int]], size: list[int]
+        self, steps: list[int], spans: Spans, cuts: list[frozenset[int]], size: list[int]
     ) -> list[int]:
         """Per block: bytes that are live during its backward but belong to others, and its cut.
 
@@ -383,12 +385,13 @@ class _Measure:
 
         Args:
             steps: the plan.
+            spans: its instances.
             cuts: what it saves before the blocks.
             size: per block what it saves inside.
         """
         count = len(cuts)
         change = [0] * (count + 1)
-        last_block = self._last_block(steps)
+        last_block = self._last_block(steps, spans)
         ends: dict[int, tuple[int, int]] = {}
         for b, cut in enumerate(cuts):
             for v in cut:
@@ -409,21 +412,17 @@ class _Measure:
             stored[b] += self.indexed.problem.resident_nbytes + before[b] + later_left
         return stored
 
-    def _last_block(self, steps: list[int]) -> dict[int, int]:
+    def _last_block(self, steps: list[int], spans: Spans) -> dict[int, int]:
         """Per value made in the forward, the block whose backward reads that instance last."""
-        indexed = self.indexed
-        positions = list(accumulate(indexed.is_backward[op] for op in steps))
-        start = next((s for s, done in enumerate(positions) if done), len(steps))
-        block = [
-            b for b, (first, end) in reversed([*enumerate(self.ranges)]) for _ in range(first, end)
-        ]
-        return {
-            v: block[
-                min(max(positions[last] - indexed.is_backward[steps[last]], 0), len(block) - 1)
-            ]
-            for v, born, last in spans_of(indexed, steps)
-            if born < start <= last
-        }
+        backward = np.array(self.indexed.is_backward, dtype=np.int64)[steps]
+        position = np.cumsum(backward) - backward
+        start = int(backward.argmax()) if backward.any() else len(steps)
+        crossing = (spans.born < start) & (spans.last >= start)
+        block = np.array(
+            [b for b, (first, end) in reversed([*enumerate(self.ranges)]) for _ in range(first, end)]
+        )
+        read_in = block[np.minimum(position[spans.last[crossing]], len(block) - 1)]
+        return dict(zip(spans.value[crossing].tolist(), read_in.tolist(), strict=True))
 
     def _pass_us(self, b: int, inside: Collection[int]) -> float:
         """Time of the operations that make the next cut and `inside` from this block's cut."""
