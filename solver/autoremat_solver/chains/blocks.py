@@ -418,9 +418,8 @@ class _Measure:
         position = np.cumsum(backward) - backward
         start = int(backward.argmax()) if backward.any() else len(steps)
         crossing = (spans.born < start) & (spans.last >= start)
-        block = np.array(
-            [b for b, (first, end) in reversed([*enumerate(self.ranges)]) for _ in range(first, end)]
-        )
+        ranges = reversed([*enumerate(self.ranges)])
+        block = np.array([b for b, (first, end) in ranges for _ in range(first, end)])
         read_in = block[np.minimum(position[spans.last[crossing]], len(block) - 1)]
         return dict(zip(spans.value[crossing].tolist(), read_in.tolist(), strict=True))
 

@@ -1,9 +1,9 @@
 """`simulate.measure` for schedules of many thousand steps: the same numbers by sorting events.
 
 Enters: an `Indexed` problem and a schedule in which every read finds an instance. Leaves: the
-`Timeline` that `simulate` defines, bit for bit, and its spans (a test compares them). Each step is a group of
-events, its reads and then its writes; sorted by value, an instance is a write and the reads up to
-the next write.
+`Timeline` that `simulate` defines, bit for bit, and its spans (a test compares them). Each step is
+a group of events, its reads and then its writes; sorted by value, an instance is a write and the
+reads up to the next write.
 """
 
 from __future__ import annotations
