@@ -16,12 +16,20 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from autoremat_solver.model.indexed import Indexed
-from autoremat_solver.plans.fast_measure import Bools, Spans, fast_measure, fast_saved, fast_spans
+from autoremat_solver.plans.fast_measure import (
+    Bools,
+    Ints,
+    Spans,
+    fast_measure,
+    fast_saved,
+    fast_spans,
+)
 from autoremat_solver.plans.heuristics import live_across
 from autoremat_solver.plans.realise import Retention, realise
 from autoremat_solver.problem import Phase
 
 NEVER_US = 1e12
+MOST = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -117,7 +125,7 @@ def narrow_places(indexed: Indexed, ambient: Collection[int], limit: int) -> lis
     still remains (a plain chain is narrow everywhere) is thinned evenly.
     """
     across = [frozenset(cut).difference(ambient) for cut in live_across(indexed)]
-    width = [sum(indexed.nbytes[v] for v in cut) for cut in across]
+    width = np.array([sum(indexed.nbytes[v] for v in cut) for cut in across], dtype=np.int64)
     places: list[int] = []
     for reach in (1, 2, 4, 8, 16, 32, 64, 128):
         places = _local_minima(across, width, reach)
@@ -127,13 +135,15 @@ def narrow_places(indexed: Indexed, ambient: Collection[int], limit: int) -> lis
     return sorted({places[i] for i in keep})
 
 
-def _local_minima(across: list[frozenset[int]], width: list[int], reach: int) -> list[int]:
+def _local_minima(across: list[frozenset[int]], width: Ints, reach: int) -> list[int]:
     places: list[int] = []
-    for place in range(1, len(width)):
-        near = [n for n in width[max(1, place - reach) : place + reach + 1] if n > 0]
-        is_new = not places or across[place] != across[places[-1]]
-        if width[place] > 0 and width[place] == min(near) and is_new:
-            places.append(place)
+    if len(width) < 2:
+        return places
+    some = np.pad(np.where(width[1:] > 0, width[1:], MOST), reach, constant_values=MOST)
+    lowest = np.lib.stride_tricks.sliding_window_view(some, 2 * reach + 1).min(axis=1)
+    for place in np.flatnonzero((width[1:] > 0) & (width[1:] == lowest)) + 1:
+        if not places or across[place] != across[places[-1]]:
+            places.append(int(place))
     return places
 
 
@@ -355,26 +365,20 @@ class _Measure:
 
     def _per_block(self, steps: list[int], live: list[int]) -> tuple[list[float], list[int]]:
         """Recompute time and peak while each block's backward operations run."""
-        indexed, count = self.indexed, len(self.cuts)
-        block_at = [0] * (len(indexed.backward_ops) + 1)
-        for b, (first, end) in enumerate(self.ranges):
-            block_at[first:end] = [b] * (end - first)
-        again, peaks = [0.0] * count, [0] * count
-        position, begun = 0, False
-        pending = (0.0, 0)
-        for op, nbytes in zip(steps, live, strict=True):
-            begun = begun or indexed.is_backward[op]
-            if not begun:
-                continue
-            extra = 0.0 if indexed.is_backward[op] else indexed.time_us[op]
-            pending = (pending[0] + extra, max(pending[1], nbytes))
-            if indexed.is_backward[op]:
-                b = block_at[position]
-                again[b] += pending[0]
-                peaks[b] = max(peaks[b], pending[1])
-                pending = (0.0, 0)
-                position += 1
-        return again, peaks
+        count = len(self.indexed.backward_ops)
+        backward = np.array(self.indexed.is_backward)[steps]
+        position = np.cumsum(backward) - backward
+        within = (position < count) & np.logical_or.accumulate(backward)
+        us = np.where(backward, 0.0, np.array(self.indexed.time_us)[steps])[within]
+        position, block = position[within], self._block_of_position()
+        again = np.bincount(position, weights=us, minlength=count)
+        peaks = np.zeros(len(self.cuts), dtype=np.int64)
+        np.maximum.at(peaks, block[position], np.array(live, dtype=np.int64)[within])
+        return np.bincount(block, weights=again, minlength=len(peaks)).tolist(), peaks.tolist()
+
+    def _block_of_position(self) -> Ints:
+        ranges = reversed([*enumerate(self.ranges)])
+        return np.array([b for b, (first, end) in ranges for _ in range(first, end)], np.int64)
 
     def _stored_before(
         self, steps: list[int], spans: Spans, cuts: list[frozenset[int]], size: list[int]
@@ -418,8 +422,7 @@ class _Measure:
         position = np.cumsum(backward) - backward
         start = int(backward.argmax()) if backward.any() else len(steps)
         crossing = (spans.born < start) & (spans.last >= start)
-        ranges = reversed([*enumerate(self.ranges)])
-        block = np.array([b for b, (first, end) in ranges for _ in range(first, end)])
+        block = self._block_of_position()
         read_in = block[np.minimum(position[spans.last[crossing]], len(block) - 1)]
         return dict(zip(spans.value[crossing].tolist(), read_in.tolist(), strict=True))
 
