@@ -69,6 +69,12 @@ def realise(indexed: Indexed, saved: Collection[int], retention: Retention = KEE
     return _forward_steps(indexed, state.read_from_forward) + steps
 
 
+def _may_save(indexed: Indexed) -> list[bool]:
+    """Per value, whether the backward may read an instance that the forward made."""
+    backward, barred = indexed.is_backward, indexed.barred
+    return [not barred[v] and not backward[op] for v, op in enumerate(indexed.producer)]
+
+
 class _Backward:
     """Which instance of each value can be read while the backward is laid out."""
 
@@ -83,9 +89,10 @@ class _Backward:
         self._made_late = [False] * len(indexed.nbytes)
         for v in indexed.from_forward:
             self._until[v] = FOREVER
+        may_save, release = indexed.derived(_may_save), retention.release
         for v in self._with_siblings(saved):
-            if not indexed.barred[v] and not indexed.is_backward[indexed.producer[v]]:
-                self._until[v] = max(self._until[v], retention.release.get(v, FOREVER))
+            if may_save[v]:
+                self._until[v] = max(self._until[v], release.get(v, FOREVER))
 
     def positions(self) -> list[int]:
         """Backward positions before which something may have to run, ascending, and the first.
