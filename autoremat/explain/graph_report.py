@@ -80,6 +80,7 @@ def explain(name: str, subject: Subject, choice: Choice) -> GraphReport:
         constraints=tuple(
             sorted({f"{op_name(n)} {why}" for n, why in subject.constraints.run_once.items()})
         ),
+        left_out=solution.left_out,
     )
 
 
@@ -220,6 +221,8 @@ def facts_of_refusal(subject: Subject, choice: Choice, budget_nbytes: int) -> di
         "step": step,
         "source": source_of(node) if node is not None else "",
         "largest": _largest_live(subject, choice),
+        "tried": solution.tried,
+        "left_out": solution.left_out,
     }
 
 
