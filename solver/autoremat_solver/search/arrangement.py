@@ -162,6 +162,14 @@ class Layout:
         place = bisect_left(self.born, step, low, high)
         return place - 1 if place > low else None
 
+    def next_run(self, op: int, step: int) -> int | None:
+        """The first step after another one that runs an operation; None if there is none."""
+        for v in self._indexed.outputs[op]:
+            low, high = self._first[v], self._first[v + 1]
+            place = bisect_left(self.born, step + 1, low, high)
+            return self.born[place] if place < high else None
+        return None
+
     @cached_property
     def _first(self) -> list[int]:
         """Per value its first instance, and one past the last of all."""

@@ -7,6 +7,7 @@ graph without phases, make it later or read it earlier. `rearrange` chooses amon
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ class Change:
         steps: those between which something is let go (after, until).
         reruns: by operation, what runs again right before it.
         order: the order of first runs, if it changes.
+        cost_us: time that it adds.
+        dropped: later reruns that are not needed any more, as (operation, before).
     """
 
     price: float
@@ -39,6 +42,8 @@ class Change:
     steps: tuple[int, int]
     reruns: Mapping[int, frozenset[int]]
     order: tuple[int, ...] | None = None
+    cost_us: float = 0.0
+    dropped: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -100,8 +105,13 @@ class Closures:
         self._earliest = rules.earliest_places(layout.arrangement.order)
         self._room: NDArray[np.int64] = budget_nbytes - layout.live
 
-    def ways(self, gap: Gap) -> Iterator[Change]:
-        """Let a value go in a gap, holding its inputs or making these again too."""
+    def ways(self, gap: Gap, *, sharing: bool = False) -> Iterator[Change]:
+        """Let a value go in a gap, holding its inputs or making these again too.
+
+        Args:
+            gap: where it lies idle.
+            sharing: leave later reruns out whose results may be held from the gap's end instead.
+        """
         layout, indexed = self._layout, self._indexed
         place = layout.places[gap.until]
         if self._earliest[indexed.producer[gap.value]] > place:
@@ -115,11 +125,14 @@ class Closures:
             ops, burden = found
             if gap.relief <= burden:
                 continue
+            dropped = self._superfluous(gap, ops) if sharing else frozenset()
             cost = math.fsum(indexed.time_us[op] for op in ops)
-            price = (cost + 1e-9) / (gap.relief - burden)
+            cost -= math.fsum(indexed.time_us[op] for op, _ in dropped)
+            price = (max(0.0, cost) + 1e-9) / (gap.relief - burden)
             key = (gap.value, layout.arrangement.order[place], int(hold))
             before = layout.arrangement.order[place]
-            yield Change(price, key, (gap.after, gap.until), {before: ops})
+            steps = (gap.after, gap.until)
+            yield Change(price, key, steps, {before: ops}, cost_us=cost, dropped=dropped)
 
     def _closure(self, gap: Gap, place: int, hold: bool) -> tuple[frozenset[int], int] | None:
         """Operations to run again, and excess bytes from holding their other inputs longer."""
@@ -152,6 +165,24 @@ class Closures:
                     stack.append(indexed.producer[u])
         return frozenset(ops), burden
 
+    def _superfluous(self, gap: Gap, ops: frozenset[int]) -> frozenset[tuple[int, int]]:
+        """Later reruns of the operations whose results may be held from the gap's end instead."""
+        indexed, layout = self._indexed, self._layout
+        order, dropped = layout.arrangement.order, set[tuple[int, int]]()
+        for op in sorted(ops, key=indexed.rank.__getitem__, reverse=True):
+            later = layout.next_run(op, gap.until)
+            if later is None or any(indexed.pinned[v] for v in indexed.outputs[op]):
+                continue
+            room = self._room[gap.until : later].min(initial=self._budget)
+            for v in indexed.outputs[op]:
+                instance = layout.before(v, later + 1)
+                reads = () if instance is None else layout.reads(instance)
+                if any((layout.steps[s], order[layout.places[s]]) not in dropped for s in reads):
+                    room -= indexed.nbytes[v]
+            if room >= 0:
+                dropped.add((op, order[layout.places[later]]))
+        return frozenset(dropped)
+
     def _burden(self, value: int, last: int, gap: Gap) -> int:
         """Bytes beyond the budget, over all steps, if a value is held from `last` to the gap's end.
 
@@ -167,6 +198,17 @@ class Closures:
         np.maximum(lack, 0, out=lack)
         np.minimum(lack, nbytes, out=lack)
         return int(lack.sum())
+
+
+def all_gaps(indexed: Indexed, layout: Layout) -> Iterator[Gap]:
+    """Wherever an instance lies idle in the backward."""
+    start = next((s for s, op in enumerate(layout.steps) if indexed.is_backward[op]), None)
+    for instance, value in enumerate(layout.value if start is not None else ()):
+        nbytes = 0 if indexed.pinned[value] else indexed.nbytes[value]
+        events = (layout.born[instance], *layout.reads(instance)) if nbytes else ()
+        for after, until in itertools.pairwise(events):
+            if until > after + 1 and until > (start or 0):
+                yield Gap(value, instance, after, until, nbytes * (until - after - 1))
 
 
 def together(changes: list[Change]) -> Iterator[Change]:

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from autoremat_solver.effort import Effort
 from autoremat_solver.model.indexed import Indexed
 from autoremat_solver.search.arrangement import Arrangement, Layout, Rules
-from autoremat_solver.search.changes import Change, Closures, gaps_above, moves, together
+from autoremat_solver.search.changes import Change, Closures, all_gaps, gaps_above, moves, together
 
+DESCENT_SHARE = 0.2  # of what is left then, to descend from where the race ends
 REPAIR_SHARE = 0.4  # of the effort, to bring the starts within the budget
 REPAIR_NOISES = (0.0, 0.2, 0.4)  # of the attempts to repair one start
 SHIFTS = 32  # fewer first runs than this are moved by one ruin; with 4, searches end alike
@@ -34,6 +35,7 @@ TRIED = 6  # changes simulated, per repair step
 REPAIR_STEPS = 400
 NOISE = 0.6
 SLACK = 1.25  # times the time wanted may a repair take, as pruning will shorten it
+DETOUR = 0.01  # of the whole time: what a detour may cost before more is pruned
 HOT = 0.002  # of the whole time: by how much a worse plan may be accepted at first
 
 
@@ -54,9 +56,10 @@ def rearranged(
     rules = Rules(indexed)
     repairs = effort.part(REPAIR_SHARE)
     field = list(_repaired(rules, [steps for steps in starts if steps], budget_nbytes, repairs))
+    race = effort.part(1 - DESCENT_SHARE)
     rounds = max(1, math.ceil(math.log2(max(1, len(field)))))
     for left in range(rounds, 0, -1):
-        turn = effort.part(1 / left)
+        turn = race.part(1 / left)
         raced = []
         for number, layout in enumerate(field):
             part = turn.part(1 / (len(field) - number))
@@ -67,6 +70,7 @@ def rearranged(
         field = [layout for _, _, layout in raced[: (len(raced) + 1) // 2]]
     for layout in reversed(field):
         yield layout.steps
+        yield Rearranger(rules, budget_nbytes, effort).descended(layout).steps
 
 
 def _repaired(
@@ -202,6 +206,44 @@ class Rearranger:
                 best, best_us = new, new_us
         return best
 
+    def descended(self, start: Layout) -> Layout:
+        """The fastest arrangement that single detours of a fitting one lead to.
+
+        A detour makes a value again though there is room for it, and often for no time at all:
+        a chain of reruns that begins earlier may serve two reads. Then more can be pruned.
+        """
+        best = self._pruned(start)
+        most_us = DETOUR * math.fsum(self._indexed.time_us)
+        better: Layout | None = best
+        while better is not None:
+            best = better
+            changes = sorted(
+                (change for change in self._detours(best) if change.cost_us <= most_us),
+                key=lambda change: (change.cost_us, change.key),
+            )
+            better = self._first_better(best, changes)
+        return best
+
+    def _detours(self, layout: Layout) -> Iterator[Change]:
+        closures = Closures(self._rules, layout, self._budget)
+        for gap in all_gaps(self._indexed, layout):
+            if self._effort.is_spent:
+                return
+            self._effort.simulated(0)
+            yield from closures.ways(gap, sharing=True)
+
+    def _first_better(self, layout: Layout, changes: list[Change]) -> Layout | None:
+        most_us = self.rerun_us(layout) * (1 - 1e-9)
+        for change in changes:
+            if self._effort.is_spent:
+                break
+            new = self._applied(layout.arrangement, change)
+            if new is not None and self._excess(new) == 0:
+                new = self._pruned(new)
+                if self.rerun_us(new) < most_us:
+                    return new
+        return None
+
     def rerun_us(self, layout: Layout) -> float:
         """Time of all reruns."""
         again = layout.arrangement.all_reruns()
@@ -240,6 +282,8 @@ class Rearranger:
 
     def _applied(self, arrangement: Arrangement, change: Change) -> Layout | None:
         order = change.order or arrangement.order
+        if change.dropped:
+            arrangement = arrangement.without(set(change.dropped))
         reruns = dict(arrangement.reruns)
         for before, ops in change.reruns.items():
             reruns[before] = tuple({*reruns.get(before, ()), *ops})
@@ -287,7 +331,14 @@ class Rearranger:
             this = layout.before(v, step + 1)
             if this is None or not layout.reads(this):
                 continue
-            idle = layout.live[layout.last[earlier] + 1 : step]
+            begin = layout.last[earlier] + 1
+            idle = layout.live[begin:step].copy()
+            for u in indexed.inputs[op]:
+                read = layout.before(u, step)
+                if read is not None and layout.last[read] == step and not indexed.pinned[u]:
+                    reads = layout.reads(read)
+                    freed = reads[-2] if len(reads) > 1 else layout.born[read]
+                    idle[max(0, freed + 1 - begin) :] -= indexed.nbytes[u]
             if idle.max(initial=0) + indexed.nbytes[v] > self._budget:
                 return False
         return True
