@@ -22,17 +22,17 @@ from autoremat_solver.search.list_orders import list_orders
 from autoremat_solver.search.live_schedule import Edit, Insertion, LiveSchedule, Removal, Shift
 from autoremat_solver.simulate import measure
 
-SEARCHES = 3  # each with its share of the effort
+SEARCHES = 2  # each with its share of the effort
 FIRST_HEAT, LAST_HEAT = 3.0, 0.15  # mean sizes that may be lost by a move
 RATE = 1 / 200  # of the mean size times the operations: what the mean time of one is worth
-FALL, RISE = 1.02, 1.01  # of the rate, per round above or within the budget
-SETTLED = 0.5  # of the effort, after which the rate changes
-ROUND = 100  # moves
+FALL, RISE = 1e-3, 1e1  # of the rate over a whole search, above or within the budget
+SETTLED = 0.3  # of the effort, after which the rate changes
+ROUND, ROUNDS_SHARE = 100, 0.2  # moves of a round: so many, or times the operations
 TOLL = 0.5  # mean sizes that a step over the budget adds to its excess
 NEAR = 0.5  # mean sizes below the budget at which a step counts as full
 SHIFTS, CROSSINGS, INSERTIONS = 0.25, 0.55, 0.85  # shares of the moves, summed up; then removals
 GAPS = 0.2  # times the operations: gaps that reruns are put in
-MOST_RERUNS = 8  # that one move adds
+MOST_RERUNS = (2, 4, 8, 16)  # that one move adds, one of these drawn
 TRIES = 12
 
 
@@ -51,16 +51,18 @@ def annealed(
     orders = list_orders(indexed, effort, seed=seed)
     found = [*starts, *orders]
     start = min(found, key=lambda steps: _excess(indexed, steps, budget_nbytes, effort))
-    least_us, best = math.inf, start
+    least_us, best, rate = math.inf, start, math.inf
     for number in range(SEARCHES):
         part = effort.part(1 / (SEARCHES - number))
         search = Annealer(indexed, best, budget_nbytes, part, seed=seed + number)
+        if math.isinf(least_us):
+            search.rate = min(search.rate, rate)
         for steps in search.improvements():
             if search.time_us < least_us:
                 least_us, best = search.time_us, steps
                 yield steps
         if math.isinf(least_us):
-            best = search.steps
+            best, rate = search.steps, search.rate
         if effort.is_spent or len(best) == len(indexed.inputs):
             return
 
@@ -82,6 +84,9 @@ class Annealer:
         budget_nbytes: the peak allowed.
         effort: of this search.
         seed: of the random choices.
+
+    Attributes:
+        rate: bytes over the budget, summed over steps, that a microsecond is worth.
     """
 
     def __init__(
@@ -100,12 +105,14 @@ class Annealer:
         count = len(indexed.inputs)
         self._mean = sum(indexed.nbytes) / max(1, len(indexed.nbytes))
         mean_us = math.fsum(indexed.time_us) / max(1, count)
-        # Bytes over the budget, summed over steps, that a microsecond is worth.
-        self._rate = RATE * self._mean * count / mean_us if mean_us > 0 else 0.0
+        self.rate = RATE * self._mean * count / mean_us if mean_us > 0 else 0.0
         self._schedule = LiveSchedule(indexed, steps, budget_nbytes, int(TOLL * self._mean))
         self._full: list[int] = []
         self._gaps: list[tuple[int, int]] = []
         self._repeated: list[int] = []
+        self._full_before: list[int] = []
+        self._looked_at = 0.0
+        self._round = max(ROUND, int(ROUNDS_SHARE * count))
 
     @property
     def steps(self) -> list[int]:
@@ -126,7 +133,7 @@ class Annealer:
             yield schedule.steps
         while not self._effort.is_spent and not (schedule.excess == 0 and len(schedule.seq) <= least):
             self._look_around()
-            for _ in range(ROUND):
+            for _ in range(self._round):
                 self._effort.simulated(0)
                 edit = self._proposal()
                 if edit is None:
@@ -140,7 +147,7 @@ class Annealer:
                     yield schedule.steps
 
     def _accepts(self, edit: Edit) -> bool:
-        worse = edit.excess + edit.time_us * self._rate
+        worse = edit.excess + edit.time_us * self.rate
         if worse <= 0:
             return True
         heat = self._mean * FIRST_HEAT * (LAST_HEAT / FIRST_HEAT) ** self._done
@@ -156,8 +163,11 @@ class Annealer:
         schedule = self._schedule
         self._effort.simulated(len(schedule.seq))
         if self._done > SETTLED:
-            self._rate *= RISE if schedule.excess == 0 else 1 / FALL
-        self._full = np.flatnonzero(schedule.over > -NEAR * self._mean).tolist()
+            self.rate *= (RISE if schedule.excess == 0 else FALL) ** (self._done - self._looked_at)
+        self._looked_at = self._done
+        is_full = schedule.over > -NEAR * self._mean
+        self._full = np.flatnonzero(is_full).tolist()
+        self._full_before = np.append(0, np.cumsum(is_full)).tolist()
         self._repeated = [op for op, runs in enumerate(schedule.runs_of) if len(runs) > 1]
         self._gaps = self._worthwhile_gaps()
 
@@ -185,7 +195,7 @@ class Annealer:
         nbytes = np.array(indexed.nbytes, dtype=over.dtype)[value]
         relief = np.minimum(area[end] - area[first], nbytes * (count[end] - count[first]))
         again_us = np.array(indexed.time_us)[np.array(indexed.producer)[value]]
-        gain = relief.astype(np.float64) - self._rate * again_us
+        gain = relief.astype(np.float64) - self.rate * again_us
         best = np.argsort(-gain, kind="stable")[: max(1, int(GAPS * len(indexed.inputs)))]
         return [(int(run[k]), int(value[k])) for k in best if gain[k] > 0]
 
@@ -261,6 +271,7 @@ class Annealer:
         where holding them until then adds more excess than making them is worth.
         """
         indexed, schedule = self._indexed, self._schedule
+        most = self._chance.choice(MOST_RERUNS)
         ops: list[int] = []
         seen: set[int] = set()
         stack = [(wanted, False)]
@@ -272,21 +283,22 @@ class Annealer:
             if op in seen:
                 continue
             seen.add(op)
-            if not indexed.rerunnable[op] or len(seen) > MOST_RERUNS:
+            if not indexed.rerunnable[op]:
                 return None
             stack.append((op, True))
-            for v in indexed.inputs[op]:
+            for v in indexed.inputs[op] if len(seen) + len(stack) <= most else ():
                 maker = schedule.latest(indexed.producer[v], boundary)
                 if maker is None:
                     return None
                 burden = 0 if indexed.pinned[v] else self._burden(maker, v, boundary)
-                worth = self._rate * indexed.time_us[indexed.producer[v]]
+                worth = self.rate * indexed.time_us[indexed.producer[v]]
                 if burden > worth * self._chance.uniform(0.3, 3.3):
                     stack.append((indexed.producer[v], False))
         return ops
 
     def _burden(self, run: int, value: int, boundary: int) -> int:
-        """The excess that holding a value up to a boundary adds."""
-        nbytes = self._indexed.nbytes[value]
-        over = self._schedule.over[self._schedule.death(run, value) + 1 : boundary]
-        return int(np.clip(over + nbytes, 0, nbytes).sum()) if len(over) else 0
+        """The excess that holding a value up to a boundary adds, about."""
+        full, last = self._full_before, len(self._full_before) - 1
+        death = min(self._schedule.death(run, value) + 1, last)
+        steps = full[min(boundary, last)] - full[death]
+        return max(0, steps) * self._indexed.nbytes[value]

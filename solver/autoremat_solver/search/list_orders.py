@@ -14,7 +14,7 @@ from autoremat_solver.effort import Effort
 from autoremat_solver.model.indexed import Indexed
 
 PARTS = (0.0, 0.25, 0.5, 1.0)  # of a value's bytes that its readers free together before the last
-ORDERS = 12
+ORDERS = 8
 NOISE = 0.25
 
 
