@@ -159,9 +159,9 @@ def _cache() -> str:
 
 def _solver() -> str:
     """The integer program's library, by solving one."""
-    from autoremat_solver.program._pulp import backend
+    from autoremat_solver.program._pulp import require_solver
 
-    return f"{backend()} solves an integer program"
+    return f"{require_solver()} solves an integer program"
 
 
 def _step() -> str:

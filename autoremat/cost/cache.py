@@ -2,12 +2,13 @@
 
 Enters: texts that identify a call or a device. Leaves: the figures stored for them. Guarantees:
 many processes may read and write at once, the first figure stored for a key stays; a damaged file
-is thrown away and begun anew; a place that cannot be written is replaced by memory, with one
-warning. Nothing raises. Torch is not imported.
+is thrown away and begun anew; a place that cannot be written is replaced by memory, which lasts as
+long as the process, with one warning. Nothing raises. Torch is not imported.
 """
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 import warnings
 from collections.abc import Iterable, Mapping
@@ -88,7 +89,7 @@ class CostCache:
                 return cls(_connect(path))
         except (OSError, sqlite3.Error) as error:
             _warn_once(path, error)
-            return cls(_connect(":memory:"))
+            return cls(_in_memory())
 
     def __enter__(self) -> CostCache:
         """The cache itself."""
@@ -141,8 +142,22 @@ class CostCache:
             return None
 
 
+_MEMORY = "file:autoremat_costs?mode=memory&cache=shared"
+
+
+@functools.cache
+def _keeper() -> sqlite3.Connection:
+    """What keeps the figures in memory while nobody else has them open."""
+    return _connect(_MEMORY)
+
+
+def _in_memory() -> sqlite3.Connection:
+    _keeper()
+    return _connect(_MEMORY)
+
+
 def _connect(path: Path | str) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=20.0)
+    connection = sqlite3.connect(path, timeout=20.0, uri=path == _MEMORY)
     try:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")

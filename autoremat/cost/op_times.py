@@ -100,7 +100,8 @@ def profile_nodes(
         if measure:
             fresh, doubtful = _measure_calls(by_key, known, progress)
             cache.write({key: found for key, found in fresh.items() if key not in doubtful})
-            known |= fresh
+            # What another process stored first counts: two ranks plan with the same times.
+            known |= fresh | cache.read(fresh)
         ceilings = _Ceilings(cache, measure)
         measured = {key: _measured_cost(by_key[key], found) for key, found in known.items()}
         measured |= {key: replace(measured[key], is_doubtful=True) for key in doubtful}

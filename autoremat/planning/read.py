@@ -12,14 +12,13 @@ from dataclasses import replace
 
 from autoremat_solver import Plan, Solution, Solver
 from autoremat_solver.certificate import holds
+from autoremat_solver.effort import CutOff
 from autoremat_solver.plan import Status
-from autoremat_solver.search.stages import PROVEN
+from autoremat_solver.search.state import PROVEN
 
 from autoremat.inductor import real_peaks
-from autoremat.planning import remembered
 from autoremat.planning.choice import TORCH, Choice, Modules, given, written_out
-from autoremat.planning.deadline import Deadline
-from autoremat.planning.simulated import recalled
+from autoremat.planning.simulated import plans_at_once, with_plan
 from autoremat.planning.torch_own import Unplanned
 from autoremat.problem.subject import Peaks, Subject
 
@@ -27,9 +26,7 @@ MOST_READINGS = 6  # of generated wrappers, per graph and budget, until a plan f
 LOOSENINGS = 2  # readings spent after that on using the budget better
 GOOD_USE = 0.92  # of the budget: a plan that reaches it is not loosened further
 LEAN_TARGETS = (1.0, 1.1, 1.25, 1.5)  # times the smallest modelled peak above what is resident
-LEAN_USE = 0.99  # of the budget: a remembered leanest plan that reaches it has little left to win
-FIRST_SHARE = 0.5  # of the time limit, for the first search, however long readings took before
-LATER_SHARE = 0.3  # of what is left of it, for each solve after the first: it knows more then
+LATER_EFFORT = 0.3  # for each solve after the first: it knows more then
 
 
 def choose_by_reading(subject: Subject, solver: Solver, budget_nbytes: int) -> Choice:
@@ -38,25 +35,23 @@ def choose_by_reading(subject: Subject, solver: Solver, budget_nbytes: int) -> C
     The solver is asked for a target, starting from the budget; each reading shifts the target by
     how far the model was off. If none fits, a fixed ladder of lean plans decides: it does not
     depend on the budget, so the peak that it reaches is accepted when it is asked for. A reading
-    lasts as long as half a compile: at the budget that a refusal named there is one search.
+    lasts as long as half a compile.
 
-    The solver's time limit is for all of it. However late it is, three plans at most are read:
-    torch's own partition, if it may fit, the first that is searched for, and the leanest.
+    The solver's time limit is for all of it: when it is over, nothing more is searched for or
+    read, but for torch's own partition, if it may fit, the first plan, and the leanest.
     """
-    deadline = Deadline(solver.time_limit_s)
+    cut_off = CutOff(solver.time_limit_s)
     reader = Reader(subject, budget_nbytes)
-    fastest = solver.fastest(time_limit_s=LATER_SHARE * deadline.limit_s)
+    fastest = solver.fastest(time_limit_s=cut_off.left_s)
     own = _own_if_it_may_fit(reader, fastest, budget_nbytes, strict=solver.strict)
     if own is not None and own.fits:
         return own
-    target = budget_nbytes
-    best = _remembered(reader, subject, fastest, budget_nbytes)
-    loosenings = 0 if best is None else LOOSENINGS
+    target, best, loosenings = budget_nbytes, None, 0
     for turn in range(MOST_READINGS):
-        if deadline.is_over and (turn or best is not None):
+        if turn and cut_off.is_over:
             break
-        limit_s = LATER_SHARE * deadline.left_s if turn else FIRST_SHARE * deadline.limit_s
-        solution = solver.solve(target, time_limit_s=limit_s)
+        limit_s = cut_off.left_s if turn else solver.time_limit_s
+        solution = solver.solve(target, time_limit_s=limit_s, effort=LATER_EFFORT if turn else None)
         if solution.status is Status.INFEASIBLE:
             break
         choice = reader.read(solution)
@@ -71,7 +66,7 @@ def choose_by_reading(subject: Subject, solver: Solver, budget_nbytes: int) -> C
         if next_target == target:
             break
         target = next_target
-    return best or _leanest(reader, solver, fastest, own, deadline)
+    return best or _leanest(reader, solver, fastest, own)
 
 
 def _own_if_it_may_fit(
@@ -88,51 +83,36 @@ def _own_if_it_may_fit(
     return reader.read_own(fastest, strict=strict)
 
 
-def _remembered(
-    reader: Reader, subject: Subject, fastest: Solution, budget_nbytes: int
-) -> Choice | None:
-    """The leanest plan known, where the budget is the one that it was named for, or just above."""
-    known = remembered.recall(subject.lowered.problem)
-    if known is None or not LEAN_USE * budget_nbytes <= known.peak_nbytes <= budget_nbytes:
-        return None
-    solution = recalled(subject.lowered.problem, fastest)
-    assert solution is not None
-    choice = reader.read(solution)
-    return choice if choice.fits else None
+def _leanest(reader: Reader, solver: Solver, fastest: Solution, own: Choice | None) -> Choice:
+    """The smallest real peak of the ladder; the smallest modelled one need not have it.
 
-
-def _leanest(
-    reader: Reader, solver: Solver, fastest: Solution, own: Choice | None, deadline: Deadline
-) -> Choice:
-    """The smallest real peak of all plans known; the smallest modelled one need not have it.
-
-    Torch's own partition is among them, if `own` is given.
+    Torch's own partition is among them, if `own` is given. Nothing else that was read counts: what
+    a refusal names has to be found again, whatever was asked for before.
     """
-    problem = reader.subject.lowered.problem
-    known = recalled(problem, fastest)
-    choices = [] if known is None else [reader.read(known)]  # what a refusal named stays reachable
-    for solution in _lean_plans(solver, fastest, deadline):
+    cut_off = CutOff(solver.time_limit_s)
+    ladder = Solver(solver.problem, time_limit_s=solver.time_limit_s, strict=solver.strict)
+    choices: list[Choice] = []
+    for solution in _lean_plans(ladder, fastest, cut_off):
         choices.append(reader.read(solution))
-        if deadline.is_over:
+        if cut_off.is_over:
+            choices = choices[:1]  # the one that is read however late it is
             break
-    choices += reader.seen
     best = min(choices, key=lambda choice: choice.needed_nbytes)
-    if own is not None and own.needed_nbytes < best.needed_nbytes:
-        return own
-    remembered.remember(problem, best.solution.plan, best.needed_nbytes)
-    return best
+    return own if own is not None and own.needed_nbytes < best.needed_nbytes else best
 
 
-def _lean_plans(solver: Solver, fastest: Solution, deadline: Deadline) -> Iterator[Solution]:
-    """The smallest modelled peak, a ladder above it, and the other end."""
-    smallest = solver.smallest_peak(time_limit_s=LATER_SHARE * deadline.left_s)
+def _lean_plans(solver: Solver, fastest: Solution, cut_off: CutOff) -> Iterator[Solution]:
+    """The smallest modelled peak, a ladder above it, the other end, and what is known at once."""
+    smallest = solver.smallest_peak()
     yield smallest
     resident = solver.problem.resident_nbytes
     above = smallest.timeline.peak_nbytes - resident
     for times in LEAN_TARGETS[1:]:
-        limit_s = LATER_SHARE * deadline.left_s
-        yield solver.solve(resident + int(times * above), time_limit_s=limit_s)
+        target = resident + int(times * above)
+        yield solver.solve(target, time_limit_s=cut_off.left_s, effort=LATER_EFFORT)
     yield fastest
+    for name, plan in plans_at_once(solver.problem).items():
+        yield with_plan(fastest, solver.problem, plan, name)
 
 
 def _shifted(target: int, choice: Choice, budget_nbytes: int, subject: Subject) -> int:
@@ -163,11 +143,6 @@ class Reader:
         self.unplanned = Unplanned(subject)
         self._budget_nbytes = budget_nbytes
         self._seen: dict[Plan, Choice] = {}
-
-    @property
-    def seen(self) -> list[Choice]:
-        """What was read so far."""
-        return list(self._seen.values())
 
     def read(self, solution: Solution) -> Choice:
         """A plan of ours, as Inductor compiles it."""

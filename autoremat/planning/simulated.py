@@ -13,24 +13,19 @@ from autoremat_solver import Plan, Problem, ProblemError, Solution, Solver, simu
 from autoremat_solver.plan import Status
 from autoremat_solver.policies import save_all_but
 
-from autoremat.planning import remembered
 from autoremat.planning.choice import Baseline, Choice, written_out
 from autoremat.problem.lower import Lowered, as_written, without_spare_states
 from autoremat.problem.subject import Peaks, Subject
 
-REMEMBERED = "remembered"
-FASTEST, SAVE_ALL = "fastest", "save-all"  # plans that are known without a search
+FASTEST, SAVE_ALL, LEAN = "fastest", "save-all", "local search"  # known without a search
 
 
 def choose_by_simulation(subject: Subject, solver: Solver, budget_nbytes: int) -> Choice:
     """The solver's answer, taken at its word: for executors that follow the plan to the byte."""
-    problem = subject.lowered.problem
     solution = solver.solve(budget_nbytes)
     if solution.status is Status.INFEASIBLE:
         solution = _least_known(subject.lowered, solver, solution, budget_nbytes)
     peaks = simulated_peaks(subject.lowered, solution.plan)
-    if solution.status is Status.INFEASIBLE or solution.method == REMEMBERED:
-        remembered.remember(problem, solution.plan, peaks.needed_nbytes)
     return as_simulated(subject, solution, budget_nbytes, peaks)
 
 
@@ -43,23 +38,24 @@ def _least_known(
     that repeats nothing may take less than the smallest that a short search has found.
     """
     problem, fastest = lowered.problem, solver.fastest()
-    known = recalled(problem, fastest)
-    found = [known] if known is not None else []
-    found += [smallest, with_plan(fastest, problem, fastest.plan, FASTEST)]
-    with suppress(ProblemError):  # some values may not be saved
-        found.append(with_plan(fastest, problem, save_all_but(problem), SAVE_ALL))
+    found = [smallest, with_plan(fastest, problem, fastest.plan, FASTEST)]
+    known = plans_at_once(problem)
+    found += [with_plan(fastest, problem, plan, name) for name, plan in known.items()]
     peaks = [simulated_peaks(lowered, solution.plan).needed_nbytes for solution in found]
     fitting = [s for s, peak in zip(found, peaks, strict=True) if peak <= budget_nbytes]
     if fitting:
         best = min(fitting, key=lambda s: s.timeline.time_us)
         return replace(best, status=Status.FEASIBLE) if best is smallest else best
-    return replace(found[peaks.index(min(peaks))], status=Status.INFEASIBLE)
+    best = found[peaks.index(min(peaks))]
+    return replace(best, status=Status.INFEASIBLE, tried=smallest.tried, left_out=smallest.left_out)
 
 
-def recalled(problem: Problem, fastest: Solution) -> Solution | None:
-    """The leanest plan remembered."""
-    known = remembered.recall(problem)
-    return None if known is None else with_plan(fastest, problem, known.plan, REMEMBERED)
+def plans_at_once(problem: Problem) -> dict[str, Plan]:
+    """Lean plans that need no search: a refusal may rest on them, so every search knows them."""
+    found = {LEAN: Solver(problem, time_limit_s=0.0).lean_plan()}
+    with suppress(ProblemError):  # some values may not be saved
+        found[SAVE_ALL] = save_all_but(problem)
+    return found
 
 
 def with_plan(fastest: Solution, problem: Problem, plan: Plan, method: str) -> Solution:

@@ -59,6 +59,11 @@ class CutOff:
         self._until_s = time.monotonic() + limit_s
 
     @property
+    def left_s(self) -> float:
+        """Seconds until then; 0 if it has passed."""
+        return max(0.0, self._until_s - time.monotonic())
+
+    @property
     def is_over(self) -> bool:
         """Whether the moment has passed."""
-        return time.monotonic() >= self._until_s
+        return self.left_s == 0.0

@@ -106,6 +106,8 @@ class Solution:
         floor_nbytes: proven: no plan (of that class) has a smaller peak.
         method: which strategy found the plan.
         seconds: wall-clock time of the solve.
+        tried: the stages of the search that ran for it.
+        left_out: those that did not, as the time limit was over before.
     """
 
     plan: Plan
@@ -115,6 +117,8 @@ class Solution:
     floor_nbytes: int
     method: str
     seconds: float
+    tried: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def gap(self) -> float:

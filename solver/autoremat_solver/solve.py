@@ -1,38 +1,37 @@
 """problem + budget -> Solution: the order of the solver's stages, written once.
 
 Enters: a `Problem` and a budget in bytes. Leaves: a `Solution` whose plan passes `check`, is no
-worse than any plan of the portfolio, and carries its proven bound.
+worse than any plan of the portfolio, and carries its proven bound. The same problem, budget and
+effort give the same plan on any machine, unless the time limit leaves stages out: then the
+solution says which.
 
-The stages: exhaustive search, which ends it for small problems; presolve (`reduce`: all that
-follows speaks of the reduced problem, whose peaks are never below the real ones; `_plan` leads
-back); the stages of `search`, for all budgets and for the one asked for; where none fits, those of
-`smallest`; the check, and the bound.
+What runs: presolve (`reduce`: all that follows speaks of the reduced problem, whose peaks are
+never below the real ones; `_plan` leads back); the stages of `search.stages`, for all budgets and
+for the one asked for; the check, and the bound.
 """
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from autoremat_solver.certificate import holds
 from autoremat_solver.check import check
-from autoremat_solver.exact.search import MOST_OPS, ExactSearch, SearchLimit
+from autoremat_solver.effort import CutOff, Effort
 from autoremat_solver.model.indexed import index
 from autoremat_solver.model.readable import require_consistent
-from autoremat_solver.model.reduce import Reduction, reduce
+from autoremat_solver.model.reduce import reduce
 from autoremat_solver.plan import Plan, Solution, Status, Step, StepKind
-from autoremat_solver.plans.front import Candidate, arranged
-from autoremat_solver.problem import Phase, Problem
+from autoremat_solver.plans.front import Candidate
+from autoremat_solver.problem import Problem
 from autoremat_solver.search.smallest import smallest_candidate
-from autoremat_solver.search.stages import PROVEN, Search
+from autoremat_solver.search.stages import AT_BUDGET, FASTEST, FOR_ALL_BUDGETS, STAGES, Run
+from autoremat_solver.search.state import PROVEN, Search
 from autoremat_solver.simulate import simulate
 
-PREPARED_SHARE = 0.4  # of the time limit, by when plans for all budgets are made
-SMALLEST_SHARE = 0.65  # by when the smallest peak is found; the rest makes its plan faster
-SEARCH_SHARE = 0.85  # the rest is for the last simulation under way, the bound and the check
-LEAST_BOUND_S = 0.3  # for the bound, however late it is
-CURVE_ENDS_SHARE = 0.3  # of the time for a whole curve, for each of its two ends at most
+LEAN_PLAN_OPERATIONS = 200_000  # simulated for `lean_plan`
 
 
 class Solver:
@@ -40,40 +39,53 @@ class Solver:
 
     Args:
         problem: the step.
-        time_limit_s: wall-clock time for each call of a method that is given no other; 0 keeps to
-            simple strategies.
+        time_limit_s: wall-clock seconds of each call of a method that is given no other, after
+            which no further stage begins; 0 keeps to simple strategies.
+        effort: factor of what each stage may count up to.
+        without: names of stages (`stages.STAGES`) to leave out, to see what they are worth.
         strict: raise `CertificateError` where a bound or a floor is above a plan that exists; else
             it is a warning, and the plan comes without certificate.
 
     Raises:
         ProblemError: if a value that the backward needs may neither be saved nor recomputed.
+        ValueError: if a number is negative, or no stage has such a name.
     """
 
     def __init__(
-        self, problem: Problem, *, time_limit_s: float = 30.0, strict: bool = False
+        self,
+        problem: Problem,
+        *,
+        time_limit_s: float = 30.0,
+        effort: float = 1.0,
+        without: Collection[str] = (),
+        strict: bool = False,
     ) -> None:
         """Simulate the simple strategies."""
         if not time_limit_s >= 0:
             raise ValueError(f"time_limit_s is {time_limit_s}: give seconds, 0 or more.")
+        if not 0 <= effort < math.inf:
+            raise ValueError(f"effort is {effort}: give a factor, 0 or more.")
+        if unknown := set(without) - {stage.name for stage in STAGES}:
+            known = ", ".join(stage.name for stage in STAGES)
+            raise ValueError(f"No stage is called {min(unknown)!r}; there are: {known}.")
         self.problem = problem
         self.time_limit_s = time_limit_s
         self.strict = strict
+        self._effort, self._without = effort, frozenset(without)
         require_consistent(index(problem))
-        is_small = len(problem.ops) <= MOST_OPS
-        self._reduction = Reduction(problem, {}) if is_small else reduce(problem)
+        self._reduction = reduce(problem)
         self._search = Search(index(self._reduction.problem))
-        self._exact = ExactSearch.of(self._search.indexed) if time_limit_s > 0 else None
-        self._floor_nbytes = self._search.bounds.floor_nbytes
-        self._smallest: Candidate | None = None
         self._checked: set[int] = set()
-        self._rejected: list[Candidate] = []
 
-    def solve(self, budget_nbytes: int, *, time_limit_s: float | None = None) -> Solution:
+    def solve(
+        self, budget_nbytes: int, *, time_limit_s: float | None = None, effort: float | None = None
+    ) -> Solution:
         """The fastest plan found whose peak is at most the budget.
 
         Args:
             budget_nbytes: bytes live at any step, resident ones included.
             time_limit_s: for this call; the solver's own if not given.
+            effort: the same.
 
         Returns:
             With status INFEASIBLE the plan of the smallest peak found, which is above the budget.
@@ -83,70 +95,48 @@ class Solver:
             ValueError: if it is negative.
         """
         _require_budget(budget_nbytes)
-        began, limit_s = time.monotonic(), self._limit_s(time_limit_s)
-        deadline = began + SEARCH_SHARE * limit_s
-        if (exact := self._solve_exactly(budget_nbytes, deadline)) is not None:
-            return self._solution(*exact, budget_nbytes, began, limit_s)
-        fastest = self._search.find_fastest(deadline)
-        if self._search.fastest_is_proven and fastest.peak_nbytes <= budget_nbytes:
-            return self._solution(fastest, Status.OPTIMAL, budget_nbytes, began, limit_s)
-        self._search.prepare(began + PREPARED_SHARE * limit_s)
-        if self._is_lean(budget_nbytes):
-            # What the search for the smallest peak passes on its way is the best to begin with,
-            # and a peak that it claims is met when it is asked for.
-            self._find_smallest(began + SMALLEST_SHARE * limit_s)
-            self._search.rearrange(budget_nbytes, deadline)
-        elif budget_nbytes >= self._search.bounds.floor_nbytes:
-            self._search.at_budget(budget_nbytes, deadline)
-        if self._search.front.fastest_within(budget_nbytes) is None:
-            self._find_smallest(deadline)
+        began, run = time.monotonic(), self._run(time_limit_s, effort)
+        run.through(FASTEST, self._search, budget_nbytes)
+        fastest = self._search.fastest
+        if fastest.peak_nbytes > budget_nbytes or not self._search.fastest_is_proven:
+            self._prepare(run, budget_nbytes)
+            run.through(AT_BUDGET, self._search, budget_nbytes)
         best = self._valid_within(budget_nbytes)
-        if best is None:
-            # What a search at this budget found by chance may be smaller still, but another
-            # search would not find it again: the answer has to be one that can be asked for.
-            smallest = self._find_smallest(deadline)
-            while not self._passes(smallest):
-                self._search.front.drop(smallest)
-                smallest = self._search.front.smallest
-            return self._solution(smallest, Status.INFEASIBLE, budget_nbytes, began, limit_s)
-        in_time = time.monotonic() < deadline
-        status = Status.FEASIBLE if in_time else Status.TIME_LIMIT
-        return self._solution(best, status, budget_nbytes, began, limit_s)
+        if best is not None:
+            return self._solution(best, Status.FEASIBLE, budget_nbytes, began, run)
+        return self._solution(self._smallest(), Status.INFEASIBLE, budget_nbytes, began, run)
 
-    def smallest_peak(self, *, time_limit_s: float | None = None) -> Solution:
+    def smallest_peak(
+        self, *, time_limit_s: float | None = None, effort: float | None = None
+    ) -> Solution:
         """The plan of the smallest peak found; the budgets asked for before do not matter."""
-        began, limit_s = time.monotonic(), self._limit_s(time_limit_s)
-        deadline = began + SEARCH_SHARE * limit_s
-        if (exact := self._solve_exactly(None, deadline)) is not None:
-            return self._solution(*exact, exact[0].peak_nbytes, began, limit_s)
-        self._search.find_fastest(deadline)
-        self._search.prepare(began + PREPARED_SHARE * limit_s)
-        peak = self._find_smallest(began + SMALLEST_SHARE * limit_s).peak_nbytes
-        self._search.rearrange(peak, deadline)
-        smallest = self._valid_within(peak) or self._find_smallest(deadline)
-        in_time = time.monotonic() < deadline
-        status = Status.FEASIBLE if in_time else Status.TIME_LIMIT
-        return self._solution(smallest, status, smallest.peak_nbytes, began, limit_s)
+        began, run = time.monotonic(), self._run(time_limit_s, effort)
+        run.through(FASTEST, self._search, 0)
+        self._prepare(run, 0)
+        run.through(AT_BUDGET, self._search, self._search.bounds.floor_nbytes - 1)
+        peak_nbytes = self._smallest().peak_nbytes
+        run.through(AT_BUDGET, self._search, peak_nbytes)
+        smallest = self._valid_within(peak_nbytes) or self._smallest()
+        return self._solution(smallest, Status.FEASIBLE, smallest.peak_nbytes, began, run)
 
     def lean_plan(self) -> Plan:
-        """The leanest plan that local search makes of the simple strategies; no program is solved.
+        """The leanest plan that local search makes of what is known; no program is solved.
 
-        Its peak may be above that of `smallest_peak`.
+        Of a new solver it is the same plan each time. Its peak may be above that of
+        `smallest_peak`.
         """
-        if not self._search.is_prepared:
-            smallest_candidate(self._search, time.monotonic() + self.time_limit_s)
-        while not self._passes(lean := self._search.front.smallest):
-            self._search.front.drop(lean)
-        return self._plan(lean)
+        lean = smallest_candidate(self._search, Effort(LEAN_PLAN_OPERATIONS))
+        return self._plan(lean if self._passes(lean) else self._smallest())
 
     def fastest(self, *, time_limit_s: float | None = None) -> Solution:
         """The plan of the smallest time under no budget; ties go to the smaller peak."""
-        began, limit_s = time.monotonic(), self._limit_s(time_limit_s)
-        best = self._search.find_fastest(began + limit_s)
-        in_time = time.monotonic() < began + limit_s
-        status = Status.FEASIBLE if in_time else Status.TIME_LIMIT
-        status = Status.OPTIMAL if self._search.fastest_is_proven else status
-        return self._solution(best, status, best.peak_nbytes, began, limit_s)
+        began, run = time.monotonic(), self._run(time_limit_s, None)
+        run.through(FASTEST, self._search, 0)
+        unlimited = 2 * self._search.indexed.total_nbytes + self.problem.resident_nbytes
+        best = self._valid_within(max(unlimited, self._search.fastest.peak_nbytes))
+        assert best is not None, "the simple strategies pass the check"
+        status = Status.OPTIMAL if self._search.fastest_is_proven else Status.FEASIBLE
+        return self._solution(best, status, best.peak_nbytes, began, run)
 
     def pareto(
         self,
@@ -157,9 +147,9 @@ class Solver:
     ) -> list[Solution]:
         """The plans from the smallest peak to the fastest one, none beaten in peak and time.
 
-        Budgets spread evenly over the peaks in between are solved one after the other, and each
-        may use what the others found. All of it together keeps to the time limit; what is left
-        of it is shared evenly, and budgets that it does not reach are left out.
+        Budgets spread evenly over the peaks in between are solved one after the other, the largest
+        first, and each may use what the others found. Budgets that the time limit does not reach
+        are left out.
 
         Args:
             points: budgets, the two ends included; at least 2.
@@ -175,74 +165,44 @@ class Solver:
         """
         if points < 2:
             raise ValueError(f"points is {points}: a curve has two ends, give 2 or more.")
-        began, limit_s = time.monotonic(), self._limit_s(time_limit_s)
-        end_s = CURVE_ENDS_SHARE * limit_s
+        cut_off = CutOff(self.time_limit_s if time_limit_s is None else time_limit_s)
         tell = progress or (lambda solved, asked: None)
-        found = [self.fastest(time_limit_s=end_s), self.smallest_peak(time_limit_s=end_s)]
+        effort = self._effort / points
+        found = [
+            self.fastest(time_limit_s=cut_off.left_s),
+            self.smallest_peak(time_limit_s=cut_off.left_s, effort=effort),
+        ]
         tell(len(found), points)
         high, low = (solution.timeline.peak_nbytes for solution in found)
         for left in range(points - 2, 0, -1):
-            left_s = began + limit_s - time.monotonic()
-            if left_s <= 0:
+            if cut_off.is_over:
                 break
             budget_nbytes = low + (high - low) * left // (points - 1)
-            found.append(self.solve(budget_nbytes, time_limit_s=left_s / left))
+            found.append(self.solve(budget_nbytes, time_limit_s=cut_off.left_s, effort=effort))
             tell(len(found), points)
         return _unbeaten(found)
 
-    def _limit_s(self, given_s: float | None) -> float:
-        return self.time_limit_s if given_s is None else given_s
+    def _run(self, time_limit_s: float | None, effort: float | None) -> Run:
+        limit_s = self.time_limit_s if time_limit_s is None else time_limit_s
+        return Run(CutOff(limit_s), self._effort if effort is None else effort, self._without)
 
-    def _solve_exactly(
-        self, budget_nbytes: int | None, deadline: float
-    ) -> tuple[Candidate, Status] | None:
-        """The cheapest plan within the budget, or of the smallest peak if there is none.
+    def _prepare(self, run: Run, budget_nbytes: int) -> None:
+        """Plans for all budgets; once."""
+        run.through(FOR_ALL_BUDGETS, self._search, budget_nbytes)
+        if not run.left_out and not self._search.portfolio:
+            self._search.portfolio = self._search.front.members
 
-        Args:
-            budget_nbytes: the peak allowed; None for the smallest.
-            deadline: `time.monotonic()` at which to stop.
+    def _smallest(self) -> Candidate:
+        """The smallest peak, of those that no other budget has to do with if they were searched.
 
-        Returns:
-            None if the problem is too large for the exhaustive search, or its plan is dropped.
+        What a search at one budget found by chance may be smaller still, but another search would
+        not find it again: the answer has to be one that can be asked for.
         """
-        if self._exact is None:
-            return None
-        try:
-            steps, status = None, Status.OPTIMAL
-            if budget_nbytes is not None:
-                steps = self._exact.cheapest(budget_nbytes, deadline)
-                status = Status.INFEASIBLE if steps is None else Status.OPTIMAL
-            is_smallest = steps is None
-            if steps is None:
-                steps = self._exact.smallest(self._search.front.smallest.peak_nbytes, deadline)
-        except SearchLimit:
-            self._exact = None
-            return None
-        new = arranged(self._search.indexed, steps, "exhaustive search")
-        if is_smallest:
-            self._floor_nbytes = new.peak_nbytes
-        self._search.front.add(new)
-        return (new, status) if self._passes(new) else None
-
-    def _is_lean(self, budget_nbytes: int) -> bool:
-        """Whether the budget lies below all plans for all budgets, and above the floor.
-
-        Never in a graph without phases: plans for all budgets keep the given order there, and
-        another order may reach the budget without any rerun.
-        """
-        search = self._search
-        if not search.is_prepared or search.plain_chains or Phase.ANY in search.indexed.phase:
-            return False
-        return search.bounds.floor_nbytes <= budget_nbytes < search.portfolio[0].peak_nbytes
-
-    def _find_smallest(self, deadline: float) -> Candidate:
-        """The plan of the smallest peak; once, if the plans that its search starts from exist."""
-        if self._smallest is None:
-            found = smallest_candidate(self._search, deadline)
-            if not self._search.is_prepared:
-                return found
-            self._smallest = found
-        return self._smallest
+        smallest = self._search.smallest or self._search.front.smallest
+        while not self._passes(smallest):
+            self._search.front.drop(smallest)
+            smallest = self._search.front.smallest
+        return smallest
 
     def _valid_within(self, budget_nbytes: int) -> Candidate | None:
         """The fastest member that fits and passes the independent check."""
@@ -257,7 +217,6 @@ class Solver:
             return True
         violations = check(self.problem, self._plan(member))
         if violations:
-            self._rejected.append(member)
             warnings.warn(
                 f"The plan of {member.method!r} is dropped, please report it: {violations[0]}",
                 RuntimeWarning,
@@ -273,25 +232,23 @@ class Solver:
         return without_unread(self.problem, lifted)
 
     def _solution(
-        self, best: Candidate, status: Status, budget_nbytes: int, began: float, limit_s: float
+        self, best: Candidate, status: Status, budget_nbytes: int, began: float, run: Run
     ) -> Solution:
         plan = self._plan(best)
         timeline = simulate(self.problem, plan)
         if status is Status.INFEASIBLE and timeline.peak_nbytes <= budget_nbytes:
             status = Status.FEASIBLE
-        left_s = began + limit_s - time.monotonic()
-        bound_us = self._search.bounds.time_us(
-            max(budget_nbytes, timeline.peak_nbytes),
-            max(LEAST_BOUND_S, min(0.2 * limit_s, left_s)),
-            target_us=timeline.time_us / (1 + PROVEN),
-        )
+        if status is Status.FEASIBLE and run.left_out:
+            status = Status.TIME_LIMIT
+        target_us = timeline.time_us / (1 + PROVEN)
+        bound_us = self._search.bound_us(max(budget_nbytes, timeline.peak_nbytes), target_us)
         if not holds("bound in us", bound_us, timeline.time_us, strict=self.strict):
             bound_us, status = 0.0, _without_certificate(status)
         elif status is Status.OPTIMAL:
             bound_us = timeline.time_us
-        elif status is Status.FEASIBLE and timeline.time_us <= bound_us * (1 + PROVEN):
+        elif status is not Status.INFEASIBLE and bound_us >= target_us:
             status = Status.OPTIMAL
-        floor_nbytes = self._floor_nbytes
+        floor_nbytes = self._search.bounds.floor_nbytes
         if not holds("floor in bytes", floor_nbytes, timeline.peak_nbytes, strict=self.strict):
             floor_nbytes = self.problem.resident_nbytes
         return Solution(
@@ -302,6 +259,8 @@ class Solver:
             floor_nbytes=floor_nbytes,
             method=best.method,
             seconds=time.monotonic() - began,
+            tried=tuple(dict.fromkeys(run.tried)),
+            left_out=tuple(dict.fromkeys(run.left_out)),
         )
 
 

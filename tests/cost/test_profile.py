@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -502,7 +503,23 @@ def test_a_place_that_cannot_be_written_is_replaced_by_memory(tmp_path, monkeypa
         assert opened.read(["key"]) == {"key": Measured(1.0, 1, 1)}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        CostCache.open(below_a_file).__exit__(None, None, None)
+        again = CostCache.open(below_a_file)
+    with again:
+        assert again.read(["key"]) == {"key": Measured(1.0, 1, 1)}
+
+
+def test_what_another_process_stored_first_counts(trace, cache, monkeypatch):
+    """Two ranks that measure the same calls at once plan with the same times."""
+    node = trace.call(aten.sin.default, trace.tensor(64, 64))
+    original = CostCache.write
+
+    def overtaken(self, figures):
+        other = {key: replace(found, time_us=12345.0) for key, found in figures.items()}
+        original(self, other)
+        original(self, figures)
+
+    monkeypatch.setattr(CostCache, "write", overtaken)
+    assert price(node, cache).time_us == 12345.0
 
 
 def test_the_first_figure_stored_stays(cache):

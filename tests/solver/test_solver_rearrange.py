@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-import time
 
 import pytest
 from autoremat_solver import Op, Phase, Plan, Problem, Solver, Value, check, simulate
+from autoremat_solver.effort import Effort
 from autoremat_solver.model.indexed import index
 from autoremat_solver.search.arrangement import Arrangement, Layout, Rules
 from autoremat_solver.search.rearrange import Rearranger, rearranged
@@ -29,10 +29,6 @@ def graph_without_phases(count: int, seed: int) -> Problem:
 
 def plain(problem: Problem) -> list[int]:
     return list(range(len(problem.ops)))
-
-
-def far() -> float:
-    return time.monotonic() + 600
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -106,10 +102,10 @@ def test_improving_is_never_slower_and_keeps_the_budget() -> None:
     indexed = index(problem)
     start = Solver(problem, time_limit_s=2).smallest_peak()
     budget = int(1.1 * start.timeline.peak_nbytes)
-    search = Rearranger(Rules(indexed), budget, deadline=far())
+    search = Rearranger(Rules(indexed), budget, Effort(10**6))
     layout = search.repair(Rules(indexed).take_apart(indexed.numbers(start.plan)))
     assert layout is not None
-    better = search.improve(layout, rounds=20)
+    better = search.improve(layout)
     assert search.rerun_us(better) <= search.rerun_us(layout)
     assert check(problem, indexed.plan(better.steps), budget) == []
 
@@ -120,7 +116,7 @@ def test_the_same_problem_gives_the_same_schedules() -> None:
     indexed = index(problem)
     peak = simulate(problem, Plan.of(op.name for op in problem.ops)).peak_nbytes
     first, second = (
-        list(rearranged(indexed, [plain(problem)], int(0.8 * peak), deadline=far()))
+        list(rearranged(indexed, [plain(problem)], int(0.8 * peak), Effort(10**6)))
         for _ in range(2)
     )
     assert first == second
@@ -130,4 +126,4 @@ def test_the_same_problem_gives_the_same_schedules() -> None:
 def test_nothing_is_found_where_nothing_fits() -> None:
     """Below what one operation needs there is no schedule, and no exception."""
     problem = graph_without_phases(20, 1)
-    assert list(rearranged(index(problem), [plain(problem)], 10, deadline=far())) == []
+    assert list(rearranged(index(problem), [plain(problem)], 10, Effort(10**6))) == []

@@ -37,6 +37,8 @@ def floor_nbytes(spine: Spine, *, ways_per_position: int = WAYS_PER_POSITION) ->
         spine: the problem.
         ways_per_position: how many events to look back from each position.
     """
+    if all(phase is Phase.EITHER for phase in spine.indexed.phase):
+        return 0  # the empty plan may be one
     resident = spine.indexed.problem.resident_nbytes
     size = spine.indexed.nbytes
     loads = [

@@ -9,8 +9,7 @@ the peak moves.
 
 from __future__ import annotations
 
-import time
-
+from autoremat_solver.effort import Effort
 from autoremat_solver.model.indexed import Indexed
 from autoremat_solver.plans.front import Candidate, candidate
 from autoremat_solver.plans.heuristics import save_all
@@ -19,22 +18,23 @@ from autoremat_solver.simulate import spans_of
 DROPPED_AT_ONCE = 0.03  # of the bytes above the budget
 
 
-def greedy_candidate(indexed: Indexed, budget_nbytes: int, *, deadline: float) -> Candidate:
+def greedy_candidate(indexed: Indexed, budget_nbytes: int, effort: Effort) -> Candidate:
     """Save all, then drop what is cheapest to make again per byte at the peak until it fits.
 
     Args:
         indexed: the step.
         budget_nbytes: the peak allowed.
-        deadline: `time.monotonic()` at which to stop.
+        effort: for the simulations.
     """
     saved = save_all(indexed)
     plan = candidate(indexed, saved, "greedy")
-    while plan.peak_nbytes > budget_nbytes and time.monotonic() < deadline:
+    while plan.peak_nbytes > budget_nbytes and not effort.is_spent:
         missing_nbytes = plan.peak_nbytes - budget_nbytes
         dropped = _cheapest_at_peak(indexed, plan, saved, DROPPED_AT_ONCE * missing_nbytes)
         if not dropped:
             break
         saved -= dropped
+        effort.simulated(len(plan.steps))
         plan = candidate(indexed, saved, "greedy")
     return plan
 

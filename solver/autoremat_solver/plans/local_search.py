@@ -1,22 +1,18 @@
 """Improves a plan on the exact simulator: fill what is left of the budget, squeeze what exceeds it.
 
 Enters: a candidate that stems from a save set, and a budget. Leaves: a candidate that fits (fill:
-never slower; squeeze: or None). The number of simulations is limited, not only the time, so that
-results repeat.
+never slower; squeeze: or None).
 """
 
 from __future__ import annotations
 
-import time
-
+from autoremat_solver.effort import Effort
 from autoremat_solver.model.indexed import Indexed
 from autoremat_solver.plans.front import Candidate, candidate
 from autoremat_solver.simulate import saved_of, spans_of
 
 
-def fill(
-    indexed: Indexed, start: Candidate, budget_nbytes: int, *, trials: int, deadline: float
-) -> Candidate:
+def fill(indexed: Indexed, start: Candidate, budget_nbytes: int, effort: Effort) -> Candidate:
     """Save more values, most time per byte first, as long as the exact peak fits.
 
     Whole batches are tried first and halved when they do not fit, so that the number of
@@ -26,16 +22,15 @@ def fill(
         indexed: the step.
         start: a plan that fits.
         budget_nbytes: the peak allowed.
-        trials: how many plans to simulate at most.
-        deadline: `time.monotonic()` at which to stop.
+        effort: for the simulations.
     """
     best = start
     batches = [_worth_saving(indexed, start)]
-    while batches and trials > 0 and time.monotonic() < deadline:
+    while batches and not effort.is_spent:
         batch = batches.pop()
         if not batch:
             continue
-        trials -= 1
+        effort.simulated(len(best.steps))
         assert best.saved is not None
         new = candidate(indexed, best.saved.union(batch), start.method, start.retention)
         if new.peak_nbytes <= budget_nbytes and new.time_us < best.time_us:
@@ -63,7 +58,7 @@ def _worth_saving(indexed: Indexed, plan: Candidate) -> list[int]:
 
 
 def squeeze(
-    indexed: Indexed, start: Candidate, budget_nbytes: int, *, trials: int, deadline: float
+    indexed: Indexed, start: Candidate, budget_nbytes: int, effort: Effort
 ) -> Candidate | None:
     """Stop saving values that are live at the peak, cheapest recompute per byte first.
 
@@ -71,8 +66,7 @@ def squeeze(
         indexed: the step.
         start: a plan that exceeds the budget.
         budget_nbytes: the peak allowed.
-        trials: how many plans to simulate at most.
-        deadline: `time.monotonic()` at which to stop.
+        effort: for the simulations.
 
     Returns:
         A plan that fits, or None if no dropping helped.
@@ -80,9 +74,9 @@ def squeeze(
     current = start
     while current.peak_nbytes > budget_nbytes:
         for v in _droppable_at_peak(indexed, current, budget_nbytes):
-            if trials <= 0 or time.monotonic() >= deadline:
+            if effort.is_spent:
                 return None
-            trials -= 1
+            effort.simulated(len(current.steps))
             assert current.saved is not None
             new = candidate(indexed, current.saved - v, start.method, start.retention)
             if _excess(new, budget_nbytes) < _excess(current, budget_nbytes):

@@ -1,14 +1,13 @@
 """Plans that depend on no budget: simple strategies, priced min-cuts, chain plans.
 
 Enters: a problem. Leaves: candidates for all budgets at once, and what budget-specific search
-builds on (the chain tables, the block limits). Deterministic but for the deadline.
+builds on (the chain tables).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -48,7 +47,7 @@ def _all_save_sets(indexed: Indexed) -> Iterator[Candidate]:
                 yield candidate(indexed, frozenset(chosen), "every save set", retention)
 
 
-def priced_save_sets(formulation: Formulation, deadline: float) -> list[frozenset[int]]:
+def priced_save_sets(formulation: Formulation) -> list[frozenset[int]]:
     """The best save set for each price of memory, the lowest price first.
 
     Without peak rows the program is a min-cut, so the relaxation is integral. Prices are in
@@ -65,7 +64,7 @@ def priced_save_sets(formulation: Formulation, deadline: float) -> list[frozense
         for v, column in formulation.save.items():
             costs[column] += price * per_byte * indexed.nbytes[v]
         linear.set_costs(costs)
-        answer = linear.relax(deadline - time.monotonic())
+        answer = linear.relax()
         if answer is None:
             break
         found.append(formulation.saved_at(answer.values))
@@ -80,7 +79,6 @@ class ChainPlans:
         name: for the method of the candidates.
         blocks: the chain.
         tables: coarse first; a fine one for small memory may follow.
-        per_block: recomputed values live within their block only.
         is_plain: every block is one operation, all alike: the tables of `table_for` then hold the
             optimum of binomial checkpointing, and no other search finds better.
     """
@@ -88,7 +86,6 @@ class ChainPlans:
     name: str
     blocks: Blocks
     tables: list[ChainTable]
-    per_block: Retention
     is_plain: bool
 
     def table_for(self, budget_nbytes: int) -> ChainTable | None:
@@ -147,9 +144,7 @@ def _plain_chains(indexed: Indexed, fixed: frozenset[int]) -> Iterator[ChainPlan
             yield _chain(indexed, places, ambient, [save_all(indexed)], is_plain=True)
 
 
-def chain_plans(
-    indexed: Indexed, save_sets: list[frozenset[int]], deadline: float
-) -> Iterator[ChainPlans]:
+def chain_plans(indexed: Indexed, save_sets: list[frozenset[int]]) -> Iterator[ChainPlans]:
     """Cuttings of the step: fine and coarse, with and without saving far-reaching values.
 
     A plain chain is cut between all its operations, and not otherwise.
@@ -169,7 +164,7 @@ def chain_plans(
     ):
         places = narrow_places(indexed, ambient, limit)
         key = (tuple(places), ambient)
-        if not places or key in done or time.monotonic() >= deadline:
+        if not places or key in done:
             continue
         done.add(key)
         everything = save_all(indexed)
@@ -187,15 +182,14 @@ def _chain(
 ) -> ChainPlans:
     blocks = blocks_at(indexed, places, ambient, options)
     name = f"chain of {len(blocks.cuts)} blocks"
-    per_block = Retention(segment_end=blocks.segment_end)
     if is_plain:
-        return ChainPlans(name, blocks, [], per_block, is_plain)
+        return ChainPlans(name, blocks, [], is_plain)
     tables = [_rounded_table(blocks, blocks.ceiling_nbytes)]
     first = tables[0].smallest_slot()
     if first < SLOTS // 3:
         ceiling = int(tables[0].slot_nbytes * max(2, first) * 3)
         tables.append(_rounded_table(blocks, ceiling))
-    return ChainPlans(name, blocks, tables, per_block, is_plain)
+    return ChainPlans(name, blocks, tables, is_plain)
 
 
 def single_level_candidates(indexed: Indexed, saved: frozenset[int]) -> Iterator[Candidate]:

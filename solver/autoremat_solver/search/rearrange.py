@@ -5,27 +5,25 @@ looks at what lies idle while the budget is exceeded, and lets it go until it is
 by making it again there (with what that takes), or, in a graph without phases, by making it later
 or reading it earlier. `improve` takes some reruns out again and repairs in another way
 (ruin and recreate, [Schrimpf2000]), with a threshold that falls. Seeded, and limited by counts:
-the same problem gives the same plan unless the deadline cuts it.
+the same problem gives the same plan.
 """
 
 from __future__ import annotations
 
 import math
 import random
-import time
 from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autoremat_solver.effort import Effort
 from autoremat_solver.model.indexed import Indexed
 from autoremat_solver.search.arrangement import Arrangement, Layout, Rules
 from autoremat_solver.search.changes import Change, Closures, gaps_above, moves, together
 
-SEARCHES = 3  # from the best repaired starts
-STEPS_IN_ALL = 60_000  # steps of all rounds of one search together
-FEWEST_ROUNDS, MOST_ROUNDS = 20, 400
+REPAIR_SHARE = 0.4  # of the effort, to bring the starts within the budget
 REPAIR_NOISES = (0.0, 0.2, 0.4)  # of the attempts to repair one start
 SHIFTS = 32  # fewer first runs than this are moved by one ruin; with 4, searches end alike
 MOST_RUINS, STEPS_OF_RUINS = 20, 3_000  # attempts to repair ruins of it, and their steps in all
@@ -40,38 +38,57 @@ HOT = 0.002  # of the whole time: by how much a worse plan may be accepted at fi
 
 
 def rearranged(
-    indexed: Indexed, starts: list[list[int]], budget_nbytes: int, *, deadline: float
+    indexed: Indexed, starts: list[list[int]], budget_nbytes: int, effort: Effort
 ) -> Iterator[list[int]]:
     """Schedules within the budget, ever faster; none where no start can be repaired.
+
+    Where a repair ends depends much on where it starts, and can hardly be foreseen. So all starts
+    race: after each round of short searches the slower half of them is left behind.
 
     Args:
         indexed: the step.
         starts: schedules, the most promising first; they may exceed the budget.
         budget_nbytes: the peak allowed.
-        deadline: `time.monotonic()` at which to stop.
+        effort: for the simulations.
     """
     rules = Rules(indexed)
-    repaired: list[tuple[float, int, Layout]] = []
-    for number, steps in enumerate(steps for steps in starts if steps):
-        search = Rearranger(rules, budget_nbytes, deadline=deadline)
+    repairs = effort.part(REPAIR_SHARE)
+    field = list(_repaired(rules, [steps for steps in starts if steps], budget_nbytes, repairs))
+    rounds = max(1, math.ceil(math.log2(max(1, len(field)))))
+    for left in range(rounds, 0, -1):
+        turn = effort.part(1 / left)
+        raced = []
+        for number, layout in enumerate(field):
+            part = turn.part(1 / (len(field) - number))
+            search = Rearranger(rules, budget_nbytes, part, seed=number)
+            better = search.improve(layout)
+            raced.append((search.rerun_us(better), number, better))
+        raced.sort(key=lambda entry: entry[:2])
+        field = [layout for _, _, layout in raced[: (len(raced) + 1) // 2]]
+    for layout in reversed(field):
+        yield layout.steps
+
+
+def _repaired(
+    rules: Rules, starts: list[list[int]], budget_nbytes: int, effort: Effort
+) -> Iterator[Layout]:
+    """Layouts within the budget; if no start leads to any, what `lowered` finds from the first."""
+    found = False
+    for number, steps in enumerate(starts):
+        search = Rearranger(rules, budget_nbytes, effort.part(1 / (len(starts) - number)))
         layout = search.repaired(rules.take_apart(steps))
         if layout is not None:
-            repaired.append((search.rerun_us(layout), number, layout))
-    if not repaired:
-        for steps in starts[:1]:
-            lowest = [steps, *lowered(indexed, steps, budget_nbytes, deadline=deadline)][-1]
-            layout = Layout(indexed, rules.take_apart(lowest))
-            if layout.peak_nbytes <= budget_nbytes:
-                repaired.append((0.0, 0, layout))
-    repaired.sort(key=lambda entry: entry[:2])
-    for seed, (_, _, layout) in zip(range(SEARCHES), repaired * SEARCHES, strict=False):
-        search = Rearranger(rules, budget_nbytes, deadline=deadline, seed=seed)
-        rounds = max(FEWEST_ROUNDS, min(MOST_ROUNDS, STEPS_IN_ALL // len(layout.steps)))
-        yield search.improve(layout, rounds=rounds).steps
+            found = True
+            yield layout
+    for steps in [] if found else starts[:1]:
+        lowest = [steps, *lowered(rules.indexed, steps, budget_nbytes, effort)][-1]
+        layout = Layout(rules.indexed, rules.take_apart(lowest))
+        if layout.peak_nbytes <= budget_nbytes:
+            yield layout
 
 
 def lowered(
-    indexed: Indexed, steps: list[int], budget_nbytes: int, *, deadline: float
+    indexed: Indexed, steps: list[int], budget_nbytes: int, effort: Effort
 ) -> Iterator[list[int]]:
     """Schedules of ever smaller peaks, step by step; none below the budget, if it can be.
 
@@ -79,19 +96,19 @@ def lowered(
         indexed: the step.
         steps: the schedule to start from.
         budget_nbytes: the peak at which to stop.
-        deadline: `time.monotonic()` at which to stop.
+        effort: for the simulations.
     """
     if not steps:
         return
     rules = Rules(indexed)
     layout = Layout(indexed, rules.take_apart(steps))
     step = FIRST_STEP
-    while step >= LAST_STEP and time.monotonic() < deadline:
+    while step >= LAST_STEP and not effort.is_spent:
         peak = layout.peak_nbytes
         if peak <= budget_nbytes:
             break
         goal = max(budget_nbytes, int(peak * (1 - step)))
-        lower = Rearranger(rules, goal, deadline=deadline).repaired(layout.arrangement)
+        lower = Rearranger(rules, goal, effort).repaired(layout.arrangement)
         if lower is None:
             step /= 2
         else:
@@ -105,15 +122,15 @@ class Rearranger:
     Args:
         rules: what may run where.
         budget_nbytes: the peak allowed.
-        deadline: `time.monotonic()` at which to stop.
+        effort: for the simulations.
         seed: of the random choices.
     """
 
-    def __init__(self, rules: Rules, budget_nbytes: int, *, deadline: float, seed: int = 0) -> None:
+    def __init__(self, rules: Rules, budget_nbytes: int, effort: Effort, *, seed: int = 0) -> None:
         """Nothing runs before a method is called."""
         self._rules, self._indexed = rules, rules.indexed
         self._budget = budget_nbytes
-        self._deadline = deadline
+        self._effort = effort
         self._random = random.Random(seed)
 
     def repaired(self, start: Arrangement) -> Layout | None:
@@ -124,7 +141,7 @@ class Rearranger:
                 return layout
         for _ in range(min(MOST_RUINS, STEPS_OF_RUINS // (len(start.order) + 1))):
             layout = self.repair(self._ruined(start), noise=NOISE)
-            if layout is not None or time.monotonic() >= self._deadline:
+            if layout is not None or self._effort.is_spent:
                 return layout
         return None
 
@@ -138,9 +155,8 @@ class Rearranger:
             noise: by which share prices are drawn at random.
             most_us: give up once the reruns take longer.
         """
-        try:
-            layout = Layout(self._indexed, start)
-        except KeyError:
+        layout = self._laid_out(start)
+        if layout is None:
             return None
         excess, barred = self._excess(layout), set[tuple[int, int, int]]()
         for _ in range(REPAIR_STEPS):
@@ -156,21 +172,21 @@ class Rearranger:
                         return None
                     break
                 barred.add(change.key)
-                if time.monotonic() >= self._deadline:
+                if self._effort.is_spent:
                     return None
             else:
                 return None
         return None
 
-    def improve(self, start: Layout, *, rounds: int) -> Layout:
-        """The fastest arrangement that `rounds` ruins and repairs of a fitting one lead to."""
+    def improve(self, start: Layout) -> Layout:
+        """The fastest arrangement that ruins and repairs of a fitting one lead to."""
         best = current = self._pruned(start)
         best_us = current_us = self.rerun_us(best)
         heat = HOT * math.fsum(self._indexed.time_us)
-        for done in range(rounds):
-            if best_us <= 0 or time.monotonic() >= self._deadline:
-                break
-            allowed = heat * (1 - done / rounds) ** 2 * self._random.expovariate(1.0)
+        whole = max(1, self._effort.operations)
+        while best_us > 0 and not self._effort.is_spent:
+            left = self._effort.operations / whole
+            allowed = heat * left**2 * self._random.expovariate(1.0)
             new = self.repair(
                 self._ruined(current.arrangement),
                 noise=NOISE,
@@ -235,10 +251,16 @@ class Rearranger:
             place[op] >= place[before] for before, ops in reruns.items() for op in ops
         ):
             return None
+        return self._laid_out(Arrangement(order, reruns))
+
+    def _laid_out(self, arrangement: Arrangement) -> Layout | None:
+        """The layout; None if a read finds no instance."""
         try:
-            return Layout(self._indexed, Arrangement(order, reruns))
+            layout = Layout(self._indexed, arrangement)
         except KeyError:
             return None
+        self._effort.simulated(len(layout.steps))
+        return layout
 
     def _pruned(self, layout: Layout) -> Layout:
         """Without the reruns, longest first, that the budget does not need."""
@@ -246,12 +268,12 @@ class Rearranger:
         again.sort(key=lambda entry: (-self._indexed.time_us[entry[0]], entry))
         steps = layout.rerun_steps()
         for entry in again:
-            if time.monotonic() >= self._deadline:
+            if self._effort.is_spent:
                 break
             if not self._may_hold(layout, entry[0], steps[entry]):
                 continue
-            new = Layout(self._indexed, layout.arrangement.without({entry}))
-            if self._excess(new) == 0:
+            new = self._laid_out(layout.arrangement.without({entry}))
+            if new is not None and self._excess(new) == 0:
                 layout, steps = new, new.rerun_steps()
         return layout
 

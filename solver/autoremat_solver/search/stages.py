@@ -1,184 +1,237 @@
-"""The stages over one problem: for all budgets first, then for one budget at a time.
+"""The stages of a search, in their order: one list each for all budgets, one budget, and the floor.
 
-Enters: an `Indexed` problem. Leaves: candidates in a Pareto front, which keeps all that no other
-one beats. The stages for all budgets: simple strategies, the fastest plan (min-cut), priced
-min-cuts, chain plans. For one budget: a greedy, chain plans near it, the integer program with peak
-rows, local search and rearranging.
+Enters: a `Search`, a budget, and what cuts the list off. Leaves: more candidates in its front. Each
+stage has an effort that is counted, so what it finds depends on the problem, the budget and the
+stages before it, and on nothing else. The clock is asked between stages only; `Run.left_out` says
+which ones it left out.
 """
 
 from __future__ import annotations
 
-import copy
 import math
-import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
-from autoremat_solver.bounds.certified import Bounds
-from autoremat_solver.model.indexed import Indexed
-from autoremat_solver.plans.front import Candidate, Front, arranged
+from autoremat_solver.effort import CutOff, Effort
+from autoremat_solver.plans.front import arranged
 from autoremat_solver.plans.greedy import greedy_candidate
-from autoremat_solver.plans.local_search import fill, squeeze
-from autoremat_solver.plans.realise import KEEP
-from autoremat_solver.program._pulp import Answer
-from autoremat_solver.program.formulation import Formulation
-from autoremat_solver.program.lazy_rows import LazyRows, Rows
+from autoremat_solver.plans.local_search import fill
+from autoremat_solver.program.lazy_rows import LazyRows
 from autoremat_solver.search.portfolio import (
     ChainPlans,
     chain_candidate,
     chain_plans,
     priced_save_sets,
-    scaled,
-    simple_candidates,
     single_level_candidates,
 )
 from autoremat_solver.search.rearrange import rearranged
+from autoremat_solver.search.smallest import smallest_candidate
+from autoremat_solver.search.state import Search
 
-PROVEN = 1e-5
 GOOD_ENOUGH = 5e-3  # a gap at which the longest search is left out
-TRIALS = 120
+SMALL = 600  # operations below which a problem gets less effort, in proportion
+LEAST = 0.03  # of a stage's effort, that any problem gets
+BASINS = 3  # starts that are filled or rearranged, next to the budget
+SPREAD = 8  # starts that are rearranged, from all over what is above it
 
 
-class Search:
-    """All plans found for one problem, and the stages that find them.
+@dataclass(frozen=True)
+class Stage:
+    """One way to find plans.
 
     Attributes:
-        indexed: the problem.
-        bounds: what no plan can beat.
-        front: the plans found so far.
-        chains: the cuttings into blocks; none before `prepare`.
-        portfolio: the front as the stages for all budgets left it; empty before `prepare`.
-        is_prepared: whether `prepare` ran.
-        fastest_is_proven: whether no plan under any budget is faster than `find_fastest`'s.
+        name: what tables and solutions call it.
+        does: in a few words.
+        find: adds what it finds to the search's front.
+        operations: its effort: so many operations may be simulated.
+        is_wanted: whether it can help at a budget at all.
     """
 
-    def __init__(self, indexed: Indexed) -> None:
-        """Simulate the simple strategies."""
-        self.indexed = indexed
-        self.bounds = Bounds(indexed)
-        self.front = Front()
-        self.chains: list[ChainPlans] = []
-        self.portfolio: list[Candidate] = []
-        self.is_prepared = False
-        self.fastest_is_proven = False
-        self._formulation = Formulation(indexed)
-        self._save_sets: list[frozenset[int]] = []
-        self._fastest: Candidate | None = None
-        for member in simple_candidates(indexed):
-            self.front.add(member)
+    name: str
+    does: str
+    find: Callable[[Search, int, Effort], None]
+    operations: int = 0
+    is_wanted: Callable[[Search, int], bool] = lambda search, budget_nbytes: True
 
-    def apart(self) -> Search:
-        """The same search with an empty front: what it finds depends on no earlier budget."""
-        other = copy.copy(self)
-        other.front = Front()
-        return other
 
-    def find_fastest(self, deadline: float) -> Candidate:
-        """The fastest plan under no budget; once."""
-        if self._fastest is None and time.monotonic() < deadline:
-            self._save_sets = priced_save_sets(self._formulation, deadline)
-            for saved in self._save_sets:
-                for new in single_level_candidates(self.indexed, saved):
-                    self.front.add(new)
-            if self._save_sets:
-                self._fastest = self.front.members[-1]
-                unlimited = sum(self.indexed.nbytes) * 2 + self.indexed.problem.resident_nbytes
-                bound = self.bounds.time_us(unlimited, deadline - time.monotonic())
-                self.fastest_is_proven = self._fastest.time_us <= bound * (1 + PROVEN)
-        if self._fastest is None or not self.fastest_is_proven:
-            return self.front.members[-1]
-        return self._fastest
+@dataclass
+class Run:
+    """One run of stages.
 
-    def prepare(self, deadline: float) -> None:
-        """Plans for all budgets; once."""
-        if self.is_prepared or time.monotonic() >= deadline:
-            return
-        self.is_prepared = True
-        for chain in chain_plans(self.indexed, self._save_sets, deadline):
-            self.chains.append(chain)
-            for new in chain.candidates(self.indexed):
-                self.front.add(new)
-                if time.monotonic() >= deadline:
-                    break
-        self.portfolio = self.front.members
+    Attributes:
+        cut_off: asked before each stage.
+        effort: factor of every stage's effort.
+        without: names of stages to leave out.
+        tried: the stages that ran.
+        left_out: the stages that did not, because it was late.
+    """
 
-    @property
-    def plain_chains(self) -> list[ChainPlans]:
-        """The cuttings in which nothing but the exact tables has to be looked at."""
-        return [chain for chain in self.chains if chain.is_plain]
+    cut_off: CutOff
+    effort: float = 1.0
+    without: frozenset[str] = frozenset()
+    tried: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
-    def at_budget(self, budget_nbytes: int, deadline: float) -> None:
-        """Plans for one budget."""
-        began = time.monotonic()
-        left = deadline - began
-        if sum(self.from_chain(chain, budget_nbytes) for chain in self.chains):
-            return
-        self.front.add(greedy_candidate(self.indexed, budget_nbytes, deadline=began + 0.1 * left))
-        for chain in self.chains:
-            self._near_budget(chain, budget_nbytes, time.monotonic() + 0.1 * left)
-        retentions = [("ILP", KEEP)]
-        retentions += [(f"ILP, {c.name}", c.per_block) for c in self.chains[:2]]
-        solved: dict[Rows, Answer] = {}
-        for label, retention in retentions:
-            rows = LazyRows(self._formulation, retention, label, solved)
-            known = self.front.fastest_within(budget_nbytes)
-            for new in rows.candidates(
-                budget_nbytes,
-                rounds=12,
-                integer_s=0.05 * left,
-                deadline=time.monotonic() + 0.2 * left,
-                known_us=math.inf if known is None else known.time_us,
-            ):
-                self.front.add(new)
-        self._polish(budget_nbytes, deadline)
-        best = self.front.fastest_within(budget_nbytes)
-        if best is None or not self._is_close(best, budget_nbytes, 0.1 * left):
-            self.rearrange(budget_nbytes, deadline)
+    def through(self, stages: Iterable[Stage], search: Search, budget_nbytes: int) -> None:
+        """Run the stages that are wanted."""
+        share = self.effort * max(LEAST, min(1.0, len(search.indexed.phase) / SMALL))
+        for stage in stages:
+            if stage.name in self.without or not stage.is_wanted(search, budget_nbytes):
+                continue
+            if self.cut_off.is_over:
+                self.left_out.append(stage.name)
+                continue
+            stage.find(search, budget_nbytes, Effort(int(share * stage.operations)))
+            self.tried.append(stage.name)
 
-    def from_chain(self, chain: ChainPlans, budget_nbytes: int) -> bool:
-        """The chain plan of exactly this budget; whether it leaves nothing to search for."""
+
+def _price(search: Search, budget_nbytes: int, effort: Effort) -> None:
+    search.save_sets = priced_save_sets(search.formulation)
+    for saved in search.save_sets:
+        for new in single_level_candidates(search.indexed, saved):
+            search.front.add(new)
+
+
+def _cut_into_chains(search: Search, budget_nbytes: int, effort: Effort) -> None:
+    for chain in chain_plans(search.indexed, search.save_sets):
+        search.chains.append(chain)
+        for new in chain.candidates(search.indexed):
+            search.front.add(new)
+
+
+def _look_up(search: Search, budget_nbytes: int, effort: Effort) -> None:
+    for chain in search.chains:
         table = chain.table_for(budget_nbytes)
-        if table is None or table.smallest_slot() > table.slots:
-            return False
-        new = chain_candidate(self.indexed, table, table.slots, chain.name)
-        self.front.add(new)
-        return chain.is_plain and new.peak_nbytes <= budget_nbytes
+        if table is not None and table.smallest_slot() <= table.slots:
+            search.front.add(chain_candidate(search.indexed, table, table.slots, chain.name))
 
-    def _near_budget(self, chain: ChainPlans, budget_nbytes: int, deadline: float) -> None:
-        """The chain plans whose exact peak is just within the budget, by bisection."""
-        for table in chain.tables:
-            slots = table.distinct_slots()
-            low, high = 0, len(slots) - 1
-            while low <= high and time.monotonic() < deadline:
-                middle = (low + high) // 2
-                new = chain_candidate(self.indexed, table, slots[middle], chain.name)
-                self.front.add(new)
-                if new.peak_nbytes <= budget_nbytes:
-                    low = middle + 1
-                else:
-                    high = middle - 1
 
-    def _polish(self, budget_nbytes: int, deadline: float) -> None:
-        """Squeeze the nearest plans above the budget, fill the best ones below it."""
-        trials = scaled(TRIALS, self.indexed)
-        above = [m for m in self.front.above(budget_nbytes) if m.saved is not None]
-        for start in above[:2]:
-            new = squeeze(self.indexed, start, budget_nbytes, trials=trials // 3, deadline=deadline)
-            if new is not None:
-                self.front.add(new)
-        fitting = [m for m in self.front.members if m.peak_nbytes <= budget_nbytes]
-        for start in [m for m in fitting if m.saved is not None][:-4:-1]:
-            self.front.add(
-                fill(self.indexed, start, budget_nbytes, trials=trials, deadline=deadline)
-            )
+def _bisect_chains(search: Search, budget_nbytes: int, effort: Effort) -> None:
+    for chain in search.chains:
+        _bisect(search, chain, budget_nbytes)
 
-    def rearrange(self, budget_nbytes: int, deadline: float) -> None:
-        """Repair and improve the best plans below the budget and the nearest ones above it."""
-        fitting = [m for m in self.front.members if m.peak_nbytes <= budget_nbytes]
-        starts = [*fitting[:-3:-1], *self.front.above(budget_nbytes)[:3]]
-        schedules = [m.steps for m in starts]
-        for steps in rearranged(self.indexed, schedules, budget_nbytes, deadline=deadline):
-            self.front.add(arranged(self.indexed, steps, "rearranged"))
 
-    def _is_close(self, best: Candidate, budget_nbytes: int, limit_s: float) -> bool:
-        """Whether the longest search could win too little to be worth its time."""
-        target_us = best.time_us / (1 + GOOD_ENOUGH)
-        return self.bounds.time_us(budget_nbytes, limit_s, target_us=target_us) >= target_us
+def _bisect(search: Search, chain: ChainPlans, budget_nbytes: int) -> None:
+    """The chain plans whose exact peak is just within the budget."""
+    for table in chain.tables:
+        slots = table.distinct_slots()
+        low, high = 0, len(slots) - 1
+        while low <= high:
+            middle = (low + high) // 2
+            new = chain_candidate(search.indexed, table, slots[middle], chain.name)
+            search.front.add(new)
+            if new.peak_nbytes <= budget_nbytes:
+                low = middle + 1
+            else:
+                high = middle - 1
+
+
+def _drop_greedily(search: Search, budget_nbytes: int, effort: Effort) -> None:
+    search.front.add(greedy_candidate(search.indexed, budget_nbytes, effort))
+
+
+def _relax(search: Search, budget_nbytes: int, effort: Effort) -> None:
+    search.rows = LazyRows(search.formulation, budget_nbytes)
+    for new in search.rows.by_relaxation():
+        search.front.add(new)
+
+
+def _solve_integers(search: Search, budget_nbytes: int, effort: Effort) -> None:
+    if search.rows is None or search.rows.budget_nbytes != budget_nbytes:
+        return
+    known = search.front.fastest_within(budget_nbytes)
+    known_us = math.inf if known is None else known.time_us
+    for new in search.rows.by_integers(known_us):
+        search.front.add(new)
+
+
+def _fill(search: Search, budget_nbytes: int, effort: Effort) -> None:
+    fitting = [m for m in search.front.members if m.peak_nbytes <= budget_nbytes]
+    starts = [m for m in fitting if m.saved is not None][-BASINS:]
+    for left in range(len(starts), 0, -1):
+        part = effort.part(1 / left)
+        search.front.add(fill(search.indexed, starts[left - 1], budget_nbytes, part))
+
+
+def _find_smallest(search: Search, budget_nbytes: int, effort: Effort) -> None:
+    apart = search.apart()
+    search.smallest = smallest_candidate(apart, effort)
+    for member in (*apart.front.members, search.smallest):
+        search.front.add(member)
+
+
+def _rearrange(search: Search, budget_nbytes: int, effort: Effort) -> None:
+    """Repair and improve plans from all over the front: the best ones need not lead to the best."""
+    members = search.front.members
+    fitting = [m for m in members if m.peak_nbytes <= budget_nbytes][:-BASINS:-1]
+    above = search.front.above(budget_nbytes)
+    apart = max(1, len(above) // SPREAD)
+    starts = dict.fromkeys([*map(id, fitting), *map(id, above[:BASINS]), *map(id, above[::apart])])
+    schedules = [m.steps for m in members if id(m) in starts]
+    for steps in rearranged(search.indexed, schedules, budget_nbytes, effort):
+        search.front.add(arranged(search.indexed, steps, "rearranged"))
+
+
+def _is_met(search: Search, budget_nbytes: int) -> bool:
+    return search.front.fastest_within(budget_nbytes) is not None
+
+
+def _may_be_met(search: Search, budget_nbytes: int) -> bool:
+    return budget_nbytes >= search.bounds.floor_nbytes
+
+
+def _may_search(search: Search, budget_nbytes: int) -> bool:
+    """Whether a plan that fits may be there, and tables alone do not settle it."""
+    if search.plain_chains and _is_met(search, budget_nbytes):
+        return False
+    return _may_be_met(search, budget_nbytes)
+
+
+def _is_roomy(search: Search, budget_nbytes: int) -> bool:
+    return _may_search(search, budget_nbytes) and not search.is_lean(budget_nbytes)
+
+
+def _needs_smallest(search: Search, budget_nbytes: int) -> bool:
+    """What the search for the smallest peak passes on its way is the best to begin with."""
+    if search.smallest is not None:
+        return False
+    return search.is_lean(budget_nbytes) or not _is_met(search, budget_nbytes)
+
+
+def _is_far_from_bound(search: Search, budget_nbytes: int) -> bool:
+    """Whether the longest search could win enough to be worth its effort."""
+    if not _may_search(search, budget_nbytes):
+        return False
+    best = search.front.fastest_within(budget_nbytes)
+    if best is None:
+        return True
+    target_us = best.time_us / (1 + GOOD_ENOUGH)
+    return search.bound_us(budget_nbytes, target_us) < target_us
+
+
+def _is_unpriced(search: Search, budget_nbytes: int) -> bool:
+    return not search.save_sets
+
+
+def _is_unprepared(search: Search, budget_nbytes: int) -> bool:
+    return not search.portfolio
+
+
+FASTEST = (Stage("prices", "min-cuts at seven prices of memory", _price, 0, _is_unpriced),)
+FOR_ALL_BUDGETS = (
+    Stage("chains", "dynamic programs over chains of blocks", _cut_into_chains, 0, _is_unprepared),
+)
+SMALLEST = Stage(
+    "smallest", "the smallest peak, step by step", _find_smallest, 1_500_000, _needs_smallest
+)
+AT_BUDGET = (
+    Stage("tables", "the chains' tables at exactly the budget", _look_up, 0, _may_be_met),
+    Stage("greedy", "drop the cheapest at the peak", _drop_greedily, 400_000, _is_roomy),
+    Stage("bisection", "chain plans next to the budget", _bisect_chains, 0, _is_roomy),
+    Stage("relaxations", "the program with peak rows, rounded", _relax, 0, _is_roomy),
+    Stage("integers", "the program with peak rows, solved", _solve_integers, 0, _is_roomy),
+    Stage("fill", "save more where there is room", _fill, 200_000, _is_roomy),
+    SMALLEST,
+    Stage("rearrange", "ruin and repair", _rearrange, 3_000_000, _is_far_from_bound),
+)
+STAGES = (*FASTEST, *FOR_ALL_BUDGETS, *AT_BUDGET)

@@ -11,8 +11,9 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from autoremat_solver.exact.value_sets import ValueSets, bits, mask, union
 from autoremat_solver.model.indexed import Indexed
+
+from tests.solver.exact.value_sets import ValueSets, bits, mask, union
 
 
 class State(NamedTuple):

@@ -12,9 +12,10 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from autoremat_solver.exact.value_sets import ValueSets, bits, mask, union
 from autoremat_solver.model.indexed import Indexed
 from autoremat_solver.problem import Phase
+
+from tests.solver.exact.value_sets import ValueSets, bits, mask, union
 
 
 class State(NamedTuple):

@@ -4,8 +4,8 @@ Enters: an `Indexed` problem and a budget. Leaves: the cheapest schedule within 
 proof that there is none, or `SearchLimit` if the problem is too large for it. The class of plans
 is all that `check` accepts.
 
-A* over states, which are what ran and what is held: `exact.phases` has those of a step with a
-forward and a backward, `exact.order` those of a graph without phases. Three facts keep the states
+A* over states, which are what ran and what is held: `phases` has those of a step with a
+forward and a backward, `order` those of a graph without phases. Three facts keep the states
 few, and lose no plan:
 
 - A value need not be dropped before its bytes are wanted. So everything is held until an operation
@@ -21,15 +21,15 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-import time
 from collections.abc import Hashable, Iterator
 from typing import Any, Protocol
 
-from autoremat_solver.exact.order import UnphasedStates
-from autoremat_solver.exact.phases import PhasedStates
 from autoremat_solver.model.indexed import Indexed
 from autoremat_solver.problem import Phase
 from autoremat_solver.simulate import measure
+
+from tests.solver.exact.order import UnphasedStates
+from tests.solver.exact.phases import PhasedStates
 
 MOST_OPS = 28
 MOST_STATES = 10_000
@@ -80,15 +80,14 @@ class ExactSearch:
         """The search, if the problem is small enough to try it."""
         return cls(indexed) if len(indexed.phase) <= MOST_OPS else None
 
-    def cheapest(self, budget_nbytes: int, deadline: float = math.inf) -> list[int] | None:
+    def cheapest(self, budget_nbytes: int) -> list[int] | None:
         """The cheapest schedule whose peak is at most the budget; None if there is none.
 
         Args:
             budget_nbytes: the peak allowed, resident bytes included.
-            deadline: `time.monotonic()` at which to give up.
 
         Raises:
-            SearchLimit: after `MOST_STATES` states, or at the deadline.
+            SearchLimit: after `MOST_STATES` states.
         """
         states, room = self._states, budget_nbytes - self._indexed.problem.resident_nbytes
         first = states.start
@@ -110,7 +109,7 @@ class ExactSearch:
                 continue
             others.append((held, paid))
             expanded += 1
-            if expanded > MOST_STATES or time.monotonic() > deadline:
+            if expanded > MOST_STATES:
                 raise SearchLimit
             for op, cost_us, new in states.successors(state, room):
                 cost = paid + cost_us
@@ -124,25 +123,24 @@ class ExactSearch:
                     heapq.heappush(queue, (*rank, cost, new))
         return None
 
-    def smallest(self, known_nbytes: int, deadline: float = math.inf) -> list[int]:
+    def smallest(self, known_nbytes: int) -> list[int]:
         """The cheapest schedule of the smallest peak.
 
         Args:
             known_nbytes: a peak that some schedule reaches.
-            deadline: `time.monotonic()` at which to give up.
 
         Raises:
-            SearchLimit: after `MOST_STATES` states for one budget, or at the deadline.
+            SearchLimit: after `MOST_STATES` states for one budget.
         """
         low, high = 0, known_nbytes
         while low < high:
             middle = (low + high) // 2
-            steps = self.cheapest(middle, deadline)
+            steps = self.cheapest(middle)
             if steps is None:
                 low = middle + 1
             else:
                 high = measure(self._indexed, steps).peak_nbytes
-        steps = self.cheapest(high, deadline)
+        steps = self.cheapest(high)
         assert steps is not None, "the known peak is one that some schedule reaches"
         return steps
 
