@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from autoremat_solver.effort import Effort
+from autoremat_solver.effort import SIMULATION, Effort
 from autoremat_solver.model.indexed import Indexed
 from autoremat_solver.search.list_orders import list_orders
 from autoremat_solver.search.live_schedule import Edit, Insertion, LiveSchedule, Removal, Shift
@@ -34,6 +34,7 @@ SHIFTS, CROSSINGS, INSERTIONS = 0.25, 0.55, 0.85  # shares of the moves, summed 
 GAPS = 0.2  # times the operations: gaps that reruns are put in
 MOST_RERUNS = (2, 4, 8, 16)  # that one move adds, one of these drawn
 TRIES = 12
+AT_ONCE = 16  # steps of a move that are looked at in the time of one that is simulated
 
 
 def annealed(
@@ -138,7 +139,7 @@ class Annealer:
                 edit = self._proposal()
                 if edit is None:
                     continue
-                self._effort.simulated(edit.width)
+                self._effort.simulated(edit.width // AT_ONCE - SIMULATION)
                 if not self._accepts(edit):
                     continue
                 schedule.apply(edit)

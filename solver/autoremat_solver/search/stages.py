@@ -16,7 +16,9 @@ from autoremat_solver.effort import CutOff, Effort
 from autoremat_solver.plans.front import arranged
 from autoremat_solver.plans.greedy import greedy_candidate
 from autoremat_solver.plans.local_search import fill
+from autoremat_solver.problem import Phase
 from autoremat_solver.program.lazy_rows import LazyRows
+from autoremat_solver.search.anneal import annealed
 from autoremat_solver.search.portfolio import (
     ChainPlans,
     chain_candidate,
@@ -172,6 +174,15 @@ def _rearrange(search: Search, budget_nbytes: int, effort: Effort) -> None:
         search.front.add(arranged(search.indexed, steps, "rearranged"))
 
 
+def _anneal(search: Search, budget_nbytes: int, effort: Effort) -> None:
+    """In proportion to the operations, however many: each has to find its place."""
+    indexed, members = search.indexed, search.front.members
+    scaled = Effort(effort.operations * max(1, len(indexed.phase) // SMALL))
+    schedules = [m.steps for m in members]
+    for steps in annealed(indexed, schedules, budget_nbytes, scaled):
+        search.front.add(arranged(indexed, steps, "annealed"))
+
+
 def _is_met(search: Search, budget_nbytes: int) -> bool:
     return search.front.fastest_within(budget_nbytes) is not None
 
@@ -209,6 +220,11 @@ def _is_far_from_bound(search: Search, budget_nbytes: int) -> bool:
     return search.bound_us(budget_nbytes, target_us) < target_us
 
 
+def _is_free(search: Search, budget_nbytes: int) -> bool:
+    """Whether the order of first runs is free, and another plan could be better."""
+    return Phase.ANY in search.indexed.phase and _is_far_from_bound(search, budget_nbytes)
+
+
 def _is_unpriced(search: Search, budget_nbytes: int) -> bool:
     return not search.save_sets
 
@@ -231,6 +247,8 @@ AT_BUDGET = (
     Stage("relaxations", "the program with peak rows, rounded", _relax, 0, _is_roomy),
     Stage("integers", "the program with peak rows, solved", _solve_integers, 0, _is_roomy),
     Stage("fill", "save more where there is room", _fill, 200_000, _is_roomy),
+    Stage("anneal", "free orders, move by move", _anneal, 20_000_000, _is_free),
+    Stage("anneal more", "the same, from the best so far", _anneal, 60_000_000, _is_free),
     SMALLEST,
     Stage("rearrange", "ruin and repair", _rearrange, 3_000_000, _is_far_from_bound),
 )
