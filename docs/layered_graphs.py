@@ -1,7 +1,8 @@
-"""Random layered graphs without phases, and what the solver makes of them.
+"""Random layered graphs without phases, and what the solver's free orders make of them.
 
 `python docs/layered_graphs.py` prints a table: per graph and share of its peak, the peak and the
-extra time of the plan found. The graphs are those of *Neural Topological Ordering for Computation
+extra time of the plan found, the operations counted for it, and processor seconds. `--graph` reads
+a published one. The graphs are those of *Neural Topological Ordering for Computation
 Graphs* (Gagrani et al., 2022) by a recipe that was read off the two published ones at hand (100 and
 250 nodes), since their text states it in an appendix that was not at hand: layers of random widths
 between a source and a sink; between neighbours a band that has a fifth of the edges beyond those
@@ -14,12 +15,18 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "solver"))
 
 from autoremat_solver import Op, Phase, Problem, Value
+from autoremat_solver.effort import Effort
+from autoremat_solver.model.indexed import index
+from autoremat_solver.node_link import read_problem
+from autoremat_solver.search.anneal import annealed
+from autoremat_solver.simulate import measure
 
 DENSITY = 0.2  # of the edges between two layers beyond those that connect all of both
 SKIPS = 0.16  # skip edges per edge between neighbours
@@ -52,8 +59,7 @@ def layered_graph(nodes: int, seed: int) -> Problem:
 
 
 def _layers(nodes: int, chance: random.Random) -> list[list[int]]:
-    """The nodes of each layer: half as many in one as there are layers, give or take three parts
-    of four."""
+    """The nodes of each layer: half as many as there are layers, give or take three quarters."""
     mean = (nodes / 2) ** 0.5
     layers, made = [[0]], 1
     while made < nodes - 1:
@@ -115,3 +121,44 @@ def _nbytes(chance: random.Random) -> int:
     while (size := chance.gauss(MEANS[part], DEVIATIONS[part])) <= 0:
         pass
     return max(10, int(size * 100) * 10)
+
+
+def row(name: str, problem: Problem, share: float, operations: int) -> str:
+    """A row of the table: what so many operations find at a share of the given order's peak."""
+    indexed = index(problem)
+    given = measure(indexed, list(range(len(problem.ops))))
+    budget, effort = int(share * given.peak_nbytes), Effort(operations)
+    began = time.process_time()
+    found = given
+    for steps in annealed(indexed, [], budget, effort):
+        found = measure(indexed, steps)
+    seconds = time.process_time() - began
+    extra = f"{100 * (found.time_us / given.time_us - 1):.2f}"
+    return (
+        f"| {name} | {share:.0%} | {found.peak_nbytes / given.peak_nbytes:.1%} "
+        f"| {extra if found.peak_nbytes <= budget else 'none found'} "
+        f"| {(operations - effort.operations) / 1e6:.0f} | {seconds:.0f} |"
+    )
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, nargs="*", default=[500, 1000, 2000])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--shares", type=float, nargs="*", default=[0.9, 0.8, 0.7])
+    parser.add_argument("--effort", type=int, default=40_000, help="operations per node")
+    parser.add_argument("--graph", type=Path, nargs="*", default=[])
+    given = parser.parse_args()
+    graphs = [(str(path.stem), read_problem(path.read_text())) for path in given.graph]
+    for nodes in given.nodes:
+        graphs += [(f"{nodes}, seed {s}", layered_graph(nodes, s)) for s in range(given.seeds)]
+    print("| graph | budget | peak | extra time, % | million operations | processor s |")
+    print("|---|---|---|---|---|---|")
+    for name, problem in graphs:
+        for share in given.shares:
+            print(row(name, problem, share, given.effort * len(problem.ops)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

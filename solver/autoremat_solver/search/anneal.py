@@ -16,13 +16,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from autoremat_solver.effort import SIMULATION, Effort
+from autoremat_solver.effort import Effort
 from autoremat_solver.model.indexed import Indexed
 from autoremat_solver.search.list_orders import list_orders
 from autoremat_solver.search.live_schedule import Edit, Insertion, LiveSchedule, Removal, Shift
 from autoremat_solver.simulate import measure
 
-SEARCHES = 2  # each with its share of the effort
 FIRST_HEAT, LAST_HEAT = 3.0, 0.15  # mean sizes that may be lost by a move
 RATE = 1 / 200  # of the mean size times the operations: what the mean time of one is worth
 FALL, RISE = 1e-3, 1e1  # of the rate over a whole search, above or within the budget
@@ -30,9 +29,10 @@ SETTLED = 0.3  # of the effort, after which the rate changes
 ROUND, ROUNDS_SHARE = 100, 0.2  # moves of a round: so many, or times the operations
 TOLL = 0.5  # mean sizes that a step over the budget adds to its excess
 NEAR = 0.5  # mean sizes below the budget at which a step counts as full
-SHIFTS, CROSSINGS, INSERTIONS = 0.25, 0.55, 0.85  # shares of the moves, summed up; then removals
+SHIFTS, CROSSINGS, INSERTIONS = 0.1, 0.5, 0.85  # shares of the moves, summed up; then removals
 GAPS = 0.2  # times the operations: gaps that reruns are put in
 MOST_RERUNS = (2, 4, 8, 16)  # that one move adds, one of these drawn
+AT_END, AT_INPUT = 0.5, 0.75  # shares of the places where reruns are put in, summed up
 TRIES = 12
 AT_ONCE = 16  # steps of a move that are looked at in the time of one that is simulated
 
@@ -40,7 +40,7 @@ AT_ONCE = 16  # steps of a move that are looked at in the time of one that is si
 def annealed(
     indexed: Indexed, starts: list[list[int]], budget_nbytes: int, effort: Effort, *, seed: int = 0
 ) -> Iterator[list[int]]:
-    """Schedules within the budget, ever faster.
+    """Schedules within the budget, ever faster; if there is none, the one that it came to.
 
     Args:
         indexed: a graph without phases.
@@ -52,20 +52,8 @@ def annealed(
     orders = list_orders(indexed, effort, seed=seed)
     found = [*starts, *orders]
     start = min(found, key=lambda steps: _excess(indexed, steps, budget_nbytes, effort))
-    least_us, best, rate = math.inf, start, math.inf
-    for number in range(SEARCHES):
-        part = effort.part(1 / (SEARCHES - number))
-        search = Annealer(indexed, best, budget_nbytes, part, seed=seed + number)
-        if math.isinf(least_us):
-            search.rate = min(search.rate, rate)
-        for steps in search.improvements():
-            if search.time_us < least_us:
-                least_us, best = search.time_us, steps
-                yield steps
-        if math.isinf(least_us):
-            best, rate = search.steps, search.rate
-        if effort.is_spent or len(best) == len(indexed.inputs):
-            return
+    search = Annealer(indexed, start, budget_nbytes, effort, seed=seed)
+    yield from search.improvements()
 
 
 def _excess(
@@ -85,9 +73,6 @@ class Annealer:
         budget_nbytes: the peak allowed.
         effort: of this search.
         seed: of the random choices.
-
-    Attributes:
-        rate: bytes over the budget, summed over steps, that a microsecond is worth.
     """
 
     def __init__(
@@ -106,7 +91,8 @@ class Annealer:
         count = len(indexed.inputs)
         self._mean = sum(indexed.nbytes) / max(1, len(indexed.nbytes))
         mean_us = math.fsum(indexed.time_us) / max(1, count)
-        self.rate = RATE * self._mean * count / mean_us if mean_us > 0 else 0.0
+        # Bytes over the budget, summed over steps, that a microsecond is worth.
+        self._rate = RATE * self._mean * count / mean_us if mean_us > 0 else 0.0
         self._schedule = LiveSchedule(indexed, steps, budget_nbytes, int(TOLL * self._mean))
         self._full: list[int] = []
         self._gaps: list[tuple[int, int]] = []
@@ -115,40 +101,38 @@ class Annealer:
         self._looked_at = 0.0
         self._round = max(ROUND, int(ROUNDS_SHARE * count))
 
-    @property
-    def steps(self) -> list[int]:
-        """The schedule that the search stands at."""
-        return self._schedule.steps
-
-    @property
-    def time_us(self) -> float:
-        """Its time."""
-        return self._schedule.time_us
-
     def improvements(self) -> Iterator[list[int]]:
-        """Schedules within the budget, each faster than all before."""
+        """Schedules within the budget, each faster than all before; the last one if none is."""
         least_us, least = math.inf, len(self._indexed.inputs)
         schedule = self._schedule
         if schedule.excess == 0:
             least_us = schedule.time_us
             yield schedule.steps
-        while not self._effort.is_spent and not (schedule.excess == 0 and len(schedule.seq) <= least):
+            if len(schedule.seq) == least:
+                return
+        while not self._effort.is_spent:
             self._look_around()
             for _ in range(self._round):
-                self._effort.simulated(0)
-                edit = self._proposal()
-                if edit is None:
+                if not self._moves() or schedule.excess > 0 or schedule.time_us >= least_us:
                     continue
-                self._effort.simulated(edit.width // AT_ONCE - SIMULATION)
-                if not self._accepts(edit):
-                    continue
-                schedule.apply(edit)
-                if schedule.excess == 0 and schedule.time_us < least_us:
-                    least_us = schedule.time_us
-                    yield schedule.steps
+                least_us = schedule.time_us
+                yield schedule.steps
+                if len(schedule.seq) == least:
+                    return
+        if math.isinf(least_us):
+            yield schedule.steps
+
+    def _moves(self) -> bool:
+        """Whether one more move is made."""
+        edit = self._proposal()
+        self._effort.simulated(edit.width // AT_ONCE if edit is not None else 0)
+        if edit is None or not self._accepts(edit):
+            return False
+        self._schedule.apply(edit)
+        return True
 
     def _accepts(self, edit: Edit) -> bool:
-        worse = edit.excess + edit.time_us * self.rate
+        worse = edit.excess + edit.time_us * self._rate
         if worse <= 0:
             return True
         heat = self._mean * FIRST_HEAT * (LAST_HEAT / FIRST_HEAT) ** self._done
@@ -164,7 +148,7 @@ class Annealer:
         schedule = self._schedule
         self._effort.simulated(len(schedule.seq))
         if self._done > SETTLED:
-            self.rate *= (RISE if schedule.excess == 0 else FALL) ** (self._done - self._looked_at)
+            self._rate *= (RISE if schedule.excess == 0 else FALL) ** (self._done - self._looked_at)
         self._looked_at = self._done
         is_full = schedule.over > -NEAR * self._mean
         self._full = np.flatnonzero(is_full).tolist()
@@ -196,7 +180,7 @@ class Annealer:
         nbytes = np.array(indexed.nbytes, dtype=over.dtype)[value]
         relief = np.minimum(area[end] - area[first], nbytes * (count[end] - count[first]))
         again_us = np.array(indexed.time_us)[np.array(indexed.producer)[value]]
-        gain = relief.astype(np.float64) - self.rate * again_us
+        gain = relief.astype(np.float64) - self._rate * again_us
         best = np.argsort(-gain, kind="stable")[: max(1, int(GAPS * len(indexed.inputs)))]
         return [(int(run[k]), int(value[k])) for k in best if gain[k] > 0]
 
@@ -256,9 +240,23 @@ class Annealer:
                 longest, after, until = step - before, before, step
         if longest < 2:
             return None
-        boundary = until if chance.random() < 0.5 else chance.randint(after + 2, until)
+        boundary = self._boundary(schedule.op[run], after + 2, until)
         ops = self._closure(schedule.op[run], boundary)
         return None if ops is None else schedule.insertion(ops, boundary)
+
+    def _boundary(self, op: int, low: int, high: int) -> int:
+        """Where to make a value again: at the end, after an input's last read, or anywhere."""
+        schedule, chance = self._schedule, self._chance
+        if (kind := chance.random()) < AT_END:
+            return high
+        inputs = self._indexed.inputs[op]
+        if kind < AT_INPUT and inputs:
+            v = chance.choice(inputs)
+            maker = schedule.latest(self._indexed.producer[v], high)
+            after = high if maker is None else schedule.death(maker, v) + 1
+            if low <= after <= high:
+                return after
+        return chance.randint(low, high)
 
     def _removal(self) -> Removal | None:
         if not self._repeated:
@@ -267,9 +265,9 @@ class Annealer:
         return self._schedule.removal(self._chance.choice(runs))
 
     def _closure(self, wanted: int, boundary: int) -> list[int] | None:
-        """What to run again at a boundary for one operation: also what makes inputs that are gone,
+        """What to run again at a boundary for one operation.
 
-        where holding them until then adds more excess than making them is worth.
+        Also what makes inputs that are gone, where holding them adds more excess than it is worth.
         """
         indexed, schedule = self._indexed, self._schedule
         most = self._chance.choice(MOST_RERUNS)
@@ -292,7 +290,7 @@ class Annealer:
                 if maker is None:
                     return None
                 burden = 0 if indexed.pinned[v] else self._burden(maker, v, boundary)
-                worth = self.rate * indexed.time_us[indexed.producer[v]]
+                worth = self._rate * indexed.time_us[indexed.producer[v]]
                 if burden > worth * self._chance.uniform(0.3, 3.3):
                     stack.append((indexed.producer[v], False))
         return ops

@@ -1,4 +1,4 @@
-"""A schedule under edit, with its live bytes: what a change does to them is known before it is made.
+"""A schedule under edit, with its live bytes: what a change does to them is known beforehand.
 
 Enters: a schedule of a graph without phases, and a budget. Leaves: for a run put elsewhere, reruns
 put in, or a run taken out, an edit that tells by how much the excess over the budget and the time
@@ -212,7 +212,7 @@ class LiveSchedule:
         if rebindings is None:
             return None
         lasting = set()
-        for _, v, before, later in rebindings:
+        for _, v, before, _ in rebindings:
             lasting.add(v)
             reads = (p for r in self.readers[before][v] if (p := self.pos[r]) < boundary)
             death = max(reads, default=self.pos[before])
@@ -247,7 +247,7 @@ class LiveSchedule:
         for v, maker in self.source[run].items():
             if not self._pinned[v]:
                 death = self.death(maker, v, but=run)
-                spans.append((death + 1, here - 1, -self._nbytes[v]) if death < here else (0, -1, 0))
+                spans.append((death + 1, here - 1, -self._nbytes[v]))
         change, width = self._change(spans)
         change -= self._toll_of(int(self._over[here]))
         return Removal(change, -self._indexed.time_us[op], spans, width, run)
