@@ -11,21 +11,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autoremat.api import optimize, report, save_plan
-    from autoremat.comparison import Comparison, compare
-    from autoremat.errors import (
-        FallbackError,
-        FallbackWarning,
-        InfeasibleBudget,
-        OverBudget,
-        OverBudgetWarning,
-        PlanMismatch,
-        SteeringError,
-    )
-    from autoremat.memory.meter import measure_peak, resident_nbytes
-    from autoremat.offline import plan
-    from autoremat.reporting import Report
-    from autoremat.verification.whole_step import Verification, verify
+    from autoremat.api import optimize as optimize
+    from autoremat.api import report as report
+    from autoremat.api import save_plan as save_plan
+    from autoremat.comparison import Comparison as Comparison
+    from autoremat.comparison import compare as compare
+    from autoremat.errors import FallbackError as FallbackError
+    from autoremat.errors import FallbackWarning as FallbackWarning
+    from autoremat.errors import InfeasibleBudget as InfeasibleBudget
+    from autoremat.errors import OverBudget as OverBudget
+    from autoremat.errors import OverBudgetWarning as OverBudgetWarning
+    from autoremat.errors import PlanMismatch as PlanMismatch
+    from autoremat.errors import SteeringError as SteeringError
+    from autoremat.memory.meter import measure_peak as measure_peak
+    from autoremat.memory.meter import resident_nbytes as resident_nbytes
+    from autoremat.offline import plan as plan
+    from autoremat.reporting import Report as Report
+    from autoremat.verification.whole_step import Verification as Verification
+    from autoremat.verification.whole_step import verify as verify
 
 __version__ = "0.1.0"
 
@@ -50,26 +53,7 @@ _HOME = {
     "verify": "autoremat.verification.whole_step",
 }
 
-__all__ = [
-    "Comparison",
-    "FallbackError",
-    "FallbackWarning",
-    "InfeasibleBudget",
-    "OverBudget",
-    "OverBudgetWarning",
-    "PlanMismatch",
-    "Report",
-    "SteeringError",
-    "Verification",
-    "compare",
-    "measure_peak",
-    "optimize",
-    "plan",
-    "report",
-    "resident_nbytes",
-    "save_plan",
-    "verify",
-]
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

@@ -7,12 +7,12 @@ without gradients run as if autoremat were not there.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,24 +28,19 @@ from autoremat.errors import FallbackError, FallbackWarning
 from autoremat.fallbacks import fallback
 from autoremat.graph.selectors import Selection
 from autoremat.memory.meter import (
-    gradient_of,
     gradients_of,
+    state_of,
     storages_nbytes,
-    storages_of,
     tensors_in,
 )
-from autoremat.memory.optimizers import (
-    StepOptimizers,
-    require_optimizer_of,
-    state_of,
-    watch_optimizers,
-)
+from autoremat.memory.optimizers import StepOptimizers, require_optimizer_of, watch_optimizers
 from autoremat.memory.residents import Resident, resident_of
 from autoremat.planning.sizes import MANY_COMPILES
 from autoremat.reporting import Report
 from autoremat.session.eager_recurrent import eager_recurrent_layers
-from autoremat.session.session import REPLANS, Session
-from autoremat.watch.audit import storage_sizes
+from autoremat.session.session import Session
+from autoremat.session.steps import REPLANS, Steps
+from autoremat.watch.audit import Present
 
 _NEVER_PLANNED = frozenset({"AR201", "AR202"})  # whatever mode the model is put into later
 
@@ -60,7 +55,7 @@ class _Variant:
     calls: int = 0
 
 
-class OptimizedCall:
+class OptimizedCall(Present):
     """The compiled call of one module, and what the call in progress was given.
 
     There are up to two plans: a step that adds to gradients which exist already (gradient
@@ -74,7 +69,7 @@ class OptimizedCall:
         """Prepare to compile the model's call; nothing is compiled yet."""
         self.model = weakref.ref(model)
         self._options = options
-        self._optimizers = StepOptimizers(self._parameters, optimizer)
+        self.optimizers = StepOptimizers(self._parameters, optimizer)
         self._planned_state_nbytes = 0  # of optimizers, as the latest plan counts it
         self._here = threading.local()  # inputs of the call in progress: they are resident
         self._given: list[weakref.ref[torch.Tensor]] = []  # to calls of the step
@@ -90,17 +85,12 @@ class OptimizedCall:
         """The session of the latest training call."""
         return self._current.session
 
-    @property
-    def plans_anew(self) -> bool:
-        """Whether the next training call makes another plan of the same step."""
-        return self.session.replanned() is not None
-
     @torch.compiler.disable(recursive=False)  # within an outer torch.compile, a graph of its own
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call of the model: compiled in training, as it is otherwise."""
         model = self._model()
         if not torch.is_grad_enabled():
-            with self.session.during_inference():
+            with self.session.steps.during_inference():
                 return _torch.own_call(model)(*args, **kwargs)
         if not model.training:
             return self._watched(_torch.own_call(model)(*args, **kwargs))
@@ -112,23 +102,23 @@ class OptimizedCall:
         node = next((node for node in made if node is not None), None)
         if node is not None:
             session = self.session
-            node.register_prehook(lambda _: session.fall_back("AR113"))
+            node.register_prehook(lambda _: session.told.fall_back("AR113"))
             self._note_eager(session, output)
         return output
 
     @torch.compiler.disable  # nor is what stands around the compiled call of ours traced
     def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if _torch.in_functional_transform():
-            self.session.fall_back("AR112")
+            self.session.told.fall_back("AR112")
             return _torch.own_call(model)(*args, **kwargs)
         if self._global_hooks_came_later():
-            self.session.fall_back("AR110")
+            self.session.told.fall_back("AR110")
             output = _torch.own_call(model)(*args, **kwargs)
             self._note_eager(self.session, output)
             return output
         with self._planning:
             current = self._begin(model, (args, kwargs))
-            if not current.session.is_planned:  # others that call meanwhile wait for the plan
+            if not current.session.steps.is_planned:  # others that call meanwhile wait for the plan
                 return self._run(current, args, kwargs)
         return self._run(current, args, kwargs)
 
@@ -136,30 +126,29 @@ class OptimizedCall:
         """A call begins: the plan that it runs under."""
         if type(model).forward is not self._forward:  # Dynamo has no guard for that
             self._start_anew(model)
-        if not self._current.session.is_open:  # else its backward is to come: it is the same step
+        if not self.session.steps.is_open:  # else its backward is to come: it is the same step
             self._given = []
             self._current = self._variant_for(model)
         self._given += [weakref.ref(tensor) for tensor in tensors_in(inputs)]
-        self._current.session.begin_step()
+        self.session.steps.begin()
         return self._current
 
     def _run(self, current: _Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         model = self._model()
         self._here.inputs = (args, kwargs)
+        token = _is_own_compile.set(True)
         try:
             with (
-                _own_compile(),
-                _torch.guarding_hooks(),
-                _torch.every_guard(),
-                _torch.admitting_compiles(2 * MANY_COMPILES),
-                eager_recurrent_layers(model, current.session.leave_layer_eager),
+                _torch.compiling_steps(2 * MANY_COMPILES),
+                eager_recurrent_layers(model, current.session.steps.leave_layer_eager),
             ):
                 output = current.compiled(*args, **kwargs)
         finally:
+            _is_own_compile.reset(token)
             self._here.inputs = None
         self._tell_if_nothing_was_planned(current.session)
-        if current.session.is_planned:
-            current.session.note_end(tensors_in(output))
+        if current.session.steps.is_planned:
+            current.session.steps.note_end(tensors_in(output))
         else:
             self._note_eager(current.session, output)
         self._measure_where_free(current)
@@ -169,42 +158,36 @@ class OptimizedCall:
 
     def resident(self, device: torch.device, inputs: object) -> Resident:
         """Bytes that a step on these inputs holds whatever the plan."""
-        first, *others = self._optimizers.known or [None]
+        first, *others = self.optimizers.known or [None]
         found = resident_of(self._model(), inputs, first, device)
         more_nbytes = storages_nbytes(state_of(others), device)
-        parts = replace(found.parts, optimizer_nbytes=found.parts.optimizer_nbytes + more_nbytes)
-        self._planned_state_nbytes = parts.optimizer_nbytes
-        return replace(found, parts=parts)
+        self._planned_state_nbytes = found.parts.optimizer_nbytes + more_nbytes
+        return replace(
+            found, parts=replace(found.parts, optimizer_nbytes=self._planned_state_nbytes)
+        )
 
-    def storages(self, device: torch.device) -> Mapping[int, int]:
-        """See `audit.Present`."""
+    def leaves(self) -> list[torch.Tensor]:
+        """See `Present`."""
         model = self._model()
         given = (tensor for reference in self._given if (tensor := reference()) is not None)
-        parameters = list(model.parameters())
-        tensors = [*parameters, *model.buffers(), *gradients_of(parameters), *given]
-        return storage_sizes([*tensors, *state_of(self._optimizers.known)], device)
+        return [*model.parameters(), *model.buffers(), *given]
 
     def expected_nbytes(self, device: torch.device) -> int:
-        """See `audit.Present`."""
+        """See `Present`."""
         return max(0, self._planned_state_nbytes - self._state_nbytes(device))
 
     def _state_nbytes(self, device: torch.device) -> int:
-        return storages_nbytes(state_of(self._optimizers.known), device)
-
-    @property
-    def has_gradients(self) -> bool:
-        """See `audit.Present`."""
-        return any(gradient_of(parameter) is not None for parameter in self._model().parameters())
+        return storages_nbytes(state_of(self.optimizers.known), device)
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has made a step: its state may be there for the first time."""
-        if self.model() is None or not self._optimizers.has_new_state(optimizer):
+        if self.model() is None or not self.optimizers.has_new_state(optimizer):
             return
         session = self.session
-        if not session.is_planned and not session.told.fallbacks and self._model().training:
-            session.fall_back("AR114", kind=type(self._model()).__name__)
-        grown_nbytes = self._state_nbytes(session.device) - self._planned_state_nbytes
-        session.note_resident(max(0, grown_nbytes))
+        if not session.steps.is_planned and not session.told.fallbacks and self._model().training:
+            session.told.fall_back("AR114", kind=type(self._model()).__name__)
+        grown_nbytes = self._state_nbytes(session.steps.device) - self._planned_state_nbytes
+        session.steps.surroundings.note_resident(max(0, grown_nbytes))
 
     def _parameters(self) -> Iterable[nn.Parameter]:
         model = self.model()
@@ -233,14 +216,13 @@ class OptimizedCall:
             return call.resident(device, call._here.inputs)
 
         # Once training runs, a step that cannot be kept within the budget is warned of, not ended.
-        session = Session(
+        steps = Steps(
             self._options,
-            resident,
-            refuses=not self._variants,
-            replans=REPLANS,
             present=lambda: call if (call := itself()) and call.model() is not None else None,
-            is_told_of_steps=True,
+            replans=REPLANS,
+            is_told=True,
         )
+        session = Session(steps, resident, refuses=not self._variants)
         return _variant(model, session)
 
     def _variant_for(self, model: nn.Module) -> _Variant:
@@ -248,12 +230,12 @@ class OptimizedCall:
         gradient_nbytes = _gradient_nbytes(model)
         self._share_budgets(model)
         for variant in self._variants:
-            if not variant.session.is_planned:
+            steps = variant.session.steps
+            if not steps.is_planned:
                 variant.gradient_nbytes = gradient_nbytes
                 return variant
-            most_nbytes = variant.session.most_nbytes
             more_nbytes = gradient_nbytes - variant.gradient_nbytes
-            if variant.session.predicted_peak_nbytes + more_nbytes <= most_nbytes:
+            if more_nbytes <= max(0, steps.budget_nbytes - steps.peak_nbytes):
                 return variant
         self._variants.append(self._new_variant(model))
         return self._variants[-1]
@@ -278,17 +260,17 @@ class OptimizedCall:
 
     def _note_eager(self, session: Session, output: Any) -> None:
         device = next(self._model().parameters()).device
-        session.note_eager_call(tensors_in(output), device)
+        session.steps.note_eager_call(tensors_in(output), device)
 
     def _tell_if_nothing_was_planned(self, session: Session) -> None:
-        if session.is_planned or session.told.fallbacks:
+        if session.steps.is_planned or session.told.fallbacks:
             return
         if any(parameter.requires_grad for parameter in self._model().parameters()):
-            session.fall_back("AR105")
+            session.told.fall_back("AR105")
 
     def _measure_where_free(self, variant: _Variant) -> None:
         """On CUDA the allocator counts by itself: the second step's peak is read at the third."""
-        device = variant.session.device
+        device = variant.session.steps.device
         if device.type != "cuda" or variant.calls > 2:
             return
         variant.calls += 1
@@ -303,18 +285,8 @@ def _variant(model: nn.Module, session: Session) -> _Variant:
     return _Variant(session, compiled, _gradient_nbytes(model))
 
 
-_here = threading.local()
-
-
-@contextlib.contextmanager
-def _own_compile() -> Iterator[None]:
-    """Where an optimised part of an optimised model is one with the whole."""
-    before = getattr(_here, "is_own_compile", False)
-    _here.is_own_compile = True
-    try:
-        yield
-    finally:
-        _here.is_own_compile = before
+# Where an optimised part of an optimised model is one with the whole.
+_is_own_compile: ContextVar[bool] = ContextVar("is_own_compile", default=False)
 
 
 @functools.cache
@@ -322,20 +294,15 @@ def _keep_plans_in_outer_compiles() -> None:
     """Let Dynamo stop at optimised modules; once, and not before there are any."""
     _torch.stop_at(
         lambda module: (
-            isinstance(_torch.compiled_call(module), OptimizedCall)
-            and not getattr(_here, "is_own_compile", False)
+            isinstance(_torch.compiled_call(module), OptimizedCall) and not _is_own_compile.get()
         )
     )
 
 
 def _gradient_nbytes(model: nn.Module) -> int:
-    return sum(storage.nbytes() for storage in _gradient_storages(model))
-
-
-def _gradient_storages(model: nn.Module) -> Iterator[torch.UntypedStorage]:
-    """Those of the gradients that exist; of sparse ones, of what they hold."""
-    for gradient in gradients_of(model.parameters()):
-        yield from storages_of(gradient)
+    """Of the gradients that exist; of sparse ones, what they hold."""
+    found = gradients_of(model.parameters())
+    return storages_nbytes(found, found[0].device) if found else 0
 
 
 def optimize(
@@ -445,7 +412,7 @@ def report(model: nn.Module) -> Report:
         ValueError: if the model was not optimised, or has not run a training step yet.
     """
     call = optimized_call(model)
-    if not call.session.is_planned and not call.session.told.fallbacks:
+    if not call.session.steps.is_planned and not call.session.told.fallbacks:
         raise ValueError("Nothing is planned yet: that happens at the first training call.")
     return call.session.report()
 

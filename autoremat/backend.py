@@ -17,6 +17,7 @@ from autoremat import _torch
 from autoremat.ask.options import Options
 from autoremat.memory.optimizers import watch_optimizers
 from autoremat.session.session import Session
+from autoremat.session.steps import Steps
 
 # One session per mapping of options: `torch.compile` hands over the one it was given for each of
 # its graphs. Two models must not share a mapping, or they share a budget; one that was changed in
@@ -39,13 +40,14 @@ def autoremat(
 
     Raises:
         ValueError: without a budget or with a malformed one, or with a `mode`.
+        OSError: if a stored plan cannot be read.
         InfeasibleBudget: if no plan fits.
     """
     try:
         if mode not in (None, "default"):
             raise ValueError(_instead_of(mode))
         session = _session_of(options)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise _torch.passing_through(error) from None
     compiled = session.compile(module, example_inputs)
 
@@ -59,8 +61,8 @@ def autoremat(
 def _session_of(options: Mapping[str, Any] | None) -> Session:
     session, given = _sessions.get(id(options)), dict(options or {})
     if session is None or _mappings[session] != (options, given):
-        session = Session(Options.from_mapping(given))
-        watch_optimizers(session)
+        session = Session(Steps(Options.from_mapping(given)))
+        watch_optimizers(session.steps)
         _sessions[id(options)], _mappings[session] = session, (options, given)
     return session
 

@@ -53,6 +53,8 @@ class InfeasibleBudget(RuntimeError):
         step: name of the node at which the smallest plan peaks, or "".
         source: the user's line of that node, "model.py:88", or "".
         largest: the largest values live at that step, largest first.
+        tried: the stages of the search that ran; none where nothing was searched for.
+        left_out: those that did not, as the time limit was over.
     """
 
     budget_nbytes: int
@@ -62,6 +64,8 @@ class InfeasibleBudget(RuntimeError):
     step: str = ""
     source: str = ""
     largest: tuple[LiveValue, ...] = ()
+    tried: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """All fields become `args`: that is what pickle calls the class with."""
@@ -84,7 +88,15 @@ class InfeasibleBudget(RuntimeError):
     def _sentences(self) -> tuple[str, ...]:
         if self.is_resident_too_much:
             return self._resident_fact(), self._remedy()
-        return self._fact(), self._cause(), self._remedy()
+        return tuple(filter(None, (self._fact(), self._search(), self._cause(), self._remedy())))
+
+    def _search(self) -> str:
+        if self.left_out:
+            missed = ", ".join(self.left_out)
+            return (
+                f"The time limit left out stages of the search ({missed}): with more, less may do."
+            )
+        return f"Searched by {', '.join(self.tried)}." if self.tried else ""
 
     def _fact(self) -> str:
         budget, smallest = format_nbytes_apart(self.budget_nbytes, self.smallest_peak_nbytes)

@@ -27,7 +27,8 @@ from autoremat.memory.optimizers import require_optimizer_of
 from autoremat.memory.residents import resident_of_twin
 from autoremat.reporting import Report
 from autoremat.session.eager_recurrent import eager_recurrent_layers
-from autoremat.session.session import REPLANS, Session
+from autoremat.session.session import Session
+from autoremat.session.steps import REPLANS, Steps
 
 
 def plan(
@@ -89,14 +90,15 @@ def plan(
         recompute=recompute,
         time_limit=time_limit,
         verbose=verbose,
-        memory_nbytes=0 if spec is None else spec.memory_nbytes,
+        spec=spec,
     ).of(model)
     faker = Faker(home)
     twin = faker.model(model)
     fakes, fake_keywords = faker.values(inputs), faker.values(dict(keywords))
     resident = resident_of_twin(twin, (fakes, fake_keywords), model, optimizer, home)
-    offline = Offline(spec, curve, time_limit / 3)
-    session = Session(options, lambda _: resident, offline=offline, replans=REPLANS)
+    offline = Offline(curve, time_limit / 3)
+    steps = Steps(options, replans=REPLANS, offline=offline)
+    session = Session(steps, lambda _: resident)
     next_session: Session | None = session
     while next_session is not None:
         session = next_session
@@ -119,9 +121,9 @@ def _run(
 ) -> None:
     """One forward on fakes: every graph that it reaches is handed to the session."""
     call = _torch.compile_apart(with_own_code(_torch.own_call(twin)), session.compile)
-    session.begin_step()
+    session.steps.begin()
     try:
-        eager = eager_recurrent_layers(twin, session.leave_layer_eager)
+        eager = eager_recurrent_layers(twin, session.steps.leave_layer_eager)
         with session.progress, faker.mode, torch.enable_grad(), eager:
             session.progress.stage("trace")
             call(*inputs, **keywords)
@@ -129,7 +131,7 @@ def _run(
         raise
     except _torch.DataDependentOutput as error:
         # What code between graphs reads from a tensor is not known; the graphs so far are.
-        session.fall_back("AR108", cause=error, operation=error.func)
+        session.told.fall_back("AR108", cause=error, operation=error.func)
 
 
 def _require_curve(points: int) -> None:

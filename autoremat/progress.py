@@ -17,25 +17,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
 _PREFIX = "autoremat: "
-
-
-class _Display(Protocol):
-    """One way to show progress."""
-
-    def stage(self, name: str, previous: str) -> None: ...
-
-    def advance(self, name: str, done: int, total: int, unit: str) -> None: ...
-
-    def line(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Progress:
@@ -66,7 +54,7 @@ class Progress:
         self._stream = stream
         self._interval_s = interval_s
         self._clock = clock
-        self._display: _Display | None = None
+        self._display: _LogLines | _TerminalLine | None = None
         self._outer: Progress | None = None
         self._stage = ""
         self._stage_start_s = 0.0
@@ -140,15 +128,6 @@ class Progress:
         if self._display is not None:
             self._display.advance(self._stage, done, total, unit)
 
-    @contextmanager
-    def during(self, name: str) -> Iterator[None]:
-        """A stage inside the current one, which goes on afterwards."""
-        around = self._stage
-        self.stage(name)
-        yield
-        if around:
-            self.stage(around)
-
     def finish(self, line: str) -> None:
         """One closing line, the summary: printed when the block ends, unless by an exception."""
         self._closing = line.removeprefix(_PREFIX)
@@ -162,10 +141,13 @@ _current: ContextVar[Progress | None] = ContextVar("autoremat_progress", default
 
 @contextmanager
 def during(name: str) -> Iterator[Progress]:
-    """A stage of the `Progress` that is open around the caller; of a silent one if none is."""
+    """A stage of the current `Progress` inside the one that it is in, which goes on afterwards."""
     progress = current()
-    with progress.during(name):
-        yield progress
+    around = progress._stage
+    progress.stage(name)
+    yield progress
+    if around:
+        progress.stage(around)
 
 
 def current() -> Progress:

@@ -11,12 +11,13 @@ from autoremat_solver import Plan
 from torch import Tensor, fx
 
 from autoremat import _torch
+from autoremat.ask.options import Setting
 from autoremat.cost.calls import FREE
 from autoremat.emit.op_by_op import compile_eager
 from autoremat.graph.constraints import Constraints
 from autoremat.graph.joint_graph import JointGraph, prepare
 from autoremat.graph.storages import Storages
-from autoremat.planning.pipeline import Setting, graph_of, state
+from autoremat.planning.pipeline import graph_of, state
 from autoremat.problem.lower import Lowered, shell_of
 
 CPU = torch.device("cpu")

@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from autoremat.call_stack import with_stack_room
+from autoremat.call_stack import users_level, with_stack_room
 
 CALLS = 200
 DEPTHS = range(300)
@@ -45,3 +45,13 @@ def test_arguments_and_results_pass_through():
     assert quotient.__doc__ == "Divide."
     with pytest.raises(ZeroDivisionError):
         quotient(1, by=0)
+
+
+def test_the_users_line_is_the_first_that_is_neither_ours_nor_torchs():
+    here = {"users_level": users_level, "__name__": "autoremat.deep"}
+    exec("def ask(*_): return users_level()", here)  # the caller, whose level is 1
+    around = {"ask": here["ask"], "__name__": "torch.nn"}
+    exec("def call(): return ask()", around)
+    assert users_level() == 1
+    assert here["ask"]() == 2
+    assert around["call"]() == 3

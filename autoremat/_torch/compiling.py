@@ -13,7 +13,7 @@ import torch
 import torch._functorch.partitioners as _partitioners
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback
+from torch._dynamo.exc import ShortenTraceback
 from torch._dynamo.utils import counters as dynamo_counters
 from torch._functorch._aot_autograd import graph_compile
 from torch._functorch.aot_autograd import aot_function
@@ -28,15 +28,14 @@ from torch.utils._pytree import arg_tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 __all__ = [
-    "BackendCompilerFailed",
     "BoxedCodeGen",
     "CheckpointPolicy",
-    "CompileContext",
     "DataDependentOutput",
-    "ShortenTraceback",
     "activation_memory_budget",
     "aot_autograd",
     "as_boxed",
+    "compile_name",
+    "compile_number",
     "default_partition",
     "donated_inputs",
     "dynamo_counters",
@@ -44,10 +43,11 @@ __all__ = [
     "fake_mode_of",
     "force_recompile",
     "force_save_what_torch_demands",
+    "frame_name",
     "fx_graph_cse",
     "invoke_subgraph",
     "is_backward_seed",
-    "is_opaque",
+    "is_compiling",
     "is_primal",
     "is_symbolic",
     "is_tangent",
@@ -70,7 +70,30 @@ invoke_subgraph = torch.ops.higher_order.invoke_subgraph
 force_recompile = _LazyGraphModule.force_recompile
 
 
-def is_opaque(node: fx.Node) -> bool:
+def is_compiling() -> bool:
+    """Whether Dynamo compiles a frame in this context."""
+    return CompileContext.current_compile_id() is not None
+
+
+def frame_name() -> str:
+    """The Dynamo frame that is being compiled: a recompile of it has the same name."""
+    compile_id = CompileContext.current_compile_id()
+    return f"graph {compile_id.frame_id if compile_id is not None else 0}"
+
+
+def compile_name() -> str:
+    """The compile of the frame: a recompile has another name."""
+    number = compile_number()
+    return f"{frame_name()}/{number}" if number else frame_name()
+
+
+def compile_number() -> int:
+    """How often the frame was compiled before."""
+    compile_id = CompileContext.current_compile_id()
+    return int(compile_id.frame_compile_id or 0) if compile_id is not None else 0
+
+
+def _is_opaque(node: fx.Node) -> bool:
     """Whether the node's value is a torch-bind or other opaque object, not a tensor or symbol."""
     test: Callable[[fx.Node], bool] | None = getattr(_partitioners, "is_opaque_node", None)
     return test is not None and test(node)
@@ -99,7 +122,7 @@ def extract_forward_and_backward(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a joint graph at the given saved nodes (tensors, symbols and opaque objects)."""
     symbols = [n for n in saved if is_symbolic(n) and not _is_only_asserted(n)]
-    opaque = [n for n in saved if is_opaque(n)]
+    opaque = [n for n in saved if _is_opaque(n)]
     tensors = [n for n in saved if not is_symbolic(n) and n not in opaque]
     extract = _partitioners._extract_fwd_bwd_modules
     keywords: dict[str, Any] = {}
@@ -147,8 +170,7 @@ def _is_only_asserted(node: fx.Node) -> bool:
 def activation_memory_budget(share: float) -> contextlib.AbstractContextManager[None]:
     """Let what compiles within use torch's own memory budget, a share of what it would save."""
     config: Any = torch._functorch.config
-    patch: contextlib.AbstractContextManager[None] = config.patch(activation_memory_budget=share)
-    return patch
+    return config.patch(activation_memory_budget=share)
 
 
 def min_cut(
@@ -224,7 +246,8 @@ def passing_through(error: Exception) -> Exception:
     kind = type(error)
 
     def __init__(self: Any) -> None:
-        Exception.__init__(self, *error.args)
+        built_in = OSError if isinstance(error, OSError) else Exception
+        built_in.__init__(self, *error.__reduce__()[1])  # of an OSError, `args` lack the file
         self.__dict__.update(error.__dict__)
         self.first_useful_frame = None
 
@@ -241,5 +264,4 @@ def passing_through(error: Exception) -> Exception:
             "__reduce__": lambda _self: error.__reduce__(),
         },
     )
-    result: Exception = through()
-    return result
+    return through()

@@ -19,11 +19,9 @@ from torch._dynamo.exc import unimplemented
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 
 __all__ = [
-    "admitting_compiles",
     "admitting_recurrent_layers",
     "compile_apart",
-    "every_guard",
-    "guarding_hooks",
+    "compiling_steps",
     "in_functional_transform",
     "is_static_input",
     "kinds_of_global_hooks",
@@ -48,13 +46,6 @@ _GLOBAL_HOOKS = (
 )
 
 
-def guarding_hooks() -> contextlib.AbstractContextManager[None]:
-    """Let what Dynamo compiles in this context notice hooks that are added to modules later."""
-    config: Any = torch._dynamo.config
-    patch: contextlib.AbstractContextManager[None] = config.patch(skip_nnmodule_hook_guards=False)
-    return patch
-
-
 def compile_apart(
     call: Callable[..., Any], backend: Callable[..., Callable[..., Any]]
 ) -> Callable[..., Any]:
@@ -65,8 +56,7 @@ def compile_apart(
     """
     compile_call: Any = torch.compile  # torch's stubs leave the option out
     if _COUNTS_APART:
-        apart: Callable[..., Any] = compile_call(call, backend=backend, isolate_recompiles=True)
-        return apart
+        return compile_call(call, backend=backend, isolate_recompiles=True)
     global _compiles
     _compiles += 1
     compiled: Callable[..., Any] = compile_call(call, backend=backend)
@@ -79,23 +69,22 @@ def compile_apart(
     return run
 
 
-def every_guard() -> contextlib.AbstractContextManager[None]:
-    """Compile and run here so that a parameter frozen or thawed since is noticed."""
-    if not _IS_OLD:
-        return contextlib.nullcontext()
-    patched: contextlib.AbstractContextManager[None] = torch._dynamo.config.patch(
-        skip_tensor_guards_with_matching_dict_tags=False
-    )
-    return patched
+def compiling_steps(most_compiles: int) -> contextlib.AbstractContextManager[None]:
+    """Compile and run here what a model may change between its steps.
 
+    Hooks that are added to modules later are noticed, and parameters that are frozen or thawed.
 
-def admitting_compiles(count: int) -> contextlib.AbstractContextManager[None]:
-    """Let Dynamo compile a function at least so often here before it gives the function up."""
+    Args:
+        most_compiles: of a function, at least, before Dynamo gives the function up.
+    """
     config: Any = torch._dynamo.config
-    patch: contextlib.AbstractContextManager[None] = config.patch(
-        recompile_limit=max(count, config.recompile_limit)
-    )
-    return patch
+    values = {
+        "skip_nnmodule_hook_guards": False,
+        "recompile_limit": max(most_compiles, config.recompile_limit),
+    }
+    if _IS_OLD:
+        values["skip_tensor_guards_with_matching_dict_tags"] = False
+    return config.patch(values)
 
 
 def traces_recurrent_layers() -> bool:
@@ -105,8 +94,7 @@ def traces_recurrent_layers() -> bool:
 
 def admitting_recurrent_layers() -> contextlib.AbstractContextManager[None]:
     """Let Dynamo look into recurrent layers here instead of giving up the rest of the function."""
-    patch: contextlib.AbstractContextManager[None] = torch._dynamo.config.patch(allow_rnn=True)
-    return patch
+    return torch._dynamo.config.patch(allow_rnn=True)
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._higher_order_ops.auto_functionalize import get_mutable_args
-from torch._inductor import custom_graph_pass, ir, list_mode_options, memory
+from torch._inductor import custom_graph_pass, ir, list_mode_options, list_options, memory
 from torch._inductor import graph as inductor_graph
 from torch._inductor.codegen.triton import TritonOverrides
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -30,6 +30,8 @@ from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V, ops
 from torch.utils._ordered_set import OrderedSet
 
+from autoremat._torch.running import extent
+
 __all__ = [
     "DRAWS_FOUR_AT_A_TIME",
     "SEEDED_DRAWS",
@@ -37,12 +39,8 @@ __all__ = [
     "CustomPartitionerFn",
     "CustomSchedulerPass",
     "InductorError",
-    "InliningLimits",
-    "KernelsBeforeFusion",
     "compile_fx",
-    "compile_fx_inner",
     "compile_without_cache",
-    "donated",
     "in_place_results",
     "inductor_layout",
     "inductor_output_strides",
@@ -51,11 +49,11 @@ __all__ = [
     "is_kept_for_reuse",
     "kernels_before_fusion",
     "limit_fusion",
+    "list_options",
     "loading_kernels_by",
     "options_of_mode",
     "origin_names",
     "pre_fusion_pass",
-    "size_hint_of_expr",
     "wrapper_namespace",
 ]
 
@@ -85,38 +83,31 @@ _UPDATES: dict[Any, tuple[int, ...]] = {
 }
 
 
+Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]  # size and stride
+
 _Loading = Callable[[Any], Any]
 
-_loading: ContextVar[_Loading | None] = ContextVar("loading", default=None)
-_donated: ContextVar[tuple[int, ...] | None] = ContextVar("donated", default=None)
+# What replaces the step to loaded kernels, and positions of what may be overwritten.
+_stopped: ContextVar[tuple[_Loading, list[int]] | None] = ContextVar("stopped", default=None)
 
 
 @contextlib.contextmanager
-def loading_kernels_by(replacement: _Loading) -> Iterator[None]:
+def loading_kernels_by(replacement: _Loading, donated: Sequence[int] = ()) -> Iterator[None]:
     """Replace Inductor's step from a scheduled graph to loaded kernels, in this context only.
 
     What other threads compile meanwhile is loaded as ever.
+
+    Args:
+        replacement: is given the scheduled graph.
+        donated: positions of inputs that Inductor may overwrite in backwards compiled here. It asks
+            AOTAutograd's account of the graph, which is not there before the graph is split.
     """
     _install()
-    token = _loading.set(replacement)
+    token = _stopped.set((replacement, list(donated)))
     try:
         yield
     finally:
-        _loading.reset(token)
-
-
-@contextlib.contextmanager
-def donated(positions: Sequence[int]) -> Iterator[None]:
-    """Let Inductor take inputs of the backwards compiled in this context for its own to overwrite.
-
-    It asks AOTAutograd's account of the graph, which is not there before the graph is split.
-    """
-    _install()
-    token = _donated.set(tuple(positions))
-    try:
-        yield
-    finally:
-        _donated.reset(token)
+        _stopped.reset(token)
 
 
 @functools.cache
@@ -126,12 +117,13 @@ def _install() -> None:
 
     @functools.wraps(load)
     def compile_to_module(self: GraphLowering) -> Any:
-        return (_loading.get() or load)(self)
+        found = _stopped.get()
+        return load(self) if found is None else found[0](self)
 
     @functools.wraps(account)
     def get_donated_idxs() -> list[int] | None:
-        positions = _donated.get()
-        return account() if positions is None else list(positions)
+        found = _stopped.get()
+        return account() if found is None else found[1]
 
     GraphLowering.compile_to_module = compile_to_module  # type: ignore[method-assign]
     inductor_graph.get_donated_idxs = get_donated_idxs
@@ -165,14 +157,13 @@ def inductor_result_nbytes(graph: Any, device: torch.device) -> dict[str, list[i
     members: dict[str, list[tuple[tuple[Any, ...], int]]] = {}
     for buffer in graph.buffers:
         name = buffer.get_name()
-        layout = buffer.get_output_spec()
-        if not isinstance(layout, ir.Layout):
+        found = _as_numbers(graph, buffer.get_output_spec())
+        if found is None:
             continue
-        size = [size_hint_of_expr(graph, extent) for extent in layout.size]
-        stride = [size_hint_of_expr(graph, extent) for extent in layout.stride]
-        extent = _extent(size, stride)
-        counted = layout.device.type == device.type
-        own[name] = extent * layout.dtype.itemsize if counted else 0
+        size, stride, dtype, place = found
+        # What is written into a view of another buffer has that one's strides, of other dimensions.
+        count = extent(size, stride) if len(size) == len(stride) else math.prod(size)
+        own[name] = count * dtype.itemsize if place.type == device.type else 0
         if isinstance(buffer, ir.MultiOutput):
             container = buffer.inputs[0].get_name()
             indices = tuple(index for _, index in buffer.indices)
@@ -180,16 +171,6 @@ def inductor_result_nbytes(graph: Any, device: torch.device) -> dict[str, list[i
     return {name: [nbytes] for name, nbytes in own.items()} | {
         name: _in_order(parts) for name, parts in members.items()
     }
-
-
-def _extent(size: list[int], stride: list[int]) -> int:
-    """Elements that a layout spans.
-
-    What is written into a view of another buffer has that buffer's strides, of other dimensions.
-    """
-    if len(size) != len(stride):
-        return math.prod(size)
-    return 0 if 0 in size else 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
 
 
 def _in_order(parts: list[tuple[tuple[Any, ...], int]]) -> list[int]:
@@ -202,7 +183,7 @@ def _in_order(parts: list[tuple[tuple[Any, ...], int]]) -> list[int]:
     return [by_index.get(index, 0) for index in range(max(by_index) + 1)]
 
 
-def size_hint_of_expr(graph: Any, expression: Any) -> int:
+def _size_hint_of_expr(graph: Any, expression: Any) -> int:
     """The number that a size in an Inductor graph stands for."""
     sizevars = graph.sizevars
     ask = getattr(sizevars, "optimization_hint", None) or sizevars.size_hint
@@ -220,31 +201,30 @@ def wrapper_namespace() -> dict[str, Any]:
     }
 
 
-def inductor_layout(
-    graph: Any, name: str
-) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device] | None:
-    """Size, stride, dtype and device of a buffer or input of an Inductor graph, if it is one."""
-    buffer = graph.try_get_buffer(name)
-    if buffer is None:
-        return None
-    layout = buffer.maybe_get_layout() if hasattr(buffer, "maybe_get_layout") else None
-    if not isinstance(layout, ir.Layout):
-        return None
-    size = tuple(size_hint_of_expr(graph, extent) for extent in layout.size)
-    stride = tuple(size_hint_of_expr(graph, extent) for extent in layout.stride)
-    return size, stride, layout.dtype, layout.device
+def inductor_layout(graph: Any, name: str) -> Layout | None:
+    """That of a buffer or input of an Inductor graph, if it is one."""
+    return _layout_of(graph, graph.try_get_buffer(name))
 
 
 def inductor_output_strides(graph: Any) -> list[tuple[int, ...] | None]:
     """Strides that an Inductor graph gives its outputs; None where an output has no layout."""
-    strides: list[tuple[int, ...] | None] = []
-    for output in graph.graph_outputs:
-        layout = output.maybe_get_layout() if hasattr(output, "maybe_get_layout") else None
-        if isinstance(layout, ir.Layout):
-            strides.append(tuple(size_hint_of_expr(graph, extent) for extent in layout.stride))
-        else:
-            strides.append(None)
-    return strides
+    layouts = (_layout_of(graph, output) for output in graph.graph_outputs)
+    return [None if layout is None else layout[1] for layout in layouts]
+
+
+def _layout_of(graph: Any, value: Any) -> Layout | None:
+    ask = getattr(value, "maybe_get_layout", None)
+    return None if ask is None else _as_numbers(graph, ask())
+
+
+def _as_numbers(graph: Any, layout: Any) -> Layout | None:
+    if not isinstance(layout, ir.Layout):
+        return None
+    size, stride = (
+        tuple(_size_hint_of_expr(graph, number) for number in numbers)
+        for numbers in (layout.size, layout.stride)
+    )
+    return size, stride, layout.dtype, layout.device
 
 
 def options_of_mode(mode: str) -> dict[str, Any] | None:
@@ -305,21 +285,20 @@ def _updated(node: fx.Node) -> Iterator[tuple[object, Any]]:
         yield from enumerate(bases, start=len(node.meta["val"]) - len(bases))
 
 
-@dataclass(frozen=True)
-class KernelsBeforeFusion:
-    """Inductor's scheduler nodes by their positions.
+def kernels_before_fusion(
+    nodes: Sequence[Any],
+) -> tuple[
+    dict[str, int],
+    tuple[tuple[int, ...], ...],
+    tuple[tuple[int, int, int | None, tuple[int, ...], bool], ...],
+]:
+    """Inductor's scheduler nodes by their positions; inside a compile only.
 
-    Attributes:
-        predecessors: for each node the nodes that must run before it.
-        buffers: bytes when made, bytes when freed, maker (None: an input), readers, is an output.
+    Returns:
+        Positions by the names of operations; for each node the nodes that must run before it; of
+        each buffer bytes when made and when freed, maker (None: an input), readers, and whether it
+        is an output.
     """
-
-    predecessors: tuple[tuple[int, ...], ...]
-    buffers: tuple[tuple[int, int, int | None, tuple[int, ...], bool], ...]
-
-
-def kernels_before_fusion(nodes: Sequence[Any]) -> tuple[dict[str, int], KernelsBeforeFusion]:
-    """Positions by the names of operations, and what the nodes need; inside a compile only."""
     scheduler, outputs = nodes[0].scheduler, OrderedSet(V.graph.get_output_names())
     _, inputs = memory.prepare_planning_info(
         list(nodes),
@@ -345,7 +324,7 @@ def kernels_before_fusion(nodes: Sequence[Any]) -> tuple[dict[str, int], Kernels
         tuple(sorted(position[before] for before in node.mpi_node.pred_nodes)) for node in nodes
     )
     numbers = {part.get_name(): position[node] for node in nodes for part in node.get_nodes()}
-    return numbers, KernelsBeforeFusion(predecessors, buffers)
+    return numbers, predecessors, buffers
 
 
 def limit_fusion(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from operator import getitem
@@ -42,6 +42,7 @@ __all__ = [
     "can_be_bounded",
     "compiled_backward_of",
     "compiled_call",
+    "extent",
     "foreach_by_default",
     "getitem",
     "gradient_nbytes_into",
@@ -67,6 +68,7 @@ __all__ = [
     "step_hooks",
     "storage_identity",
     "storage_key",
+    "tensor_leaves",
     "tree_leaves",
     "tree_map",
     "watch_backwards",
@@ -124,10 +126,20 @@ def storage_identity(storage: torch.UntypedStorage) -> int:
     return storage._cdata
 
 
+def extent(size: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements of a storage from the first to the last that a tensor of this layout reaches."""
+    return 0 if 0 in size else 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+
+
 def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Indices and values of a sparse tensor (COO) as it holds them, also while fakes are traced."""
     with _disable_current_modes():
         return tensor._indices(), tensor._values()
+
+
+def tensor_leaves(value: Any) -> list[torch.Tensor]:
+    """The tensors in a nest of lists, tuples, dicts and registered containers."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def is_mutable(operator: OpOverload) -> bool:
@@ -142,8 +154,7 @@ def arguments_of(operator: Any) -> list[Any]:
 
 def own_call(module: nn.Module) -> Callable[..., Any]:
     """The call of a module with its hooks, past what it is compiled to."""
-    call: Callable[..., Any] = module._call_impl
-    return call
+    return module._call_impl
 
 
 def compiled_call(module: nn.Module) -> Callable[..., Any] | None:
@@ -241,17 +252,14 @@ def size_symbols(size: int | torch.SymInt) -> dict[Any, int]:
     return {s: int(found[s]) for s in size.node.expr.free_symbols if s in found}
 
 
-def _as_traced(size: torch.SymInt) -> dict[Any, Any]:
-    return {symbol: sympy.Integer(n) for symbol, n in size_symbols(size).items()}
-
-
 def size_hint(size: int | torch.SymInt) -> int:
     """The number that a symbolic size stands for (4096 if it has none)."""
     if isinstance(size, int):
         return size
     node = size.node
     if node.expr.free_symbols & _sizes.get().keys():
-        expression = node.expr.xreplace({**_as_traced(size), **_sizes.get()})
+        as_traced = {symbol: sympy.Integer(n) for symbol, n in size_symbols(size).items()}
+        expression = node.expr.xreplace({**as_traced, **_sizes.get()})
         if expression.is_number:
             return int(expression)
     hint = getattr(node, "hint", None)

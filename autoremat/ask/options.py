@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,12 +13,50 @@ from typing import Any
 import torch
 from torch import nn
 
+from autoremat import _torch
 from autoremat.ask.budget import Budget
 from autoremat.ask.steering import Steering, parse_steering
 from autoremat.cost.device_specs import DeviceSpec
-from autoremat.graph.devices import device_nbytes
+from autoremat.graph.devices import device_name, device_nbytes
 from autoremat.graph.dropout_policy import DropoutPolicy, parse_dropout
+from autoremat.graph.random_draws import Replays, replays, safe_policy
 from autoremat.graph.selectors import Selection
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How graphs are planned, whichever graph it is.
+
+    Attributes:
+        compiler: "inductor" or "eager".
+        spec: the data sheet of the device that is planned for, if it is not here: operations are
+            estimated then, not measured, and the peak is the simulator's under every compiler.
+        dropout: what becomes of random numbers; None for the safe choice.
+        steering: strategy, constraints, stored plan.
+        time_limit_s: for the choice of a plan, per graph.
+        strict: raise where a graph cannot be planned, or a certificate does not hold.
+    """
+
+    compiler: str = "inductor"
+    spec: DeviceSpec | None = None
+    dropout: DropoutPolicy | None = None
+    steering: Steering = field(default_factory=Steering)
+    time_limit_s: float = 30.0
+    strict: bool = False
+
+    @property
+    def reads_inductor(self) -> bool:
+        """Whether peaks are read from the code that Inductor generates."""
+        return self.compiler == "inductor" and self.spec is None
+
+    def replays(self, device: torch.device) -> Replays:
+        """How draws may be repeated in the graphs."""
+        policy = self.dropout or safe_policy(self.compiler, device)
+        return replays(policy, self.compiler, device)
+
+    def device_name(self, device: torch.device) -> str:
+        """Name of the device that is planned for."""
+        return device_name(device) if self.spec is None else self.spec.name
 
 
 @dataclass(frozen=True)
@@ -26,25 +65,15 @@ class Options:
 
     Attributes:
         budget: allowed peak of the whole step.
-        compiler: "inductor" or "eager".
-        dropout: what becomes of random numbers; None for the safe choice.
-        time_limit_s: for the choice of a plan, per graph.
-        strict: raise where a graph cannot be planned.
+        setting: how its graphs are planned.
         verbose: show progress and the summary line.
-        steering: strategy, constraints, stored plan.
         inductor: options that are not ours.
-        memory_nbytes: what a share is of; 0 for the memory of the device at hand.
     """
 
     budget: Budget
-    compiler: str = "inductor"
-    dropout: DropoutPolicy | None = None
-    time_limit_s: float = 30.0
-    strict: bool = False
-    verbose: bool = True
-    steering: Steering = field(default_factory=Steering)
-    inductor: dict[str, Any] = field(default_factory=dict)
-    memory_nbytes: int = 0
+    setting: Setting
+    verbose: bool
+    inductor: dict[str, Any]
 
     @classmethod
     def parse(
@@ -61,7 +90,7 @@ class Options:
         strict: bool = False,
         verbose: bool = True,
         inductor: Mapping[str, Any] | None = None,
-        memory_nbytes: int = 0,
+        spec: DeviceSpec | None = None,
     ) -> Options:
         """The options of a user, as they are documented at `optimize`.
 
@@ -74,17 +103,9 @@ class Options:
         steering = parse_steering(
             policy=policy, save=save, recompute=recompute, plan=plan, compiler=compiler
         )
-        return cls(
-            budget=_budget(budget, steering),
-            compiler=compiler,
-            time_limit_s=_time_limit_s(time_limit),
-            dropout=parse_dropout(dropout),
-            strict=bool(strict),
-            verbose=bool(verbose),
-            steering=steering,
-            inductor=dict(inductor or {}),
-            memory_nbytes=memory_nbytes,
-        )
+        limit_s, policy_of_draws = _time_limit_s(time_limit), parse_dropout(dropout)
+        setting = Setting(compiler, spec, policy_of_draws, steering, limit_s, bool(strict))
+        return cls(_budget(budget, steering), setting, bool(verbose), dict(inductor or {}))
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Options:
@@ -96,6 +117,10 @@ class Options:
         """
         ours = {name: value for name, value in given.items() if name in _NAMES}
         others = {name: value for name, value in given.items() if name not in _NAMES}
+        for unknown in others.keys() - set(_torch.list_options()):
+            near = difflib.get_close_matches(str(unknown), _NAMES, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{unknown!r} is no option of autoremat, nor of Inductor.{hint}")
         return cls.parse(**ours, inductor=others)
 
     def of(self, model: nn.Module) -> Options:
@@ -104,16 +129,18 @@ class Options:
         Raises:
             SteeringError: if the model has no such modules, or no layers.
         """
-        return replace(self, steering=self.steering.of(model))
+        steering = self.setting.steering.of(model)
+        return replace(self, setting=replace(self.setting, steering=steering))
 
     def budget_nbytes(self, device: torch.device) -> int:
         """Allowed peak of the whole step on a device, which is asked only for a share of it."""
         if not self.budget.is_share:
             return self.budget.nbytes()
-        return self.budget.nbytes(self.memory_nbytes or device_nbytes(device))
+        spec = self.setting.spec
+        return self.budget.nbytes(device_nbytes(device) if spec is None else spec.memory_nbytes)
 
 
-_NAMES = inspect.signature(Options.parse).parameters.keys() - {"inductor", "memory_nbytes"}
+_NAMES = inspect.signature(Options.parse).parameters.keys() - {"inductor", "spec"}
 
 
 def _budget(given: str | int | None, steering: Steering) -> Budget:
@@ -139,12 +166,9 @@ class Offline:
     """Planning on fake tensors: no kernel is compiled, and no step is going to run.
 
     Attributes:
-        spec: the device to plan for, if it is not here: operations are estimated then, not
-            measured, and the peak is the simulator's under every compiler.
         curve_points: budgets to plan for beside the one asked for; 0 for none.
         curve_limit_s: seconds for them.
     """
 
-    spec: DeviceSpec | None = None
     curve_points: int = 0
     curve_limit_s: float = 0.0

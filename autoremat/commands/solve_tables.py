@@ -40,6 +40,8 @@ def plan_table(document: dict[str, Any], problem: Problem, status: Status) -> Ta
     table.add_row("  proven bound", duration(document["bound"], unit), f"gap {percent(gap)}")
     table.add_section()
     table.add_row("Status", "", f"{status.value}")
+    if document["left_out"]:
+        table.add_row("Left out", "", ", ".join(document["left_out"]))
     table.add_row("Method", "", escape(document["method"]))
     table.add_row("Solved in", f"{document['seconds']:.1f} s", "")
     return table

@@ -25,7 +25,7 @@ from autoremat.comparison.layers import NotApplicable, checkpoint_layers
 from autoremat.comparison.serve import Step, seconds, serve
 from autoremat.comparison.variants import Task, Variant
 from autoremat.errors import InfeasibleBudget
-from autoremat.session.session import REPLANS
+from autoremat.session.steps import REPLANS
 from autoremat.targets.arguments import TargetArguments
 from autoremat.targets.hf import load
 from autoremat.targets.target import Target, TargetError, last_line

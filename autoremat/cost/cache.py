@@ -16,18 +16,16 @@ from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 import platformdirs
 
-_FORMAT = 3  # 2 had times that were not compared with each other
-_TABLES = """
-CREATE TABLE IF NOT EXISTS call (
-    key TEXT PRIMARY KEY, time_us REAL NOT NULL, peak_nbytes INTEGER NOT NULL,
-    kept_nbytes INTEGER NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS ceilings (
-    key TEXT PRIMARY KEY, copy_gbps REAL NOT NULL, matmul_gflops REAL NOT NULL,
-    launch_us REAL NOT NULL
+from autoremat.call_stack import users_level
+
+_FORMAT = 4  # 2 had times that were not compared with each other, 3 a table for each kind
+_TABLE = """
+CREATE TABLE IF NOT EXISTS figures (
+    key TEXT PRIMARY KEY, first NOT NULL, second NOT NULL, third NOT NULL
 ) WITHOUT ROWID;
 """
 
@@ -60,6 +58,9 @@ class DeviceCeilings:
     copy_gbps: float
     matmul_gflops: float
     launch_us: float
+
+
+Figures = TypeVar("Figures", Measured, DeviceCeilings)
 
 
 def default_cache_path() -> Path:
@@ -105,36 +106,19 @@ class CostCache:
         with suppress(sqlite3.Error):
             self._connection.close()
 
-    def read(self, keys: Iterable[str]) -> dict[str, Measured]:
-        """The figures stored for those of the keys that have any."""
-        query = "SELECT time_us, peak_nbytes, kept_nbytes FROM call WHERE key = ?"
-        found: dict[str, Measured] = {}
-        for key in keys:
-            row = self._row(query, key)
-            if row is not None:
-                found[key] = Measured(*row)
-        return found
+    def read(self, keys: Iterable[str], kind: type[Figures]) -> dict[str, Figures]:
+        """The figures stored for those of the keys that have any, all of one kind."""
+        found = {key: self._row(key) for key in keys}
+        return {key: kind(*row) for key, row in found.items() if row is not None}
 
-    def write(self, figures: Mapping[str, Measured]) -> None:
+    def write(self, figures: Mapping[str, Measured | DeviceCeilings]) -> None:
         """Store figures; those that another process stored meanwhile stay."""
         rows = [(key, *astuple(found)) for key, found in figures.items()]
         with suppress(sqlite3.Error), self._connection:
-            self._connection.executemany("INSERT OR IGNORE INTO call VALUES (?, ?, ?, ?)", rows)
+            self._connection.executemany("INSERT OR IGNORE INTO figures VALUES (?, ?, ?, ?)", rows)
 
-    def read_ceilings(self, key: str) -> DeviceCeilings | None:
-        """The ceilings stored for a device, if any."""
-        row = self._row(
-            "SELECT copy_gbps, matmul_gflops, launch_us FROM ceilings WHERE key = ?", key
-        )
-        return None if row is None else DeviceCeilings(*row)
-
-    def write_ceilings(self, key: str, ceilings: DeviceCeilings) -> None:
-        """Store a device's ceilings."""
-        row = (key, ceilings.copy_gbps, ceilings.matmul_gflops, ceilings.launch_us)
-        with suppress(sqlite3.Error), self._connection:
-            self._connection.execute("INSERT OR IGNORE INTO ceilings VALUES (?, ?, ?, ?)", row)
-
-    def _row(self, query: str, key: str) -> tuple | None:
+    def _row(self, key: str) -> tuple | None:
+        query = "SELECT first, second, third FROM figures WHERE key = ?"
         try:
             return self._connection.execute(query, (key,)).fetchone()
         except sqlite3.Error:
@@ -164,7 +148,7 @@ def _connect(path: Path | str) -> sqlite3.Connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version not in (0, _FORMAT):
             raise sqlite3.DatabaseError(f"format {version} of the cost cache is not {_FORMAT}")
-        connection.executescript(_TABLES)
+        connection.executescript(_TABLE)
         connection.execute(f"PRAGMA user_version = {_FORMAT}")
         connection.commit()
         # Fails now, not at the first result, where the file or its directory is read-only.
@@ -191,5 +175,5 @@ def _warn_once(path: Path, error: Exception) -> None:
         warnings.warn(
             f"autoremat: operator costs cannot be kept in {path} ({error}); this process "
             "measures them anew. Give a writable path to keep them.",
-            stacklevel=4,
+            stacklevel=users_level(),
         )

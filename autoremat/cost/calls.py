@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch.utils.flop_counter import flop_registry
 from autoremat._torch import (
     HigherOrderOperator,
     OpOverload,
+    extent,
     fake_value,
     has_results,
     is_mutable,
@@ -27,6 +28,7 @@ from autoremat._torch import (
     run_with_rng_state,
     size_hint,
     storage_key,
+    tensor_leaves,
     tree_leaves,
     tree_map,
 )
@@ -42,8 +44,6 @@ class OpCost:
         workspace_nbytes: bytes live inside the operator beyond its inputs and outputs, at most.
         excess_nbytes: bytes that the outputs' storages hold beyond what their shapes need: some
             operators return a view of their scratch memory.
-        flops: floating-point operations.
-        bytes_moved: bytes of the distinct elements read and written.
         measured: whether time and workspace were measured rather than estimated.
         is_doubtful: whether the times that were measured contradict each other.
     """
@@ -51,15 +51,11 @@ class OpCost:
     time_us: float
     workspace_nbytes: int
     excess_nbytes: int
-    flops: int
-    bytes_moved: int
     measured: bool
     is_doubtful: bool = False
 
 
-FREE = OpCost(
-    time_us=0.0, workspace_nbytes=0, excess_nbytes=0, flops=0, bytes_moved=0, measured=False
-)
+FREE = OpCost(time_us=0.0, workspace_nbytes=0, excess_nbytes=0, measured=False)
 """What views, element access and arithmetic on sizes cost."""
 
 
@@ -82,10 +78,7 @@ class TensorSpec:
     @property
     def span(self) -> int:
         """Elements from the first to the last that the tensor reaches in its storage."""
-        if 0 in self.shape:
-            return 0
-        pairs = zip(self.shape, self.stride, strict=True)
-        return 1 + sum((size - 1) * stride for size, stride in pairs)
+        return extent(self.shape, self.stride)
 
     @property
     def distinct_nbytes(self) -> int:
@@ -109,7 +102,6 @@ class Call:
         args, kwargs: its arguments, symbolic numbers replaced by hints.
         outputs: one entry for each tensor result.
         fresh_nbytes: bytes of each storage that the results own (not shared with an input).
-        mutates: whether the operator writes to one of its arguments.
         placed_on: the device, where no tensor tells.
     """
 
@@ -118,7 +110,6 @@ class Call:
     kwargs: dict[str, Any]
     outputs: tuple[TensorSpec, ...]
     fresh_nbytes: tuple[int, ...]
-    mutates: bool
     placed_on: torch.device | None = None
 
     @property
@@ -153,7 +144,7 @@ def is_free(node: fx.Node) -> bool:
     """Whether the node runs no kernel: a view, an element access, arithmetic on sizes."""
     if node.op != "call_function":
         return True
-    results = _tensors(fake_value(node))
+    results = tensor_leaves(fake_value(node))
     if not isinstance(node.target, OpOverload):
         # A higher-order operator is no plain function; everything else here (operator.mul,
         # getitem, math.floor, torch.sym_max) works on numbers or takes a tuple apart.
@@ -176,7 +167,7 @@ def call_of(node: fx.Node) -> Call | None:
     target, args, kwargs = _unwrap_rng(node)
     if not isinstance(target, OpOverload):
         return None
-    results = _tensors(fake_value(node))
+    results = tensor_leaves(fake_value(node))
     try:
         plain_args, plain_kwargs = tree_map(_plain, (_values(args), _values(kwargs)))
         outputs = tuple(tensor_spec(result) for result in results)
@@ -188,7 +179,6 @@ def call_of(node: fx.Node) -> Call | None:
         kwargs=plain_kwargs,
         outputs=outputs,
         fresh_nbytes=tuple(_fresh_storages(node, results)),
-        mutates=is_mutable(target),
     )
 
 
@@ -223,14 +213,7 @@ def estimate(node: fx.Node, call: Call | None, ceilings: DeviceCeilings) -> OpCo
     """
     moved = bytes_moved(call) if call is not None else _node_nbytes(node)
     flops = flop_count(call) if call is not None else moved // 4
-    return OpCost(
-        time_us=roofline_us(flops, moved, ceilings),
-        workspace_nbytes=0,
-        excess_nbytes=0,
-        flops=flops,
-        bytes_moved=moved,
-        measured=False,
-    )
+    return replace(FREE, time_us=roofline_us(flops, moved, ceilings))
 
 
 def roofline_us(flops: int, moved_nbytes: int, ceilings: DeviceCeilings) -> float:
@@ -294,30 +277,18 @@ def _plain(value: Any) -> Any:
     if isinstance(value, torch.SymInt):
         return size_hint(value)
     if isinstance(value, torch.SymFloat | torch.SymBool):
-        return _hinted(value)
+        if value.node.hint is None:
+            raise TypeError(f"{value} has no hint")
+        return value.node.hint
     if isinstance(value, torch.Generator | fx.GraphModule):
         raise TypeError(f"{type(value).__name__} arguments are not data")
     return value
 
 
-def _hinted(value: torch.SymFloat | torch.SymBool) -> float | bool:
-    hint = value.node.hint
-    if hint is None:
-        raise TypeError(f"{value} has no hint")
-    return hint
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
 def _fresh_storages(node: fx.Node, results: list[torch.Tensor]) -> Iterator[int]:
     """Bytes of each storage among the results that no input shares."""
-    seen = {
-        storage_key(tensor)
-        for source in node.all_input_nodes
-        for tensor in _tensors(fake_value(source))
-    }
+    given = tensor_leaves([fake_value(source) for source in node.all_input_nodes])
+    seen = {storage_key(tensor) for tensor in given}
     for result in results:
         key = storage_key(result)
         if key is not None and key not in seen:
@@ -327,7 +298,5 @@ def _fresh_storages(node: fx.Node, results: list[torch.Tensor]) -> Iterator[int]
 
 def _node_nbytes(node: fx.Node) -> int:
     """Bytes of all tensors at a node's edges, for operators that are not one call."""
-    ends = [*node.all_input_nodes, node]
-    tensors = [tensor for end in ends for tensor in _tensors(fake_value(end))]
-    sizes = (size_hint(t.numel()) * t.dtype.itemsize for t in tensors)
-    return sum(sizes)
+    tensors = tensor_leaves([fake_value(end) for end in (*node.all_input_nodes, node)])
+    return sum(size_hint(tensor.numel()) * tensor.dtype.itemsize for tensor in tensors)

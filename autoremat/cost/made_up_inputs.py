@@ -58,7 +58,8 @@ def index_bound(call: Call) -> int:
 
     A realistic spread matters where equal indices collide, as in the gradient of an embedding.
     """
-    rule = _INDEX_BOUNDS.get(call.target.overloadpacket.__name__)
+    name = call.target.overloadpacket.__name__
+    rule = _INDEX_BOUNDS.get(name.removeprefix("_unsafe_").removesuffix("_"))
     if rule is None:
         return 1
     try:
@@ -74,10 +75,6 @@ def _smallest_indexed_dim(args: tuple[Any, ...]) -> int:
     return min((size for size, index in sizes if index is not None), default=1)
 
 
-def _rows(args: tuple[Any, ...]) -> int:
-    return args[0].shape[0]
-
-
 def _along(args: tuple[Any, ...]) -> int:
     return args[0].shape[args[1]]
 
@@ -87,51 +84,39 @@ def _classes(args: tuple[Any, ...]) -> int:
     return shape[1] if len(shape) > 1 else shape[0]
 
 
-def _classes_backward(args: tuple[Any, ...]) -> int:
-    return _classes(args[1:])
-
-
 _INDEX_BOUNDS = {
-    "embedding": _rows,
+    "embedding": lambda args: args[0].shape[0],
     "embedding_dense_backward": lambda args: args[2],
     "gather": _along,
     "scatter": _along,
-    "scatter_": _along,
     "scatter_add": _along,
-    "scatter_add_": _along,
     "scatter_reduce": _along,
     "index_select": _along,
     "index_add": _along,
     "index": _smallest_indexed_dim,
-    "_unsafe_index": _smallest_indexed_dim,
     "index_put": _smallest_indexed_dim,
-    "index_put_": _smallest_indexed_dim,
-    "_unsafe_index_put": _smallest_indexed_dim,
     "nll_loss_forward": _classes,
     "nll_loss2d_forward": _classes,
-    "nll_loss_backward": _classes_backward,
-    "nll_loss2d_backward": _classes_backward,
+    "nll_loss_backward": lambda args: _classes(args[1:]),
+    "nll_loss2d_backward": lambda args: _classes(args[1:]),
 }
 
 
 def _draw(spec: TensorSpec, bound: int, unit: bool) -> torch.Tensor:
-    storage = torch.empty(spec.span, dtype=spec.dtype, device=spec.device)
-    if bound > 1 or spec.dtype.is_floating_point or spec.dtype.is_complex or _is_bool(spec):
+    dtype = spec.dtype
+    storage = torch.empty(spec.span, dtype=dtype, device=spec.device)
+    if bound > 1 or dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
         _tile(storage, _block(spec, bound, unit))
     else:
         storage.zero_()
     return storage.as_strided(spec.shape, spec.stride)
 
 
-def _is_bool(spec: TensorSpec) -> bool:
-    return spec.dtype == torch.bool
-
-
 def _block(spec: TensorSpec, bound: int, unit: bool) -> torch.Tensor:
     """A short run of random values; drawing every value would cost more than most operators."""
     generator = torch.Generator().manual_seed(_SEED)
     count = min(_BLOCK, spec.span)
-    if _is_bool(spec):
+    if spec.dtype == torch.bool:
         values = torch.randint(0, 2, (count,), generator=generator)
     elif spec.dtype.is_complex:
         values = torch.randn(count, generator=generator, dtype=torch.complex64)

@@ -23,9 +23,9 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
@@ -37,7 +37,9 @@ from autoremat._torch import (
     profiler_is_active,
     real_execution,
     recording_memory,
+    tensor_leaves,
 )
+from autoremat.call_stack import users_level
 from autoremat.cost.cache import CostCache, DeviceCeilings, Measured
 from autoremat.cost.calls import (
     FREE,
@@ -56,11 +58,10 @@ from autoremat.cost.made_up_inputs import Inputs, draw_inputs, runs_alone
 from autoremat.cost.timings import Timing, implausible
 from autoremat.memory.meter import rounded_nbytes
 
-__all__ = ["OpCost", "profile_nodes"]
-
 Progress = Callable[[int, int], None]
 Run = Callable[[], object]
 Draw = Callable[[], Run]
+Drawn = TypeVar("Drawn")
 
 _ROUNDS = 2
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4)  # before each round over what is implausible: load passes
@@ -77,7 +78,6 @@ def profile_nodes(
     nodes: Sequence[fx.Node],
     *,
     cache_path: Path | None = None,
-    measure: bool = True,
     progress: Progress | None = None,
 ) -> dict[fx.Node, OpCost]:
     """Price every node, measuring each distinct operator call once.
@@ -85,7 +85,6 @@ def profile_nodes(
     Args:
         nodes: nodes of a joint graph, which have fake values.
         cache_path: the SQLite file; the user's cache directory if not given.
-        measure: if False, nothing runs: cached figures, else estimates.
         progress: called with (measurements done, measurements to do).
     """
     priced = [node for node in nodes if not is_free(node)]
@@ -94,22 +93,21 @@ def profile_nodes(
     devices = {call.device for call in calls.values() if call is not None}
     with CostCache.open(cache_path) as cache, quiet_execution(devices):
         keys = {node: call_key(call) for node, call in calls.items() if call is not None}
-        known = cache.read(set(keys.values()))
+        known = cache.read(set(keys.values()), Measured)
         by_key = {keys[n]: call for n, call in calls.items() if call is not None}
-        doubtful: set[str] = set()
-        if measure:
-            fresh, doubtful = _measure_calls(by_key, known, progress)
-            cache.write({key: found for key, found in fresh.items() if key not in doubtful})
-            # What another process stored first counts: two ranks plan with the same times.
-            known |= fresh | cache.read(fresh)
-        ceilings = _Ceilings(cache, measure)
+        fresh, doubtful = _measure_calls(by_key, known, progress)
+        cache.write({key: found for key, found in fresh.items() if key not in doubtful})
+        # What another process stored first counts: two ranks plan with the same times.
+        known |= fresh | cache.read(fresh, Measured)
         measured = {key: _measured_cost(by_key[key], found) for key, found in known.items()}
         measured |= {key: replace(measured[key], is_doubtful=True) for key in doubtful}
         for node, call in calls.items():
             if node in keys and keys[node] in measured:
                 costs[node] = measured[keys[node]]
             else:
-                costs[node] = estimate(node, call, ceilings.of(node, call))
+                device = call.device if call is not None else _node_device(node)
+                ceilings = _ceilings(device, matmul_dtype(call), cache)
+                costs[node] = estimate(node, call, ceilings)
     return costs
 
 
@@ -153,6 +151,10 @@ def _is_present(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_available()
 
 
+def _is_here(device: torch.device) -> bool:
+    return device.type == "cpu" or _is_present(device)
+
+
 @contextmanager
 def quiet_execution(devices: Collection[torch.device]) -> Iterator[None]:
     """Suspend fake tensors and gradients, and leave the random generators as they are."""
@@ -164,14 +166,12 @@ def quiet_execution(devices: Collection[torch.device]) -> Iterator[None]:
 
 
 def _measured_cost(call: Call, found: Measured) -> OpCost:
-    """Join what was measured with the bytes and FLOPs, which the shapes alone decide."""
+    """What was measured, beside the bytes of the results, which the shapes alone decide."""
     charged = sum(rounded_nbytes(nbytes, call.device) for nbytes in call.fresh_nbytes)
     return OpCost(
         time_us=found.time_us,
         workspace_nbytes=max(0, found.peak_nbytes - max(charged, found.kept_nbytes)),
         excess_nbytes=max(0, found.kept_nbytes - charged),
-        flops=flop_count(call),
-        bytes_moved=bytes_moved(call),
         measured=True,
     )
 
@@ -207,7 +207,7 @@ def _measure_calls(
 def _time_round(calls: Mapping[str, Call], rounds: dict[str, list[float]]) -> None:
     """One more time for each call that runs."""
     for key, call in calls.items():
-        timed = _attempt(call, _time_us)
+        timed = _attempt(functools.partial(_inputs, call), functools.partial(_time_us, call))
         if timed is not None:
             rounds[key].append(timed)
 
@@ -239,27 +239,23 @@ def _timing(call: Call, rounds_us: Iterable[float]) -> Timing:
     return Timing(tuple(rounds_us), f"{call.target} on {call.device}", expected_us)
 
 
-def _attempt(call: Call, run: Callable[[Call, Inputs], Any]) -> Any | None:
-    """Run on made-up inputs; None if they do not fit into memory or the operator refuses."""
-    if not _fits(call):
-        return None
+def _attempt(draw: Callable[[], Drawn], measure: Callable[[Drawn], Any]) -> Any | None:
+    """Measure on made-up inputs; None if they do not fit into memory or the operator refuses."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return run(call, draw_inputs(call))
+            return measure(draw())
     except Exception:
         # Any operator may refuse made-up inputs, in any way it likes; it is then estimated.
         return None
 
 
-def _fits(call: Call) -> bool:
-    """Whether the call's device is here and its tensors leave most of the memory free."""
-    here = call.device.type == "cpu" or _is_present(call.device)
-    return here and _footprint_nbytes(call) <= free_nbytes(call.device) // 3
-
-
-def _footprint_nbytes(call: Call) -> int:
-    return sum(spec.span_nbytes for spec in (*call.inputs, *call.outputs))
+def _inputs(call: Call) -> Inputs:
+    """Made-up inputs, where the call's device is here and they leave most of its memory free."""
+    taken_nbytes = sum(spec.span_nbytes for spec in (*call.inputs, *call.outputs))
+    if not _is_here(call.device) or taken_nbytes > free_nbytes(call.device) // 3:
+        raise MemoryError(f"{call.target} is too large to be run beside the model")
+    return draw_inputs(call)
 
 
 def _time_us(call: Call, inputs: Inputs) -> float:
@@ -311,9 +307,7 @@ def _peaks(calls: dict[str, Call]) -> dict[str, tuple[int, int]]:
 
 
 def _draw(call: Call) -> Run:
-    if not _fits(call):
-        raise MemoryError(f"{call.target} is too large to be run beside the model")
-    return functools.partial(_execute, call, draw_inputs(call))
+    return functools.partial(_execute, call, _inputs(call))
 
 
 def peaks_of_runs(draws: Mapping[str, Draw], device: torch.device) -> dict[str, tuple[int, int]]:
@@ -326,19 +320,9 @@ def peaks_of_runs(draws: Mapping[str, Draw], device: torch.device) -> dict[str, 
     if not draws:
         return {}
     if device.type == "cuda":
-        ran = {key: _attempt_run(draw, _cuda_peak) for key, draw in draws.items()}
+        ran = {key: _attempt(draw, _cuda_peak) for key, draw in draws.items()}
         return {key: peak for key, peak in ran.items() if peak is not None}
     return _cpu_peaks(draws)
-
-
-def _attempt_run(draw: Draw, measure: Callable[[Run], Any]) -> Any | None:
-    """None where the operator refuses made-up inputs or they do not fit."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return measure(draw())
-    except Exception:
-        return None
 
 
 def _cuda_peak(run: Run) -> tuple[int, int]:
@@ -360,7 +344,7 @@ def _cpu_peaks(draws: Mapping[str, Draw]) -> dict[str, tuple[int, int]]:
         warnings.warn(
             "autoremat: operator workspaces cannot be measured while another torch profiler is "
             "recording; operators are priced by estimate. Compile outside the profiled region.",
-            stacklevel=2,
+            stacklevel=users_level(),
         )
         return {}
 
@@ -375,7 +359,7 @@ def _cpu_peaks(draws: Mapping[str, Draw]) -> dict[str, tuple[int, int]]:
         return measure
 
     with recording_memory() as session:
-        ran = [_attempt_run(draw, marked(f"{_MARK}{i}")) for i, draw in enumerate(draws.values())]
+        ran = [_attempt(draw, marked(f"{_MARK}{i}")) for i, draw in enumerate(draws.values())]
     peaks = _split_at_marks(memory_events(session))
     return {key: peaks.get(i, (0, 0)) for i, key in enumerate(draws) if ran[i]}
 
@@ -429,23 +413,14 @@ def _container_free_nbytes() -> int:
 # --- ceilings ----------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Ceilings:
-    """A device's ceilings, looked up when an estimate first needs them."""
-
-    cache: CostCache
-    measure: bool
-
-    def of(self, node: fx.Node, call: Call | None) -> DeviceCeilings:
-        device = call.device if call is not None else _node_device(node)
-        dtype = matmul_dtype(call)
-        nominal = NOMINAL_CEILINGS["cpu" if device.type == "cpu" else "cuda"]
-        key = f"{dtype}|{settings_key(device)}"
-        found = self.cache.read_ceilings(key)
-        if found is None and self.measure and (device.type == "cpu" or _is_present(device)):
-            found = measure_ceilings(device, dtype)
-            self.cache.write_ceilings(key, found)
-        return found or nominal
+def _ceilings(device: torch.device, dtype: torch.dtype, cache: CostCache) -> DeviceCeilings:
+    """A device's ceilings, looked up when an estimate needs them."""
+    key = f"ceilings|{dtype}|{settings_key(device)}"
+    found = cache.read([key], DeviceCeilings)
+    if not found and _is_here(device):
+        found = {key: measure_ceilings(device, dtype)}
+        cache.write(found)
+    return found.get(key, NOMINAL_CEILINGS["cpu" if device.type == "cpu" else "cuda"])
 
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype) -> DeviceCeilings:
@@ -468,15 +443,13 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> DeviceCeilings
 
 def _bare_time_us(target: Any, args: tuple[Any, ...], device: torch.device) -> float:
     """Of the quietest round: a ceiling is the fastest that was seen."""
-    call = Call(target, args, {}, (), (), False, placed_on=device)
+    call = Call(target, args, {}, (), (), placed_on=device)
     return min(_time_us(call, Inputs(args, {})) for _ in range(_ROUNDS + 1))
 
 
 def _node_device(node: fx.Node) -> torch.device:
     """The device of the first tensor at the node's edges that is not on the CPU."""
-    for end in (node, *node.all_input_nodes):
-        value = fake_value(end)
-        for leaf in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
-                return leaf.device
+    for tensor in tensor_leaves([fake_value(end) for end in (node, *node.all_input_nodes)]):
+        if tensor.device.type != "cpu":
+            return tensor.device
     return torch.device("cpu")

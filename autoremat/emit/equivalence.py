@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from autoremat import _torch
-from autoremat.graph.constraints import RUNNING_STATISTICS
+from autoremat.graph.constraints import RUNNING_STATISTICS, is_training_batch_norm
 from autoremat.graph.random_draws import is_random
 
 aten = torch.ops.aten
@@ -156,7 +156,7 @@ class _Run:
         if source.target is _torch.run_and_save_rng_state:
             draw = self._number_of[source]
             return self._new("state", draw) if index == 0 else draw
-        if _is_batch_norm(source) and index not in RUNNING_STATISTICS:
+        if is_training_batch_norm(source) and index not in RUNNING_STATISTICS:
             # The rewrite repeats it without the statistics, which its output does not depend on.
             x, weight, bias, _mean, _variance, *rest = source.args
             target = aten._native_batch_norm_legit.no_stats
@@ -171,12 +171,6 @@ class _Run:
     def _lifted_sum(self, node: Any) -> int:
         terms = [term.args[0] if _is_lifted(term) else term for term in node.args]
         return self._new(self._call(node, node.target, *terms))
-
-
-def _is_batch_norm(node: fx.Node) -> bool:
-    """Batch norm in training, which returns new running statistics beside its output."""
-    target = aten._native_batch_norm_legit_functional.default
-    return node.target is target and node.args[5] is True
 
 
 def _is_lifted(value: Any) -> bool:

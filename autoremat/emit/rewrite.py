@@ -83,7 +83,7 @@ class _Writer:
         self._derived_from: dict[fx.Node, tuple[fx.Node, ...]] = {}
         self._rng_states: dict[str, fx.Node] = {}
         self._saved: dict[fx.Node, None] = {}
-        self._fwd_outputs: list[object] = []
+        self._results: list[Any] = []
         self._ran: set[str] = set()
         self._in_backward = False
         self._in_forward: frozenset[fx.Node] = frozenset()
@@ -106,11 +106,7 @@ class _Writer:
 
     def finish_forward(self) -> None:
         """Fix the forward's outputs and what it saves; later reads of views make new views."""
-        outputs = _torch.arg_tree_leaves(*self._joint.module.graph.output_node().args)
-        self._fwd_outputs = [
-            self._read(value) if isinstance(value, fx.Node) else value
-            for value in outputs[: self._joint.num_fwd_outputs]
-        ]
+        self._results += self._read_outputs(slice(None, self._joint.num_fwd_outputs))
         for name in sorted(self._crossing):
             self._saved[self._current[self._lowered.storages.root[name]]] = None
         for node in self._lowered.derived:
@@ -121,18 +117,15 @@ class _Writer:
 
     def finish(self) -> Rewritten:
         """Close the graph."""
-        outputs = _torch.arg_tree_leaves(*self._joint.module.graph.output_node().args)
-        gradients = [
-            self._read(value) if isinstance(value, fx.Node) else value
-            for value in outputs[self._joint.num_fwd_outputs :]
-        ]
-        old = self._joint.module.graph.output_node()
-        results: Any = (*self._fwd_outputs, *gradients)
-        new = self._graph.output(results)
-        new.meta = dict(old.meta)
-        self._graph.lint()
+        self._results += self._read_outputs(slice(self._joint.num_fwd_outputs, None))
         source = self._joint.module
+        self._graph.output(tuple(self._results)).meta = dict(source.graph.output_node().meta)
+        self._graph.lint()
         return Rewritten(source, fx.GraphModule(source, self._graph), tuple(self._saved))
+
+    def _read_outputs(self, part: slice) -> list[Any]:
+        outputs = _torch.arg_tree_leaves(*self._joint.module.graph.output_node().args)[part]
+        return [self._read(value) if isinstance(value, fx.Node) else value for value in outputs]
 
     def _read(self, node: fx.Node) -> fx.Node:
         """The copy of a node that a read at this point sees, made now if it is a derived one."""
@@ -252,7 +245,7 @@ class _Writer:
         )
         state = self._call(f"{node.name}_state", _torch.getitem, (both, 0))
         result = self._call(node.name, _torch.getitem, (both, 1))
-        with _torch.fake_mode_of(_tensors_in(_torch.fake_value(node))):
+        with _torch.fake_mode_of(_torch.tensor_leaves(_torch.fake_value(node))):
             state_value = torch.empty(torch.get_rng_state().shape, dtype=torch.uint8)
         _torch.set_fake_value(state, state_value)
         _torch.set_fake_value(both, (state_value, _torch.fake_value(node)))
@@ -281,10 +274,6 @@ def _sizes_of_operations(
             for name in behind[node]:
                 sizes[name].append((node, behind[node]))
     return dict(sizes)
-
-
-def _tensors_in(value: object) -> list[torch.Tensor]:
-    return [leaf for leaf in _torch.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _note_lifted(lifted: fx.Node, node: fx.Node) -> None:

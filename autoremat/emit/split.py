@@ -85,5 +85,4 @@ def require_unread(backward: fx.GraphModule, overwritten: Collection[str]) -> No
 
 def _makes_tensors(node: fx.Node) -> bool:
     """Symbols and assertions on them take no memory and may stand in both parts."""
-    leaves = _torch.tree_leaves(_torch.fake_value(node))
-    return node.op == "call_function" and any(isinstance(leaf, torch.Tensor) for leaf in leaves)
+    return node.op == "call_function" and bool(_torch.tensor_leaves(_torch.fake_value(node)))

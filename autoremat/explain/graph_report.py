@@ -37,6 +37,7 @@ from autoremat.reporting.alternatives import Alternatives, Rerun
 from autoremat.reporting.timeline import Place, timeline_of
 from autoremat.units import format_nbytes, format_us
 
+_MOST_NAMED = 5  # of the values that are live at a peak
 _COPY_SUFFIX = re.compile(r"_recomputed(_\d+)?$")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _TORCH_CODE, _OWN_CODE = (
@@ -80,6 +81,7 @@ def explain(name: str, subject: Subject, choice: Choice) -> GraphReport:
         constraints=tuple(
             sorted({f"{op_name(n)} {why}" for n, why in subject.constraints.run_once.items()})
         ),
+        left_out=solution.left_out,
     )
 
 
@@ -220,6 +222,8 @@ def facts_of_refusal(subject: Subject, choice: Choice, budget_nbytes: int) -> di
         "step": step,
         "source": source_of(node) if node is not None else "",
         "largest": _largest_live(subject, choice),
+        "tried": solution.tried,
+        "left_out": solution.left_out,
     }
 
 
@@ -240,23 +244,20 @@ def _floor_nbytes(problem: Problem, choice: Choice) -> int:
     return floor_nbytes if holding else problem.resident_nbytes
 
 
-def _largest_live(subject: Subject, choice: Choice, count: int = 5) -> tuple[LiveValue, ...]:
+def _largest_live(subject: Subject, choice: Choice) -> tuple[LiveValue, ...]:
     """The largest values that live at the plan's peak, largest first."""
     plan, problem = choice.solution.plan, subject.lowered.problem
     step = choice.solution.timeline.peak_step
     spans = instance_spans(problem, plan)
     live = dict.fromkeys(name for name, born, last in spans if born <= step <= last)
-    ordered = sorted(live, key=lambda name: -problem.value_by_name[name].nbytes)[:count]
+    sizes = {name: problem.value_by_name[name].nbytes for name in live}
+    largest = sorted(live, key=sizes.__getitem__, reverse=True)[:_MOST_NAMED]
     root = subject.lowered.storages.root
+    sources = {name: source_of(root[name]) if name in root else "" for name in largest}
     return tuple(
-        LiveValue(
-            name,
-            problem.value_by_name[name].nbytes,
-            source_of(root[name]) if name in root else "",
-            _kind(name, problem),
-        )
-        for name in ordered
-        if problem.value_by_name[name].nbytes
+        LiveValue(name, sizes[name], sources[name], _kind(name, problem))
+        for name in largest
+        if sizes[name]
     )
 
 

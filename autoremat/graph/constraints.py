@@ -138,13 +138,18 @@ def _settle_boundaries(
             must_save.update(handed.intersection(made))
 
 
+def is_training_batch_norm(node: fx.Node) -> bool:
+    """Whether it returns new running statistics beside its output."""
+    target = aten._native_batch_norm_legit_functional.default
+    return node.target is target and node.args[5] is True
+
+
 def is_batch_norm_update(node: fx.Node) -> bool:
     """A batch norm whose new running statistics go nowhere but into its buffers.
 
     They do not touch its output, so it can run again without them.
     """
-    target = aten._native_batch_norm_legit_functional.default
-    if node.target is not target or node.args[5] is not True:
+    if not is_training_batch_norm(node):
         return False
     statistics = [user for user in node.users if user.args[1] in RUNNING_STATISTICS]
     return all(

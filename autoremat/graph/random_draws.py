@@ -8,6 +8,7 @@ runs once, and what the backward needs of it is saved.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -57,13 +58,18 @@ def is_random(node: fx.Node) -> bool:
     target = node.target
     if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
         return False
-    for position, argument in enumerate(_torch.arguments_of(target)):
-        if argument.name == "dropout_p":  # attention is random only where it drops out
+    probability = _argument(node, "dropout_p")  # attention is random only where it drops out
+    return not (isinstance(probability, (int, float)) and probability == 0.0)
+
+
+def _argument(node: fx.Node, name: str) -> Any:
+    """What an operator is given under a name, or its default; None if it has no such argument."""
+    for position, argument in enumerate(_torch.arguments_of(node.target)):
+        if argument.name == name:
             given = node.args[position] if len(node.args) > position else None
-            probability = node.kwargs.get("dropout_p", given)
-            probability = argument.default_value if probability is None else probability
-            return not (isinstance(probability, (int, float)) and probability == 0.0)
-    return True
+            given = node.kwargs.get(name, given)
+            return argument.default_value if given is None else given
+    return None
 
 
 def is_seeded(node: fx.Node) -> bool:
@@ -78,11 +84,7 @@ def makes_seeds(node: fx.Node) -> bool:
 
 def has_own_generator(node: fx.Node) -> bool:
     """Whether a draw is from a generator of the user's, whose state nobody saves."""
-    for position, argument in enumerate(_torch.arguments_of(node.target)):
-        if argument.name == "generator":
-            given = node.args[position] if len(node.args) > position else None
-            return node.kwargs.get("generator", given) is not None
-    return False
+    return _argument(node, "generator") is not None
 
 
 def keep_draws(module: fx.GraphModule, *, unseeded: bool = False) -> None:

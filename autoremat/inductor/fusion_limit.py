@@ -24,9 +24,8 @@ class FusionLimit(_torch.CustomSchedulerPass):
     def __call__(self, nodes: list[Any]) -> list[Any]:
         """Limit the fusion of these scheduler nodes, if any of them recomputes."""
         if any(RECOMPUTED in name for name in _torch.origin_names(nodes)):
-            numbers, found = _torch.kernels_before_fusion(nodes)
-            buffers = tuple(Buffer(*fields) for fields in found.buffers)
-            kernels = Kernels(found.predecessors, buffers)
+            numbers, predecessors, found = _torch.kernels_before_fusion(nodes)
+            kernels = Kernels(predecessors, tuple(Buffer(*fields) for fields in found))
             limit_nbytes = peak_nbytes(kernels, range(len(kernels.predecessors)))
             _torch.limit_fusion(
                 nodes, numbers, lambda fused: peak_nbytes(kernels, fused) <= limit_nbytes

@@ -17,16 +17,11 @@ import torch
 from torch import fx
 
 from autoremat import _torch
+from autoremat.cost.calls import TensorSpec
 from autoremat.graph.joint_graph import copy_module
 from autoremat.inductor.fusion_limit import FusionLimit
-from autoremat.inductor.library_workspaces import Layout, library_workspaces
-from autoremat.inductor.wrapper import (
-    Buffers,
-    WrapperMemory,
-    call_function,
-    read_wrapper,
-    sizes_by_name,
-)
+from autoremat.inductor.library_workspaces import library_workspaces
+from autoremat.inductor.wrapper import Buffers, WrapperMemory, call_function, read_wrapper
 from autoremat.memory.meter import rounded_nbytes
 
 
@@ -157,21 +152,18 @@ def generate(
         value = _restrided(_torch.fake_value(node), (strides or {}).get(node.name))
         _torch.set_fake_value(node, value)
     positions = [i for i, node in enumerate(placeholders) if node.name in donated]
-    with (
-        _stop_at_source() as seen,
-        _torch.donated(positions),
-        contextlib.suppress(_Generated),
-    ):
+    saved = [i for i, node in enumerate(placeholders) if not _torch.is_tangent(node)]
+    with _stop_at_source(positions) as seen, contextlib.suppress(_Generated):
         _torch.compile_without_cache(
             module,
             [_torch.fake_value(node) for node in placeholders],
             is_backward=is_backward,
-            static_input_idxs=_not_tangents(placeholders) if is_backward else (),
+            static_input_idxs=saved if is_backward else (),
         )
     if not seen:  # nothing to compute: Inductor hands the inputs through
         live_nbytes = sum(dict(owned.values()).values())
         passed = tuple(owned.get(n.name) if isinstance(n, fx.Node) else None for n in results)
-        return Generated(WrapperMemory((live_nbytes,), ("return args",), passed), {})
+        return Generated(WrapperMemory((live_nbytes,), passed), {})
     source, graph = seen[0]
     named = zip(results, _torch.inductor_output_strides(graph), strict=False)
     return Generated(
@@ -191,7 +183,7 @@ def _restrided(value: Any, stride: tuple[int, ...] | None) -> Any:
 
 
 @contextlib.contextmanager
-def _stop_at_source() -> Iterator[list[tuple[str, Any]]]:
+def _stop_at_source(donated: Sequence[int]) -> Iterator[list[tuple[str, Any]]]:
     """While open, a compile ends with its wrapper's source instead of with kernels."""
     seen: list[tuple[str, Any]] = []
 
@@ -200,16 +192,12 @@ def _stop_at_source() -> Iterator[list[tuple[str, Any]]]:
         seen.append((getattr(code, "value", code), graph))
         raise _Generated
 
-    with _torch.loading_kernels_by(stop):
+    with _torch.loading_kernels_by(stop, donated):
         try:
             yield seen
         except Exception:
             if not seen:  # Inductor wraps `_Generated` into an exception of its own
                 raise
-
-
-def _not_tangents(placeholders: Sequence[fx.Node]) -> list[int]:
-    return [i for i, node in enumerate(placeholders) if not _torch.is_tangent(node)]
 
 
 def _buffers(
@@ -234,13 +222,13 @@ def _buffers(
     return Buffers(
         input_nbytes=input_nbytes,
         input_values=input_values,
-        result_nbytes=sizes_by_name(_torch.inductor_result_nbytes(graph, device)),
+        result_nbytes=_torch.inductor_result_nbytes(graph, device),
         library_nbytes=library.get,
         round_nbytes=lambda nbytes: rounded_nbytes(nbytes, device),
         device_type=device.type,
     )
 
 
-def _layout(graph: Any, name: str) -> Layout | None:
+def _layout(graph: Any, name: str) -> TensorSpec | None:
     found = _torch.inductor_layout(graph, name)
-    return Layout(*found) if found is not None else None
+    return TensorSpec(*found) if found is not None else None

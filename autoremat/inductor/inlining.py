@@ -178,7 +178,8 @@ def _is_mask(node: fx.Node, kept: set[fx.Node]) -> bool:
 def is_pointwise(node: fx.Node) -> bool:
     """Whether each element of the result is computed from a few elements of the inputs."""
     target = node.target
-    if not isinstance(target, _torch.OpOverload) or _makes_several(node):
+    is_one = isinstance(_torch.fake_value(node), torch.Tensor)
+    if not isinstance(target, _torch.OpOverload) or not is_one:
         return False
     if target.name().split(".")[0] in _POINTWISE_NAMES:
         return True
@@ -206,10 +207,6 @@ def is_fusible(node: fx.Node) -> bool:
     if not isinstance(target, _torch.OpOverload):
         return False
     return is_pointwise(node) or target.name().split(".")[0] in _REDUCTION_NAMES
-
-
-def _makes_several(node: fx.Node) -> bool:
-    return not isinstance(_torch.fake_value(node), torch.Tensor)
 
 
 def _readers(node: fx.Node, storages: Storages) -> list[fx.Node]:

@@ -10,30 +10,20 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 import torch
 
 from autoremat import _torch
 from autoremat.cost.cache import CostCache, Measured
+from autoremat.cost.calls import TensorSpec
 from autoremat.cost.made_up_inputs import OPAQUE
 from autoremat.cost.op_times import peaks_of_runs, quiet_execution, settings_key
 
 _LIBRARIES = ("torch.ops.", "extern_kernels.", "aten.")
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How a buffer lies in memory: sizes and strides in elements."""
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-
 def library_workspaces(
-    function: ast.AST, layout_of: Callable[[str], Layout | None], device: torch.device
+    function: ast.AST, layout_of: Callable[[str], TensorSpec | None], device: torch.device
 ) -> dict[str, Measured]:
     """Peak and kept bytes of each library call in a wrapper, by the call's text.
 
@@ -45,7 +35,7 @@ def library_workspaces(
     calls = dict(_calls(function, layout_of))
     key_of = {text: _key(text, layouts, device) for text, layouts in calls.items()}
     with CostCache.open() as cache, quiet_execution({device}):
-        known = cache.read(set(key_of.values()))
+        known = cache.read(set(key_of.values()), Measured)
         draws = {
             key: functools.partial(_draw, text, calls[text])
             for text, key in key_of.items()
@@ -58,8 +48,8 @@ def library_workspaces(
 
 
 def _calls(
-    function: ast.AST, layout_of: Callable[[str], Layout | None]
-) -> Iterator[tuple[str, Mapping[str, Layout]]]:
+    function: ast.AST, layout_of: Callable[[str], TensorSpec | None]
+) -> Iterator[tuple[str, Mapping[str, TensorSpec]]]:
     for node in ast.walk(function):
         if not isinstance(node, ast.Call):
             continue
@@ -71,7 +61,7 @@ def _calls(
         yield ast.unparse(node), layouts
 
 
-def _key(text: str, layouts: Mapping[str, Layout], device: torch.device) -> str:
+def _key(text: str, layouts: Mapping[str, TensorSpec], device: torch.device) -> str:
     """Equal for calls that differ in the names of their buffers only."""
     tree = ast.parse(text, mode="eval")
     for node in ast.walk(tree):
@@ -80,7 +70,7 @@ def _key(text: str, layouts: Mapping[str, Layout], device: torch.device) -> str:
     return f"wrapper|{ast.unparse(tree)}|{settings_key(device)}"
 
 
-def _draw(text: str, layouts: Mapping[str, Layout]) -> Callable[[], object]:
+def _draw(text: str, layouts: Mapping[str, TensorSpec]) -> Callable[[], object]:
     """The call on made-up inputs."""
     code = compile(text, "<wrapper>", "eval")
     names = _torch.wrapper_namespace()
@@ -88,10 +78,10 @@ def _draw(text: str, layouts: Mapping[str, Layout]) -> Callable[[], object]:
     return lambda: eval(code, names)
 
 
-def _tensor(layout: Layout) -> torch.Tensor:
+def _tensor(layout: TensorSpec) -> torch.Tensor:
     """Random numbers, or zeros, which are valid as indices."""
     tensor = torch.empty_strided(
-        layout.size, layout.stride, dtype=layout.dtype, device=layout.device
+        layout.shape, layout.stride, dtype=layout.dtype, device=layout.device
     )
     if layout.dtype.is_floating_point:
         return tensor.uniform_(0.1, 1.0)

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from autoremat import _torch
+
 
 class WrapperError(ValueError):
     """The source is not a wrapper that this module can follow. The message says where."""
@@ -27,7 +29,7 @@ class Buffers:
     Attributes:
         input_nbytes: bytes of each input that the call owns, in order; 0 where others own it.
         input_values: numbers for inputs that are symbols, None for tensors, in order.
-        result_nbytes: bytes of each element that the operation with this result name returns.
+        result_nbytes: by the name of an operation's result, bytes of each element of it.
         library_nbytes: for a library call's text, the bytes that it allocates at its highest
             point and those that its results hold; None if it is not known.
         round_nbytes: rounds a request as the device's allocator does.
@@ -36,7 +38,7 @@ class Buffers:
 
     input_nbytes: Sequence[int]
     input_values: Sequence[int | None]
-    result_nbytes: Callable[[str], Sequence[int]]
+    result_nbytes: Mapping[str, Sequence[int]]
     library_nbytes: Callable[[str], tuple[int, int] | None]
     round_nbytes: Callable[[int], int]
     device_type: str
@@ -48,13 +50,11 @@ class WrapperMemory:
 
     Attributes:
         live_nbytes: live bytes after each statement; inputs that the call owns are live at first.
-        lines: the statements.
         returned: for each result the storage that it lies in and that storage's bytes; results
             with the same number share a storage. None for results that are no tensors.
     """
 
     live_nbytes: tuple[int, ...]
-    lines: tuple[str, ...]
     returned: tuple[tuple[int, int] | None, ...]
 
     @property
@@ -76,7 +76,7 @@ def read_wrapper(source: str, buffers: Buffers) -> WrapperMemory:
     """
     reader = _Reader(buffers)
     reader.block(call_function(source).body)
-    return WrapperMemory(tuple(reader.curve), tuple(reader.lines), tuple(reader.returned))
+    return WrapperMemory(tuple(reader.curve), tuple(reader.returned))
 
 
 def call_function(source: str) -> ast.FunctionDef:
@@ -102,7 +102,6 @@ class _Reader:
         self._numbers: dict[str, Any] = {"torch": torch}
         self._live = 0
         self.curve: list[int] = []
-        self.lines: list[str] = []
         self.returned: list[tuple[int, int] | None] = []
 
     def block(self, statements: Sequence[ast.stmt]) -> None:
@@ -115,9 +114,9 @@ class _Reader:
     def _statement(self, statement: ast.stmt) -> None:
         workspace = 0
         match statement:
-            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Name(id="args")):
-                self._inputs([name.id for name in names if isinstance(name, ast.Name)])
-            case ast.Assign(targets=[ast.List(elts=names)], value=ast.Name(id="args")):
+            case ast.Assign(
+                targets=[ast.Tuple(elts=names) | ast.List(elts=names)], value=ast.Name(id="args")
+            ):
                 self._inputs([name.id for name in names if isinstance(name, ast.Name)])
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 workspace = self._assign(name, value)
@@ -130,7 +129,6 @@ class _Reader:
             case ast.Return(value=value):
                 self._returned(value)
         self.curve.append(self._live + workspace)
-        self.lines.append(ast.unparse(statement)[:200])
 
     def _inputs(self, names: Sequence[str]) -> None:
         for position, name in enumerate(names):
@@ -187,14 +185,13 @@ class _Reader:
         except Exception as error:
             text = ", ".join(ast.unparse(part) for part in arguments)
             raise WrapperError(f"Cannot evaluate the size of a buffer ({text}): {error}") from error
-        if any(extent == 0 for extent in size):
-            return 0
-        extent = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
-        return int(extent) * torch.empty((), dtype=dtype).element_size()
+        return int(_torch.extent(size, stride)) * torch.empty((), dtype=dtype).element_size()
 
     def _result_nbytes(self, name: str, call: ast.Call) -> list[int]:
         """Bytes of each result; what its storage holds beyond that is charged to the first."""
-        sizes = list(self._buffers.result_nbytes(name))
+        if name not in self._buffers.result_nbytes:
+            raise WrapperError(f"The size of the result {name!r} is not known.")
+        sizes = list(self._buffers.result_nbytes[name])
         measured = self._buffers.library_nbytes(ast.unparse(call))
         if measured is not None and sizes:
             sizes[0] += max(0, measured[1] - sum(sizes))
@@ -230,18 +227,3 @@ class _Reader:
             storages = next((self._storages[n] for n in names if n in self._storages), ())
             found = (storages[0], self._nbytes[storages[0]]) if storages else None
             self.returned.append(found)
-
-
-def sizes_by_name(sizes: Mapping[str, Sequence[int]]) -> Callable[[str], Sequence[int]]:
-    """A lookup for `Buffers.result_nbytes` that says which name it lacks.
-
-    Raises:
-        WrapperError: from the lookup, for a result whose size is unknown.
-    """
-
-    def look_up(name: str) -> Sequence[int]:
-        if name not in sizes:
-            raise WrapperError(f"The size of the result {name!r} is not known.")
-        return sizes[name]
-
-    return look_up

@@ -14,7 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoremat._torch import FakeTensorMode, compiled_call, storage_identity, tree_leaves, tree_map
+from autoremat._torch import (
+    FakeTensorMode,
+    compiled_call,
+    storage_identity,
+    tensor_leaves,
+    tree_map,
+)
 
 
 class Faker:
@@ -44,7 +50,7 @@ class Faker:
 
     def values(self, values: Any) -> Any:
         """A nest of inputs with every tensor in it fake."""
-        self._note_shared(leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
+        self._note_shared(tensor_leaves(values))
         return tree_map(lambda v: self.tensor(v) if isinstance(v, torch.Tensor) else v, values)
 
     def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -89,5 +95,5 @@ class Faker:
 def _plain_attributes(model: nn.Module) -> list[torch.Tensor]:
     """Tensors that modules hold beside parameters and buffers, nested or not."""
     held = ("_parameters", "_buffers", "_modules")
-    values = [v for m in model.modules() for name, v in vars(m).items() if name not in held]
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    named = (item for module in model.modules() for item in vars(module).items())
+    return tensor_leaves([value for name, value in named if name not in held])

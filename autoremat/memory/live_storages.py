@@ -14,10 +14,8 @@ from typing import Any
 
 import torch
 
-from autoremat._torch import TorchDispatchMode, is_mutable, storage_identity, tree_leaves
+from autoremat._torch import TorchDispatchMode, is_mutable, storage_identity, tensor_leaves
 from autoremat.memory.meter import rounded_nbytes, storages_of
-
-__all__ = ["LiveStorages"]
 
 
 @dataclass(eq=False)
@@ -58,7 +56,7 @@ class LiveStorages(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         """Run an operator, and note what it makes."""
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        given = tensor_leaves((args, kwargs))
         if self.ignores_given:
             for leaf in given:
                 self._seen.update(storage_identity(storage) for storage in storages_of(leaf))
@@ -66,9 +64,9 @@ class LiveStorages(TorchDispatchMode):
         if not self.has_changed_any and is_mutable(func):
             found = {storage_identity(tensor.untyped_storage()) for tensor in given}
             self.has_changed_any = not self._watched.isdisjoint(found)
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and leaf.device.type == self.device.type:
-                for storage in storages_of(leaf):
+        for tensor in tensor_leaves(result):
+            if tensor.device.type == self.device.type:
+                for storage in storages_of(tensor):
                     self._track(storage)
         return result
 

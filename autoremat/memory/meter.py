@@ -36,8 +36,6 @@ from autoremat._torch import (
 from autoremat.memory.optimizers import layers_of, parameters_of
 from autoremat.reporting.resident import ResidentParts
 
-__all__ = ["measure_peak", "memory_timeline", "resident_nbytes", "rounded_nbytes"]
-
 Device = torch.device | str | None
 
 _MARK = "autoremat::measured_step"
@@ -210,17 +208,15 @@ def resident_parts(
 ) -> ResidentParts:
     """The bytes of `resident_nbytes`, by what they are."""
     parameters = list(module.parameters())
-    stepped = parameters_of(optimizer) if optimizer is not None else []
-    state = [value for one in layers_of(optimizer) for value in tensors_in(dict(one.state))]
-    others = [*stepped, *gradients_of(stepped)]
+    stepped = parameters_of(optimizer)
     return ResidentParts(
         *counted_apart(
             parameters,
             gradients_of(parameters),
-            state,
+            state_of([optimizer]),
             module.buffers(),
             tensors_in(inputs),
-            others,
+            [*stepped, *gradients_of(stepped)],
             device=device,
         )
     )
@@ -230,9 +226,15 @@ def counted_apart(*groups: Iterable[torch.Tensor], device: torch.device) -> Iter
     """Bytes on a device of each group of tensors; a storage counts in the first that holds it."""
     counted: set[int] = set()
     for group in groups:
-        sizes = _sizes(group, device)
+        sizes = storage_sizes(group, device)
         yield sum(nbytes for storage, nbytes in sizes.items() if storage not in counted)
         counted.update(sizes)
+
+
+def state_of(optimizers: Iterable[Any]) -> list[torch.Tensor]:
+    """The tensors in the state of optimizers, of each of their layers."""
+    layers = (layer for optimizer in optimizers for layer in layers_of(optimizer))
+    return [tensor for layer in layers for tensor in tensors_in(dict(layer.state))]
 
 
 def gradients_of(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -252,19 +254,18 @@ def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def storages_nbytes(tensors: Iterable[torch.Tensor], device: torch.device) -> int:
     """Bytes of the distinct storages on a device, rounded as its allocator rounds."""
-    return sum(_sizes(tensors, device).values())
+    return sum(storage_sizes(tensors, device).values())
 
 
-def _sizes(tensors: Iterable[torch.Tensor], device: torch.device) -> dict[int, int]:
-    """Bytes of each storage on a device, by its identity."""
-    sizes: dict[int, int] = {}
-    for tensor in tensors:
+def storage_sizes(tensors: Iterable[torch.Tensor], device: torch.device) -> dict[int, int]:
+    """Bytes of the distinct storages on a device, by their identities."""
+    return {
+        storage_identity(storage): rounded_nbytes(storage.nbytes(), device)
+        for tensor in tensors
         # A fake tensor's storage claims to be on `meta`, so the tensor is asked for the device.
-        if not same_device(tensor.device, device):
-            continue
-        for storage in storages_of(tensor):
-            sizes[storage_identity(storage)] = rounded_nbytes(storage.nbytes(), device)
-    return sizes
+        if same_device(tensor.device, device)
+        for storage in storages_of(tensor)
+    }
 
 
 def storage_identities(tensors: Iterable[torch.Tensor]) -> frozenset[int]:

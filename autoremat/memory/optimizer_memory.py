@@ -3,7 +3,7 @@
 Enters: an optimizer, perhaps wrapped. Leaves: an `OptimizerFootprint`. Guarantees: the step runs
 on a copy whose tensors are fake, so the user's optimizer, parameters and gradients are not touched
 and no memory of the model's size is taken; where the step refuses fake tensors, or changes no
-parameter of them, the figures are cautious and say so.
+parameter of them, the figures are cautious: two states and two temporaries of its parameters' size.
 """
 
 from __future__ import annotations
@@ -20,17 +20,13 @@ from autoremat._torch import (
     foreach_by_default,
     real_execution,
     step_hooks,
-    tree_leaves,
+    tensor_leaves,
 )
 from autoremat.memory.live_storages import LiveStorages
-from autoremat.memory.meter import storages_nbytes, tensors_in
+from autoremat.memory.meter import state_of, storages_nbytes
 from autoremat.memory.optimizers import layers_of
 
-__all__ = ["OptimizerFootprint", "optimizer_footprint"]
-
-
-_STEPS_TAKEN = 1000
-"""What a step count reads as: late enough that an optimizer's warm-up branches are behind."""
+_STEPS_TAKEN = 1000  # as a step count reads: an optimizer's warm-up branches are behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +37,10 @@ class OptimizerFootprint:
         state_nbytes: state that the step creates because it does not exist yet.
         transient_nbytes: highest bytes live inside the step above parameters, gradients and all
             state, the new one included.
-        measured: False where the step could not be run on fake tensors and the figures are
-            cautious ones: two states and two temporaries of each parameter's size.
     """
 
     state_nbytes: int
     transient_nbytes: int
-    measured: bool = True
 
 
 def optimizer_footprint(optimizer: torch.optim.Optimizer) -> OptimizerFootprint:
@@ -76,7 +69,7 @@ def _run_on_fakes(
     """The footprint; None if the step changed no parameter, so that it was none."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         twin = _fake_twin(optimizer, mode)
-        state_before = storages_nbytes(tensors_in(dict(twin.state)), device)
+        state_before = storages_nbytes(state_of([twin]), device)
         tracker = _OnFakes(device)
         for leaf in _tensors_of(twin):
             tracker.ignore(leaf)
@@ -84,7 +77,7 @@ def _run_on_fakes(
             tracker.watch(group["params"])
         with tracker:
             twin.step()
-        state_after = storages_nbytes(tensors_in(dict(twin.state)), device)
+        state_after = storages_nbytes(state_of([twin]), device)
     if not tracker.has_changed_any:
         return None
     created = max(state_after - state_before, tracker.live_nbytes)  # some keep it elsewhere
@@ -96,19 +89,13 @@ def _cautious(
 ) -> OptimizerFootprint:
     params_nbytes = storages_nbytes(params, device)
     exists = any(True for _ in optimizer.state)
-    return OptimizerFootprint(
-        state_nbytes=0 if exists else 2 * params_nbytes,
-        transient_nbytes=2 * params_nbytes,
-        measured=False,
-    )
+    return OptimizerFootprint(0 if exists else 2 * params_nbytes, 2 * params_nbytes)
 
 
 def _fake_twin(optimizer: torch.optim.Optimizer, mode: FakeTensorMode) -> torch.optim.Optimizer:
     """A copy of the optimizer with every tensor fake, a gradient for each parameter."""
     # deepcopy takes what the memo holds instead of copying: no real tensor is ever cloned.
-    memo: dict[int, Any] = {}
-    for tensor in _tensors_of(optimizer):
-        memo[id(tensor)] = _fake(tensor, mode)
+    memo: dict[int, Any] = {id(t): _fake(t, mode) for t in _tensors_of(optimizer)}
     twin = type(optimizer).__new__(type(optimizer))
     for name, value in vars(optimizer).items():
         # Learning-rate schedulers bind a wrapped `step` of the original to the instance.
@@ -130,7 +117,7 @@ def _tensors_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
         elif name == "state":
             yield from (key for key in value if isinstance(key, torch.Tensor))
             value = list(value.values())
-        yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+        yield from tensor_leaves(value)
 
 
 def _fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:

@@ -16,17 +16,6 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from autoremat._torch import tree_leaves
-
-__all__ = [
-    "StepOptimizers",
-    "layers_of",
-    "parameters_of",
-    "require_optimizer_of",
-    "state_of",
-    "watch_optimizers",
-]
-
 _INNER = ("optimizer", "_optimizer", "optim")  # where wrappers keep what they wrap
 
 
@@ -46,17 +35,6 @@ def parameters_of(optimizer: Any) -> list[torch.Tensor]:
     groups = (group for layer in layers_of(optimizer) for group in layer.param_groups)
     found = {id(parameter): parameter for group in groups for parameter in group["params"]}
     return list(found.values())
-
-
-def state_of(optimizers: Iterable[Any]) -> list[torch.Tensor]:
-    """The tensors in the state of optimizers, of each of their layers."""
-    layers = (layer for optimizer in optimizers for layer in layers_of(optimizer))
-    return [tensor for layer in layers for tensor in _tensors(layer)]
-
-
-def _tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    leaves = tree_leaves(dict(optimizer.state))
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def _count_values(optimizer: torch.optim.Optimizer) -> int:

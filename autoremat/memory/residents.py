@@ -21,6 +21,7 @@ from autoremat.memory.meter import (
     resident_parts,
     rounded_nbytes,
     same_device,
+    state_of,
     storage_identities,
     storages_of,
     tensors_in,
@@ -90,7 +91,7 @@ def resident_of_twin(
         home: where the step would run.
     """
     parts = resident_parts(twin, inputs, None, home)
-    held = [*parameters_of(optimizer), *(s for o in layers_of(optimizer) for s in _state(o))]
+    held = [*parameters_of(optimizer), *state_of([optimizer])]
     for place in {tensor.device for tensor in held}:
         there = resident_parts(model, (), optimizer, place)
         parts = replace(
@@ -142,10 +143,6 @@ def _with_next_step(
             [*model.parameters(), *model.buffers(), *tensors_in(inputs), *stepped]
         ),
     )
-
-
-def _state(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return tensors_in(dict(optimizer.state))
 
 
 class GivenToGraphs:

@@ -23,7 +23,7 @@ from autoremat.graph.joint_graph import JointGraph
 from autoremat.planning.choice import TORCH, Choice
 from autoremat.planning.unsearched import choose_fixed, choose_torch
 from autoremat.problem.segments import attention_cores, segments
-from autoremat.problem.shell import OPTIMIZER_STEP
+from autoremat.problem.shell import closed
 from autoremat.problem.subject import Subject
 
 
@@ -82,9 +82,7 @@ def _apply(
 
 
 def _plan_of(schedule: Sequence[str], problem: Problem, number: int) -> Plan:
-    steps = [name for name in schedule if name != OPTIMIZER_STEP]
-    steps += [OPTIMIZER_STEP] if OPTIMIZER_STEP in problem.op_by_name else []
-    plan = Plan.of(steps)
+    plan = closed(problem, schedule)
     violations = check(problem, plan)
     if violations:
         raise PlanMismatch(
@@ -120,12 +118,11 @@ def _record(node: fx.Node) -> NodeRecord:
     if target is None:
         target = getattr(node.target, "__name__", "") or str(node.target)
         target = str(node.target) if isinstance(node.target, _torch.OpOverload) else target
-    leaves = _torch.tree_leaves(_torch.fake_value(node))
     return NodeRecord(
         name=node.name,
         target=target,
         inputs=tuple(source.name for source in node.all_input_nodes),
-        results=tuple(_shape(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)),
+        results=tuple(map(_shape, _torch.tensor_leaves(_torch.fake_value(node)))),
     )
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from autoremat_solver import Plan, Problem, Solution, Solver, Timeline, simulate
+from autoremat_solver import Plan, Solver, simulate
 from autoremat_solver.policies import save_all_but
 
 from autoremat import _torch
@@ -60,8 +60,8 @@ def curve_of(subject: Subject, choice: Choice, points: int, time_limit_s: float)
         time_limit_s: for all of them; what it does not reach is left out.
     """
     deadline = time.monotonic() + time_limit_s
-    chosen = _timeline(as_chosen(subject, choice).lowered.problem, choice.solution.plan)
-    point = CurvePoint(chosen.peak_nbytes, chosen.time_us, "this plan", PointKind.CHOSEN)
+    chosen = as_chosen(subject, choice)
+    point = _point(chosen, choice.solution.plan, "this plan", PointKind.CHOSEN)
     with during("curve") as progress:
         found, left_out = _solved(subject, points, _PLANS_SHARE * time_limit_s, progress)
         others = _strategies(subject)
@@ -96,7 +96,7 @@ def _solved(
         points, progress=count
     )
     left_out = [f"{solved} of {points} budgets were solved in the time limit"]
-    planned = [_planned(subject.lowered.problem, solution) for solution in solutions]
+    planned = [_point(subject, s.plan, s.method, PointKind.PLAN) for s in solutions]
     return planned, left_out if solved < points else []
 
 
@@ -105,9 +105,8 @@ def _strategies(subject: Subject) -> list[CurvePoint]:
     found: dict[tuple[int, float], CurvePoint] = {}
     for name in _STRATEGIES:
         plan, _ = policy_plan(subject, parse_policy(name))
-        timeline = _timeline(subject.lowered.problem, plan)
-        point = (timeline.peak_nbytes, timeline.time_us)
-        found.setdefault(point, CurvePoint(*point, name, PointKind.STRATEGY))
+        point = _point(subject, plan, name, PointKind.STRATEGY)
+        found.setdefault((point.peak_nbytes, point.time_us), point)
     return list(found.values())
 
 
@@ -125,8 +124,7 @@ def _torch_settings(subject: Subject, deadline: float) -> tuple[list[CurvePoint]
         except Exception as error:  # a comparison that torch cannot make is no reason to fail
             why.setdefault(f"{type(error).__name__}: {error}", []).append(label)
             continue
-        timeline = _timeline(subject.lowered.problem, plan)
-        found.append(CurvePoint(timeline.peak_nbytes, timeline.time_us, label, PointKind.TORCH))
+        found.append(_point(subject, plan, label, PointKind.TORCH))
     return found, [f"without {'; '.join(labels)} ({reason})" for reason, labels in why.items()]
 
 
@@ -140,11 +138,8 @@ def _torch_plan(subject: Subject, budget: float) -> Plan:
     return save_all_but(lowered.problem, {v.name for v in lowered.problem.values} - kept)
 
 
-def _planned(problem: Problem, solution: Solution) -> CurvePoint:
-    timeline = _timeline(problem, solution.plan)
-    return CurvePoint(timeline.peak_nbytes, timeline.time_us, solution.method, PointKind.PLAN)
-
-
-def _timeline(problem: Problem, plan: Plan) -> Timeline:
+def _point(subject: Subject, plan: Plan, label: str, kind: PointKind) -> CurvePoint:
     """What the report's own timeline says of a plan."""
-    return simulate(without_spare_states(problem, plan), plan)
+    problem = subject.lowered.problem
+    timeline = simulate(without_spare_states(problem, plan), plan)
+    return CurvePoint(timeline.peak_nbytes, timeline.time_us, label, kind)

@@ -134,10 +134,8 @@ class Part:
     @functools.cached_property
     def keeping_peak_nbytes(self) -> int:
         """Of a backward that keeps its graph: what crosses to it stays. As of `own_peaks`."""
-        problem, plan = (
-            as_chosen(self.subject, self.choice).lowered.problem,
-            self.choice.solution.plan,
-        )
+        problem = as_chosen(self.subject, self.choice).lowered.problem
+        plan = self.choice.solution.plan
         boundary = plan.schedule.index(LOSS_BOUNDARY)
         spans = instance_spans(problem, plan)
         kept = {name for name, born, last in spans if born < boundary < last}

@@ -10,22 +10,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from autoremat_solver import Solver
 from torch import fx
 
-from autoremat.ask.options import Options
-from autoremat.ask.steering import Steering
+from autoremat.ask.options import Setting
 from autoremat.cost.calls import OpCost, estimate_nodes
-from autoremat.cost.device_specs import DeviceSpec
 from autoremat.cost.op_times import profile_nodes
 from autoremat.graph.constraints import Constraints, find_constraints, with_selected
-from autoremat.graph.devices import device_name
-from autoremat.graph.dropout_policy import DropoutPolicy
 from autoremat.graph.joint_graph import JointGraph, prepare
-from autoremat.graph.random_draws import Replays, replays, safe_policy
 from autoremat.graph.storages import Storages, find_storages
 from autoremat.inductor.inlining import inlined_nodes, shared_by_layers
 from autoremat.planning.asked import choose_as_asked
@@ -52,53 +47,6 @@ class Graph:
     joint: JointGraph
     storages: Storages
     device: torch.device
-
-
-@dataclass(frozen=True)
-class Setting:
-    """How graphs are planned, whichever graph it is.
-
-    Attributes:
-        compiler: "inductor" or "eager".
-        spec: the data sheet of the device that is planned for; None if the device is here.
-        dropout: what becomes of random numbers; None for the safe choice.
-        steering: what the user asked for beside a budget.
-        time_limit_s: for the choice of a plan.
-        strict: whether a certificate that does not hold is an error.
-    """
-
-    compiler: str = "inductor"
-    spec: DeviceSpec | None = None
-    dropout: DropoutPolicy | None = None
-    steering: Steering = field(default_factory=Steering)
-    time_limit_s: float = 30.0
-    strict: bool = False
-
-    @classmethod
-    def of(cls, options: Options, spec: DeviceSpec | None) -> Setting:
-        """What a user's options say of it."""
-        return cls(
-            compiler=options.compiler,
-            spec=spec,
-            dropout=options.dropout,
-            steering=options.steering,
-            time_limit_s=options.time_limit_s,
-            strict=options.strict,
-        )
-
-    @property
-    def reads_inductor(self) -> bool:
-        """Whether peaks are read from the code that Inductor generates."""
-        return self.compiler == "inductor" and self.spec is None
-
-    def replays(self, device: torch.device) -> Replays:
-        """How draws may be repeated in the graphs."""
-        policy = self.dropout or safe_policy(self.compiler, device)
-        return replays(policy, self.compiler, device)
-
-    def device_name(self, device: torch.device) -> str:
-        """Name of the device that is planned for."""
-        return device_name(device) if self.spec is None else self.spec.name
 
 
 def graph_of(

@@ -2,10 +2,7 @@
 
 Enters: what each graph must keep and could keep for its backward. Leaves: a `Split`, and graphs
 placed beside the others. Guarantees: of graphs that are not those that a split was made for,
-nothing is taken as known.
-
-When the first graph is planned, Dynamo has not traced the others yet. It takes the whole budget,
-and the others may find too little. Only after a whole forward is it known how to share.
+nothing is taken as known: how to share is known only after a whole forward.
 """
 
 from __future__ import annotations

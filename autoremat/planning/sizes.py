@@ -8,7 +8,7 @@ which calls are beyond what was planned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -90,17 +90,16 @@ def peak_at(subject: Subject, plan: Plan, peak_nbytes: int, numbers: Symbols) ->
     return peak_nbytes + int(grown_nbytes * max(1.0, scale))
 
 
-def most_growth(peak_of: Callable[[Symbols], int], sizes: Symbols, budget_nbytes: int) -> float:
-    """By which factor all sizes may grow until the peak is above the budget; at least 1.
-
-    Args:
-        peak_of: the peak where the symbols stand for these numbers.
-        sizes: the numbers that were planned for.
-        budget_nbytes: allowed peak.
-    """
+def room_to_grow(subject: Subject, choice: Choice, budget_nbytes: int) -> float:
+    """By which factor all sizes of a graph may grow until its plan needs more than the budget."""
+    sizes = sizes_of(subject)
+    if not sizes:
+        return 1.0
 
     def fits(growth: float) -> bool:
-        return peak_of({s: int(n * growth) for s, n in sizes.items()}) <= budget_nbytes
+        grown = {symbol: int(n * growth) for symbol, n in sizes.items()}
+        peak_nbytes = peak_at(subject, choice.solution.plan, choice.needed_nbytes, grown)
+        return peak_nbytes <= budget_nbytes
 
     low, high = 1.0, 2.0
     while high < MOST_GROWTH and fits(high):
@@ -109,17 +108,6 @@ def most_growth(peak_of: Callable[[Symbols], int], sizes: Symbols, budget_nbytes
         middle = (low + high) / 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
-
-
-def room_to_grow(subject: Subject, choice: Choice, budget_nbytes: int) -> float:
-    """By which factor all sizes of a graph may grow until its plan needs more than the budget."""
-    sizes = sizes_of(subject)
-    if not sizes:
-        return 1.0
-    plan, needed_nbytes = choice.solution.plan, choice.needed_nbytes
-    return most_growth(
-        lambda numbers: peak_at(subject, plan, needed_nbytes, numbers), sizes, budget_nbytes
-    )
 
 
 def keep_to_sizes(subject: Subject, growth: float) -> None:

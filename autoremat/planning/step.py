@@ -30,12 +30,14 @@ class Step:
         runs: names of what ran in the latest step, in its order; None if nobody tells.
         most_runs: of graphs in one step, as far as steps before the latest have shown.
         eager_gradient_nbytes: of layers among the runs that are in eager mode, by their names.
+        existing_gradient_nbytes: gradients that existed already when a graph was planned.
     """
 
     parts: dict[str, Part] = field(default_factory=dict)
     runs: list[str] | None = None
     most_runs: int = 0
     eager_gradient_nbytes: dict[str, int] = field(default_factory=dict)
+    existing_gradient_nbytes: int = 0
     _waiting: list[str] = field(default_factory=list)  # planned, and did not run yet
     _thread: int = 0
 
@@ -51,6 +53,7 @@ class Step:
     def add(self, name: str, part: Part) -> None:
         """Keep a graph that was planned."""
         self.parts[name] = part
+        self.existing_gradient_nbytes = part.resident.parts.gradients_nbytes
         if self._is_here:
             self._waiting.append(name)
 
@@ -95,18 +98,13 @@ class Step:
             return list(self.parts)
         return [*self.runs, *self._waiting]
 
-    def reports(self, existing_gradient_nbytes: int, around: Around) -> Iterator[GraphReport]:
-        """Of every graph of the step, in the order in which they run first.
-
-        Args:
-            existing_gradient_nbytes: gradients that exist already and are resident.
-            around: what is held beside all of them.
-        """
-        found = self.beside(existing_gradient_nbytes, around)
+    def reports(self, around: Around) -> Iterator[GraphReport]:
+        """Of every graph of the step in this order, so much being held beside all of them."""
+        found = self.beside(around)
         yield from (self.parts[name].report(held) for name, held in found.items())
 
-    def beside(self, existing_gradient_nbytes: int, around: Around) -> dict[str, Beside]:
-        """What is held beside each graph of the step, by name; arguments as of `reports`."""
+    def beside(self, around: Around) -> dict[str, Beside]:
+        """What is held beside each graph of the step, by name, in the order of their first runs."""
         parts, order, eager = self._numbered()
         crossing = [*(part.crossing_nbytes for part in parts), *(0 for _ in eager)]
         gradients = [*(part.gradient_nbytes for part in parts), *eager]
@@ -115,7 +113,8 @@ class Step:
         most_nbytes = max((part.step_resident_nbytes for part in parts), default=0)
         result = {}
         for number, part in enumerate(parts):
-            found = beside(order, number, crossing, gradients).beyond(existing_gradient_nbytes)
+            found = beside(order, number, crossing, gradients)
+            found = found.beyond(self.existing_gradient_nbytes)
             later = Around(held_nbytes=most_nbytes - part.step_resident_nbytes)
             result[names[id(part)]] = around.beside(later.beside(found))
         return result
@@ -158,17 +157,14 @@ class Step:
         are_known = all(split.knows(part.subject.joint, number) for number, part in numbered)
         return are_known and self.order == split.order
 
-    def peak_nbytes(self, existing_gradient_nbytes: int, around: Around) -> int:
-        """The highest of its graphs and of the code between them; arguments as of `reports`."""
-        return max(
-            self.graphs_peak_nbytes(existing_gradient_nbytes, around),
-            self.eager_peak_nbytes(around),
-        )
+    def peak_nbytes(self, around: Around) -> int:
+        """The highest of its graphs and of the code between them."""
+        return max(self.graphs_peak_nbytes(around), self.eager_peak_nbytes(around))
 
-    def graphs_peak_nbytes(self, existing_gradient_nbytes: int, around: Around) -> int:
-        """The highest of its graphs, 0 without any; arguments as of `reports`."""
-        found = self.beside(existing_gradient_nbytes, around)
-        return max((self.parts[name].peak_nbytes(held) for name, held in found.items()), default=0)
+    def graphs_peak_nbytes(self, around: Around) -> int:
+        """The highest of its graphs, 0 without any."""
+        held = self.beside(around).items()
+        return max((self.parts[name].peak_nbytes(found) for name, found in held), default=0)
 
     def eager_peak_nbytes(self, around: Around) -> int:
         """The highest while code in eager mode goes backward, as far as a step has shown it."""

@@ -77,16 +77,16 @@ class Unplanned:
     @cached_property
     def peaks(self) -> Peaks:
         """Of torch's own partition; else of a plan that recomputes what it must alone."""
-        if self.own is not None:
-            return real_peaks.generated_peaks(self._subject, self.own.forward, self.own.backward)
-        return real_peaks.generated_peaks(self._subject, *written_out(self._subject, self._plan))
+        own = self.own
+        modules = (own.forward, own.backward) if own else written_out(self._subject, self._plan)
+        return real_peaks.generated_peaks(self._subject, *modules)
 
     def baseline(self) -> Baseline:
         """What the step takes without a plan of ours."""
-        own, problem = self.own, self._subject.lowered.problem
-        if own is not None:
-            return Baseline(self.peaks.nbytes, simulate(own.problem, own.torchs.plan).time_us)
-        return Baseline(self.peaks.nbytes, simulate(problem, self._plan).time_us)
+        problem, plan = self._subject.lowered.problem, self._plan
+        if self.own is not None:
+            problem, plan = self.own.problem, self.own.torchs.plan
+        return Baseline(self.peaks.nbytes, simulate(problem, plan).time_us)
 
     @property
     def _plan(self) -> Plan:

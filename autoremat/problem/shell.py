@@ -8,7 +8,7 @@ number of it asks the shell.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from autoremat_solver import Op, Phase, Plan, Problem, Value
@@ -102,5 +102,10 @@ def _marker(name: str, workspace_nbytes: int, outputs: tuple[str, ...] = ()) -> 
 def in_order(problem: Problem, forward: list[str], backward: list[str]) -> Plan:
     """The plan that runs these operations, with those of the shell in their places."""
     before = (name for name in BOUNDARY if name in problem.op_by_name)
-    after = (name for name in (OPTIMIZER_STEP,) if name in problem.op_by_name)
-    return Plan.of((*forward, *before, *backward, *after))
+    return closed(problem, (*forward, *before, *backward))
+
+
+def closed(problem: Problem, steps: Iterable[str]) -> Plan:
+    """The plan of these steps, which ends with the optimizer's exactly if the problem has one."""
+    end = [OPTIMIZER_STEP] if OPTIMIZER_STEP in problem.op_by_name else []
+    return Plan.of([*(name for name in steps if name != OPTIMIZER_STEP), *end])

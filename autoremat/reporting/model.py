@@ -103,6 +103,7 @@ class GraphReport:
         estimated_ops: operations whose time is priced by bytes and FLOPs, not measured, or was
             measured without two rounds that agree.
         constraints: what the plan had to respect, one sentence each.
+        left_out: stages of the search that did not run, as the time limit was over.
     """
 
     name: str
@@ -120,6 +121,7 @@ class GraphReport:
     peak_source: str = ""
     estimated_ops: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuses fields of the wrong type."""
@@ -298,6 +300,11 @@ class Report:
     def method(self) -> str:
         """The strategies that found the plans, each named once."""
         return ", ".join(dict.fromkeys(graph.method for graph in self.graphs))
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Stages of the search that the time limit left out, for any graph."""
+        return tuple(dict.fromkeys(name for graph in self.graphs for name in graph.left_out))
 
     @property
     def solve_seconds(self) -> float:

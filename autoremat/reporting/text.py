@@ -174,7 +174,8 @@ def bound_text(report: Report) -> str:
 
 def _solver(report: Report) -> str:
     graphs = f", {len(report.graphs)} graphs" if len(report.graphs) > 1 else ""
-    return f"{report.status} ({report.method}, {report.solve_seconds:.1f} s{graphs})"
+    late = f"; left out: {', '.join(report.left_out)}" if report.left_out else ""
+    return f"{report.status} ({report.method}, {report.solve_seconds:.1f} s{graphs}{late})"
 
 
 def _torch(report: Report) -> str:

@@ -37,11 +37,6 @@ class Surroundings:
         """What steps have shown, with what has become resident since."""
         return replace(self.found, held_nbytes=self.found.held_nbytes + self.grown_nbytes)
 
-    @property
-    def are_as_planned(self) -> bool:
-        """Whether the graphs were planned for just that."""
-        return self.now == self.planned
-
     def begin_step(self, *, is_open: bool) -> None:
         """A training call begins; open, if a backward of earlier ones is to come."""
         self._has_looked = is_open and self._has_looked

@@ -11,6 +11,7 @@ import traceback
 import warnings
 
 from autoremat import _torch
+from autoremat.call_stack import users_level
 from autoremat.errors import FallbackError, OverBudgetWarning
 from autoremat.fallbacks import fallback, in_words
 from autoremat.reporting import Fallback
@@ -48,7 +49,7 @@ class Told:
                 error.add_note("".join(traceback.format_exception(cause)))
             raise error from cause
         self.fallbacks[told] = None
-        warnings.warn(fallback(code, **facts), stacklevel=4)
+        warnings.warn(fallback(code, **facts), stacklevel=users_level())
 
     def peak(
         self, peak_nbytes: int, budget_nbytes: int, *, is_final: bool, is_planned_anew: bool
@@ -68,13 +69,13 @@ class Told:
         self._peak_nbytes = peak_nbytes
         self._due = OverBudgetWarning(None, budget_nbytes, peak_nbytes)
         self._due.is_planned_anew = is_planned_anew
-        if _torch.CompileContext.current_compile_id() is None:
+        if not _torch.is_compiling():
             self.warn_if_due()
 
     def warn_if_due(self) -> None:
         """Give the warning that waits, if one does."""
         if self._due is not None:
-            warnings.warn(self._taken(), stacklevel=5)
+            warnings.warn(self._taken(), stacklevel=users_level())
 
     def _taken(self) -> Warning:
         """The warning that is due. As an error it holds the frames, and no frame may hold it."""

@@ -95,7 +95,7 @@ def explain_difference(
     except Exception as error:  # the verification itself has its result: it must not get lost
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         return Explanation(None, f"Its first value is not known: run op by op, it fails ({what}).")
-    is_compiled = session.options.compiler == "inductor"
+    is_compiled = session.options.setting.compiler == "inductor"
     return Explanation(recorder.difference, _in_words(recorder, is_compiled and right))
 
 
@@ -204,7 +204,7 @@ class _Recorder:
     ) -> FirstDifference | None:
         origin = reference.node_of.get(_origin_of(node))
         theirs = reference.values.get(origin) if origin is not None else None
-        if origin is None or _is_undefined(origin):
+        if origin is None or getattr(origin.target, "overloadpacket", None) in _UNDEFINED:
             return None
         if not (isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor)):
             return None
@@ -265,10 +265,6 @@ def _operation_of(node: fx.Node) -> fx.Node:
     while _torch.is_getitem(node):
         node = node.args[0]  # type: ignore[assignment]
     return node
-
-
-def _is_undefined(origin: fx.Node) -> bool:
-    return getattr(origin.target, "overloadpacket", None) in _UNDEFINED
 
 
 def _inputs(module: fx.GraphModule) -> list[fx.Node]:

@@ -136,7 +136,7 @@ def verify(
     with _left_as_found(model) as restore:
         run(ours)  # plans and compiles
         restore()
-        while optimized.plans_anew:
+        while optimized.session.replanned() is not None:  # the next call is under another plan
             run(ours)
             restore()
         session = optimized.session
@@ -147,7 +147,7 @@ def verify(
         theirs = _detached(run(call))
         restore()
         gc.collect()
-        device = session.device
+        device = session.steps.device
         resident = optimized.resident(device, (inputs, keywords))
         outcome: list[_Outcome] = []
         peak = measure_peak(lambda: outcome.append(run(ours)), device=device)
@@ -235,8 +235,7 @@ def _detached(outcome: _Outcome) -> _Outcome:
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     """Of a tensor that is spread over processes, this process's part."""
-    part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _default_loss(output: Any) -> torch.Tensor:
@@ -245,11 +244,7 @@ def _default_loss(output: Any) -> torch.Tensor:
         return loss
     if isinstance(output, torch.Tensor) and output.numel() == 1:
         return output
-    floating = [
-        leaf
-        for leaf in _torch.tree_leaves(output)
-        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-    ]
+    floating = [tensor for tensor in _torch.tensor_leaves(output) if tensor.requires_grad]
     if not floating:
         raise ValueError("The output has no tensor to differentiate: pass loss_fn.")
     return torch.stack([leaf.sum().float() for leaf in floating]).sum()

@@ -12,19 +12,18 @@ import itertools
 import operator
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
-from autoremat import _torch
-from autoremat.memory.meter import gradients_of, rounded_nbytes, same_device, storages_of
-from autoremat.memory.optimizers import StepOptimizers, state_of
+from autoremat.memory.meter import gradient_of, gradients_of, state_of, storage_sizes
+from autoremat.memory.optimizers import StepOptimizers
 from autoremat.planning.nesting import Beside
 from autoremat.planning.part import Part
 from autoremat.watch.eager_backward import Foreseen, first_nodes, foresee
 from autoremat.watch.eager_code import Results, nodes_behind
-from autoremat.watch.ledger import Roots, Run, has_returned_storages, returned_storages
+from autoremat.watch.ledger import Roots, Run, returned_storages
 
 NODES_OF_A_LOSS = 32  # that tell it from another
 EAGER_MARGIN = 1.1  # of what eager code is foreseen to make, for what of it cannot be seen
@@ -48,27 +47,42 @@ class Look(NamedTuple):
     is_told_only: bool = False
 
 
-class Present(Protocol):
-    """What a model and its training hold at a moment."""
+class Present:
+    """What a model and its training hold at a moment.
 
-    def storages(self, device: torch.device) -> Mapping[int, int]:
-        """Bytes of parameters, buffers, gradients, optimizer state and batches, by identity."""
+    Attributes:
+        optimizers: those that step the model.
+    """
 
-    def expected_nbytes(self, device: torch.device) -> int:
+    optimizers: StepOptimizers
+
+    def leaves(self) -> list[torch.Tensor]:
+        """Parameters, buffers and batches."""
+        raise NotImplementedError
+
+    def storages(self, device: torch.device) -> dict[int, int]:
+        """Bytes of these, of their gradients and of optimizer state, by identity."""
+        leaves = self.leaves()
+        held = [*leaves, *gradients_of(leaves), *state_of(self.optimizers.known)]
+        return storage_sizes(held, device)
+
+    def expected_nbytes(self, _device: torch.device) -> int:
         """Optimizer state that the plan counts and that does not exist yet."""
+        return 0
 
     @property
     def has_gradients(self) -> bool:
         """Whether a backward would add to gradients that exist."""
+        return any(gradient_of(tensor) is not None for tensor in self.leaves())
 
 
-class Arguments:
+class Arguments(Present):
     """What is known where nothing but the arguments of graphs is: those that live."""
 
     def __init__(self) -> None:
         """None yet."""
         self._leaves: dict[int, weakref.ref[torch.Tensor]] = {}
-        self.optimizers = StepOptimizers(self._alive, None)
+        self.optimizers = StepOptimizers(self.leaves, None)
 
     def note(self, args: Sequence[Any]) -> None:
         """Remember the parameters, buffers and batches among the arguments of a graph."""
@@ -76,36 +90,34 @@ class Arguments:
             if isinstance(value, torch.Tensor) and value.is_leaf:
                 self._leaves[id(value)] = weakref.ref(value)
 
-    def _alive(self) -> list[torch.Tensor]:
+    def leaves(self) -> list[torch.Tensor]:
+        """See `Present`."""
         self._leaves = {key: ref for key, ref in self._leaves.items() if ref() is not None}
         found = (reference() for reference in self._leaves.values())
         return [tensor for tensor in found if tensor is not None]
 
-    def storages(self, device: torch.device) -> Mapping[int, int]:
-        """See `Present`."""
-        leaves = self._alive()
-        return storage_sizes(
-            [*leaves, *gradients_of(leaves), *state_of(self.optimizers.known)], device
-        )
 
-    def expected_nbytes(self, _device: torch.device) -> int:
-        """No optimizer is known before its state is."""
-        return 0
+class _Held(NamedTuple):
+    """What is live at a moment, but for what the runs of graphs hold.
 
-    @property
-    def has_gradients(self) -> bool:
-        """See `Present`."""
-        return bool(gradients_of(self._alive()))
+    Attributes:
+        known: bytes by storage of what models hold, and of what graphs are given and have returned.
+        saved: the same of what code in eager mode has saved so far.
+        base_nbytes: all that is known, and state of optimizers that does not exist yet.
+    """
 
+    known: Mapping[int, int]
+    saved: Mapping[int, int]
+    base_nbytes: int
 
-def storage_sizes(tensors: Iterable[torch.Tensor], device: torch.device) -> dict[int, int]:
-    """Bytes of the distinct storages on a device, by their identities."""
-    return {
-        _torch.storage_identity(storage): rounded_nbytes(storage.nbytes(), device)
-        for tensor in tensors
-        if same_device(tensor.device, device)
-        for storage in storages_of(tensor)
-    }
+    def live_nbytes(self, runs: Sequence[Run]) -> int:
+        """With what these runs hold for their backward, but for what eager code saved."""
+        return self.base_nbytes + sum(run.crossing_nbytes for run in runs)
+
+    def saved_beyond(self, counted: Mapping[int, int]) -> int:
+        """Bytes of what code in eager mode has saved that counts neither here nor as known."""
+        sizes = self.saved.items()
+        return sum(n for key, n in sizes if key not in self.known and key not in counted)
 
 
 class Audit:
@@ -149,23 +161,28 @@ class Audit:
             device: where it runs.
             sizes: what its symbolic sizes stand for.
         """
-        has_kept = has_returned_storages(device)
+        has_kept = any(nbytes for _, nbytes in returned_storages(device))
         if self.is_known((name, has_kept, *names_of(runs)), (*sizes, *sizes_of_runs(runs))):
             return None
         self.arguments.note(args)
         self.given.note_inputs(args)
-        earlier_nbytes = self._note_saved(args, runs, device)
-        if not (runs or has_kept) or name not in account():
+        held = self._held(runs, device)
+        on_the_way = Results()
+        on_the_way.note_saved(args, device)
+        self.saved.add(on_the_way)
+        found = account().get(name) if runs or has_kept else None
+        if found is None:
             return None
-        part, found = find_part(), account()[name]
-        live_nbytes = part.between_nbytes + self.live_nbytes(runs, device) + earlier_nbytes
+        part = find_part()
+        live_nbytes = part.between_nbytes + held.live_nbytes(runs)
+        live_nbytes += held.saved_beyond(on_the_way.held(device))
         more_nbytes = live_nbytes - part.resident_nbytes - found.held_nbytes
         return Look(live_nbytes + part.own_peaks[0], more_nbytes, is_told_only=part.is_resized)
 
     def at_end(self, runs: Sequence[Run], outputs: Sequence[Any], device: torch.device) -> None:
         """A call of the model has ended: what code in eager mode has saved in it stays."""
         if runs and not self.is_known(("end", *names_of(runs)), sizes_of_runs(runs)):
-            self._note_saved(outputs, runs, device)
+            self.saved.note_saved(outputs, device)
 
     def at_backward(
         self,
@@ -192,19 +209,22 @@ class Audit:
         if self.is_known(situation, sizes_of_runs(runs)):
             return None
         parts = account()
-        known = self._storages(runs, device)
-        saved = self._saved(runs, device)
+        held = self._held(runs, device)
         foreseen = foresee(
-            roots, runs, known=known, saved_so_far=saved, device=device, keeps_graph=keeps_graph
+            roots,
+            runs,
+            known=held.known,
+            saved_so_far=held.saved,
+            device=device,
+            keeps_graph=keeps_graph,
         )
         if foreseen.reached and all(run.owner.audit is not self for run in foreseen.reached):
             return None  # another model's backward, which tells
-        base_nbytes = self._base_nbytes(runs, device)
-        return _look(parts, foreseen, base_nbytes, keeps_graph=keeps_graph)
+        return _look(parts, foreseen, held.base_nbytes, keeps_graph=keeps_graph)
 
     def live_nbytes(self, runs: Sequence[Run], device: torch.device) -> int:
         """What is live while these runs wait for their backward, but for what eager code saved."""
-        return sum(run.crossing_nbytes for run in runs) + self._base_nbytes(runs, device)
+        return self._held(runs, device).live_nbytes(runs)
 
     def is_known(self, situation: Hashable, sizes: tuple[int, ...] = ()) -> bool:
         """Whether a situation needs no look any more, at these sizes or larger ones."""
@@ -214,36 +234,14 @@ class Audit:
             seen[sizes] += 1
         return looks >= LOOKS
 
-    def _note_saved(self, tensors: Iterable[Any], runs: Sequence[Run], device: torch.device) -> int:
-        """What code in eager mode has saved that these tensors do not lead to, in bytes."""
-        plain = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
-        on_the_way = Results()
-        on_the_way.note_saved(plain, device)
-        counted = self._storages(runs, device).keys() | on_the_way.held(device).keys()
-        others = self._saved(runs, device).items()
-        self.saved.add(on_the_way)
-        return sum(nbytes for storage, nbytes in others if storage not in counted)
-
-    def _saved(self, runs: Sequence[Run], device: torch.device) -> dict[int, int]:
-        """What code in eager mode has saved so far, by storage, in all models of the step."""
-        found: dict[int, int] = {}
-        for audit in self._audits(runs):
-            found |= audit.saved.held(device)
-        return found
-
-    def _storages(self, runs: Sequence[Run], device: torch.device) -> dict[int, int]:
-        """Of all models that take part in the step, of what graphs are given and have returned."""
-        found = returned_storages(device)
-        for audit in self._audits(runs):
-            found |= audit.given.held(device) | {**audit.present.storages(device)}
-        return found
-
-    def _audits(self, runs: Sequence[Run]) -> list[Audit]:
-        return list(dict.fromkeys([self, *(run.owner.audit for run in runs)]))
-
-    def _base_nbytes(self, runs: Sequence[Run], device: torch.device) -> int:
-        expected = (audit.present.expected_nbytes(device) for audit in self._audits(runs))
-        return sum(expected) + sum(self._storages(runs, device).values())
+    def _held(self, runs: Sequence[Run], device: torch.device) -> _Held:
+        """By all models that take part in the step."""
+        known, saved, expected_nbytes = dict(returned_storages(device)), dict[int, int](), 0
+        for audit in dict.fromkeys([self, *(run.owner.audit for run in runs)]):
+            known |= audit.given.held(device) | audit.present.storages(device)
+            saved |= audit.saved.held(device)
+            expected_nbytes += audit.present.expected_nbytes(device)
+        return _Held(known, saved, expected_nbytes + sum(known.values()))
 
 
 def names_of(runs: Sequence[Run]) -> tuple[Hashable, ...]:

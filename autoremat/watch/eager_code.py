@@ -44,8 +44,9 @@ class Results:
         """Remember what others have noted."""
         self._found |= other._found
 
-    def note_saved(self, tensors: Iterable[torch.Tensor], device: torch.device) -> None:
-        """Remember what code in eager mode has saved on the way to these tensors."""
+    def note_saved(self, values: Iterable[Any], device: torch.device) -> None:
+        """Remember what code in eager mode has saved on the way to the tensors among these."""
+        tensors = (value for value in values if isinstance(value, torch.Tensor))
         for node in nodes_behind(tensor.grad_fn for tensor in tensors):
             self.note([value for value, _ in _saved_in_eager_mode(node, device)])
 

@@ -20,6 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from autoremat import _torch
 from autoremat.memory.meter import same_device, storages_of
+from autoremat.planning.part import Part
 
 _FEW = 64
 SAME = 1.02  # peaks that differ by less are told of once
@@ -34,14 +35,6 @@ class Owner(Protocol):
 
     def backward_begins(self, roots: Roots, *, keeps_graph: bool) -> None:
         """A backward begins that may reach runs of its graphs."""
-
-
-class Graph(Protocol):
-    """A planned graph, at the sizes of one run."""
-
-    @property
-    def crossing_nbytes(self) -> int:
-        """Bytes that live from its forward's end to its backward's start."""
 
 
 @dataclass(eq=False)
@@ -61,11 +54,11 @@ class Run:
     name: str
     device: torch.device
     sizes: tuple[int, ...] = ()
-    find_graph: Callable[[], Graph] | None = None
+    find_graph: Callable[[], Part] | None = None
     returned: frozenset[int] = frozenset()
 
     @functools.cached_property
-    def graph(self) -> Graph | None:
+    def graph(self) -> Part | None:
         """The graph at these sizes; None for a call in eager mode."""
         return None if self.find_graph is None else self.find_graph()
 
@@ -113,17 +106,8 @@ def open_runs(device: torch.device) -> list[Run]:
     return [run for _, run in runs if same_device(run.device, device)]
 
 
-def returned_storages(device: torch.device) -> dict[int, int]:
-    """Bytes of what runs that are over have returned and somebody holds, by identity."""
-    return dict(_returned_storages(device))
-
-
-def has_returned_storages(device: torch.device) -> bool:
-    """Whether there are any; it costs the same however many there are."""
-    return any(nbytes for _, nbytes in _returned_storages(device))
-
-
-def _returned_storages(device: torch.device) -> Iterator[tuple[int, int]]:
+def returned_storages(device: torch.device) -> Iterator[tuple[int, int]]:
+    """What runs that are over have returned and somebody holds: identity and bytes of each."""
     counted = {key for run in open_runs(device) for key in run.returned}
     for key, kept in list(_books.returned.items()):
         is_there = key not in counted and same_device(kept.device, device)
@@ -133,8 +117,7 @@ def _returned_storages(device: torch.device) -> Iterator[tuple[int, int]]:
 
 def run_of(node: Any) -> Run | None:
     """The run that a node of autograd's graph is the backward of."""
-    run: Run | None = node.metadata.get(_KEY)
-    return run
+    return node.metadata.get(_KEY)
 
 
 def is_news(budget_nbytes: int, peak_nbytes: int, *, is_final: bool) -> bool:
@@ -159,7 +142,7 @@ def note_run(
     outputs: Sequence[Any],
     device: torch.device,
     sizes: tuple[int, ...] = (),
-    find_graph: Callable[[], Graph] | None = None,
+    find_graph: Callable[[], Part] | None = None,
 ) -> None:
     """A graph has run its forward, or a model that has none.
 
@@ -172,7 +155,8 @@ def note_run(
         find_graph: asked for only where a step is looked into.
     """
     tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
-    node = _torch.compiled_backward_of(tensors) if name else _first_node(tensors)
+    nodes = (tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None)
+    node: Any = _torch.compiled_backward_of(tensors) if name else next(nodes, None)
     if node is None or run_of(node) is not None:
         return
     _watch()
@@ -194,10 +178,6 @@ def note_run(
     _books.keep(returned)
 
 
-def _first_node(tensors: Sequence[torch.Tensor]) -> Any | None:
-    return next((tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None), None)
-
-
 @torch.compiler.disable  # where Dynamo traces a backward inside of a model
 def _backward_runs(number: int, _gradients: Any) -> None:
     """A run's memory goes with this backward, unless that keeps the graph."""
@@ -214,7 +194,7 @@ def _watch() -> None:
 
 def _backward_begins(roots: Roots, keeps_graph: bool) -> None:
     # Without a run that waits, a backward of anything costs as little as can be.
-    if not _books.open or _torch.CompileContext.current_compile_id() is not None:
+    if not _books.open or _torch.is_compiling():
         return
     for owner in dict.fromkeys(run.owner for run in list(_books.open.values())):
         owner.backward_begins(roots, keeps_graph=keeps_graph)

@@ -144,5 +144,7 @@ def _figures(solution: Solution) -> dict[str, Any]:
         "gap": solution.gap if math.isfinite(solution.gap) else None,
         "method": solution.method,
         "seconds": solution.seconds,
+        "tried": list(solution.tried),
+        "left_out": list(solution.left_out),
         "schedule": list(solution.plan.schedule),
     }

@@ -10,6 +10,7 @@ import torch
 import autoremat
 from autoremat.ask.budget import Budget
 from autoremat.ask.options import Options
+from autoremat.cost.device_specs import find_spec
 from autoremat.graph.devices import device_nbytes
 
 CPU = torch.device("cpu")
@@ -21,9 +22,11 @@ def test_a_mapping_and_named_arguments_make_the_same_options() -> None:
     named = Options.parse(budget="1GB", policy="sqrt", save="layers.3", time_limit=2, strict=True)
     given = {"budget": 10**9, "policy": "sqrt", "save": ("layers.3",), "time_limit": 2.0}
     assert Options.from_mapping({**given, "strict": 1}) == named
-    assert Options.from_mapping({"budget": "1GB", "max_autotune": False, "inductor": 1}) == (
-        Options.parse(budget="1GB", inductor={"max_autotune": False, "inductor": 1})
+    assert Options.from_mapping({"budget": "1GB", "max_autotune": False}) == (
+        Options.parse(budget="1GB", inductor={"max_autotune": False})
     )
+    with pytest.raises(ValueError, match="'inductor' is no option of autoremat, nor of Inductor"):
+        Options.from_mapping({"budget": "1GB", "inductor": {}})
 
 
 @pytest.mark.parametrize(
@@ -39,8 +42,9 @@ def test_the_backend_knows_each_option_of_optimize(name: str) -> None:
 def test_a_share_is_of_the_device_or_of_the_memory_that_is_planned_for() -> None:
     """The device at hand, unless the plan is for another."""
     assert Options.parse(budget="50%").budget_nbytes(CPU) == device_nbytes(CPU) // 2
-    assert Options.parse(budget="50%", memory_nbytes=1000).budget_nbytes(CPU) == 500
-    assert Options.parse(budget=700, memory_nbytes=1000).budget_nbytes(CPU) == 700
+    spec = find_spec("T4")
+    assert Options.parse(budget="50%", spec=spec).budget_nbytes(CPU) == spec.memory_nbytes // 2
+    assert Options.parse(budget=700, spec=spec).budget_nbytes(CPU) == 700
 
 
 def test_a_strategy_without_a_budget_has_the_whole_device() -> None:

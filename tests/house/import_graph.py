@@ -21,9 +21,9 @@ ROOMS = {
         "__main__",
     ),
     "autoremat_solver": (
-        *("certificate", "problem", "plan", "regions", "model", "simulate", "check"),
+        *("certificate", "effort", "problem", "plan", "regions", "model", "simulate", "check"),
         *("node_link", "plan_document", "plans", "policies", "chains", "program"),
-        *("bounds", "exact", "search", "solve"),
+        *("bounds", "search", "solve"),
     ),
 }
 

@@ -99,12 +99,12 @@ def test_is_symbolic():
 
 def test_is_opaque(joint: fx.GraphModule):
     """Tensors are not opaque; objects of classes that are written in C++ are, where torch asks."""
-    assert not any(_torch.is_opaque(node) for node in placeholders(joint))
+    assert not any(_torch.compiling._is_opaque(node) for node in placeholders(joint))
     node = placeholders(joint)[0]
     fake = FakeScriptObject(object(), "a class", None)  # as torch traces them
     _torch.set_fake_value(node, fake)
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    assert _torch.is_opaque(node) is (version >= (2, 13))
+    assert _torch.compiling._is_opaque(node) is (version >= (2, 13))
 
 
 def test_force_save_what_torch_demands(joint: fx.GraphModule):
@@ -274,6 +274,24 @@ def test_options_of_mode():
     assert _torch.options_of_mode("warp-speed") is None
 
 
+def test_tensor_leaves():
+    """Of all containers that torch knows."""
+    x, y = torch.ones(1), torch.ones(2)
+    assert [*map(id, _torch.tensor_leaves(({"x": x}, [y, 3], None)))] == [id(x), id(y)]
+
+
+def test_extent():
+    """Where the last element of a tensor lies, and none of one without elements."""
+    x = torch.empty(3, 4)[:, ::2]
+    assert _torch.extent(x.shape, x.stride()) == 2 * 4 + 2 + 1
+    assert _torch.extent((3, 0), (4, 1)) == 0
+
+
+def test_list_options():
+    """Nested ones included."""
+    assert {"max_autotune", "cpp.enable_loop_tail_vec"} <= set(_torch.list_options())
+
+
 def test_random_state_operators():
     """One run saves the generator's state, the other replays under it."""
     state, first = _torch.run_and_save_rng_state(aten.rand.default, [3], device="cpu")
@@ -424,15 +442,19 @@ def test_boxed_code_generation():
 
 def test_compile_context():
     """Outside a compile there is no id, inside there is the frame's."""
-    assert _torch.CompileContext.current_compile_id() is None
-    frames = []
+    assert not _torch.is_compiling()
+    assert (_torch.compile_name(), _torch.compile_number()) == ("graph 0", 0)
+    names = []
 
     def backend(module: Any, inputs: Any) -> Any:
-        frames.append(_torch.CompileContext.current_compile_id().frame_id)
+        assert _torch.is_compiling()
+        names.append((_torch.frame_name(), _torch.compile_name(), _torch.compile_number()))
         return module.forward
 
-    torch.compile(lambda x: x.sin(), backend=backend)(torch.zeros(2))
-    assert frames == [0]
+    run = torch.compile(lambda x: x.sin(), backend=backend)
+    run(torch.zeros(2))
+    run(torch.zeros(2, dtype=torch.float64))
+    assert names == [("graph 0", "graph 0", 0), ("graph 0", "graph 0/1", 1)]
 
 
 def test_exceptions_that_dynamo_lets_through():
@@ -444,11 +466,16 @@ def test_exceptions_that_dynamo_lets_through():
 
         return torch.compile(lambda x: x.sin(), backend=backend)
 
-    with pytest.raises(_torch.BackendCompilerFailed):
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed):
         raising(KeyError("inner"))(torch.zeros(2))
-    assert issubclass(type(_torch.passing_through(KeyError("x"))), _torch.ShortenTraceback)
+    assert issubclass(
+        type(_torch.passing_through(KeyError("x"))), torch._dynamo.exc.ShortenTraceback
+    )
     with pytest.raises(KeyError, match="inner"):
         raising(_torch.passing_through(KeyError("inner")))(torch.zeros(2))
+    with pytest.raises(FileNotFoundError) as caught:
+        raising(_torch.passing_through(FileNotFoundError(2, "No such file", "plan")))(torch.ones(2))
+    assert (caught.value.errno, caught.value.filename) == (2, "plan")
 
 
 def test_compile_apart():
@@ -474,14 +501,14 @@ def test_compile_apart():
     assert len(graphs) == 3
 
 
-def test_every_guard():
+def test_frozen_parameters_are_noticed():
     """A parameter frozen after the first call has no gradient after the second."""
     layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     run = torch.compile(lambda x: layers(x).sum(), backend="aot_eager")
     for is_trained in (True, False, True):
         layers[0].requires_grad_(is_trained)
         layers.zero_grad(set_to_none=True)
-        with _torch.every_guard():
+        with _torch.compiling_steps(8):
             run(torch.ones(2, 4)).backward()
         assert (layers[0].weight.grad is not None) == is_trained
 
@@ -526,15 +553,14 @@ def test_a_compile_can_be_stopped_at_its_source():
     sizes = _torch.inductor_result_nbytes(graph, torch.device("cpu"))
     assert sizes
     assert all(nbytes >= 0 for element in sizes.values() for nbytes in element)
-    assert _torch.size_hint_of_expr(graph, 3) == 3
+    assert _torch.inductor._size_hint_of_expr(graph, 3) == 3
     size, stride, dtype, device = _torch.inductor_layout(graph, "primals_1")
     assert (size, stride, dtype, device.type) == ((8,), (1,), torch.float32, "cpu")
     assert _torch.inductor_layout(graph, "nothing") is None
     assert _torch.inductor_output_strides(graph)[0] == ()
     options["is_backward"] = True
     with (
-        _torch.loading_kernels_by(stop),
-        _torch.donated([0]),
+        _torch.loading_kernels_by(stop, donated=[0]),
         inputs[0].fake_mode,
         pytest.raises(Exception, match="Stop"),
     ):
@@ -554,7 +580,7 @@ def test_what_another_thread_compiles_meanwhile_is_loaded():
         options = {"fx_graph_cache": False}
         results.append(torch.compile(lambda a, b: a @ b, options=options)(x, 2 * x))
 
-    with _torch.loading_kernels_by(pytest.fail), _torch.donated([0]):
+    with _torch.loading_kernels_by(pytest.fail, donated=[0]):
         thread = threading.Thread(target=run)
         thread.start()
         thread.join()
@@ -569,7 +595,7 @@ def test_fusion_can_be_refused():
     class Refusing(_torch.CustomSchedulerPass):  # type: ignore[misc]
         def __call__(self, nodes: list[Any]) -> list[Any]:
             self.origins = _torch.origin_names(nodes)
-            self.numbers, self.kernels = _torch.kernels_before_fusion(nodes)
+            self.numbers, self.before, self.buffers = _torch.kernels_before_fusion(nodes)
             _torch.limit_fusion(nodes, self.numbers, self.admits)
             return nodes
 
@@ -595,8 +621,8 @@ def test_fusion_can_be_refused():
     assert len(set(asked[0])) == 2
     assert asked[1:]
     assert all(fused == [0, 0, 0] for fused in asked[1:])
-    assert refusing.kernels.predecessors == ((), (), ())
-    made = [buffer for buffer in refusing.kernels.buffers if buffer[2] is not None]
+    assert refusing.before == ((), (), ())
+    made = [buffer for buffer in refusing.buffers if buffer[2] is not None]
     assert [buffer[0] for buffer in made] == [64 * 64 * 4] * 3
     assert all(is_output for *_, is_output in made)
 
@@ -624,7 +650,7 @@ def test_what_the_cpu_keeps_for_reuse_is_asked_of_inductor():
 
 def test_inner_compile_takes_these_keywords():
     """`compile_without_cache` calls it with them."""
-    parameters = inspect.signature(_torch.compile_fx_inner).parameters
+    parameters = inspect.signature(_torch.inductor.compile_fx_inner).parameters
     assert "kwargs" in parameters or "is_backward" in parameters
 
 
@@ -772,7 +798,7 @@ def test_hooks_are_guarded_within_a_context():
     layer = nn.Linear(4, 4)
     compiled = torch.compile(lambda x: layer(x), backend=backend)
     before = torch._dynamo.config.skip_nnmodule_hook_guards
-    with _torch.guarding_hooks():
+    with _torch.compiling_steps(8):
         compiled(torch.randn(2, 4))
     assert torch._dynamo.config.skip_nnmodule_hook_guards is before
     layer.register_forward_hook(lambda module, inputs, output: 2 * output)
@@ -893,13 +919,13 @@ def test_keeps_graph_and_watch_backwards(keep: bool, monkeypatch: pytest.MonkeyP
     assert seen == [(True, keep), keep]
 
 
-def test_admitting_compiles():
+def test_compiles_are_admitted():
     """More compiles of one function than Dynamo would make; never fewer than the user's."""
     config = torch._dynamo.config
     before = config.recompile_limit
-    with _torch.admitting_compiles(before + 5):
+    with _torch.compiling_steps(before + 5):
         assert config.recompile_limit == before + 5
-    with _torch.admitting_compiles(1):
+    with _torch.compiling_steps(1):
         assert config.recompile_limit == before
     assert config.recompile_limit == before
 

@@ -219,14 +219,14 @@ def compiled(budget: Any, **options: Any) -> Callable[..., Any]:
 def test_the_backend_takes_a_budget_and_options_of_inductor(monkeypatch):
     """What is not ours is passed on to Inductor's configuration."""
     seen: list[dict[str, Any]] = []
-    original = autoremat.backend.Session
+    original = autoremat.backend.Steps
 
     class Recording(original):  # type: ignore[misc, valid-type]
         def __init__(self, options: Any, *rest: Any, **keywords: Any) -> None:
             seen.append(options.inductor)
             super().__init__(options, *rest, **keywords)
 
-    monkeypatch.setattr(autoremat.backend, "Session", Recording)
+    monkeypatch.setattr(autoremat.backend, "Steps", Recording)
     model = compiled(UNBOUNDED, max_autotune=False)
     ours = step(model, (rows(),))
     assert seen == [{"max_autotune": False}]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from weakref import WeakSet
 
+import pytest
 import torch
 
 import autoremat
@@ -60,3 +62,24 @@ def test_a_mapping_that_was_changed_is_another():
         assert _sessions[id(shared)].options.budget.nbytes() == budget_nbytes
         loss.backward()
         torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "words"),
+    [
+        ({"plan": "absent.json"}, FileNotFoundError, "No such file .* 'absent.json'"),
+        ({"plan": "."}, OSError, "'.'"),
+        ({"polcy": "sqrt"}, ValueError, "'polcy' is no option .* Did you mean 'policy'"),
+        ({"time_limit": "soon"}, ValueError, "time_limit is a number of seconds"),
+    ],
+)
+def test_an_option_at_fault_is_refused_in_words(
+    asked: dict[str, object], error: type[Exception], words: str
+):
+    """As `optimize` does, and not as a compiler that has failed."""
+    model = torch.compile(Chain(), backend="autoremat", options={**options(), **asked})
+    with pytest.raises(error, match=words) as caught:
+        model(rows())
+    if isinstance(caught.value, OSError):
+        assert Path(caught.value.filename) == Path(str(asked["plan"]))
+        assert caught.value.errno

@@ -81,8 +81,9 @@ def test_accumulated_gradients():
     ours, eager = optimized(Chain, smallest), make_seeded(Chain)
     ours(many_rows()).backward()
     loss = ours(many_rows())  # gradients exist; they may still go before the backward
-    with pytest.warns(autoremat.OverBudgetWarning):  # they have stayed: two sets do not fit
+    with pytest.warns(autoremat.OverBudgetWarning) as told:  # they have stayed: two do not fit
         loss.backward()
+    assert told[0].filename == __file__
     ours(many_rows()).backward()
     for _ in range(3):
         eager(many_rows()).backward()

@@ -158,6 +158,7 @@ def test_a_backend_tells_of_earlier_graphs_that_no_longer_fit():
     with pytest.warns(autoremat.OverBudgetWarning, match="above the budget") as told:
         step(model, (x,))
     assert len(told) == 1, [str(w.message) for w in told]
+    assert told[0].filename == __file__  # the model's own code, which is being compiled
 
 
 def after_a_step(make: type[nn.Module], x: Tensor) -> nn.Module:

@@ -96,7 +96,7 @@ def test_a_model_that_dynamo_skips():
 def test_operators_with_opaque_workspaces_are_not_run_alone(name: str):
     """What another kernel packed cannot be made up."""
     target = getattr(torch.ops.aten, name).default
-    assert not runs_alone(Call(target, (), {}, (), (), False))
+    assert not runs_alone(Call(target, (), {}, (), ()))
 
 
 # --- when planning fails -----------------------------------------------------------------------

@@ -100,9 +100,9 @@ def test_what_a_run_returned_is_known_as_long_as_somebody_holds_it():
     model = optimized(Predicts, UNBOUNDED)
     out = model(many_rows())
     out.sum().backward()
-    assert sum(returned_storages(CPU).values()) == out.nbytes
+    assert sum(nbytes for _, nbytes in returned_storages(CPU)) == out.nbytes
     del out
-    assert not returned_storages(CPU)
+    assert not [*returned_storages(CPU)]
 
 
 def test_steps_that_are_all_alike_are_looked_into_twice(monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,76 @@
+"""What a session reports: the `Report` of a step, and the plan that a file keeps of it.
+
+Enters: `Steps`. Leaves: plain data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from autoremat.ask.plan_file import StoredPlan
+from autoremat.explain.environment import environment_facts
+from autoremat.explain.graph_report import explain
+from autoremat.memory.residents import resident_of_step
+from autoremat.planning.choice import Choice
+from autoremat.planning.curve import Curve
+from autoremat.planning.part import Part
+from autoremat.problem.subject import Subject
+from autoremat.reporting import LEFT_OUT, Fact, GraphReport, Report
+from autoremat.session.steps import Steps
+
+
+def report_of(steps: Steps, measured_peak_nbytes: int | None) -> Report:
+    """What was planned so far."""
+    parts, setting = steps.graphs.current, steps.options.setting
+    curve = _step_curve(parts)
+    asked = (sentence for part in parts for sentence in part.subject.constraints.asked)
+    graphs = tuple(steps.graphs.reports(steps.surroundings.now))
+    return Report(
+        budget_nbytes=steps.budget_nbytes if parts else 0,
+        resident=resident_of_step([part.resident.parts for part in parts], graphs),
+        graphs=graphs,
+        measured_peak_nbytes=measured_peak_nbytes,
+        compiler=setting.compiler,
+        device=setting.device_name(steps.device),
+        torch_version=torch.__version__,
+        fallbacks=tuple(steps.told.fallbacks),
+        user_constraints=tuple(dict.fromkeys(asked)),
+        curve=curve.points,
+        facts=(
+            *environment_facts(steps.device),
+            *(Fact(LEFT_OUT, sentence) for sentence in curve.left_out),
+        ),
+        optimizer=steps.resident.optimizer,
+        eager_peak_nbytes=_eager_peak_nbytes(steps),
+    )
+
+
+def stored_plan_of(steps: Steps) -> StoredPlan:
+    """What was planned so far, for a file."""
+    graphs = tuple(part.stored for part in steps.graphs.current)
+    setting = steps.options.setting
+    device_name = setting.device_name(steps.device)
+    return StoredPlan(graphs, setting.compiler, device_name, torch.__version__)
+
+
+def explained(name: str, subject: Subject, choice: Choice) -> GraphReport:
+    """A graph's report, what the user asked for among its constraints."""
+    found = explain(name, subject, choice)
+    return replace(found, constraints=(*subject.constraints.asked, *found.constraints))
+
+
+def _eager_peak_nbytes(steps: Steps) -> int:
+    """Of code outside of the graphs, where the step peaks there; else 0."""
+    around = steps.surroundings.now
+    eager_nbytes = steps.graphs.eager_peak_nbytes(around)
+    return eager_nbytes if eager_nbytes > steps.graphs.graphs_peak_nbytes(around) else 0
+
+
+def _step_curve(parts: list[Part]) -> Curve:
+    """Of a step of one graph; the curves of several do not add up to one."""
+    curves = [part.curve for part in parts]
+    if len(curves) < 2 or not any(curve.points for curve in curves):
+        return curves[0] if curves else Curve()
+    return Curve(left_out=(f"the curves of {len(curves)} graphs do not add up to one",))

@@ -1,0 +1,300 @@
+"""One model's steps as they run: what they hold, and what the user is told of it.
+
+Enters: the graphs as they are planned, then forwards and backwards as they begin. Leaves: a warning
+as soon as a step's peak is known to be above the budget, and `Steps` of a session that plans anew
+for what was found. Guarantees: what goes wrong while a step is looked into never ends the step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from autoremat import _torch
+from autoremat.ask.options import Offline, Options
+from autoremat.errors import FallbackError, FallbackWarning, OverBudgetWarning
+from autoremat.memory.live_storages import LiveStorages
+from autoremat.memory.meter import state_of, storages_nbytes
+from autoremat.memory.residents import Resident
+from autoremat.planning.nesting import Around, Beside
+from autoremat.planning.part import Part
+from autoremat.planning.sharing import ALONE, Split
+from autoremat.planning.sizes import Sizes
+from autoremat.planning.step import Step
+from autoremat.problem.subject import Subject
+from autoremat.session.surroundings import Surroundings
+from autoremat.session.telling import Told
+from autoremat.watch.audit import Look, Present, names_of, sizes_of_runs
+from autoremat.watch.ledger import Roots, Run, note_run, open_runs
+
+REPLANS = 2  # of a step whose graphs do not fit together; the second if others were found then
+
+
+@dataclass(eq=False)
+class Steps:
+    """Of one session: it owns the runs of its graphs in the ledger.
+
+    Attributes:
+        options: what the user asked for.
+        present: finds who tells what the model and its optimizers hold, while there is a model.
+        replans: how often the step may be planned anew; `Session.replanned` is then asked for
+            before each step.
+        split: how its graphs share the budget, where an earlier session has found out.
+        around: what the step holds beside them, where an earlier session has found out.
+        is_told: whether somebody calls `begin` before each call of the model.
+        offline: given if the graphs' inputs are fake: no step is going to run.
+        graphs: those that were planned, and the order of their runs.
+        device: of the graph that was planned last.
+        resident: what that one found to be held whatever the plan.
+        told: what the user was told.
+        surroundings: what is held beside the graphs.
+        audit: looks into steps.
+    """
+
+    options: Options
+    present: Callable[[], Present | None] = lambda: None
+    replans: int = 0
+    split: Split = ALONE
+    around: Around | None = None
+    is_told: bool = False
+    offline: Offline | None = None
+    graphs: Step = field(default_factory=Step, init=False)
+    device: torch.device = field(default=torch.device("cpu"), init=False)
+    resident: Resident = field(default=Resident(), init=False)
+
+    def __post_init__(self) -> None:
+        """Nothing is known of them yet."""
+        self.told = Told(is_strict=self.options.setting.strict)
+        self.surroundings = Surroundings(self.around, self.present)
+        self.audit = self.surroundings.audit
+
+    @property
+    def budget_nbytes(self) -> int:
+        """The budget, on the device of the graphs."""
+        return self.options.budget_nbytes(self.device)
+
+    @property
+    def peak_nbytes(self) -> int:
+        """The highest predicted peak of the step that is known of, or 0."""
+        return self.graphs.peak_nbytes(self.surroundings.now)
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether any graph was planned."""
+        return bool(self.graphs.parts)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a backward through its graphs is still to come."""
+        return bool(self._waiting)
+
+    def begin(self) -> None:
+        """A training call begins: one step with those before it whose backward is to come."""
+        waiting = self._waiting
+        self.graphs.begin(waiting)
+        self.surroundings.begin_step(is_open=bool(waiting))
+
+    def notice(self) -> None:
+        """Where nobody tells of steps: another one begins once a backward has come."""
+        if self.is_told or self.offline:
+            return
+        if self.graphs.runs is None or Counter(self.graphs.runs) != Counter(self._waiting):
+            self.begin()
+
+    @property
+    def _waiting(self) -> list[str]:
+        """Graphs that have run, in this order, and wait for their backward."""
+        return [run.name for run in self._runs_here if run.owner is self and run.name]
+
+    @property
+    def _runs_here(self) -> list[Run]:
+        return open_runs(self.device)
+
+    def placed(self, subject: Subject, name: str) -> tuple[Subject, Beside]:
+        """A graph that is being planned, with what the step is known to hold beside it."""
+        earlier, around = self.graphs.earlier(name), self.surroundings.found
+        found = self.split.beside(subject, earlier, self.graphs.held_nbytes(name))
+        found = around.beside(found.beyond(self.resident.parts.gradients_nbytes))
+        number, eager_nbytes = len(earlier), around.eager_nbytes
+        placed = self.split.place(
+            subject, number, found, self.budget_nbytes, eager_nbytes=eager_nbytes
+        )
+        return placed, found
+
+    # --- a peak above the budget ----------------------------------------------------------------
+
+    @property
+    def _may_replan(self) -> bool:
+        is_as_planned = self.surroundings.now == self.surroundings.planned and (
+            len(self.graphs.order) < 2 if self.split is ALONE else self.graphs.follows(self.split)
+        )
+        return self.replans > 0 and not self.options.setting.steering.choice and not is_as_planned
+
+    def anew(self) -> Steps | None:
+        """Those of a session that plans for what was found; None if no other plan is due."""
+        if not self._may_replan or self.peak_nbytes <= self.budget_nbytes:
+            return None
+        split = self.graphs.split(self.budget_nbytes, self.surroundings.now)
+        around = self.surroundings.found
+        steps = replace(self, replans=self.replans - 1, split=split, around=around)
+        steps.told.fallbacks = self.told.fallbacks
+        return steps
+
+    def tell_if_above(
+        self, predicted_nbytes: int, *, is_final: bool = True, is_told_only: bool = False
+    ) -> None:
+        """Warn of a step above the budget; again only of one that is higher still.
+
+        Args:
+            predicted_nbytes: its peak.
+            is_final: whether all of its forward has run.
+            is_told_only: as of `Look`.
+        """
+        is_planned_anew = (
+            self._may_replan
+            and not is_told_only
+            and self.peak_nbytes > self.budget_nbytes  # else no plan would change it
+        )
+        if is_planned_anew and self.offline:
+            return
+        self.told.peak(
+            predicted_nbytes,
+            self.budget_nbytes,
+            is_final=is_final,
+            is_planned_anew=is_planned_anew and self.is_told,
+        )
+
+    # --- what the ledger shows ------------------------------------------------------------------
+
+    def telling(
+        self, name: str, compiled: Callable[..., Any], example_inputs: Sequence[Any]
+    ) -> Callable[..., Any]:
+        """A compiled graph, which tells the step and the ledger that it runs."""
+        part = self.graphs.parts.get(name)
+        if part is None:
+            return compiled
+        sizes = Sizes.among(example_inputs, part.growth)
+
+        def run(*args: Any) -> Any:
+            # Between buckets of DistributedDataParallel, Dynamo runs it on fake tensors.
+            if _torch.is_compiling():
+                return compiled(*args)
+            given = sizes.given(args)
+
+            def find_part() -> Part:
+                return part.at(sizes.numbers(given))
+
+            self._forward_begins(name, find_part, args, given, is_larger=sizes.are_beyond(given))
+            outputs = compiled(*args)
+            note_run(
+                self,
+                name,
+                outputs=outputs,
+                device=self.device,
+                sizes=given,
+                find_graph=find_part,
+            )
+            return outputs
+
+        return run
+
+    def _forward_begins(
+        self,
+        name: str,
+        find_part: Callable[[], Part],
+        args: Sequence[Any],
+        sizes: tuple[int, ...],
+        *,
+        is_larger: bool,
+    ) -> None:
+        """One of its graphs is about to run: what is there already counts beside it."""
+        self.notice()
+        self.graphs.ran(name)
+        with self._looking():
+            if is_larger:
+                peak_nbytes = find_part().peak_nbytes(self._account.get(name, Beside()))
+                self.tell_if_above(peak_nbytes, is_told_only=True)
+            runs, device = self._runs_here, self.device
+            look = self.audit.at_forward(
+                runs, name, find_part, args, lambda: self._account, device, sizes
+            )
+            self._learn(look, is_final=False)
+
+    def note_end(self, outputs: Sequence[torch.Tensor]) -> None:
+        """A call of the model has ended, and its backward is to come."""
+        with self._looking():
+            self.audit.at_end(self._runs_here, outputs, self.device)
+
+    def backward_begins(self, roots: Roots, *, keeps_graph: bool) -> None:
+        """A backward begins that may reach runs of its graphs; see `ledger.Owner`."""
+        runs = self._runs_here
+
+        def account() -> dict[Run, tuple[Part, Beside]]:
+            known = self._account
+            own = (run for run in runs if run.owner is self and run.name in known)
+            return {run: (run.graph, known[run.name]) for run in own if run.graph}
+
+        with self._looking():
+            device = self.device
+            look = self.audit.at_backward(runs, roots, device, account, keeps_graph=keeps_graph)
+            self._learn(look, is_final=True)
+
+    @contextlib.contextmanager
+    def _looking(self) -> Iterator[None]:
+        """What goes wrong while a step is looked into is told, and the step goes on."""
+        try:
+            yield
+        except (OverBudgetWarning, FallbackError, FallbackWarning):
+            raise  # warnings that the user has made errors
+        except Exception as error:
+            self.told.fall_back("AR115", cause=error, error=f"{type(error).__name__}: {error}")
+
+    def note_eager_call(self, outputs: Sequence[Any], device: torch.device) -> None:
+        """A call of the model ran in eager mode: its backward is looked into as well."""
+        if not self.is_planned:
+            self.device = device
+        note_run(self, "", outputs=outputs, device=device)
+
+    @contextlib.contextmanager
+    def during_inference(self) -> Iterator[None]:
+        """A call without gradients: between forward and backward it adds to what waits there."""
+        runs = self._runs_here if self.is_open else []
+        if not runs or self.audit.is_known(("inference", *names_of(runs)), sizes_of_runs(runs)):
+            yield
+            return
+        with LiveStorages(self.device, ignores_given=True) as made:
+            yield
+        self.tell_if_above(self.audit.live_nbytes(runs, self.device) + made.peak_nbytes)
+
+    @property
+    def _account(self) -> Mapping[str, Beside]:
+        """What is beside each graph of the step by the plans of its graphs."""
+        return self.graphs.beside(Around(self.surroundings.grown_nbytes))
+
+    def _learn(self, look: Look | None, *, is_final: bool) -> None:
+        """Take into account what a look has shown, and tell if the step is above the budget."""
+        if look is None:
+            return
+        if not look.is_told_only:
+            self.surroundings.learn(look, is_final=is_final)
+        self.tell_if_above(look.peak_nbytes, is_final=is_final, is_told_only=look.is_told_only)
+
+    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Where nobody tells of the model's optimizers: one of its parameters has made a step."""
+        optimizers = self.audit.arguments.optimizers
+        if optimizers.has_new_state(optimizer):
+            nbytes = storages_nbytes(state_of(optimizers.known), self.device)
+            self.surroundings.note_resident(nbytes)
+
+    def leave_layer_eager(self, layer: torch.nn.Module, results: Any) -> None:
+        """Tell that layers of a kind run in eager mode between the planned graphs."""
+        self.surroundings.eager_results.note(results)
+        trainable = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+        gradient_nbytes = storages_nbytes(trainable, trainable[0].device) if trainable else 0
+        self.graphs.ran_eagerly(f"layer {id(layer)}", gradient_nbytes)
+        self.told.fall_back("AR109", kind=type(layer).__name__)
