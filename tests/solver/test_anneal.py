@@ -107,7 +107,7 @@ def test_the_same_effort_gives_the_same_schedules() -> None:
     indexed = index(layered_graph(60, 1))
     budget = int(0.7 * peak_of(indexed, given_order(indexed)))
     one, other = (list(annealed(indexed, [], budget, Effort(EFFORT // 4))) for _ in range(2))
-    assert len(one) > 1
+    assert len(one[-1]) > len(indexed.inputs)
     assert one == other
 
 
