@@ -22,13 +22,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent.parent / "solver"))
 
 from autoremat_solver import Plan, Problem, Solution, Solver, check, simulate
-from autoremat_solver.bounds.certified import Bounds
 from autoremat_solver.model.indexed import index
 from autoremat_solver.model.reduce import reduce
 from autoremat_solver.node_link import read_problem
 from autoremat_solver.program.formulation import Formulation
-from solver_ablation import STRATEGIES, Task
-from solver_benchmark_page import BOUND
+from solver_benchmark_cells import share_name
 
 Row = dict[str, Any]
 T = TypeVar("T")
@@ -39,34 +37,34 @@ class Job:
     """What one worker does.
 
     Attributes:
-        section: "size", "solve" or "ablation" of a captured graph, or "published".
+        section: "size" of a captured graph, "published" for an instance whose file states its
+            baseline, or any other section of the page: a solve.
         graph: its name.
         path: its file.
         share: the budget as percent of the baseline's peak above what is resident; None for the
             smallest peak that the solver finds.
-        strategy: for the ablation.
-        time_limit: for the solver or the strategy, in seconds.
+        without: the stage to leave out.
+        effort: factor of what each stage may count up to.
+        time_limit: for the solver, in seconds: so long that it never cuts anything off.
     """
 
     section: str
     graph: str
     path: str
     share: float | None = None
-    strategy: str = ""
-    time_limit: float = 10.0
+    without: str = ""
+    effort: float = 1.0
+    time_limit: float = 1000.0
 
     @property
     def key(self) -> str:
         """A name that is unique within the page."""
-        share = [] if self.section == "size" else [share_name(self.share)]
-        return "/".join(
-            [self.section, self.graph, *share, *([self.strategy] * bool(self.strategy))]
-        )
-
-
-def share_name(share: float | None) -> str:
-    """A budget as the command line and the page write it."""
-    return "floor" if share is None else f"{share:g}"
+        parts = [self.section, self.graph]
+        if self.section != "size":
+            parts.append(share_name(self.share))
+        if self.section == "effort":
+            parts.append(f"{self.effort:g}")
+        return "/".join([*parts, *([self.without] * bool(self.without))])
 
 
 def main() -> None:
@@ -102,11 +100,9 @@ def row_of(job: Job) -> Row:
         return {**row, **_sizes(problem)}
     above_nbytes = baseline.peak_nbytes - problem.resident_nbytes
     budget_nbytes = problem.resident_nbytes + int(above_nbytes * (job.share or 0.0) / 100)
-    row |= {"time_limit": job.time_limit}
+    row |= {"time_limit": job.time_limit, "effort": job.effort, "without": job.without}
     if job.share is not None:
         row["budget_nbytes"] = budget_nbytes
-    if job.section == "ablation":
-        return {**row, **_ablated(problem, budget_nbytes, job)}
     return {**row, **_solved(problem, None if job.share is None else budget_nbytes, job)}
 
 
@@ -141,7 +137,8 @@ def _sizes(problem: Problem) -> Row:
 
 def _solved(problem: Problem, budget_nbytes: int | None, job: Job) -> Row:
     def solve() -> Solution:
-        solver = Solver(problem, time_limit_s=job.time_limit)
+        without = [job.without] * bool(job.without)
+        solver = Solver(problem, time_limit_s=job.time_limit, effort=job.effort, without=without)
         return solver.smallest_peak() if budget_nbytes is None else solver.solve(budget_nbytes)
 
     solution, times = _timed(solve)
@@ -155,30 +152,16 @@ def _solved(problem: Problem, budget_nbytes: int | None, job: Job) -> Row:
         "floor_nbytes": solution.floor_nbytes,
         "gap": solution.gap,
         "method": solution.method,
+        "tried": list(solution.tried),
+        "left_out": list(solution.left_out),
+        "plan": plan_digest(solution.plan),
         "status": "ok",
     }
 
 
-def _ablated(problem: Problem, budget_nbytes: int, job: Job) -> Row:
-    indexed = index(problem)
-    if job.strategy == BOUND:
-        bounds = Bounds(indexed)
-        bound_us, times = _timed(lambda: bounds.time_us(budget_nbytes, job.time_limit))
-        if budget_nbytes < bounds.floor_nbytes:
-            return {**times, "status": "none"}
-        return {**times, "time_us": bound_us, "status": "ok"}
-    task = Task.beginning_now(indexed, budget_nbytes, job.time_limit)
-    plan, times = _timed(lambda: STRATEGIES[job.strategy](task))
-    if plan is None:
-        return {**times, "status": "none"}
-    _require_valid(problem, indexed.plan(plan.steps), budget_nbytes)
-    return {
-        **times,
-        "peak_nbytes": plan.peak_nbytes,
-        "time_us": plan.time_us,
-        "method": plan.method,
-        "status": "ok",
-    }
+def plan_digest(plan: Plan) -> str:
+    """What tells one plan from another: each step counts, and their order."""
+    return digest("\n".join(f"{step.kind.name} {step.target}" for step in plan.steps))
 
 
 def _timed(work: Callable[[], T]) -> tuple[T, Row]:
@@ -188,8 +171,8 @@ def _timed(work: Callable[[], T]) -> tuple[T, Row]:
     return result, {"seconds": seconds, "cpu_seconds": cpu_seconds}
 
 
-def _require_valid(problem: Problem, plan: Plan, budget_nbytes: int | None = None) -> None:
-    violations = check(problem, plan, budget_nbytes)
+def _require_valid(problem: Problem, plan: Plan) -> None:
+    violations = check(problem, plan)
     if violations:
         raise ValueError(f"The plan fails the independent check: {violations[0]}")
 

@@ -27,7 +27,7 @@ from autoremat_solver.plan import Plan, Solution, Status, Step, StepKind
 from autoremat_solver.plans.front import Candidate
 from autoremat_solver.problem import Problem
 from autoremat_solver.search.smallest import smallest_candidate
-from autoremat_solver.search.stages import AT_BUDGET, FASTEST, FOR_ALL_BUDGETS, STAGES, Run
+from autoremat_solver.search.stages import AT_BUDGET, FASTEST, STAGES, Run
 from autoremat_solver.search.state import PROVEN, Search
 from autoremat_solver.simulate import simulate
 
@@ -75,7 +75,7 @@ class Solver:
         require_consistent(index(problem))
         self._reduction = reduce(problem)
         self._search = Search(index(self._reduction.problem))
-        self._checked: set[int] = set()
+        self._checked: dict[int, Candidate] = {}  # by id, held so that no id means another
 
     def solve(
         self, budget_nbytes: int, *, time_limit_s: float | None = None, effort: float | None = None
@@ -99,7 +99,6 @@ class Solver:
         run.through(FASTEST, self._search, budget_nbytes)
         fastest = self._search.fastest
         if fastest.peak_nbytes > budget_nbytes or not self._search.fastest_is_proven:
-            self._prepare(run, budget_nbytes)
             run.through(AT_BUDGET, self._search, budget_nbytes)
         best = self._valid_within(budget_nbytes)
         if best is not None:
@@ -112,7 +111,6 @@ class Solver:
         """The plan of the smallest peak found; the budgets asked for before do not matter."""
         began, run = time.monotonic(), self._run(time_limit_s, effort)
         run.through(FASTEST, self._search, 0)
-        self._prepare(run, 0)
         run.through(AT_BUDGET, self._search, self._search.bounds.floor_nbytes - 1)
         peak_nbytes = self._smallest().peak_nbytes
         run.through(AT_BUDGET, self._search, peak_nbytes)
@@ -186,12 +184,6 @@ class Solver:
         limit_s = self.time_limit_s if time_limit_s is None else time_limit_s
         return Run(CutOff(limit_s), self._effort if effort is None else effort, self._without)
 
-    def _prepare(self, run: Run, budget_nbytes: int) -> None:
-        """Plans for all budgets; once."""
-        run.through(FOR_ALL_BUDGETS, self._search, budget_nbytes)
-        if not run.left_out and not self._search.portfolio:
-            self._search.portfolio = self._search.front.members
-
     def _smallest(self) -> Candidate:
         """The smallest peak, of those that no other budget has to do with if they were searched.
 
@@ -223,7 +215,7 @@ class Solver:
                 stacklevel=2,
             )
             return False
-        self._checked.add(id(member))
+        self._checked[id(member)] = member
         return True
 
     def _plan(self, member: Candidate) -> Plan:

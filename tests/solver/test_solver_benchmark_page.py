@@ -5,22 +5,20 @@ from __future__ import annotations
 import ast
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from autoremat_solver import check
-from autoremat_solver.bounds.certified import Bounds
-from autoremat_solver.model.indexed import index
-from autoremat_solver.plans.heuristics import save_all
+from autoremat_solver import Plan
 
 from tests.solver.test_solver_networks import transformer
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
 
-import solver_ablation
 import solver_benchmark_page as benchmark_page
 import solver_benchmark_worker as worker
+import solver_experiments_page as experiments
 
 DOCS = Path(__file__).parents[2] / "docs"
 Row = dict[str, Any]
@@ -39,15 +37,15 @@ RUN = {
 }
 
 
-def row(section: str, graph: str, share: float | None, strategy: str = "", **changes: Any) -> Row:
+def row(section: str, graph: str, share: float | None, without: str = "", **changes: Any) -> Row:
     """A row of a plan at half of the baseline's peak, 10 % slower than it, 10 % from the bound."""
-    job = worker.Job(section, graph, "", share, strategy)
+    job = worker.Job(section, graph, "", share, without, changes.get("effort", 1.0))
     figures: Row = {
         "key": job.key,
         "section": section,
         "graph": graph,
         "share": share,
-        "strategy": strategy,
+        "without": without,
         "digest": "a",
         "status": "ok",
         "resident_nbytes": 100 * MIB,
@@ -111,7 +109,7 @@ def test_a_crash_is_named_with_its_message() -> None:
     crashed = {
         k: v
         for k, v in row("solve", "unet", 50.0).items()
-        if k in ("key", "section", "graph", "share", "strategy")
+        if k in ("key", "section", "graph", "share", "without")
     }
     text = page({**crashed, "status": "crash", "message": "exit code 1: KeyError"})
     assert lines_with(text, "| 50 % |", "crash: exit code 1: KeyError")
@@ -131,9 +129,9 @@ def test_every_point_that_was_not_run_is_listed() -> None:
     assert lines_with(nothing, "- unet: budget 75 %, 50 %, 35 %, 25 %, floor")
     assert lines_with(one, "- unet: budget 75 %, 35 %, 25 %, floor")
     assert lines_with(nothing, "- published RL100: budget 90 %, 80 %, 70 %")
-    assert lines_with(nothing, "- ablation at 50 %, greedy:", "gpt2_12", "t5_6_6")
     assert "Not run: give the folder with `--instances`." in nothing
-    assert "Not run: ask for it with `--ablation`." in nothing
+    for option in ("--leave-one-out", "--efforts", "--repeats 20"):
+        assert f"Not run: ask for it with `{option}`." in nothing
 
 
 def test_rows_of_an_earlier_capture_are_listed() -> None:
@@ -155,50 +153,112 @@ def test_sources_of_published_figures_are_in_the_references() -> None:
     """Keys are those of `references.md`."""
     references = (DOCS / "references.md").read_text(encoding="utf-8")
     assert benchmark_page.PUBLISHED
-    for key in benchmark_page.PUBLISHED:
+    for key in (*benchmark_page.PUBLISHED, *experiments.LAYERED_PUBLISHED):
         assert f"**[{key}]**" in references
 
 
-def test_a_strategy_that_beats_the_solver_is_named() -> None:
-    """The solver contains the strategies, so a faster one alone is a defect of the solver."""
-    faster = row("ablation", "unet", 50.0, "hierarchical", time_us=1090.0)
-    none = row("ablation", "unet", 50.0, "uniform", status="none")
-    bound = row("ablation", "unet", 50.0, benchmark_page.BOUND, time_us=1000.0)
-    text = page(row("solve", "unet", 50.0), faster, none, bound)
-    (promise,) = lines_with(text, "as fast as every strategy alone")
-    assert promise.endswith("| 1 | 0 | ablation/unet/50/hierarchical |")
-    (line,) = lines_with(text, "| unet | 50 % |")
-    assert line == "| unet | 50 % | - | 9.00 % | 10.00 % | 0.00 % |"
+def test_a_stage_is_missed_where_the_plan_without_it_is_worse() -> None:
+    """Each stage has a table of its own, and one line in that of all stages."""
+    wholes = [
+        row("solve", "unet", 50.0, tried=["fill", "greedy"], cpu_seconds=3.0),
+        row("solve", "vit_12", 50.0, tried=["fill"]),
+        row("solve", "gpt2_12", 25.0, tried=["greedy"]),
+    ]
+    worse = row("without", "unet", 50.0, "fill", time_us=1103.0)
+    better = row("without", "vit_12", 50.0, "fill", time_us=1099.0, cpu_seconds=1.5)
+    text = page(*wholes, worse, better)
+    assert lines_with(text, "| fill |", "| 3 | 1 | 1 | +0.07 | 1.5 |")
+    assert lines_with(text, "| unet | 10.30 % (+0.30) | 1.5 |")
+    assert lines_with(text, "| vit_12 | 9.90 % (-0.10) | 0.0 |")
+    assert "Missed in 1 of 3, hurts in 1." in text
+    assert lines_with(text, "- without greedy: ", "unet 50 %, unet 25 %, unet floor")
+    assert not lines_with(text, "- without fill: ", "gpt2_12 50 %, gpt2_12 25 %")
+
+
+def test_at_the_floor_the_smaller_peak_is_the_better_plan() -> None:
+    """A faster plan of a higher peak misses the stage; without any plan it is missed as well."""
+    whole = row("solve", "unet", None)
+    faster = row("without", "unet", None, "fill", time_us=1000.0, peak_nbytes=192 * MIB)
+    found = experiments.difference(faster, whole)
+    assert found.points == pytest.approx(1.0)
+    assert (found.text, found.peak) == ("0.00 % (-10.00)", "46.00 % (+1.00)")
+    none = row("without", "unet", 50.0, "fill", outcome="INFEASIBLE")
+    assert experiments.verdict(
+        [found, experiments.difference(none, row("solve", "unet", 50.0))]
+    ) == ("Missed in 2 of 2, hurts in 0.")
+
+
+def test_a_stage_that_cannot_matter_is_not_left_out() -> None:
+    """It did not run, or no plan can exist: the solve would be the same."""
+    whole = row("solve", "unet", 50.0, tried=["fill"])
+    assert experiments.may_differ("fill", whole)
+    assert experiments.may_differ("fill", None)
+    assert not experiments.may_differ("greedy", whole)
+    assert not experiments.may_differ("fill", {**whole, "budget_nbytes": 110 * MIB})
+
+
+def test_effort_is_a_table_and_a_curve() -> None:
+    """Effort 1 is the solve itself; the curve has a place for every effort."""
+    rows = [row("solve", "bert_12", 50.0, effort=1.0, time_us=1200.0)]
+    for effort in (0.1, 0.25, 0.5, 2.0, 4.0):
+        rows.append(row("effort", "bert_12", 50.0, effort=effort, cpu_seconds=10 * effort))
+    text = page(*rows)
+    cells = ["10.00 % (1.0)", "10.00 % (2.5)", "10.00 % (5.0)", "20.00 % (1.5)"]
+    assert lines_with(text, f"| bert_12 | 50 % | {' | '.join(cells)} | 10.00 % (20.0) |")
+    assert "line [10.00, 10.00, 10.00, 20.00, 10.00, 10.00]" in text
+    assert '"0.1: 1 s"' in text
+    assert '"4: 40 s"' in text
+
+
+def test_two_plans_of_one_problem_break_the_promise() -> None:
+    """All conditions of a problem count together."""
+    idle = row("repeat", "unet", 50.0, condition="idle", plans=["a", "a"], cpu=[1.0, 2.0])
+    loaded = {**idle, "key": "b", "condition": "under load", "plans": ["a", "b"]}
+    text = page(idle)
+    assert lines_with(text, "| unet | 50 % | 2 | 2 | 1 | 1.0 to 2.0 |")
+    assert lines_with(text, "one problem gave one plan", "| 1 | 1 |  |")
+    (promise,) = lines_with(page(idle, loaded), "one problem gave one plan")
+    assert promise.endswith("| 1 | 0 | repeat/unet/50 |")
+
+
+def test_a_stage_that_the_time_limit_left_out_is_named() -> None:
+    """Figures of a run that was cut off are not those of the solver."""
+    cut = row("solve", "unet", 50.0, left_out=["rearrange"])
+    (promise,) = lines_with(page(cut), "the time limit left no stage out")
+    assert promise.endswith("| 1 | 0 | solve/unet/50 |")
+
+
+def test_layered_graphs_of_a_size_are_one_line() -> None:
+    """Mean and largest of all seeds, and what the papers report."""
+    assert "Random layered graphs" not in page()
+    first = row("layered", "layered_500_0", 90.0)
+    second = row("layered", "layered_500_1", 90.0, time_us=1200.0, outcome="INFEASIBLE")
+    third = row("layered", "layered_500_2", 90.0, time_us=1020.0, gap=0.02, cpu_seconds=2.5)
+    (line,) = lines_with(page(first, second, third), "| 500 | 90 % |")
+    assert line == (
+        "| 500 | 90 % | 3 | 2 | 6.00 % | 10.00 % | 10.00 % | 1.5 to 2.5 | 0.70 % | 0.03 % |"
+    )
 
 
 def test_the_page_expects_what_the_scripts_can_do() -> None:
-    """A graph or a strategy that the page does not know would be missing from it silently."""
-    assert list(solver_ablation.STRATEGIES) == benchmark_page.STRATEGIES
+    """A graph that the page does not know would be missing from it silently."""
     tree = ast.parse((DOCS / "solver_graphs.py").read_text(encoding="utf-8"))
-    (graphs,) = (
-        node.value
+    names = {
+        ast.unparse(node.target): [ast.literal_eval(key) for key in node.value.keys if key]
         for node in tree.body
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "GRAPHS"
-    )
-    assert isinstance(graphs, ast.Dict)
-    assert [ast.literal_eval(key) for key in graphs.keys if key] == benchmark_page.GRAPHS
+        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict)
+    }
+    assert names["GRAPHS"] == benchmark_page.TEN
+    assert names["LARGE"] == benchmark_page.LARGE
 
 
-@pytest.mark.parametrize("strategy", benchmark_page.STRATEGIES)
-def test_a_strategy_alone_gives_valid_plans_within_the_budget(strategy: str) -> None:
-    """Each finds a plan at 60 % of the peak's range, and none is faster than the bound."""
-    problem = transformer(6)
-    indexed = index(problem)
-    saved = solver_ablation.candidate(indexed, save_all(indexed), "save all")
-    bounds = Bounds(indexed)
-    budget_nbytes = int(0.6 * saved.peak_nbytes + 0.4 * bounds.floor_nbytes)
-    task = solver_ablation.Task.beginning_now(indexed, budget_nbytes, 20.0)
-    plan = solver_ablation.STRATEGIES[strategy](task)
-    assert plan is not None
-    assert plan.peak_nbytes <= budget_nbytes < saved.peak_nbytes
-    assert check(problem, indexed.plan(plan.steps), budget_nbytes) == []
-    assert bounds.time_us(budget_nbytes, 5.0) <= plan.time_us
-    assert saved.time_us < plan.time_us
+def test_a_large_graph_has_to_be_quick_and_close_to_the_bound() -> None:
+    """Both count at every percentage; the floor is not asked for."""
+    quick = row("solve", "gpt2_48", 50.0, gap=0.009)
+    slow = row("solve", "gpt2_96", 50.0, gap=0.009, cpu_seconds=11.0)
+    far, floor = row("solve", "llama_96", 25.0), row("solve", "llama_96", None)
+    (promise,) = lines_with(page(quick, slow, far, floor), "10 s of the processor")
+    assert promise.endswith("| 3 | 1 | solve/gpt2_96/50; solve/llama_96/25 |")
 
 
 def test_a_worker_answers_with_the_figures_of_a_checked_plan(tmp_path: Path) -> None:
@@ -206,11 +266,36 @@ def test_a_worker_answers_with_the_figures_of_a_checked_plan(tmp_path: Path) -> 
     problem = transformer(3)
     file = tmp_path / "transformer.json"
     file.write_text(problem.to_json())
-    found = worker.row_of(worker.Job("solve", "transformer", str(file), 70.0, time_limit=2.0))
+    found = worker.row_of(worker.Job("solve", "transformer", str(file), 70.0))
     assert found["peak_nbytes"] <= found["budget_nbytes"] < found["baseline_peak_nbytes"]
     assert found["bound_us"] <= found["time_us"]
     assert found["digest"] == worker.digest(file.read_text())
+    assert found["tried"]
+    assert found["left_out"] == []
     assert str(tmp_path) not in json.dumps(found)
+
+
+def test_a_worker_leaves_a_stage_out(tmp_path: Path) -> None:
+    """The stage is not tried, the plan is told by a digest; an unknown stage is refused."""
+    file = tmp_path / "transformer.json"
+    file.write_text(transformer(3).to_json())
+    job = worker.Job("without", "transformer", str(file), 60.0, "chains")
+    whole = worker.row_of(worker.Job("solve", "transformer", str(file), 60.0))
+    found = worker.row_of(job)
+    assert job.key == "without/transformer/60/chains"
+    assert "chains" in whole["tried"]
+    assert "chains" not in found["tried"]
+    assert whole["plan"] == worker.row_of(replace(job, without=""))["plan"]
+    with pytest.raises(ValueError, match="No stage is called 'chain'"):
+        worker.row_of(replace(job, without="chain"))
+
+
+def test_a_plans_digest_depends_on_order_and_kind() -> None:
+    """Two plans have one digest if they have the same steps."""
+    plans = [Plan.of(names) for names in (["a", "b"], ["b", "a"], ["a", "b", "a"], ["a", "b"])]
+    digests = [worker.plan_digest(plan) for plan in plans]
+    assert len(set(digests)) == 3
+    assert digests[0] == digests[3]
 
 
 def test_an_instance_whose_baseline_differs_is_refused(tmp_path: Path) -> None:

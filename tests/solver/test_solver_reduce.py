@@ -7,9 +7,9 @@ from autoremat_solver import Op, Phase, Plan, Problem, ProblemError, Solver, Val
 from autoremat_solver.model.indexed import index
 from autoremat_solver.model.readable import require_consistent
 from autoremat_solver.model.reduce import reduce
-from autoremat_solver.plans.fast_measure import fast_measure
+from autoremat_solver.plans.fast_measure import fast_measure, fast_saved, fast_spans
 from autoremat_solver.plans.front import candidate
-from autoremat_solver.simulate import measure
+from autoremat_solver.simulate import measure, saved_of, spans_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -181,6 +181,19 @@ def test_the_fast_measure_is_the_definition(data: st.DataObject, seed: int) -> N
     plan = data.draw(plans(problem))
     steps = indexed.numbers(plan)
     assert fast_measure(indexed, steps) == measure(indexed, steps)
+
+
+@repeatable
+@given(st.data(), st.integers(0, 10_000))
+def test_the_fast_spans_are_the_definition(data: st.DataObject, seed: int) -> None:
+    """Instances of random schedules, and which of them the backward reads, are the same."""
+    problem = random_step(seed, MIDDLE)
+    indexed = index(problem)
+    steps = indexed.numbers(data.draw(plans(problem)))
+    spans = fast_spans(indexed, steps)
+    found = zip(spans.value.tolist(), spans.born.tolist(), spans.last.tolist(), strict=True)
+    assert sorted(found) == sorted(spans_of(indexed, steps))
+    assert fast_saved(indexed, steps, spans) == saved_of(indexed, steps)
 
 
 @pytest.mark.thorough

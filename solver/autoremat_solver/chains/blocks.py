@@ -13,13 +13,23 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+import numpy as np
+
 from autoremat_solver.model.indexed import Indexed
+from autoremat_solver.plans.fast_measure import (
+    Bools,
+    Ints,
+    Spans,
+    fast_measure,
+    fast_saved,
+    fast_spans,
+)
 from autoremat_solver.plans.heuristics import live_across
 from autoremat_solver.plans.realise import Retention, realise
 from autoremat_solver.problem import Phase
-from autoremat_solver.simulate import measure, saved_of, spans_of
 
 NEVER_US = 1e12
+MOST = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -115,7 +125,7 @@ def narrow_places(indexed: Indexed, ambient: Collection[int], limit: int) -> lis
     still remains (a plain chain is narrow everywhere) is thinned evenly.
     """
     across = [frozenset(cut).difference(ambient) for cut in live_across(indexed)]
-    width = [sum(indexed.nbytes[v] for v in cut) for cut in across]
+    width = np.array([sum(indexed.nbytes[v] for v in cut) for cut in across], dtype=np.int64)
     places: list[int] = []
     for reach in (1, 2, 4, 8, 16, 32, 64, 128):
         places = _local_minima(across, width, reach)
@@ -125,13 +135,15 @@ def narrow_places(indexed: Indexed, ambient: Collection[int], limit: int) -> lis
     return sorted({places[i] for i in keep})
 
 
-def _local_minima(across: list[frozenset[int]], width: list[int], reach: int) -> list[int]:
+def _local_minima(across: list[frozenset[int]], width: Ints, reach: int) -> list[int]:
     places: list[int] = []
-    for place in range(1, len(width)):
-        near = [n for n in width[max(1, place - reach) : place + reach + 1] if n > 0]
-        is_new = not places or across[place] != across[places[-1]]
-        if width[place] > 0 and width[place] == min(near) and is_new:
-            places.append(place)
+    if len(width) < 2:
+        return places
+    some = np.pad(np.where(width[1:] > 0, width[1:], MOST), reach, constant_values=MOST)
+    lowest = np.lib.stride_tricks.sliding_window_view(some, 2 * reach + 1).min(axis=1)
+    for place in np.flatnonzero((width[1:] > 0) & (width[1:] == lowest)) + 1:
+        if not places or across[place] != across[places[-1]]:
+            places.append(int(place))
     return places
 
 
@@ -202,25 +214,24 @@ def _boundaries(indexed: Indexed, places: list[int], cuts: list[frozenset[int]])
     What reads nothing before the cut but the cut itself belongs to the part after it: so a cut
     need not outlive the block that starts from it only because it is also an output to read.
     """
-    reads = [[(indexed.rank[indexed.producer[v]], v) for v in values] for values in indexed.demands]
+    position = np.array([k for k, values in enumerate(indexed.demands) for _ in values], np.int64)
+    value = np.array([v for values in indexed.demands for v in values], np.int64)
+    rank = np.array(indexed.rank)[np.array(indexed.producer)[value]] if len(value) else value
+    count = len(indexed.demands)
     result: list[int] = []
     for place, cut in zip(places, cuts, strict=True):
-        early = [any(rank < place and v not in cut for rank, v in values) for values in reads]
-        start = _fewest_wrong([bool(values) for values in reads], early)
+        early = (rank < place) & ~np.isin(value, list(cut))
+        has_early = np.bincount(position[early], minlength=count) > 0
+        start = _fewest_wrong(np.bincount(position, minlength=count) > 0, has_early)
         result.append(min(start, result[-1]) if result else start)
     return result
 
 
-def _fewest_wrong(has_reads: list[bool], early: list[bool]) -> int:
+def _fewest_wrong(has_reads: Bools, early: Bools) -> int:
     """The position from which on to call all early, with the fewest readers that are not so."""
-    wrong = best = 0
-    best_position = len(early)
-    for position in range(len(early) - 1, -1, -1):
-        if has_reads[position]:
-            wrong += -1 if early[position] else 1
-        if wrong < best:
-            best, best_position = wrong, position
-    return best_position
+    wrong = np.where(has_reads, np.where(early, -1, 1), 0)[::-1].cumsum()
+    fewest = int(wrong.argmin()) if len(wrong) else 0
+    return len(early) - 1 - fewest if len(wrong) and wrong[fewest] < 0 else len(early)
 
 
 def _carried(indexed: Indexed, ranges: list[tuple[int, int]]) -> list[int]:
@@ -276,15 +287,15 @@ class _Measure:
         """What saving `save_set` besides the cuts means for each block."""
         indexed = self.indexed
         steps = realise(indexed, self._all_cuts | self.ambient | save_set, self.retention)
-        timeline = measure(indexed, steps)
+        timeline, spans = fast_measure(indexed, steps), fast_spans(indexed, steps)
         beside = self._all_cuts | self.ambient
         inside: list[set[int]] = [set() for _ in self.cuts]
-        for v in saved_of(indexed, steps):
+        for v in fast_saved(indexed, steps, spans):
             if v not in beside and not indexed.pinned[v]:
                 inside[self._block(v)].add(v)
         size = [sum(indexed.nbytes[v] for v in values) for values in inside]
         again, peaks = self._per_block(steps, list(timeline.live_nbytes))
-        stored = self._stored_before(steps, self.cuts, size)
+        stored = self._stored_before(steps, spans, self.cuts, size)
         return Option(
             saved=[frozenset(values) for values in inside],
             saved_nbytes=size,
@@ -304,9 +315,10 @@ class _Measure:
             cuts = [cut if b % 2 == parity else none for b, cut in enumerate(self.cuts)]
             saved = self.ambient.union(*cuts)
             steps = realise(self.indexed, saved, self.retention)
-            live = list(measure(self.indexed, steps).live_nbytes)
+            live = list(fast_measure(self.indexed, steps).live_nbytes)
             their_again, their_peaks = self._per_block(steps, live)
-            stored = self._stored_before(steps, cuts, [0] * len(cuts))
+            spans = fast_spans(self.indexed, steps)
+            stored = self._stored_before(steps, spans, cuts, [0] * len(cuts))
             for b in range(parity, len(cuts) - 1, 2):
                 again[b], peaks[b] = their_again[b], max(0, their_peaks[b] - stored[b])
         return Alone(again, peaks)
@@ -353,29 +365,23 @@ class _Measure:
 
     def _per_block(self, steps: list[int], live: list[int]) -> tuple[list[float], list[int]]:
         """Recompute time and peak while each block's backward operations run."""
-        indexed, count = self.indexed, len(self.cuts)
-        block_at = [0] * (len(indexed.backward_ops) + 1)
-        for b, (first, end) in enumerate(self.ranges):
-            block_at[first:end] = [b] * (end - first)
-        again, peaks = [0.0] * count, [0] * count
-        position, begun = 0, False
-        pending = (0.0, 0)
-        for op, nbytes in zip(steps, live, strict=True):
-            begun = begun or indexed.is_backward[op]
-            if not begun:
-                continue
-            extra = 0.0 if indexed.is_backward[op] else indexed.time_us[op]
-            pending = (pending[0] + extra, max(pending[1], nbytes))
-            if indexed.is_backward[op]:
-                b = block_at[position]
-                again[b] += pending[0]
-                peaks[b] = max(peaks[b], pending[1])
-                pending = (0.0, 0)
-                position += 1
-        return again, peaks
+        count = len(self.indexed.backward_ops)
+        backward = np.array(self.indexed.is_backward)[steps]
+        position = np.cumsum(backward) - backward
+        within = (position < count) & np.logical_or.accumulate(backward)
+        us = np.where(backward, 0.0, np.array(self.indexed.time_us)[steps])[within]
+        position, block = position[within], self._block_of_position()
+        again = np.bincount(position, weights=us, minlength=count)
+        peaks = np.zeros(len(self.cuts), dtype=np.int64)
+        np.maximum.at(peaks, block[position], np.array(live, dtype=np.int64)[within])
+        return np.bincount(block, weights=again, minlength=len(peaks)).tolist(), peaks.tolist()
+
+    def _block_of_position(self) -> Ints:
+        ranges = reversed([*enumerate(self.ranges)])
+        return np.array([b for b, (first, end) in ranges for _ in range(first, end)], np.int64)
 
     def _stored_before(
-        self, steps: list[int], cuts: list[frozenset[int]], size: list[int]
+        self, steps: list[int], spans: Spans, cuts: list[frozenset[int]], size: list[int]
     ) -> list[int]:
         """Per block: bytes that are live during its backward but belong to others, and its cut.
 
@@ -383,12 +389,13 @@ class _Measure:
 
         Args:
             steps: the plan.
+            spans: its instances.
             cuts: what it saves before the blocks.
             size: per block what it saves inside.
         """
         count = len(cuts)
         change = [0] * (count + 1)
-        last_block = self._last_block(steps)
+        last_block = self._last_block(steps, spans)
         ends: dict[int, tuple[int, int]] = {}
         for b, cut in enumerate(cuts):
             for v in cut:
@@ -409,21 +416,15 @@ class _Measure:
             stored[b] += self.indexed.problem.resident_nbytes + before[b] + later_left
         return stored
 
-    def _last_block(self, steps: list[int]) -> dict[int, int]:
+    def _last_block(self, steps: list[int], spans: Spans) -> dict[int, int]:
         """Per value made in the forward, the block whose backward reads that instance last."""
-        indexed = self.indexed
-        positions = list(accumulate(indexed.is_backward[op] for op in steps))
-        start = next((s for s, done in enumerate(positions) if done), len(steps))
-        block = [
-            b for b, (first, end) in reversed([*enumerate(self.ranges)]) for _ in range(first, end)
-        ]
-        return {
-            v: block[
-                min(max(positions[last] - indexed.is_backward[steps[last]], 0), len(block) - 1)
-            ]
-            for v, born, last in spans_of(indexed, steps)
-            if born < start <= last
-        }
+        backward = np.array(self.indexed.is_backward, dtype=np.int64)[steps]
+        position = np.cumsum(backward) - backward
+        start = int(backward.argmax()) if backward.any() else len(steps)
+        crossing = (spans.born < start) & (spans.last >= start)
+        block = self._block_of_position()
+        read_in = block[np.minimum(position[spans.last[crossing]], len(block) - 1)]
+        return dict(zip(spans.value[crossing].tolist(), read_in.tolist(), strict=True))
 
     def _pass_us(self, b: int, inside: Collection[int]) -> float:
         """Time of the operations that make the next cut and `inside` from this block's cut."""

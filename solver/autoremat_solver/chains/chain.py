@@ -22,6 +22,7 @@ Memory is counted in slots. The table is exact for the memory of `slots` full sl
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,9 @@ from autoremat_solver.plans.realise import Retention, Window
 
 Costs = NDArray[np.float32]
 Slots = NDArray[np.int64]
+
+_NEVER = np.float32(np.inf)
+MOST_CELLS = 1 << 20  # of the table's rows that are worked on at once, times cuts and slots
 
 
 @dataclass(frozen=True)
@@ -76,18 +80,18 @@ class ChainTable:
     def __init__(
         self, blocks: Blocks, slot_nbytes: float, slots: int, spare_nbytes: float = 0.0
     ) -> None:
-        """Fill the table: O(blocks^3 slots), vectorised over two of the three and the slots."""
+        """Fill the table: O(blocks^3 slots), all stretches of one length at once."""
         self.blocks = blocks
         self.slots = slots
         self.slot_nbytes = slot_nbytes
         self._spare_nbytes = spare_nbytes
         self._memory = np.arange(slots + 1)
         self._count = len(blocks.cuts)
-        self._cut = [self._round(n) for n in (*blocks.cut_nbytes, 0)]
-        later = np.cumsum([0, *blocks.left_nbytes[::-1]])[::-1]
-        self._left_after = [int(n) for n in later[1:]]
+        self._cut = self._round([*blocks.cut_nbytes, 0])
+        self._left_after = np.cumsum([0, *blocks.left_nbytes[::-1]])[::-1][1:]
         self._passed = np.cumsum([0.0, *blocks.nothing.pass_us])
         self._inner = blocks.options[:1] if self._count > 64 else blocks.options
+        self._is_idle = np.array([first == end for first, end in blocks.ranges])
         # Without a reader of the cut after a block, letting go of it costs nothing.
         with_next = [*zip(blocks.nothing.again_us, blocks.nothing.backward_nbytes, strict=True)]
         alone = [*zip(blocks.alone.again_us, blocks.alone.backward_nbytes, strict=True)]
@@ -96,32 +100,41 @@ class ChainTable:
         self._fill()
         self._fill_top()
 
-    def _round(self, nbytes: float) -> int:
-        return min(self.slots + 1, round(nbytes / self.slot_nbytes))
+    def _round(self, nbytes: Sequence[int]) -> Slots:
+        slots: Slots = np.rint(np.array(nbytes) / self.slot_nbytes).astype(np.int64)
+        return np.minimum(slots, self.slots + 1)
 
-    def _up(self, nbytes: float) -> int:
+    def _up(self, nbytes: Slots) -> Slots:
         """Slots that hold the bytes together with the spare ones."""
-        return min(
-            self.slots + 1, max(0, int(-(-(nbytes - self._spare_nbytes) // self.slot_nbytes)))
-        )
-
-    def _shift(self, costs: Costs, by: int) -> Costs:
-        """Costs as a function of memory with `by` slots taken away."""
-        if by == 0:
-            return costs
-        result = np.full_like(costs, np.inf)
-        if by <= self.slots:
-            result[by:] = costs[: self.slots + 1 - by]
+        slots = np.ceil((nbytes - self._spare_nbytes) / self.slot_nbytes)
+        result: Slots = np.clip(slots, 0, self.slots + 1).astype(np.int64)
         return result
 
-    def _need(self, backward_nbytes: int, block: int) -> int:
-        """Slots without which the block's backward cannot run."""
-        return self._up(backward_nbytes + self._left_after[block])
+    def _shift(self, costs: Costs, by: Slots) -> Costs:
+        """Each row of costs as a function of memory with so many slots taken away."""
+        source = self._memory - by[:, None]
+        shifted = np.take_along_axis(costs, np.maximum(source, 0), axis=-1)
+        result: Costs = np.where(source < 0, _NEVER, shifted)
+        return result
+
+    def _need(self, backward_nbytes: Sequence[int], blocks: Slots) -> Slots:
+        """Slots without which the blocks' backward cannot run."""
+        return self._up(np.array(backward_nbytes)[blocks] + self._left_after[blocks])
+
+    def _from(self, needs: Slots, costs: Costs) -> Costs:
+        """The costs where the memory is enough."""
+        result: Costs = np.where(self._memory < needs[..., None], _NEVER, costs)
+        return result
 
     def _kinds(self) -> list[int]:
         """Per block a number; blocks of one number are alike in all that the table reads."""
         b = self.blocks
-        columns = [b.cut_nbytes, [*b.cut_nbytes[1:], 0], self._left_after, b.carried_nbytes]
+        columns = [
+            b.cut_nbytes,
+            [*b.cut_nbytes[1:], 0],
+            b.carried_nbytes,
+            self._left_after.tolist(),
+        ]
         columns += [[end - first for first, end in b.ranges]]
         columns += [b.rerun.kept_nbytes, b.rerun.passed_nbytes, b.alone.backward_nbytes]
         times = [b.alone.again_us]
@@ -137,99 +150,100 @@ class ChainTable:
         shape = (2, len(self._fresh), self.slots + 1)
         self._costs = np.full(shape, np.inf, dtype=np.float32)
         self._costs_cut = np.full(shape, np.inf, dtype=np.float32)
-        for row, (s, t) in enumerate(self._fresh):
-            for has_next in (False, True) if self._reads_next else (False,):
-                costs = self._stretch_costs(s, t, has_next)
-                if has_next:
-                    costs = np.minimum(costs, self._costs[0, row])
-                self._costs[int(has_next), row] = costs
-            if not self._reads_next:
-                self._costs[1, row] = self._costs[0, row]
-            for e in (0, 1):
-                self._costs_cut[e, row] = self._shift(self._costs[e, row], self._cut[s])
+        self._choice = np.zeros(shape, dtype=np.int16)
+        lengths = self._fresh[:, 1] - self._fresh[:, 0]
+        for length in range(self._count):
+            rows = np.flatnonzero(lengths == length)
+            at_once = max(1, MOST_CELLS // ((length + 1) * (self.slots + 1)))
+            for first in range(0, len(rows), at_once):
+                self._fill_rows(rows[first : first + at_once])
 
-    def _stretch_costs(self, s: int, t: int, has_next: bool) -> Costs:
-        if self._is_idle(t):
-            if s < t:
-                shorter: Costs = self._costs[0, self._row[s, t - 1]]
-                return shorter
-            return np.zeros(self.slots + 1, dtype=np.float32)
-        if s < t:
-            keep = self._keep_cut(s, t, has_next).min(axis=0)
-            costs: Costs = np.minimum(keep, self._save_inside(s, t, has_next).min(axis=0))
-            return costs
+    def _fill_rows(self, rows: Slots) -> None:
+        """Rows of stretches of one length; those of shorter ones are filled."""
+        s, t = self._fresh[rows].T
+        for e in (0, 1) if self._reads_next else (0,):
+            self._costs[e, rows], self._choice[e, rows] = self._stretch_costs(s, t, bool(e))
+        if self._reads_next:
+            self._costs[1, rows] = self._costs[:, rows].min(axis=0)
+        else:
+            self._costs[1, rows], self._choice[1, rows] = (
+                self._costs[0, rows],
+                self._choice[0, rows],
+            )
+        for e in (0, 1):
+            self._costs_cut[e, rows] = self._shift(self._costs[e, rows], self._cut[s])
+
+    def _stretch_costs(self, s: Slots, t: Slots, has_next: bool) -> tuple[Costs, Slots]:
+        """Per stretch and memory the cost and what is chosen: a cut to keep, or then an option."""
+        if s[0] < t[0]:
+            choices = [self._keep_cut(s, t, has_next), *self._save_inside(s, t, has_next)]
+            costs, choice = _least(np.concatenate(choices, axis=1))
+            shorter = self._costs[0, self._row[s, t - 1]]
+        else:
+            backward = self.blocks.nothing if has_next else self.blocks.alone
+            again = np.array(backward.again_us, dtype=np.float32)[s]
+            costs = self._from(self._need(backward.backward_nbytes, s), again[:, None])
+            shorter, choice = np.zeros_like(costs), np.zeros(costs.shape, dtype=np.int64)
+        return np.where(self._is_idle[t][:, None], shorter, costs), choice
+
+    def _keep_cut(self, s: Slots, t: Slots, has_next: bool) -> Costs:
+        """Per stretch, cut j = s+1..t and memory, the cost of the second line of the recurrence."""
+        cuts = s[:, None] + np.arange(1, t[0] - s[0] + 1)
+        passed = (self._passed[cuts] - self._passed[s][:, None]).astype(np.float32)
+        later = self._costs_cut[int(has_next), self._row[cuts, t[:, None]]]
+        costs = later + self._costs[1, self._row[s[:, None], cuts - 1]] + passed[..., None]
+        beside = self._beside_pass(t, has_next)
+        return self._from(self._passing_needs(self.blocks.rerun, cuts, beside), costs)
+
+    def _beside_pass(self, t: Slots, has_next: bool) -> Slots:
+        """Bytes that are live beside a pass right before the backward of the blocks t."""
         blocks = self.blocks
-        backward = blocks.nothing if has_next else blocks.alone
-        costs = np.full(self.slots + 1, np.inf, dtype=np.float32)
-        costs[self._need(backward.backward_nbytes[s], s) :] = backward.again_us[s]
-        return costs
-
-    def _is_idle(self, block: int) -> bool:
-        """Whether no backward operation belongs to the block."""
-        first, end = self.blocks.ranges[block]
-        return first == end
-
-    def _keep_cut(self, s: int, t: int, has_next: bool) -> Costs:
-        """Per cut j = s+1..t and memory, the cost of the second line of the recurrence."""
-        passed = (self._passed[s + 1 : t + 1] - self._passed[s]).astype(np.float32)
-        later = self._costs_cut[int(has_next), self._row[s + 1 : t + 1, t]]
-        costs: Costs = later + self._costs[1, self._row[s, s:t]] + passed[:, None]
-        needs = self._passing_needs(self.blocks.rerun, s, t, self._beside_pass(t, has_next))
-        costs[self._memory[None, :] < needs[:, None]] = np.inf
-        return costs
-
-    def _beside_pass(self, t: int, has_next: bool) -> int:
-        """Bytes that are live beside a pass right before the backward of block t."""
-        blocks = self.blocks
-        nbytes = blocks.carried_nbytes[t] + self._left_after[t] + blocks.outputs_nbytes
-        return nbytes + (blocks.cut_nbytes[t + 1] if has_next and t + 1 < self._count else 0)
-
-    def _passing_needs(self, transient: Transient, s: int, end: int, beside: int) -> Slots:
-        """Slots without which the blocks s..j-1 cannot be passed, per j = s+1..end."""
-        nbytes = np.array(transient.passed_nbytes[s:end], dtype=np.int64)
-        nbytes[0] = transient.kept_nbytes[s]
-        nbytes = np.maximum.accumulate(nbytes) + beside
-        slots = np.ceil((nbytes - self._spare_nbytes) / self.slot_nbytes)
-        result: Slots = np.clip(slots, 0, self.slots + 1).astype(np.int64)
+        nbytes = np.array(blocks.carried_nbytes)[t] + self._left_after[t] + blocks.outputs_nbytes
+        after = np.array([*blocks.cut_nbytes, 0])[t + 1]
+        result: Slots = nbytes + (after if has_next else 0)
         return result
 
-    def _save_inside(self, s: int, t: int, has_next: bool) -> Costs:
-        """Per option and memory, the cost of the first line of the recurrence."""
-        rows = [np.full(self.slots + 1, np.inf, dtype=np.float32)]
+    def _passing_needs(self, transient: Transient, cuts: Slots, beside: Slots) -> Slots:
+        """Slots without which the blocks before each cut of a row cannot be passed."""
+        nbytes = np.array(transient.passed_nbytes)[cuts - 1]
+        nbytes[:, 0] = np.array(transient.kept_nbytes)[cuts[:, 0] - 1]
+        return self._up(np.maximum.accumulate(nbytes, axis=1) + beside[:, None])
+
+    def _save_inside(self, s: Slots, t: Slots, has_next: bool) -> Iterator[Costs]:
+        """For each option, per stretch and memory, the cost of the first line of the recurrence."""
         later = self._costs_cut[int(has_next), self._row[s + 1, t]]
-        beside = self._beside_pass(t, has_next)
+        kept = np.array(self.blocks.rerun.kept_nbytes)[s] + self._beside_pass(t, has_next)
         for option in self._inner:
-            row = self._shift(later, self._round(option.saved_nbytes[s]))
-            row = row + np.float32(option.pass_us[s] + option.again_us[s])
-            row[: self._need(option.backward_nbytes[s], s)] = np.inf
-            row[: self._up(self.blocks.rerun.kept_nbytes[s] + beside)] = np.inf
-            rows.append(row)
-        return np.stack(rows)
+            us = np.array(option.pass_us)[s] + np.array(option.again_us)[s]
+            shifted = self._shift(later, self._round(option.saved_nbytes)[s])
+            needs = np.maximum(self._need(option.backward_nbytes, s), self._up(kept))
+            yield self._from(needs, shifted + us.astype(np.float32)[:, None])[:, None]
 
     def _fill_top(self) -> None:
-        """The outermost level, from block s to the end."""
+        """The outermost level, from block s to the end, and what is best there."""
         count = self._count
         self._top = np.full((count + 1, self.slots + 1), np.inf, dtype=np.float32)
+        self._top_choice = np.zeros((count, self.slots + 1), dtype=np.int16)
         self._top_cut = np.full((count + 1, self.slots + 1), np.inf, dtype=np.float32)
         self._top[count] = self._top_cut[count] = 0.0
-        for s in range(count - 1, -1, -1):
-            inside, keep = self._top_choices(s)
-            self._top[s] = np.minimum(inside.min(axis=0), keep.min(axis=0))
+        for block in range(count - 1, -1, -1):
+            s = np.array([block])
+            self._top[s], self._top_choice[s] = _least(self._top_choices(s)[None])
             self._top_cut[s] = self._shift(self._top[s], self._cut[s])
 
-    def _top_choices(self, s: int) -> tuple[Costs, Costs]:
-        rows = [np.full(self.slots + 1, np.inf, dtype=np.float32)]
-        first_run = self.blocks.first_run
+    def _top_choices(self, s: Slots) -> Costs:
+        """Per option, and then per cut to keep, the cost for each memory."""
+        first_run, rows = self.blocks.first_run, []
         for option in self.blocks.options:
-            row = self._shift(self._top_cut[s + 1], self._round(option.saved_nbytes[s]))
-            row = row + np.float32(option.again_us[s])
-            row[: self._need(option.backward_nbytes[s], s)] = np.inf
-            row[: self._up(first_run.kept_nbytes[s])] = np.inf
-            rows.append(row)
-        keep: Costs = self._top_cut[s + 1 :] + self._costs[1, self._row[s, s:]]
-        needs = self._passing_needs(first_run, s, self._count, 0)
-        keep[self._memory[None, :] < needs[:, None]] = np.inf
-        return np.stack(rows), keep
+            shifted = self._shift(self._top_cut[s + 1], self._round(option.saved_nbytes)[s])
+            kept = self._up(np.array(first_run.kept_nbytes)[s])
+            needs = np.maximum(self._need(option.backward_nbytes, s), kept)
+            again = np.array(option.again_us, dtype=np.float32)[s]
+            rows.append(self._from(needs, shifted + again[:, None]))
+        cuts = np.arange(s[0] + 1, self._count + 1)[None]
+        keep = self._top_cut[cuts] + self._costs[1, self._row[s[:, None], cuts - 1]]
+        needs = self._passing_needs(first_run, cuts, np.zeros_like(s))
+        return np.concatenate([*rows, self._from(needs, keep)[0]])
 
     def smallest_slot(self) -> int:
         """The least memory for which the table has a plan, in slots; `slots` + 1 if none."""
@@ -258,14 +272,14 @@ class ChainTable:
         release: dict[int, int] = {}
         s = 0
         while s < self._count:
-            inside, keep = self._top_choices(s)
-            option, j = int(inside[:, memory].argmin()), int(keep[:, memory].argmin())
-            if inside[option, memory] <= keep[j, memory]:
-                chosen = self.blocks.options[option - 1]
+            choice = int(self._top_choice[s, memory])
+            if choice < len(self.blocks.options):
+                chosen = self.blocks.options[choice]
                 saved |= chosen.saved[s]
-                memory -= self._round(chosen.saved_nbytes[s])
+                memory -= int(self._round(chosen.saved_nbytes)[s])
                 s += 1
             else:
+                j = choice - len(self.blocks.options)
                 stretch = _Stretch(s, s + j, memory, has_next=True)
                 if not (hold and self._holds_next(stretch)) and s + j + 1 < self._count:
                     last = self._last_read(s + j + 1, hold=False)
@@ -274,7 +288,7 @@ class ChainTable:
                 s += j + 1
             if s < self._count:
                 saved |= self.blocks.cuts[s]
-                memory -= self._cut[s]
+                memory -= int(self._cut[s])
         retention = Retention(segment_end=self.blocks.segment_end, windows=windows, release=release)
         return Recipe(frozenset(saved), retention, time_us)
 
@@ -296,29 +310,34 @@ class ChainTable:
             has_next = at.has_next and self._holds_next(at)
             if s == t:
                 continue
-            if self._is_idle(t):
+            if self._is_idle[t]:
                 stack.append(_Stretch(s, t - 1, memory, has_next=False))
                 continue
             opening = self.blocks.ranges[t][0]
-            keep, inside = self._keep_cut(s, t, has_next), self._save_inside(s, t, has_next)
-            j, option = int(keep[:, memory].argmin()), int(inside[:, memory].argmin())
-            if inside[option, memory] < keep[j, memory]:
-                chosen = self._inner[option - 1]
+            choice = int(self._choice[int(has_next), self._row[s, t], memory])
+            if choice >= t - s:
+                chosen = self._inner[choice - (t - s)]
                 last = self.blocks.ranges[s][1] - 1
                 _open(windows, chosen.saved[s], opening, last)
                 _open(windows, self.blocks.cuts[s + 1], opening, last)
-                left = memory - self._round(chosen.saved_nbytes[s]) - self._cut[s + 1]
-                stack.append(_Stretch(s + 1, t, left, has_next))
+                left = memory - self._round(chosen.saved_nbytes)[s] - self._cut[s + 1]
+                stack.append(_Stretch(s + 1, t, int(left), has_next))
             else:
-                cut = s + 1 + j
+                cut = s + 1 + choice
                 before = _Stretch(s, cut - 1, memory, has_next=True)
                 last = self._last_read(cut, hold=hold and self._holds_next(before))
                 _open(windows, self.blocks.cuts[cut], opening, last)
-                stack.append(_Stretch(cut, t, memory - self._cut[cut], has_next))
+                stack.append(_Stretch(cut, t, memory - int(self._cut[cut]), has_next))
                 stack.append(before)
 
 
-def _rows_of_stretches(kinds: list[int]) -> tuple[NDArray[np.int32], list[tuple[int, int]]]:
+def _least(costs: Costs) -> tuple[Costs, Slots]:
+    """The minima along axis 1, and where the first of each stands."""
+    choice = costs.argmin(axis=1)
+    return np.take_along_axis(costs, choice[:, None], axis=1)[:, 0], choice
+
+
+def _rows_of_stretches(kinds: list[int]) -> tuple[NDArray[np.int32], Slots]:
     """Per first and last block the number of a row, equal for equal stretches of kinds.
 
     Also, per row, the first stretch that it stands for; parts of a stretch have lower rows.
@@ -337,7 +356,7 @@ def _rows_of_stretches(kinds: list[int]) -> tuple[NDArray[np.int32], list[tuple[
                 fresh.append((s, s + length))
             shorter[s] = known
         row[np.arange(count - length), np.arange(length, count)] = shorter[: count - length]
-    return row, fresh
+    return row, np.array(fresh)
 
 
 def _open(windows: dict[int, list[Window]], values: frozenset[int], first: int, last: int) -> None:

@@ -1,9 +1,9 @@
 """`simulate.measure` for schedules of many thousand steps: the same numbers by sorting events.
 
 Enters: an `Indexed` problem and a schedule in which every read finds an instance. Leaves: the
-`Timeline` that `simulate` defines, bit for bit (a test compares the two). Each step is a group of
-events, its reads and then its writes; sorted by value, an instance is a write and the reads up to
-the next write.
+`Timeline` that `simulate` defines, bit for bit, and its spans (a test compares them). Each step is
+a group of events, its reads and then its writes; sorted by value, an instance is a write and the
+reads up to the next write.
 """
 
 from __future__ import annotations
@@ -83,6 +83,21 @@ def fast_measure(indexed: Indexed, steps: list[int]) -> Timeline:
     ops = np.array(steps, dtype=np.int64)
     live = live_nbytes(events, ops, spans(events, ops)) + indexed.problem.resident_nbytes
     return Timeline(tuple(live.tolist()), math.fsum(map(indexed.time_us.__getitem__, steps)))
+
+
+def fast_spans(indexed: Indexed, steps: list[int]) -> Spans:
+    """The instances that `simulate.spans_of` finds, in another order."""
+    return spans(indexed.derived(events_of), np.array(steps, dtype=np.int64))
+
+
+def fast_saved(indexed: Indexed, steps: list[int], found: Spans) -> list[int]:
+    """`simulate.saved_of`, from the spans of the schedule."""
+    backward = indexed.is_backward
+    start = next((step for step, op in enumerate(steps) if backward[op]), len(steps))
+    crossing = found.value[(found.born < start) & (found.last >= start)].tolist()
+    pinned = {v for v in crossing if indexed.pinned[v]}
+    read = {v for op in steps[start:] for v in indexed.inputs[op]} if pinned else set()
+    return sorted(v for v in crossing if v not in pinned or v in read)
 
 
 @dataclass(frozen=True)

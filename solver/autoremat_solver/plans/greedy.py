@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from autoremat_solver.effort import Effort
 from autoremat_solver.model.indexed import Indexed
+from autoremat_solver.plans.fast_measure import fast_spans
 from autoremat_solver.plans.front import Candidate, candidate
 from autoremat_solver.plans.heuristics import save_all
-from autoremat_solver.simulate import spans_of
 
 DROPPED_AT_ONCE = 0.03  # of the bytes above the budget
 
@@ -43,10 +43,11 @@ def _cheapest_at_peak(
     indexed: Indexed, plan: Candidate, saved: frozenset[int], nbytes: float
 ) -> frozenset[int]:
     """Saved values that are live at the peak, enough to make up so many bytes if there are."""
-    spans = spans_of(indexed, plan.steps)
+    spans = fast_spans(indexed, plan.steps)
     peak = plan.timeline.peak_step
-    live = {v for v, born, last in spans if born <= peak <= last and indexed.nbytes[v] > 0}
-    droppable = [v for v in saved & live if not indexed.forced[v] and not indexed.pinned[v]]
+    live = saved.intersection(spans.value[(spans.born <= peak) & (spans.last >= peak)].tolist())
+    fixed = indexed.forced, indexed.pinned
+    droppable = [v for v in live if indexed.nbytes[v] and not any(of[v] for of in fixed)]
     again_us = _times_to_make_again(indexed, saved)
     droppable.sort(key=lambda v: (again_us[v] / indexed.nbytes[v], v))
     chosen: list[int] = []
@@ -61,8 +62,14 @@ def _cheapest_at_peak(
 def _times_to_make_again(indexed: Indexed, saved: frozenset[int]) -> list[float]:
     """Per value the time of the longest chain of operations from what is saved to it."""
     again_us = [0.0] * len(indexed.nbytes)
+    chain_us = list(again_us)  # the same, but nothing for what is saved
+    inputs, outputs, time_us = indexed.inputs, indexed.outputs, indexed.time_us
     for op in indexed.forward_order:
-        before = max((again_us[v] for v in indexed.inputs[op] if v not in saved), default=0.0)
-        for v in indexed.outputs[op]:
-            again_us[v] = before + indexed.time_us[op]
+        before = 0.0
+        for v in inputs[op]:
+            before = max(before, chain_us[v])
+        before += time_us[op]
+        for v in outputs[op]:
+            again_us[v] = before
+            chain_us[v] = 0.0 if v in saved else before
     return again_us

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import numpy as np
+
 from autoremat_solver.model.indexed import Indexed
 from autoremat_solver.plans.realise import KEEP, Retention
 from autoremat_solver.problem import Phase
@@ -119,18 +121,17 @@ def backward_boundaries(indexed: Indexed, places: list[int]) -> list[int]:
     The position that puts the fewest reading operations on the wrong side; so a few late or
     early readers do not move it. Falls as the place rises.
     """
-    latest = [
-        max((indexed.rank[indexed.producer[v]] for v in values), default=-1)
-        for values in indexed.demands
-    ]
+    latest = np.array(
+        [
+            max((indexed.rank[indexed.producer[v]] for v in values), default=-1)
+            for values in indexed.demands
+        ],
+        dtype=np.int64,
+    )
     result = []
     for place in places:
-        wrong = sum(1 for rank in latest if rank >= place)
-        best, best_position = wrong, 0
-        for position, rank in enumerate(latest):
-            if rank >= 0:
-                wrong += -1 if rank >= place else 1
-            if wrong < best:
-                best, best_position = wrong, position + 1
-        result.append(best_position)
+        change = np.where(latest >= 0, np.where(latest >= place, -1, 1), 0)
+        wrong = np.cumsum(change)
+        best = int(wrong.argmin()) if len(wrong) else 0
+        result.append(best + 1 if len(wrong) and wrong[best] < 0 else 0)
     return result

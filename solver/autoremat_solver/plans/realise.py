@@ -35,11 +35,15 @@ class Retention:
     ephemeral: Collection[int] = frozenset()
     release: dict[int, int] = field(default_factory=dict)
 
+    def limit(self, position: int) -> int:
+        """The last backward position that may read a value without a range of its own."""
+        return FOREVER if self.segment_end is None else self.segment_end[position]
+
     def expiry(self, value: int, position: int) -> int:
         """The last backward position that may read the value made right before `position`."""
         if value in self.ephemeral:
             return position
-        limit = FOREVER if self.segment_end is None else self.segment_end[position]
+        limit = self.limit(position)
         if value in self.windows:
             ends = (last for first, last in self.windows[value] if first <= position <= last)
             limit = max(limit, max(ends, default=limit))
@@ -69,6 +73,12 @@ def realise(indexed: Indexed, saved: Collection[int], retention: Retention = KEE
     return _forward_steps(indexed, state.read_from_forward) + steps
 
 
+def _may_save(indexed: Indexed) -> list[bool]:
+    """Per value, whether the backward may read an instance that the forward made."""
+    backward, barred = indexed.is_backward, indexed.barred
+    return [not barred[v] and not backward[op] for v, op in enumerate(indexed.producer)]
+
+
 class _Backward:
     """Which instance of each value can be read while the backward is laid out."""
 
@@ -83,9 +93,10 @@ class _Backward:
         self._made_late = [False] * len(indexed.nbytes)
         for v in indexed.from_forward:
             self._until[v] = FOREVER
+        may_save, release = indexed.derived(_may_save), retention.release
         for v in self._with_siblings(saved):
-            if not indexed.barred[v] and not indexed.is_backward[indexed.producer[v]]:
-                self._until[v] = max(self._until[v], retention.release.get(v, FOREVER))
+            if may_save[v]:
+                self._until[v] = max(self._until[v], release.get(v, FOREVER))
 
     def positions(self) -> list[int]:
         """Backward positions before which something may have to run, ascending, and the first.
@@ -137,8 +148,7 @@ class _Backward:
         if not stack:
             return []
         wanted = self._wanted(stack, position)
-        for op in wanted:
-            self._make(op, position)
+        self._make(wanted, position)
         if len(wanted) < 2:
             return list(wanted)
         return sorted(wanted, key=self.indexed.rank.__getitem__)
@@ -160,18 +170,23 @@ class _Backward:
                 stack.extend(inputs[op])
         return wanted
 
-    def _make(self, op: int, position: int) -> None:
-        """Note that `op` runs again right before `position`, and until when it may be read."""
-        indexed, until, late = self.indexed, self._until, self._made_late
-        forever = self._simple or not indexed.rerunnable[op]
-        for v in indexed.outputs[op]:
-            if until[v] >= position and not late[v]:
-                continue
-            late[v] = True
-            if forever or indexed.pinned[v]:
-                until[v] = FOREVER
-            else:
-                until[v] = self.retention.expiry(v, position)
+    def _make(self, ops: Collection[int], position: int) -> None:
+        """Note that `ops` run again right before `position`, and until when they may be read."""
+        until, late = self._until, self._made_late
+        outputs, pinned = self.indexed.outputs, self.indexed.pinned
+        rerunnable, retention = self.indexed.rerunnable, self.retention
+        limit = retention.limit(position)
+        for op in ops:
+            for v in outputs[op]:
+                if until[v] >= position and not late[v]:
+                    continue
+                late[v] = True
+                if self._simple or pinned[v] or not rerunnable[op]:
+                    until[v] = FOREVER
+                elif v in retention.windows or v in retention.ephemeral:
+                    until[v] = retention.expiry(v, position)
+                else:
+                    until[v] = limit
 
     def _read_at_once(self) -> None:
         """What the first backward operation reads comes from the forward, saved or not.

@@ -78,13 +78,15 @@ class LinearSolver:
         """The linear relaxation's optimum; None if infeasible or not reached in `PIVOTS`."""
         return self._run(highspy.HighsVarType.kContinuous)
 
-    def integer(self, gap: float) -> Answer | None:
+    def integer(self, gap: float, gap_cost: float = 0.0) -> Answer | None:
         """The best integer point found within `NODES`.
 
         Args:
             gap: stop when objective and bound are this close, as a fraction.
+            gap_cost: the same, as a cost; whichever comes first.
         """
         self._model.setOptionValue("mip_rel_gap", gap)
+        self._model.setOptionValue("mip_abs_gap", gap_cost)
         return self._run(highspy.HighsVarType.kInteger)
 
     def _run(self, kind: Any) -> Answer | None:

@@ -20,7 +20,8 @@ from autoremat_solver.program.formulation import Formulation, SlotLoad
 
 ROUNDS = 12  # relaxations, at most
 ROWS_PER_ROUND = 8
-INTEGER_GAP = 0.002
+INTEGER_GAP = 0.002  # of the time of all reruns
+STEP_GAP = 2e-4  # of the step's time: where little runs again, the other gap is next to nothing
 INTEGER_SOLVES = 3
 NO_GAIN = 1e-4  # of the step's time
 SAME = 1e-4
@@ -80,7 +81,7 @@ class LazyRows:
         if known_us <= (self.formulation.constant_us + self._objective) * (1 + NO_GAIN):
             return
         for _ in range(INTEGER_SOLVES):
-            answer = self._linear.integer(INTEGER_GAP)
+            answer = self._linear.integer(INTEGER_GAP, STEP_GAP * self.formulation.constant_us)
             if answer is None:
                 return
             saved = self.formulation.saved_at(answer.values)

@@ -127,12 +127,13 @@ def _common_unit(blocks: Blocks) -> int:
     return max(1, math.gcd(*blocks.cut_nbytes, *sizes))
 
 
-def _plain_chains(indexed: Indexed, fixed: frozenset[int]) -> Iterator[ChainPlans]:
+def plain_chains(indexed: Indexed) -> Iterator[ChainPlans]:
     """The cutting between all operations, if they are a chain of equal ones.
 
     A first value that cannot be made again is saved beside the chain; where the one after it
     serves as well, it need not be.
     """
+    fixed = frozenset(v for v in indexed.candidates if indexed.forced[v])
     across = live_across(indexed)
     for ambient in dict.fromkeys((fixed, frozenset[int]())):
         places = narrow_places(indexed, ambient, MOST_PLAIN_OPS)
@@ -145,15 +146,7 @@ def _plain_chains(indexed: Indexed, fixed: frozenset[int]) -> Iterator[ChainPlan
 
 
 def chain_plans(indexed: Indexed, save_sets: list[frozenset[int]]) -> Iterator[ChainPlans]:
-    """Cuttings of the step: fine and coarse, with and without saving far-reaching values.
-
-    A plain chain is cut between all its operations, and not otherwise.
-    """
-    fixed = frozenset(v for v in indexed.candidates if indexed.forced[v])
-    plain = list(_plain_chains(indexed, fixed))
-    yield from plain
-    if plain:
-        return
+    """Cuttings of the step: fine and coarse, with and without saving far-reaching values."""
     far = far_reaching(indexed, 0.25)
     done: set[tuple[tuple[int, ...], frozenset[int]]] = set()
     for limit, ambient in (

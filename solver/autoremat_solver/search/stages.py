@@ -1,4 +1,4 @@
-"""The stages of a search, in their order: one list each for all budgets, one budget, and the floor.
+"""The stages of a search, in their order.
 
 Enters: a `Search`, a budget, and what cuts the list off. Leaves: more candidates in its front. Each
 stage has an effort that is counted, so what it finds depends on the problem, the budget and the
@@ -91,18 +91,19 @@ def _price(search: Search, budget_nbytes: int, effort: Effort) -> None:
     search.save_sets = priced_save_sets(search.formulation)
     for saved in search.save_sets:
         for new in single_level_candidates(search.indexed, saved):
-            search.front.add(new)
+            search.add_lasting(new)
 
 
 def _cut_into_chains(search: Search, budget_nbytes: int, effort: Effort) -> None:
+    search.has_chains = True
     for chain in chain_plans(search.indexed, search.save_sets):
         search.chains.append(chain)
         for new in chain.candidates(search.indexed):
-            search.front.add(new)
+            search.add_lasting(new)
 
 
 def _look_up(search: Search, budget_nbytes: int, effort: Effort) -> None:
-    for chain in search.chains:
+    for chain in search.plain_chains:
         table = chain.table_for(budget_nbytes)
         if table is not None and table.smallest_slot() <= table.slots:
             search.front.add(chain_candidate(search.indexed, table, table.slots, chain.name))
@@ -183,73 +184,73 @@ def _anneal(search: Search, budget_nbytes: int, effort: Effort) -> None:
         search.front.add(arranged(indexed, steps, "annealed"))
 
 
-def _is_met(search: Search, budget_nbytes: int) -> bool:
-    return search.front.fastest_within(budget_nbytes) is not None
-
-
 def _may_be_met(search: Search, budget_nbytes: int) -> bool:
     return budget_nbytes >= search.bounds.floor_nbytes
 
 
-def _may_search(search: Search, budget_nbytes: int) -> bool:
-    """Whether a plan that fits may be there, and tables alone do not settle it."""
-    if search.plain_chains and _is_met(search, budget_nbytes):
-        return False
-    return _may_be_met(search, budget_nbytes)
+def _is_open(search: Search, budget_nbytes: int) -> bool:
+    """Whether another plan within the budget may be there, and faster by more than next to nothing.
 
-
-def _is_roomy(search: Search, budget_nbytes: int) -> bool:
-    return _may_search(search, budget_nbytes) and not search.is_lean(budget_nbytes)
-
-
-def _needs_smallest(search: Search, budget_nbytes: int) -> bool:
-    """What the search for the smallest peak passes on its way is the best to begin with."""
-    if search.smallest is not None:
-        return False
-    return search.is_lean(budget_nbytes) or not _is_met(search, budget_nbytes)
-
-
-def _is_far_from_bound(search: Search, budget_nbytes: int) -> bool:
-    """Whether the longest search could win enough to be worth its effort."""
-    if not _may_search(search, budget_nbytes):
+    Where tables of a plain chain gave one, there is none.
+    """
+    if not _may_be_met(search, budget_nbytes):
         return False
     best = search.front.fastest_within(budget_nbytes)
-    if best is None:
-        return True
+    if best is None or search.plain_chains:
+        return best is None
     target_us = best.time_us / (1 + GOOD_ENOUGH)
     return search.bound_us(budget_nbytes, target_us) < target_us
 
 
+def _is_open_and_roomy(search: Search, budget_nbytes: int) -> bool:
+    """The same, but for budgets that plans of one save set cannot reach."""
+    return not search.is_lean(budget_nbytes) and _is_open(search, budget_nbytes)
+
+
 def _is_free(search: Search, budget_nbytes: int) -> bool:
     """Whether the order of first runs is free, and another plan could be better."""
-    return Phase.ANY in search.indexed.phase and _is_far_from_bound(search, budget_nbytes)
+    return Phase.ANY in search.indexed.phase and _is_open(search, budget_nbytes)
 
 
 def _is_unpriced(search: Search, budget_nbytes: int) -> bool:
     return not search.save_sets
 
 
-def _is_unprepared(search: Search, budget_nbytes: int) -> bool:
-    return not search.portfolio
+def _is_uncut(search: Search, budget_nbytes: int) -> bool:
+    """Whether there are no chains yet, and something would be gained by them."""
+    if search.has_chains or search.plain_chains:
+        return False
+    is_met = search.front.fastest_within(budget_nbytes) is not None
+    return not is_met or _is_open(search, budget_nbytes)
+
+
+def _is_plain(search: Search, budget_nbytes: int) -> bool:
+    return bool(search.plain_chains)
+
+
+def _needs_smallest(search: Search, budget_nbytes: int) -> bool:
+    """What the search for the smallest peak passes on its way is the best to begin with."""
+    if search.smallest is not None:
+        return False
+    is_met = search.front.fastest_within(budget_nbytes) is not None
+    return not is_met or (search.is_lean(budget_nbytes) and _is_open(search, budget_nbytes))
 
 
 FASTEST = (Stage("prices", "min-cuts at seven prices of memory", _price, 0, _is_unpriced),)
-FOR_ALL_BUDGETS = (
-    Stage("chains", "dynamic programs over chains of blocks", _cut_into_chains, 0, _is_unprepared),
-)
 SMALLEST = Stage(
     "smallest", "the smallest peak, step by step", _find_smallest, 1_500_000, _needs_smallest
 )
 AT_BUDGET = (
-    Stage("tables", "the chains' tables at exactly the budget", _look_up, 0, _may_be_met),
-    Stage("greedy", "drop the cheapest at the peak", _drop_greedily, 400_000, _is_roomy),
-    Stage("bisection", "chain plans next to the budget", _bisect_chains, 0, _is_roomy),
-    Stage("relaxations", "the program with peak rows, rounded", _relax, 0, _is_roomy),
-    Stage("integers", "the program with peak rows, solved", _solve_integers, 0, _is_roomy),
-    Stage("fill", "save more where there is room", _fill, 200_000, _is_roomy),
+    Stage("plain chain", "binomial checkpointing, if the step is a chain", _look_up, 0, _is_plain),
+    Stage("relaxations", "the program with peak rows, rounded", _relax, 0, _is_open),
+    Stage("integers", "the program with peak rows, solved", _solve_integers, 0, _may_be_met),
+    Stage("chains", "dynamic programs over chains of blocks", _cut_into_chains, 0, _is_uncut),
+    Stage("greedy", "drop the cheapest at the peak", _drop_greedily, 400_000, _is_open_and_roomy),
+    Stage("bisection", "chain plans next to the budget", _bisect_chains, 0, _is_open_and_roomy),
+    Stage("fill", "save more where there is room", _fill, 200_000, _is_open_and_roomy),
     Stage("anneal", "free orders, move by move", _anneal, 20_000_000, _is_free),
     Stage("anneal more", "the same, from the best so far", _anneal, 60_000_000, _is_free),
     SMALLEST,
-    Stage("rearrange", "ruin and repair", _rearrange, 3_000_000, _is_far_from_bound),
+    Stage("rearrange", "ruin and repair", _rearrange, 3_000_000, _is_open),
 )
-STAGES = (*FASTEST, *FOR_ALL_BUDGETS, *AT_BUDGET)
+STAGES = (*FASTEST, *AT_BUDGET)

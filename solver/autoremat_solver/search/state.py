@@ -7,6 +7,7 @@ stage, and no clock.
 from __future__ import annotations
 
 import copy
+from functools import cached_property
 
 from autoremat_solver.bounds.certified import Bounds
 from autoremat_solver.model.indexed import Indexed
@@ -14,7 +15,7 @@ from autoremat_solver.plans.front import Candidate, Front
 from autoremat_solver.problem import Phase
 from autoremat_solver.program.formulation import Formulation
 from autoremat_solver.program.lazy_rows import LazyRows
-from autoremat_solver.search.portfolio import ChainPlans, simple_candidates
+from autoremat_solver.search.portfolio import ChainPlans, plain_chains, simple_candidates
 
 PROVEN = 1e-5
 
@@ -29,7 +30,9 @@ class Search:
         front: the plans found so far.
         save_sets: those of the priced min-cuts, the fastest plan's first.
         chains: the cuttings into blocks.
-        portfolio: the front as the stages for all budgets left it; empty before they ran.
+        has_chains: whether they were looked for.
+        portfolio: the plans that no budget has to do with: those of the simple strategies, the
+            min-cuts and the chains.
         smallest: the plan of the smallest peak; None before it was searched for.
         rows: the integer program of the budget that is being worked on.
     """
@@ -42,19 +45,23 @@ class Search:
         self.front = Front()
         self.save_sets: list[frozenset[int]] = []
         self.chains: list[ChainPlans] = []
-        self.portfolio: list[Candidate] = []
+        self.has_chains = False
+        self.portfolio = Front()
         self.smallest: Candidate | None = None
         self.rows: LazyRows | None = None
         self._fastest_is_proven: bool | None = None
         for member in simple_candidates(indexed):
-            self.front.add(member)
+            self.add_lasting(member)
+
+    def add_lasting(self, new: Candidate) -> None:
+        """Add a plan that no budget has to do with."""
+        self.portfolio.add(new)
+        self.front.add(new)
 
     def apart(self) -> Search:
-        """The same search with the plans for all budgets only: no other budget matters to it."""
+        """The same search with the portfolio only: no other budget matters to it."""
         other = copy.copy(self)
-        other.front = Front()
-        for member in self.portfolio:
-            other.front.add(member)
+        other.front = copy.copy(self.portfolio)
         return other
 
     @property
@@ -71,10 +78,10 @@ class Search:
             self._fastest_is_proven = self.bound_us(unlimited, target_us) >= target_us
         return bool(self._fastest_is_proven)
 
-    @property
+    @cached_property
     def plain_chains(self) -> list[ChainPlans]:
         """The cuttings in which nothing but the exact tables has to be looked at."""
-        return [chain for chain in self.chains if chain.is_plain]
+        return list(plain_chains(self.indexed))
 
     def is_lean(self, budget_nbytes: int) -> bool:
         """Whether the budget lies below all plans for all budgets.
@@ -82,9 +89,9 @@ class Search:
         Never in a graph without phases: plans for all budgets keep the given order there, and
         another order may reach the budget without any rerun.
         """
-        if not self.portfolio or self.plain_chains or Phase.ANY in self.indexed.phase:
+        if not self.chains or self.plain_chains or Phase.ANY in self.indexed.phase:
             return False
-        return budget_nbytes < self.portfolio[0].peak_nbytes
+        return budget_nbytes < self.portfolio.smallest.peak_nbytes
 
     def bound_us(self, budget_nbytes: int, target_us: float) -> float:
         """No plan within the budget takes less; stops at the target."""
