@@ -16,7 +16,9 @@ from autoremat_solver.effort import CutOff, Effort
 from autoremat_solver.plans.front import arranged
 from autoremat_solver.plans.greedy import greedy_candidate
 from autoremat_solver.plans.local_search import fill
+from autoremat_solver.problem import Phase
 from autoremat_solver.program.lazy_rows import LazyRows
+from autoremat_solver.search.anneal import annealed
 from autoremat_solver.search.portfolio import (
     ChainPlans,
     chain_candidate,
@@ -173,6 +175,15 @@ def _rearrange(search: Search, budget_nbytes: int, effort: Effort) -> None:
         search.front.add(arranged(search.indexed, steps, "rearranged"))
 
 
+def _anneal(search: Search, budget_nbytes: int, effort: Effort) -> None:
+    """In proportion to the operations, however many: each has to find its place."""
+    indexed, members = search.indexed, search.front.members
+    scaled = Effort(effort.operations * max(1, len(indexed.phase) // SMALL))
+    schedules = [m.steps for m in members]
+    for steps in annealed(indexed, schedules, budget_nbytes, scaled):
+        search.front.add(arranged(indexed, steps, "annealed"))
+
+
 def _may_be_met(search: Search, budget_nbytes: int) -> bool:
     return budget_nbytes >= search.bounds.floor_nbytes
 
@@ -194,6 +205,11 @@ def _is_open(search: Search, budget_nbytes: int) -> bool:
 def _is_open_and_roomy(search: Search, budget_nbytes: int) -> bool:
     """The same, but for budgets that plans of one save set cannot reach."""
     return not search.is_lean(budget_nbytes) and _is_open(search, budget_nbytes)
+
+
+def _is_free(search: Search, budget_nbytes: int) -> bool:
+    """Whether the order of first runs is free, and another plan could be better."""
+    return Phase.ANY in search.indexed.phase and _is_open(search, budget_nbytes)
 
 
 def _is_unpriced(search: Search, budget_nbytes: int) -> bool:
@@ -232,6 +248,8 @@ AT_BUDGET = (
     Stage("greedy", "drop the cheapest at the peak", _drop_greedily, 400_000, _is_open_and_roomy),
     Stage("bisection", "chain plans next to the budget", _bisect_chains, 0, _is_open_and_roomy),
     Stage("fill", "save more where there is room", _fill, 200_000, _is_open_and_roomy),
+    Stage("anneal", "free orders, move by move", _anneal, 20_000_000, _is_free),
+    Stage("anneal more", "the same, from the best so far", _anneal, 60_000_000, _is_free),
     SMALLEST,
     Stage("rearrange", "ruin and repair", _rearrange, 3_000_000, _is_open),
 )
