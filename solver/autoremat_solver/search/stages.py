@@ -184,20 +184,20 @@ def _anneal(search: Search, budget_nbytes: int, effort: Effort) -> None:
         search.front.add(arranged(indexed, steps, "annealed"))
 
 
-def _may_be_met(search: Search, budget_nbytes: int) -> bool:
+def _may_gain(search: Search, budget_nbytes: int) -> bool:
+    """Whether a plan within the budget may be there, and tables of a plain chain gave none."""
+    if search.plain_chains and search.front.fastest_within(budget_nbytes) is not None:
+        return False
     return budget_nbytes >= search.bounds.floor_nbytes
 
 
 def _is_open(search: Search, budget_nbytes: int) -> bool:
-    """Whether another plan within the budget may be there, and faster by more than next to nothing.
-
-    Where tables of a plain chain gave one, there is none.
-    """
-    if not _may_be_met(search, budget_nbytes):
+    """Whether a plan within the budget may be there that is faster by more than next to nothing."""
+    if not _may_gain(search, budget_nbytes):
         return False
     best = search.front.fastest_within(budget_nbytes)
-    if best is None or search.plain_chains:
-        return best is None
+    if best is None:
+        return True
     target_us = best.time_us / (1 + GOOD_ENOUGH)
     return search.bound_us(budget_nbytes, target_us) < target_us
 
@@ -242,8 +242,8 @@ SMALLEST = Stage(
 )
 AT_BUDGET = (
     Stage("plain chain", "binomial checkpointing, if the step is a chain", _look_up, 0, _is_plain),
-    Stage("relaxations", "the program with peak rows, rounded", _relax, 0, _is_open),
-    Stage("integers", "the program with peak rows, solved", _solve_integers, 0, _may_be_met),
+    Stage("relaxations", "the program with peak rows, rounded", _relax, 0, _may_gain),
+    Stage("integers", "the program with peak rows, solved", _solve_integers, 0, _may_gain),
     Stage("chains", "dynamic programs over chains of blocks", _cut_into_chains, 0, _is_uncut),
     Stage("greedy", "drop the cheapest at the peak", _drop_greedily, 400_000, _is_open_and_roomy),
     Stage("bisection", "chain plans next to the budget", _bisect_chains, 0, _is_open_and_roomy),
