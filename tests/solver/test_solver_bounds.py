@@ -18,7 +18,6 @@ from autoremat_solver.problem import ProblemError
 from tests.solver.exhaustive import cheapest_us
 from tests.solver.random_problems import Shape, random_graph, random_step
 
-SECONDS = 60.0
 SLACK = 1e-5
 
 
@@ -74,10 +73,10 @@ def violations(problem: Problem) -> tuple[list[str], bool]:
     found = []
     if bounds.floor_nbytes > budgets[0]:
         found.append(f"floor {bounds.floor_nbytes} above the smallest peak {budgets[0]}")
-    trivial = Bounds(index(problem)).time_us(budgets[-1], SECONDS)
+    trivial = Bounds(index(problem)).time_us(budgets[-1])
     sharp = False
     for budget in budgets:
-        bound, best = bounds.time_us(budget, SECONDS), cheapest_us(problem, budget)
+        bound, best = bounds.time_us(budget), cheapest_us(problem, budget)
         sharp |= bound > trivial + 0.5
         if bound > best + SLACK:
             found.append(f"bound {bound} at {budget} above the optimum {best}")
@@ -103,9 +102,9 @@ def test_the_bound_falls_or_stays_as_the_budget_grows(make: Callable[[int], Prob
     for problem in consistent(make, 20 if make is step_with_a_backward else 50):
         smallest = reachable_budgets(problem)[:1]
         budgets = [low + extra for low in smallest for extra in (0, 1, 2, 4, 8, 16, 40)]
-        up = [Bounds(index(problem)).time_us(budget, SECONDS) for budget in budgets]
+        up = [Bounds(index(problem)).time_us(budget) for budget in budgets]
         shared = Bounds(index(problem))
-        down = [shared.time_us(budget, SECONDS) for budget in reversed(budgets)][::-1]
+        down = [shared.time_us(budget) for budget in reversed(budgets)][::-1]
         for bounds in (up, down):
             assert all(a >= b - SLACK for a, b in itertools.pairwise(bounds)), problem
         falls += bool(up) and up[0] > up[-1] + SLACK
@@ -119,8 +118,8 @@ def test_scaling_bytes_and_budget_leaves_the_bound(make: Callable[[int], Problem
         one, many = Bounds(index(problem)), Bounds(index(scaled(problem, 1000)))
         assert many.floor_nbytes == 1000 * one.floor_nbytes
         for budget in (one.floor_nbytes, one.floor_nbytes + 3):
-            few_us = one.time_us(budget, SECONDS)
-            assert many.time_us(1000 * budget, SECONDS) == pytest.approx(few_us, abs=1e-3)
+            few_us = one.time_us(budget)
+            assert many.time_us(1000 * budget) == pytest.approx(few_us, abs=1e-3)
 
 
 def scaled(problem: Problem, factor: int) -> Problem:
@@ -149,14 +148,14 @@ def test_more_time_or_a_further_target_never_lowers_the_bound() -> None:
     """No time gives the runs that all plans share; a target that is met stops the search."""
     problem = chain(24)
     fresh = Bounds(index(problem)).time_us
-    nothing, all_of_it = fresh(62, 0.0), fresh(62, SECONDS)
+    nothing, all_of_it = fresh(62, effort=0.0), fresh(62)
     assert nothing == pytest.approx(48.0, rel=1e-5)
-    near = fresh(62, SECONDS, target_us=50.0)
+    near = fresh(62, target_us=50.0)
     assert nothing <= near <= all_of_it
     assert near >= 50.0
     again = Bounds(index(problem))
-    assert again.time_us(62, SECONDS) == all_of_it
-    assert again.time_us(62, 0.0) == all_of_it
+    assert again.time_us(62) == all_of_it
+    assert again.time_us(62, effort=0.0) == all_of_it
 
 
 def test_a_value_kept_only_to_recompute_others_counts() -> None:
@@ -177,7 +176,7 @@ def test_a_value_kept_only_to_recompute_others_counts() -> None:
     )
     problem = Problem(values, (*ops[:3], replace(ops[3], phase=Phase.BACKWARD), ops[4]), ("g1",))
     bounds = Bounds(index(problem))
-    assert bounds.time_us(10, SECONDS) == pytest.approx(12.0 + 2.0, rel=1e-5)
+    assert bounds.time_us(10) == pytest.approx(12.0 + 2.0, rel=1e-5)
     assert cheapest_us(problem, 10) == 14.0
 
 
@@ -214,7 +213,7 @@ def test_without_phases_only_what_every_order_shares_counts() -> None:
     problem = Problem(values, ops)
     bounds = Bounds(index(problem))
     assert bounds.floor_nbytes == reachable_budgets(problem)[0] == 10
-    assert bounds.time_us(10, SECONDS) == pytest.approx(6.0, rel=1e-5)
+    assert bounds.time_us(10) == pytest.approx(6.0, rel=1e-5)
     assert cheapest_us(problem, 10) == 9.0
 
 
@@ -224,4 +223,4 @@ def test_without_a_linear_solver_the_bound_is_what_all_plans_share(
     """A library that does not load costs sharpness, not the plan."""
     monkeypatch.setitem(sys.modules, "highspy", None)
     with pytest.warns(RuntimeWarning, match="Is highspy installed correctly"):
-        assert Bounds(index(chain(5))).time_us(22, SECONDS) == pytest.approx(10.0, rel=1e-5)
+        assert Bounds(index(chain(5))).time_us(22) == pytest.approx(10.0, rel=1e-5)

@@ -17,24 +17,27 @@ The peak is that of `floor`.
 from __future__ import annotations
 
 import math
-import time
 import warnings
 
+import numpy as np
+
 from autoremat_solver.bounds.floor import floor_nbytes
-from autoremat_solver.bounds.intervals import IntervalProgram
+from autoremat_solver.bounds.intervals import IntervalProgram, Load, Path, Point, as_row, best_divisor
 from autoremat_solver.bounds.spine import spine_of
 from autoremat_solver.model.indexed import Indexed
 from autoremat_solver.program._highs import Relaxation
-from autoremat_solver.program.formulation import LinearProgram
+from autoremat_solver.program.formulation import Row
 
-STAGES = 7  # sets of cuts
-ROUNDS = (12, 4)  # of adding rows, with one cut and with more
-ROWS_PER_ROUND = 6
-MOST_COLUMNS = 20_000
-MOST_COLUMNS_ALL_WINDOWS = 6_000
-SIMPLEX_STEPS = 40_000  # per set of cuts
+WORK = 10_000_000  # iterations times numbers of a program, for each budget
+STAGES = 6  # sets of cuts
+ROUNDS = 12  # of adding rows to one of them
+LOADS_PER_ROUND = 12
+PATHS_PER_ROUND = 500
+TIGHT = 0.8  # of the budget: positions that take more in every plan become cuts
 LOOSE = 1e-6  # a load this far below the budget binds nothing: no further row would
+LEAST_BROKEN = 0.02  # of a path row
 TOLERANCE = 1e-6
+SLOW = 3e-4  # of the bound, gained in two rounds: further cuts gain more
 
 
 class Bounds:
@@ -52,7 +55,7 @@ class Bounds:
         self.floor_nbytes = floor_nbytes(self._spine)
 
     def time_us(
-        self, budget_nbytes: int, time_limit_s: float, *, target_us: float | None = None
+        self, budget_nbytes: int, *, effort: float = 1.0, target_us: float | None = None
     ) -> float:
         """No plan whose peak is at most the budget takes less time.
 
@@ -60,13 +63,13 @@ class Bounds:
 
         Args:
             budget_nbytes: the peak allowed.
-            time_limit_s: stop then; less time may give a lower, still proven bound.
+            effort: how much to work, as a share of the usual; less may give a lower bound.
             target_us: stop as soon as the bound reaches it.
         """
         enough = math.inf if target_us is None else target_us
         best = max((us for n, us in self._proven.items() if n >= budget_nbytes), default=0.0)
         if best < enough:
-            search = _Search(self, budget_nbytes, time.monotonic() + time_limit_s, enough)
+            search = _Search(self, budget_nbytes, int(effort * WORK), enough)
             best = max(best, search.best_us)
         self._proven[budget_nbytes] = best
         return best
@@ -79,14 +82,14 @@ class _Search:
         best_us: the best bound.
     """
 
-    def __init__(self, bounds: Bounds, budget_nbytes: int, until: float, enough: float) -> None:
-        """Run until a limit, or until nothing is left to refine."""
+    def __init__(self, bounds: Bounds, budget_nbytes: int, work: int, enough: float) -> None:
+        """Run until the work is spent, or until nothing is left to refine."""
         self._spine = bounds._spine
         self._scale = bounds._scale
         self._budget_nbytes = budget_nbytes
-        self._until = until
+        self._work = work
         self._enough = enough
-        self._forward_slots: set[int] = set()
+        self._paths: dict[Path, None] = {}
         self.best_us = self._spine.constant_us * (1 - TOLERANCE)
         try:
             if self._spine.ops:
@@ -100,77 +103,100 @@ class _Search:
             )
 
     def _refine(self) -> None:
-        cuts, columns = [0], 0
+        cuts = [0]
         for stage in range(STAGES):
-            all_windows = columns * len(cuts) ** 2 <= 6 * MOST_COLUMNS_ALL_WINDOWS
-            program = IntervalProgram(self._spine, cuts, all_windows=all_windows)
-            columns = columns or program.column_count
-            loads = self._converge(program, ROUNDS[min(stage, 1)])
-            if loads is None or self.best_us >= self._enough:
+            loads = self._converge(IntervalProgram(self._spine, cuts))
+            if loads is None or self.best_us >= self._enough or self._work <= 0:
                 return
-            new = self._new_cuts(cuts, loads)
-            if not new or columns * (len(cuts) + len(new)) > MOST_COLUMNS:
+            new = self._new_cuts(cuts, loads, stage)
+            if not new:
                 return
-            cuts = sorted([*cuts, *new])
+            cuts = sorted({*cuts, *new})
 
-    def _converge(self, program: IntervalProgram, rounds: int) -> list[float] | None:
+    def _converge(self, program: IntervalProgram) -> list[float] | None:
         """Add broken rows until there are none; loads before the first of them, None to stop."""
-        budget, scale = self._budget_nbytes, self._scale
-        rows = list(program.program.rows)
-        at_start = program.budget_rows + [
-            program.budget_row(slot, []) for slot in sorted(self._forward_slots)
-        ]
-        for constant, by_column in at_start:
-            rows.append((_scaled(by_column, scale), -math.inf, (budget - constant) / scale))
-        linear = LinearProgram(program.program.costs, program.program.uppers, rows)
-        relaxation = Relaxation(linear, iterations=SIMPLEX_STEPS)
+        relaxation = Relaxation(program.program, work=self._work)
+        known = [program.path_row(path) for path in self._paths]
+        known_rows: list[Row] = [(row, least, math.inf) for row, least in known if row]
+        if known_rows:
+            relaxation.add_rows(known_rows)
         first: list[float] | None = None
-        for _ in range(rounds):
-            answer = relaxation.run(self._until - time.monotonic())
+        bounds: list[float] = []
+        for number in range(ROUNDS):
+            answer = relaxation.run()
+            self._work = relaxation.work
             bound = self._spine.constant_us + answer.bound
             self.best_us = max(self.best_us, bound - TOLERANCE * abs(bound))
-            if not answer.solved:
-                return None
-            loads = program.loads(answer.values)
+            bounds.append(bound)
+            if not answer.solved or self.best_us >= self._enough:
+                return first
+            if number > 3 and bounds[-1] - bounds[-3] < SLOW * abs(bound):
+                return first
+            point = program.point(answer.values)
+            loads = program.loads(point)
+            self._paths = {path: None for path in self._paths if program.is_tight(path, point)}
             first = first or loads
-            broken = self._broken(loads)
-            for slot in broken:
-                constant, by_column = program.budget_row(slot, answer.values)
-                relaxation.add_row(_scaled(by_column, scale), (budget - constant) / scale)
-            if not broken:
-                return first if max(loads) >= budget * (1 - LOOSE) else None
-        return first
+            rows = self._broken_rows(program, point, loads, first=number == 0)
+            if not rows:
+                return loads if max(loads) >= self._budget_nbytes * (1 - LOOSE) else None
+            relaxation.add_rows(rows)
+        return loads
 
-    def _broken(self, loads: list[float]) -> list[int]:
-        """Slots to add rows for."""
+    def _broken_rows(
+        self, program: IntervalProgram, point: Point, loads: list[float], *, first: bool
+    ) -> list[Row]:
         slack = self._scale * 1e-7
-        over = [s for s, load in enumerate(loads) if load > self._budget_nbytes + slack]
-        chosen = _spread(over, loads, ROWS_PER_ROUND, max(1, len(loads) // 200))
         steps = len(self._spine.forward.nbytes)
-        self._forward_slots.update(slot for slot in chosen if slot < steps)
-        return chosen
+        over = [s for s, load in enumerate(loads) if load > self._budget_nbytes + slack]
+        chosen = set(_spread(over, loads, LOADS_PER_ROUND, max(1, len(loads) // 200)))
+        tight = {steps + cut for cut in program.cuts}
+        if not first:
+            tight = {s for s in tight if loads[s] > self._budget_nbytes * (1 - LOOSE)}
+        rows: list[Row] = []
+        for slot in sorted(chosen | tight):
+            rows += self._load_rows(program.load_row(slot, point), point, always=first)
+        for a in range(len(program.cuts)):
+            transient = program.transient_loads(a, point)
+            for op in np.argsort(-transient, kind="stable")[:2].tolist():
+                if transient[op] > self._budget_nbytes + slack:
+                    rows += self._load_rows(program.transient_row(a, op, point), point)
+        new = program.paths(point, LEAST_BROKEN, PATHS_PER_ROUND)
+        self._paths.update(dict.fromkeys(new))
+        for path in new:
+            row, least = program.path_row(path)
+            rows.append((row, least, math.inf))
+        return rows
 
-    def _new_cuts(self, cuts: list[int], loads: list[float]) -> list[int]:
+    def _load_rows(self, load: Load, point: Point, *, always: bool = False) -> list[Row]:
+        """The row of a load as it is, and rounded, where the point breaks it."""
+        rows: list[Row] = []
+        row, right = as_row(load, self._budget_nbytes)
+        slack = self._scale * 1e-7
+        if always or sum(c * point.values[j] for j, c in row.items()) > right + slack:
+            scaled = {j: c / self._scale for j, c in row.items()}
+            rows.append((scaled, -math.inf, right / self._scale))
+        over, divisor = best_divisor(load, self._budget_nbytes, point.values)
+        if over > 1e-4:
+            row, right = as_row(load, self._budget_nbytes, divisor)
+            rows.append((row, -math.inf, right))
+        return rows
+
+    def _new_cuts(self, cuts: list[int], loads: list[float], stage: int) -> list[int]:
         """Positions over the budget, the worst first; or the middles of the longest windows."""
         steps = len(self._spine.forward.nbytes)
-        here = loads[steps:]
-        slack = self._budget_nbytes * 1e-4
-        over = [
-            k for k, load in enumerate(here) if load > self._budget_nbytes + slack and k not in cuts
-        ]
-        count = max(4, len(cuts) // 2)
-        if over:
-            apart = max(1, len(here) // (8 * len(cuts) + 16))
-            return _spread(over, here, count, apart, cuts) or over[:1]
+        here, load = loads[steps:], self._spine.load_nbytes
+        budget = self._budget_nbytes
+        over = [k for k, n in enumerate(here) if n > budget * (1 + 1e-4) and k not in cuts]
+        apart = max(1, len(here) // (8 * len(cuts) + 16))
+        new = _spread(over, here, max(4, len(cuts) // 2), apart, cuts) or over[:1]
+        static = [k for k, n in enumerate(load) if n > TIGHT * budget and k not in cuts]
+        new += _spread([k for k in static if k not in new], [float(n) for n in load], 8 << stage, 1)
+        if new:
+            return new
         ends = [*cuts[1:], len(here)]
         windows = [(end - cut, cut, end) for cut, end in zip(cuts, ends, strict=True)]
         windows = [window for window in sorted(windows, reverse=True)[:4] if window[0] > 1]
-        load = self._spine.load_nbytes
         return [max(range(cut + 1, end), key=lambda k: (load[k], -k)) for _, cut, end in windows]
-
-
-def _scaled(by_column: dict[int, int], scale: int) -> dict[int, float]:
-    return {column: nbytes / scale for column, nbytes in by_column.items()}
 
 
 def _spread(

@@ -1,125 +1,98 @@
 """The interval program: what is live at some positions of the spine, what runs again in between.
 
-Enters: a `Spine` and its cuts, positions c_0 = 0 < c_1 < ... < c_m-1. Leaves: a `LinearProgram`
-whose optimum no plan beats, and rows to add where its point breaks the budget. The first cut is
-position 0; window (a, b] stands for all that runs after the operation at cut a, up to and with the
-one at cut b; the last window has no end.
-
-| symbol | column       | 1 in the point of a plan if, and only if                                |
-|--------|--------------|-------------------------------------------------------------------------|
-| y_v^a  | live[a][v]   | v is live while the operation at cut a runs, and read again after it    |
-| z_o^ab | runs[a,b][o] | o runs in window (a, b], its first run not counted if that is a position |
-| f_o    | ahead[o]     | EITHER operation o runs in the forward                                  |
-
-Cost: time of o for each z_o of the windows between neighbours; f_o.
-A value is read after cut 0 from the forward's instance exactly if y_v^0 = 1 (1 also for what
-position 0 reads). Each row holds at the point of every plan that `check` accepts:
-
-    y_v^a + z_p(v)^ab >= 1      v is read at a position in (a, b]: that instance was live at a,
-                                or the producer p(v) made it in the window
-    y_u^a + z_p(u)^ab >= z_o^ab the first run of o in the window reads u: likewise
-    y_v^a + z_p(v)^ab >= y_v^b  what is live at b was live at a, or made in the window
-    z_o^ab <= z_o^ac + z_o^cb   and z_o^ac, z_o^cb <= z_o^ab: a run is in one of two halves
-    f_o + z_o^0m >= 1           EITHER operations that the backward needs or whose outputs leave
-    y_v^0 <= f_p(v) <= f_p(u)   EITHER p(v), and EITHER producers of what it reads
-    fixed + reads + sum n_v y_v^a <= budget, at each cut
-
-A value that a position of the window makes first (graphs without phases) has no such row there: it
-may be read without a second run. Values that may only be the forward's instance (`must_save`) have
-no z in their rows; `must_recompute` ones have y^0 = 0. Two more kinds of rows are added on demand:
-
-    at position k inside the window (a, b] of two neighbours, v not read at k:
-        live bytes of v at k >= n_v (1 - z_p(v)^ab)         v is read in (k, b]
-        live bytes of v at k >= n_v (y_v^b - z_p(v)^ab)     v is live at b
-    at a FORWARD operation: live in any plan + sum n_v y_v^0 over what only the backward reads
-
-What is forgotten: memory between positions, and the order within a window. Windows of several
-neighbours cost columns, but matter: without them the relaxation makes a value in small parts, in
-many windows, and pays for the way to it only once. [Jain2020] has a window per operation and none
-across.
+DOC
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autoremat_solver.bounds.spine import Spine
 from autoremat_solver.problem import Phase
 from autoremat_solver.program.formulation import LinearProgram, Row
 
+Vector = NDArray[np.float64]
+Numbers = NDArray[np.int64]
 Columns = dict[int, int]
+NONE = -1
+SPARSE = 6
+DENSE = 10
+
+
+@dataclass(frozen=True)
+class Path:
+    """A way from what is read, or live, in a window back to a run, of which each step was kept."""
+
+    after: int
+    until: int
+    op: int
+    values: tuple[int, ...]
+    live: int | None
+
+
+@dataclass(frozen=True)
+class Load:
+    """Bytes that are live at one moment, as a row.
+
+    Attributes:
+        constant: live in every plan.
+        terms: (bytes, plus, minus): live if column `plus` is 1 (or NONE: always) and `minus` is not.
+    """
+
+    constant: int
+    terms: list[tuple[int, int, int]]
 
 
 class IntervalProgram:
-    """One set of cuts.
+    """One set of cuts."""
 
-    Args:
-        spine: the problem.
-        cuts: positions in ascending order, the first one 0.
-        all_windows: have a window for each two cuts; otherwise for neighbours and for each cut
-            and the end.
-
-    Attributes:
-        program: columns and rows, the budget's left out.
-        budget_rows: (constant bytes, bytes by column): their sum is at most the budget.
-    """
-
-    def __init__(self, spine: Spine, cuts: list[int], *, all_windows: bool) -> None:
+    def __init__(self, spine: Spine, cuts: list[int]) -> None:
         """Make columns and rows."""
         self._spine = spine
         self._indexed = spine.indexed
         self.cuts = cuts
-        self._ends = [*cuts[1:], len(spine.ops) - 1]
+        last = len(spine.ops) - 1
+        self._ends = [*cuts[1:], last]
         self._costs: list[float] = []
         self._uppers: list[float] = []
         self._rows: list[Row] = []
         self._needed, self._read = self._needed_from_cut()
-        self._live = [self._live_columns(a) for a in range(len(cuts))]
-        self._runs: dict[tuple[int, int], Columns] = {}
-        for a in range(len(cuts)):
-            self._make_window(a, a + 1)
-        for length in range(2, len(cuts) + 1):
-            for a in range(len(cuts) - length + 1):
-                if all_windows or a + length == len(cuts):
-                    self._make_window(a, a + length)
+        count, ops = len(cuts), len(spine.indexed.phase)
+        values = len(spine.indexed.nbytes)
+        self.live = np.full((count + 1, values), NONE)
+        self.runs = np.full((count, ops), NONE)
+        self._grid = self._grids()
+        self._nbytes = np.array(spine.indexed.nbytes, dtype=np.int64)
+        self._producer = np.array(spine.indexed.producer)
+        self._remade = np.array(spine.remade, dtype=bool)
+        for a in range(count):
+            self._make_live(a)
+            self._make_runs(a)
+        self.made = np.where(self._remade, self.runs[:, self._producer], NONE)
+        self._fill()
+        for a in range(count):
+            self._make_window(a)
         self._make_forward_rows()
+        self._own = [
+            [v for v in {*spine.inputs[op], *spine.indexed.outputs[op]} if v not in spine.free]
+            for op in range(ops)
+        ]
+        pairs = [(op, v) for op, own in enumerate(self._own) for v in own]
+        self._own_op = np.array([op for op, _ in pairs], dtype=np.int64)
+        self._own_value = np.array([v for _, v in pairs], dtype=np.int64)
         self.program = LinearProgram(self._costs, self._uppers, self._rows)
-        self.budget_rows = [self._cut_row(a) for a in range(len(cuts))]
 
     @property
     def column_count(self) -> int:
         """How large the program is."""
         return len(self._costs)
 
-    def loads(self, values: list[float]) -> list[float]:
-        """Lower bound on live bytes per FORWARD operation, then per position, at a point."""
-        indexed, spine = self._indexed, self._spine
-        forward = spine.forward
-        change = [0.0] * (len(forward.nbytes) + 1)
-        for v, column in self._live[0].items():
-            change[forward.counted_until[v]] += indexed.nbytes[v] * values[column]
-        kept, loads = 0.0, []
-        for fixed, more in zip(forward.nbytes, change, strict=False):
-            kept += more
-            loads.append(fixed + kept)
-        for a in range(len(self.cuts)):
-            loads.extend(self._window_loads(a, values))
-        return loads
-
-    def budget_row(self, slot: int, values: list[float]) -> tuple[int, dict[int, int]]:
-        """The row of a slot of `loads`, as sharp at the point as `loads` says."""
-        forward = self._spine.forward
-        steps = len(forward.nbytes)
-        if slot < steps:
-            until, nbytes = forward.counted_until, self._indexed.nbytes
-            kept = {c: nbytes[v] for v, c in self._live[0].items() if until[v] <= slot}
-            return forward.nbytes[slot], {c: n for c, n in kept.items() if n}
-        position = slot - steps
-        a = bisect_left(self.cuts, position + 1) - 1
-        if self.cuts[a] == position:
-            return self._cut_row(a)
-        return self._inner_row(a, position, values)
+    # ---- columns
 
     def _column(self, cost: float, upper: float = 1.0) -> int:
         self._costs.append(cost)
@@ -127,7 +100,7 @@ class IntervalProgram:
         return len(self._costs) - 1
 
     def _needed_from_cut(self) -> tuple[list[set[int]], list[set[int]]]:
-        """Per cut the values that may be read after it; per window of neighbours the ones read."""
+        """Per cut the values that may be read after it; per window the ones read."""
         spine = self._spine
         needed: set[int] = set()
         all_needed, all_read = [], []
@@ -146,69 +119,82 @@ class IntervalProgram:
             all_read.append(read)
         return all_needed[::-1], all_read[::-1]
 
-    def _live_columns(self, a: int) -> Columns:
-        cut = self.cuts[a]
-        needed = {v for v in self._needed[a] if self._spine.born[v] < cut}
-        if a > 0:
-            return {v: self._column(0.0) for v in sorted(needed)}
-        value, columns = self._indexed.problem.values, {}
-        at_once = {v for v in self._spine.reads[0] if self._spine.born[v] < 0}
-        for v in sorted(needed | at_once):
-            columns[v] = self._column(0.0, 0.0 if value[v].must_recompute else 1.0)
-            if v in at_once:
-                self._rows.append(({columns[v]: 1.0}, 1.0, math.inf))
-        return columns
-
-    def _make_window(self, a: int, b: int) -> None:
-        """Columns and rows of window (a, b]; the windows that it consists of are there already."""
-        spine = self._spine
-        runs = self._run_columns(a, b)
-        self._runs[a, b] = runs
-        for v in sorted(set().union(*self._read[a:b])):
-            if spine.born[v] < self.cuts[a]:
-                self._rows.append((self._sources(a, b, v), 1.0, math.inf))
-        for op, column in runs.items():
+    def _grids(self) -> NDArray[np.bool_]:
+        """Per cut and operation: whether the program says there what of its outputs is live."""
+        count, indexed, spine = len(self.cuts), self._indexed, self._spine
+        last = [-1] * len(indexed.nbytes)
+        for k, read in enumerate(spine.reads):
+            for v in read:
+                last[v] = k
+        until = [-1] * len(indexed.phase)
+        for op in reversed(range(len(until))):
+            until[op] = max((last[v] for v in indexed.outputs[op]), default=-1)
             for u in spine.inputs[op]:
-                if spine.born[u] < self.cuts[a]:
-                    self._row_at_most(column, self._sources(a, b, u))
-        for v, column in self._live[b].items() if b < len(self.cuts) else ():
-            if spine.born[v] < self.cuts[a]:
-                self._row_at_most(column, self._sources(a, b, v))
+                last[u] = max(last[u], until[op]) if spine.again[op] else last[u]
+        end = np.searchsorted(np.array(self.cuts), np.array(until), side="left")
+        at = np.arange(count + 1)[:, None]
+        coarse = (at % SPARSE == 0) | (at == count)
+        return (at == 0) | coarse | ((at < end + 1) & (at >= end - DENSE))
 
-    def _run_columns(self, a: int, b: int) -> Columns:
-        if b == a + 1:
-            ops = {self._indexed.producer[v] for v in self._needed[a] if self._spine.remade[v]}
-            born = [self._spine.born[self._indexed.outputs[op][0]] for op in sorted(ops)]
-            return {
-                op: self._column(self._indexed.time_us[op])
-                for op, first in zip(sorted(ops), born, strict=True)
-                if first < self._ends[b - 1] or b == len(self.cuts)
-            }
-        parts = [self._runs[a, a + 1], self._runs[a + 1, b]]
-        columns = {}
-        for op in sorted({*parts[0], *parts[1]}):
-            halves = [part[op] for part in parts if op in part]
-            if len(halves) == 1:
-                columns[op] = halves[0]
-                continue
-            columns[op] = self._column(0.0)
-            self._row_at_most(columns[op], dict.fromkeys(halves, 1.0))
-            for half in halves:
-                self._row_at_most(half, {columns[op]: 1.0})
-        return columns
+    def _make_live(self, a: int) -> None:
+        if a > 0:
+            for v in sorted(self._needed[a]):
+                if self._grid[a, self._producer[v]]:
+                    self.live[a, v] = self._column(0.0)
+            return
+        at_once = self._spine.reads[0]
+        for v in sorted(self._needed[0] | at_once):
+            barred = self._indexed.problem.values[v].must_recompute
+            self.live[0, v] = column = self._column(0.0, 0.0 if barred else 1.0)
+            if v in at_once:
+                self._rows.append(({column: 1.0}, 1.0, math.inf))
+
+    def _make_runs(self, a: int) -> None:
+        ops = {self._indexed.producer[v] for v in self._needed[a] if self._spine.remade[v]}
+        for op in sorted(ops):
+            if self._grid[a, op] or self.runs[a - 1, op] < 0:
+                self.runs[a, op] = self._column(self._indexed.time_us[op])
+            else:
+                self.runs[a, op] = self.runs[a - 1, op]
+
+    def _fill(self) -> None:
+        """The grid points around each window: `start` at or before its cut, `end` after it."""
+        count = len(self.cuts)
+        grid = self._grid[:, self._producer]
+        self.start = np.empty((count, grid.shape[1]), dtype=np.int64)
+        self.end = np.empty((count, grid.shape[1]), dtype=np.int64)
+        for a in range(count):
+            self.start[a] = np.where(grid[a], a, self.start[a - 1] if a else 0)
+        for a in reversed(range(count)):
+            self.end[a] = np.where(grid[a + 1], a + 1, self.end[a + 1] if a + 1 < count else count)
+        every = np.arange(grid.shape[1])
+        self.before = self.live[self.start, every]  # the column of what is live at the start
+        self.after = self.live[self.end, every]
+        inside = self.start < np.arange(count)[:, None]
+        self.between = np.where(inside, self.made, NONE)
+        self.is_new = np.ones(self.runs.shape, dtype=bool)
+        self.is_new[1:] = self.runs[1:] != self.runs[:-1]
+
+    def _make_window(self, a: int) -> None:
+        for v in sorted(self._read[a]):
+            self._rows.append((self._sources(a, a + 1, v), 1.0, math.inf))
+        for op in np.flatnonzero((self.runs[a] >= 0) & self.is_new[a]).tolist():
+            column = int(self.runs[a, op])
+            b = a + int((self.runs[a:, op] == column).sum())
+            for u in self._spine.inputs[op]:
+                self._row_at_most(column, self._sources(a, b, u))
+        for v in np.flatnonzero(self.live[a + 1] >= 0).tolist():
+            self._row_at_most(int(self.live[a + 1, v]), self._sources(int(self.start[a, v]), a + 1, v))
+
+    def _sources(self, a: int, b: int, v: int) -> dict[int, float]:
+        """Columns of which one is 1 if v can be read between the cuts a and b."""
+        columns = {int(self.before[a, v]), *self.made[self.start[a, v] : b, v].tolist()}
+        return {column: 1.0 for column in sorted(columns) if column >= 0}
 
     def _row_at_most(self, column: int, sources: dict[int, float]) -> None:
         row = dict(sources)
         row[column] = row.get(column, 0.0) - 1.0
         self._rows.append((row, 0.0, math.inf))
-
-    def _sources(self, a: int, b: int, v: int) -> dict[int, float]:
-        """Columns of which one is 1 if v can be read in window (a, b]."""
-        columns = {self._live[a][v]: 1.0} if v in self._live[a] else {}
-        op = self._indexed.producer[v]
-        if self._spine.remade[v] and op in self._runs[a, b]:
-            columns[self._runs[a, b][op]] = 1.0
-        return columns
 
     def _make_forward_rows(self) -> None:
         """EITHER operations: when they run first."""
@@ -220,19 +206,17 @@ class IntervalProgram:
                 ahead[op] = self._column(indexed.time_us[op])
         for op, column in ahead.items():
             for v in indexed.outputs[op]:
-                if v in self._live[0]:
-                    self._row_at_most(self._live[0][v], {column: 1.0})
+                if self.live[0, v] >= 0:
+                    self._row_at_most(int(self.live[0, v]), {column: 1.0})
             for u in indexed.inputs[op]:
                 if indexed.producer[u] in ahead:
                     self._row_at_most(column, {ahead[indexed.producer[u]]: 1.0})
-            late = self._runs[0, len(self.cuts)].get(op)
+            pieces = sorted({c for c in self.runs[:, op].tolist() if c >= 0})
             if not indexed.problem.ops[op].recomputable:
-                pieces = [self._runs[a, a + 1].get(op) for a in range(len(self.cuts))]
-                once = {c: 1.0 for c in (column, *pieces) if c is not None}
-                self._rows.append((once, -math.inf, 1.0))
+                self._rows.append((dict.fromkeys([column, *pieces], 1.0), -math.inf, 1.0))
             if op in must_run:
-                late = self._column(indexed.time_us[op]) if late is None else late
-                self._rows.append(({column: 1.0, late: 1.0}, 1.0, math.inf))
+                pieces = pieces or [self._column(indexed.time_us[op])]
+                self._rows.append((dict.fromkeys([column, *pieces], 1.0), 1.0, math.inf))
 
     def _must_run(self) -> set[int]:
         """EITHER operations that run at least once in every plan."""
@@ -247,61 +231,268 @@ class IntervalProgram:
                 stack.extend(indexed.producer[v] for v in indexed.inputs[op])
         return found
 
-    def _cut_row(self, a: int) -> tuple[int, dict[int, int]]:
-        cut, nbytes = self.cuts[a], self._indexed.nbytes
-        now = self._spine.reads[cut]
-        kept = {c: nbytes[v] for v, c in self._live[a].items() if v not in now and nbytes[v]}
-        return self._spine.load_nbytes[cut], kept
+    # ---- loads
 
-    def _window_loads(self, a: int, values: list[float]) -> list[float]:
+    def point(self, values: list[float]) -> Point:
+        x = np.array([*values, 0.0])  # the last one stands for NONE
+        return Point(
+            x, x[self.live], x[self.after], x[self.before] + x[self.between], x[self.runs], x[self.made]
+        )
+
+    def loads(self, point: Point) -> list[float]:
+        """Lower bound on live bytes per FORWARD operation, then per position, at a point."""
+        forward = self._spine.forward
+        steps = len(forward.nbytes)
+        change = np.zeros(steps + 1)
+        np.add.at(change, np.array(forward.counted_until), self._nbytes * point.live[0])
+        loads = (np.array(forward.nbytes) + np.cumsum(change[:-1])).tolist()
+        for a in range(len(self.cuts)):
+            loads.extend(self._window_loads(a, point))
+        return loads
+
+    def _window_loads(self, a: int, point: Point) -> list[float]:
         """Lower bounds at the positions from cut a to before the next cut."""
-        nbytes, load = self._indexed.nbytes, self._spine.load_nbytes
-        constant, kept = self._cut_row(a)
+        load = self._spine.load_nbytes
+        is_last = a + 1 == len(self.cuts)
+        last = self._ends[a] + is_last
+        needed = np.zeros(len(self._nbytes), dtype=bool)
+        needed[list(self._needed[a])] = True
+        size = np.where(needed, self._nbytes, 0)
+        at_end = np.maximum(0.0, point.after[a] - point.made[a]) * size
+        if_read = np.maximum(0.0, 1.0 - point.made[a]) * size
+        held = at_end
+        if not is_last:
+            later = list(self._spine.reads[last])
+            held[later] = np.maximum(held, if_read)[later]
+        best = np.maximum(at_end, if_read)
         result = []
-        last = self._ends[a] if a + 1 < len(self.cuts) else self._ends[a] + 1
-        terms = {v: self._terms(a, v) for v in self._needed[a]}
-        at_end = {v: max(0.0, self._at(t, values)[1]) * nbytes[v] for v, t in terms.items()}
-        if_read = {v: max(0.0, self._at(t, values)[0]) * nbytes[v] for v, t in terms.items()}
-        later: set[int] = set(self._spine.reads[last]) if a + 1 < len(self.cuts) else set()
         for k in range(last - 1, self.cuts[a], -1):
-            now = self._spine.reads[k]
-            total = 0.0
-            for v, floor in at_end.items():
-                if v not in now and self._spine.born[v] < k:
-                    total += max(floor, if_read[v]) if v in later else floor
-            result.append(load[k] + total)
-            later |= now
-        result.append(constant + sum(n * values[c] for c, n in kept.items()))
+            now = list(self._spine.reads[k])
+            result.append(load[k] + float(held.sum()) - float(held[now].sum()))
+            held[now] = best[now]
+        at_cut = self.start[a] == a
+        kept = np.where(at_cut, self._nbytes * point.live[a], np.maximum(at_end, held))
+        kept[list(self._spine.reads[self.cuts[a]])] = 0.0
+        result.append(load[self.cuts[a]] + float(kept.sum()))
         return result[::-1]
 
-    def _terms(self, a: int, v: int) -> tuple[int | None, int | None]:
-        """The columns z_p(v) of the window after cut a and y_v at its end, where they exist."""
-        op = self._indexed.producer[v]
-        run = self._runs[a, a + 1].get(op) if self._spine.remade[v] else None
-        end = self._live[a + 1].get(v) if a + 1 < len(self.cuts) else None
-        return run, end
+    def load_row(self, slot: int, point: Point) -> Load:
+        """The row of a slot of `loads`."""
+        forward = self._spine.forward
+        steps = len(forward.nbytes)
+        nbytes = self._indexed.nbytes
+        if slot < steps:
+            until = forward.counted_until
+            kept = np.flatnonzero(self.live[0] >= 0).tolist()
+            terms = [(nbytes[v], int(self.live[0, v]), NONE) for v in kept if until[v] <= slot]
+            return Load(forward.nbytes[slot], terms)
+        position = slot - steps
+        a = bisect_left(self.cuts, position + 1) - 1
+        constant = self._spine.load_nbytes[position]
+        if self.cuts[a] == position:
+            kept = np.flatnonzero(self.live[a] >= 0).tolist()
+            now = self._spine.reads[position]
+            terms = [(nbytes[v], int(self.live[a, v]), NONE) for v in kept if v not in now]
+            skip = now.union(np.flatnonzero(self.start[a] == a).tolist())
+            later = self._later(a, position)
+            return Load(constant, terms + self._held_terms(a, point, later, skip))
+        later = self._later(a, position)
+        skip = self._spine.reads[position]
+        return Load(constant, self._held_terms(a, point, later, skip))
 
-    def _at(self, terms: tuple[int | None, int | None], values: list[float]) -> tuple[float, float]:
-        """1 - z and y - z at a point."""
-        run = 0.0 if terms[0] is None else values[terms[0]]
-        end = 0.0 if terms[1] is None else values[terms[1]]
-        return 1.0 - run, end - run
+    def _later(self, a: int, position: int) -> set[int]:
+        """What positions of a window read after one of them."""
+        return set().union(*self._spine.reads[position + 1 : self._ends[a] + 1])
 
-    def _inner_row(self, a: int, k: int, values: list[float]) -> tuple[int, dict[int, int]]:
-        spine, nbytes = self._spine, self._indexed.nbytes
-        later = set().union(*spine.reads[k + 1 : self._ends[a] + 1])
-        constant, by_column = spine.load_nbytes[k], dict[int, int]()
+    def _held_terms(self, a, point, later, skip):  # type: ignore
+        nbytes, terms = self._indexed.nbytes, []
         for v in sorted(self._needed[a]):
-            if v in spine.reads[k] or spine.born[v] >= k or not nbytes[v]:
+            if v in skip or not nbytes[v]:
                 continue
-            run, end = terms = self._terms(a, v)
-            if_read, at_end = self._at(terms, values)
-            if v in later and if_read >= at_end:
-                constant += nbytes[v]
-            elif end is not None and at_end > 0.0:
-                by_column[end] = nbytes[v]
-            else:
-                continue
-            if run is not None:
-                by_column[run] = by_column.get(run, 0) - nbytes[v]
-        return constant, by_column
+            run = int(self.made[a, v])
+            if v in later and point.made[a, v] < 1.0:
+                terms.append((nbytes[v], NONE, run))
+            elif point.after[a, v] > point.made[a, v]:
+                terms.append((nbytes[v], int(self.after[a, v]), run))
+        return terms
+
+    def transient_loads(self, a: int, point: Point) -> Vector:
+        """Per operation: lower bound on live bytes while it runs again in window a."""
+        held = self._held(a, point)
+        run = point.runs[a]
+        total = self._between(a) + float(held @ self._nbytes)
+        ws = np.array(self._indexed.workspace_nbytes)
+        own = np.maximum(0.0, run[self._own_op] - held[self._own_value])
+        own = own * self._nbytes[self._own_value]
+        loads = total + run * ws
+        np.add.at(loads, self._own_op, own)
+        alone = self._grid[a] & self._grid[a + 1] & (self.runs[a] >= 0)
+        return np.where(alone, loads, 0.0)
+
+    def _held(self, a: int, point: Point) -> Vector:
+        held = np.maximum(0.0, point.after[a] - point.made[a])
+        if a + 1 < len(self.cuts):
+            later = list(self._spine.reads[self._ends[a]])
+            held[later] = np.maximum(held, 1.0 - point.made[a])[later]
+        return held
+
+    def _between(self, a: int) -> int:
+        spine = self._spine
+        between = spine.between_nbytes[self.cuts[a] + 1 : self._ends[a] + 1]
+        if a + 1 < len(self.cuts):
+            return min(between)
+        pinned = sum(n for v, n in enumerate(self._indexed.nbytes) if self._indexed.pinned[v] and v in spine.free)
+        return min([*between, self._indexed.problem.resident_nbytes + pinned])
+
+    def transient_row(self, a: int, op: int, point: Point) -> Load:
+        """The row of an entry of `transient_loads`."""
+        held, run = self._held(a, point), point.runs[a, op]
+        own = {v for v in self._own[op] if held[v] <= run}
+        later = self._spine.reads[self._ends[a]] if a + 1 < len(self.cuts) else set()
+        terms = self._held_terms(a, point, later, own)
+        nbytes = sum(self._indexed.nbytes[v] for v in own) + self._indexed.workspace_nbytes[op]
+        terms.append((nbytes, int(self.runs[a, op]), NONE))
+        return Load(self._between(a), terms)
+
+    # ---- paths
+
+    def paths(self, point: Point, least: float, most: int) -> list[Path]:
+        """Rows `sum >= right side` broken at the point: what is read after a cut was held or made."""
+        spine, indexed = self._spine, self._indexed
+        count, nv = len(self.cuts), len(indexed.nbytes)
+        order = [op for op in reversed(range(len(indexed.phase))) if (self.runs[:, op] >= 0).any()]
+        found = []
+        for a in range(count - 1):
+            need = np.zeros((nv, count - a))
+            why = np.full((nv, count - a), -1, dtype=np.int64)  # -1 start: read; -2: live at b; else op
+            start = np.full((nv, count - a), -1, dtype=np.int64)
+            kept = point.kept[a]
+            read: set[int] = set()
+            for i in range(count - a):
+                if i:
+                    need[:, i] = need[:, i - 1]
+                    start[:, i] = start[:, i - 1]
+                fresh = np.array(sorted(self._read[a + i] - read), dtype=np.int64)
+                read |= self._read[a + i]
+                better = fresh[1.0 - kept[fresh] >= need[fresh, i]] if len(fresh) else fresh
+                need[better, i] = 1.0 - kept[better]
+                start[better, i] = 0
+                more = point.live[a + i + 1] - kept
+                better = np.flatnonzero(more > need[:, i] + 1e-9)
+                need[better, i] = more[better]
+                start[better, i] = a + i + 1
+            fresh_runs = np.where(self.is_new[a:], point.runs[a:], 0.0)
+            fresh_runs[0] = point.runs[a]
+            made = np.cumsum(fresh_runs, axis=0).T  # ops x ends
+            for op in order:
+                outs = [v for v in indexed.outputs[op] if self._remade[v]]
+                if not outs:
+                    continue
+                req = need[outs].max(axis=0)
+                for u in spine.inputs[op]:
+                    new = req - kept[u]
+                    better = new > need[u] + 1e-9
+                    if better.any():
+                        need[u][better] = new[better]
+                        why[u][better] = op
+                gap = req - made[op]
+                i = int(gap.argmax())
+                if gap[i] > least:
+                    # earliest end with about the same gap
+                    i = int(np.argmax(gap >= gap[i] - 1e-9))
+                    v = max(outs, key=lambda v: need[v, i])
+                    found.append((float(gap[i]), a, i, op, v, need, why, start))
+            fixed = np.flatnonzero(~self._remade & (self.before[a] >= 0))
+            for v in fixed.tolist():
+                i = int(need[v].argmax())
+                if need[v, i] > least and why[v, i] >= 0:
+                    found.append((float(need[v, i]), a, i, -1, v, need, why, start))
+        found.sort(key=lambda f: -f[0])
+        return [self._path(*f[1:]) for f in found[:most]]
+
+    def _path(self, a, i, op, v, need, why, start):  # type: ignore
+        values = [v]
+        while (through := int(why[v, i])) >= 0:
+            outs = [w for w in self._indexed.outputs[through] if self._remade[w]]
+            v = max(outs, key=lambda w: need[w, i])
+            values.append(v)
+        at = int(start[v, i])
+        return Path(self.cuts[a], self._ends[a + i], op, tuple(values), self.cuts[at] if at else None)
+
+    def is_tight(self, path: Path, point: Point) -> bool:
+        """Whether the point comes close to breaking a path's row."""
+        row, right = self.path_row(path)
+        return sum(x * point.values[c] for c, x in row.items()) < right + 0.05
+
+    def path_row(self, path: Path) -> tuple[dict[int, float], float]:
+        """The row of a path of this program or of one with fewer cuts: sum >= right side."""
+        a = bisect_left(self.cuts, path.after)
+        b = bisect_left(self._ends, path.until)
+        row: dict[int, float] = {}
+        columns = [self.runs[a : b + 1, path.op]] if path.op >= 0 else []
+        values = list(path.values)
+        for column in np.concatenate([*columns, self.before[a, values], self.between[a, values]]).tolist():
+            if column >= 0:
+                row[column] = 1.0
+        if path.live is None:
+            return row, 1.0
+        column = int(self.live[bisect_left(self.cuts, path.live), path.values[-1]])
+        if column < 0:
+            return {}, 0.0
+        row[column] = row.get(column, 0.0) - 1.0
+        return row, 0.0
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of the program: per cut the live values, per window the runs and what they make."""
+
+    values: Vector
+    live: Vector
+    after: Vector
+    kept: Vector
+    runs: Vector
+    made: Vector
+
+
+def as_row(load: Load, budget: int, divisor: int = 0) -> tuple[dict[int, float], float]:
+    """sum <= right side; with a divisor: rounded."""
+    row: dict[int, float] = {}
+    right = budget - load.constant
+    if divisor:
+        right = right // divisor
+    for nbytes, plus, minus in load.terms:
+        size = nbytes // divisor if divisor else nbytes
+        if not size:
+            continue
+        if plus == NONE:
+            right -= size
+        else:
+            row[plus] = row.get(plus, 0) + size
+        if minus != NONE:
+            row[minus] = row.get(minus, 0) - size
+    return {c: float(x) for c, x in row.items() if x}, float(right)
+
+
+def best_divisor(load: Load, budget: int, values: Vector) -> tuple[float, int]:
+    """(violation, divisor)."""
+    slack = budget - load.constant
+    if slack < 0:
+        return 0.0, 0
+    x = values
+    size = np.array([t[0] for t in load.terms], dtype=np.int64)
+    plus = np.array([t[1] for t in load.terms], dtype=np.int64)
+    minus = np.array([t[2] for t in load.terms], dtype=np.int64)
+    on = np.where(plus == NONE, 1.0, x[plus]) - x[minus]
+    keep = (on > 1e-6) & (size > 0)
+    size, on = size[keep], on[keep]
+    divisors = {int(n) for n in np.unique(size)} | {slack // q + 1 for q in range(1, 9)}
+    divisors = {t for t in divisors if slack < 20 * t and (size // t).max(initial=0) <= 40}
+    best = (0.0, 0)
+    for t in sorted(divisors):
+        right = slack // t
+        over = float((size // t) @ on) - right
+        over /= right + 1
+        if over > best[0] + 1e-9:
+            best = (over, t)
+    return best
