@@ -22,7 +22,7 @@ import warnings
 import numpy as np
 
 from autoremat_solver.bounds.floor import floor_nbytes
-from autoremat_solver.bounds.intervals import IntervalProgram, Load, Path, Point, as_row, best_divisor
+from autoremat_solver.bounds.intervals import NONE, IntervalProgram, Load, Path, Point, as_row, most_broken_parts, too_large
 from autoremat_solver.bounds.spine import spine_of
 from autoremat_solver.model.indexed import Indexed
 from autoremat_solver.program._highs import Relaxation
@@ -30,14 +30,17 @@ from autoremat_solver.program.formulation import Row
 
 WORK = 10_000_000  # iterations times numbers of a program, for each budget
 STAGES = 6  # sets of cuts
-ROUNDS = 12  # of adding rows to one of them
-LOADS_PER_ROUND = 12
+ROUNDS = 40  # of adding rows to one of them
+LOADS_PER_ROUND = 24
 PATHS_PER_ROUND = 500
+MOST_COLUMNS = 2_000  # of the first program with tight cuts; each next has twice as many
+FEW = 4  # cuts at a time
 TIGHT = 0.8  # of the budget: positions that take more in every plan become cuts
+NEAR = 0.95  # of the budget: a load that rounding may find to be broken
 LOOSE = 1e-6  # a load this far below the budget binds nothing: no further row would
 LEAST_BROKEN = 0.02  # of a path row
 TOLERANCE = 1e-6
-SLOW = 3e-4  # of the bound, gained in two rounds: further cuts gain more
+SLOW = 2e-3  # of the bound, gained in a round: further cuts gain more
 
 
 class Bounds:
@@ -115,7 +118,7 @@ class _Search:
 
     def _converge(self, program: IntervalProgram) -> list[float] | None:
         """Add broken rows until there are none; loads before the first of them, None to stop."""
-        relaxation = Relaxation(program.program, work=self._work)
+        self._relaxation = relaxation = Relaxation(program.program, work=self._work)
         known = [program.path_row(path) for path in self._paths]
         known_rows: list[Row] = [(row, least, math.inf) for row, least in known if row]
         if known_rows:
@@ -130,7 +133,8 @@ class _Search:
             bounds.append(bound)
             if not answer.solved or self.best_us >= self._enough:
                 return first
-            if number > 3 and bounds[-1] - bounds[-3] < SLOW * abs(bound):
+            slow = SLOW if relaxation.is_large else SLOW / 10
+            if number > 3 and bounds[-1] - bounds[-2] < slow * abs(bound):
                 return first
             point = program.point(answer.values)
             loads = program.loads(point)
@@ -138,9 +142,9 @@ class _Search:
             first = first or loads
             rows = self._broken_rows(program, point, loads, first=number == 0)
             if not rows:
-                return loads if max(loads) >= self._budget_nbytes * (1 - LOOSE) else None
+                return first if max(loads) >= self._budget_nbytes * NEAR else None
             relaxation.add_rows(rows)
-        return loads
+        return first
 
     def _broken_rows(
         self, program: IntervalProgram, point: Point, loads: list[float], *, first: bool
@@ -151,14 +155,14 @@ class _Search:
         chosen = set(_spread(over, loads, LOADS_PER_ROUND, max(1, len(loads) // 200)))
         tight = {steps + cut for cut in program.cuts}
         if not first:
-            tight = {s for s in tight if loads[s] > self._budget_nbytes * (1 - LOOSE)}
+            tight = {s for s in tight if loads[s] > self._budget_nbytes * NEAR}
         rows: list[Row] = []
         for slot in sorted(chosen | tight):
             rows += self._load_rows(program.load_row(slot, point), point, always=first)
         for a in range(len(program.cuts)):
             transient = program.transient_loads(a, point)
             for op in np.argsort(-transient, kind="stable")[:2].tolist():
-                if transient[op] > self._budget_nbytes + slack:
+                if transient[op] > self._budget_nbytes * NEAR:
                     rows += self._load_rows(program.transient_row(a, op, point), point)
         new = program.paths(point, LEAST_BROKEN, PATHS_PER_ROUND)
         self._paths.update(dict.fromkeys(new))
@@ -173,30 +177,60 @@ class _Search:
         row, right = as_row(load, self._budget_nbytes)
         slack = self._scale * 1e-7
         if always or sum(c * point.values[j] for j, c in row.items()) > right + slack:
-            scaled = {j: c / self._scale for j, c in row.items()}
-            rows.append((scaled, -math.inf, right / self._scale))
-        over, divisor = best_divisor(load, self._budget_nbytes, point.values)
-        if over > 1e-4:
-            row, right = as_row(load, self._budget_nbytes, divisor)
+            unit = max(map(abs, row.values()), default=1.0)
+            rows.append(({j: c / unit for j, c in row.items()}, -math.inf, right / unit))
+        for plus, minus in too_large(load, self._budget_nbytes, point.values):
+            sides = {c: x for c, x in ((plus, 1.0), (minus, -1.0)) if c != NONE}
+            rows.append((sides, -math.inf, -1.0 if plus == NONE else 0.0))
+        parts = most_broken_parts(load, self._budget_nbytes, point.values)
+        if parts:
+            row, right = as_row(load, self._budget_nbytes, parts)
             rows.append((row, -math.inf, right))
         return rows
 
     def _new_cuts(self, cuts: list[int], loads: list[float], stage: int) -> list[int]:
-        """Positions over the budget, the worst first; or the middles of the longest windows."""
-        steps = len(self._spine.forward.nbytes)
-        here, load = loads[steps:], self._spine.load_nbytes
-        budget = self._budget_nbytes
-        over = [k for k, n in enumerate(here) if n > budget * (1 + 1e-4) and k not in cuts]
-        apart = max(1, len(here) // (8 * len(cuts) + 16))
-        new = _spread(over, here, max(4, len(cuts) // 2), apart, cuts) or over[:1]
-        static = [k for k, n in enumerate(load) if n > TIGHT * budget and k not in cuts]
-        new += _spread([k for k in static if k not in new], [float(n) for n in load], 8 << stage, 1)
-        if new:
-            return new
+        """Positions with little room in any plan; or over the budget; or in the longest windows."""
+        load = self._spine.load_nbytes
+        here = loads[len(self._spine.forward.nbytes) :]
+        tight = self._tight_cuts(cuts, MOST_COLUMNS << stage)
+        if len(tight) >= FEW:
+            return tight
+        if stage == 0:
+            return _records(load)[:FEW] or [len(load) // 2]
+        limit = self._budget_nbytes * (1 + 1e-4)
+        over = [k for k, nbytes in enumerate(here) if nbytes > limit and k not in cuts]
+        if tight:
+            return tight + _spread(over, here, FEW, 2, [*cuts, *tight])
+        if over:
+            apart = max(1, len(here) // (8 * len(cuts) + 16))
+            return _spread(over, here, max(FEW, len(cuts) // 2), apart, cuts) or over[:1]
         ends = [*cuts[1:], len(here)]
         windows = [(end - cut, cut, end) for cut, end in zip(cuts, ends, strict=True)]
-        windows = [window for window in sorted(windows, reverse=True)[:4] if window[0] > 1]
+        windows = [window for window in sorted(windows, reverse=True)[:FEW] if window[0] > 1]
         return [max(range(cut + 1, end), key=lambda k: (load[k], -k)) for _, cut, end in windows]
+
+    def _tight_cuts(self, cuts: list[int], columns: int) -> list[int]:
+        """Positions with little room in any plan, the tightest first, as columns allow."""
+        load = [float(nbytes) for nbytes in self._spine.load_nbytes]
+        tight = [k for k, nbytes in enumerate(load) if nbytes > TIGHT * self._budget_nbytes]
+        needed = self._spine.needed_after
+        room = columns - sum(2 * needed[k] for k in cuts)
+        found = []
+        for k in _spread(tight, load, len(tight), 2, cuts):
+            if 2 * needed[k] <= room:
+                found.append(k)
+                room -= 2 * needed[k]
+        return found
+
+
+def _records(load: list[int]) -> list[int]:
+    """Positions that take more than all before them, where nearly all that is saved is live."""
+    most, found = load[0], []
+    for k, nbytes in enumerate(load):
+        if nbytes > most:
+            most = nbytes
+            found.append(k)
+    return found
 
 
 def _spread(

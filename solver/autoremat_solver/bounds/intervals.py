@@ -20,8 +20,11 @@ Vector = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 Columns = dict[int, int]
 NONE = -1
-SPARSE = 6
-DENSE = 10
+MOST_PARTS = 24  # of rounded rows
+LEAST_OVER = 1e-4
+SMALL = 100_000  # a value this often in the budget is left out: it disturbs the arithmetic
+SPARSE = 3
+DENSE = 24
 
 
 @dataclass(frozen=True)
@@ -121,16 +124,8 @@ class IntervalProgram:
 
     def _grids(self) -> NDArray[np.bool_]:
         """Per cut and operation: whether the program says there what of its outputs is live."""
-        count, indexed, spine = len(self.cuts), self._indexed, self._spine
-        last = [-1] * len(indexed.nbytes)
-        for k, read in enumerate(spine.reads):
-            for v in read:
-                last[v] = k
-        until = [-1] * len(indexed.phase)
-        for op in reversed(range(len(until))):
-            until[op] = max((last[v] for v in indexed.outputs[op]), default=-1)
-            for u in spine.inputs[op]:
-                last[u] = max(last[u], until[op]) if spine.again[op] else last[u]
+        count, last = len(self.cuts), self._spine.last_use
+        until = [max((last[v] for v in made), default=-1) for made in self._indexed.outputs]
         end = np.searchsorted(np.array(self.cuts), np.array(until), side="left")
         at = np.arange(count + 1)[:, None]
         coarse = (at % SPARSE == 0) | (at == count)
@@ -455,44 +450,61 @@ class Point:
     made: Vector
 
 
-def as_row(load: Load, budget: int, divisor: int = 0) -> tuple[dict[int, float], float]:
-    """sum <= right side; with a divisor: rounded."""
+def as_row(load: Load, budget: int, parts: int = 0) -> tuple[dict[int, float], float]:
+    """The row that keeps a load within the budget: coefficients, and the most their sum may be.
+
+    Args:
+        load: what is live.
+        budget: bytes.
+        parts: 0 for bytes. Else a value counts how often it holds more than one of so many equal
+            parts of the room: together these are fewer than the parts, as values are whole.
+    """
     row: dict[int, float] = {}
-    right = budget - load.constant
-    if divisor:
-        right = right // divisor
+    room = budget - load.constant
+    right = parts - 1 if parts else room
     for nbytes, plus, minus in load.terms:
-        size = nbytes // divisor if divisor else nbytes
-        if not size:
+        if nbytes * SMALL < budget:
             continue
+        size = _in_parts(nbytes, room, parts) if parts else nbytes
         if plus == NONE:
             right -= size
-        else:
+        elif size:
             row[plus] = row.get(plus, 0) + size
-        if minus != NONE:
+        if minus != NONE and size:
             row[minus] = row.get(minus, 0) - size
     return {c: float(x) for c, x in row.items() if x}, float(right)
 
 
-def best_divisor(load: Load, budget: int, values: Vector) -> tuple[float, int]:
-    """(violation, divisor)."""
-    slack = budget - load.constant
-    if slack < 0:
-        return 0.0, 0
-    x = values
-    size = np.array([t[0] for t in load.terms], dtype=np.int64)
-    plus = np.array([t[1] for t in load.terms], dtype=np.int64)
-    minus = np.array([t[2] for t in load.terms], dtype=np.int64)
-    on = np.where(plus == NONE, 1.0, x[plus]) - x[minus]
-    keep = (on > 1e-6) & (size > 0)
-    size, on = size[keep], on[keep]
-    divisors = {int(n) for n in np.unique(size)} | {slack // q + 1 for q in range(1, 9)}
-    divisors = {t for t in divisors if slack < 20 * t and (size // t).max(initial=0) <= 40}
-    best = (0.0, 0)
-    for t in sorted(divisors):
-        right = slack // t
-        over = float((size // t) @ on) - right
-        over /= right + 1
-        if over > best[0] + 1e-9:
-            best = (over, t)
-    return best
+def _in_parts(nbytes: int, room: int, parts: int) -> int:
+    """How many parts of the room a size exceeds, `parts` at most."""
+    if nbytes * parts > room * parts:
+        return parts
+    return (nbytes * parts - 1) // room if nbytes else 0
+
+
+def too_large(load: Load, budget: int, values: Vector) -> list[tuple[int, int]]:
+    """Columns `plus` and `minus` of values above the room: if one is live, `minus` is 1."""
+    room = budget - load.constant
+    return [
+        (plus, minus)
+        for nbytes, plus, minus in load.terms
+        if nbytes > room and (1.0 if plus == NONE else values[plus]) - values[minus] > LEAST_OVER
+    ]
+
+
+def most_broken_parts(load: Load, budget: int, values: Vector) -> int:
+    """The parts of `as_row` whose row the point breaks most; 0 if it breaks none."""
+    room = budget - load.constant
+    if room < 0:
+        return 0
+    size = np.array([term[0] for term in load.terms], dtype=np.int64)
+    plus = np.array([term[1] for term in load.terms], dtype=np.int64)
+    minus = np.array([term[2] for term in load.terms], dtype=np.int64)
+    live = np.where(plus == NONE, 1.0, values[plus]) - values[minus]
+    keep = (live > 1e-6) & (size > 0) & (size <= room)
+    size, live = size[keep], live[keep]
+    parts = np.arange(2, MOST_PARTS + 1)[:, None]
+    counted = (size * parts - 1) // max(1, room)
+    over = (counted @ live - parts[:, 0] + 1) / parts[:, 0]
+    best = int(over.argmax())
+    return best + 2 if over[best] > LEAST_OVER else 0

@@ -28,6 +28,7 @@ OPTIONS = {
     "threads": 1,
     "random_seed": 0,
     "run_crossover": "off",
+    "presolve": "off",
     "ipm_optimality_tolerance": 1e-6,
 }
 FEWEST_ITERATIONS = 10
@@ -66,6 +67,7 @@ class Relaxation:
 
         self._costs = np.array(program.costs)
         self._uppers = np.array(program.uppers)
+        self._lowers = np.zeros(len(self._costs))
         self._blocks = [_Rows.of(program.rows)]
         self.work = work
         new_model: Any = highspy.Highs
@@ -74,12 +76,17 @@ class Relaxation:
             self._model.setOptionValue(option, setting)
         self._model.passModel(_linear_program(program, self._blocks[0]))
 
+    @property
+    def is_large(self) -> bool:
+        """Whether the interior point method solves the program; else the simplex method does."""
+        return len(self._costs) > SIMPLEX_COLUMNS
+
     def add_rows(self, rows: list[Row]) -> None:
         """Add rows to those of the program."""
-        new = _Rows.of(rows)
+        new = _Rows.of([row for row in rows if not self._forces(row)])
         self._blocks.append(new)
         self._model.addRows(
-            len(rows),
+            len(new.lower),
             new.lower,
             new.upper,
             len(new.columns),
@@ -88,24 +95,39 @@ class Relaxation:
             new.numbers,
         )
 
+    def _forces(self, row: Row) -> bool:
+        """Whether a row leaves its columns one value each; they are fixed then.
+
+        The interior point method finds no precise prices where there is no interior.
+        """
+        by_column, lower, upper = row
+        sign = 1.0 if math.isinf(lower) else -1.0
+        least = [(c, sign * x, self._lowers[c] if sign * x > 0 else self._uppers[c]) for c, x in by_column.items()]
+        if sum(x * at for _, x, at in least) < (upper if sign > 0 else -lower) - 1e-9:
+            return False
+        for column, _, at in least:
+            self._lowers[column] = self._uppers[column] = at
+            self._model.changeColBounds(column, at, at)
+        return True
+
     def run(self) -> Relaxed:
         """Solve, or stop at the limit with what is proven by then."""
         import highspy
 
         numbers = 1 + sum(len(block.columns) for block in self._blocks) + len(self._costs)
-        is_small = len(self._costs) <= SIMPLEX_COLUMNS
         iterations = self.work // numbers
         if iterations < FEWEST_ITERATIONS:
             self.work = 0
             return Relaxed([], -math.inf, solved=False)
-        self._model.setOptionValue("solver", "simplex" if is_small else "ipm")
+        self._model.setOptionValue("solver", "ipm" if self.is_large else "simplex")
         self._model.setOptionValue("ipm_iteration_limit", iterations)
         self._model.setOptionValue("simplex_iteration_limit", SIMPLEX_PER_ITERATION * iterations)
-        if not is_small:
+        if self.is_large:
             self._model.clearSolver()
         self._model.run()
         info = self._model.getInfo()
-        done = info.simplex_iteration_count // SIMPLEX_PER_ITERATION if is_small else info.ipm_iteration_count
+        done = info.simplex_iteration_count // SIMPLEX_PER_ITERATION
+        done = info.ipm_iteration_count if self.is_large else done
         self.work -= numbers * max(1, done)
         status, solution = self._model.getModelStatus(), self._model.getSolution()
         if status == highspy.HighsModelStatus.kInfeasible:
@@ -125,7 +147,7 @@ class Relaxation:
             earned += float((np.where(np.isfinite(side), side, 0.0) * price).sum())
             per_number = np.repeat(price, np.diff(block.starts)) * block.numbers
             reduced -= np.bincount(block.columns, per_number, len(reduced))
-        return earned + float((np.minimum(0.0, reduced) * self._uppers).sum())
+        return earned + float(np.minimum(reduced * self._lowers, reduced * self._uppers).sum())
 
 
 @dataclass(frozen=True)
