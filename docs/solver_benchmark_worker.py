@@ -163,7 +163,7 @@ def _ablated(problem: Problem, budget_nbytes: int, job: Job) -> Row:
     indexed = index(problem)
     if job.strategy == BOUND:
         bounds = Bounds(indexed)
-        bound_us, times = _timed(lambda: bounds.time_us(budget_nbytes, job.time_limit))
+        bound_us, times = _timed(lambda: bounds.time_us(budget_nbytes))
         if budget_nbytes < bounds.floor_nbytes:
             return {**times, "status": "none"}
         return {**times, "time_us": bound_us, "status": "ok"}

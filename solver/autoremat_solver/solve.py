@@ -31,7 +31,6 @@ from autoremat_solver.simulate import simulate
 PREPARED_SHARE = 0.4  # of the time limit, by when plans for all budgets are made
 SMALLEST_SHARE = 0.65  # by when the smallest peak is found; the rest makes its plan faster
 SEARCH_SHARE = 0.85  # the rest is for the last simulation under way, the bound and the check
-LEAST_BOUND_S = 0.3  # for the bound, however late it is
 CURVE_ENDS_SHARE = 0.3  # of the time for a whole curve, for each of its two ends at most
 
 
@@ -279,10 +278,8 @@ class Solver:
         timeline = simulate(self.problem, plan)
         if status is Status.INFEASIBLE and timeline.peak_nbytes <= budget_nbytes:
             status = Status.FEASIBLE
-        left_s = began + limit_s - time.monotonic()
         bound_us = self._search.bounds.time_us(
             max(budget_nbytes, timeline.peak_nbytes),
-            max(LEAST_BOUND_S, min(0.2 * limit_s, left_s)),
             target_us=timeline.time_us / (1 + PROVEN),
         )
         if not holds("bound in us", bound_us, timeline.time_us, strict=self.strict):

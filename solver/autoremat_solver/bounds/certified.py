@@ -9,9 +9,10 @@ any order is allowed, the bounds are those of one run of each operation.
 
 The time is the optimum of a linear program that every plan is a point of (`intervals` says why,
 row by row), with more and more cuts: the first program has one, at position 0, and says what runs
-again at least once. Where the point breaks the budget most, the next one has cuts. Rows that the
-point breaks in between are added to each. Any of these programs is a bound; the best one counts.
-The peak is that of `floor`.
+again at least once. The next one has cuts where any plan has little room, or where what is saved
+is live still, the one after it where the point breaks the budget. Rows that the point breaks are
+added to each. Any of these programs is a bound; the best one counts. What they may cost is counted,
+not timed: the same problem and effort, the same bound. The peak is that of `floor`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ import warnings
 import numpy as np
 
 from autoremat_solver.bounds.floor import floor_nbytes
-from autoremat_solver.bounds.intervals import NONE, IntervalProgram, Load, Path, Point, as_row, most_broken_parts, too_large
+from autoremat_solver.bounds.intervals import IntervalProgram, Point
+from autoremat_solver.bounds.loads import broken_rows
+from autoremat_solver.bounds.paths import Path, broken_paths
 from autoremat_solver.bounds.spine import spine_of
 from autoremat_solver.model.indexed import Indexed
 from autoremat_solver.program._highs import Relaxation
@@ -33,11 +36,13 @@ STAGES = 6  # sets of cuts
 ROUNDS = 40  # of adding rows to one of them
 LOADS_PER_ROUND = 24
 PATHS_PER_ROUND = 500
+TRANSIENTS_PER_WINDOW = 2
+LEAST_ROUNDS = 3
 MOST_COLUMNS = 2_000  # of the first program with tight cuts; each next has twice as many
 FEW = 4  # cuts at a time
 TIGHT = 0.8  # of the budget: positions that take more in every plan become cuts
 NEAR = 0.95  # of the budget: a load that rounding may find to be broken
-LOOSE = 1e-6  # a load this far below the budget binds nothing: no further row would
+OVER = 1e-7  # of all bytes: a load this far above the budget breaks it
 LEAST_BROKEN = 0.02  # of a path row
 TOLERANCE = 1e-6
 SLOW = 2e-3  # of the bound, gained in a round: further cuts gain more
@@ -53,7 +58,7 @@ class Bounds:
     def __init__(self, indexed: Indexed) -> None:
         """Compute what no budget changes, and the floor."""
         self._spine = spine_of(indexed)
-        self._scale = max(1, sum(indexed.nbytes))
+        self._slack = sum(indexed.nbytes) * OVER
         self._proven: dict[int, float] = {}
         self.floor_nbytes = floor_nbytes(self._spine)
 
@@ -88,7 +93,7 @@ class _Search:
     def __init__(self, bounds: Bounds, budget_nbytes: int, work: int, enough: float) -> None:
         """Run until the work is spent, or until nothing is left to refine."""
         self._spine = bounds._spine
-        self._scale = bounds._scale
+        self._limit = budget_nbytes + bounds._slack
         self._budget_nbytes = budget_nbytes
         self._work = work
         self._enough = enough
@@ -118,74 +123,59 @@ class _Search:
 
     def _converge(self, program: IntervalProgram) -> list[float] | None:
         """Add broken rows until there are none; loads before the first of them, None to stop."""
-        self._relaxation = relaxation = Relaxation(program.program, work=self._work)
-        known = [program.path_row(path) for path in self._paths]
-        known_rows: list[Row] = [(row, least, math.inf) for row, least in known if row]
-        if known_rows:
-            relaxation.add_rows(known_rows)
+        relaxation = Relaxation(program.program, work=self._work)
+        relaxation.add_rows(self._known_rows(program))
         first: list[float] | None = None
-        bounds: list[float] = []
+        before_us, slow = -math.inf, SLOW if relaxation.is_large else SLOW / 10
         for number in range(ROUNDS):
             answer = relaxation.run()
             self._work = relaxation.work
             bound = self._spine.constant_us + answer.bound
             self.best_us = max(self.best_us, bound - TOLERANCE * abs(bound))
-            bounds.append(bound)
             if not answer.solved or self.best_us >= self._enough:
                 return first
-            slow = SLOW if relaxation.is_large else SLOW / 10
-            if number > 3 and bounds[-1] - bounds[-2] < slow * abs(bound):
+            if number > LEAST_ROUNDS and bound - before_us < slow * abs(bound):
                 return first
+            before_us = bound
             point = program.point(answer.values)
             loads = program.loads(point)
-            self._paths = {path: None for path in self._paths if program.is_tight(path, point)}
             first = first or loads
-            rows = self._broken_rows(program, point, loads, first=number == 0)
+            rows = self._load_rows(program, point, loads, always=number == 0)
+            rows += self._path_rows(program, point)
             if not rows:
                 return first if max(loads) >= self._budget_nbytes * NEAR else None
             relaxation.add_rows(rows)
         return first
 
-    def _broken_rows(
-        self, program: IntervalProgram, point: Point, loads: list[float], *, first: bool
+    def _known_rows(self, program: IntervalProgram) -> list[Row]:
+        """Rows of the paths that bound the program before this one."""
+        known = [program.path_row(path) for path in self._paths]
+        return [row for row in known if row[0]]
+
+    def _path_rows(self, program: IntervalProgram, point: Point) -> list[Row]:
+        """Rows of broken paths. Those that the point does not come close to are forgotten."""
+        new = broken_paths(program, point, LEAST_BROKEN, PATHS_PER_ROUND)
+        tight = [path for path in self._paths if program.is_tight(path, point)]
+        self._paths = dict.fromkeys([*tight, *new])
+        return [program.path_row(path) for path in new]
+
+    def _load_rows(
+        self, program: IntervalProgram, point: Point, loads: list[float], *, always: bool
     ) -> list[Row]:
-        slack = self._scale * 1e-7
+        """Rows for memory, at moments where the point breaks the budget or comes close to it."""
         steps = len(self._spine.forward.nbytes)
-        over = [s for s, load in enumerate(loads) if load > self._budget_nbytes + slack]
+        over = [slot for slot, load in enumerate(loads) if load > self._limit]
         chosen = set(_spread(over, loads, LOADS_PER_ROUND, max(1, len(loads) // 200)))
-        tight = {steps + cut for cut in program.cuts}
-        if not first:
-            tight = {s for s in tight if loads[s] > self._budget_nbytes * NEAR}
-        rows: list[Row] = []
-        for slot in sorted(chosen | tight):
-            rows += self._load_rows(program.load_row(slot, point), point, always=first)
+        near = self._budget_nbytes * NEAR
+        chosen |= {steps + cut for cut in program.cuts if always or loads[steps + cut] > near}
+        found = [program.load_row(slot, point) for slot in sorted(chosen)]
         for a in range(len(program.cuts)):
             transient = program.transient_loads(a, point)
-            for op in np.argsort(-transient, kind="stable")[:2].tolist():
-                if transient[op] > self._budget_nbytes * NEAR:
-                    rows += self._load_rows(program.transient_row(a, op, point), point)
-        new = program.paths(point, LEAST_BROKEN, PATHS_PER_ROUND)
-        self._paths.update(dict.fromkeys(new))
-        for path in new:
-            row, least = program.path_row(path)
-            rows.append((row, least, math.inf))
-        return rows
-
-    def _load_rows(self, load: Load, point: Point, *, always: bool = False) -> list[Row]:
-        """The row of a load as it is, and rounded, where the point breaks it."""
+            worst = np.argsort(-transient, kind="stable")[:TRANSIENTS_PER_WINDOW].tolist()
+            found += [program.transient_row(a, op, point) for op in worst if transient[op] > near]
         rows: list[Row] = []
-        row, right = as_row(load, self._budget_nbytes)
-        slack = self._scale * 1e-7
-        if always or sum(c * point.values[j] for j, c in row.items()) > right + slack:
-            unit = max(map(abs, row.values()), default=1.0)
-            rows.append(({j: c / unit for j, c in row.items()}, -math.inf, right / unit))
-        for plus, minus in too_large(load, self._budget_nbytes, point.values):
-            sides = {c: x for c, x in ((plus, 1.0), (minus, -1.0)) if c != NONE}
-            rows.append((sides, -math.inf, -1.0 if plus == NONE else 0.0))
-        parts = most_broken_parts(load, self._budget_nbytes, point.values)
-        if parts:
-            row, right = as_row(load, self._budget_nbytes, parts)
-            rows.append((row, -math.inf, right))
+        for load in found:
+            rows += broken_rows(load, self._budget_nbytes, point.values, always=always)
         return rows
 
     def _new_cuts(self, cuts: list[int], loads: list[float], stage: int) -> list[int]:

@@ -1,17 +1,58 @@
 """The interval program: what is live at some positions of the spine, what runs again in between.
 
-DOC
+Enters: a `Spine` and its cuts, positions c_0 = 0 < c_1 < ... < c_m-1. Leaves: a `LinearProgram`
+whose optimum no plan beats, and rows to add where its point breaks the budget. Window a is all that
+runs after the operation at cut a, up to and with the one at the next cut; the last one has no end.
+
+| symbol | column       | 1 in the point of a plan if, and only if                       |
+|--------|--------------|----------------------------------------------------------------|
+| y_v^a  | live[a][v]   | v is live while the operation at cut a runs, and read after it |
+| z_o^a  | runs[a][o]   | operation o runs in window a                                   |
+| f_o    | ahead        | EITHER operation o runs in the forward                         |
+
+Cost: time of o for each z_o and f_o. A value is read after cut 0 from the forward's instance
+exactly if y_v^0 = 1 (1 also for what position 0 reads). Each row holds at the point of every plan
+that `check` accepts:
+
+    y_v^a + z_p(v)^a >= 1      v is read in window a: that instance was live at cut a, or the
+                               producer p(v) made it in the window
+    y_u^a + z_p(u)^a >= z_o^a  the first run of o in the window reads u: likewise
+    y_v^a + z_p(v)^a >= y_v^b  what is live at the next cut b was live at a, or made in between
+    f_o + sum of z_o >= 1      EITHER operations that the backward needs or whose outputs leave
+    y_v^0 <= f_p(v) <= f_p(u)  EITHER p(v), and EITHER producers of what it reads
+
+Values that may only be the forward's instance (`must_save`) have no z in their rows;
+`must_recompute` ones have y^0 = 0. Where a value is far from its last read only some cuts have
+columns for it, and z stands for a run in any of the windows between two of these.
+
+Rows for memory are made on demand (`loads`): live bytes at one moment are at least
+
+    at cut a:                      reads + sum of n_v y_v^a
+    at position k inside window a: reads + n_v (1 - z_p(v)^a)       v is read in the window after k
+                                         + n_v (y_v^b - z_p(v)^a)   v is live at the next cut
+    while o runs again in it:      (what o reads and makes, and its workspace) z_o^a
+                                         + the same for v that the next cut reads or holds
+    at a FORWARD operation:        live in any plan + sum n_v y_v^0, v read by the backward only
+
+and so are the rows for ways across several windows (`paths`).
+
+What is forgotten: the order within a window, and that values are whole, beyond what rounding the
+rows for memory tells. Cuts cost columns. A cut where little room is left says the most: there
+nearly everything must be made again after it. [Jain2020] has a window per operation, none across.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Set
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autoremat_solver.bounds.loads import NONE, Load
+from autoremat_solver.bounds.paths import NO_OP, Path
 from autoremat_solver.bounds.spine import Spine
 from autoremat_solver.problem import Phase
 from autoremat_solver.program.formulation import LinearProgram, Row
@@ -19,83 +60,84 @@ from autoremat_solver.program.formulation import LinearProgram, Row
 Vector = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 Columns = dict[int, int]
-NONE = -1
-MOST_PARTS = 24  # of rounded rows
-LEAST_OVER = 1e-4
-SMALL = 100_000  # a value this often in the budget is left out: it disturbs the arithmetic
-SPARSE = 3
-DENSE = 24
+
+DENSE = 24  # cuts before a value's last read, at each of which it has columns
+CLOSE = 0.05  # to breaking a path's row
+SPARSE = 3  # of the cuts before these, every third
 
 
 @dataclass(frozen=True)
-class Path:
-    """A way from what is read, or live, in a window back to a run, of which each step was kept."""
-
-    after: int
-    until: int
-    op: int
-    values: tuple[int, ...]
-    live: int | None
-
-
-@dataclass(frozen=True)
-class Load:
-    """Bytes that are live at one moment, as a row.
+class Point:
+    """A point of the program: what the columns of the same names in `IntervalProgram` are.
 
     Attributes:
-        constant: live in every plan.
-        terms: (bytes, plus, minus): live if column `plus` is 1 (or NONE: always) and `minus` is not.
+        values: per column, and a 0 for `NONE`.
+        live: per cut and value.
+        after: per window and value.
+        kept: per cut and value, at least what of the value is live there.
+        runs: per window and operation.
+        made: per window and value.
     """
 
-    constant: int
-    terms: list[tuple[int, int, int]]
+    values: Vector
+    live: Vector
+    after: Vector
+    kept: Vector
+    runs: Vector
+    made: Vector
 
 
 class IntervalProgram:
-    """One set of cuts."""
+    """One set of cuts.
+
+    Args:
+        spine: the problem.
+        cuts: positions in ascending order, the first one 0.
+
+    Attributes:
+        program: columns and rows, those for memory left out.
+        ends: per window, its last position.
+        read: per window, the values that its positions read.
+        live: per cut and value, its column; `NONE` where there is none.
+        runs: per window and operation; windows that follow each other may share a column.
+        is_new: per window and operation, whether the window before has another column.
+        made: per window and value, the run that makes it.
+        before: per window and value, the column at the last cut up to the window that has one.
+        after: per window and value, the column at the first cut after it that has one.
+        between: per window and value, `made` where the column `before` is of an earlier cut.
+        remade: per value, whether a second run makes an instance that reads may see.
+    """
 
     def __init__(self, spine: Spine, cuts: list[int]) -> None:
         """Make columns and rows."""
-        self._spine = spine
-        self._indexed = spine.indexed
+        self.spine = spine
         self.cuts = cuts
-        last = len(spine.ops) - 1
-        self._ends = [*cuts[1:], last]
+        self.ends = [*cuts[1:], len(spine.ops) - 1]
+        self.remade = np.array(spine.remade, dtype=bool)
+        self._indexed = spine.indexed
+        self._nbytes = np.array(spine.indexed.nbytes, dtype=np.int64)
+        self._producer = np.array(spine.indexed.producer, dtype=np.int64)
         self._costs: list[float] = []
         self._uppers: list[float] = []
         self._rows: list[Row] = []
-        self._needed, self._read = self._needed_from_cut()
-        count, ops = len(cuts), len(spine.indexed.phase)
-        values = len(spine.indexed.nbytes)
-        self.live = np.full((count + 1, values), NONE)
-        self.runs = np.full((count, ops), NONE)
+        self._needed, self.read = self._needed_from_cut()
         self._grid = self._grids()
-        self._nbytes = np.array(spine.indexed.nbytes, dtype=np.int64)
-        self._producer = np.array(spine.indexed.producer)
-        self._remade = np.array(spine.remade, dtype=bool)
-        for a in range(count):
-            self._make_live(a)
-            self._make_runs(a)
-        self.made = np.where(self._remade, self.runs[:, self._producer], NONE)
-        self._fill()
-        for a in range(count):
+        self._make_columns()
+        for a in range(len(cuts)):
             self._make_window(a)
         self._make_forward_rows()
+        self.program = LinearProgram(self._costs, self._uppers, self._rows)
         self._own = [
-            [v for v in {*spine.inputs[op], *spine.indexed.outputs[op]} if v not in spine.free]
-            for op in range(ops)
+            [v for v in {*spine.inputs[op], *made} if v not in spine.free]
+            for op, made in enumerate(spine.indexed.outputs)
         ]
         pairs = [(op, v) for op, own in enumerate(self._own) for v in own]
-        self._own_op = np.array([op for op, _ in pairs], dtype=np.int64)
-        self._own_value = np.array([v for _, v in pairs], dtype=np.int64)
-        self.program = LinearProgram(self._costs, self._uppers, self._rows)
+        self._own_op, self._own_value = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
 
     @property
     def column_count(self) -> int:
         """How large the program is."""
         return len(self._costs)
-
-    # ---- columns
 
     def _column(self, cost: float, upper: float = 1.0) -> int:
         self._costs.append(cost)
@@ -104,10 +146,10 @@ class IntervalProgram:
 
     def _needed_from_cut(self) -> tuple[list[set[int]], list[set[int]]]:
         """Per cut the values that may be read after it; per window the ones read."""
-        spine = self._spine
+        spine = self.spine
         needed: set[int] = set()
         all_needed, all_read = [], []
-        for cut, end in zip(reversed(self.cuts), reversed(self._ends), strict=True):
+        for cut, end in zip(reversed(self.cuts), reversed(self.ends), strict=True):
             read = set().union(*spine.reads[cut + 1 : end + 1])
             stack = [v for v in read if v not in needed]
             needed = needed | read
@@ -124,12 +166,13 @@ class IntervalProgram:
 
     def _grids(self) -> NDArray[np.bool_]:
         """Per cut and operation: whether the program says there what of its outputs is live."""
-        count, last = len(self.cuts), self._spine.last_use
+        count, last = len(self.cuts), self.spine.last_use
         until = [max((last[v] for v in made), default=-1) for made in self._indexed.outputs]
         end = np.searchsorted(np.array(self.cuts), np.array(until), side="left")
         at = np.arange(count + 1)[:, None]
         coarse = (at % SPARSE == 0) | (at == count)
-        return (at == 0) | coarse | ((at < end + 1) & (at >= end - DENSE))
+        grid: NDArray[np.bool_] = (at == 0) | coarse | ((at < end + 1) & (at >= end - DENSE))
+        return grid
 
     def _make_live(self, a: int) -> None:
         if a > 0:
@@ -137,7 +180,7 @@ class IntervalProgram:
                 if self._grid[a, self._producer[v]]:
                     self.live[a, v] = self._column(0.0)
             return
-        at_once = self._spine.reads[0]
+        at_once = self.spine.reads[0]
         for v in sorted(self._needed[0] | at_once):
             barred = self._indexed.problem.values[v].must_recompute
             self.live[0, v] = column = self._column(0.0, 0.0 if barred else 1.0)
@@ -145,45 +188,50 @@ class IntervalProgram:
                 self._rows.append(({column: 1.0}, 1.0, math.inf))
 
     def _make_runs(self, a: int) -> None:
-        ops = {self._indexed.producer[v] for v in self._needed[a] if self._spine.remade[v]}
+        ops = {self._indexed.producer[v] for v in self._needed[a] if self.spine.remade[v]}
         for op in sorted(ops):
             if self._grid[a, op] or self.runs[a - 1, op] < 0:
                 self.runs[a, op] = self._column(self._indexed.time_us[op])
             else:
                 self.runs[a, op] = self.runs[a - 1, op]
 
-    def _fill(self) -> None:
-        """The grid points around each window: `start` at or before its cut, `end` after it."""
-        count = len(self.cuts)
-        grid = self._grid[:, self._producer]
-        self.start = np.empty((count, grid.shape[1]), dtype=np.int64)
-        self.end = np.empty((count, grid.shape[1]), dtype=np.int64)
+    def _make_columns(self) -> None:
+        count, values = len(self.cuts), len(self._nbytes)
+        self.live = np.full((count + 1, values), NONE)
+        self.runs = np.full((count, len(self._indexed.phase)), NONE)
         for a in range(count):
-            self.start[a] = np.where(grid[a], a, self.start[a - 1] if a else 0)
+            self._make_live(a)
+            self._make_runs(a)
+        grid = self._grid[:, self._producer]
+        self._start = np.zeros((count, values), dtype=np.int64)
+        end = np.full((count + 1, values), count)
+        for a in range(1, count):
+            self._start[a] = np.where(grid[a], a, self._start[a - 1])
         for a in reversed(range(count)):
-            self.end[a] = np.where(grid[a + 1], a + 1, self.end[a + 1] if a + 1 < count else count)
-        every = np.arange(grid.shape[1])
-        self.before = self.live[self.start, every]  # the column of what is live at the start
-        self.after = self.live[self.end, every]
-        inside = self.start < np.arange(count)[:, None]
-        self.between = np.where(inside, self.made, NONE)
+            end[a] = np.where(grid[a + 1], a + 1, end[a + 1])
+        every = np.arange(values)
+        self.made = np.where(self.remade, self.runs[:, self._producer], NONE)
+        self.before, self.after = self.live[self._start, every], self.live[end[:-1], every]
+        self.between = np.where(self._start < np.arange(count)[:, None], self.made, NONE)
         self.is_new = np.ones(self.runs.shape, dtype=bool)
         self.is_new[1:] = self.runs[1:] != self.runs[:-1]
 
     def _make_window(self, a: int) -> None:
-        for v in sorted(self._read[a]):
+        for v in sorted(self.read[a]):
             self._rows.append((self._sources(a, a + 1, v), 1.0, math.inf))
         for op in np.flatnonzero((self.runs[a] >= 0) & self.is_new[a]).tolist():
             column = int(self.runs[a, op])
             b = a + int((self.runs[a:, op] == column).sum())
-            for u in self._spine.inputs[op]:
+            for u in self.spine.inputs[op]:
                 self._row_at_most(column, self._sources(a, b, u))
         for v in np.flatnonzero(self.live[a + 1] >= 0).tolist():
-            self._row_at_most(int(self.live[a + 1, v]), self._sources(int(self.start[a, v]), a + 1, v))
+            self._row_at_most(
+                int(self.live[a + 1, v]), self._sources(int(self._start[a, v]), a + 1, v)
+            )
 
     def _sources(self, a: int, b: int, v: int) -> dict[int, float]:
         """Columns of which one is 1 if v can be read between the cuts a and b."""
-        columns = {int(self.before[a, v]), *self.made[self.start[a, v] : b, v].tolist()}
+        columns = {int(self.before[a, v]), *self.made[self._start[a, v] : b, v].tolist()}
         return {column: 1.0 for column in sorted(columns) if column >= 0}
 
     def _row_at_most(self, column: int, sources: dict[int, float]) -> None:
@@ -217,7 +265,7 @@ class IntervalProgram:
         """EITHER operations that run at least once in every plan."""
         indexed = self._indexed
         stack = [indexed.producer[v] for v, pinned in enumerate(indexed.pinned) if pinned]
-        stack += [indexed.producer[v] for op in self._spine.ops for v in indexed.inputs[op]]
+        stack += [indexed.producer[v] for op in self.spine.ops for v in indexed.inputs[op]]
         found: set[int] = set()
         while stack:
             op = stack.pop()
@@ -226,30 +274,34 @@ class IntervalProgram:
                 stack.extend(indexed.producer[v] for v in indexed.inputs[op])
         return found
 
-    # ---- loads
-
     def point(self, values: list[float]) -> Point:
+        """A point in the shape of cuts and windows."""
         x = np.array([*values, 0.0])  # the last one stands for NONE
         return Point(
-            x, x[self.live], x[self.after], x[self.before] + x[self.between], x[self.runs], x[self.made]
+            x,
+            x[self.live],
+            x[self.after],
+            x[self.before] + x[self.between],
+            x[self.runs],
+            x[self.made],
         )
 
     def loads(self, point: Point) -> list[float]:
         """Lower bound on live bytes per FORWARD operation, then per position, at a point."""
-        forward = self._spine.forward
+        forward = self.spine.forward
         steps = len(forward.nbytes)
         change = np.zeros(steps + 1)
         np.add.at(change, np.array(forward.counted_until), self._nbytes * point.live[0])
-        loads = (np.array(forward.nbytes) + np.cumsum(change[:-1])).tolist()
+        loads: list[float] = (np.array(forward.nbytes) + np.cumsum(change[:-1])).tolist()
         for a in range(len(self.cuts)):
             loads.extend(self._window_loads(a, point))
         return loads
 
     def _window_loads(self, a: int, point: Point) -> list[float]:
         """Lower bounds at the positions from cut a to before the next cut."""
-        load = self._spine.load_nbytes
+        load = self.spine.load_nbytes
         is_last = a + 1 == len(self.cuts)
-        last = self._ends[a] + is_last
+        last = self.ends[a] + is_last
         needed = np.zeros(len(self._nbytes), dtype=bool)
         needed[list(self._needed[a])] = True
         size = np.where(needed, self._nbytes, 0)
@@ -257,23 +309,23 @@ class IntervalProgram:
         if_read = np.maximum(0.0, 1.0 - point.made[a]) * size
         held = at_end
         if not is_last:
-            later = list(self._spine.reads[last])
+            later = list(self.spine.reads[last])
             held[later] = np.maximum(held, if_read)[later]
         best = np.maximum(at_end, if_read)
         result = []
         for k in range(last - 1, self.cuts[a], -1):
-            now = list(self._spine.reads[k])
+            now = list(self.spine.reads[k])
             result.append(load[k] + float(held.sum()) - float(held[now].sum()))
             held[now] = best[now]
-        at_cut = self.start[a] == a
+        at_cut = self._start[a] == a
         kept = np.where(at_cut, self._nbytes * point.live[a], np.maximum(at_end, held))
-        kept[list(self._spine.reads[self.cuts[a]])] = 0.0
+        kept[list(self.spine.reads[self.cuts[a]])] = 0.0
         result.append(load[self.cuts[a]] + float(kept.sum()))
         return result[::-1]
 
     def load_row(self, slot: int, point: Point) -> Load:
         """The row of a slot of `loads`."""
-        forward = self._spine.forward
+        forward = self.spine.forward
         steps = len(forward.nbytes)
         nbytes = self._indexed.nbytes
         if slot < steps:
@@ -283,23 +335,26 @@ class IntervalProgram:
             return Load(forward.nbytes[slot], terms)
         position = slot - steps
         a = bisect_left(self.cuts, position + 1) - 1
-        constant = self._spine.load_nbytes[position]
+        constant = self.spine.load_nbytes[position]
         if self.cuts[a] == position:
             kept = np.flatnonzero(self.live[a] >= 0).tolist()
-            now = self._spine.reads[position]
+            now = self.spine.reads[position]
             terms = [(nbytes[v], int(self.live[a, v]), NONE) for v in kept if v not in now]
-            skip = now.union(np.flatnonzero(self.start[a] == a).tolist())
+            skip = now.union(np.flatnonzero(self._start[a] == a).tolist())
             later = self._later(a, position)
             return Load(constant, terms + self._held_terms(a, point, later, skip))
         later = self._later(a, position)
-        skip = self._spine.reads[position]
+        skip = self.spine.reads[position]
         return Load(constant, self._held_terms(a, point, later, skip))
 
     def _later(self, a: int, position: int) -> set[int]:
         """What positions of a window read after one of them."""
-        return set().union(*self._spine.reads[position + 1 : self._ends[a] + 1])
+        return set().union(*self.spine.reads[position + 1 : self.ends[a] + 1])
 
-    def _held_terms(self, a, point, later, skip):  # type: ignore
+    def _held_terms(
+        self, a: int, point: Point, later: Set[int], skip: Set[int]
+    ) -> list[tuple[int, int, int]]:
+        """Terms of values that stay live through window a, of those that the point holds there."""
         nbytes, terms = self._indexed.nbytes, []
         for v in sorted(self._needed[a]):
             if v in skip or not nbytes[v]:
@@ -325,186 +380,49 @@ class IntervalProgram:
         return np.where(alone, loads, 0.0)
 
     def _held(self, a: int, point: Point) -> Vector:
-        held = np.maximum(0.0, point.after[a] - point.made[a])
+        """Per value, at least what of it is live all through window a."""
+        held: Vector = np.maximum(0.0, point.after[a] - point.made[a])
         if a + 1 < len(self.cuts):
-            later = list(self._spine.reads[self._ends[a]])
+            later = list(self.spine.reads[self.ends[a]])
             held[later] = np.maximum(held, 1.0 - point.made[a])[later]
         return held
 
     def _between(self, a: int) -> int:
-        spine = self._spine
-        between = spine.between_nbytes[self.cuts[a] + 1 : self._ends[a] + 1]
+        """What is live in every plan at each moment of window a."""
+        spine = self.spine
+        between = spine.between_nbytes[self.cuts[a] + 1 : self.ends[a] + 1]
         if a + 1 < len(self.cuts):
             return min(between)
-        pinned = sum(n for v, n in enumerate(self._indexed.nbytes) if self._indexed.pinned[v] and v in spine.free)
-        return min([*between, self._indexed.problem.resident_nbytes + pinned])
+        at_end = sum(self._indexed.nbytes[v] for v in spine.free if self._indexed.pinned[v])
+        return min([*between, self._indexed.problem.resident_nbytes + at_end])
 
     def transient_row(self, a: int, op: int, point: Point) -> Load:
         """The row of an entry of `transient_loads`."""
         held, run = self._held(a, point), point.runs[a, op]
         own = {v for v in self._own[op] if held[v] <= run}
-        later = self._spine.reads[self._ends[a]] if a + 1 < len(self.cuts) else set()
+        later = self.spine.reads[self.ends[a]] if a + 1 < len(self.cuts) else frozenset[int]()
         terms = self._held_terms(a, point, later, own)
         nbytes = sum(self._indexed.nbytes[v] for v in own) + self._indexed.workspace_nbytes[op]
         terms.append((nbytes, int(self.runs[a, op]), NONE))
         return Load(self._between(a), terms)
 
-    # ---- paths
-
-    def paths(self, point: Point, least: float, most: int) -> list[Path]:
-        """Rows `sum >= right side` broken at the point: what is read after a cut was held or made."""
-        spine, indexed = self._spine, self._indexed
-        count, nv = len(self.cuts), len(indexed.nbytes)
-        order = [op for op in reversed(range(len(indexed.phase))) if (self.runs[:, op] >= 0).any()]
-        found = []
-        for a in range(count - 1):
-            need = np.zeros((nv, count - a))
-            why = np.full((nv, count - a), -1, dtype=np.int64)  # -1 start: read; -2: live at b; else op
-            start = np.full((nv, count - a), -1, dtype=np.int64)
-            kept = point.kept[a]
-            read: set[int] = set()
-            for i in range(count - a):
-                if i:
-                    need[:, i] = need[:, i - 1]
-                    start[:, i] = start[:, i - 1]
-                fresh = np.array(sorted(self._read[a + i] - read), dtype=np.int64)
-                read |= self._read[a + i]
-                better = fresh[1.0 - kept[fresh] >= need[fresh, i]] if len(fresh) else fresh
-                need[better, i] = 1.0 - kept[better]
-                start[better, i] = 0
-                more = point.live[a + i + 1] - kept
-                better = np.flatnonzero(more > need[:, i] + 1e-9)
-                need[better, i] = more[better]
-                start[better, i] = a + i + 1
-            fresh_runs = np.where(self.is_new[a:], point.runs[a:], 0.0)
-            fresh_runs[0] = point.runs[a]
-            made = np.cumsum(fresh_runs, axis=0).T  # ops x ends
-            for op in order:
-                outs = [v for v in indexed.outputs[op] if self._remade[v]]
-                if not outs:
-                    continue
-                req = need[outs].max(axis=0)
-                for u in spine.inputs[op]:
-                    new = req - kept[u]
-                    better = new > need[u] + 1e-9
-                    if better.any():
-                        need[u][better] = new[better]
-                        why[u][better] = op
-                gap = req - made[op]
-                i = int(gap.argmax())
-                if gap[i] > least:
-                    # earliest end with about the same gap
-                    i = int(np.argmax(gap >= gap[i] - 1e-9))
-                    v = max(outs, key=lambda v: need[v, i])
-                    found.append((float(gap[i]), a, i, op, v, need, why, start))
-            fixed = np.flatnonzero(~self._remade & (self.before[a] >= 0))
-            for v in fixed.tolist():
-                i = int(need[v].argmax())
-                if need[v, i] > least and why[v, i] >= 0:
-                    found.append((float(need[v, i]), a, i, -1, v, need, why, start))
-        found.sort(key=lambda f: -f[0])
-        return [self._path(*f[1:]) for f in found[:most]]
-
-    def _path(self, a, i, op, v, need, why, start):  # type: ignore
-        values = [v]
-        while (through := int(why[v, i])) >= 0:
-            outs = [w for w in self._indexed.outputs[through] if self._remade[w]]
-            v = max(outs, key=lambda w: need[w, i])
-            values.append(v)
-        at = int(start[v, i])
-        return Path(self.cuts[a], self._ends[a + i], op, tuple(values), self.cuts[at] if at else None)
-
     def is_tight(self, path: Path, point: Point) -> bool:
-        """Whether the point comes close to breaking a path's row."""
-        row, right = self.path_row(path)
-        return sum(x * point.values[c] for c, x in row.items()) < right + 0.05
+        """Whether a point comes close to breaking a path's row."""
+        row, least, _ = self.path_row(path)
+        return bool(sum(x * point.values[c] for c, x in row.items()) < least + CLOSE)
 
-    def path_row(self, path: Path) -> tuple[dict[int, float], float]:
-        """The row of a path of this program or of one with fewer cuts: sum >= right side."""
-        a = bisect_left(self.cuts, path.after)
-        b = bisect_left(self._ends, path.until)
-        row: dict[int, float] = {}
-        columns = [self.runs[a : b + 1, path.op]] if path.op >= 0 else []
+    def path_row(self, path: Path) -> Row:
+        """The row of a path of this program or of one with fewer cuts; empty without columns."""
+        a, b = bisect_left(self.cuts, path.after), bisect_left(self.ends, path.until)
         values = list(path.values)
-        for column in np.concatenate([*columns, self.before[a, values], self.between[a, values]]).tolist():
-            if column >= 0:
-                row[column] = 1.0
+        columns = [self.before[a, values], self.between[a, values]]
+        if path.op != NO_OP:
+            columns.append(self.runs[a : b + 1, path.op])
+        row = {column: 1.0 for column in np.concatenate(columns).tolist() if column != NONE}
         if path.live is None:
-            return row, 1.0
-        column = int(self.live[bisect_left(self.cuts, path.live), path.values[-1]])
-        if column < 0:
-            return {}, 0.0
+            return row, 1.0, math.inf
+        column = int(self.live[bisect_left(self.cuts, path.live), values[-1]])
+        if column == NONE:
+            return {}, 0.0, math.inf
         row[column] = row.get(column, 0.0) - 1.0
-        return row, 0.0
-
-
-@dataclass(frozen=True)
-class Point:
-    """A point of the program: per cut the live values, per window the runs and what they make."""
-
-    values: Vector
-    live: Vector
-    after: Vector
-    kept: Vector
-    runs: Vector
-    made: Vector
-
-
-def as_row(load: Load, budget: int, parts: int = 0) -> tuple[dict[int, float], float]:
-    """The row that keeps a load within the budget: coefficients, and the most their sum may be.
-
-    Args:
-        load: what is live.
-        budget: bytes.
-        parts: 0 for bytes. Else a value counts how often it holds more than one of so many equal
-            parts of the room: together these are fewer than the parts, as values are whole.
-    """
-    row: dict[int, float] = {}
-    room = budget - load.constant
-    right = parts - 1 if parts else room
-    for nbytes, plus, minus in load.terms:
-        if nbytes * SMALL < budget:
-            continue
-        size = _in_parts(nbytes, room, parts) if parts else nbytes
-        if plus == NONE:
-            right -= size
-        elif size:
-            row[plus] = row.get(plus, 0) + size
-        if minus != NONE and size:
-            row[minus] = row.get(minus, 0) - size
-    return {c: float(x) for c, x in row.items() if x}, float(right)
-
-
-def _in_parts(nbytes: int, room: int, parts: int) -> int:
-    """How many parts of the room a size exceeds, `parts` at most."""
-    if nbytes * parts > room * parts:
-        return parts
-    return (nbytes * parts - 1) // room if nbytes else 0
-
-
-def too_large(load: Load, budget: int, values: Vector) -> list[tuple[int, int]]:
-    """Columns `plus` and `minus` of values above the room: if one is live, `minus` is 1."""
-    room = budget - load.constant
-    return [
-        (plus, minus)
-        for nbytes, plus, minus in load.terms
-        if nbytes > room and (1.0 if plus == NONE else values[plus]) - values[minus] > LEAST_OVER
-    ]
-
-
-def most_broken_parts(load: Load, budget: int, values: Vector) -> int:
-    """The parts of `as_row` whose row the point breaks most; 0 if it breaks none."""
-    room = budget - load.constant
-    if room < 0:
-        return 0
-    size = np.array([term[0] for term in load.terms], dtype=np.int64)
-    plus = np.array([term[1] for term in load.terms], dtype=np.int64)
-    minus = np.array([term[2] for term in load.terms], dtype=np.int64)
-    live = np.where(plus == NONE, 1.0, values[plus]) - values[minus]
-    keep = (live > 1e-6) & (size > 0) & (size <= room)
-    size, live = size[keep], live[keep]
-    parts = np.arange(2, MOST_PARTS + 1)[:, None]
-    counted = (size * parts - 1) // max(1, room)
-    over = (counted @ live - parts[:, 0] + 1) / parts[:, 0]
-    best = int(over.argmax())
-    return best + 2 if over[best] > LEAST_OVER else 0
+        return row, 0.0, math.inf

@@ -82,7 +82,7 @@ class Relaxation:
         return len(self._costs) > SIMPLEX_COLUMNS
 
     def add_rows(self, rows: list[Row]) -> None:
-        """Add rows to those of the program."""
+        """Add rows to those of the program; each has one side."""
         new = _Rows.of([row for row in rows if not self._forces(row)])
         self._blocks.append(new)
         self._model.addRows(
@@ -102,7 +102,10 @@ class Relaxation:
         """
         by_column, lower, upper = row
         sign = 1.0 if math.isinf(lower) else -1.0
-        least = [(c, sign * x, self._lowers[c] if sign * x > 0 else self._uppers[c]) for c, x in by_column.items()]
+        least = [
+            (c, sign * x, self._lowers[c] if sign * x > 0 else self._uppers[c])
+            for c, x in by_column.items()
+        ]
         if sum(x * at for _, x, at in least) < (upper if sign > 0 else -lower) - 1e-9:
             return False
         for column, _, at in least:
@@ -134,7 +137,9 @@ class Relaxation:
             return Relaxed([], -math.inf, solved=False, infeasible=True)
         if not solution.dual_valid:
             return Relaxed([], -math.inf, solved=False)
-        return Relaxed(list(solution.col_value), self._bound(np.array(solution.row_dual)), solved=True)
+        return Relaxed(
+            list(solution.col_value), self._bound(np.array(solution.row_dual)), solved=True
+        )
 
     def _bound(self, prices: Vector) -> float:
         """The bound of any prices; those that lean on an infinite side count as 0."""

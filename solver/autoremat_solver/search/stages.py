@@ -33,6 +33,7 @@ from autoremat_solver.search.portfolio import (
 from autoremat_solver.search.rearrange import rearranged
 
 PROVEN = 1e-5
+CLOSE_EFFORT = 0.25  # for the bound that decides it
 GOOD_ENOUGH = 5e-3  # a gap at which the longest search is left out
 TRIALS = 120
 
@@ -81,7 +82,7 @@ class Search:
             if self._save_sets:
                 self._fastest = self.front.members[-1]
                 unlimited = sum(self.indexed.nbytes) * 2 + self.indexed.problem.resident_nbytes
-                bound = self.bounds.time_us(unlimited, deadline - time.monotonic())
+                bound = self.bounds.time_us(unlimited)
                 self.fastest_is_proven = self._fastest.time_us <= bound * (1 + PROVEN)
         if self._fastest is None or not self.fastest_is_proven:
             return self.front.members[-1]
@@ -130,7 +131,7 @@ class Search:
                 self.front.add(new)
         self._polish(budget_nbytes, deadline)
         best = self.front.fastest_within(budget_nbytes)
-        if best is None or not self._is_close(best, budget_nbytes, 0.1 * left):
+        if best is None or not self._is_close(best, budget_nbytes):
             self.rearrange(budget_nbytes, deadline)
 
     def from_chain(self, chain: ChainPlans, budget_nbytes: int) -> bool:
@@ -178,7 +179,8 @@ class Search:
         for steps in rearranged(self.indexed, schedules, budget_nbytes, deadline=deadline):
             self.front.add(arranged(self.indexed, steps, "rearranged"))
 
-    def _is_close(self, best: Candidate, budget_nbytes: int, limit_s: float) -> bool:
+    def _is_close(self, best: Candidate, budget_nbytes: int) -> bool:
         """Whether the longest search could win too little to be worth its time."""
         target_us = best.time_us / (1 + GOOD_ENOUGH)
-        return self.bounds.time_us(budget_nbytes, limit_s, target_us=target_us) >= target_us
+        bound = self.bounds.time_us(budget_nbytes, effort=CLOSE_EFFORT, target_us=target_us)
+        return bound >= target_us
