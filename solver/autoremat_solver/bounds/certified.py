@@ -45,7 +45,8 @@ NEAR = 0.95  # of the budget: a load that rounding may find to be broken
 OVER = 1e-7  # of all bytes: a load this far above the budget breaks it
 LEAST_BROKEN = 0.02  # of a path row
 TOLERANCE = 1e-6
-SLOW = 2e-3  # of the bound, gained in a round: further cuts gain more
+SLOW = 0.05  # of what is missing at the target
+SLOW_BLINDLY = 3e-4  # of the bound, where there is no target
 
 
 class Bounds:
@@ -126,7 +127,7 @@ class _Search:
         relaxation = Relaxation(program.program, work=self._work)
         relaxation.add_rows(self._known_rows(program))
         first: list[float] | None = None
-        before_us, slow = -math.inf, SLOW if relaxation.is_large else SLOW / 10
+        before_us = -math.inf
         for number in range(ROUNDS):
             answer = relaxation.run()
             self._work = relaxation.work
@@ -134,7 +135,7 @@ class _Search:
             self.best_us = max(self.best_us, bound - TOLERANCE * abs(bound))
             if not answer.solved or self.best_us >= self._enough:
                 return first
-            if number > LEAST_ROUNDS and bound - before_us < slow * abs(bound):
+            if number >= LEAST_ROUNDS and bound - before_us < self._slow_us(bound):
                 return first
             before_us = bound
             point = program.point(answer.values)
@@ -146,6 +147,11 @@ class _Search:
                 return first if max(loads) >= self._budget_nbytes * NEAR else None
             relaxation.add_rows(rows)
         return first
+
+    def _slow_us(self, bound: float) -> float:
+        """What a round has to gain; else further cuts gain more."""
+        missing = self._enough - bound
+        return SLOW * missing if math.isfinite(missing) else SLOW_BLINDLY * abs(bound)
 
     def _known_rows(self, program: IntervalProgram) -> list[Row]:
         """Rows of the paths that bound the program before this one."""
@@ -185,12 +191,13 @@ class _Search:
         tight = self._tight_cuts(cuts, MOST_COLUMNS << stage)
         if len(tight) >= FEW:
             return tight
-        if stage == 0:
-            return _records(load)[:FEW] or [len(load) // 2]
         limit = self._budget_nbytes * (1 + 1e-4)
         over = [k for k, nbytes in enumerate(here) if nbytes > limit and k not in cuts]
         if tight:
             return tight + _spread(over, here, FEW, 2, [*cuts, *tight])
+        if stage == 0:
+            early = _records(load)[: FEW // 2]
+            return early + _spread(over, here, FEW - len(early), 2, early) or [len(load) // 2]
         if over:
             apart = max(1, len(here) // (8 * len(cuts) + 16))
             return _spread(over, here, max(FEW, len(cuts) // 2), apart, cuts) or over[:1]
