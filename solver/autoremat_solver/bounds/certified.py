@@ -195,12 +195,11 @@ class _Search:
         over = [k for k, nbytes in enumerate(here) if nbytes > limit and k not in cuts]
         if tight:
             return tight + _spread(over, here, FEW, 2, [*cuts, *tight])
-        if stage == 0:
-            early = _records(load)[: FEW // 2]
-            return early + _spread(over, here, FEW - len(early), 2, early) or [len(load) // 2]
-        if over:
-            apart = max(1, len(here) // (8 * len(cuts) + 16))
-            return _spread(over, here, max(FEW, len(cuts) // 2), apart, cuts) or over[:1]
+        apart = max(1, len(here) // (8 * len(cuts) + 16))
+        early = _records(load)[: FEW // 2] if stage == 0 else []
+        new = _spread(over, here, max(FEW, len(cuts) // 2), apart, [*cuts, *early]) or over[:1]
+        if early or new:
+            return [*early, *new]
         ends = [*cuts[1:], len(here)]
         windows = [(end - cut, cut, end) for cut, end in zip(cuts, ends, strict=True)]
         windows = [window for window in sorted(windows, reverse=True)[:FEW] if window[0] > 1]
