@@ -101,6 +101,7 @@ class IntervalProgram:
         live: per cut and value, its column; `NONE` where there is none.
         runs: per window and operation; windows that follow each other may share a column.
         is_new: per window and operation, whether the window before has another column.
+        is_alone: per window and operation, whether it has a column of its own.
         made: per window and value, the run that makes it.
         before: per window and value, the column at the last cut up to the window that has one.
         after: per window and value, the column at the first cut after it that has one.
@@ -215,6 +216,8 @@ class IntervalProgram:
         self.between = np.where(self._start < np.arange(count)[:, None], self.made, NONE)
         self.is_new = np.ones(self.runs.shape, dtype=bool)
         self.is_new[1:] = self.runs[1:] != self.runs[:-1]
+        self.is_alone = self.is_new & (self.runs != NONE)
+        self.is_alone[:-1] &= self.is_new[1:]
 
     def _make_window(self, a: int) -> None:
         for v in sorted(self.read[a]):
@@ -421,7 +424,10 @@ class IntervalProgram:
         row = {column: 1.0 for column in np.concatenate(columns).tolist() if column != NONE}
         if path.live is None:
             return row, 1.0, math.inf
-        column = int(self.live[bisect_left(self.cuts, path.live), values[-1]])
+        begin = bisect_left(self.cuts, path.live)
+        column = int(self.live[begin, values[-1]])
+        if path.run != NO_OP:
+            column = int(self.runs[begin, path.run]) if self.is_alone[begin, path.run] else NONE
         if column == NONE:
             return {}, 0.0, math.inf
         row[column] = row.get(column, 0.0) - 1.0

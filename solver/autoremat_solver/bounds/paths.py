@@ -6,7 +6,8 @@ a, or made in between, and then so was u, and so on. Hence for each way v, u, ..
 
     y_v^a + y_u^a + ... + y_w^a + sum of z_p(w) over the windows in (a, b] >= 1
 
-and with y_v^b at the right side for a v that is live at b. Without these rows a point makes a value
+and with y_v^b at the right side for a v that is live at b, or z_o of a window in between for an o
+that reads v. Without these rows a point makes a value
 in small parts, in many windows, and pays for the way to it only once. There are too many to state;
 of those with one start and one last run, the one that a point breaks most is found by going back
 through the operations once, for all b together.
@@ -37,6 +38,8 @@ class Path:
         op: the last run of the way; `NO_OP` if its last value cannot be made again.
         values: each may have been live at cut a.
         live: the position at which the first value of the way is live; None if it is read.
+        run: the operation that reads the first value in the window that begins at `live`; `NO_OP`
+            if it is live there, or read.
     """
 
     after: int
@@ -44,6 +47,7 @@ class Path:
     op: int
     values: tuple[int, ...]
     live: int | None
+    run: int = NO_OP
 
 
 def broken_paths(program: IntervalProgram, point: Point, least: float, most: int) -> list[Path]:
@@ -73,6 +77,9 @@ class _Start:
         self._need = np.zeros(shape)  # how much of a value must have been made since the cut
         self._reader = np.full(shape, NO_OP)  # the operation of the way that reads it
         self._live = np.zeros(shape, dtype=np.int64)  # the cut at which the way begins; 0: a read
+        self._window: dict[
+            int, NDArray[np.int64]
+        ] = {}  # per operation: where its way begins, or -1
         read = np.zeros(shape[0], dtype=bool)
         for i in range(ends):
             self._begin(i, read)
@@ -100,12 +107,22 @@ class _Start:
             if not self._made_by[op]:
                 continue
             need = self._need[self._made_by[op]].max(axis=0)
-            self._go_back(op, need)
+            self._go_back(op, self._with_runs(op, need))
             gap = need - made[op]
             if gap.max() > least:
                 i = int(np.argmax(gap >= gap.max() - EQUAL))
                 found.append((float(gap[i]), self._path(op, self._most_needed(op, i), i)))
         return found + self._broken_fixed(least)
+
+    def _with_runs(self, op: int, need: NDArray[np.float64]) -> NDArray[np.float64]:
+        """How much of the inputs is needed: as much as of the results, or as one window runs."""
+        alone = self._program.is_alone[self._a :, op]
+        runs = np.where(alone, self._point.runs[self._a :, op], 0.0)
+        most = np.maximum.accumulate(runs)
+        last = np.maximum.accumulate(np.where(runs >= most, np.arange(len(runs)), 0))
+        more = most > need + EQUAL
+        self._window[op] = np.where(more, last, -1)
+        return np.where(more, most, need)
 
     def _go_back(self, op: int, need: NDArray[np.float64]) -> None:
         for u in self._program.spine.inputs[op]:
@@ -129,8 +146,13 @@ class _Start:
     def _path(self, op: int, v: int, i: int) -> Path:
         values = [v]
         while (reader := int(self._reader[values[-1], i])) != NO_OP:
+            window = int(self._window[reader][i])
+            if window >= 0:
+                return self._ended(op, values, i, self._a + window, reader)
             values.append(self._most_needed(reader, i))
-        cut = int(self._live[values[-1], i])
-        cuts = self._program.cuts
-        until = self._program.ends[self._a + i]
-        return Path(cuts[self._a], until, op, tuple(values), cuts[cut] if cut else None)
+        return self._ended(op, values, i, int(self._live[values[-1], i]) or None, NO_OP)
+
+    def _ended(self, op: int, values: list[int], i: int, cut: int | None, run: int) -> Path:
+        cuts, until = self._program.cuts, self._program.ends[self._a + i]
+        live = None if cut is None else cuts[cut]
+        return Path(cuts[self._a], until, op, tuple(values), live, run)
