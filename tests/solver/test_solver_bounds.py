@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from autoremat_solver import Op, Phase, Problem, Value
+from autoremat_solver import Op, Phase, Problem, Solver, Value, simulate
+from autoremat_solver.bounds import certified, intervals
 from autoremat_solver.bounds.certified import Bounds
 from autoremat_solver.model.indexed import index
 from autoremat_solver.model.readable import require_consistent
@@ -95,6 +97,44 @@ def test_no_bound_is_above_the_exhaustive_optimum(make: Callable[[int], Problem]
     assert make is small_graph or sum(sharp for _, sharp in results) > 3
 
 
+def test_no_bound_is_above_the_optimum_with_many_cuts_and_few_columns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Most positions become cuts, and values have columns at every second of them only."""
+    monkeypatch.setattr(certified, "TIGHT", 0.3)
+    monkeypatch.setattr(intervals, "DENSE", 1)
+    monkeypatch.setattr(intervals, "SPARSE", 2)
+    results = [violations(problem) for problem in consistent(step_with_a_backward, 40)]
+    assert [found for found, _ in results if found] == []
+    assert sum(sharp for _, sharp in results) > 3
+
+
+def test_no_bound_is_above_a_plan_of_a_larger_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peak of the leanest plan of simple strategies is met in the time that it takes."""
+    monkeypatch.setattr(intervals, "DENSE", 2)
+    close = 0
+    for seed in range(30):
+        problem = random_step(seed, Shape(24, 14, 50, 20))
+        try:
+            solver = Solver(problem, time_limit_s=0.0)
+        except ProblemError:
+            continue
+        plan = simulate(problem, solver.lean_plan())
+        bound = Bounds(index(problem)).time_us(plan.peak_nbytes)
+        assert bound <= plan.time_us + SLACK
+        close += bound > 0.9 * plan.time_us
+    assert close > 3
+
+
+def test_no_clock_changes_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that jumps a day at each look: the same bound to the last bit."""
+    calm = Bounds(index(chain(24))).time_us(62)
+    days = itertools.count(0.0, 86_400.0)
+    for name in ("monotonic", "perf_counter", "time", "process_time"):
+        monkeypatch.setattr(time, name, lambda: next(days))
+    assert Bounds(index(chain(24))).time_us(62) == calm
+
+
 @both
 def test_the_bound_falls_or_stays_as_the_budget_grows(make: Callable[[int], Problem]) -> None:
     """In whatever order budgets are asked for, each bound is proven for smaller ones too."""
@@ -144,8 +184,8 @@ def chain(length: int, nbytes: int = 10) -> Problem:
     return Problem(tuple(values), tuple(ops))
 
 
-def test_more_time_or_a_further_target_never_lowers_the_bound() -> None:
-    """No time gives the runs that all plans share; a target that is met stops the search."""
+def test_more_effort_or_a_further_target_never_lowers_the_bound() -> None:
+    """No effort gives the runs that all plans share; a target that is met stops the search."""
     problem = chain(24)
     fresh = Bounds(index(problem)).time_us
     nothing, all_of_it = fresh(62, effort=0.0), fresh(62)
