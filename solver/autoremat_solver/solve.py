@@ -31,6 +31,7 @@ from autoremat_solver.search.stages import AT_BUDGET, FASTEST, STAGES, Run
 from autoremat_solver.search.state import PROVEN, Search
 from autoremat_solver.simulate import simulate
 
+LATE_BOUND = 0.05  # of the usual effort, for the bound where there is no time for anything
 LEAN_PLAN_OPERATIONS = 200_000  # simulated for `lean_plan`
 
 
@@ -182,7 +183,9 @@ class Solver:
 
     def _run(self, time_limit_s: float | None, effort: float | None) -> Run:
         limit_s = self.time_limit_s if time_limit_s is None else time_limit_s
-        return Run(CutOff(limit_s), self._effort if effort is None else effort, self._without)
+        run = Run(CutOff(limit_s), self._effort if effort is None else effort, self._without)
+        self._search.bound_effort = LATE_BOUND if run.cut_off.is_over else min(1.0, run.effort)
+        return run
 
     def _smallest(self) -> Candidate:
         """The smallest peak, of those that no other budget has to do with if they were searched.

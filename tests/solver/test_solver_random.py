@@ -26,7 +26,7 @@ def test_random_steps_get_valid_plans_within_their_bounds(block: int) -> None:
             budget = int(peaks[0] + share * (peaks[1] - peaks[0]))
             found = solver.solve(budget)
             assert check(problem, found.plan, budget) == [], seed
-            raw = solver._search.bounds.time_us(budget, 1.0)
+            raw = solver._search.bounds.time_us(budget)
             assert raw <= found.timeline.time_us + 1e-6, seed
             fastest = solver.fastest().timeline.time_us
             assert fastest <= found.timeline.time_us + 1e-6, seed

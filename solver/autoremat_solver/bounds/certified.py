@@ -9,32 +9,44 @@ any order is allowed, the bounds are those of one run of each operation.
 
 The time is the optimum of a linear program that every plan is a point of (`intervals` says why,
 row by row), with more and more cuts: the first program has one, at position 0, and says what runs
-again at least once. Where the point breaks the budget most, the next one has cuts. Rows that the
-point breaks in between are added to each. Any of these programs is a bound; the best one counts.
-The peak is that of `floor`.
+again at least once. The next one has cuts where any plan has little room, or where what is saved
+is live still, the one after it where the point breaks the budget. Rows that the point breaks are
+added to each. Any of these programs is a bound; the best one counts. What they may cost is counted,
+not timed: the same problem and effort, the same bound. The peak is that of `floor`.
 """
 
 from __future__ import annotations
 
 import math
-import time
 import warnings
 
+import numpy as np
+
 from autoremat_solver.bounds.floor import floor_nbytes
-from autoremat_solver.bounds.intervals import IntervalProgram
+from autoremat_solver.bounds.intervals import IntervalProgram, Point
+from autoremat_solver.bounds.loads import broken_rows
+from autoremat_solver.bounds.paths import Path, broken_paths
 from autoremat_solver.bounds.spine import spine_of
 from autoremat_solver.model.indexed import Indexed
 from autoremat_solver.program._highs import Relaxation
-from autoremat_solver.program.formulation import LinearProgram
+from autoremat_solver.program.formulation import Row
 
-STAGES = 7  # sets of cuts
-ROUNDS = (12, 4)  # of adding rows, with one cut and with more
-ROWS_PER_ROUND = 6
-MOST_COLUMNS = 20_000
-MOST_COLUMNS_ALL_WINDOWS = 6_000
-SIMPLEX_STEPS = 40_000  # per set of cuts
-LOOSE = 1e-6  # a load this far below the budget binds nothing: no further row would
+WORK = 10_000_000  # iterations times numbers of a program, for each budget
+STAGES = 6  # sets of cuts
+ROUNDS = 40  # of adding rows to one of them
+LOADS_PER_ROUND = 24
+PATHS_PER_ROUND = 500
+TRANSIENTS_PER_WINDOW = 2
+LEAST_ROUNDS = 3
+MOST_COLUMNS = 2_000  # of the first program with tight cuts; each next has twice as many
+FEW = 4  # cuts at a time
+TIGHT = 0.8  # of the budget: positions that take more in every plan become cuts
+NEAR = 0.95  # of the budget: a load that rounding may find to be broken
+OVER = 1e-7  # of all bytes: a load this far above the budget breaks it
+LEAST_BROKEN = 0.02  # of a path row
 TOLERANCE = 1e-6
+SLOW = 0.05  # of what is missing at the target
+SLOW_BLINDLY = 3e-4  # of the bound, where there is no target
 
 
 class Bounds:
@@ -47,27 +59,31 @@ class Bounds:
     def __init__(self, indexed: Indexed) -> None:
         """Compute what no budget changes, and the floor."""
         self._spine = spine_of(indexed)
-        self._scale = max(1, sum(indexed.nbytes))
+        self._slack = sum(indexed.nbytes) * OVER
         self._proven: dict[int, float] = {}
+        self._spent: dict[int, float] = {}
         self.floor_nbytes = floor_nbytes(self._spine)
 
     def time_us(
-        self, budget_nbytes: int, time_limit_s: float, *, target_us: float | None = None
+        self, budget_nbytes: int, *, effort: float = 1.0, target_us: float | None = None
     ) -> float:
         """No plan whose peak is at most the budget takes less time.
 
-        What was proven for a larger budget counts, so asking again never gives less.
+        What was proven for a larger budget counts, so asking again never gives less; and where
+        as much effort did not reach a target, it is not tried again.
 
         Args:
             budget_nbytes: the peak allowed.
-            time_limit_s: stop then; less time may give a lower, still proven bound.
+            effort: how much to work, as a share of the usual; less may give a lower bound.
             target_us: stop as soon as the bound reaches it.
         """
         enough = math.inf if target_us is None else target_us
         best = max((us for n, us in self._proven.items() if n >= budget_nbytes), default=0.0)
-        if best < enough:
-            search = _Search(self, budget_nbytes, time.monotonic() + time_limit_s, enough)
+        if best < enough and effort > self._spent.get(budget_nbytes, -1.0):
+            search = _Search(self, budget_nbytes, int(effort * WORK), enough)
             best = max(best, search.best_us)
+            if best < enough:
+                self._spent[budget_nbytes] = effort
         self._proven[budget_nbytes] = best
         return best
 
@@ -79,14 +95,14 @@ class _Search:
         best_us: the best bound.
     """
 
-    def __init__(self, bounds: Bounds, budget_nbytes: int, until: float, enough: float) -> None:
-        """Run until a limit, or until nothing is left to refine."""
+    def __init__(self, bounds: Bounds, budget_nbytes: int, work: int, enough: float) -> None:
+        """Run until the work is spent, or until nothing is left to refine."""
         self._spine = bounds._spine
-        self._scale = bounds._scale
+        self._limit = budget_nbytes + bounds._slack
         self._budget_nbytes = budget_nbytes
-        self._until = until
+        self._work = work
         self._enough = enough
-        self._forward_slots: set[int] = set()
+        self._paths: dict[Path, None] = {}
         self.best_us = self._spine.constant_us * (1 - TOLERANCE)
         try:
             if self._spine.ops:
@@ -100,77 +116,124 @@ class _Search:
             )
 
     def _refine(self) -> None:
-        cuts, columns = [0], 0
+        cuts = [0]
         for stage in range(STAGES):
-            all_windows = columns * len(cuts) ** 2 <= 6 * MOST_COLUMNS_ALL_WINDOWS
-            program = IntervalProgram(self._spine, cuts, all_windows=all_windows)
-            columns = columns or program.column_count
-            loads = self._converge(program, ROUNDS[min(stage, 1)])
-            if loads is None or self.best_us >= self._enough:
+            loads = self._converge(IntervalProgram(self._spine, cuts))
+            if loads is None or self.best_us >= self._enough or self._work <= 0:
                 return
-            new = self._new_cuts(cuts, loads)
-            if not new or columns * (len(cuts) + len(new)) > MOST_COLUMNS:
+            new = self._new_cuts(cuts, loads, stage)
+            if not new:
                 return
-            cuts = sorted([*cuts, *new])
+            cuts = sorted({*cuts, *new})
 
-    def _converge(self, program: IntervalProgram, rounds: int) -> list[float] | None:
+    def _converge(self, program: IntervalProgram) -> list[float] | None:
         """Add broken rows until there are none; loads before the first of them, None to stop."""
-        budget, scale = self._budget_nbytes, self._scale
-        rows = list(program.program.rows)
-        at_start = program.budget_rows + [
-            program.budget_row(slot, []) for slot in sorted(self._forward_slots)
-        ]
-        for constant, by_column in at_start:
-            rows.append((_scaled(by_column, scale), -math.inf, (budget - constant) / scale))
-        linear = LinearProgram(program.program.costs, program.program.uppers, rows)
-        relaxation = Relaxation(linear, iterations=SIMPLEX_STEPS)
+        relaxation = Relaxation(program.program, work=self._work)
+        relaxation.add_rows(self._known_rows(program))
         first: list[float] | None = None
-        for _ in range(rounds):
-            answer = relaxation.run(self._until - time.monotonic())
+        before_us = -math.inf
+        for number in range(ROUNDS):
+            answer = relaxation.run()
+            self._work = relaxation.work
             bound = self._spine.constant_us + answer.bound
             self.best_us = max(self.best_us, bound - TOLERANCE * abs(bound))
-            if not answer.solved:
-                return None
-            loads = program.loads(answer.values)
+            if not answer.solved or self.best_us >= self._enough:
+                return first
+            if number >= LEAST_ROUNDS and bound - before_us < self._slow_us(bound):
+                return first
+            before_us = bound
+            point = program.point(answer.values)
+            loads = program.loads(point)
             first = first or loads
-            broken = self._broken(loads)
-            for slot in broken:
-                constant, by_column = program.budget_row(slot, answer.values)
-                relaxation.add_row(_scaled(by_column, scale), (budget - constant) / scale)
-            if not broken:
-                return first if max(loads) >= budget * (1 - LOOSE) else None
+            rows = self._load_rows(program, point, loads, always=number == 0)
+            rows += self._path_rows(program, point)
+            if not rows:
+                return first if max(loads) >= self._budget_nbytes * NEAR else None
+            relaxation.add_rows(rows)
         return first
 
-    def _broken(self, loads: list[float]) -> list[int]:
-        """Slots to add rows for."""
-        slack = self._scale * 1e-7
-        over = [s for s, load in enumerate(loads) if load > self._budget_nbytes + slack]
-        chosen = _spread(over, loads, ROWS_PER_ROUND, max(1, len(loads) // 200))
-        steps = len(self._spine.forward.nbytes)
-        self._forward_slots.update(slot for slot in chosen if slot < steps)
-        return chosen
+    def _slow_us(self, bound: float) -> float:
+        """What a round has to gain; else further cuts gain more."""
+        missing = self._enough - bound
+        return SLOW * missing if math.isfinite(missing) else SLOW_BLINDLY * abs(bound)
 
-    def _new_cuts(self, cuts: list[int], loads: list[float]) -> list[int]:
-        """Positions over the budget, the worst first; or the middles of the longest windows."""
+    def _known_rows(self, program: IntervalProgram) -> list[Row]:
+        """Rows of the paths that bound the program before this one."""
+        known = [program.path_row(path) for path in self._paths]
+        return [row for row in known if row[0]]
+
+    def _path_rows(self, program: IntervalProgram, point: Point) -> list[Row]:
+        """Rows of broken paths. Those that the point does not come close to are forgotten."""
+        new = broken_paths(program, point, LEAST_BROKEN, PATHS_PER_ROUND)
+        tight = [path for path in self._paths if program.is_tight(path, point)]
+        self._paths = dict.fromkeys([*tight, *new])
+        return [program.path_row(path) for path in new]
+
+    def _load_rows(
+        self, program: IntervalProgram, point: Point, loads: list[float], *, always: bool
+    ) -> list[Row]:
+        """Rows for memory, at moments where the point breaks the budget or comes close to it."""
         steps = len(self._spine.forward.nbytes)
-        here = loads[steps:]
-        slack = self._budget_nbytes * 1e-4
-        over = [
-            k for k, load in enumerate(here) if load > self._budget_nbytes + slack and k not in cuts
-        ]
-        count = max(4, len(cuts) // 2)
-        if over:
-            apart = max(1, len(here) // (8 * len(cuts) + 16))
-            return _spread(over, here, count, apart, cuts) or over[:1]
+        over = [slot for slot, load in enumerate(loads) if load > self._limit]
+        chosen = set(_spread(over, loads, LOADS_PER_ROUND, max(1, len(loads) // 200)))
+        near = self._budget_nbytes * NEAR
+        chosen |= {steps + cut for cut in program.cuts if always or loads[steps + cut] > near}
+        found = [program.load_row(slot, point) for slot in sorted(chosen)]
+        for a in range(len(program.cuts)):
+            transient = program.transient_loads(a, point)
+            worst = np.argsort(-transient, kind="stable")[:TRANSIENTS_PER_WINDOW].tolist()
+            found += [program.transient_row(a, op, point) for op in worst if transient[op] > near]
+        rows: list[Row] = []
+        for load in found:
+            rows += broken_rows(load, self._budget_nbytes, point.values, always=always)
+        return rows
+
+    def _new_cuts(self, cuts: list[int], loads: list[float], stage: int) -> list[int]:
+        """Positions with little room in any plan; or over the budget; or in the longest windows."""
+        load = self._spine.load_nbytes
+        here = loads[len(self._spine.forward.nbytes) :]
+        tight = self._tight_cuts(cuts, MOST_COLUMNS << stage)
+        if len(tight) >= FEW:
+            return tight
+        limit = self._budget_nbytes * (1 + 1e-4)
+        over = [k for k, nbytes in enumerate(here) if nbytes > limit and k not in cuts]
+        if tight:
+            return tight + _spread(over, here, FEW, 2, [*cuts, *tight])
+        apart = max(1, len(here) // (8 * len(cuts) + 16))
+        is_large = FEW * self._spine.needed_after[0] > MOST_COLUMNS
+        if stage == 0 and is_large and (early := _records(load)[:FEW]):
+            return early
+        early = _records(load)[: FEW // 2] if stage == 0 else []
+        new = _spread(over, here, max(FEW, len(cuts) // 2), apart, [*cuts, *early]) or over[:1]
+        if early or new:
+            return [*early, *new]
         ends = [*cuts[1:], len(here)]
         windows = [(end - cut, cut, end) for cut, end in zip(cuts, ends, strict=True)]
-        windows = [window for window in sorted(windows, reverse=True)[:4] if window[0] > 1]
-        load = self._spine.load_nbytes
+        windows = [window for window in sorted(windows, reverse=True)[:FEW] if window[0] > 1]
         return [max(range(cut + 1, end), key=lambda k: (load[k], -k)) for _, cut, end in windows]
 
+    def _tight_cuts(self, cuts: list[int], columns: int) -> list[int]:
+        """Positions with little room in any plan, the tightest first, as columns allow."""
+        load = [float(nbytes) for nbytes in self._spine.load_nbytes]
+        tight = [k for k, nbytes in enumerate(load) if nbytes > TIGHT * self._budget_nbytes]
+        needed = self._spine.needed_after
+        room = columns - sum(2 * needed[k] for k in cuts)
+        found = []
+        for k in _spread(tight, load, len(tight), 2, cuts):
+            if 2 * needed[k] <= room:
+                found.append(k)
+                room -= 2 * needed[k]
+        return found
 
-def _scaled(by_column: dict[int, int], scale: int) -> dict[int, float]:
-    return {column: nbytes / scale for column, nbytes in by_column.items()}
+
+def _records(load: list[int]) -> list[int]:
+    """Positions that take more than all before them, where nearly all that is saved is live."""
+    most, found = load[0], []
+    for k, nbytes in enumerate(load):
+        if nbytes > most:
+            most = nbytes
+            found.append(k)
+    return found
 
 
 def _spread(

@@ -1,54 +1,90 @@
 """The interval program: what is live at some positions of the spine, what runs again in between.
 
 Enters: a `Spine` and its cuts, positions c_0 = 0 < c_1 < ... < c_m-1. Leaves: a `LinearProgram`
-whose optimum no plan beats, and rows to add where its point breaks the budget. The first cut is
-position 0; window (a, b] stands for all that runs after the operation at cut a, up to and with the
-one at cut b; the last window has no end.
+whose optimum no plan beats, and rows to add where its point breaks the budget. Window a is all that
+runs after the operation at cut a, up to and with the one at the next cut; the last one has no end.
 
-| symbol | column       | 1 in the point of a plan if, and only if                                |
-|--------|--------------|-------------------------------------------------------------------------|
-| y_v^a  | live[a][v]   | v is live while the operation at cut a runs, and read again after it    |
-| z_o^ab | runs[a,b][o] | o runs in window (a, b], its first run not counted if that is a position |
-| f_o    | ahead[o]     | EITHER operation o runs in the forward                                  |
+| symbol | column       | 1 in the point of a plan if, and only if                       |
+|--------|--------------|----------------------------------------------------------------|
+| y_v^a  | live[a][v]   | v is live while the operation at cut a runs, and read after it |
+| z_o^a  | runs[a][o]   | operation o runs in window a                                   |
+| f_o    | ahead        | EITHER operation o runs in the forward                         |
 
-Cost: time of o for each z_o of the windows between neighbours; f_o.
-A value is read after cut 0 from the forward's instance exactly if y_v^0 = 1 (1 also for what
-position 0 reads). Each row holds at the point of every plan that `check` accepts:
+Cost: time of o for each z_o and f_o. A value is read after cut 0 from the forward's instance
+exactly if y_v^0 = 1 (1 also for what position 0 reads). Each row holds at the point of every plan
+that `check` accepts:
 
-    y_v^a + z_p(v)^ab >= 1      v is read at a position in (a, b]: that instance was live at a,
-                                or the producer p(v) made it in the window
-    y_u^a + z_p(u)^ab >= z_o^ab the first run of o in the window reads u: likewise
-    y_v^a + z_p(v)^ab >= y_v^b  what is live at b was live at a, or made in the window
-    z_o^ab <= z_o^ac + z_o^cb   and z_o^ac, z_o^cb <= z_o^ab: a run is in one of two halves
-    f_o + z_o^0m >= 1           EITHER operations that the backward needs or whose outputs leave
-    y_v^0 <= f_p(v) <= f_p(u)   EITHER p(v), and EITHER producers of what it reads
-    fixed + reads + sum n_v y_v^a <= budget, at each cut
+    y_v^a + z_p(v)^a >= 1      v is read in window a: that instance was live at cut a, or the
+                               producer p(v) made it in the window
+    y_u^a + z_p(u)^a >= z_o^a  the first run of o in the window reads u: likewise
+    y_v^a + z_p(v)^a >= y_v^b  what is live at the next cut b was live at a, or made in between
+    f_o + sum of z_o >= 1      EITHER operations that the backward needs or whose outputs leave
+    y_v^0 <= f_p(v) <= f_p(u)  EITHER p(v), and EITHER producers of what it reads
 
-A value that a position of the window makes first (graphs without phases) has no such row there: it
-may be read without a second run. Values that may only be the forward's instance (`must_save`) have
-no z in their rows; `must_recompute` ones have y^0 = 0. Two more kinds of rows are added on demand:
+Values that may only be the forward's instance (`must_save`) have no z in their rows;
+`must_recompute` ones have y^0 = 0. Where a value is far from its last read only some cuts have
+columns for it, and z stands for a run in any of the windows between two of these.
 
-    at position k inside the window (a, b] of two neighbours, v not read at k:
-        live bytes of v at k >= n_v (1 - z_p(v)^ab)         v is read in (k, b]
-        live bytes of v at k >= n_v (y_v^b - z_p(v)^ab)     v is live at b
-    at a FORWARD operation: live in any plan + sum n_v y_v^0 over what only the backward reads
+Rows for memory are made on demand (`loads`): live bytes at one moment are at least
 
-What is forgotten: memory between positions, and the order within a window. Windows of several
-neighbours cost columns, but matter: without them the relaxation makes a value in small parts, in
-many windows, and pays for the way to it only once. [Jain2020] has a window per operation and none
-across.
+    at cut a:                      reads + sum of n_v y_v^a
+    at position k inside window a: reads + n_v (1 - z_p(v)^a)       v is read in the window after k
+                                         + n_v (y_v^b - z_p(v)^a)   v is live at the next cut
+    while o runs again in it:      (what o reads and makes, and its workspace) z_o^a
+                                         + the same for v that the next cut reads or holds
+    at a FORWARD operation:        live in any plan + sum n_v y_v^0, v read by the backward only
+
+and so are the rows for ways across several windows (`paths`).
+
+What is forgotten: the order within a window, and that values are whole, beyond what rounding the
+rows for memory tells. Cuts cost columns. A cut where little room is left says the most: there
+nearly everything must be made again after it. [Jain2020] has a window per operation, none across.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Set
+from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from autoremat_solver.bounds.loads import NONE, Load
+from autoremat_solver.bounds.paths import NO_OP, Path
 from autoremat_solver.bounds.spine import Spine
 from autoremat_solver.problem import Phase
 from autoremat_solver.program.formulation import LinearProgram, Row
 
+Vector = NDArray[np.float64]
+Numbers = NDArray[np.int64]
 Columns = dict[int, int]
+
+DENSE = 24  # cuts before a value's last read, at each of which it has columns
+CLOSE = 0.05  # to breaking a path's row
+SPARSE = 3  # of the cuts before these, every third
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of the program: what the columns of the same names in `IntervalProgram` are.
+
+    Attributes:
+        values: per column, and a 0 for `NONE`.
+        live: per cut and value.
+        after: per window and value.
+        kept: per cut and value, at least what of the value is live there.
+        runs: per window and operation.
+        made: per window and value.
+    """
+
+    values: Vector
+    live: Vector
+    after: Vector
+    kept: Vector
+    runs: Vector
+    made: Vector
 
 
 class IntervalProgram:
@@ -57,69 +93,52 @@ class IntervalProgram:
     Args:
         spine: the problem.
         cuts: positions in ascending order, the first one 0.
-        all_windows: have a window for each two cuts; otherwise for neighbours and for each cut
-            and the end.
 
     Attributes:
-        program: columns and rows, the budget's left out.
-        budget_rows: (constant bytes, bytes by column): their sum is at most the budget.
+        program: columns and rows, those for memory left out.
+        ends: per window, its last position.
+        read: per window, the values that its positions read.
+        live: per cut and value, its column; `NONE` where there is none.
+        runs: per window and operation; windows that follow each other may share a column.
+        is_new: per window and operation, whether the window before has another column.
+        is_alone: per window and operation, whether it has a column of its own.
+        made: per window and value, the run that makes it.
+        before: per window and value, the column at the last cut up to the window that has one.
+        after: per window and value, the column at the first cut after it that has one.
+        between: per window and value, `made` where the column `before` is of an earlier cut.
+        remade: per value, whether a second run makes an instance that reads may see.
     """
 
-    def __init__(self, spine: Spine, cuts: list[int], *, all_windows: bool) -> None:
+    def __init__(self, spine: Spine, cuts: list[int]) -> None:
         """Make columns and rows."""
-        self._spine = spine
-        self._indexed = spine.indexed
+        self.spine = spine
         self.cuts = cuts
-        self._ends = [*cuts[1:], len(spine.ops) - 1]
+        self.ends = [*cuts[1:], len(spine.ops) - 1]
+        self.remade = np.array(spine.remade, dtype=bool)
+        self._indexed = spine.indexed
+        self._nbytes = np.array(spine.indexed.nbytes, dtype=np.int64)
+        self._producer = np.array(spine.indexed.producer, dtype=np.int64)
         self._costs: list[float] = []
         self._uppers: list[float] = []
         self._rows: list[Row] = []
-        self._needed, self._read = self._needed_from_cut()
-        self._live = [self._live_columns(a) for a in range(len(cuts))]
-        self._runs: dict[tuple[int, int], Columns] = {}
+        self._needed, self.read = self._needed_from_cut()
+        self._grid = self._grids()
+        self._make_columns()
         for a in range(len(cuts)):
-            self._make_window(a, a + 1)
-        for length in range(2, len(cuts) + 1):
-            for a in range(len(cuts) - length + 1):
-                if all_windows or a + length == len(cuts):
-                    self._make_window(a, a + length)
+            self._make_window(a)
         self._make_forward_rows()
         self.program = LinearProgram(self._costs, self._uppers, self._rows)
-        self.budget_rows = [self._cut_row(a) for a in range(len(cuts))]
+        self._own = [
+            [v for v in {*spine.inputs[op], *made} if v not in spine.free]
+            for op, made in enumerate(spine.indexed.outputs)
+        ]
+        pairs = [(op, v) for op, own in enumerate(self._own) for v in own]
+        self._own_op, self._own_value = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
 
     @property
     def column_count(self) -> int:
         """How large the program is."""
         return len(self._costs)
-
-    def loads(self, values: list[float]) -> list[float]:
-        """Lower bound on live bytes per FORWARD operation, then per position, at a point."""
-        indexed, spine = self._indexed, self._spine
-        forward = spine.forward
-        change = [0.0] * (len(forward.nbytes) + 1)
-        for v, column in self._live[0].items():
-            change[forward.counted_until[v]] += indexed.nbytes[v] * values[column]
-        kept, loads = 0.0, []
-        for fixed, more in zip(forward.nbytes, change, strict=False):
-            kept += more
-            loads.append(fixed + kept)
-        for a in range(len(self.cuts)):
-            loads.extend(self._window_loads(a, values))
-        return loads
-
-    def budget_row(self, slot: int, values: list[float]) -> tuple[int, dict[int, int]]:
-        """The row of a slot of `loads`, as sharp at the point as `loads` says."""
-        forward = self._spine.forward
-        steps = len(forward.nbytes)
-        if slot < steps:
-            until, nbytes = forward.counted_until, self._indexed.nbytes
-            kept = {c: nbytes[v] for v, c in self._live[0].items() if until[v] <= slot}
-            return forward.nbytes[slot], {c: n for c, n in kept.items() if n}
-        position = slot - steps
-        a = bisect_left(self.cuts, position + 1) - 1
-        if self.cuts[a] == position:
-            return self._cut_row(a)
-        return self._inner_row(a, position, values)
 
     def _column(self, cost: float, upper: float = 1.0) -> int:
         self._costs.append(cost)
@@ -127,11 +146,11 @@ class IntervalProgram:
         return len(self._costs) - 1
 
     def _needed_from_cut(self) -> tuple[list[set[int]], list[set[int]]]:
-        """Per cut the values that may be read after it; per window of neighbours the ones read."""
-        spine = self._spine
+        """Per cut the values that may be read after it; per window the ones read."""
+        spine = self.spine
         needed: set[int] = set()
         all_needed, all_read = [], []
-        for cut, end in zip(reversed(self.cuts), reversed(self._ends), strict=True):
+        for cut, end in zip(reversed(self.cuts), reversed(self.ends), strict=True):
             read = set().union(*spine.reads[cut + 1 : end + 1])
             stack = [v for v in read if v not in needed]
             needed = needed | read
@@ -146,69 +165,82 @@ class IntervalProgram:
             all_read.append(read)
         return all_needed[::-1], all_read[::-1]
 
-    def _live_columns(self, a: int) -> Columns:
-        cut = self.cuts[a]
-        needed = {v for v in self._needed[a] if self._spine.born[v] < cut}
+    def _grids(self) -> NDArray[np.bool_]:
+        """Per cut and operation: whether the program says there what of its outputs is live."""
+        count, last = len(self.cuts), self.spine.last_use
+        until = [max((last[v] for v in made), default=-1) for made in self._indexed.outputs]
+        end = np.searchsorted(np.array(self.cuts), np.array(until), side="left")
+        at = np.arange(count + 1)[:, None]
+        coarse = (at % SPARSE == 0) | (at == count)
+        grid: NDArray[np.bool_] = (at == 0) | coarse | ((at < end + 1) & (at >= end - DENSE))
+        return grid
+
+    def _make_live(self, a: int) -> None:
         if a > 0:
-            return {v: self._column(0.0) for v in sorted(needed)}
-        value, columns = self._indexed.problem.values, {}
-        at_once = {v for v in self._spine.reads[0] if self._spine.born[v] < 0}
-        for v in sorted(needed | at_once):
-            columns[v] = self._column(0.0, 0.0 if value[v].must_recompute else 1.0)
+            for v in sorted(self._needed[a]):
+                if self._grid[a, self._producer[v]]:
+                    self.live[a, v] = self._column(0.0)
+            return
+        at_once = self.spine.reads[0]
+        for v in sorted(self._needed[0] | at_once):
+            barred = self._indexed.problem.values[v].must_recompute
+            self.live[0, v] = column = self._column(0.0, 0.0 if barred else 1.0)
             if v in at_once:
-                self._rows.append(({columns[v]: 1.0}, 1.0, math.inf))
-        return columns
+                self._rows.append(({column: 1.0}, 1.0, math.inf))
 
-    def _make_window(self, a: int, b: int) -> None:
-        """Columns and rows of window (a, b]; the windows that it consists of are there already."""
-        spine = self._spine
-        runs = self._run_columns(a, b)
-        self._runs[a, b] = runs
-        for v in sorted(set().union(*self._read[a:b])):
-            if spine.born[v] < self.cuts[a]:
-                self._rows.append((self._sources(a, b, v), 1.0, math.inf))
-        for op, column in runs.items():
-            for u in spine.inputs[op]:
-                if spine.born[u] < self.cuts[a]:
-                    self._row_at_most(column, self._sources(a, b, u))
-        for v, column in self._live[b].items() if b < len(self.cuts) else ():
-            if spine.born[v] < self.cuts[a]:
-                self._row_at_most(column, self._sources(a, b, v))
+    def _make_runs(self, a: int) -> None:
+        ops = {self._indexed.producer[v] for v in self._needed[a] if self.spine.remade[v]}
+        for op in sorted(ops):
+            if self._grid[a, op] or self.runs[a - 1, op] < 0:
+                self.runs[a, op] = self._column(self._indexed.time_us[op])
+            else:
+                self.runs[a, op] = self.runs[a - 1, op]
 
-    def _run_columns(self, a: int, b: int) -> Columns:
-        if b == a + 1:
-            ops = {self._indexed.producer[v] for v in self._needed[a] if self._spine.remade[v]}
-            born = [self._spine.born[self._indexed.outputs[op][0]] for op in sorted(ops)]
-            return {
-                op: self._column(self._indexed.time_us[op])
-                for op, first in zip(sorted(ops), born, strict=True)
-                if first < self._ends[b - 1] or b == len(self.cuts)
-            }
-        parts = [self._runs[a, a + 1], self._runs[a + 1, b]]
-        columns = {}
-        for op in sorted({*parts[0], *parts[1]}):
-            halves = [part[op] for part in parts if op in part]
-            if len(halves) == 1:
-                columns[op] = halves[0]
-                continue
-            columns[op] = self._column(0.0)
-            self._row_at_most(columns[op], dict.fromkeys(halves, 1.0))
-            for half in halves:
-                self._row_at_most(half, {columns[op]: 1.0})
-        return columns
+    def _make_columns(self) -> None:
+        count, values = len(self.cuts), len(self._nbytes)
+        self.live = np.full((count + 1, values), NONE)
+        self.runs = np.full((count, len(self._indexed.phase)), NONE)
+        for a in range(count):
+            self._make_live(a)
+            self._make_runs(a)
+        grid = self._grid[:, self._producer]
+        self._start = np.zeros((count, values), dtype=np.int64)
+        end = np.full((count + 1, values), count)
+        for a in range(1, count):
+            self._start[a] = np.where(grid[a], a, self._start[a - 1])
+        for a in reversed(range(count)):
+            end[a] = np.where(grid[a + 1], a + 1, end[a + 1])
+        every = np.arange(values)
+        self.made = np.where(self.remade, self.runs[:, self._producer], NONE)
+        self.before, self.after = self.live[self._start, every], self.live[end[:-1], every]
+        self.between = np.where(self._start < np.arange(count)[:, None], self.made, NONE)
+        self.is_new = np.ones(self.runs.shape, dtype=bool)
+        self.is_new[1:] = self.runs[1:] != self.runs[:-1]
+        self.is_alone = self.is_new & (self.runs != NONE)
+        self.is_alone[:-1] &= self.is_new[1:]
+
+    def _make_window(self, a: int) -> None:
+        for v in sorted(self.read[a]):
+            self._rows.append((self._sources(a, a + 1, v), 1.0, math.inf))
+        for op in np.flatnonzero((self.runs[a] >= 0) & self.is_new[a]).tolist():
+            column = int(self.runs[a, op])
+            b = a + int((self.runs[a:, op] == column).sum())
+            for u in self.spine.inputs[op]:
+                self._row_at_most(column, self._sources(a, b, u))
+        for v in np.flatnonzero(self.live[a + 1] >= 0).tolist():
+            self._row_at_most(
+                int(self.live[a + 1, v]), self._sources(int(self._start[a, v]), a + 1, v)
+            )
+
+    def _sources(self, a: int, b: int, v: int) -> dict[int, float]:
+        """Columns of which one is 1 if v can be read between the cuts a and b."""
+        columns = {int(self.before[a, v]), *self.made[self._start[a, v] : b, v].tolist()}
+        return {column: 1.0 for column in sorted(columns) if column >= 0}
 
     def _row_at_most(self, column: int, sources: dict[int, float]) -> None:
         row = dict(sources)
         row[column] = row.get(column, 0.0) - 1.0
         self._rows.append((row, 0.0, math.inf))
-
-    def _sources(self, a: int, b: int, v: int) -> dict[int, float]:
-        """Columns of which one is 1 if v can be read in window (a, b]."""
-        columns = {self._live[a][v]: 1.0} if v in self._live[a] else {}
-        op = self._indexed.producer[v]
-        if self._spine.remade[v] and op in self._runs[a, b]:
-            columns[self._runs[a, b][op]] = 1.0
-        return columns
 
     def _make_forward_rows(self) -> None:
         """EITHER operations: when they run first."""
@@ -220,25 +252,23 @@ class IntervalProgram:
                 ahead[op] = self._column(indexed.time_us[op])
         for op, column in ahead.items():
             for v in indexed.outputs[op]:
-                if v in self._live[0]:
-                    self._row_at_most(self._live[0][v], {column: 1.0})
+                if self.live[0, v] >= 0:
+                    self._row_at_most(int(self.live[0, v]), {column: 1.0})
             for u in indexed.inputs[op]:
                 if indexed.producer[u] in ahead:
                     self._row_at_most(column, {ahead[indexed.producer[u]]: 1.0})
-            late = self._runs[0, len(self.cuts)].get(op)
+            pieces = sorted({c for c in self.runs[:, op].tolist() if c >= 0})
             if not indexed.problem.ops[op].recomputable:
-                pieces = [self._runs[a, a + 1].get(op) for a in range(len(self.cuts))]
-                once = {c: 1.0 for c in (column, *pieces) if c is not None}
-                self._rows.append((once, -math.inf, 1.0))
+                self._rows.append((dict.fromkeys([column, *pieces], 1.0), -math.inf, 1.0))
             if op in must_run:
-                late = self._column(indexed.time_us[op]) if late is None else late
-                self._rows.append(({column: 1.0, late: 1.0}, 1.0, math.inf))
+                pieces = pieces or [self._column(indexed.time_us[op])]
+                self._rows.append((dict.fromkeys([column, *pieces], 1.0), 1.0, math.inf))
 
     def _must_run(self) -> set[int]:
         """EITHER operations that run at least once in every plan."""
         indexed = self._indexed
         stack = [indexed.producer[v] for v, pinned in enumerate(indexed.pinned) if pinned]
-        stack += [indexed.producer[v] for op in self._spine.ops for v in indexed.inputs[op]]
+        stack += [indexed.producer[v] for op in self.spine.ops for v in indexed.inputs[op]]
         found: set[int] = set()
         while stack:
             op = stack.pop()
@@ -247,61 +277,158 @@ class IntervalProgram:
                 stack.extend(indexed.producer[v] for v in indexed.inputs[op])
         return found
 
-    def _cut_row(self, a: int) -> tuple[int, dict[int, int]]:
-        cut, nbytes = self.cuts[a], self._indexed.nbytes
-        now = self._spine.reads[cut]
-        kept = {c: nbytes[v] for v, c in self._live[a].items() if v not in now and nbytes[v]}
-        return self._spine.load_nbytes[cut], kept
+    def point(self, values: list[float]) -> Point:
+        """A point in the shape of cuts and windows."""
+        x = np.array([*values, 0.0])  # the last one stands for NONE
+        return Point(
+            x,
+            x[self.live],
+            x[self.after],
+            x[self.before] + x[self.between],
+            x[self.runs],
+            x[self.made],
+        )
 
-    def _window_loads(self, a: int, values: list[float]) -> list[float]:
+    def loads(self, point: Point) -> list[float]:
+        """Lower bound on live bytes per FORWARD operation, then per position, at a point."""
+        forward = self.spine.forward
+        steps = len(forward.nbytes)
+        change = np.zeros(steps + 1)
+        np.add.at(change, np.array(forward.counted_until), self._nbytes * point.live[0])
+        loads: list[float] = (np.array(forward.nbytes) + np.cumsum(change[:-1])).tolist()
+        for a in range(len(self.cuts)):
+            loads.extend(self._window_loads(a, point))
+        return loads
+
+    def _window_loads(self, a: int, point: Point) -> list[float]:
         """Lower bounds at the positions from cut a to before the next cut."""
-        nbytes, load = self._indexed.nbytes, self._spine.load_nbytes
-        constant, kept = self._cut_row(a)
+        load = self.spine.load_nbytes
+        is_last = a + 1 == len(self.cuts)
+        last = self.ends[a] + is_last
+        needed = np.zeros(len(self._nbytes), dtype=bool)
+        needed[list(self._needed[a])] = True
+        size = np.where(needed, self._nbytes, 0)
+        at_end = np.maximum(0.0, point.after[a] - point.made[a]) * size
+        if_read = np.maximum(0.0, 1.0 - point.made[a]) * size
+        held = at_end
+        if not is_last:
+            later = list(self.spine.reads[last])
+            held[later] = np.maximum(held, if_read)[later]
+        best = np.maximum(at_end, if_read)
         result = []
-        last = self._ends[a] if a + 1 < len(self.cuts) else self._ends[a] + 1
-        terms = {v: self._terms(a, v) for v in self._needed[a]}
-        at_end = {v: max(0.0, self._at(t, values)[1]) * nbytes[v] for v, t in terms.items()}
-        if_read = {v: max(0.0, self._at(t, values)[0]) * nbytes[v] for v, t in terms.items()}
-        later: set[int] = set(self._spine.reads[last]) if a + 1 < len(self.cuts) else set()
         for k in range(last - 1, self.cuts[a], -1):
-            now = self._spine.reads[k]
-            total = 0.0
-            for v, floor in at_end.items():
-                if v not in now and self._spine.born[v] < k:
-                    total += max(floor, if_read[v]) if v in later else floor
-            result.append(load[k] + total)
-            later |= now
-        result.append(constant + sum(n * values[c] for c, n in kept.items()))
+            now = list(self.spine.reads[k])
+            result.append(load[k] + float(held.sum()) - float(held[now].sum()))
+            held[now] = best[now]
+        at_cut = self._start[a] == a
+        kept = np.where(at_cut, self._nbytes * point.live[a], np.maximum(at_end, held))
+        kept[list(self.spine.reads[self.cuts[a]])] = 0.0
+        result.append(load[self.cuts[a]] + float(kept.sum()))
         return result[::-1]
 
-    def _terms(self, a: int, v: int) -> tuple[int | None, int | None]:
-        """The columns z_p(v) of the window after cut a and y_v at its end, where they exist."""
-        op = self._indexed.producer[v]
-        run = self._runs[a, a + 1].get(op) if self._spine.remade[v] else None
-        end = self._live[a + 1].get(v) if a + 1 < len(self.cuts) else None
-        return run, end
+    def load_row(self, slot: int, point: Point) -> Load:
+        """The row of a slot of `loads`."""
+        forward = self.spine.forward
+        steps = len(forward.nbytes)
+        nbytes = self._indexed.nbytes
+        if slot < steps:
+            until = forward.counted_until
+            kept = np.flatnonzero(self.live[0] >= 0).tolist()
+            terms = [(nbytes[v], int(self.live[0, v]), NONE) for v in kept if until[v] <= slot]
+            return Load(forward.nbytes[slot], terms)
+        position = slot - steps
+        a = bisect_left(self.cuts, position + 1) - 1
+        constant = self.spine.load_nbytes[position]
+        if self.cuts[a] == position:
+            kept = np.flatnonzero(self.live[a] >= 0).tolist()
+            now = self.spine.reads[position]
+            terms = [(nbytes[v], int(self.live[a, v]), NONE) for v in kept if v not in now]
+            skip = now.union(np.flatnonzero(self._start[a] == a).tolist())
+            later = self._later(a, position)
+            return Load(constant, terms + self._held_terms(a, point, later, skip))
+        later = self._later(a, position)
+        skip = self.spine.reads[position]
+        return Load(constant, self._held_terms(a, point, later, skip))
 
-    def _at(self, terms: tuple[int | None, int | None], values: list[float]) -> tuple[float, float]:
-        """1 - z and y - z at a point."""
-        run = 0.0 if terms[0] is None else values[terms[0]]
-        end = 0.0 if terms[1] is None else values[terms[1]]
-        return 1.0 - run, end - run
+    def _later(self, a: int, position: int) -> set[int]:
+        """What positions of a window read after one of them."""
+        return set().union(*self.spine.reads[position + 1 : self.ends[a] + 1])
 
-    def _inner_row(self, a: int, k: int, values: list[float]) -> tuple[int, dict[int, int]]:
-        spine, nbytes = self._spine, self._indexed.nbytes
-        later = set().union(*spine.reads[k + 1 : self._ends[a] + 1])
-        constant, by_column = spine.load_nbytes[k], dict[int, int]()
+    def _held_terms(
+        self, a: int, point: Point, later: Set[int], skip: Set[int]
+    ) -> list[tuple[int, int, int]]:
+        """Terms of values that stay live through window a, of those that the point holds there."""
+        nbytes, terms = self._indexed.nbytes, []
         for v in sorted(self._needed[a]):
-            if v in spine.reads[k] or spine.born[v] >= k or not nbytes[v]:
+            if v in skip or not nbytes[v]:
                 continue
-            run, end = terms = self._terms(a, v)
-            if_read, at_end = self._at(terms, values)
-            if v in later and if_read >= at_end:
-                constant += nbytes[v]
-            elif end is not None and at_end > 0.0:
-                by_column[end] = nbytes[v]
-            else:
-                continue
-            if run is not None:
-                by_column[run] = by_column.get(run, 0) - nbytes[v]
-        return constant, by_column
+            run = int(self.made[a, v])
+            if v in later and point.made[a, v] < 1.0:
+                terms.append((nbytes[v], NONE, run))
+            elif point.after[a, v] > point.made[a, v]:
+                terms.append((nbytes[v], int(self.after[a, v]), run))
+        return terms
+
+    def transient_loads(self, a: int, point: Point) -> Vector:
+        """Per operation: lower bound on live bytes while it runs again in window a."""
+        held = self._held(a, point)
+        run = point.runs[a]
+        total = self._between(a) + float(held @ self._nbytes)
+        ws = np.array(self._indexed.workspace_nbytes)
+        own = np.maximum(0.0, run[self._own_op] - held[self._own_value])
+        own = own * self._nbytes[self._own_value]
+        loads = total + run * ws
+        np.add.at(loads, self._own_op, own)
+        alone = self._grid[a] & self._grid[a + 1] & (self.runs[a] >= 0)
+        return np.where(alone, loads, 0.0)
+
+    def _held(self, a: int, point: Point) -> Vector:
+        """Per value, at least what of it is live all through window a."""
+        held: Vector = np.maximum(0.0, point.after[a] - point.made[a])
+        if a + 1 < len(self.cuts):
+            later = list(self.spine.reads[self.ends[a]])
+            held[later] = np.maximum(held, 1.0 - point.made[a])[later]
+        return held
+
+    def _between(self, a: int) -> int:
+        """What is live in every plan at each moment of window a."""
+        spine = self.spine
+        between = spine.between_nbytes[self.cuts[a] + 1 : self.ends[a] + 1]
+        if a + 1 < len(self.cuts):
+            return min(between)
+        at_end = sum(self._indexed.nbytes[v] for v in spine.free if self._indexed.pinned[v])
+        return min([*between, self._indexed.problem.resident_nbytes + at_end])
+
+    def transient_row(self, a: int, op: int, point: Point) -> Load:
+        """The row of an entry of `transient_loads`."""
+        held, run = self._held(a, point), point.runs[a, op]
+        own = {v for v in self._own[op] if held[v] <= run}
+        later = self.spine.reads[self.ends[a]] if a + 1 < len(self.cuts) else frozenset[int]()
+        terms = self._held_terms(a, point, later, own)
+        nbytes = sum(self._indexed.nbytes[v] for v in own) + self._indexed.workspace_nbytes[op]
+        terms.append((nbytes, int(self.runs[a, op]), NONE))
+        return Load(self._between(a), terms)
+
+    def is_tight(self, path: Path, point: Point) -> bool:
+        """Whether a point comes close to breaking a path's row."""
+        row, least, _ = self.path_row(path)
+        return bool(sum(x * point.values[c] for c, x in row.items()) < least + CLOSE)
+
+    def path_row(self, path: Path) -> Row:
+        """The row of a path of this program or of one with fewer cuts; empty without columns."""
+        a, b = bisect_left(self.cuts, path.after), bisect_left(self.ends, path.until)
+        values = list(path.values)
+        columns = [self.before[a, values], self.between[a, values]]
+        if path.op != NO_OP:
+            columns.append(self.runs[a : b + 1, path.op])
+        row = {column: 1.0 for column in np.concatenate(columns).tolist() if column != NONE}
+        if path.live is None:
+            return row, 1.0, math.inf
+        begin = bisect_left(self.cuts, path.live)
+        column = int(self.live[begin, values[-1]])
+        if path.run != NO_OP:
+            column = int(self.runs[begin, path.run]) if self.is_alone[begin, path.run] else NONE
+        if column == NONE:
+            return {}, 0.0, math.inf
+        row[column] = row.get(column, 0.0) - 1.0
+        return row, 0.0, math.inf

@@ -68,6 +68,27 @@ class Spine:
         return result[::-1]
 
     @cached_property
+    def last_use(self) -> list[int]:
+        """Per value, the last position that may read it or what a second run makes of it; or -1."""
+        last = [-1] * len(self.indexed.nbytes)
+        for k, read in enumerate(self.reads):
+            for v in read:
+                last[v] = k
+        for op in reversed(range(len(self.again))):
+            until = max((last[v] for v in self.indexed.outputs[op]), default=-1)
+            for u in self.inputs[op] if self.again[op] else ():
+                last[u] = max(last[u], until)
+        return last
+
+    @cached_property
+    def needed_after(self) -> list[int]:
+        """Per position, how many values may be needed after it."""
+        count = [0] * (len(self.ops) + 1)
+        for k in self.last_use:
+            count[k] += k >= 0
+        return list(accumulate(reversed(count[:-1]), initial=0))[-2::-1]
+
+    @cached_property
     def load_nbytes(self) -> list[int]:
         """Per position, what is live in every plan."""
         nbytes = self.indexed.nbytes

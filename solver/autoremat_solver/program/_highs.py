@@ -19,9 +19,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autoremat_solver.program.formulation import LinearProgram
+from autoremat_solver.program.formulation import LinearProgram, Row
 
 Vector = NDArray[np.float64]
+
+OPTIONS = {
+    "output_flag": False,
+    "threads": 1,
+    "random_seed": 0,
+    "run_crossover": "off",
+    "presolve": "off",
+    "ipm_optimality_tolerance": 1e-6,
+}
+FEWEST_ITERATIONS = 10
+SIMPLEX_COLUMNS = 1500
+SIMPLEX_PER_ITERATION = 20
 
 
 @dataclass(frozen=True)
@@ -44,71 +56,130 @@ class Relaxed:
 class Relaxation:
     """A linear program in memory; each run continues from the last basis."""
 
-    def __init__(self, program: LinearProgram, *, iterations: int) -> None:
+    def __init__(self, program: LinearProgram, *, work: int) -> None:
         """Hand the program over.
 
         Args:
             program: columns within [0, upper].
-            iterations: simplex steps of all runs together.
+            work: what all runs together may take: iterations times the program's numbers.
         """
         import highspy
 
         self._costs = np.array(program.costs)
         self._uppers = np.array(program.uppers)
-        self._rows = list(program.rows)
-        self._left = iterations
+        self._lowers = np.zeros(len(self._costs))
+        self._blocks = [_Rows.of(program.rows)]
+        self.work = work
         new_model: Any = highspy.Highs
         self._model = new_model()
-        for option, setting in (("output_flag", False), ("threads", 1), ("random_seed", 0)):
+        for option, setting in OPTIONS.items():
             self._model.setOptionValue(option, setting)
-        self._model.passModel(_linear_program(program))
+        self._model.passModel(_linear_program(program, self._blocks[0]))
 
-    def add_row(self, by_column: dict[int, float], upper: float) -> None:
-        """Add `sum of coefficients times columns <= upper`."""
-        self._rows.append((by_column, -math.inf, upper))
-        columns = np.array(list(by_column), dtype=np.int32)
-        numbers = np.array(list(by_column.values()), dtype=np.float64)
-        self._model.addRow(-math.inf, upper, len(columns), columns, numbers)
+    @property
+    def is_large(self) -> bool:
+        """Whether the interior point method solves the program; else the simplex method does."""
+        return len(self._costs) > SIMPLEX_COLUMNS
 
-    def run(self, time_limit_s: float) -> Relaxed:
-        """Solve, or stop at a limit with what is proven by then."""
+    def add_rows(self, rows: list[Row]) -> None:
+        """Add rows to those of the program; each has one side."""
+        new = _Rows.of([row for row in rows if not self._forces(row)])
+        self._blocks.append(new)
+        self._model.addRows(
+            len(new.lower),
+            new.lower,
+            new.upper,
+            len(new.columns),
+            new.starts[:-1],
+            new.columns,
+            new.numbers,
+        )
+
+    def _forces(self, row: Row) -> bool:
+        """Whether a row leaves its columns one value each; they are fixed then.
+
+        The interior point method finds no precise prices where there is no interior.
+        """
+        by_column, lower, upper = row
+        sign = 1.0 if math.isinf(lower) else -1.0
+        least = [
+            (c, sign * x, self._lowers[c] if sign * x > 0 else self._uppers[c])
+            for c, x in by_column.items()
+        ]
+        if sum(x * at for _, x, at in least) < (upper if sign > 0 else -lower) - 1e-9:
+            return False
+        for column, _, at in least:
+            self._lowers[column] = self._uppers[column] = at
+            self._model.changeColBounds(column, at, at)
+        return True
+
+    def run(self) -> Relaxed:
+        """Solve, or stop at the limit with what is proven by then."""
         import highspy
 
-        if time_limit_s <= 0 or self._left <= 0:
+        numbers = 1 + sum(len(block.columns) for block in self._blocks) + len(self._costs)
+        iterations = self.work // numbers
+        if iterations < FEWEST_ITERATIONS:
+            self.work = 0
             return Relaxed([], -math.inf, solved=False)
-        self._model.setOptionValue("time_limit", self._model.getRunTime() + time_limit_s)
-        self._model.setOptionValue("simplex_iteration_limit", self._left)
+        self._model.setOptionValue("solver", "ipm" if self.is_large else "simplex")
+        self._model.setOptionValue("ipm_iteration_limit", iterations)
+        self._model.setOptionValue("simplex_iteration_limit", SIMPLEX_PER_ITERATION * iterations)
+        if self.is_large:
+            self._model.clearSolver()
         self._model.run()
-        self._left -= max(1, self._model.getInfo().simplex_iteration_count)
+        info = self._model.getInfo()
+        done = info.simplex_iteration_count // SIMPLEX_PER_ITERATION
+        done = info.ipm_iteration_count if self.is_large else done
+        self.work -= numbers * max(1, done)
         status, solution = self._model.getModelStatus(), self._model.getSolution()
         if status == highspy.HighsModelStatus.kInfeasible:
             return Relaxed([], -math.inf, solved=False, infeasible=True)
-        solved = status == highspy.HighsModelStatus.kOptimal
-        bound = self._bound(np.array(solution.row_dual)) if solution.dual_valid else -math.inf
-        return Relaxed(list(solution.col_value) if solved else [], bound, solved)
+        if not solution.dual_valid:
+            return Relaxed([], -math.inf, solved=False)
+        return Relaxed(
+            list(solution.col_value), self._bound(np.array(solution.row_dual)), solved=True
+        )
 
     def _bound(self, prices: Vector) -> float:
         """The bound of any prices; those that lean on an infinite side count as 0."""
-        lower = np.array([row[1] for row in self._rows])
-        upper = np.array([row[2] for row in self._rows])
-        side = np.where(prices > 0, lower, upper)
-        prices = np.where(np.isfinite(side), prices, 0.0)
-        earned = np.where(np.isfinite(side), side, 0.0) * prices
-        reduced = self._costs.copy()
-        starts, columns, numbers = _sparse(self._rows)
-        np.subtract.at(reduced, columns, np.repeat(prices, np.diff(starts)) * numbers)
-        return float(earned.sum() + (np.minimum(0.0, reduced) * self._uppers).sum())
+        reduced, earned, first = self._costs.copy(), 0.0, 0
+        for block in self._blocks:
+            price = prices[first : first + len(block.lower)]
+            first += len(block.lower)
+            side = np.where(price > 0, block.lower, block.upper)
+            price = np.where(np.isfinite(side), price, 0.0)
+            earned += float((np.where(np.isfinite(side), side, 0.0) * price).sum())
+            per_number = np.repeat(price, np.diff(block.starts)) * block.numbers
+            reduced -= np.bincount(block.columns, per_number, len(reduced))
+        return earned + float(np.minimum(reduced * self._lowers, reduced * self._uppers).sum())
 
 
-def _sparse(rows: list[Any]) -> tuple[NDArray[np.int32], NDArray[np.int32], Vector]:
-    lengths = [len(row[0]) for row in rows]
-    starts = np.array([0, *accumulate(lengths)], dtype=np.int32)
-    columns = np.fromiter((c for row in rows for c in row[0]), np.int32, int(starts[-1]))
-    numbers = np.fromiter((x for row in rows for x in row[0].values()), float, int(starts[-1]))
-    return starts, columns, numbers
+@dataclass(frozen=True)
+class _Rows:
+    """Rows as arrays: where each begins, its columns and their numbers, its two sides."""
+
+    starts: NDArray[np.int32]
+    columns: NDArray[np.int32]
+    numbers: Vector
+    lower: Vector
+    upper: Vector
+
+    @classmethod
+    def of(cls, rows: list[Row]) -> _Rows:
+        lengths = [len(row[0]) for row in rows]
+        starts = np.array([0, *accumulate(lengths)], dtype=np.int32)
+        count = int(starts[-1])
+        return cls(
+            starts,
+            np.fromiter((c for row in rows for c in row[0]), np.int32, count),
+            np.fromiter((x for row in rows for x in row[0].values()), float, count),
+            np.array([row[1] for row in rows], dtype=float),
+            np.array([row[2] for row in rows], dtype=float),
+        )
 
 
-def _linear_program(program: LinearProgram) -> Any:
+def _linear_program(program: LinearProgram, rows: _Rows) -> Any:
     import highspy
 
     result = highspy.HighsLp()
@@ -116,11 +187,9 @@ def _linear_program(program: LinearProgram) -> Any:
     result.col_cost_ = np.array(program.costs, dtype=float)
     result.col_lower_ = np.zeros(len(program.costs))
     result.col_upper_ = np.array(program.uppers, dtype=float)
-    result.row_lower_ = np.array([row[1] for row in program.rows], dtype=float)
-    result.row_upper_ = np.array([row[2] for row in program.rows], dtype=float)
-    starts, columns, numbers = _sparse(program.rows)
+    result.row_lower_, result.row_upper_ = rows.lower, rows.upper
     result.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    result.a_matrix_.start_ = starts
-    result.a_matrix_.index_ = columns
-    result.a_matrix_.value_ = numbers
+    result.a_matrix_.start_ = rows.starts
+    result.a_matrix_.index_ = rows.columns
+    result.a_matrix_.value_ = rows.numbers
     return result

@@ -35,6 +35,7 @@ class Search:
             min-cuts and the chains.
         smallest: the plan of the smallest peak; None before it was searched for.
         rows: the integer program of the budget that is being worked on.
+        bound_effort: for bounds, as a share of the usual.
     """
 
     def __init__(self, indexed: Indexed) -> None:
@@ -49,6 +50,7 @@ class Search:
         self.portfolio = Front()
         self.smallest: Candidate | None = None
         self.rows: LazyRows | None = None
+        self.bound_effort = 1.0
         self._fastest_is_proven: bool | None = None
         for member in simple_candidates(indexed):
             self.add_lasting(member)
@@ -95,4 +97,4 @@ class Search:
 
     def bound_us(self, budget_nbytes: int, target_us: float) -> float:
         """No plan within the budget takes less; stops at the target."""
-        return self.bounds.time_us(budget_nbytes, float("inf"), target_us=target_us)
+        return self.bounds.time_us(budget_nbytes, effort=self.bound_effort, target_us=target_us)
