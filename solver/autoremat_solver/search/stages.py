@@ -30,7 +30,8 @@ from autoremat_solver.search.rearrange import rearranged
 from autoremat_solver.search.smallest import smallest_candidate
 from autoremat_solver.search.state import Search
 
-GOOD_ENOUGH = 5e-3  # a gap at which the longest search is left out
+GOOD_ENOUGH, AT_MOST = 2e-3, 1e-2  # gaps at which the longer searches are left out: the first for
+MEDIUM = 1000  # operations, in proportion for more, as a search gains less there
 SMALL = 600  # operations below which a problem gets less effort, in proportion
 LEAST = 0.03  # of a stage's effort, that any problem gets
 BASINS = 3  # starts that are filled or rearranged, next to the budget
@@ -198,7 +199,8 @@ def _is_open(search: Search, budget_nbytes: int) -> bool:
     best = search.front.fastest_within(budget_nbytes)
     if best is None:
         return True
-    target_us = best.time_us / (1 + GOOD_ENOUGH)
+    enough = GOOD_ENOUGH * max(1.0, len(search.indexed.phase) / MEDIUM)
+    target_us = best.time_us / (1 + min(enough, AT_MOST))
     return search.bound_us(budget_nbytes, target_us) < target_us
 
 
