@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from autoremat_solver.effort import Effort
 from autoremat_solver.plans.front import Candidate, arranged, leaner
-from autoremat_solver.plans.local_search import squeeze
 from autoremat_solver.search.portfolio import ChainPlans, chain_candidate
 from autoremat_solver.search.rearrange import lowered, rearranged
 from autoremat_solver.search.state import Search
 
-SQUEEZE_STEP = 0.97
 LEAN_TIME = 1.5  # of the fastest plan's time: what is called slow
 SLOW_TIME = 3.0  # the same: what is too slow to start from
 LEAN_SHARE = 0.4  # of the effort, for the start that is not slow
@@ -70,15 +68,8 @@ def _smallest_of_chain(search: Search, chain: ChainPlans, best: Candidate) -> Ca
 
 
 def _lowest_from(search: Search, best: Candidate, effort: Effort) -> Candidate:
-    """The lowest plan that saving fewer values, and then more reruns, lead to."""
+    """The lowest plan that more reruns lead to."""
     indexed, floor = search.indexed, search.bounds.floor_nbytes
-    while best.peak_nbytes > floor and best.saved is not None:
-        goal = max(floor, int(best.peak_nbytes * SQUEEZE_STEP))
-        new = squeeze(indexed, best, goal, effort.part(0.5))
-        if new is None:
-            break
-        best = new
-        search.front.add(best)
     for steps in lowered(indexed, best.steps, floor, effort):
         best = arranged(indexed, steps, "rearranged")
         search.front.add(best)

@@ -14,13 +14,10 @@ from dataclasses import dataclass, field
 
 from autoremat_solver.effort import CutOff, Effort
 from autoremat_solver.plans.front import arranged
-from autoremat_solver.plans.greedy import greedy_candidate
-from autoremat_solver.plans.local_search import fill
 from autoremat_solver.problem import Phase
 from autoremat_solver.program.lazy_rows import LazyRows
 from autoremat_solver.search.anneal import annealed
 from autoremat_solver.search.portfolio import (
-    ChainPlans,
     chain_candidate,
     chain_plans,
     priced_save_sets,
@@ -34,7 +31,7 @@ GOOD_ENOUGH, AT_MOST = 2e-3, 1e-2  # gaps at which the longer searches are left 
 MEDIUM = 1000  # operations, in proportion for more, as a search gains less there
 SMALL = 600  # operations below which a problem gets less effort, in proportion
 LEAST = 0.03  # of a stage's effort, that any problem gets
-BASINS = 3  # starts that are filled or rearranged, next to the budget
+BASINS = 3  # starts that are rearranged, next to the budget
 SPREAD = 8  # starts that are rearranged, from all over what is above it
 
 
@@ -110,30 +107,6 @@ def _look_up(search: Search, budget_nbytes: int, effort: Effort) -> None:
             search.front.add(chain_candidate(search.indexed, table, table.slots, chain.name))
 
 
-def _bisect_chains(search: Search, budget_nbytes: int, effort: Effort) -> None:
-    for chain in search.chains:
-        _bisect(search, chain, budget_nbytes)
-
-
-def _bisect(search: Search, chain: ChainPlans, budget_nbytes: int) -> None:
-    """The chain plans whose exact peak is just within the budget."""
-    for table in chain.tables:
-        slots = table.distinct_slots()
-        low, high = 0, len(slots) - 1
-        while low <= high:
-            middle = (low + high) // 2
-            new = chain_candidate(search.indexed, table, slots[middle], chain.name)
-            search.front.add(new)
-            if new.peak_nbytes <= budget_nbytes:
-                low = middle + 1
-            else:
-                high = middle - 1
-
-
-def _drop_greedily(search: Search, budget_nbytes: int, effort: Effort) -> None:
-    search.front.add(greedy_candidate(search.indexed, budget_nbytes, effort))
-
-
 def _relax(search: Search, budget_nbytes: int, effort: Effort) -> None:
     search.rows = LazyRows(search.formulation, budget_nbytes)
     for new in search.rows.by_relaxation():
@@ -147,14 +120,6 @@ def _solve_integers(search: Search, budget_nbytes: int, effort: Effort) -> None:
     known_us = math.inf if known is None else known.time_us
     for new in search.rows.by_integers(known_us):
         search.front.add(new)
-
-
-def _fill(search: Search, budget_nbytes: int, effort: Effort) -> None:
-    fitting = [m for m in search.front.members if m.peak_nbytes <= budget_nbytes]
-    starts = [m for m in fitting if m.saved is not None][-BASINS:]
-    for left in range(len(starts), 0, -1):
-        part = effort.part(1 / left)
-        search.front.add(fill(search.indexed, starts[left - 1], budget_nbytes, part))
 
 
 def _find_smallest(search: Search, budget_nbytes: int, effort: Effort) -> None:
@@ -204,11 +169,6 @@ def _is_open(search: Search, budget_nbytes: int) -> bool:
     return search.bound_us(budget_nbytes, target_us) < target_us
 
 
-def _is_open_and_roomy(search: Search, budget_nbytes: int) -> bool:
-    """The same, but for budgets that plans of one save set cannot reach."""
-    return not search.is_lean(budget_nbytes) and _is_open(search, budget_nbytes)
-
-
 def _is_free(search: Search, budget_nbytes: int) -> bool:
     """Whether the order of first runs is free, and another plan could be better."""
     return Phase.ANY in search.indexed.phase and _is_open(search, budget_nbytes)
@@ -247,9 +207,6 @@ AT_BUDGET = (
     Stage("relaxations", "the program with peak rows, rounded", _relax, 0, _may_gain),
     Stage("integers", "the program with peak rows, solved", _solve_integers, 0, _may_gain),
     Stage("chains", "dynamic programs over chains of blocks", _cut_into_chains, 0, _is_uncut),
-    Stage("greedy", "drop the cheapest at the peak", _drop_greedily, 400_000, _is_open_and_roomy),
-    Stage("bisection", "chain plans next to the budget", _bisect_chains, 0, _is_open_and_roomy),
-    Stage("fill", "save more where there is room", _fill, 200_000, _is_open_and_roomy),
     Stage("anneal", "free orders, move by move", _anneal, 20_000_000, _is_free),
     Stage("anneal more", "the same, from the best so far", _anneal, 60_000_000, _is_free),
     SMALLEST,
