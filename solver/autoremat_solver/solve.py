@@ -184,7 +184,7 @@ class Solver:
     def _run(self, time_limit_s: float | None, effort: float | None) -> Run:
         limit_s = self.time_limit_s if time_limit_s is None else time_limit_s
         run = Run(CutOff(limit_s), self._effort if effort is None else effort, self._without)
-        self._search.bound_effort = LATE_BOUND if run.cut_off.is_over else run.effort
+        self._search.bound_effort = run.effort if limit_s > 0 else LATE_BOUND
         return run
 
     def _smallest(self) -> Candidate:

@@ -87,7 +87,7 @@ def test_however_slow_readings_are_the_named_budget_is_accepted(
     resident = resident_nbytes(deep(2), many_rows())
     readings = count_readings(monkeypatch, seconds=100.0)
     smallest = smallest_of_refusal(plan, resident + 4096)
-    assert len(readings) <= 3  # torch's own partition, the first plan, the leanest one
+    assert len(readings) <= 5  # torch's own partition, the first plan, three lean ones
     assert plan(smallest).predicted_peak_nbytes <= smallest
 
 
