@@ -201,7 +201,7 @@ def _needs_smallest(search: Search, budget_nbytes: int) -> bool:
 
 FASTEST = (Stage("prices", "min-cuts at seven prices of memory", _price, 0, _is_unpriced),)
 SMALLEST = Stage(
-    "smallest", "the smallest peak, step by step", _find_smallest, 1_500_000, _needs_smallest
+    "smallest", "the smallest peak, step by step", _find_smallest, 3_000_000, _needs_smallest
 )
 AT_BUDGET = (
     Stage("plain chain", "binomial checkpointing, if the step is a chain", _look_up, 0, _is_plain),
@@ -211,6 +211,6 @@ AT_BUDGET = (
     Stage("anneal", "free orders, move by move", _anneal, 20_000_000, _is_free),
     Stage("anneal more", "the same, from the best so far", _anneal, 60_000_000, _is_free),
     SMALLEST,
-    Stage("rearrange", "ruin and repair", _rearrange, 3_000_000, _is_open),
+    Stage("rearrange", "ruin and repair", _rearrange, 6_000_000, _is_open),
 )
 STAGES = (*FASTEST, *AT_BUDGET)
