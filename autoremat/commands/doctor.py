@@ -153,7 +153,8 @@ def _cache() -> str:
             "XDG_CACHE_HOME to a folder of yours."
         )
     with sqlite3.connect(path) as connection:
-        (count,) = connection.execute("SELECT COUNT(*) FROM call").fetchone()
+        query = "SELECT COUNT(*) FROM figures WHERE key NOT LIKE 'ceilings|%'"
+        (count,) = connection.execute(query).fetchone()
     return f"{path}: {count} operations measured"
 
 
