@@ -188,11 +188,13 @@ def test_a_time_limit_of_zero_gives_the_best_simple_plan() -> None:
         Problem((), ()),
         Problem((Value("a", 5),), (Op("f", (), ("a",), 1.0),), ("a",)),
         Problem((Value("g", 5),), (Op("b", (), ("g",), 1.0, phase=BACKWARD),), ("g",)),
+        Problem((), (Op("f", (), (), 1.0, 5), Op("b", (), (), 1.0, phase=BACKWARD))),
+        Problem((), (Op("f", (), (), 1.0, 5, Phase.ANY),)),
     ],
-    ids=["empty", "no backward", "no forward"],
+    ids=["empty", "no backward", "no forward", "no values", "no values, no phases"],
 )
 def test_degenerate_problems_have_plans(problem: Problem) -> None:
-    """A step without a forward, without a backward, or without both."""
+    """A step without a forward, without a backward, without both, or without values."""
     found = solve(problem, 5)
     assert check(problem, found.plan, 5) == []
     assert found.status is Status.OPTIMAL
