@@ -84,21 +84,34 @@ def _own_if_it_may_fit(
 
 
 def _leanest(reader: Reader, solver: Solver, fastest: Solution, own: Choice | None) -> Choice:
-    """The smallest real peak of the ladder; the smallest modelled one need not have it.
+    """The fastest of the ladder that fits; if none does, the smallest real peak.
 
-    Torch's own partition is among them, if `own` is given. Nothing else that was read counts: what
-    a refusal names has to be found again, whatever was asked for before.
+    The smallest modelled one need not have it. Torch's own partition is among them, if `own` is
+    given. Nothing else that was read counts: what a refusal names has to be found again, whatever
+    was asked for before.
     """
-    cut_off = CutOff(solver.time_limit_s)
+    cut_off, is_late = CutOff(solver.time_limit_s), False
     ladder = Solver(solver.problem, time_limit_s=solver.time_limit_s, strict=solver.strict)
     choices: list[Choice] = []
     for solution in _lean_plans(ladder, fastest, cut_off):
         choices.append(reader.read(solution))
-        if cut_off.is_over:
-            choices = choices[:1]  # the one that is read however late it is
+        is_late = cut_off.is_over
+        if is_late:
             break
-    best = min(choices, key=lambda choice: choice.needed_nbytes)
-    return own if own is not None and own.needed_nbytes < best.needed_nbytes else best
+    fitting = [choice for choice in choices if choice.fits]
+    if fitting:
+        return min(fitting, key=_time)
+    known = choices[:1] if is_late else choices  # the one that is read however late it is
+    known += [own] if own is not None else []
+    best = min(known, key=lambda choice: choice.needed_nbytes)
+    return replace(best, solution=_searched_by(best.solution, [c.solution for c in known]))
+
+
+def _searched_by(solution: Solution, all_read: list[Solution]) -> Solution:
+    """The solution with the stages that searched for any of them."""
+    tried = dict.fromkeys(name for other in all_read for name in other.tried)
+    left_out = dict.fromkeys(name for other in all_read for name in other.left_out)
+    return replace(solution, tried=tuple(tried), left_out=tuple(left_out))
 
 
 def _lean_plans(solver: Solver, fastest: Solution, cut_off: CutOff) -> Iterator[Solution]:
