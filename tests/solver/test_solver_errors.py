@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -170,6 +171,13 @@ def test_negative_numbers_are_errors() -> None:
         solve(tiny(), -1)
     with pytest.raises(ValueError, match="time_limit_s"):
         Solver(tiny(), time_limit_s=-1)
+
+
+@pytest.mark.parametrize("limit", [{"time_limit_s": -1.0}, {"effort": -1.0}, {"effort": math.nan}])
+def test_limits_of_one_call_are_looked_at_too(limit: dict[str, float]) -> None:
+    """As those of the solver are."""
+    with pytest.raises(ValueError, match=f"{next(iter(limit))} is .*: give"):
+        Solver(tiny()).solve(20, **limit)
 
 
 def test_a_time_limit_of_zero_gives_the_best_simple_plan() -> None:
