@@ -165,6 +165,16 @@ def test_a_budget_of_the_wrong_type_is_an_error(budget: object) -> None:
         solve(tiny(), budget)  # type: ignore[arg-type]
 
 
+def test_sizes_that_no_machine_counts_are_an_error() -> None:
+    """Up to 2^60 bytes together are planned for; more are not."""
+    values = (Value("a", 1 << 59), Value("g", (1 << 59) - 5))
+    ops = (Op("f", (), ("a",), 1.0, 5), Op("b", ("a",), ("g",), 1.0, phase=BACKWARD))
+    problem = Problem(values, ops, ("g",))
+    assert solve(problem, 1 << 60).status is Status.OPTIMAL
+    with pytest.raises(ProblemError, match="together are 1152921504606846977 bytes"):
+        replace(problem, resident_nbytes=1)
+
+
 def test_negative_numbers_are_errors() -> None:
     """Neither budget nor time limit can be negative."""
     with pytest.raises(ValueError, match="negative"):
