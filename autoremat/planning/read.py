@@ -18,7 +18,7 @@ from autoremat_solver.search.state import PROVEN
 
 from autoremat.inductor import real_peaks
 from autoremat.planning.choice import TORCH, Choice, Modules, given, written_out
-from autoremat.planning.simulated import plans_at_once, with_plan
+from autoremat.planning.simulated import plans_at_once, searched_by, with_plan
 from autoremat.planning.torch_own import Unplanned
 from autoremat.problem.subject import Peaks, Subject
 
@@ -99,19 +99,10 @@ def _leanest(reader: Reader, solver: Solver, fastest: Solution, own: Choice | No
         if is_late:
             break
     fitting = [choice for choice in choices if choice.fits]
-    if fitting:
-        return min(fitting, key=_time)
     known = choices[:1] if is_late else choices  # the one that is read however late it is
-    known += [own] if own is not None else []
-    best = min(known, key=lambda choice: choice.needed_nbytes)
-    return replace(best, solution=_searched_by(best.solution, [c.solution for c in known]))
-
-
-def _searched_by(solution: Solution, all_read: list[Solution]) -> Solution:
-    """The solution with the stages that searched for any of them."""
-    tried = dict.fromkeys(name for other in all_read for name in other.tried)
-    left_out = dict.fromkeys(name for other in all_read for name in other.left_out)
-    return replace(solution, tried=tuple(tried), left_out=tuple(left_out))
+    known = known if own is None else [*known, own]
+    best = min(fitting, key=_time) if fitting else min(known, key=lambda c: c.needed_nbytes)
+    return replace(best, solution=searched_by(best.solution, [c.solution for c in choices]))
 
 
 def _lean_plans(solver: Solver, fastest: Solution, cut_off: CutOff) -> Iterator[Solution]:

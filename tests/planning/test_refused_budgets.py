@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from autoremat_solver import Solution, Solver, effort
+from autoremat_solver import Solution, Solver, Status, effort
 from torch import nn
 
 import autoremat
@@ -52,6 +52,17 @@ def test_the_named_budget_is_accepted(below_nbytes: int) -> None:
     resident = resident_nbytes(deep(), torch.ones(256, 32))
     smallest = smallest_of_refusal(step, resident + below_nbytes)
     assert autoremat.report(step(smallest)).predicted_peak_nbytes <= smallest
+
+
+def test_a_plan_that_needs_no_search_tells_what_the_time_limit_left_out() -> None:
+    """Whoever accepts it where the solver found none that fits."""
+    ask = {"compiler": "eager", "verbose": False, "time_limit": 1e-6}
+    smallest = smallest_of_refusal(
+        lambda budget: autoremat.plan(deep(), torch.ones(256, 32), budget=budget, **ask), 1
+    )
+    accepted = autoremat.plan(deep(), torch.ones(256, 32), budget=smallest, **ask)
+    assert accepted.status is Status.TIME_LIMIT
+    assert {"prices", "smallest"} <= set(accepted.left_out)
 
 
 class Clock:
