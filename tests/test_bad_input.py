@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import autoremat
 from autoremat.planning import pipeline
-from autoremat.session import session
+from autoremat.session import reports, session
 from tests.tiny import ROWS, WIDTH, Layers, Residual, rows
 from tests.training import (
     UNBOUNDED,
@@ -141,7 +141,7 @@ STAGES = (
     (pipeline, "lower"),
     (pipeline, "Solver"),
     (pipeline, "choose_by_simulation"),
-    (session, "explain"),
+    (reports, "explain"),
     (session, "compile_eager"),
 )
 

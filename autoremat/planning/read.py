@@ -18,7 +18,7 @@ from autoremat_solver.search.state import PROVEN
 
 from autoremat.inductor import real_peaks
 from autoremat.planning.choice import TORCH, Choice, Modules, given, written_out
-from autoremat.planning.simulated import plans_at_once, searched_by, with_plan
+from autoremat.planning.simulated import leanest_at_once, searched_by, with_plan
 from autoremat.planning.torch_own import Unplanned
 from autoremat.problem.subject import Peaks, Subject
 
@@ -87,26 +87,28 @@ def _leanest(reader: Reader, solver: Solver, fastest: Solution, own: Choice | No
     """The fastest of the ladder that fits; if none does, the smallest real peak.
 
     The smallest modelled one need not have it. Torch's own partition is among them, if `own` is
-    given. Nothing else that was read counts: what a refusal names has to be found again, whatever
-    was asked for before.
+    given, and what a refusal without a search rests on. Nothing else that was read counts: what a
+    refusal names has to be found again, whatever was asked for before.
     """
-    cut_off, is_late = CutOff(solver.time_limit_s), False
+    cut_off = CutOff(solver.time_limit_s)
     ladder = Solver(solver.problem, time_limit_s=solver.time_limit_s, strict=solver.strict)
+    problem = solver.problem
+    at_once = leanest_at_once(
+        reader.subject, lambda plan, name: reader.read(with_plan(fastest, problem, plan, name))
+    )
     choices: list[Choice] = []
     for solution in _lean_plans(ladder, fastest, cut_off):
         choices.append(reader.read(solution))
-        is_late = cut_off.is_over
-        if is_late:
+        if cut_off.is_over:
             break
-    fitting = [choice for choice in choices if choice.fits]
-    known = choices[:1] if is_late else choices  # the one that is read however late it is
-    known = known if own is None else [*known, own]
+    known = [at_once, *choices] if own is None else [at_once, *choices, own]
+    fitting = [choice for choice in known if choice.fits]
     best = min(fitting, key=_time) if fitting else min(known, key=lambda c: c.needed_nbytes)
-    return replace(best, solution=searched_by(best.solution, [c.solution for c in choices]))
+    return replace(best, solution=searched_by(best.solution, [c.solution for c in known]))
 
 
 def _lean_plans(solver: Solver, fastest: Solution, cut_off: CutOff) -> Iterator[Solution]:
-    """The smallest modelled peak, a ladder above it, the other end, and what is known at once."""
+    """The smallest modelled peak, a ladder above it, and the other end."""
     smallest = solver.smallest_peak()
     yield smallest
     resident = solver.problem.resident_nbytes
@@ -115,8 +117,6 @@ def _lean_plans(solver: Solver, fastest: Solution, cut_off: CutOff) -> Iterator[
         target = resident + int(times * above)
         yield solver.solve(target, time_limit_s=cut_off.left_s, effort=LATER_EFFORT)
     yield fastest
-    for name, plan in plans_at_once(solver.problem).items():
-        yield with_plan(fastest, solver.problem, plan, name)
 
 
 def _shifted(target: int, choice: Choice, budget_nbytes: int, subject: Subject) -> int:

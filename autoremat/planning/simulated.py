@@ -6,7 +6,7 @@ are known, none that fits is left for one that does not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -72,6 +72,27 @@ def plans_at_once(problem: Problem) -> dict[str, Plan]:
     with suppress(ProblemError):  # some values may not be saved
         found[SAVE_ALL] = save_all_but(problem)
     return found
+
+
+def leanest_at_once(subject: Subject, written: Callable[[Plan, str], Choice]) -> Choice:
+    """The smallest real peak of the plans that need no search.
+
+    Args:
+        subject: the graph.
+        written: a plan, and where it comes from, as a choice; asked only while a plan's simulated
+            peak is below the smallest real one.
+    """
+    plans = plans_at_once(subject.lowered.problem)
+    peaks = {
+        name: simulated_peaks(subject.lowered, plan).needed_nbytes for name, plan in plans.items()
+    }
+    best: Choice | None = None
+    for name in sorted(plans, key=lambda name: peaks[name]):
+        if best is None or peaks[name] < best.needed_nbytes:  # generated code may take more
+            new = written(plans[name], name)
+            best = new if best is None or new.needed_nbytes < best.needed_nbytes else best
+    assert best is not None, "there is a plan"
+    return best
 
 
 def with_plan(fastest: Solution, problem: Problem, plan: Plan, method: str) -> Solution:

@@ -9,7 +9,7 @@ from autoremat_solver import Plan
 
 from autoremat.planning.choice import Choice, given
 from autoremat.planning.read import Reader
-from autoremat.planning.simulated import as_simulated, plans_at_once, simulated_peaks
+from autoremat.planning.simulated import as_simulated, leanest_at_once, simulated_peaks
 from autoremat.problem.subject import Subject
 
 
@@ -47,14 +47,7 @@ def choose_without_search(subject: Subject, budget_nbytes: int, *, reads: bool) 
         budget_nbytes: below what is resident.
         reads: whether the real peak is read from the code that Inductor generates.
     """
-    plans = plans_at_once(subject.lowered.problem)
-    peaks = {
-        name: simulated_peaks(subject.lowered, plan).needed_nbytes for name, plan in plans.items()
-    }
-    best: Choice | None = None
-    for name in sorted(plans, key=lambda name: peaks[name]):
-        if best is None or peaks[name] < best.needed_nbytes:  # generated code may take more
-            new = choose_fixed(subject, plans[name], name, budget_nbytes, reads=reads)
-            best = new if best is None or new.needed_nbytes < best.needed_nbytes else best
-    assert best is not None, "there is a plan"
-    return best
+    return leanest_at_once(
+        subject,
+        lambda plan, method: choose_fixed(subject, plan, method, budget_nbytes, reads=reads),
+    )

@@ -183,7 +183,7 @@ class Solver:
         factor = self._effort if effort is None else effort
         _require_limits(limit_s, factor)
         run = Run(CutOff(limit_s), factor, self._without)
-        self._search.bound_effort = LATE_BOUND if run.cut_off.is_over else run.effort
+        self._search.bound_effort = run.effort if limit_s > 0 else LATE_BOUND
         return run
 
     def _smallest(self) -> Candidate:

@@ -103,7 +103,7 @@ def test_however_slow_readings_are_the_named_budget_is_accepted(
     resident = resident_nbytes(deep(2), many_rows())
     readings = count_readings(monkeypatch, seconds=100.0)
     smallest = smallest_of_refusal(plan, resident + 4096)
-    assert len(readings) <= 3  # torch's own partition, the first plan, the leanest one
+    assert len(readings) <= 5  # torch's own partition, the first plan, three lean ones
     assert plan(smallest).predicted_peak_nbytes <= smallest
 
 
@@ -133,6 +133,8 @@ class Reading:
 class Readings:
     """A reader that finds all to fit but so many, and takes its time for one of them."""
 
+    subject = None
+
     def __init__(self, too_large: int, clock: Clock, last: int | None = None) -> None:
         self.seen: list[Reading] = []
         self._too_large, self._clock, self._last = too_large, clock, last
@@ -146,7 +148,10 @@ class Readings:
 
 def leanest(readings: Any) -> Choice:
     solver = Solver(PlainChain(6).problem())
-    return read._leanest(readings, solver, solver.fastest(), None)
+    fastest = solver.fastest()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(read, "leanest_at_once", lambda *_: readings.read(fastest))
+        return read._leanest(readings, solver, fastest, None)
 
 
 @pytest.mark.parametrize("last", [2, None], ids=["late", "in time"])

@@ -33,7 +33,7 @@ from autoremat.problem.lower import RNG_STATE, without_spare_states
 from autoremat.problem.shell import LATER_GRADIENTS
 from autoremat.problem.subject import Subject
 from autoremat.reporting import GraphReport, Report, SpanKind, ValueAction
-from autoremat.session import session
+from autoremat.session import reports
 from autoremat.units import format_nbytes, format_us
 from tests.inductor.test_inductor import Encoder, Normalised
 from tests.inductor.test_inductor import images as doubles
@@ -134,7 +134,7 @@ class Planned:
 def planned(name: str, compiler: str, budget: int) -> Planned | int:
     """The plan of a case; the smallest peak where the budget is refused."""
     seen: dict[str, tuple[Subject, Choice]] = {}
-    original = session.explain
+    original = reports.explain
 
     def recording(name: str, subject: Subject, choice: Choice) -> GraphReport:
         seen[name] = (subject, choice)
@@ -144,7 +144,7 @@ def planned(name: str, compiler: str, budget: int) -> Planned | int:
     model, inputs = CASES[name]()
     options: dict[str, Any] = {"compiler": compiler, "time_limit": 2.0, "verbose": False}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "explain", recording)
+        patch.setattr(reports, "explain", recording)
         try:
             report = autoremat.plan(model.train(), *inputs, budget=budget, **options)
         except autoremat.InfeasibleBudget as refusal:

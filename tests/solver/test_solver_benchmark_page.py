@@ -160,29 +160,29 @@ def test_sources_of_published_figures_are_in_the_references() -> None:
 def test_a_stage_is_missed_where_the_plan_without_it_is_worse() -> None:
     """Each stage has a table of its own, and one line in that of all stages."""
     wholes = [
-        row("solve", "unet", 50.0, tried=["fill", "greedy"], cpu_seconds=3.0),
-        row("solve", "vit_12", 50.0, tried=["fill"]),
-        row("solve", "gpt2_12", 25.0, tried=["greedy"]),
+        row("solve", "unet", 50.0, tried=["chains", "rearrange"], cpu_seconds=3.0),
+        row("solve", "vit_12", 50.0, tried=["chains"]),
+        row("solve", "gpt2_12", 25.0, tried=["rearrange"]),
     ]
-    worse = row("without", "unet", 50.0, "fill", time_us=1103.0)
-    better = row("without", "vit_12", 50.0, "fill", time_us=1099.0, cpu_seconds=1.5)
+    worse = row("without", "unet", 50.0, "chains", time_us=1103.0)
+    better = row("without", "vit_12", 50.0, "chains", time_us=1099.0, cpu_seconds=1.5)
     text = page(*wholes, worse, better)
-    assert lines_with(text, "| fill |", "| 3 | 1 | 1 | +0.07 | 1.5 |")
+    assert lines_with(text, "| chains |", "| 3 | 1 | 1 | +0.07 | 1.5 |")
     assert lines_with(text, "| unet | 10.30 % (+0.30) | 1.5 |")
     assert lines_with(text, "| vit_12 | 9.90 % (-0.10) | 0.0 |")
     assert "Missed in 1 of 3, hurts in 1." in text
-    assert lines_with(text, "- without greedy: ", "unet 50 %, unet 25 %, unet floor")
-    assert not lines_with(text, "- without fill: ", "gpt2_12 50 %, gpt2_12 25 %")
+    assert lines_with(text, "- without rearrange: ", "unet 50 %, unet 25 %, unet floor")
+    assert not lines_with(text, "- without chains: ", "gpt2_12 50 %, gpt2_12 25 %")
 
 
 def test_at_the_floor_the_smaller_peak_is_the_better_plan() -> None:
     """A faster plan of a higher peak misses the stage; without any plan it is missed as well."""
     whole = row("solve", "unet", None)
-    faster = row("without", "unet", None, "fill", time_us=1000.0, peak_nbytes=192 * MIB)
+    faster = row("without", "unet", None, "chains", time_us=1000.0, peak_nbytes=192 * MIB)
     found = experiments.difference(faster, whole)
     assert found.points == pytest.approx(1.0)
     assert (found.text, found.peak) == ("0.00 % (-10.00)", "46.00 % (+1.00)")
-    none = row("without", "unet", 50.0, "fill", outcome="INFEASIBLE")
+    none = row("without", "unet", 50.0, "chains", outcome="INFEASIBLE")
     assert experiments.verdict(
         [found, experiments.difference(none, row("solve", "unet", 50.0))]
     ) == ("Missed in 2 of 2, hurts in 0.")
@@ -190,11 +190,11 @@ def test_at_the_floor_the_smaller_peak_is_the_better_plan() -> None:
 
 def test_a_stage_that_cannot_matter_is_not_left_out() -> None:
     """It did not run, or no plan can exist: the solve would be the same."""
-    whole = row("solve", "unet", 50.0, tried=["fill"])
-    assert experiments.may_differ("fill", whole)
-    assert experiments.may_differ("fill", None)
-    assert not experiments.may_differ("greedy", whole)
-    assert not experiments.may_differ("fill", {**whole, "budget_nbytes": 110 * MIB})
+    whole = row("solve", "unet", 50.0, tried=["chains"])
+    assert experiments.may_differ("chains", whole)
+    assert experiments.may_differ("chains", None)
+    assert not experiments.may_differ("rearrange", whole)
+    assert not experiments.may_differ("chains", {**whole, "budget_nbytes": 110 * MIB})
 
 
 def test_effort_is_a_table_and_a_curve() -> None:
@@ -279,15 +279,15 @@ def test_a_worker_leaves_a_stage_out(tmp_path: Path) -> None:
     """The stage is not tried, the plan is told by a digest; an unknown stage is refused."""
     file = tmp_path / "transformer.json"
     file.write_text(transformer(3).to_json())
-    job = worker.Job("without", "transformer", str(file), 60.0, "chains")
+    job = worker.Job("without", "transformer", str(file), 60.0, "integers")
     whole = worker.row_of(worker.Job("solve", "transformer", str(file), 60.0))
     found = worker.row_of(job)
-    assert job.key == "without/transformer/60/chains"
-    assert "chains" in whole["tried"]
-    assert "chains" not in found["tried"]
+    assert job.key == "without/transformer/60/integers"
+    assert "integers" in whole["tried"]
+    assert "integers" not in found["tried"]
     assert whole["plan"] == worker.row_of(replace(job, without=""))["plan"]
-    with pytest.raises(ValueError, match="No stage is called 'chain'"):
-        worker.row_of(replace(job, without="chain"))
+    with pytest.raises(ValueError, match="No stage is called 'integer'"):
+        worker.row_of(replace(job, without="integer"))
 
 
 def test_a_plans_digest_depends_on_order_and_kind() -> None:

@@ -166,6 +166,8 @@ class Rearranger:
         for _ in range(REPAIR_STEPS):
             if excess == 0:
                 return layout
+            if self._effort.is_spent:
+                return None
             changes = self._changes(layout, noise, barred)
             for change in [*(() if noise else together(changes)), *changes[:TRIED]]:
                 new = self._applied(layout.arrangement, change)

@@ -28,10 +28,11 @@ from autoremat_solver.search.smallest import smallest_candidate
 from autoremat_solver.search.state import Search
 
 GOOD_ENOUGH, AT_MOST = 2e-3, 1e-2  # gaps at which the longer searches are left out: the first for
-MEDIUM = 1000  # operations, in proportion for more, as a search gains less there
-SMALL = 600  # operations below which a problem gets less effort, in proportion
-LEAST = 0.03  # of a stage's effort, that any problem gets
+MEDIUM = 750  # operations, in proportion for more, as a search gains less there
+SMALL = 600  # operations of a problem that gets a stage's effort; others get it in proportion
+LEAST, MOST = 0.03, 3.0  # times a stage's effort, that any problem gets
 BASINS = 3  # starts that are rearranged, next to the budget
+STEPS_OF_REPAIR = 250  # times the operations that may be simulated for one of them, at least
 SPREAD = 8  # starts that are rearranged, from all over what is above it
 
 
@@ -74,7 +75,7 @@ class Run:
 
     def through(self, stages: Iterable[Stage], search: Search, budget_nbytes: int) -> None:
         """Run the stages that are wanted."""
-        share = self.effort * max(LEAST, min(1.0, len(search.indexed.phase) / SMALL))
+        share = self.effort * max(LEAST, min(MOST, len(search.indexed.phase) / SMALL))
         for stage in stages:
             if stage.name in self.without or not stage.is_wanted(search, budget_nbytes):
                 continue
@@ -134,7 +135,8 @@ def _rearrange(search: Search, budget_nbytes: int, effort: Effort) -> None:
     members = search.front.members
     fitting = [m for m in members if m.peak_nbytes <= budget_nbytes][:-BASINS:-1]
     above = search.front.above(budget_nbytes)
-    apart = max(1, len(above) // SPREAD)
+    count = min(SPREAD, effort.operations // (STEPS_OF_REPAIR * len(search.indexed.phase) + 1))
+    apart = max(1, len(above) // max(1, count))
     starts = dict.fromkeys([*map(id, fitting), *map(id, above[:BASINS]), *map(id, above[::apart])])
     schedules = [m.steps for m in members if id(m) in starts]
     for steps in rearranged(search.indexed, schedules, budget_nbytes, effort):
@@ -144,9 +146,8 @@ def _rearrange(search: Search, budget_nbytes: int, effort: Effort) -> None:
 def _anneal(search: Search, budget_nbytes: int, effort: Effort) -> None:
     """In proportion to the operations, however many: each has to find its place."""
     indexed, members = search.indexed, search.front.members
-    scaled = Effort(effort.operations * max(1, len(indexed.phase) // SMALL))
     schedules = [m.steps for m in members]
-    for steps in annealed(indexed, schedules, budget_nbytes, scaled):
+    for steps in annealed(indexed, schedules, budget_nbytes, effort):
         search.front.add(arranged(indexed, steps, "annealed"))
 
 
@@ -200,7 +201,7 @@ def _needs_smallest(search: Search, budget_nbytes: int) -> bool:
 
 FASTEST = (Stage("prices", "min-cuts at seven prices of memory", _price, 0, _is_unpriced),)
 SMALLEST = Stage(
-    "smallest", "the smallest peak, step by step", _find_smallest, 1_500_000, _needs_smallest
+    "smallest", "the smallest peak, step by step", _find_smallest, 3_000_000, _needs_smallest
 )
 AT_BUDGET = (
     Stage("plain chain", "binomial checkpointing, if the step is a chain", _look_up, 0, _is_plain),
@@ -210,6 +211,6 @@ AT_BUDGET = (
     Stage("anneal", "free orders, move by move", _anneal, 20_000_000, _is_free),
     Stage("anneal more", "the same, from the best so far", _anneal, 60_000_000, _is_free),
     SMALLEST,
-    Stage("rearrange", "ruin and repair", _rearrange, 3_000_000, _is_open),
+    Stage("rearrange", "ruin and repair", _rearrange, 6_000_000, _is_open),
 )
 STAGES = (*FASTEST, *AT_BUDGET)
