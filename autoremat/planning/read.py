@@ -18,7 +18,7 @@ from autoremat_solver.search.state import PROVEN
 
 from autoremat.inductor import real_peaks
 from autoremat.planning.choice import TORCH, Choice, Modules, given, written_out
-from autoremat.planning.simulated import leanest_at_once, with_plan
+from autoremat.planning.simulated import leanest_at_once, searched_by, with_plan
 from autoremat.planning.torch_own import Unplanned
 from autoremat.problem.subject import Peaks, Subject
 
@@ -84,11 +84,11 @@ def _own_if_it_may_fit(
 
 
 def _leanest(reader: Reader, solver: Solver, fastest: Solution, own: Choice | None) -> Choice:
-    """The smallest real peak of the ladder; the smallest modelled one need not have it.
+    """The fastest of the ladder that fits; if none does, the smallest real peak.
 
-    Torch's own partition is among them, if `own` is given, and what a refusal without a search
-    rests on. Nothing else that was read counts: what a refusal names has to be found again,
-    whatever was asked for before.
+    The smallest modelled one need not have it. Torch's own partition is among them, if `own` is
+    given, and what a refusal without a search rests on. Nothing else that was read counts: what a
+    refusal names has to be found again, whatever was asked for before.
     """
     cut_off = CutOff(solver.time_limit_s)
     ladder = Solver(solver.problem, time_limit_s=solver.time_limit_s, strict=solver.strict)
@@ -100,10 +100,11 @@ def _leanest(reader: Reader, solver: Solver, fastest: Solution, own: Choice | No
     for solution in _lean_plans(ladder, fastest, cut_off):
         choices.append(reader.read(solution))
         if cut_off.is_over:
-            choices = choices[:1]  # the one that is read however late it is
             break
-    best = min((at_once, *choices), key=lambda choice: choice.needed_nbytes)
-    return own if own is not None and own.needed_nbytes < best.needed_nbytes else best
+    known = [at_once, *choices] if own is None else [at_once, *choices, own]
+    fitting = [choice for choice in known if choice.fits]
+    best = min(fitting, key=_time) if fitting else min(known, key=lambda c: c.needed_nbytes)
+    return replace(best, solution=searched_by(best.solution, [c.solution for c in known]))
 
 
 def _lean_plans(solver: Solver, fastest: Solution, cut_off: CutOff) -> Iterator[Solution]:

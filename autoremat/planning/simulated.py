@@ -6,7 +6,7 @@ are known, none that fits is left for one that does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -46,9 +46,24 @@ def _least_known(
     fitting = [s for s, peak in zip(found, peaks, strict=True) if peak <= budget_nbytes]
     if fitting:
         best = min(fitting, key=lambda s: s.timeline.time_us)
-        return replace(best, status=Status.FEASIBLE) if best is smallest else best
-    best = found[peaks.index(min(peaks))]
-    return replace(best, status=Status.INFEASIBLE, tried=smallest.tried, left_out=smallest.left_out)
+        best = replace(best, status=Status.FEASIBLE) if best is smallest else best
+    else:
+        best = replace(found[peaks.index(min(peaks))], status=Status.INFEASIBLE)
+    return searched_by(best, [smallest, fastest])
+
+
+def searched_by(solution: Solution, searches: Iterable[Solution]) -> Solution:
+    """The solution with the stages of all the searches that it was chosen from."""
+    searches = list(searches)
+    tried = dict.fromkeys(name for search in searches for name in search.tried)
+    left_out = dict.fromkeys(name for search in searches for name in search.left_out)
+    is_late = solution.status is Status.FEASIBLE and left_out
+    return replace(
+        solution,
+        status=Status.TIME_LIMIT if is_late else solution.status,
+        tried=tuple(tried),
+        left_out=tuple(left_out),
+    )
 
 
 def plans_at_once(problem: Problem) -> dict[str, Plan]:

@@ -21,6 +21,7 @@ from itertools import groupby
 from typing import Any
 
 SCHEMA = "autoremat.problem/1"
+LARGEST_NBYTES = 1 << 60  # all sizes together: sums of them have to fit 64 bits
 
 
 class ProblemError(ValueError):
@@ -240,6 +241,13 @@ def _check_sizes(problem: Problem) -> None:
                 f"Operation {op.name!r} has time_us={op.time_us}, workspace_nbytes="
                 f"{op.workspace_nbytes}: both must be finite and not negative."
             )
+    total_nbytes = problem.resident_nbytes + sum(value.nbytes for value in problem.values)
+    total_nbytes += sum(op.workspace_nbytes for op in problem.ops)
+    if total_nbytes > LARGEST_NBYTES:
+        raise ProblemError(
+            f"All sizes together are {total_nbytes} bytes, more than can be counted: at most "
+            f"{LARGEST_NBYTES}. Are they given in bytes?"
+        )
 
 
 def _check_references(problem: Problem) -> None:

@@ -1,9 +1,9 @@
 """problem + budget -> Solution: the order of the solver's stages, written once.
 
 Enters: a `Problem` and a budget in bytes. Leaves: a `Solution` whose plan passes `check`, is no
-worse than any plan of the portfolio, and carries its proven bound. The same problem, budget and
-effort give the same plan on any machine, unless the time limit leaves stages out: then the
-solution says which.
+worse than any plan of the portfolio, and carries its proven bound. A new `Solver` gives the same
+plan for the same problem, budget and effort on any machine, unless the time limit leaves stages
+out: then the solution says which. One that was asked before knows more, and may give another plan.
 
 What runs: presolve (`reduce`: all that follows speaks of the reduced problem, whose peaks are
 never below the real ones; `_plan` leads back); the stages of `search.stages`, for all budgets and
@@ -62,10 +62,7 @@ class Solver:
         strict: bool = False,
     ) -> None:
         """Simulate the simple strategies."""
-        if not time_limit_s >= 0:
-            raise ValueError(f"time_limit_s is {time_limit_s}: give seconds, 0 or more.")
-        if not 0 <= effort < math.inf:
-            raise ValueError(f"effort is {effort}: give a factor, 0 or more.")
+        _require_limits(time_limit_s, effort)
         if unknown := set(without) - {stage.name for stage in STAGES}:
             known = ", ".join(stage.name for stage in STAGES)
             raise ValueError(f"No stage is called {min(unknown)!r}; there are: {known}.")
@@ -93,7 +90,7 @@ class Solver:
 
         Raises:
             TypeError: if the budget is no integer.
-            ValueError: if it is negative.
+            ValueError: if it, the time limit or the effort is negative.
         """
         _require_budget(budget_nbytes)
         began, run = time.monotonic(), self._run(time_limit_s, effort)
@@ -183,7 +180,9 @@ class Solver:
 
     def _run(self, time_limit_s: float | None, effort: float | None) -> Run:
         limit_s = self.time_limit_s if time_limit_s is None else time_limit_s
-        run = Run(CutOff(limit_s), self._effort if effort is None else effort, self._without)
+        factor = self._effort if effort is None else effort
+        _require_limits(limit_s, factor)
+        run = Run(CutOff(limit_s), factor, self._without)
         self._search.bound_effort = run.effort if limit_s > 0 else LATE_BOUND
         return run
 
@@ -291,6 +290,13 @@ def _unbeaten(found: list[Solution]) -> list[Solution]:
         if not result or solution.timeline.time_us < result[-1].timeline.time_us:
             result.append(solution)
     return result
+
+
+def _require_limits(time_limit_s: float, effort: float) -> None:
+    if not time_limit_s >= 0:
+        raise ValueError(f"time_limit_s is {time_limit_s}: give seconds, 0 or more.")
+    if not 0 <= effort < math.inf:
+        raise ValueError(f"effort is {effort}: give a factor, 0 or more.")
 
 
 def _require_budget(budget_nbytes: int) -> None:

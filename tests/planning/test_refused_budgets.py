@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
-from autoremat_solver import effort
+from autoremat_solver import Solution, Solver, Status, effort
 from torch import nn
 
 import autoremat
 from autoremat.inductor import real_peaks
 from autoremat.memory.meter import resident_nbytes
+from autoremat.planning import read
+from autoremat.planning.choice import Choice
 from autoremat.problem.subject import Peaks
+from tests.solver.plain_chains import PlainChain
 from tests.tiny import many_rows
 
 
@@ -47,6 +52,17 @@ def test_the_named_budget_is_accepted(below_nbytes: int) -> None:
     resident = resident_nbytes(deep(), torch.ones(256, 32))
     smallest = smallest_of_refusal(step, resident + below_nbytes)
     assert autoremat.report(step(smallest)).predicted_peak_nbytes <= smallest
+
+
+def test_a_plan_that_needs_no_search_tells_what_the_time_limit_left_out() -> None:
+    """Whoever accepts it where the solver found none that fits."""
+    ask = {"compiler": "eager", "verbose": False, "time_limit": 1e-6}
+    smallest = smallest_of_refusal(
+        lambda budget: autoremat.plan(deep(), torch.ones(256, 32), budget=budget, **ask), 1
+    )
+    accepted = autoremat.plan(deep(), torch.ones(256, 32), budget=smallest, **ask)
+    assert accepted.status is Status.TIME_LIMIT
+    assert {"prices", "smallest"} <= set(accepted.left_out)
 
 
 class Clock:
@@ -103,3 +119,58 @@ def test_before_the_time_limit_a_ladder_of_lean_plans_is_read(
     assert len(readings) > 3
     assert smallest == min(peaks.needed_nbytes for peaks in readings)
     assert plan(smallest).predicted_peak_nbytes <= smallest
+
+
+@dataclass
+class Reading:
+    """What is asked of a choice: the larger its number, the more it takes."""
+
+    solution: Solution
+    needed_nbytes: int
+    fits: bool
+
+
+class Readings:
+    """A reader that finds all to fit but so many, and takes its time for one of them."""
+
+    subject = None
+
+    def __init__(self, too_large: int, clock: Clock, last: int | None = None) -> None:
+        self.seen: list[Reading] = []
+        self._too_large, self._clock, self._last = too_large, clock, last
+
+    def read(self, solution: Solution) -> Reading:
+        number = len(self.seen) + 1
+        self.seen.append(Reading(solution, -number, number > self._too_large))
+        self._clock.now_s += 100.0 if number == self._last else 0.0
+        return self.seen[-1]
+
+
+def leanest(readings: Any) -> Choice:
+    solver = Solver(PlainChain(6).problem())
+    fastest = solver.fastest()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(read, "leanest_at_once", lambda *_: readings.read(fastest))
+        return read._leanest(readings, solver, fastest, None)
+
+
+@pytest.mark.parametrize("last", [2, None], ids=["late", "in time"])
+def test_of_the_lean_plans_the_fastest_that_fits_is_taken(
+    monkeypatch: pytest.MonkeyPatch, last: int | None
+) -> None:
+    """Of all that were read, the first one not, even if the time limit is over by then."""
+    monkeypatch.setattr(effort, "time", clock := Clock())
+    readings = Readings(1, clock, last)
+    taken = leanest(readings)
+    assert len(readings.seen) == (last or len(readings.seen)) > 1
+    times = [found.solution.timeline.time_us for found in readings.seen[1:]]
+    assert (taken.fits, taken.solution.timeline.time_us) == (True, min(times))
+
+
+def test_a_refusal_tells_of_all_that_was_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan that was read to be smallest is known without a search; the others are not."""
+    monkeypatch.setattr(effort, "time", clock := Clock())
+    refused = leanest(readings := Readings(100, clock))
+    assert refused.needed_nbytes == -len(readings.seen)
+    assert "smallest" not in readings.seen[-1].solution.tried
+    assert "smallest" in refused.solution.tried

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -164,12 +165,29 @@ def test_a_budget_of_the_wrong_type_is_an_error(budget: object) -> None:
         solve(tiny(), budget)  # type: ignore[arg-type]
 
 
+def test_sizes_that_no_machine_counts_are_an_error() -> None:
+    """Up to 2^60 bytes together are planned for; more are not."""
+    values = (Value("a", 1 << 59), Value("g", (1 << 59) - 5))
+    ops = (Op("f", (), ("a",), 1.0, 5), Op("b", ("a",), ("g",), 1.0, phase=BACKWARD))
+    problem = Problem(values, ops, ("g",))
+    assert solve(problem, 1 << 60).status is Status.OPTIMAL
+    with pytest.raises(ProblemError, match="together are 1152921504606846977 bytes"):
+        replace(problem, resident_nbytes=1)
+
+
 def test_negative_numbers_are_errors() -> None:
     """Neither budget nor time limit can be negative."""
     with pytest.raises(ValueError, match="negative"):
         solve(tiny(), -1)
     with pytest.raises(ValueError, match="time_limit_s"):
         Solver(tiny(), time_limit_s=-1)
+
+
+@pytest.mark.parametrize("limit", [{"time_limit_s": -1.0}, {"effort": -1.0}, {"effort": math.nan}])
+def test_limits_of_one_call_are_looked_at_too(limit: dict[str, float]) -> None:
+    """As those of the solver are."""
+    with pytest.raises(ValueError, match=f"{next(iter(limit))} is .*: give"):
+        Solver(tiny()).solve(20, **limit)
 
 
 def test_a_time_limit_of_zero_gives_the_best_simple_plan() -> None:
@@ -188,11 +206,13 @@ def test_a_time_limit_of_zero_gives_the_best_simple_plan() -> None:
         Problem((), ()),
         Problem((Value("a", 5),), (Op("f", (), ("a",), 1.0),), ("a",)),
         Problem((Value("g", 5),), (Op("b", (), ("g",), 1.0, phase=BACKWARD),), ("g",)),
+        Problem((), (Op("f", (), (), 1.0, 5), Op("b", (), (), 1.0, phase=BACKWARD))),
+        Problem((), (Op("f", (), (), 1.0, 5, Phase.ANY),)),
     ],
-    ids=["empty", "no backward", "no forward"],
+    ids=["empty", "no backward", "no forward", "no values", "no values, no phases"],
 )
 def test_degenerate_problems_have_plans(problem: Problem) -> None:
-    """A step without a forward, without a backward, or without both."""
+    """A step without a forward, without a backward, without both, or without values."""
     found = solve(problem, 5)
     assert check(problem, found.plan, 5) == []
     assert found.status is Status.OPTIMAL

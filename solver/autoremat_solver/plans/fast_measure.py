@@ -142,7 +142,7 @@ def spans(events: Events, ops: Ints) -> Spans:
     writes = events.writes[which][order]
     made = np.flatnonzero(writes)
     begins = np.append(True, value[1:] != value[:-1])[: len(value)]
-    final = np.append(made[1:], len(value)) - 1
+    final = np.append(made[1:], len(value))[: len(made)] - 1
     value, born, last = value[made], step[made], step[final]
     first = np.append(True, value[1:] != value[:-1])[: len(value)]
     last[first & events.pinned[value]] = len(ops) - 1
