@@ -201,10 +201,9 @@ class _Search:
             return tight + _spread(over, here, FEW, 2, [*cuts, *tight])
         apart = max(1, len(here) // (8 * len(cuts) + 16))
         is_large = FEW * self._spine.needed_after[0] > MOST_COLUMNS
-        if stage == 0 and is_large and (early := _records(load)[:FEW]):
-            return early
         early = _records(load)[: FEW // 2] if stage == 0 else []
-        new = _spread(over, here, max(FEW, len(cuts) // 2), apart, [*cuts, *early]) or over[:1]
+        count = FEW - len(early) if is_large else max(FEW, len(cuts) // 2)
+        new = _spread(over, here, count, apart, [*cuts, *early]) or over[:1]
         if early or new:
             return [*early, *new]
         ends = [*cuts[1:], len(here)]
