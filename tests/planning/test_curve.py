@@ -88,8 +88,13 @@ def test_no_plan_is_above_a_strategy_that_its_peak_holds(monkeypatch):
     def slow(point):
         return replace(point, time_us=10 * point.time_us)
 
-    planned = curve._planned
-    monkeypatch.setattr(curve, "_planned", lambda *given: slow(planned(*given)))
+    point = curve._point
+
+    def planned(subject, plan, label, kind):
+        found = point(subject, plan, label, kind)
+        return slow(found) if kind is PointKind.PLAN else found
+
+    monkeypatch.setattr(curve, "_point", planned)
     report, _ = curve_of(Residual(4))
     shown = [p for p in report.curve if p.kind is PointKind.PLAN]
     rivals = [p for p in report.curve if p.kind is not PointKind.PLAN]
