@@ -58,7 +58,6 @@ from autoremat_solver.problem import Phase
 from autoremat_solver.program.formulation import LinearProgram, Row
 
 Vector = NDArray[np.float64]
-Numbers = NDArray[np.int64]
 Columns = dict[int, int]
 
 DENSE = 24  # cuts before a value's last read, at each of which it has columns
@@ -134,11 +133,6 @@ class IntervalProgram:
         ]
         pairs = [(op, v) for op, own in enumerate(self._own) for v in own]
         self._own_op, self._own_value = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-
-    @property
-    def column_count(self) -> int:
-        """How large the program is."""
-        return len(self._costs)
 
     def _column(self, cost: float, upper: float = 1.0) -> int:
         self._costs.append(cost)

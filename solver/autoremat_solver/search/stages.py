@@ -27,8 +27,9 @@ from autoremat_solver.search.rearrange import rearranged
 from autoremat_solver.search.smallest import smallest_candidate
 from autoremat_solver.search.state import Search
 
-GOOD_ENOUGH, AT_MOST = 2e-3, 1e-2  # gaps at which the longer searches are left out: the first for
-MEDIUM = 750  # operations, in proportion for more, as a search gains less there
+# A gap at which the longer searches are left out; it grows with the problem: they gain less there.
+GOOD_ENOUGH, MOST_GAP = 2e-3, 1e-2
+MEDIUM = 750  # operations up to which the first one holds
 SMALL = 600  # operations of a problem that gets a stage's effort; others get it in proportion
 LEAST, MOST = 0.03, 3.0  # times a stage's effort, that any problem gets
 BASINS = 3  # starts that are rearranged, next to the budget
@@ -144,7 +145,6 @@ def _rearrange(search: Search, budget_nbytes: int, effort: Effort) -> None:
 
 
 def _anneal(search: Search, budget_nbytes: int, effort: Effort) -> None:
-    """In proportion to the operations, however many: each has to find its place."""
     indexed, members = search.indexed, search.front.members
     schedules = [m.steps for m in members]
     for steps in annealed(indexed, schedules, budget_nbytes, effort):
@@ -166,7 +166,7 @@ def _is_open(search: Search, budget_nbytes: int) -> bool:
     if best is None:
         return True
     enough = GOOD_ENOUGH * max(1.0, len(search.indexed.phase) / MEDIUM)
-    target_us = best.time_us / (1 + min(enough, AT_MOST))
+    target_us = best.time_us / (1 + min(enough, MOST_GAP))
     return search.bound_us(budget_nbytes, target_us) < target_us
 
 
