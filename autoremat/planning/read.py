@@ -37,8 +37,8 @@ def choose_by_reading(subject: Subject, solver: Solver, budget_nbytes: int) -> C
     depend on the budget, so the peak that it reaches is accepted when it is asked for. A reading
     lasts as long as half a compile.
 
-    The solver's time limit is for all of it: when it is over, nothing more is searched for or
-    read, but for torch's own partition, if it may fit, the first plan, and the leanest.
+    The solver's time limit is for all of it: when it is over, nothing more is searched for, and
+    nothing more is read once a plan fits.
     """
     cut_off = CutOff(solver.time_limit_s)
     reader = Reader(subject, budget_nbytes)
@@ -97,10 +97,12 @@ def _leanest(reader: Reader, solver: Solver, fastest: Solution, own: Choice | No
         reader.subject, lambda plan, name: reader.read(with_plan(fastest, problem, plan, name))
     )
     choices: list[Choice] = []
-    for solution in _lean_plans(ladder, fastest, cut_off):
-        choices.append(reader.read(solution))
-        if cut_off.is_over:
+    # All are searched for before the first is read: readings may last, and what is named has to be
+    # found again where they last longer.
+    for solution in list(_lean_plans(ladder, fastest, cut_off)):
+        if cut_off.is_over and any(choice.fits for choice in choices):
             break
+        choices.append(reader.read(solution))
     known = [at_once, *choices] if own is None else [at_once, *choices, own]
     fitting = [choice for choice in known if choice.fits]
     best = min(fitting, key=_time) if fitting else min(known, key=lambda c: c.needed_nbytes)

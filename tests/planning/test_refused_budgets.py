@@ -167,6 +167,14 @@ def test_of_the_lean_plans_the_fastest_that_fits_is_taken(
     assert (taken.fits, taken.solution.timeline.time_us) == (True, min(times))
 
 
+def test_however_late_it_is_a_plan_that_fits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a refusal named on an idle machine has to be accepted on a busy one."""
+    monkeypatch.setattr(effort, "time", clock := Clock())
+    taken = leanest(readings := Readings(3, clock, last=2))
+    assert taken.fits
+    assert len(readings.seen) == 4
+
+
 def test_a_refusal_tells_of_all_that_was_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan that was read to be smallest is known without a search; the others are not."""
     monkeypatch.setattr(effort, "time", clock := Clock())
