@@ -344,8 +344,8 @@ def optimize(
             "save_masks" draws once and keeps what the backward needs. Without it, "replay" where
             that is known to be safe on the device.
         time_limit: seconds to choose a plan, per graph. Under Inductor the code that it would
-            generate is read meanwhile; that cannot be cut short, and up to three plans are read
-            however late it is.
+            generate is read meanwhile; that cannot be cut short, and however late it is, lean
+            plans are read until one fits.
         strict: raise where a graph cannot be planned, instead of a warning and torch's plan.
         verbose: show progress and one summary line.
 
