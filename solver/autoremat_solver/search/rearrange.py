@@ -188,7 +188,7 @@ class Rearranger:
     def _repair_step(
         self, layout: Layout, excess: int, noise: float, barred: set[tuple[int, int, int]]
     ) -> Layout | None:
-        """What the first change leads to that brings less excess, else the one that brings least."""
+        """What the first change leads to that brings less excess; else what has the least then."""
         changes = self._changes(layout, noise, barred)
         found: list[Layout] = []
         for change in [*(() if noise else together(changes)), *changes[:TRIED]]:
