@@ -228,7 +228,7 @@ class OptimizedCall(Present):
     def _variant_for(self, model: nn.Module) -> _Variant:
         """The first plan that leaves room for the gradients that exist now."""
         gradient_nbytes = _gradient_nbytes(model)
-        self._share_budgets(model)
+        self._share_budgets()
         for variant in self._variants:
             steps = variant.session.steps
             if not steps.is_planned:
@@ -240,12 +240,10 @@ class OptimizedCall(Present):
         self._variants.append(self._new_variant(model))
         return self._variants[-1]
 
-    def _share_budgets(self, model: nn.Module) -> None:
+    def _share_budgets(self) -> None:
         """Plan steps anew whose graphs, planned one after the other, do not fit together."""
-        for number, variant in enumerate(self._variants):
-            session = variant.session.replanned()
-            if session is not None:
-                self._variants[number] = _variant(model, session)
+        for variant in self._variants:
+            variant.session.settle()
 
     def _global_hooks_came_later(self) -> bool:
         """Whether all modules have hooks that code compiled earlier does not run.
