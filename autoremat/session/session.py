@@ -298,8 +298,13 @@ class Session:
         with self._settling:
             if not self.steps.is_unsettled:
                 return False
-            with self.progress:
-                self._plan_anew()
+            try:
+                with self.progress:
+                    self._plan_anew()
+            except Exception as error:  # the step can go on as it did
+                why = f"{type(error).__name__}: {error}"
+                self.told.fall_back("AR116", cause=error, graph="The step", error=why)
+            self.steps.settled()
             return True
 
     def _plan_anew(self) -> None:
@@ -312,21 +317,22 @@ class Session:
                 target_nbytes, around, self._setting, is_nested=steps.is_nested
             )
             parts = {allotted.plan: self._part_anew(allotted, target_nbytes) for allotted in found}
-            rich_from = {a.graph: a.first_run for a in found if a.first_run}
-            steps.graphs.take(parts, rich_from)
+            steps.graphs.take(parts, {a.graph: a.first_run for a in found if a.first_run})
             above_nbytes = steps.graphs.peak_nbytes(around) - steps.budget_nbytes
-            if above_nbytes <= 0:  # else generated code takes more than was foreseen
+            target_nbytes -= above_nbytes  # generated code may take more than was foreseen
+            if above_nbytes <= 0 or not all(part.choice.fits for part in parts.values()):
                 break
-            target_nbytes -= above_nbytes
         for name in dict.fromkeys(allotted.graph for allotted in found):
-            plans = [parts[a.plan] for a in found if a.graph == name]
-            self.codes[name].keep(plans)
-            self.planned[self._fingerprints[name]] = [
-                PlannedGraph(p.subject.joint, p.choice.forward, p.choice.backward).copied()
-                for p in plans
-            ]
-        steps.settled()
+            self._take(name, [parts[a.plan] for a in found if a.graph == name])
         self.progress.finish(one_line(self.report()))
+
+    def _take(self, name: str, plans: Sequence[Part]) -> None:
+        """A graph has these plans from now on."""
+        self.codes[name].keep(plans)
+        self.planned[self._fingerprints[name]] = [
+            PlannedGraph(p.subject.joint, p.choice.forward, p.choice.backward).copied()
+            for p in plans
+        ]
 
     def _part_anew(self, allotted: Allotted, budget_nbytes: int) -> Part:
         steps, name = self.steps, allotted.graph

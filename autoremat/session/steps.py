@@ -53,6 +53,8 @@ class Steps:
         told: what the user was told.
         settle: plans the step anew if that is due.
         settlings: how often it was planned anew.
+        number: of the latest step, from 1 on.
+        compiled_in: number of the step, for each time that a graph was compiled.
         is_nested: whether each backward so far came before those of earlier runs.
         surroundings: what is held beside the graphs.
         audit: looks into steps.
@@ -69,6 +71,8 @@ class Steps:
     settle: Callable[[], object] = field(default=lambda: None, init=False)
     settlings: int = field(default=0, init=False)
     is_nested: bool = field(default=True, init=False)
+    number: int = field(default=0, init=False)
+    compiled_in: list[int] = field(default_factory=list, init=False)
     _settled_for: list[str] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -100,6 +104,7 @@ class Steps:
     def begin(self) -> None:
         """A training call begins: one step with those before it whose backward is to come."""
         waiting = self._waiting
+        self.number += not waiting
         self.graphs.begin(waiting)
         self.surroundings.begin_step(is_open=bool(waiting))
 
@@ -208,6 +213,7 @@ class Steps:
     def telling(self, name: str, code: Code, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """A compiled graph, which tells the step and the ledger that it runs."""
         sizes = Sizes.among(example_inputs, self.graphs.parts[name].growth)
+        self.compiled_in.append(self.number)
 
         def run(*args: Any) -> Any:
             # Between buckets of DistributedDataParallel, Dynamo runs it on fake tensors.
@@ -216,8 +222,7 @@ class Steps:
             given = sizes.given(args)
             self.notice()
             plan = self.graphs.next_plan(name)
-            compiled, part = code.of(self.graphs.parts[plan])
-            self.graphs.parts[plan] = part
+            compiled, part = self._code_of(code, plan)
 
             def find_part() -> Part:
                 return part.at(sizes.numbers(given))
@@ -235,6 +240,14 @@ class Steps:
             return outputs
 
         return run
+
+    def _code_of(self, code: Code, plan: str) -> tuple[Callable[..., Any], Part]:
+        """What runs under a plan, and the plan that this is: the one before if it cannot be."""
+        compiles = code.compiles
+        compiled, self.graphs.parts[plan] = code.of(self.graphs.parts[plan])
+        if code.compiles > compiles:
+            self.compiled_in.append(self.number)
+        return compiled, self.graphs.parts[plan]
 
     def _forward_begins(
         self,
