@@ -23,7 +23,7 @@ from torch import nn
 from autoremat import _torch
 from autoremat.ask.options import Options
 from autoremat.ask.plan_file import write
-from autoremat.backend import with_own_code
+from autoremat.backend import session_behind, with_own_code
 from autoremat.errors import FallbackError, FallbackWarning
 from autoremat.fallbacks import fallback
 from autoremat.graph.selectors import Selection
@@ -228,7 +228,7 @@ class OptimizedCall(Present):
     def _variant_for(self, model: nn.Module) -> _Variant:
         """The first plan that leaves room for the gradients that exist now."""
         gradient_nbytes = _gradient_nbytes(model)
-        self._share_budgets(model)
+        self._share_budgets()
         for variant in self._variants:
             steps = variant.session.steps
             if not steps.is_planned:
@@ -240,12 +240,10 @@ class OptimizedCall(Present):
         self._variants.append(self._new_variant(model))
         return self._variants[-1]
 
-    def _share_budgets(self, model: nn.Module) -> None:
+    def _share_budgets(self) -> None:
         """Plan steps anew whose graphs, planned one after the other, do not fit together."""
-        for number, variant in enumerate(self._variants):
-            session = variant.session.replanned()
-            if session is not None:
-                self._variants[number] = _variant(model, session)
+        for variant in self._variants:
+            variant.session.settle()
 
     def _global_hooks_came_later(self) -> bool:
         """Whether all modules have hooks that code compiled earlier does not run.
@@ -406,15 +404,19 @@ def _obstacle(model: nn.Module) -> FallbackWarning | None:
 
 
 def report(model: nn.Module) -> Report:
-    """What was planned for an optimised model.
+    """What was planned for an optimised model, or one compiled with our backend.
+
+    Of a block that was compiled by itself, it is the report of all blocks with its options.
 
     Raises:
         ValueError: if the model was not optimised, or has not run a training step yet.
     """
-    call = optimized_call(model)
-    if not call.session.steps.is_planned and not call.session.told.fallbacks:
+    session = session_behind(model.parameters())
+    if session is None or isinstance(_torch.compiled_call(model), OptimizedCall):
+        session = optimized_call(model).session
+    if not session.steps.is_planned and not session.told.fallbacks:
         raise ValueError("Nothing is planned yet: that happens at the first training call.")
-    return call.session.report()
+    return session.report()
 
 
 def save_plan(model: nn.Module, path: str | Path) -> None:

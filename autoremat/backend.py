@@ -7,10 +7,11 @@ Leaves: a compiled callable. Registered by entry point, so no import of autorema
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+import torch
 from torch import fx
 
 from autoremat import _torch
@@ -56,6 +57,17 @@ def autoremat(
 
     run.session = session  # type: ignore[attr-defined]
     return run
+
+
+def session_behind(tensors: Iterable[torch.Tensor]) -> Session | None:
+    """The session of graphs that were called with these parameters; the one of most of them."""
+    wanted = set(map(id, tensors))
+
+    def known(session: Session) -> int:
+        return sum(id(leaf) in wanted for leaf in session.steps.audit.arguments.leaves())
+
+    best = max(_mappings, key=known, default=None)
+    return best if best is not None and known(best) else None
 
 
 def _session_of(options: Mapping[str, Any] | None) -> Session:

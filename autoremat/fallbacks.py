@@ -125,6 +125,12 @@ REASONS = {
             "gives.",
         ),
         Reason(
+            "AR116",
+            "{graph} keeps the plan that it has: by another one it could not be compiled: {error}.",
+            "The step runs as before, and a warning says so if it is above its budget. This is a "
+            "defect of autoremat: please report it.",
+        ),
+        Reason(
             "AR201",
             "No parameter of the model needs a gradient, so there is no backward to plan: the "
             "model runs unchanged.",

@@ -99,11 +99,8 @@ def plan(
     offline = Offline(curve, time_limit / 3)
     steps = Steps(options, replans=REPLANS, offline=offline)
     session = Session(steps, lambda _: resident)
-    next_session: Session | None = session
-    while next_session is not None:
-        session = next_session
-        _run(session, faker, twin, fakes, fake_keywords)
-        next_session = session.replanned()
+    _run(session, faker, twin, fakes, fake_keywords)
+    session.settle()
     report = session.report()
     _require_planned(report)
     if save_to is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,9 +18,16 @@ from torch._dynamo.utils import counters as dynamo_counters
 from torch._functorch._aot_autograd import graph_compile
 from torch._functorch.aot_autograd import aot_function
 from torch._functorch.compile_utils import fx_graph_cse
-from torch._guards import CompileContext, detect_fake_mode
+from torch._guards import (
+    CompileContext,
+    TracingContext,
+    compile_context,
+    detect_fake_mode,
+    tracing,
+)
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutput
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -31,6 +38,7 @@ __all__ = [
     "BoxedCodeGen",
     "CheckpointPolicy",
     "DataDependentOutput",
+    "DynamoGraph",
     "activation_memory_budget",
     "aot_autograd",
     "as_boxed",
@@ -91,6 +99,76 @@ def compile_number() -> int:
     """How often the frame was compiled before."""
     compile_id = CompileContext.current_compile_id()
     return int(compile_id.frame_compile_id or 0) if compile_id is not None else 0
+
+
+class DynamoGraph:
+    """A graph that Dynamo compiles now, kept so that it can be compiled again without Dynamo.
+
+    It holds no tensor of the user's: inputs are fakes, with the symbols that Dynamo's guards know.
+    """
+
+    def __init__(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
+        """Of the compile in progress, before anything changes the module."""
+        context = TracingContext.try_get()
+        self._fake_mode = context.fake_mode if context is not None else None
+        self._compile_context = CompileContext.try_get()
+        self._module = _copied(module)
+        self.inputs = list(map(self._faked, example_inputs))
+
+    def _faked(self, value: Any) -> Any:
+        is_real = isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
+        return self._fake_mode.from_tensor(value) if is_real and self._fake_mode else value
+
+    @property
+    def can_compile_again(self) -> bool:
+        """Whether Dynamo compiles it, not code that calls a backend by itself."""
+        return self._fake_mode is not None and self._compile_context is not None
+
+    @contextlib.contextmanager
+    def compiling_again(self) -> Iterator[fx.GraphModule]:
+        """The graph, to be compiled within; what is compiled may not depend on more than before.
+
+        Raises:
+            RuntimeError: at the end, if the compile has asked for guards that Dynamo does not have.
+        """
+        assert self._fake_mode is not None
+        context = TracingContext(self._fake_mode)
+        with compile_context(self._compile_context), tracing(context), self._noting_guards():
+            yield _copied(self._module)
+
+    @contextlib.contextmanager
+    def _noting_guards(self) -> Iterator[None]:
+        env = self._fake_mode.shape_env if self._fake_mode is not None else None
+        if env is None:
+            yield
+            return
+        was_frozen, known = env.frozen, len(env.guards)
+        env.frozen = False  # else it would drop what is asked of it
+        try:
+            yield
+        finally:
+            env.frozen = was_frozen
+        if env.guards[known:]:
+            asked = env.guards[known].expr
+            raise RuntimeError(f"Compiled again, the graph depends on {asked}, which is no guard.")
+
+
+def _copied(module: fx.GraphModule) -> fx.GraphModule:
+    """Dynamo's graph over a copy of its nodes, with all that AOTAutograd reads off it."""
+    graph = fx.Graph()
+    nodes: dict[fx.Node, fx.Node] = {}
+    output: Any = graph.graph_copy(module.graph, nodes, return_output_node=True)
+    results, original = output
+    graph.output(results).meta = dict(original.meta)
+    for before, after in nodes.items():
+        after.meta = dict(before.meta)
+        if hasattr(before, "_dynamo_source"):
+            after._dynamo_source = before._dynamo_source  # type: ignore[attr-defined]
+    copied = fx.GraphModule(module, graph)
+    copied.meta = dict(module.meta)
+    if hasattr(module, "_param_name_to_source"):
+        copied._param_name_to_source = module._param_name_to_source
+    return copied
 
 
 def _is_opaque(node: fx.Node) -> bool:

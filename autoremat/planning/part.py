@@ -107,6 +107,25 @@ class Part:
         """The real peak, so much being held beside the graph."""
         return self.resident_nbytes + _beside(self.own_peaks, found)
 
+    def with_optimizer(self, resident: Resident) -> Part:
+        """The same graph and plan, beside the optimizer of a step that holds this."""
+        optimizer_nbytes = resident.parts.optimizer_nbytes
+        more_nbytes = optimizer_nbytes - self.resident.parts.optimizer_nbytes
+        lowered = self.subject.lowered
+        shell = replace(
+            lowered.shell,
+            resident_nbytes=lowered.shell.resident_nbytes + more_nbytes,
+            optimizer_nbytes=resident.transient_nbytes,
+        )
+        parts = replace(self.resident.parts, optimizer_nbytes=optimizer_nbytes)
+        return replace(
+            self,
+            subject=replace(self.subject, lowered=replace(lowered, shell=shell)),
+            choice=replace(self.choice, peak_nbytes=self.choice.peak_nbytes + more_nbytes),
+            resident=replace(resident, parts=parts, storages=self.resident.storages),
+            _reports={},
+        )
+
     def at(self, numbers: Symbols) -> Part:
         """The same graph and plan, its symbolic sizes standing for other numbers."""
         planned = sizes_of(self.subject)
@@ -129,7 +148,7 @@ class Part:
         """Of forward and backward, above what is resident and what is held beside the graph."""
         problem = as_chosen(self.subject, self.choice).lowered.problem
         plan = self.choice.solution.plan
-        return _shared_out(problem, plan, self.choice.peak_nbytes, self.counted)
+        return shared_out(problem, plan, self.choice.peak_nbytes, self.counted)
 
     @functools.cached_property
     def keeping_peak_nbytes(self) -> int:
@@ -149,7 +168,7 @@ class Part:
     def _baseline(self, found: Beside) -> Baseline:
         """The step without a plan, so much being held beside the graph."""
         counted, problem = self.choice.baseline(), self.subject.lowered.problem
-        own = _shared_out(problem, as_written(problem), counted.peak_nbytes, self.counted)
+        own = shared_out(problem, as_written(problem), counted.peak_nbytes, self.counted)
         return counted._replace(peak_nbytes=self.resident_nbytes + _beside(own, found))
 
 
@@ -159,7 +178,7 @@ def _beside(own_peaks: tuple[int, int], found: Beside) -> int:
     return max(forward_nbytes + found.held_nbytes, backward_nbytes + found.most_nbytes)
 
 
-def _shared_out(problem: Problem, plan: Plan, peak_nbytes: int, counted: Beside) -> tuple[int, int]:
+def shared_out(problem: Problem, plan: Plan, peak_nbytes: int, counted: Beside) -> tuple[int, int]:
     """Peaks of forward and backward, above what is resident and what was counted beside them.
 
     A compiler's peak is known as a whole: it is shared out as the simulator's is.
@@ -179,3 +198,14 @@ def _gradients_by_input(joint: JointGraph) -> dict[fx.Node, fx.Node]:
     gradients = results[joint.num_fwd_outputs :]
     pairs = zip(joint.primals, gradients, strict=False)  # effect tokens follow
     return {node: gradient for node, gradient in pairs if isinstance(gradient, fx.Node)}
+
+
+def may_repeat(joint: JointGraph) -> bool:
+    """Whether a graph can be one of many alike: it hands a gradient back to code before it.
+
+    And its result is no loss. Only a step that has run shows whether it is.
+    """
+    returned = _gradients_by_input(joint)
+    hands_back = any(node not in joint.static_inputs for node in returned)
+    sizes = (_torch.tensor_leaves(_torch.fake_value(node)) for node in joint.fwd_outputs)
+    return hands_back and any(tensor.dim() for tensors in sizes for tensor in tensors)

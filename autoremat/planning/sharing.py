@@ -1,120 +1,226 @@
-"""How the graphs of a step share its budget.
+"""How the runs of a step share its budget.
 
-Enters: what each graph must keep and could keep for its backward. Leaves: a `Split`, and graphs
-placed beside the others. Guarantees: of graphs that are not those that a split was made for,
-nothing is taken as known: how to share is known only after a whole forward.
+Enters: the graphs of a step, each with `Way`s to run it, and the order of their runs. Leaves: for
+each graph a `Share`: one way for all of its runs, or two, the richer one for its last runs.
+Guarantees: of what was tried, nothing that fits is left for what does not, nor for what is slower.
+
+What a run keeps until its backward is held beside all runs after it, and beside none before it. So
+a richer way costs least in the last runs, and nothing in the very last, whose own backward comes
+first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
-from autoremat_solver import Plan, Problem, simulate
-from autoremat_solver.policies import recompute_all
-
-from autoremat import _torch
-from autoremat.graph.joint_graph import JointGraph
-from autoremat.planning.nesting import Beside, beside, placed
-from autoremat.planning.part import Part
-from autoremat.problem.lower import as_written
-from autoremat.problem.shell import LOSS_BOUNDARY
-from autoremat.problem.subject import Subject
+from autoremat.planning.nesting import Around, Beside
 
 
 @dataclass(frozen=True)
-class Split:
-    """How the graphs of a step share its budget. Without any graph, nothing is known of it.
+class Way:
+    """A plan that a graph could have, in numbers.
 
     Attributes:
-        share: of what a graph could keep for its backward beyond the least that it must keep, how
-            much it may keep. One number for all graphs, whatever the sizes of the batch.
-        graphs: signature of each graph.
-        order: the number of each run: of its graph, or beyond those of a layer in eager mode.
-        crossing_nbytes: by number, what the share gave a graph when the split was made.
-        gradient_nbytes: by number, gradients of parameters that a graph's backward returns.
+        crossing_nbytes: what it keeps from forward to backward.
+        forward_nbytes: peak of its forward, above what is resident and held beside the graph.
+        backward_nbytes: peak of its backward, the same.
+        time_us: duration of both.
     """
 
-    share: float = 1.0
-    graphs: tuple[int, ...] = ()
-    order: tuple[int, ...] = ()
-    crossing_nbytes: tuple[int, ...] = ()
-    gradient_nbytes: tuple[int, ...] = ()
+    crossing_nbytes: int
+    forward_nbytes: int
+    backward_nbytes: int
+    time_us: float
 
-    def knows(self, joint: JointGraph, number: int) -> bool:
-        """Whether the graph is the one that had this number.
-
-        Code that does something at its first call only has other graphs at the second.
-        """
-        return self.graphs[number : number + 1] == (signature(joint),)
-
-    def beside(self, subject: Subject, earlier: Sequence[Part], held_nbytes: int) -> Beside:
-        """What is held beside a graph that is being planned.
-
-        Args:
-            subject: the graph alone.
-            earlier: the graphs that ran before it.
-            held_nbytes: what crosses their forwards and backwards.
-        """
-        number = len(earlier)
-        if not self.knows(subject.joint, number):
-            return Beside(held_nbytes)
-        planned = [part.crossing_nbytes for part in earlier]
-        own = self._crossing_nbytes(subject)
-        crossing = [*planned, own, *self.crossing_nbytes[number + 1 :]]
-        return beside(self.order, number, crossing, self.gradient_nbytes)
-
-    def place(
-        self,
-        subject: Subject,
-        number: int,
-        found: Beside,
-        budget_nbytes: int,
-        *,
-        eager_nbytes: int = 0,
-    ) -> Subject:
-        """A graph with what the others take from the budget, as far as that is known.
-
-        Args:
-            subject: the graph alone.
-            number: how many graphs of the step come before it.
-            found: what is held beside it.
-            budget_nbytes: of the whole step.
-            eager_nbytes: what code in eager mode takes between its forward and backward.
-        """
-        room_nbytes = eager_nbytes
-        is_last = self.order[-1:] == (number,) and self.order.count(number) == 1
-        if self.knows(subject.joint, number) and not is_last:
-            taken = subject.lowered.shell.resident_nbytes + found.held_nbytes
-            own_nbytes = self._crossing_nbytes(subject)
-            room_nbytes = max(room_nbytes, budget_nbytes - taken - own_nbytes)
-        return replace(subject, lowered=placed(subject.lowered, found, room_nbytes))
-
-    def _crossing_nbytes(self, subject: Subject) -> int:
-        least_nbytes, most_nbytes = crossing_range(subject.lowered.problem)
-        return least_nbytes + int(self.share * (most_nbytes - least_nbytes))
+    def peak_beside(self, found: Beside) -> int:
+        """Of both, above what is resident."""
+        forward_nbytes = self.forward_nbytes + found.held_nbytes
+        return max(forward_nbytes, self.backward_nbytes + found.most_nbytes)
 
 
-ALONE = Split()
+@dataclass(frozen=True)
+class Member:
+    """A graph of a step.
+
+    Attributes:
+        resident_nbytes: live all the time, as far as this graph counts it.
+        gradient_nbytes: gradients of parameters that each of its backwards returns.
+        ways: how it could run, the leanest first.
+    """
+
+    resident_nbytes: int
+    gradient_nbytes: int
+    ways: tuple[Way, ...]
 
 
-def signature(joint: JointGraph) -> int:
-    """Equal for graphs of the same operations, whatever the sizes of their tensors."""
-    targets = (node.target for node in joint.nodes)
-    return hash(tuple(str(t) for t in targets if isinstance(t, _torch.OpOverload)))
+@dataclass(frozen=True)
+class Share:
+    """How a graph runs.
+
+    Attributes:
+        lean: number of its way in all runs but the last ones.
+        rich: in these.
+        rich_runs: how many these are; none if `rich` is `lean`.
+    """
+
+    lean: int
+    rich: int = -1
+    rich_runs: int = 0
 
 
-def crossing_range(problem: Problem) -> tuple[int, int]:
-    """What crosses to the backward at least, and where nothing is recomputed."""
-    least_nbytes, most_nbytes = (
-        _crossing_nbytes(problem, plan) for plan in (recompute_all(problem), as_written(problem))
-    )
-    return min(least_nbytes, most_nbytes), most_nbytes
+@dataclass(frozen=True)
+class Shared:
+    """A step: what its peak and its time are, however its runs share the budget.
+
+    Attributes:
+        members: its graphs.
+        order: the number of each run: of a graph, or beyond those of a layer in eager mode.
+        eager_gradients: bytes of gradients, by layer in eager mode.
+        around: what it holds beside its graphs.
+        existing_nbytes: gradients that exist before it, to which its own are added.
+        is_nested: whether the backward of a later run comes first; else all runs of a graph are
+            alike, as no run is the last.
+    """
+
+    members: Sequence[Member]
+    order: Sequence[int]
+    eager_gradients: Sequence[int]
+    around: Around
+    existing_nbytes: int
+    is_nested: bool = True
+
+    def peak_nbytes(self, shares: Sequence[Share]) -> int:
+        """The highest of all forwards and backwards, and of code in eager mode."""
+        later = sum(map(self._gradient_nbytes, self.order))
+        held, peak, around = self.around.held_nbytes, 0, self.around
+        for number, way in self._runs(shares):
+            later -= self._gradient_nbytes(number)
+            if way is None:
+                continue
+            returned = around.returned_nbytes + max(0, later - self.existing_nbytes)
+            own = max(way.forward_nbytes, returned + way.backward_nbytes)
+            peak = max(peak, self.members[number].resident_nbytes + held + own)
+            held += way.crossing_nbytes
+        if around.eager_nbytes:
+            resident = max(member.resident_nbytes for member in self.members)
+            peak = max(peak, resident + held - around.held_nbytes + around.eager_nbytes)
+        return peak
+
+    def time_us(self, shares: Sequence[Share]) -> float:
+        """Of all runs."""
+        return math.fsum(way.time_us for _, way in self._runs(shares) if way is not None)
+
+    def runs_of(self, number: int) -> int:
+        """How often a graph runs."""
+        return sum(1 for other in self.order if other == number)
+
+    def _runs(self, shares: Sequence[Share]) -> Iterator[tuple[int, Way | None]]:
+        """Each run's number and way, which a layer in eager mode has not."""
+        left = Counter(self.order)
+        for number in self.order:
+            left[number] -= 1
+            if number >= len(self.members):
+                yield number, None
+                continue
+            share, ways = shares[number], self.members[number].ways
+            yield number, ways[share.rich if left[number] < share.rich_runs else share.lean]
+
+    def _gradient_nbytes(self, number: int) -> int:
+        if number < len(self.members):
+            return self.members[number].gradient_nbytes
+        return self.eager_gradients[number - len(self.members)]
 
 
-def _crossing_nbytes(problem: Problem, plan: Plan) -> int:
-    """Bytes that live between the forward and the backward of a plan."""
-    boundary = problem.op_by_name[LOSS_BOUNDARY]
-    own = boundary.workspace_nbytes + sum(problem.value_by_name[n].nbytes for n in boundary.outputs)
-    live_nbytes = simulate(problem, plan).live_nbytes[plan.schedule.index(LOSS_BOUNDARY)]
-    return live_nbytes - own - problem.resident_nbytes
+def divide(shared: Shared, budget_nbytes: int) -> list[Share]:
+    """A share for each graph: the fastest found whose peak is within the budget.
+
+    Bytes go first where they save the most time each, one run after the other; then every graph is
+    given the best pair of ways beside what the others have.
+    """
+    shares = _by_worth(shared, budget_nbytes)
+    for number in range(len(shared.members)):
+        shares = _best_pair(shared, shares, number, budget_nbytes)
+    return [share if share.rich != share.lean else Share(share.lean) for share in shares]
+
+
+def _by_worth(shared: Shared, budget_nbytes: int) -> list[Share]:
+    hulls = [_hull(member.ways) for member in shared.members]
+    shares = [Share(hull[0], hull[0]) for hull in hulls]
+    open_numbers = set(range(len(shares)))
+    while open_numbers:
+        steps = {n: _richer(shared, shares, n, hulls[n]) for n in sorted(open_numbers)}
+        best = max(steps, key=lambda n: steps[n][1])
+        share, worth = steps[best]
+        tried = [*shares[:best], share, *shares[best + 1 :]]
+        if worth > 0 and shared.peak_nbytes(tried) <= budget_nbytes:
+            shares = tried
+        else:
+            open_numbers.remove(best)
+    return shares
+
+
+def _richer(
+    shared: Shared, shares: Sequence[Share], number: int, hull: Sequence[int]
+) -> tuple[Share, float]:
+    """A graph's share with one more rich run, and the time that each byte of it saves."""
+    share, ways = shares[number], shared.members[number].ways
+    if share.rich_runs == shared.runs_of(number) or share.rich == share.lean:
+        further = hull[hull.index(share.rich) + 1 :]
+        if not further:
+            return share, 0.0
+        share = Share(share.rich, further[0], 0)
+    saved_us = ways[share.lean].time_us - ways[share.rich].time_us
+    more_nbytes = ways[share.rich].crossing_nbytes - ways[share.lean].crossing_nbytes
+    return replace(share, rich_runs=share.rich_runs + 1), saved_us / max(1, more_nbytes)
+
+
+def _best_pair(
+    shared: Shared, shares: Sequence[Share], number: int, budget_nbytes: int
+) -> list[Share]:
+    """The shares, with the best one of a graph."""
+    ways, runs = shared.members[number].ways, shared.runs_of(number)
+
+    def rank(share: Share) -> tuple[int, float]:
+        tried = [*shares[:number], share, *shares[number + 1 :]]
+        over_nbytes = max(0, shared.peak_nbytes(tried) - budget_nbytes)
+        return over_nbytes, shared.time_us(tried)
+
+    def most_rich_runs(lean: int, rich: int) -> int:
+        low, high = 0, runs
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = rank(Share(lean, rich, middle))[0] == 0
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low
+
+    alone = [Share(way, way) for way in range(len(ways))]
+    if runs < 2 or not shared.is_nested:
+        return [*shares[:number], min(alone, key=rank), *shares[number + 1 :]]
+    pairs = combinations(range(len(ways)), 2)
+    mixed = [Share(lean, rich, most_rich_runs(lean, rich)) for lean, rich in pairs]
+    best = min([shares[number], *alone, *mixed], key=rank)
+    return [*shares[:number], best, *shares[number + 1 :]]
+
+
+def _hull(ways: Sequence[Way]) -> list[int]:
+    """Numbers of the ways that no mix of two others equals, the leanest first."""
+    kept: list[int] = []
+    for number in sorted(
+        range(len(ways)), key=lambda n: (ways[n].crossing_nbytes, ways[n].time_us)
+    ):
+        if kept and ways[number].time_us >= ways[kept[-1]].time_us:
+            continue
+        while len(kept) > 1 and _slope(ways, kept[-2], number) >= _slope(ways, kept[-2], kept[-1]):
+            kept.pop()
+        kept.append(number)
+    return kept
+
+
+def _slope(ways: Sequence[Way], lean: int, rich: int) -> float:
+    """Time saved for each byte more."""
+    more_nbytes = ways[rich].crossing_nbytes - ways[lean].crossing_nbytes
+    return (ways[lean].time_us - ways[rich].time_us) / max(1, more_nbytes)

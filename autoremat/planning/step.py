@@ -1,21 +1,20 @@
 """The graphs of one step, side by side.
 
 Enters: each graph as it was planned, and in which order the step runs them. Leaves: what is held
-while one of them runs and, where they do not fit together, the `Split` under which the step is
-planned anew. Guarantees: a graph that runs several times counts as often.
+while one of them runs and, where the step is planned anew, what each plan is `Allotted`.
+Guarantees: a graph that runs several times counts as often, each time as the plan of that run.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autoremat_solver.plan_document import without_recompute
-
+from autoremat.ask.options import Setting
+from autoremat.planning.allotting import Allotted, Runs, allot, graph_of_plan, richer
 from autoremat.planning.nesting import Around, Beside, beside
 from autoremat.planning.part import Part
-from autoremat.planning.sharing import Split, crossing_range, signature
 from autoremat.reporting import GraphReport
 
 
@@ -26,8 +25,11 @@ class Step:
     Steps that several threads take at once are not told apart: the latest to begin is the step.
 
     Attributes:
-        parts: planned graphs, by name.
-        runs: names of what ran in the latest step, in its order; None if nobody tells.
+        parts: plans by name: that of the graph, or `richer` of it.
+        runs: names of the plans that ran in the latest step, in its order; None if nobody tells.
+        longest: graphs of the step with the most runs so far, in its order.
+        rich_from: by graph whose last runs have a plan of their own, the first of them.
+        provisional: graphs that were planned to keep little, as nobody knew how often they run.
         most_runs: of graphs in one step, as far as steps before the latest have shown.
         eager_gradient_nbytes: of layers among the runs that are in eager mode, by their names.
         existing_gradient_nbytes: gradients that existed already when a graph was planned.
@@ -35,6 +37,9 @@ class Step:
 
     parts: dict[str, Part] = field(default_factory=dict)
     runs: list[str] | None = None
+    longest: list[str] = field(default_factory=list)
+    rich_from: dict[str, int] = field(default_factory=dict)
+    provisional: set[str] = field(default_factory=set)
     most_runs: int = 0
     eager_gradient_nbytes: dict[str, int] = field(default_factory=dict)
     existing_gradient_nbytes: int = 0
@@ -47,8 +52,14 @@ class Step:
         Args:
             open_runs: graphs of forwards before it, whose backward is still to come.
         """
+        self.note_longest()
         self.most_runs = max(self.most_runs, len(self.runs or ()))
         self.runs, self._waiting, self._thread = [*open_runs], [], threading.get_ident()
+
+    def note_longest(self) -> None:
+        """A step is over, or as good as over."""
+        if len(self.graphs) >= len(self.longest):
+            self.longest = self.graphs
 
     def add(self, name: str, part: Part) -> None:
         """Keep a graph that was planned."""
@@ -119,43 +130,58 @@ class Step:
             result[names[id(part)]] = around.beside(later.beside(found))
         return result
 
-    def split(self, budget_nbytes: int, around: Around) -> Split:
-        """How the graphs can share the budget, each as well as the others.
+    def allotted(
+        self, budget_nbytes: int, around: Around, setting: Setting, *, is_nested: bool
+    ) -> list[Allotted]:
+        """What each plan of each graph gets of the budget, in the longest step so far.
 
-        A graph's needs lie between those of the leanest plan known and those of running without
-        recompute, and so does what crosses: all go the same share of the way, the largest at which
-        each run fits beside what the earlier ones keep.
+        Args:
+            budget_nbytes: of the whole step.
+            around: what is held beside its graphs.
+            setting: how they are planned.
+            is_nested: whether the backward of a later run comes first; else all runs are alike.
         """
-        parts, order, eager = self._numbered()
-        gradients = (*(part.gradient_nbytes for part in parts), *eager)
-        crossings = [crossing_range(part.subject.lowered.problem) for part in parts]
-        crossings += [(0, 0) for _ in eager]
-        least, most = zip(*crossings, strict=True)
-        needs = []  # peaks of the leanest plan known and of running without recompute
-        for number, part in enumerate(parts):
-            lean_nbytes, free_nbytes = (
-                own + beside(order, number, crossing, gradients).most_nbytes
-                for own, crossing in zip(_own_peaks(part), (least, most), strict=True)
-            )
-            needs.append((part, lean_nbytes, free_nbytes))
-            held = (sum(crossing[n] for n in order) for crossing in (least, most))
-            needs.append((part, *(around.eager_nbytes + nbytes for nbytes in held)))
-        share = 1.0
-        for part, lean_nbytes, free_nbytes in needs:
-            left_nbytes = budget_nbytes - around.held_nbytes
-            left_nbytes -= part.subject.lowered.shell.resident_nbytes
-            if free_nbytes > max(left_nbytes, lean_nbytes):
-                most_share = (left_nbytes - lean_nbytes) / (free_nbytes - lean_nbytes)
-                share = min(share, max(0.0, most_share))
-        crossing_nbytes = tuple(low + int(share * (high - low)) for low, high in crossings)
-        signatures = tuple(signature(part.subject.joint) for part in parts)
-        return Split(share, signatures, tuple(order), crossing_nbytes, gradients)
+        names = list(dict.fromkeys(name for name in self.longest if name in self.parts))
+        layers = list(dict.fromkeys(name for name in self.longest if name not in self.parts))
+        runs = Runs(
+            {name: self.parts[name] for name in names},
+            [[*names, *layers].index(name) for name in self.longest],
+            [self.eager_gradient_nbytes.get(name, 0) for name in layers],
+            self.existing_gradient_nbytes,
+            is_nested,
+        )
+        return allot(runs, budget_nbytes, around, setting)
 
-    def follows(self, split: Split) -> bool:
-        """Whether the runs are those that the split was made for."""
-        numbered = enumerate(self._numbered()[0])
-        are_known = all(split.knows(part.subject.joint, number) for number, part in numbered)
-        return are_known and self.order == split.order
+    def take(self, parts: Mapping[str, Part], rich_from: Mapping[str, int]) -> None:
+        """Run its graphs under other plans from now on.
+
+        Args:
+            parts: by name of the plan.
+            rich_from: by graph whose last runs have a plan of their own, the first of them.
+        """
+        graphs = {graph_of_plan(plan) for plan in parts}
+        others = {n: p for n, p in self.parts.items() if graph_of_plan(n) not in graphs}
+        self.parts = {**others, **parts}
+        self.rich_from = {n: r for n, r in self.rich_from.items() if n not in graphs} | {
+            **rich_from
+        }
+        self.runs = [self._plan_for(g, self.longest[:n]) for n, g in enumerate(self.longest)]
+
+    def next_plan(self, graph: str) -> str:
+        """The plan of a graph that runs now."""
+        if self.runs is None or not self._is_here:
+            return graph
+        return self._plan_for(graph, list(map(graph_of_plan, self.runs)))
+
+    @property
+    def graphs(self) -> list[str]:
+        """The graphs of the latest step's runs, whatever their plans."""
+        return list(map(graph_of_plan, self._order))
+
+    def _plan_for(self, graph: str, before: Sequence[str]) -> str:
+        first_run = self.rich_from.get(graph)
+        is_rich = first_run is not None and before.count(graph) >= first_run
+        return richer(graph) if is_rich else graph
 
     def peak_nbytes(self, around: Around) -> int:
         """The highest of its graphs and of the code between them."""
@@ -196,11 +222,3 @@ class Step:
         names = [*graphs, *layers]
         gradients = [self.eager_gradient_nbytes[name] for name in layers]
         return [self.parts[name] for name in graphs], [names.index(n) for n in order], gradients
-
-
-def _own_peaks(part: Part) -> tuple[int, int]:
-    """Peak above what it found live: under its present plan, and without recompute."""
-    problem = part.subject.lowered.problem
-    lean_nbytes = max(part.own_peaks)
-    free_nbytes = without_recompute(problem).peak_nbytes - problem.resident_nbytes
-    return lean_nbytes, max(lean_nbytes, free_nbytes)

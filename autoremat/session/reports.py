@@ -5,6 +5,7 @@ Enters: `Steps`. Leaves: plain data.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -19,6 +20,8 @@ from autoremat.planning.part import Part
 from autoremat.problem.subject import Subject
 from autoremat.reporting import LEFT_OUT, Fact, GraphReport, Report
 from autoremat.session.steps import Steps
+
+COMPILES = "Compiles"  # the name of a fact
 
 
 def report_of(steps: Steps, measured_peak_nbytes: int | None) -> Report:
@@ -40,6 +43,7 @@ def report_of(steps: Steps, measured_peak_nbytes: int | None) -> Report:
         curve=curve.points,
         facts=(
             *environment_facts(steps.device),
+            *_compiles(steps),
             *(Fact(LEFT_OUT, sentence) for sentence in curve.left_out),
         ),
         optimizer=steps.resident.optimizer,
@@ -49,7 +53,9 @@ def report_of(steps: Steps, measured_peak_nbytes: int | None) -> Report:
 
 def stored_plan_of(steps: Steps) -> StoredPlan:
     """What was planned so far, for a file."""
-    graphs = tuple(part.stored for part in steps.graphs.current)
+    parts = steps.graphs.parts  # where a graph has two plans, a file keeps the leaner one
+    names = dict.fromkeys(steps.graphs.graphs)
+    graphs = tuple(parts[name].stored for name in names if name in parts)
     setting = steps.options.setting
     device_name = setting.device_name(steps.device)
     return StoredPlan(graphs, setting.compiler, device_name, torch.__version__)
@@ -59,6 +65,14 @@ def explained(name: str, subject: Subject, choice: Choice) -> GraphReport:
     """A graph's report, what the user asked for among its constraints."""
     found = explain(name, subject, choice)
     return replace(found, constraints=(*subject.constraints.asked, *found.constraints))
+
+
+def _compiles(steps: Steps) -> Iterator[Fact]:
+    """How often graphs were compiled: once a step is settled, never again."""
+    if steps.number and not steps.offline:
+        latest = steps.compiled_in[-1] if steps.compiled_in else 0
+        text = f"{len(steps.compiled_in)}, the latest in step {latest} of {steps.number}"
+        yield Fact(COMPILES, text)
 
 
 def _eager_peak_nbytes(steps: Steps) -> int:

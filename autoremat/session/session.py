@@ -11,12 +11,17 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import threading
 import warnings
+import weakref
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
+from autoremat_solver import simulate
+from autoremat_solver.policies import recompute_all
 from torch import fx
 
 from autoremat import _torch
@@ -42,28 +47,34 @@ from autoremat.graph.joint_graph import JointGraph, copy_module
 from autoremat.graph.random_draws import makes_seeds
 from autoremat.inductor.hook import Partitioner, compile_with_partition
 from autoremat.memory.residents import GivenToGraphs, Resident, with_others
+from autoremat.planning.allotting import Allotted
 from autoremat.planning.asked import store
 from autoremat.planning.choice import Choice
 from autoremat.planning.curve import Curve, curve_of
 from autoremat.planning.nesting import Around
-from autoremat.planning.part import Part
+from autoremat.planning.part import Part, may_repeat
 from autoremat.planning.pipeline import Graph, choose, graph_of, search, state
-from autoremat.planning.sharing import ALONE
 from autoremat.planning.sizes import (
     GUARDED_COMPILES,
     MANY_COMPILES,
     keep_to_sizes,
     room_to_grow,
 )
-from autoremat.problem.lower import shell_of
+from autoremat.planning.unsearched import choose_fixed
+from autoremat.planning.ways import crossing_nbytes
+from autoremat.problem.lower import as_written, shell_of
 from autoremat.problem.subject import Subject
 from autoremat.progress import Progress
 from autoremat.reporting import Report, one_line
+from autoremat.session.code import Code, Written
 from autoremat.session.reports import explained, report_of, stored_plan_of
 from autoremat.session.steps import Steps
 from autoremat.watch.eager_code import held_nbytes
 
 _session_numbers = itertools.count()
+_CAUTIOUS = "lean until a step has shown how often it runs"  # the method of a choice
+_MANY_RUNS = 128  # of one graph in a step: more than most have layers
+_TRIES = 3  # of a step, each for what the generated code of the one before took more
 
 
 class Session:
@@ -100,8 +111,12 @@ class Session:
         self._compiled, self._part = "", 0
         self._inputs: Sequence[Any] = ()  # of the graph that is being compiled
         self._unplannable: set[str] = set()  # graphs that failed to compile as planned
-        self._whole: Session | None = None
-        self._whole_is_for: Hashable = None  # the step that it, or None, is the answer for
+        self.codes: dict[str, Code] = {}  # by graph
+        self._graphs: dict[str, _torch.DynamoGraph] = {}
+        self._fingerprints: dict[str, str] = {}  # of joint graphs
+        self._settling = threading.RLock()
+        settle = weakref.WeakMethod(self.settle)
+        steps.settle = lambda: (found := settle()) is not None and found()
 
     @with_stack_room
     def compile(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -116,19 +131,18 @@ class Session:
         self._part = self._part + 1 if self._compiled == _torch.compile_name() else 0
         self._inputs = example_inputs
         self.steps.notice()
+        graph = _torch.DynamoGraph(module, example_inputs)
         is_first = _torch.frame_name() == self._first_frame and not self._part
         self._given.note(module, example_inputs, is_first=is_first)
-        op_by_op = self._setting.compiler == "eager" or self._offline is not None
-        executor = compile_eager if op_by_op else None
         try:
             with self.progress:
                 try:
-                    compiled = self.compile_through(module, example_inputs, self, executor)
+                    compiled = self.compile_through(module, example_inputs, self, self._executor)
                 except _torch.InductorError as error:
                     self._leave_to_torch(error)
-                    compiled = self.compile_through(module, example_inputs, self, executor)
+                    compiled = self.compile_through(module, example_inputs, self, self._executor)
             self._compiled = _torch.compile_name()
-            return self.steps.telling(self._graph_name(), compiled, example_inputs)
+            return self._running(self._graph_name(), graph, compiled, example_inputs)
         except (
             InfeasibleBudget,
             SteeringError,
@@ -139,6 +153,42 @@ class Session:
             raise _torch.passing_through(error) from None
         finally:
             self._inputs = ()
+
+    @property
+    def _executor(self) -> Callable[..., Any] | None:
+        op_by_op = self._setting.compiler == "eager" or self._offline is not None
+        return compile_eager if op_by_op else None
+
+    def _running(
+        self,
+        name: str,
+        graph: _torch.DynamoGraph,
+        compiled: Callable[..., Any],
+        example_inputs: Sequence[Any],
+    ) -> Callable[..., Any]:
+        """A compiled graph as it is called: under the plan of each of its runs."""
+        part = self.steps.graphs.parts.get(name)
+        if part is None:
+            return compiled
+        self._graphs[name] = graph
+        self.codes[name] = Code(part, compiled, functools.partial(self._again, name))
+        return self.steps.telling(name, self.codes[name], example_inputs)
+
+    @with_stack_room
+    def _again(self, name: str, part: Part) -> Callable[..., Any] | None:
+        """A graph compiled by another plan, without Dynamo; None if that fails."""
+        key = f"{self.key}-{next(_session_numbers)}"
+        planned = PlannedGraph(part.subject.joint, part.choice.forward, part.choice.backward)
+        written = Written(key, planned, self._fingerprints[name])
+        graph = self._graphs[name]
+        try:
+            with self.progress as progress, graph.compiling_again() as module:
+                progress.stage("compile")
+                return self.compile_through(module, graph.inputs, written, self._executor)
+        except Exception as error:  # the step can go on as it did
+            why = f"{type(error).__name__}: {error}"
+            self.told.fall_back("AR116", cause=error, graph=name, error=why)
+            return None
 
     def compile_through(
         self,
@@ -212,7 +262,8 @@ class Session:
             self.told.fall_back("AR101", cause=error, graph=self._graph_name(), error=why)
         else:
             self.told.warn_if_due()
-            self.planned[fingerprint(untouched)].append(planned.copied())
+            self._fingerprints[self._graph_name()] = known = fingerprint(untouched)
+            self.planned[known].append(planned.copied())
             return planned.forward, planned.backward
         return self.torch_partition(untouched, joint_inputs, num_fwd_outputs)
 
@@ -239,19 +290,66 @@ class Session:
         """What was planned so far, for a file."""
         return stored_plan_of(self.steps)
 
-    def replanned(self) -> Session | None:
-        """A session that plans the same step as a whole; None if its graphs fit, or none could.
+    def settle(self) -> bool:
+        """Plan the step anew, if the steps so far have shown more than the first plan knew.
 
-        Asked for after the step's forward: then all of its graphs are known.
+        Asked for between two steps: then all of its graphs are known, and how often each runs.
         """
-        graphs = self.steps.graphs
-        known = (tuple(graphs.runs or graphs.parts), self.steps.surroundings.now)
-        if self._whole_is_for != known:
-            steps, self._whole_is_for = self.steps.anew(), known
-            self._whole = None
-            if steps is not None:
-                self._whole = Session(steps, self._find_resident, refuses=False)
-        return self._whole
+        with self._settling:
+            if not self.steps.is_unsettled:
+                return False
+            try:
+                with self.progress:
+                    self._plan_anew()
+            except Exception as error:  # the step can go on as it did
+                why = f"{type(error).__name__}: {error}"
+                self.told.fall_back("AR116", cause=error, graph="The step", error=why)
+            self.steps.settled()
+            return True
+
+    def _plan_anew(self) -> None:
+        """Plans for all graphs at once; each is compiled when it runs."""
+        steps, target_nbytes = self.steps, self.steps.budget_nbytes
+        steps.count_optimizer(self._find_resident(steps.device))
+        around = steps.surroundings.now
+        for _ in range(_TRIES):
+            found = steps.graphs.allotted(
+                target_nbytes, around, self._setting, is_nested=steps.is_nested
+            )
+            parts = {allotted.plan: self._part_anew(allotted, target_nbytes) for allotted in found}
+            steps.graphs.take(parts, {a.graph: a.first_run for a in found if a.first_run})
+            above_nbytes = steps.graphs.peak_nbytes(around) - steps.budget_nbytes
+            target_nbytes -= above_nbytes  # generated code may take more than was foreseen
+            if above_nbytes <= 0 or not all(part.choice.fits for part in parts.values()):
+                break
+        for name in dict.fromkeys(allotted.graph for allotted in found):
+            self._take(name, [parts[a.plan] for a in found if a.graph == name])
+        self.progress.finish(one_line(self.report()))
+
+    def _take(self, name: str, plans: Sequence[Part]) -> None:
+        """A graph has these plans from now on."""
+        self.codes[name].keep(plans)
+        self.planned[self._fingerprints[name]] = [
+            PlannedGraph(p.subject.joint, p.choice.forward, p.choice.backward).copied()
+            for p in plans
+        ]
+
+    def _part_anew(self, allotted: Allotted, budget_nbytes: int) -> Part:
+        steps, name = self.steps, allotted.graph
+        part, around = steps.graphs.parts[name], steps.surroundings.now
+        subject = allotted.place(part.subject, budget_nbytes, around.eager_nbytes)
+        with self._graphs[name].compiling_again():  # generated code may be read
+            choice = choose(subject, budget_nbytes, self._setting, number=1)
+        return replace(
+            part,
+            choice=choice,
+            counted=allotted.found,
+            explain=functools.partial(explained, allotted.plan),
+            stored=store(part.subject, choice),
+            curve=Curve(),
+            growth=1.0,
+            _reports={},
+        )
 
     def note_measured(self, peak_nbytes: int) -> None:
         """Keep the peak of a whole step, and warn if it exceeds the budget."""
@@ -291,7 +389,7 @@ class Session:
             # Gradients that exist may be gone before the backward, which tells if they are not.
             # What others held in an earlier step may be less by now, which looks will tell.
             if steps.surroundings.found == Around() and (
-                earlier or steps.split is not ALONE or self._refuses
+                earlier or steps.settlings or self._refuses
             ):
                 steps.tell_if_above(steps.peak_nbytes)
             progress.stage("compile")
@@ -312,9 +410,11 @@ class Session:
         """A graph of the step with the plan that it gets beside the others."""
         steps, budget_nbytes = self.steps, self.steps.budget_nbytes
         number = len(steps.graphs.earlier(name))
-        refuses = self._refuses and number == 0 and steps.split is ALONE
+        refuses = self._refuses and number == 0 and not steps.settlings
         placed, found = steps.placed(subject, name)
-        choice = choose(placed, budget_nbytes, self._setting, number=number, refuses=refuses)
+        choice = self._cautious(name, placed) or choose(
+            placed, budget_nbytes, self._setting, number=number, refuses=refuses
+        )
         growth = self._keep_to_sizes(placed, choice, budget_nbytes)
         if not choice.fits and refuses:
             raise self._refusal(placed, choice, budget_nbytes)
@@ -329,6 +429,22 @@ class Session:
             resident=steps.resident,
             growth=growth,
         )
+
+    def _cautious(self, name: str, placed: Subject) -> Choice | None:
+        """What keeps the least, where a graph may run many times and nobody knows yet how often."""
+        if self._setting.steering.choice or self._offline or not may_repeat(placed.joint):
+            return None
+        problem, reads = placed.lowered.problem, self._setting.reads_inductor
+        richest, plan = as_written(problem), recompute_all(problem)
+        most_nbytes = simulate(problem, richest).peak_nbytes
+        most_nbytes += _MANY_RUNS * crossing_nbytes(problem, richest)
+        if most_nbytes <= self.steps.budget_nbytes:
+            return None
+        choice = choose_fixed(placed, plan, _CAUTIOUS, self.steps.budget_nbytes, reads=reads)
+        if not choice.fits:
+            return None
+        self.steps.graphs.provisional.add(name)
+        return choice
 
     def _note_draws(self, joint: JointGraph) -> None:
         """Compiled code may draw other random numbers than eager code would."""

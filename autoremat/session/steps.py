@@ -21,18 +21,19 @@ from autoremat.errors import FallbackError, FallbackWarning, OverBudgetWarning
 from autoremat.memory.live_storages import LiveStorages
 from autoremat.memory.meter import state_of, storages_nbytes
 from autoremat.memory.residents import Resident
-from autoremat.planning.nesting import Around, Beside
+from autoremat.planning.nesting import Around, Beside, placed
 from autoremat.planning.part import Part
-from autoremat.planning.sharing import ALONE, Split
 from autoremat.planning.sizes import Sizes
 from autoremat.planning.step import Step
 from autoremat.problem.subject import Subject
+from autoremat.session.code import Code
 from autoremat.session.surroundings import Surroundings
 from autoremat.session.telling import Told
 from autoremat.watch.audit import Look, Present, names_of, sizes_of_runs
 from autoremat.watch.ledger import Roots, Run, note_run, open_runs
 
 REPLANS = 2  # of a step whose graphs do not fit together; the second if others were found then
+MOST_REPLANS = 8  # of one that runs ever more graphs
 
 
 @dataclass(eq=False)
@@ -42,35 +43,42 @@ class Steps:
     Attributes:
         options: what the user asked for.
         present: finds who tells what the model and its optimizers hold, while there is a model.
-        replans: how often the step may be planned anew; `Session.replanned` is then asked for
-            before each step.
-        split: how its graphs share the budget, where an earlier session has found out.
-        around: what the step holds beside them, where an earlier session has found out.
-        is_told: whether somebody calls `begin` before each call of the model.
+        replans: how often the step may be planned anew for what was found beside it.
+        is_told: whether somebody calls `begin` before each call of the model, and lets the session
+            settle before.
         offline: given if the graphs' inputs are fake: no step is going to run.
         graphs: those that were planned, and the order of their runs.
         device: of the graph that was planned last.
         resident: what that one found to be held whatever the plan.
         told: what the user was told.
+        settle: plans the step anew if that is due.
+        settlings: how often it was planned anew.
+        number: of the latest step, from 1 on.
+        compiled_in: number of the step, for each time that a graph was compiled.
+        is_nested: whether each backward so far came before those of earlier runs.
         surroundings: what is held beside the graphs.
         audit: looks into steps.
     """
 
     options: Options
     present: Callable[[], Present | None] = lambda: None
-    replans: int = 0
-    split: Split = ALONE
-    around: Around | None = None
+    replans: int = REPLANS
     is_told: bool = False
     offline: Offline | None = None
     graphs: Step = field(default_factory=Step, init=False)
     device: torch.device = field(default=torch.device("cpu"), init=False)
     resident: Resident = field(default=Resident(), init=False)
+    settle: Callable[[], object] = field(default=lambda: None, init=False)
+    settlings: int = field(default=0, init=False)
+    is_nested: bool = field(default=True, init=False)
+    number: int = field(default=0, init=False)
+    compiled_in: list[int] = field(default_factory=list, init=False)
+    _settled_for: list[str] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         """Nothing is known of them yet."""
         self.told = Told(is_strict=self.options.setting.strict)
-        self.surroundings = Surroundings(self.around, self.present)
+        self.surroundings = Surroundings(self.present)
         self.audit = self.surroundings.audit
 
     @property
@@ -96,6 +104,7 @@ class Steps:
     def begin(self) -> None:
         """A training call begins: one step with those before it whose backward is to come."""
         waiting = self._waiting
+        self.number += not waiting
         self.graphs.begin(waiting)
         self.surroundings.begin_step(is_open=bool(waiting))
 
@@ -103,7 +112,10 @@ class Steps:
         """Where nobody tells of steps: another one begins once a backward has come."""
         if self.is_told or self.offline:
             return
-        if self.graphs.runs is None or Counter(self.graphs.runs) != Counter(self._waiting):
+        waiting = self._waiting
+        if self.graphs.runs is None or Counter(self.graphs.runs) != Counter(waiting):
+            if not waiting and not _torch.is_compiling():
+                self.settle()
             self.begin()
 
     @property
@@ -117,33 +129,60 @@ class Steps:
 
     def placed(self, subject: Subject, name: str) -> tuple[Subject, Beside]:
         """A graph that is being planned, with what the step is known to hold beside it."""
-        earlier, around = self.graphs.earlier(name), self.surroundings.found
-        found = self.split.beside(subject, earlier, self.graphs.held_nbytes(name))
-        found = around.beside(found.beyond(self.resident.parts.gradients_nbytes))
-        number, eager_nbytes = len(earlier), around.eager_nbytes
-        placed = self.split.place(
-            subject, number, found, self.budget_nbytes, eager_nbytes=eager_nbytes
-        )
-        return placed, found
+        around = self.surroundings.found
+        found = Beside(self.graphs.held_nbytes(name)).beyond(self.resident.parts.gradients_nbytes)
+        found = around.beside(found)
+        lowered = placed(subject.lowered, found, around.eager_nbytes)
+        return replace(subject, lowered=lowered), found
 
     # --- a peak above the budget ----------------------------------------------------------------
 
     @property
     def _may_replan(self) -> bool:
-        is_as_planned = self.surroundings.now == self.surroundings.planned and (
-            len(self.graphs.order) < 2 if self.split is ALONE else self.graphs.follows(self.split)
-        )
-        return self.replans > 0 and not self.options.setting.steering.choice and not is_as_planned
+        """Whether another plan is possible, and there is something that the present one lacks."""
+        if self.options.setting.steering.choice or self.settlings >= MOST_REPLANS:
+            return False
+        graphs = self.graphs.graphs
+        is_longer = len(graphs) > max(1, len(self._settled_for))
+        is_other = self.surroundings.now != self.surroundings.planned
+        is_other |= bool(self._settled_for) and graphs != self._settled_for
+        return is_longer or (self.replans > 0 and is_other)
 
-    def anew(self) -> Steps | None:
-        """Those of a session that plans for what was found; None if no other plan is due."""
-        if not self._may_replan or self.peak_nbytes <= self.budget_nbytes:
-            return None
-        split = self.graphs.split(self.budget_nbytes, self.surroundings.now)
-        around = self.surroundings.found
-        steps = replace(self, replans=self.replans - 1, split=split, around=around)
-        steps.told.fallbacks = self.told.fallbacks
-        return steps
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether the step is to be planned anew, now that all of it was seen."""
+        if not self.graphs.parts or self.options.setting.steering.choice:
+            return False
+        self.graphs.note_longest()
+        is_above = self.peak_nbytes > self.budget_nbytes
+        return bool(self.graphs.longest) and (
+            bool(self.graphs.provisional) or (is_above and self._may_replan)
+        )
+
+    def settled(self) -> None:
+        """It was planned anew, for what is known of it."""
+        is_longer = len(self.graphs.longest) > len(self._settled_for)
+        self.replans -= 0 if is_longer and self._settled_for else 1
+        self.settlings += 1
+        self._settled_for = self.graphs.longest
+        self.graphs.provisional.clear()
+        self.surroundings.settled()
+        self.told.planned_anew()
+
+    def count_optimizer(self, found: Resident) -> None:
+        """State of an optimizer that is known by now: it is resident, and beside nothing.
+
+        Args:
+            found: what the step holds whatever the plan, as it is now.
+        """
+        more_nbytes = found.parts.optimizer_nbytes - self.resident.parts.optimizer_nbytes
+        if more_nbytes <= 0:
+            return
+        parts = replace(self.resident.parts, optimizer_nbytes=found.parts.optimizer_nbytes)
+        self.resident = replace(found, parts=parts, storages=self.resident.storages)
+        for name, part in self.graphs.parts.items():
+            self.graphs.parts[name] = part.with_optimizer(self.resident)
+        self.surroundings.grown_nbytes = max(0, self.surroundings.grown_nbytes - more_nbytes)
 
     def tell_if_above(
         self, predicted_nbytes: int, *, is_final: bool = True, is_told_only: bool = False
@@ -156,7 +195,7 @@ class Steps:
             is_told_only: as of `Look`.
         """
         is_planned_anew = (
-            self._may_replan
+            (self._may_replan or bool(self.graphs.provisional))
             and not is_told_only
             and self.peak_nbytes > self.budget_nbytes  # else no plan would change it
         )
@@ -166,34 +205,33 @@ class Steps:
             predicted_nbytes,
             self.budget_nbytes,
             is_final=is_final,
-            is_planned_anew=is_planned_anew and self.is_told,
+            is_planned_anew=is_planned_anew,
         )
 
     # --- what the ledger shows ------------------------------------------------------------------
 
-    def telling(
-        self, name: str, compiled: Callable[..., Any], example_inputs: Sequence[Any]
-    ) -> Callable[..., Any]:
+    def telling(self, name: str, code: Code, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """A compiled graph, which tells the step and the ledger that it runs."""
-        part = self.graphs.parts.get(name)
-        if part is None:
-            return compiled
-        sizes = Sizes.among(example_inputs, part.growth)
+        sizes = Sizes.among(example_inputs, self.graphs.parts[name].growth)
+        self.compiled_in.append(self.number)
 
         def run(*args: Any) -> Any:
             # Between buckets of DistributedDataParallel, Dynamo runs it on fake tensors.
             if _torch.is_compiling():
-                return compiled(*args)
+                return code.first(*args)
             given = sizes.given(args)
+            self.notice()
+            plan = self.graphs.next_plan(name)
+            compiled, part = self._code_of(code, plan)
 
             def find_part() -> Part:
                 return part.at(sizes.numbers(given))
 
-            self._forward_begins(name, find_part, args, given, is_larger=sizes.are_beyond(given))
+            self._forward_begins(plan, find_part, args, given, is_larger=sizes.are_beyond(given))
             outputs = compiled(*args)
             note_run(
                 self,
-                name,
+                plan,
                 outputs=outputs,
                 device=self.device,
                 sizes=given,
@@ -202,6 +240,14 @@ class Steps:
             return outputs
 
         return run
+
+    def _code_of(self, code: Code, plan: str) -> tuple[Callable[..., Any], Part]:
+        """What runs under a plan, and the plan that this is: the one before if it cannot be."""
+        compiles = code.compiles
+        compiled, self.graphs.parts[plan] = code.of(self.graphs.parts[plan])
+        if code.compiles > compiles:
+            self.compiled_in.append(self.number)
+        return compiled, self.graphs.parts[plan]
 
     def _forward_begins(
         self,
@@ -213,7 +259,6 @@ class Steps:
         is_larger: bool,
     ) -> None:
         """One of its graphs is about to run: what is there already counts beside it."""
-        self.notice()
         self.graphs.ran(name)
         with self._looking():
             if is_larger:

@@ -24,9 +24,9 @@ class Surroundings:
         audit: looks into steps.
     """
 
-    def __init__(self, planned: Around | None, find_present: Callable[[], Present | None]) -> None:
-        """Nothing is known but what is planned for, if an earlier session has found it out."""
-        self.found = self.planned = planned or Around()
+    def __init__(self, find_present: Callable[[], Present | None]) -> None:
+        """Nothing is known."""
+        self.found = self.planned = Around()
         self.eager_results = Results()
         self.audit = Audit(find_present, self.eager_results)
         self.grown_nbytes = 0  # what has become resident since the graphs were planned
@@ -54,6 +54,11 @@ class Surroundings:
             before_nbytes = known.held_nbytes if self._has_looked else 0
             self.found = replace(known, held_nbytes=max(before_nbytes, look.beside_nbytes))
         self._has_looked = True
+
+    def settled(self) -> None:
+        """The graphs were planned for what is known now: looks into steps begin anew."""
+        self.planned = self.now
+        self.audit.forget()
 
     def note_resident(self, nbytes: int) -> None:
         """So much more is resident than when the graphs were planned: an optimizer's state."""

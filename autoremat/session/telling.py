@@ -72,6 +72,10 @@ class Told:
         if not _torch.is_compiling():
             self.warn_if_due()
 
+    def planned_anew(self) -> None:
+        """What was told of peaks is no longer true: the graphs have other plans."""
+        self._peak_nbytes = 0
+
     def warn_if_due(self) -> None:
         """Give the warning that waits, if one does."""
         if self._due is not None:

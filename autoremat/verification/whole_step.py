@@ -136,7 +136,7 @@ def verify(
     with _left_as_found(model) as restore:
         run(ours)  # plans and compiles
         restore()
-        while optimized.session.replanned() is not None:  # the next call is under another plan
+        while optimized.session.settle():  # the next call is under another plan
             run(ours)
             restore()
         session = optimized.session

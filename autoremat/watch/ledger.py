@@ -32,6 +32,7 @@ class Owner(Protocol):
     """Who plans the graphs of a model, and answers for their budget."""
 
     audit: Any  # `audit.Audit`: knows what the model holds
+    is_nested: bool  # whether each of its backwards came before those of earlier runs
 
     def backward_begins(self, roots: Roots, *, keeps_graph: bool) -> None:
         """A backward begins that may reach runs of its graphs."""
@@ -182,8 +183,12 @@ def note_run(
 def _backward_runs(number: int, _gradients: Any) -> None:
     """A run's memory goes with this backward, unless that keeps the graph."""
     _books.has_gone_back = True
-    if not _torch.keeps_graph():
-        _books.open.pop(number, None)
+    if _torch.keeps_graph():
+        return
+    run = _books.open.pop(number, None)
+    later = (other for n, other in list(_books.open.items()) if n > number)
+    if run is not None and any(other.owner is run.owner for other in later):
+        run.owner.is_nested = False
 
 
 @functools.cache

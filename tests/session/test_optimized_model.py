@@ -195,7 +195,7 @@ class BrokenLayers(nn.Module):
 
 
 def test_a_graph_that_runs_in_every_layer_counts_as_often():
-    """What all its runs hold is predicted, and kept within a budget."""
+    """What all its runs hold is predicted, and kept within a budget, in the first step as well."""
     x = many_rows()
     model = optimized(BrokenLayers, UNBOUNDED)
     reference = step(model, (x,))
@@ -207,11 +207,9 @@ def test_a_graph_that_runs_in_every_layer_counts_as_often():
     assert measured(model, (x,)) == highest + loss_gradient_nbytes
     budget = resident + int(0.8 * (highest - resident))
     model = optimized(BrokenLayers, budget)
-    with pytest.warns(autoremat.OverBudgetWarning, match="From the next step on"):
+    for _ in range(2):
         same(reference, step(model, (x,)))
-    model.zero_grad(set_to_none=True)
-    same(reference, step(model, (x,)))
-    model.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
     predicted = autoremat.report(model).predicted_peak_nbytes
     assert measured(model, (x,)) - loss_gradient_nbytes <= predicted <= budget
 

@@ -164,17 +164,13 @@ def once(model: nn.Module) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("make", "take"), [(Chain, two_calls), (Chain, three_in_a_pipeline), (InTurn, once)]
-)
-def test_what_is_open_is_planned_for_from_the_second_step_on(
-    make: Callable[[], nn.Module], take: Step
-):
+@pytest.mark.parametrize("take", [two_calls, three_in_a_pipeline])
+def test_what_is_open_is_planned_for_from_the_second_step_on(take: Step):
     """The first step cannot know, and says by how much; gradients are the same."""
-    plain = make_seeded(make)
+    plain = make_seeded(Chain)
     highest = whole_peak(plain, take, BATCH)
     budget = int(0.8 * highest)
-    model = optimized(make, budget)
+    model = optimized(Chain, budget)
     first = told(model, take)
     assert first
     assert all(over.is_planned_anew for over in first)
@@ -187,18 +183,17 @@ def test_what_is_open_is_planned_for_from_the_second_step_on(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("share", [0.8, 0.5])
-def test_a_backend_tells_of_runs_of_one_graph(share: float):
-    """Nobody plans it anew there, so it says so at the first step, and then no more."""
+def test_a_backend_tells_of_runs_of_one_graph():
+    """Where the leanest plan is above the budget, it says so once, and then no more."""
     highest = whole_peak(make_seeded(InTurn), once, BATCH)
     torch._dynamo.reset()
     model = make_seeded(InTurn)
-    options = {"budget": int(share * highest), "compiler": "eager", "verbose": False}
+    options = {"budget": int(0.5 * highest), "compiler": "eager", "verbose": False}
     for block in model.blocks:
         block.compile(backend=backend, options=options)
-    first = told(model, once)
+    first = told(model, once, 2)
     measured = whole_peak(model, once, BATCH)
-    assert max(over.predicted_nbytes for over in first) >= 0.99 * measured > int(share * highest)
+    assert max(over.predicted_nbytes for over in first) >= 0.99 * measured > int(0.5 * highest)
     assert not told(model, once, 2)
 
 
@@ -299,9 +294,8 @@ def test_an_optimizer_made_after_optimize_is_noticed_when_its_state_appears():
 
 @pytest.mark.thorough
 def test_a_backend_notices_an_optimizer_when_its_state_appears():
-    """It is told of in the next step: nobody plans anew there."""
+    """The next step is planned for it."""
     budget = peaks(Chain, (BATCH,)).save_all
-    moments = 2 * sum(p.nbytes for p in Chain().parameters())
     torch._dynamo.reset()
     model = make_seeded(Chain)
     options = {"budget": budget, "compiler": "eager", "verbose": False}
@@ -312,9 +306,11 @@ def test_a_backend_notices_an_optimizer_when_its_state_appears():
         compiled(BATCH).backward()
         optimizer.step()
 
-    assert not told(model, step)
-    (over,) = told(model, step, 2)
-    assert over.predicted_nbytes == pytest.approx(budget + moments, rel=0.02)
+    assert not told(model, step, 2)
+    optimizer.zero_grad(set_to_none=True)
+    held = (BATCH, optimizer.state_dict())
+    peak = resident_nbytes(model, held)
+    assert peak + measure_peak(lambda: compiled(BATCH).backward(), device="cpu") <= budget
 
 
 def test_an_optimizer_of_another_model_changes_nothing():

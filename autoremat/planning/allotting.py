@@ -1,0 +1,220 @@
+"""What each graph of a step gets of the budget, once all of its runs are known.
+
+Enters: the planned graphs of a step, and the order of their runs. Leaves: an `Allotted` for each
+plan that is to be made: one for a graph, or two, if its last runs are to keep more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from typing import NamedTuple
+
+from autoremat_solver.policies import recompute_all
+
+from autoremat.ask.options import Setting
+from autoremat.planning.nesting import Around, Beside, beside, placed
+from autoremat.planning.part import Part
+from autoremat.planning.sharing import Member, Share, Shared, Way, divide
+from autoremat.planning.ways import room_beside, way_of, ways_of
+from autoremat.problem.lower import as_written
+from autoremat.problem.subject import Subject
+
+_FINENESS = 1 / 64  # to which an even share is found
+_RICHER = ", last runs"
+
+
+def graph_of_plan(plan: str) -> str:
+    """Name of the graph that a plan is one of."""
+    return plan.removesuffix(_RICHER)
+
+
+def richer(graph: str) -> str:
+    """Name of the plan for the last runs of a graph, where they have one of their own."""
+    return graph + _RICHER
+
+
+@dataclass(frozen=True)
+class Allotted:
+    """What a plan is to be made for.
+
+    Attributes:
+        graph: its name.
+            first_run: the number, among the runs of its graph, from which on it applies: 0 for all
+            but the second plan of a graph.
+        found: what is held beside it.
+        kept_nbytes: what it may keep from forward to backward; None if nothing runs in between.
+    """
+
+    graph: str
+    first_run: int
+    found: Beside
+    kept_nbytes: int | None
+
+    @property
+    def plan(self) -> str:
+        """Its name."""
+        return richer(self.graph) if self.first_run else self.graph
+
+    def place(self, subject: Subject, budget_nbytes: int, eager_nbytes: int) -> Subject:
+        """The graph with what the others take from the budget.
+
+        Args:
+            subject: the graph alone.
+            budget_nbytes: of the whole step.
+            eager_nbytes: what code in eager mode takes between its forward and backward.
+        """
+        room_nbytes = eager_nbytes
+        if self.kept_nbytes is not None:
+            left_nbytes = room_beside(subject, self.found, self.kept_nbytes, budget_nbytes)
+            room_nbytes = max(room_nbytes, left_nbytes)
+        return replace(subject, lowered=placed(subject.lowered, self.found, room_nbytes))
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A step that has run.
+
+    Attributes:
+        parts: its graphs, by name, in the order of their first runs.
+        order: the number of each run: of a graph, or beyond those of a layer in eager mode.
+        eager_gradients: bytes of gradients, by layer in eager mode.
+        existing_nbytes: gradients that exist before it.
+        is_nested: whether the backward of a later run comes first.
+    """
+
+    parts: Mapping[str, Part]
+    order: Sequence[int]
+    eager_gradients: Sequence[int]
+    existing_nbytes: int
+    is_nested: bool = True
+
+    @property
+    def gradients(self) -> list[int]:
+        """By number, gradients of parameters that a backward returns."""
+        return [*(part.gradient_nbytes for part in self.parts.values()), *self.eager_gradients]
+
+    def beside(self, number: int, crossing: Sequence[int]) -> Beside:
+        """What is held beside a graph, where the graphs keep so much; see `nesting.beside`."""
+        found = beside(self.order, number, crossing, self.gradients)
+        return found.beyond(self.existing_nbytes)
+
+
+def allot(runs: Runs, budget_nbytes: int, around: Around, setting: Setting) -> list[Allotted]:
+    """What each plan of each graph gets.
+
+    Args:
+        runs: the step.
+        budget_nbytes: of all of it.
+        around: what it holds beside its graphs.
+        setting: how they are planned.
+    """
+    parts = list(runs.parts.values())
+    most_nbytes = max(part.step_resident_nbytes for part in parts)
+    members = [
+        Member(
+            most_nbytes + part.between_nbytes,
+            part.gradient_nbytes,
+            ways_of(part.subject, found, budget_nbytes, setting),
+        )
+        for part, found in zip(parts, _evenly(runs, budget_nbytes, around), strict=True)
+    ]
+    shared = Shared(
+        members, runs.order, runs.eager_gradients, around, runs.existing_nbytes, runs.is_nested
+    )
+    plans = [
+        plan
+        for n, share in enumerate(divide(shared, budget_nbytes))
+        for plan in _plans(n, share, shared)
+    ]
+    order = _by_plan(runs.order, plans, len(parts))
+    crossing = [*(plan.way.crossing_nbytes for plan in plans), *(0 for _ in runs.eager_gradients)]
+    gradients = [*(runs.gradients[plan.graph] for plan in plans), *runs.eager_gradients]
+    allotted = []
+    for number, plan in enumerate(plans):
+        found = beside(order, number, crossing, gradients).beyond(runs.existing_nbytes)
+        later = Around(most_nbytes - parts[plan.graph].step_resident_nbytes)
+        is_last = order[-1] == number and order.count(number) == 1
+        allotted.append(
+            Allotted(
+                list(runs.parts)[plan.graph],
+                plan.first_run,
+                around.beside(later.beside(found)),
+                None if is_last else plan.way.crossing_nbytes,
+            )
+        )
+    return allotted
+
+
+class _Plan(NamedTuple):
+    """One of a graph's.
+
+    Attributes:
+        graph: its number.
+        way: what the plan is to be like.
+        first_run: the number, among the runs of its graph, from which on it applies.
+    """
+
+    graph: int
+    way: Way
+    first_run: int = 0
+
+
+def _plans(number: int, share: Share, shared: Shared) -> Iterator[_Plan]:
+    """The plan of a graph, or the lean and the rich one."""
+    ways, runs = shared.members[number].ways, shared.runs_of(number)
+    if share.rich_runs < runs:
+        yield _Plan(number, ways[share.lean])
+    if share.rich_runs:
+        yield _Plan(number, ways[share.rich], runs - share.rich_runs)
+
+
+def _by_plan(order: Sequence[int], plans: Sequence[_Plan], graphs: int) -> list[int]:
+    """The number of each run by the plan that it gets, those of layers behind those of plans."""
+    seen = Counter[int]()
+    found = []
+    for number in order:
+        applies = [
+            n for n, p in enumerate(plans) if p.graph == number and p.first_run <= seen[number]
+        ]
+        found.append(applies[-1] if applies else len(plans) + number - graphs)
+        seen[number] += 1
+    return found
+
+
+def _evenly(runs: Runs, budget_nbytes: int, around: Around) -> list[Beside]:
+    """What is held beside each graph, about, where all keep the same share of what they could.
+
+    The largest share at which each run fits beside what the earlier ones keep, on a line between a
+    graph that keeps the least and one that recomputes nothing.
+    """
+    parts = list(runs.parts.values())
+    pairs = [_ends(part.subject) for part in parts]
+
+    def at(share: float) -> tuple[bool, list[Beside]]:
+        ways = [_between(lean, rich, share) for lean, rich in pairs]
+        crossing = [*(way.crossing_nbytes for way in ways), *(0 for _ in runs.eager_gradients)]
+        found = [around.beside(runs.beside(number, crossing)) for number in range(len(parts))]
+        peaks = (
+            part.resident_nbytes + way.peak_beside(each)
+            for part, way, each in zip(parts, ways, found, strict=True)
+        )
+        return max(peaks) <= budget_nbytes, found
+
+    low, high = 0.0, 1.0
+    while high - low > _FINENESS and not at(high)[0]:
+        middle = (low + high) / 2
+        low, high = (middle, high) if at(middle)[0] else (low, middle)
+    return at(high)[1] if at(high)[0] else at(low)[1]
+
+
+def _ends(subject: Subject) -> tuple[Way, Way]:
+    problem = subject.lowered.problem
+    return way_of(subject, recompute_all(problem)), way_of(subject, as_written(problem))
+
+
+def _between(lean: Way, rich: Way, share: float) -> Way:
+    """On the line from one to the other."""
+    pairs = zip(astuple(lean), astuple(rich), strict=True)
+    return Way(*(type(low)(low + share * (high - low)) for low, high in pairs))

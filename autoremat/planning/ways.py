@@ -1,0 +1,90 @@
+"""The plans that a graph could have beside others, in numbers.
+
+Enters: a graph, and what is held beside it. Leaves: `Way`s from what keeps least for the backward
+to what recomputes nothing. Guarantees: both ends are there; what lies between is the solver's.
+"""
+
+from __future__ import annotations
+
+from autoremat_solver import Plan, Problem, Solver, simulate
+from autoremat_solver.effort import CutOff
+from autoremat_solver.plan import Status
+from autoremat_solver.policies import recompute_all
+
+from autoremat.ask.options import Setting
+from autoremat.planning.nesting import Beside, placed
+from autoremat.planning.part import shared_out
+from autoremat.planning.sharing import Way
+from autoremat.planning.simulated import simulated_peaks
+from autoremat.problem.lower import as_written
+from autoremat.problem.shell import LOSS_BOUNDARY
+from autoremat.problem.subject import Subject
+
+_WAYS = 8  # between the ends, at most
+_EFFORT = 0.3  # of each solve: what is chosen in the end is searched for with all of it
+
+
+def ways_of(
+    subject: Subject, found: Beside, budget_nbytes: int, setting: Setting
+) -> tuple[Way, ...]:
+    """Ways to run a graph, the leanest first.
+
+    Args:
+        subject: the graph alone.
+        found: what will be held beside it, about.
+        budget_nbytes: of the whole step.
+        setting: how it is planned.
+    """
+    cut_off = CutOff(setting.time_limit_s)
+    problem = subject.lowered.problem
+    leanest, richest = (way_of(subject, p(problem)) for p in (recompute_all, as_written))
+    ways = [leanest, richest]
+    least_nbytes, most_nbytes = leanest.crossing_nbytes, richest.crossing_nbytes
+    finest_nbytes = max(1, (most_nbytes - least_nbytes) // _WAYS)
+    limit_nbytes = most_nbytes - 1
+    while limit_nbytes >= least_nbytes and not cut_off.is_over:
+        way = _fastest(subject, found, limit_nbytes, budget_nbytes, cut_off)
+        kept_nbytes = limit_nbytes if way is None else way.crossing_nbytes
+        ways += [] if way is None else [way]
+        limit_nbytes = min(kept_nbytes - 1, limit_nbytes - finest_nbytes)
+    return tuple(sorted(ways, key=lambda way: (way.crossing_nbytes, way.time_us)))
+
+
+def way_of(subject: Subject, plan: Plan) -> Way:
+    """A plan of a graph, as the simulator sees it."""
+    problem = subject.lowered.problem
+    peak_nbytes = simulated_peaks(subject.lowered, plan).nbytes
+    forward_nbytes, backward_nbytes = shared_out(problem, plan, peak_nbytes, Beside())
+    time_us = simulate(problem, plan).time_us
+    return Way(crossing_nbytes(problem, plan), forward_nbytes, backward_nbytes, time_us)
+
+
+def crossing_nbytes(problem: Problem, plan: Plan) -> int:
+    """Bytes that live between the forward and the backward of a plan."""
+    boundary = problem.op_by_name[LOSS_BOUNDARY]
+    own = boundary.workspace_nbytes + sum(problem.value_by_name[n].nbytes for n in boundary.outputs)
+    live_nbytes = simulate(problem, plan).live_nbytes[plan.schedule.index(LOSS_BOUNDARY)]
+    return live_nbytes - own - problem.resident_nbytes
+
+
+def room_beside(subject: Subject, found: Beside, kept_nbytes: int, budget_nbytes: int) -> int:
+    """What a graph that keeps so much leaves of the budget to those after it."""
+    taken_nbytes = subject.lowered.shell.resident_nbytes + found.held_nbytes + kept_nbytes
+    return max(0, budget_nbytes - taken_nbytes)
+
+
+def _fastest(
+    subject: Subject, found: Beside, kept_nbytes: int, budget_nbytes: int, cut_off: CutOff
+) -> Way | None:
+    """The fastest plan that keeps at most so much; beside nothing, if none can beside the others.
+
+    The last runs of a step find less beside them than the first in their backward.
+    """
+    for held in (found, Beside()):
+        room_nbytes = room_beside(subject, held, kept_nbytes, budget_nbytes)
+        lowered = placed(subject.lowered, held, room_nbytes)
+        solver = Solver(lowered.problem, time_limit_s=cut_off.left_s, effort=_EFFORT)
+        solution = solver.solve(budget_nbytes)
+        if solution.status is not Status.INFEASIBLE:
+            return way_of(subject, solution.plan)
+    return None

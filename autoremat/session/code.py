@@ -1,0 +1,101 @@
+"""The compiled code of one Dynamo graph, under each of its plans.
+
+Enters: a graph as Dynamo handed it over, its first plan compiled, then other plans of it. Leaves:
+code for the plan that a run is to have. Guarantees: Dynamo takes no part in it, so there are no
+guards to fail and no recompiles to count; where a plan cannot be compiled, the latest code stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import fx
+
+from autoremat.emit.planned_graph import PlannedGraph, fingerprint
+from autoremat.emit.split import PartitionError
+from autoremat.emit.torch_split import Modules
+from autoremat.planning.part import Part
+
+Compiled = Callable[..., Any]
+
+
+class Code:
+    """Of one graph.
+
+    Attributes:
+        first: under its first plan.
+        compiles: how often the graph was compiled.
+    """
+
+    def __init__(
+        self, part: Part, first: Compiled, again: Callable[[Part], Compiled | None]
+    ) -> None:
+        """Of a graph that was compiled by its first plan.
+
+        Args:
+            part: that plan.
+            first: what came of it.
+            again: compiles the graph by another plan; None if that cannot be.
+        """
+        self.first = first
+        self.compiles = 1
+        self._again = again
+        self._latest = (first, part)
+        self._known = {_key(part): self._latest}
+
+    def of(self, part: Part) -> tuple[Compiled, Part]:
+        """The code of a plan, compiled if need be, and the plan that it really is of."""
+        found = self._known.get(_key(part)) or self._compiled(part)
+        self._known[_key(part)] = self._known[_key(found[1])] = found
+        return found
+
+    def keep(self, parts: Iterable[Part]) -> None:
+        """Forget code of other plans than these; plans that are equal have the same."""
+        found = {_key(part): self._equal_to(part) for part in parts}
+        self._known = {key: (code[0], code[1]) for key, code in found.items() if code is not None}
+
+    def _compiled(self, part: Part) -> tuple[Compiled, Part]:
+        compiled = self._again(part)
+        if compiled is not None:
+            self.compiles += 1
+            self._latest = (compiled, part)
+        return self._latest
+
+    def _equal_to(self, part: Part) -> tuple[Compiled, Part] | None:
+        for compiled, known in self._known.values():
+            one, other = part.choice, known.choice
+            if one.solution.plan == other.solution.plan and one.method == other.method:
+                return compiled, part
+        return None
+
+
+def _key(part: Part) -> int:
+    return id(part.choice)
+
+
+class Written:
+    """Splits a joint graph that was planned already as its plan says: a `Partitioner`."""
+
+    def __init__(self, key: str, planned: PlannedGraph, known: str) -> None:
+        """Of one plan.
+
+        Args:
+            key: its own.
+            planned: the graph with its plan.
+            known: fingerprint of the joint graph.
+        """
+        self.key = key
+        self._planned = planned
+        self._known = known
+
+    def partition(self, module: fx.GraphModule, _joint_inputs: Any, **_keywords: Any) -> Modules:
+        """Forward and backward of the plan.
+
+        Raises:
+            PartitionError: if the graph is another one than was planned.
+        """
+        if fingerprint(module) != self._known:
+            raise PartitionError("Compiled again, the joint graph is another one.")
+        copied = self._planned.copied()
+        return copied.forward, copied.backward
