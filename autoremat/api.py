@@ -11,11 +11,11 @@ import functools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -27,63 +27,155 @@ from autoremat.backend import with_own_code
 from autoremat.errors import FallbackError, FallbackWarning
 from autoremat.fallbacks import fallback
 from autoremat.graph.selectors import Selection
-from autoremat.memory.meter import (
-    gradients_of,
-    state_of,
-    storages_nbytes,
-    tensors_in,
-)
-from autoremat.memory.optimizers import StepOptimizers, require_optimizer_of, watch_optimizers
-from autoremat.memory.residents import Resident, resident_of
+from autoremat.memory.meter import tensors_in
+from autoremat.memory.optimizers import require_optimizer_of, watch_optimizers
+from autoremat.memory.residents import Resident
 from autoremat.planning.sizes import MANY_COMPILES
 from autoremat.reporting import Report
 from autoremat.session.eager_recurrent import eager_recurrent_layers
+from autoremat.session.members import Members
 from autoremat.session.session import Session
 from autoremat.session.steps import REPLANS, Steps
-from autoremat.watch.audit import Present
 
 _NEVER_PLANNED = frozenset({"AR201", "AR202"})  # whatever mode the model is put into later
 
 
 @dataclass
 class _Variant:
-    """One plan of a model: for steps that find gradients of up to so many bytes."""
+    """One plan: for steps that find gradients of these parameters, of so many bytes."""
 
     session: Session
-    compiled: Callable[..., Any]
-    gradient_nbytes: int
-    calls: int = 0
+    gradients: dict[int, int]
+    steps: int = 0
 
 
-class OptimizedCall(Present):
-    """The compiled call of one module, and what the call in progress was given.
+class Training:
+    """The modules that one budget covers, and the plans of their steps.
 
-    There are up to two plans: a step that adds to gradients which exist already (gradient
+    There are up to two plans of a step: one that adds to gradients which exist already (gradient
     accumulation) holds them twice while its backward runs. It gets a plan of its own if the
-    first one leaves no room for that.
+    first one leaves no room for that. So does a step beside gradients that another one has left.
     """
 
-    def __init__(
-        self, model: nn.Module, options: Options, optimizer: torch.optim.Optimizer | None
-    ) -> None:
-        """Prepare to compile the model's call; nothing is compiled yet."""
-        self.model = weakref.ref(model)
+    def __init__(self, options: Options) -> None:
+        """No module yet."""
         self._options = options
-        self.optimizers = StepOptimizers(self._parameters, optimizer)
-        self._planned_state_nbytes = 0  # of optimizers, as the latest plan counts it
-        self._here = threading.local()  # inputs of the call in progress: they are resident
-        self._given: list[weakref.ref[torch.Tensor]] = []  # to calls of the step
-        self._planning = threading.RLock()
-        self._variants: list[_Variant] = []
-        self._current: _Variant
-        self._forward = type(model).forward
-        self._start_anew(model)
-        self._compiled_without: set[str] = set()  # kinds of global hooks that were absent
+        self.members = Members()
+        self.planning = threading.RLock()
+        self.start_anew()
 
     @property
     def session(self) -> Session:
         """The session of the latest training call."""
         return self._current.session
+
+    def add(self, modules: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
+        """Cover these as well: what was planned is planned anew."""
+        self.members.add(modules, optimizers)
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """Plan at the next call, as if there had been none."""
+        self._variants: list[_Variant] = []
+        self._current = self._new_variant()
+        self._variants.append(self._current)
+
+    def begin(self, inputs: object) -> Session:
+        """A call begins: the session that it runs under."""
+        if not self.session.steps.is_open:  # else its backward is to come: it is the same step
+            self.members.begin_step()
+            self._current = self._variant_now()
+            self._measure_where_free(self._current)
+        self.members.note_given(inputs)
+        self.session.steps.begin()
+        return self.session
+
+    def runs(self, session: Session) -> bool:
+        """Whether a session is one of those whose plans may run again."""
+        return any(variant.session is session for variant in self._variants)
+
+    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has made a step: its state may be there for the first time."""
+        modules = self.members.modules
+        if not modules or not self.members.optimizers.has_new_state(optimizer):
+            return
+        session = self.session
+        if not session.steps.is_planned and not session.told.fallbacks and modules[0].training:
+            session.told.fall_back("AR114", kind=type(modules[0]).__name__)
+        grown_nbytes = self.members.grown_nbytes(session.steps.device)
+        session.steps.surroundings.note_resident(grown_nbytes)
+
+    def _new_variant(self) -> _Variant:
+        # Code that Dynamo has compiled holds the session. It may not hold the models in turn: no
+        # garbage collector looks into code.
+        itself = weakref.ref(self.members)
+
+        def resident(device: torch.device) -> Resident:
+            members = itself()
+            assert members is not None, "only its calls compile"
+            return members.resident(device)
+
+        # Once training runs, a step that cannot be kept within the budget is warned of, not ended.
+        steps = Steps(
+            self._options,
+            present=lambda: members if (members := itself()) and members.modules else None,
+            replans=REPLANS,
+            is_told=True,
+        )
+        session = Session(steps, resident, refuses=not self._variants)
+        return _Variant(session, self.members.gradients())
+
+    def _variant_now(self) -> _Variant:
+        """The first plan that leaves room for the gradients that exist now."""
+        gradients = self.members.gradients()
+        self._share_budgets()
+        for variant in self._variants:
+            steps = variant.session.steps
+            if not steps.is_planned:
+                variant.gradients = gradients
+                return variant
+            planned = variant.gradients
+            more = (max(0, nbytes - planned.get(key, 0)) for key, nbytes in gradients.items())
+            if sum(more) <= max(0, steps.budget_nbytes - steps.peak_nbytes):
+                return variant
+        self._variants.append(self._new_variant())
+        return self._variants[-1]
+
+    def _share_budgets(self) -> None:
+        """Plan steps anew whose graphs, planned one after the other, do not fit together."""
+        for number, variant in enumerate(self._variants):
+            session = variant.session.replanned()
+            if session is not None:
+                self._variants[number] = _Variant(session, self.members.gradients())
+
+    def _measure_where_free(self, variant: _Variant) -> None:
+        """On CUDA the allocator counts by itself: the second step's peak is read at the third."""
+        device = variant.session.steps.device
+        if device.type != "cuda" or variant.steps > 2:
+            return
+        variant.steps += 1
+        if variant.steps == 2:
+            torch.cuda.reset_peak_memory_stats(device)
+        elif variant.steps == 3:
+            variant.session.note_measured(torch.cuda.max_memory_allocated(device))
+
+
+class OptimizedCall:
+    """The compiled call of one module, under the plans of all that share its budget."""
+
+    def __init__(self, model: nn.Module, training: Training) -> None:
+        """Prepare to compile the model's call; nothing is compiled yet."""
+        self.model = weakref.ref(model)
+        self.training = training
+        self._forward = type(model).forward
+        self._is_frozen = not _is_trainable(model)
+        self._compiled: dict[Session, Callable[..., Any]] = {}
+        self._compiled_without: set[str] = set()  # kinds of global hooks that were absent
+
+    @property
+    def session(self) -> Session:
+        """The session of the latest training call."""
+        return self.training.session
 
     @torch.compiler.disable(recursive=False)  # within an outer torch.compile, a graph of its own
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -92,6 +184,8 @@ class OptimizedCall(Present):
         if not torch.is_grad_enabled():
             with self.session.steps.during_inference():
                 return _torch.own_call(model)(*args, **kwargs)
+        if self._is_frozen and not _is_trainable(model):
+            return _torch.own_call(model)(*args, **kwargs)
         if not model.training:
             return self._watched(_torch.own_call(model)(*args, **kwargs))
         return self._planned(model, args, kwargs)
@@ -116,136 +210,48 @@ class OptimizedCall(Present):
             output = _torch.own_call(model)(*args, **kwargs)
             self._note_eager(self.session, output)
             return output
-        with self._planning:
-            current = self._begin(model, (args, kwargs))
-            if not current.session.steps.is_planned:  # others that call meanwhile wait for the plan
-                return self._run(current, args, kwargs)
-        return self._run(current, args, kwargs)
+        with self.training.planning:
+            if type(model).forward is not self._forward:  # Dynamo has no guard for that
+                self._forward = type(model).forward
+                self.training.start_anew()
+            session = self.training.begin((args, kwargs))
+            if not self._is_planned(session):  # others that call meanwhile wait for the plan
+                return self._run(session, args, kwargs)
+        return self._run(session, args, kwargs)
 
-    def _begin(self, model: nn.Module, inputs: object) -> _Variant:
-        """A call begins: the plan that it runs under."""
-        if type(model).forward is not self._forward:  # Dynamo has no guard for that
-            self._start_anew(model)
-        if not self.session.steps.is_open:  # else its backward is to come: it is the same step
-            self._given = []
-            self._current = self._variant_for(model)
-        self._given += [weakref.ref(tensor) for tensor in tensors_in(inputs)]
-        self.session.steps.begin()
-        return self._current
-
-    def _run(self, current: _Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        model = self._model()
-        self._here.inputs = (args, kwargs)
+    def _run(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         token = _is_own_compile.set(True)
         try:
             with (
                 _torch.compiling_steps(2 * MANY_COMPILES),
-                eager_recurrent_layers(model, current.session.steps.leave_layer_eager),
+                eager_recurrent_layers(self._model(), session.steps.leave_layer_eager),
             ):
-                output = current.compiled(*args, **kwargs)
+                output = self._compiled_in(session)(*args, **kwargs)
         finally:
             _is_own_compile.reset(token)
-            self._here.inputs = None
-        self._tell_if_nothing_was_planned(current.session)
-        if current.session.steps.is_planned:
-            current.session.steps.note_end(tensors_in(output))
+        self._tell_if_nothing_was_planned(session)
+        if self._is_planned(session):
+            session.steps.note_end(tensors_in(output))
         else:
-            self._note_eager(current.session, output)
-        self._measure_where_free(current)
+            self._note_eager(session, output)
         return output
 
-    # --- what a step holds ----------------------------------------------------------------------
+    def _compiled_in(self, session: Session) -> Callable[..., Any]:
+        if session not in self._compiled:
+            known = self._compiled.items()
+            self._compiled = {s: call for s, call in known if self.training.runs(s)}
+            call = with_own_code(_torch.own_call(self._model()))
+            self._compiled[session] = _torch.compile_apart(call, session.backend_of(id(self)))
+        return self._compiled[session]
 
-    def resident(self, device: torch.device, inputs: object) -> Resident:
-        """Bytes that a step on these inputs holds whatever the plan."""
-        first, *others = self.optimizers.known or [None]
-        found = resident_of(self._model(), inputs, first, device)
-        more_nbytes = storages_nbytes(state_of(others), device)
-        self._planned_state_nbytes = found.parts.optimizer_nbytes + more_nbytes
-        return replace(
-            found, parts=replace(found.parts, optimizer_nbytes=self._planned_state_nbytes)
-        )
-
-    def leaves(self) -> list[torch.Tensor]:
-        """See `Present`."""
-        model = self._model()
-        given = (tensor for reference in self._given if (tensor := reference()) is not None)
-        return [*model.parameters(), *model.buffers(), *given]
-
-    def expected_nbytes(self, device: torch.device) -> int:
-        """See `Present`."""
-        return max(0, self._planned_state_nbytes - self._state_nbytes(device))
-
-    def _state_nbytes(self, device: torch.device) -> int:
-        return storages_nbytes(state_of(self.optimizers.known), device)
-
-    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has made a step: its state may be there for the first time."""
-        if self.model() is None or not self.optimizers.has_new_state(optimizer):
-            return
-        session = self.session
-        if not session.steps.is_planned and not session.told.fallbacks and self._model().training:
-            session.told.fall_back("AR114", kind=type(self._model()).__name__)
-        grown_nbytes = self._state_nbytes(session.steps.device) - self._planned_state_nbytes
-        session.steps.surroundings.note_resident(max(0, grown_nbytes))
-
-    def _parameters(self) -> Iterable[nn.Parameter]:
-        model = self.model()
-        return () if model is None else model.parameters()
+    def _is_planned(self, session: Session) -> bool:
+        """Whether any graph of this module was."""
+        return session.has_compiled(id(self)) and session.steps.is_planned
 
     def _model(self) -> nn.Module:
         model = self.model()
         assert model is not None, "a call comes from the module itself"
         return model
-
-    def _start_anew(self, model: nn.Module) -> None:
-        """Plan at the next call, as if there had been none."""
-        self._forward = type(model).forward
-        self._variants = []
-        self._current = self._new_variant(model)
-        self._variants.append(self._current)
-
-    def _new_variant(self, model: nn.Module) -> _Variant:
-        # Code that Dynamo has compiled holds the session. It may not hold the model in turn: no
-        # garbage collector looks into code.
-        itself = weakref.ref(self)
-
-        def resident(device: torch.device) -> Resident:
-            call = itself()
-            assert call is not None, "only its calls compile"
-            return call.resident(device, call._here.inputs)
-
-        # Once training runs, a step that cannot be kept within the budget is warned of, not ended.
-        steps = Steps(
-            self._options,
-            present=lambda: call if (call := itself()) and call.model() is not None else None,
-            replans=REPLANS,
-            is_told=True,
-        )
-        session = Session(steps, resident, refuses=not self._variants)
-        return _variant(model, session)
-
-    def _variant_for(self, model: nn.Module) -> _Variant:
-        """The first plan that leaves room for the gradients that exist now."""
-        gradient_nbytes = _gradient_nbytes(model)
-        self._share_budgets(model)
-        for variant in self._variants:
-            steps = variant.session.steps
-            if not steps.is_planned:
-                variant.gradient_nbytes = gradient_nbytes
-                return variant
-            more_nbytes = gradient_nbytes - variant.gradient_nbytes
-            if more_nbytes <= max(0, steps.budget_nbytes - steps.peak_nbytes):
-                return variant
-        self._variants.append(self._new_variant(model))
-        return self._variants[-1]
-
-    def _share_budgets(self, model: nn.Module) -> None:
-        """Plan steps anew whose graphs, planned one after the other, do not fit together."""
-        for number, variant in enumerate(self._variants):
-            session = variant.session.replanned()
-            if session is not None:
-                self._variants[number] = _variant(model, session)
 
     def _global_hooks_came_later(self) -> bool:
         """Whether all modules have hooks that code compiled earlier does not run.
@@ -263,26 +269,10 @@ class OptimizedCall(Present):
         session.steps.note_eager_call(tensors_in(output), device)
 
     def _tell_if_nothing_was_planned(self, session: Session) -> None:
-        if session.steps.is_planned or session.told.fallbacks:
+        if self._is_planned(session) or session.told.fallbacks:
             return
-        if any(parameter.requires_grad for parameter in self._model().parameters()):
+        if _is_trainable(self._model()):
             session.told.fall_back("AR105")
-
-    def _measure_where_free(self, variant: _Variant) -> None:
-        """On CUDA the allocator counts by itself: the second step's peak is read at the third."""
-        device = variant.session.steps.device
-        if device.type != "cuda" or variant.calls > 2:
-            return
-        variant.calls += 1
-        if variant.calls == 2:
-            torch.cuda.reset_peak_memory_stats(device)
-        elif variant.calls == 3:
-            variant.session.note_measured(torch.cuda.max_memory_allocated(device))
-
-
-def _variant(model: nn.Module, session: Session) -> _Variant:
-    compiled = _torch.compile_apart(with_own_code(_torch.own_call(model)), session.compile)
-    return _Variant(session, compiled, _gradient_nbytes(model))
 
 
 # Where an optimised part of an optimised model is one with the whole.
@@ -299,10 +289,8 @@ def _keep_plans_in_outer_compiles() -> None:
     )
 
 
-def _gradient_nbytes(model: nn.Module) -> int:
-    """Of the gradients that exist; of sparse ones, what they hold."""
-    found = gradients_of(model.parameters())
-    return storages_nbytes(found, found[0].device) if found else 0
+def _is_trainable(model: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in model.parameters())
 
 
 def optimize(
@@ -378,7 +366,6 @@ def optimize(
         strict=strict,
         verbose=verbose,
     ).of(model)
-    call = OptimizedCall(model, options, optimizer)
     obstacle = _obstacle(model)
     if obstacle is not None:
         if strict:
@@ -386,9 +373,11 @@ def optimize(
         warnings.warn(obstacle, stacklevel=2)
         if obstacle.code in _NEVER_PLANNED:
             return model
-    _torch.set_compiled_call(model, call)
+    training = Training(options)
+    training.add([model], [] if optimizer is None else [optimizer])
+    _torch.set_compiled_call(model, OptimizedCall(model, training))
     _keep_plans_in_outer_compiles()
-    watch_optimizers(call)
+    watch_optimizers(training)
     return model
 
 

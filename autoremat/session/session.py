@@ -96,22 +96,44 @@ class Session:
         self._given = GivenToGraphs()
         self._find_resident = resident or self._given.resident
         self._refuses = refuses
-        self._first_frame = ""
+        self._first_frame = ""  # of the module whose graph is being compiled
+        self._first_frames: dict[Hashable, str] = {}
         self._compiled, self._part = "", 0
         self._inputs: Sequence[Any] = ()  # of the graph that is being compiled
         self._unplannable: set[str] = set()  # graphs that failed to compile as planned
         self._whole: Session | None = None
         self._whole_is_for: Hashable = None  # the step that it, or None, is the answer for
 
+    def backend_of(self, caller: Hashable) -> Callable[..., Callable[..., Any]]:
+        """What compiles the graphs of one of several modules: `compile`, told whose they are."""
+
+        def compile_graph(
+            module: fx.GraphModule, example_inputs: Sequence[Any]
+        ) -> Callable[..., Any]:
+            return self.compile(module, example_inputs, caller=caller)
+
+        return compile_graph
+
+    def has_compiled(self, caller: Hashable) -> bool:
+        """Whether any graph of a module has been handed over."""
+        return caller in self._first_frames
+
     @with_stack_room
-    def compile(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compile(
+        self, module: fx.GraphModule, example_inputs: Sequence[Any], *, caller: Hashable = None
+    ) -> Callable[..., Any]:
         """Compile one Dynamo graph: the body of a `torch.compile` backend.
+
+        Args:
+            module: the Dynamo graph.
+            example_inputs: its inputs.
+            caller: tells modules apart whose graphs the session compiles.
 
         Raises:
             InfeasibleBudget: if no plan fits.
             FallbackError: if the session is strict and a graph cannot be planned.
         """
-        self._first_frame = self._first_frame or _torch.frame_name()
+        self._first_frame = self._first_frames.setdefault(caller, _torch.frame_name())
         # Of one Dynamo graph, DistributedDataParallel makes several, one for each bucket.
         self._part = self._part + 1 if self._compiled == _torch.compile_name() else 0
         self._inputs = example_inputs

@@ -82,7 +82,7 @@ class Arguments(Present):
     def __init__(self) -> None:
         """None yet."""
         self._leaves: dict[int, weakref.ref[torch.Tensor]] = {}
-        self.optimizers = StepOptimizers(self.leaves, None)
+        self.optimizers = StepOptimizers(self.leaves, [])
 
     def note(self, args: Sequence[Any]) -> None:
         """Remember the parameters, buffers and batches among the arguments of a graph."""
