@@ -1,8 +1,8 @@
 """What users call: `optimize`, `report`, `save_plan`.
 
-Enters: the user's module, a budget, perhaps its optimizer. Leaves: the same module, whose training
-calls run under a plan. The plan is made at the first training call; calls in `eval` mode or
-without gradients run as if autoremat were not there.
+Enters: the user's module or several, a budget, perhaps optimizers. Leaves: the same modules, whose
+training calls run under a plan. The plan is made at the first training call; calls in `eval` mode
+or without gradients run as if autoremat were not there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from autoremat import _torch
+from autoremat.ask.budget import Budget as Asked
 from autoremat.ask.options import Options
 from autoremat.ask.plan_file import write
 from autoremat.backend import with_own_code
@@ -33,9 +34,13 @@ from autoremat.memory.residents import Resident
 from autoremat.planning.sizes import MANY_COMPILES
 from autoremat.reporting import Report
 from autoremat.session.eager_recurrent import eager_recurrent_layers
-from autoremat.session.members import Members
+from autoremat.session.members import Members, as_one
 from autoremat.session.session import Session
 from autoremat.session.steps import REPLANS, Steps
+
+# One module, or several that share a budget.
+Models = TypeVar("Models", nn.Module, Sequence[nn.Module])
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 _NEVER_PLANNED = frozenset({"AR201", "AR202"})  # whatever mode the model is put into later
 
@@ -80,13 +85,13 @@ class Training:
         self._current = self._new_variant()
         self._variants.append(self._current)
 
-    def begin(self, inputs: object) -> Session:
-        """A call begins: the session that it runs under."""
+    def begin(self, inputs: object, caller: Hashable) -> Session:
+        """A call of one of the modules begins: the session that it runs under."""
         if not self.session.steps.is_open:  # else its backward is to come: it is the same step
             self.members.begin_step()
             self._current = self._variant_now()
             self._measure_where_free(self._current)
-        self.members.note_given(inputs)
+        self.members.note_given(inputs, caller)
         self.session.steps.begin()
         return self.session
 
@@ -183,7 +188,9 @@ class OptimizedCall:
         model = self._model()
         if not torch.is_grad_enabled():
             with self.session.steps.during_inference():
-                return _torch.own_call(model)(*args, **kwargs)
+                output = _torch.own_call(model)(*args, **kwargs)
+            self.training.members.note_held(output)
+            return output
         if self._is_frozen and not _is_trainable(model):
             return _torch.own_call(model)(*args, **kwargs)
         if not model.training:
@@ -214,7 +221,7 @@ class OptimizedCall:
             if type(model).forward is not self._forward:  # Dynamo has no guard for that
                 self._forward = type(model).forward
                 self.training.start_anew()
-            session = self.training.begin((args, kwargs))
+            session = self.training.begin((args, kwargs), id(self))
             if not self._is_planned(session):  # others that call meanwhile wait for the plan
                 return self._run(session, args, kwargs)
         return self._run(session, args, kwargs)
@@ -275,6 +282,38 @@ class OptimizedCall:
             session.told.fall_back("AR105")
 
 
+class Budget:
+    """One budget for the whole step of several modules: give it to each call of `optimize`.
+
+    `optimize([policy, critic], "40GB")` means the same. All calls get the same options.
+
+    Attributes:
+        size: what was asked for, as `optimize` takes it.
+    """
+
+    def __init__(self, size: str | int) -> None:
+        """A budget that nothing is under yet.
+
+        Raises:
+            ValueError: if the size is malformed.
+        """
+        Asked.parse(size)
+        self.size = size
+        self._asked: Options | None = None
+        self._training: Training | None = None
+
+    def _training_under(self, asked: Options, options: Options) -> Training:
+        """What the modules share, under options that were asked for and compared with one."""
+        if self._training is None:
+            self._asked, self._training = asked, Training(options)
+        elif self._asked != asked:
+            raise ValueError(
+                "Modules that share a budget are planned under the same options: give each call of "
+                "optimize the same, or all modules to one call."
+            )
+        return self._training
+
+
 # Where an optimised part of an optimised model is one with the whole.
 _is_own_compile: ContextVar[bool] = ContextVar("is_own_compile", default=False)
 
@@ -294,10 +333,10 @@ def _is_trainable(model: nn.Module) -> bool:
 
 
 def optimize(
-    model: nn.Module,
-    budget: str | int | None = None,
+    model: Models,
+    budget: str | int | Budget | None = None,
     *,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizers | None = None,
     compiler: str = "inductor",
     policy: str = "optimal",
     save: Selection = None,
@@ -307,19 +346,25 @@ def optimize(
     time_limit: float = 30.0,
     strict: bool = False,
     verbose: bool = True,
-) -> nn.Module:
+) -> Models:
     """Keep the peak of every training step of a model within a budget.
 
     The module is compiled in place, as `nn.Module.compile` does: it keeps its class, parameters,
     `state_dict` keys and mode. The plan is made at the first training call.
 
+    Several modules that take part in one step (a policy and its critic, two towers) share one
+    budget: what all of them and their optimizers hold counts, once, and their graphs are planned
+    as parts of one step. From the second step on, when it is known how often each is called, the
+    budget is divided between them. One without a trainable parameter only counts as held.
+
     Args:
-        model: the module to train, on one device.
+        model: the module to train, on one device, or several of them.
         budget: peak of everything the step holds on the device: "40GB" (10^9 bytes), "40GiB"
             (2^30), a number of bytes, or "80%" of the device's memory. With a fixed policy or a
-            stored plan it may be left out: then it is the device's memory.
+            stored plan it may be left out: then it is the device's memory. One `Budget` that is
+            given to several calls is the budget of all their modules together.
         optimizer: with it, its state counts as well, that which its first step creates included;
-            it may be wrapped, as accelerate and Lightning do.
+            it may be wrapped, as accelerate and Lightning do. One, or several.
         compiler: "inductor", or "eager" to run the planned graphs operation by operation.
         policy: "optimal" searches for the fastest plan within the budget. The others are fixed:
             "save-all", "recompute-all", "every-layer", "every-2" (or another number), "sqrt",
@@ -338,11 +383,13 @@ def optimize(
         verbose: show progress and one summary line.
 
     Returns:
-        The same module.
+        The same module, or a list of the same modules.
 
     Raises:
         ValueError: for a malformed budget, compiler, dropout or policy, for patterns that no
-            module matches, and for an optimizer none of whose parameters is the model's.
+            module matches, for an optimizer none of whose parameters is the model's, and for
+            modules that cannot share a budget: none, one twice, a part of another, optimised
+            already, on several devices, or under a stored plan, which is one module's.
         TypeError: if `model` is not a module, or `optimizer` no optimizer.
         OSError: if the stored plan cannot be read.
         FallbackError: with `strict`, if the model cannot be planned as it is.
@@ -351,11 +398,13 @@ def optimize(
     or the stored plan does not, `PlanMismatch` if the stored plan is another model's, and
     `SteeringError` if an operator of `save` or `recompute` does not occur.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model is an nn.Module, not {type(model).__name__}.")
-    require_optimizer_of(model, optimizer)
-    options = Options.parse(
-        budget=budget,
+    modules = _modules_in(model)
+    is_one = isinstance(model, nn.Module)
+    returned: Any = model if is_one else modules
+    optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    shared = budget if isinstance(budget, Budget) else None
+    asked = Options.parse(
+        budget=budget.size if isinstance(budget, Budget) else budget,
         compiler=compiler,
         policy=policy,
         save=save,
@@ -365,31 +414,61 @@ def optimize(
         time_limit=time_limit,
         strict=strict,
         verbose=verbose,
-    ).of(model)
-    obstacle = _obstacle(model)
+    )
+    options = asked.of(*modules)
+    training = Training(options) if shared is None else shared._training_under(asked, options)
+    if shared is not None or not is_one:
+        training.members.require_room_for(modules)
+        if plan is not None:
+            raise ValueError("A stored plan is of one module, and not of several that share one.")
+    for given in optimizers:
+        require_optimizer_of(as_one(modules), given)
+    obstacle = _obstacle(modules, is_helper=shared is not None)
     if obstacle is not None:
         if strict:
             raise FallbackError.of(obstacle)
         warnings.warn(obstacle, stacklevel=2)
         if obstacle.code in _NEVER_PLANNED:
-            return model
-    training = Training(options)
-    training.add([model], [] if optimizer is None else [optimizer])
-    _torch.set_compiled_call(model, OptimizedCall(model, training))
+            return returned
+    training.add(modules, [given for given in optimizers if given is not None])
+    for module in modules:
+        _torch.set_compiled_call(module, OptimizedCall(module, training))
     _keep_plans_in_outer_compiles()
     watch_optimizers(training)
-    return model
+    return returned
 
 
-def _obstacle(model: nn.Module) -> FallbackWarning | None:
-    """Why a model cannot be planned as it is; None if it can."""
-    if not any(parameter.requires_grad for parameter in model.parameters()):
+def _modules_in(model: Any) -> list[nn.Module]:
+    if isinstance(model, nn.Module):
+        return [model]
+    if not isinstance(model, Iterable):
+        raise TypeError(f"model is an nn.Module or several, not {type(model).__name__}.")
+    return list(model)
+
+
+def _one_module(model: nn.Module, what: str) -> OptimizedCall:
+    """The call of a module that has a budget of its own."""
+    call = optimized_call(model)
+    count = len(call.training.members.modules)
+    if count > 1:
+        raise ValueError(
+            f"{type(model).__name__} shares its budget with others ({count} modules): {what} "
+            "one module. Put them into one that returns the loss, and optimize that."
+        )
+    return call
+
+
+def _obstacle(modules: Sequence[nn.Module], *, is_helper: bool) -> FallbackWarning | None:
+    """Why modules cannot be planned as they are; None if they can."""
+    trainable = [module for module in modules if _is_trainable(module)]
+    if not trainable and not is_helper:
         return fallback("AR201")
-    devices = sorted({str(p.device) for p in (*model.parameters(), *model.buffers())})
+    tensors = (tensor for m in modules for tensor in (*m.parameters(), *m.buffers()))
+    devices = sorted({str(tensor.device) for tensor in tensors})
     accelerators = [name for name in devices if not name.startswith("cpu")]
     if len(accelerators) > 1 or (accelerators and "cpu" in devices):
         return fallback("AR202", devices=", ".join(devices))
-    if not model.training:
+    if not all(module.training for module in trainable):
         return fallback("AR203")
     return None
 
@@ -412,10 +491,10 @@ def save_plan(model: nn.Module, path: str | Path) -> None:
     What the path holds is replaced.
 
     Raises:
-        ValueError: if the model was not optimised, or nothing is planned.
+        ValueError: if the model was not optimised or shares its budget, or nothing is planned.
         OSError: if the path cannot be written.
     """
-    stored = optimized_call(model).session.stored_plan()
+    stored = _one_module(model, "a stored plan is of").session.stored_plan()
     if not stored.graphs:
         raise ValueError("Nothing is planned yet: that happens at the first training call.")
     write(stored, path)

@@ -123,13 +123,13 @@ class Options:
             raise ValueError(f"{unknown!r} is no option of autoremat, nor of Inductor.{hint}")
         return cls.parse(**ours, inductor=others)
 
-    def of(self, model: nn.Module) -> Options:
-        """The same, compared with the model.
+    def of(self, *models: nn.Module) -> Options:
+        """The same, compared with the model, or with several that are trained together.
 
         Raises:
-            SteeringError: if the model has no such modules, or no layers.
+            SteeringError: if none of them has such modules, or layers.
         """
-        steering = self.setting.steering.of(model)
+        steering = self.setting.steering.of(*models)
         return replace(self, setting=replace(self.setting, steering=steering))
 
     def budget_nbytes(self, device: torch.device) -> int:

@@ -7,7 +7,7 @@ them together. Guarantees: holds no module; what several of them share counts on
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,14 @@ import torch
 from torch import nn
 
 from autoremat import _torch
-from autoremat.memory.meter import gradient_of, state_of, storages_nbytes, storages_of, tensors_in
+from autoremat.memory.meter import (
+    gradient_of,
+    state_of,
+    storage_identities,
+    storage_sizes,
+    storages_nbytes,
+    tensors_in,
+)
 from autoremat.memory.optimizers import StepOptimizers
 from autoremat.memory.residents import Resident, resident_of
 from autoremat.watch.audit import Present
@@ -30,7 +37,9 @@ class Members(Present):
         self._modules: list[weakref.ref[nn.Module]] = []
         self.optimizers = StepOptimizers(self._parameters, [])
         self._planned_state_nbytes = 0  # of optimizers, as the latest plan counts it
-        self._given: list[weakref.ref[torch.Tensor]] = []  # to calls of the step
+        self._given: list[weakref.ref[torch.Tensor]] = []  # to calls, and by those without a plan
+        self._batches: dict[Hashable, dict[int, int]] = {}  # of each module, what came last
+        self._called: set[Hashable] = set()  # in this step
 
     def add(self, modules: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
         """Cover these as well."""
@@ -46,16 +55,46 @@ class Members(Present):
     @property
     def whole(self) -> nn.Module:
         """All of them as one."""
-        modules = self.modules
-        return modules[0] if len(modules) == 1 else nn.ModuleList(modules)
+        return as_one(self.modules)
+
+    def require_room_for(self, modules: Sequence[nn.Module]) -> None:
+        """Refuse what cannot share a budget with the modules that are covered.
+
+        Raises:
+            TypeError: if one is no module.
+            ValueError: if there is none, for the same module twice, a module and a part of it, an
+                optimised one, and several devices.
+        """
+        if not modules:
+            raise ValueError("There is no module to optimize: the list is empty.")
+        for module in modules:
+            if not isinstance(module, nn.Module):
+                raise TypeError(f"A model is an nn.Module, not {type(module).__name__}.")
+            if _torch.compiled_call(module) is not None:
+                raise ValueError(
+                    f"{type(module).__name__} is compiled or optimised already: give it to one "
+                    "call of optimize only, with all that shares its budget."
+                )
+        _require_apart([*self.modules, *modules])
+        _require_one_device([*self.modules, *modules])
 
     def begin_step(self) -> None:
-        """Nothing was given to a call of the step."""
-        self._given = []
+        """Calls of another step begin: what lives of what was given before is there all the same."""
+        self._given = [reference for reference in self._given if reference() is not None]
+        self._called.clear()
 
-    def note_given(self, inputs: object) -> None:
-        """A call is given these."""
-        self._given += [weakref.ref(tensor) for tensor in tensors_in(inputs)]
+    def note_given(self, inputs: object, caller: Hashable) -> None:
+        """A call of a module is given these."""
+        given = tensors_in(inputs)
+        self.note_held(given)
+        if len(self._modules) > 1:
+            before = self._batches.get(caller, {}) if caller in self._called else {}
+            self._batches[caller] = before | storage_sizes(given, self._device)
+            self._called.add(caller)
+
+    def note_held(self, values: object) -> None:
+        """These are there for as long as somebody holds them: a call without gradients made them."""
+        self._given += [weakref.ref(tensor) for tensor in tensors_in(values)]
 
     def resident(self, device: torch.device, inputs: object = None) -> Resident:
         """Bytes that a step holds whatever the plan.
@@ -65,6 +104,7 @@ class Members(Present):
             inputs: its batch; what its calls were given, if not said.
         """
         whole, given = self.whole, self._batch(device) if inputs is None else inputs
+        more_nbytes = self._batches_to_come(device) if inputs is None else 0
         known = self.optimizers.known or [None]
         found = [resident_of(whole, given, optimizer, device) for optimizer in known]
         parts = [one.parts for one in found]
@@ -73,6 +113,7 @@ class Members(Present):
             replace(
                 parts[0],
                 optimizer_nbytes=self._planned_state_nbytes,
+                batch_nbytes=parts[0].batch_nbytes + more_nbytes,
                 others_nbytes=sum(part.others_nbytes for part in parts),
             ),
             optimizer=", ".join(dict.fromkeys(one.optimizer for one in found)),
@@ -83,12 +124,12 @@ class Members(Present):
     def leaves(self) -> list[torch.Tensor]:
         """See `Present`."""
         whole = self.whole
-        given = (tensor for reference in self._given if (tensor := reference()) is not None)
-        return [*whole.parameters(), *whole.buffers(), *given]
+        return [*whole.parameters(), *whole.buffers(), *self._given_now]
 
     def expected_nbytes(self, device: torch.device) -> int:
         """See `Present`."""
-        return max(0, self._planned_state_nbytes - self._state_nbytes(device))
+        state_nbytes = max(0, self._planned_state_nbytes - self._state_nbytes(device))
+        return state_nbytes + self._batches_to_come(device)
 
     def grown_nbytes(self, device: torch.device) -> int:
         """By how much the state of optimizers is larger than the latest plan counts it."""
@@ -99,14 +140,60 @@ class Members(Present):
         found = ((p, gradient_of(p)) for p in self._parameters())
         return {id(p): storages_nbytes([g], g.device) for p, g in found if g is not None}
 
+    @property
+    def _given_now(self) -> list[torch.Tensor]:
+        return [tensor for reference in self._given if (tensor := reference()) is not None]
+
+    @property
+    def _device(self) -> torch.device:
+        return next((p.device for p in self._parameters()), torch.device("cpu"))
+
     def _batch(self, device: torch.device) -> list[torch.Tensor]:
-        """What calls of the step were given, but for what graphs of it have returned."""
+        """What calls were given, but for what graphs of the step have returned."""
         returned = frozenset[int]().union(*(run.returned for run in open_runs(device)))
-        given = (tensor for reference in self._given if (tensor := reference()) is not None)
-        return [t for t in given if returned.isdisjoint(map(_torch.storage_identity, storages_of(t)))]
+        given = ((tensor, storage_identities([tensor])) for tensor in self._given_now)
+        return [tensor for tensor, storages in given if returned.isdisjoint(storages)]
+
+    def _batches_to_come(self, device: torch.device) -> int:
+        """Bytes of what modules will be given whose turn comes after another backward.
+
+        Who trains them holds the batch of all of them; it is taken to be as large as the last.
+        """
+        sizes = {key: n for found in self._batches.values() for key, n in found.items()}
+        return max(0, sum(sizes.values()) - storages_nbytes(self._given_now, device))
 
     def _state_nbytes(self, device: torch.device) -> int:
         return storages_nbytes(state_of(self.optimizers.known), device)
 
     def _parameters(self) -> Iterable[nn.Parameter]:
         return self.whole.parameters()
+
+
+def as_one(modules: Sequence[nn.Module]) -> nn.Module:
+    """A module that has all of these, or the only one."""
+    return modules[0] if len(modules) == 1 else nn.ModuleList(modules)
+
+
+def _require_apart(modules: Sequence[nn.Module]) -> None:
+    for number, module in enumerate(modules):
+        if any(module is other for other in modules[:number]):
+            raise ValueError(
+                f"{type(module).__name__} is given twice: a module shares a budget once."
+            )
+    for module in modules:
+        parts = {id(part) for part in module.modules()}
+        inner = next((o for o in modules if o is not module and id(o) in parts), None)
+        if inner is not None:
+            raise ValueError(
+                f"{type(inner).__name__} is a part of {type(module).__name__}, which is given as "
+                "well: give one of them."
+            )
+
+
+def _require_one_device(modules: Sequence[nn.Module]) -> None:
+    devices = {str(t.device) for m in modules for t in (*m.parameters(), *m.buffers())}
+    if len(devices) > 1:
+        raise ValueError(
+            f"The modules are on several devices ({', '.join(sorted(devices))}): a budget is of "
+            "one. Move them to one device, or give those on each a budget of their own."
+        )

@@ -305,7 +305,7 @@ class Session:
             steps.resident = self._given.beside(found, graph.device)
             between_nbytes = self._between_nbytes(graph, earlier)
             progress.stage("cost")
-            subject = self._stated(graph, between_nbytes, is_first=not earlier)
+            subject = self._stated(graph, between_nbytes, is_first=not steps.graphs.parts)
             progress.stage("solve")
             part = self._chosen(name, subject, between_nbytes)
             steps.graphs.add(name, part)
