@@ -141,8 +141,10 @@ class Training:
                 return variant
             planned = variant.gradients
             more = (max(0, nbytes - planned.get(key, 0)) for key, nbytes in gradients.items())
-            if sum(more) <= max(0, steps.budget_nbytes - steps.peak_nbytes):
+            is_least = steps.options.budget.is_least
+            if is_least or sum(more) <= max(0, steps.budget_nbytes - steps.peak_nbytes):
                 return variant
+        self._options = self._variants[0].session.steps.options  # "auto" is a number by now
         self._variants.append(self._new_variant())
         return self._variants[-1]
 

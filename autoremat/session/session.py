@@ -278,8 +278,8 @@ class Session:
     def note_measured(self, peak_nbytes: int) -> None:
         """Keep the peak of a whole step, and warn if it exceeds the budget."""
         self.measured_peak_nbytes = peak_nbytes
-        report = self.report()
-        if report.graphs and peak_nbytes > report.budget_nbytes:
+        report, is_least = self.report(), self.options.budget.is_least
+        if report.graphs and peak_nbytes > report.budget_nbytes and not is_least:
             warnings.warn(
                 OverBudgetWarning(peak_nbytes, report.budget_nbytes, report.predicted_peak_nbytes),
                 stacklevel=users_level(),
@@ -301,7 +301,7 @@ class Session:
             self._note_draws(graph.joint)
             earlier = steps.graphs.earlier(name)
             found = self._find_resident(graph.device)
-            steps.device = graph.device
+            steps.device, steps.options = graph.device, steps.options.on(graph.device)
             steps.resident = self._given.beside(found, graph.device)
             between_nbytes = self._between_nbytes(graph, earlier)
             progress.stage("cost")
@@ -334,9 +334,13 @@ class Session:
         """A graph of the step with the plan that it gets beside the others."""
         steps, budget_nbytes = self.steps, self.steps.budget_nbytes
         number = len(steps.graphs.earlier(name))
-        refuses = self._refuses and number == 0 and steps.split is ALONE
+        is_least = self.options.budget.is_least
+        refuses = self._refuses and number == 0 and steps.split is ALONE and not is_least
         placed, found = steps.placed(subject, name)
         choice = choose(placed, budget_nbytes, self._setting, number=number, refuses=refuses)
+        if is_least and not (choice.fits or self._setting.steering.choice):  # now that the least is known, the fastest that takes it
+            budget_nbytes = choice.needed_nbytes
+            choice = choose(placed, budget_nbytes, self._setting, number=number)
         growth = self._keep_to_sizes(placed, choice, budget_nbytes)
         if not choice.fits and refuses:
             raise self._refusal(placed, choice, budget_nbytes)
