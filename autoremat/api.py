@@ -8,12 +8,10 @@ or without gradients run as if autoremat were not there.
 from __future__ import annotations
 
 import functools
-import threading
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,141 +28,24 @@ from autoremat.fallbacks import fallback
 from autoremat.graph.selectors import Selection
 from autoremat.memory.meter import tensors_in
 from autoremat.memory.optimizers import require_optimizer_of, watch_optimizers
-from autoremat.memory.residents import Resident
 from autoremat.planning.sizes import MANY_COMPILES
 from autoremat.reporting import Report
 from autoremat.session.eager_recurrent import eager_recurrent_layers
-from autoremat.session.members import Members, as_one
+from autoremat.session.members import as_one
+from autoremat.session.retake import Before
 from autoremat.session.session import Session
-from autoremat.session.steps import REPLANS, Steps
+from autoremat.session.training import Training
+from autoremat.units import format_nbytes
 
 # One module, or several that share a budget.
 Models = TypeVar("Models", nn.Module, Sequence[nn.Module])
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
+_WRITTEN = (
+    "autoremat: part of this call has written to parameters, buffers or inputs in place, so it was "
+    'not taken again under a leaner plan. budget="min" begins with the leanest one.'
+)
 _NEVER_PLANNED = frozenset({"AR201", "AR202"})  # whatever mode the model is put into later
-
-
-@dataclass
-class _Variant:
-    """One plan: for steps that find gradients of these parameters, of so many bytes."""
-
-    session: Session
-    gradients: dict[int, int]
-    steps: int = 0
-
-
-class Training:
-    """The modules that one budget covers, and the plans of their steps.
-
-    There are up to two plans of a step: one that adds to gradients which exist already (gradient
-    accumulation) holds them twice while its backward runs. It gets a plan of its own if the
-    first one leaves no room for that. So does a step beside gradients that another one has left.
-    """
-
-    def __init__(self, options: Options) -> None:
-        """No module yet."""
-        self._options = options
-        self.members = Members()
-        self.planning = threading.RLock()
-        self.start_anew()
-
-    @property
-    def session(self) -> Session:
-        """The session of the latest training call."""
-        return self._current.session
-
-    def add(self, modules: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
-        """Cover these as well: what was planned is planned anew."""
-        self.members.add(modules, optimizers)
-        self.start_anew()
-
-    def start_anew(self) -> None:
-        """Plan at the next call, as if there had been none."""
-        self._variants: list[_Variant] = []
-        self._current = self._new_variant()
-        self._variants.append(self._current)
-
-    def begin(self, inputs: object, caller: Hashable) -> Session:
-        """A call of one of the modules begins: the session that it runs under."""
-        if not self.session.steps.is_open:  # else its backward is to come: it is the same step
-            self.members.begin_step()
-            self._current = self._variant_now()
-            self._measure_where_free(self._current)
-        self.members.note_given(inputs, caller)
-        self.session.steps.begin()
-        return self.session
-
-    def runs(self, session: Session) -> bool:
-        """Whether a session is one of those whose plans may run again."""
-        return any(variant.session is session for variant in self._variants)
-
-    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has made a step: its state may be there for the first time."""
-        modules = self.members.modules
-        if not modules or not self.members.optimizers.has_new_state(optimizer):
-            return
-        session = self.session
-        if not session.steps.is_planned and not session.told.fallbacks and modules[0].training:
-            session.told.fall_back("AR114", kind=type(modules[0]).__name__)
-        grown_nbytes = self.members.grown_nbytes(session.steps.device)
-        session.steps.surroundings.note_resident(grown_nbytes)
-
-    def _new_variant(self) -> _Variant:
-        # Code that Dynamo has compiled holds the session. It may not hold the models in turn: no
-        # garbage collector looks into code.
-        itself = weakref.ref(self.members)
-
-        def resident(device: torch.device) -> Resident:
-            members = itself()
-            assert members is not None, "only its calls compile"
-            return members.resident(device)
-
-        # Once training runs, a step that cannot be kept within the budget is warned of, not ended.
-        steps = Steps(
-            self._options,
-            present=lambda: members if (members := itself()) and members.modules else None,
-            replans=REPLANS,
-            is_told=True,
-        )
-        session = Session(steps, resident, refuses=not self._variants)
-        return _Variant(session, self.members.gradients())
-
-    def _variant_now(self) -> _Variant:
-        """The first plan that leaves room for the gradients that exist now."""
-        gradients = self.members.gradients()
-        self._share_budgets()
-        for variant in self._variants:
-            steps = variant.session.steps
-            if not steps.is_planned:
-                variant.gradients = gradients
-                return variant
-            planned = variant.gradients
-            more = (max(0, nbytes - planned.get(key, 0)) for key, nbytes in gradients.items())
-            is_least = steps.options.budget.is_least
-            if is_least or sum(more) <= max(0, steps.budget_nbytes - steps.peak_nbytes):
-                return variant
-        self._options = self._variants[0].session.steps.options  # "auto" is a number by now
-        self._variants.append(self._new_variant())
-        return self._variants[-1]
-
-    def _share_budgets(self) -> None:
-        """Plan steps anew whose graphs, planned one after the other, do not fit together."""
-        for number, variant in enumerate(self._variants):
-            session = variant.session.replanned()
-            if session is not None:
-                self._variants[number] = _Variant(session, self.members.gradients())
-
-    def _measure_where_free(self, variant: _Variant) -> None:
-        """On CUDA the allocator counts by itself: the second step's peak is read at the third."""
-        device = variant.session.steps.device
-        if device.type != "cuda" or variant.steps > 2:
-            return
-        variant.steps += 1
-        if variant.steps == 2:
-            torch.cuda.reset_peak_memory_stats(device)
-        elif variant.steps == 3:
-            variant.session.note_measured(torch.cuda.max_memory_allocated(device))
 
 
 class OptimizedCall:
@@ -225,8 +106,28 @@ class OptimizedCall:
                 self.training.start_anew()
             session = self.training.begin((args, kwargs), id(self))
             if not self._is_planned(session):  # others that call meanwhile wait for the plan
-                return self._run(session, args, kwargs)
+                return self._first_run(session, args, kwargs)
         return self._run(session, args, kwargs)
+
+    def _first_run(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that compiles; where memory runs out, it is taken once more, as lean as can be."""
+        model, options = self._model(), session.steps.options
+        before = Before([*model.parameters(), *model.buffers(), *tensors_in((args, kwargs))])
+        try:
+            return self._run(session, args, kwargs)
+        except torch.OutOfMemoryError as error:
+            if options.budget.is_least or options.setting.strict:
+                raise
+            if not before.is_now:
+                error.add_note(_WRITTEN)
+                raise
+        before.restore_random()
+        budget_nbytes = session.steps.budget_nbytes
+        session = self.training.begin_leanest()
+        output = self._run(session, args, kwargs)
+        peak = format_nbytes(session.steps.peak_nbytes)
+        session.told.fall_back("AR117", budget=format_nbytes(budget_nbytes), peak=peak)
+        return output
 
     def _run(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         token = _is_own_compile.set(True)

@@ -31,8 +31,7 @@ _AMOUNT = re.compile(r"\s*([0-9]{1,24}(?:\.[0-9]{1,24})?)\s*(%|[a-z]+)\s*", re.I
 
 @dataclass(frozen=True)
 class Budget:
-    """A size in bytes, a share of what will be known later (as a rule, the device's memory), or a
-    word.
+    """A size in bytes, a share of what will be known later, or a word.
 
     Attributes:
         size_nbytes: the size; 0 if it is none.

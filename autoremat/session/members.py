@@ -79,7 +79,7 @@ class Members(Present):
         _require_one_device([*self.modules, *modules])
 
     def begin_step(self) -> None:
-        """Calls of another step begin: what lives of what was given before is there all the same."""
+        """Calls of another step begin: what was given before may live on."""
         self._given = [reference for reference in self._given if reference() is not None]
         self._called.clear()
 
@@ -93,7 +93,7 @@ class Members(Present):
             self._called.add(caller)
 
     def note_held(self, values: object) -> None:
-        """These are there for as long as somebody holds them: a call without gradients made them."""
+        """These are there while somebody holds them: a call without gradients made them."""
         self._given += [weakref.ref(tensor) for tensor in tensors_in(values)]
 
     def resident(self, device: torch.device, inputs: object = None) -> Resident:

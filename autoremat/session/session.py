@@ -147,6 +147,8 @@ class Session:
                 try:
                     compiled = self.compile_through(module, example_inputs, self, executor)
                 except _torch.InductorError as error:
+                    if isinstance(error.inner_exception, torch.OutOfMemoryError):
+                        raise error.inner_exception from None
                     self._leave_to_torch(error)
                     compiled = self.compile_through(module, example_inputs, self, executor)
             self._compiled = _torch.compile_name()
@@ -157,6 +159,7 @@ class Session:
             FallbackError,
             FallbackWarning,
             OverBudgetWarning,
+            torch.OutOfMemoryError,
         ) as error:
             raise _torch.passing_through(error) from None
         finally:
@@ -223,7 +226,7 @@ class Session:
             if not joint_inputs:
                 raise Unplannable("AR103")
             planned = self._plan(module, num_fwd_outputs, static_lifetime_input_indices)
-        except (InfeasibleBudget, SteeringError):
+        except (InfeasibleBudget, SteeringError, torch.OutOfMemoryError):
             raise
         except Unplannable as reason:
             self.told.fall_back(reason.code, graph=self._graph_name(), **reason.facts)
@@ -338,7 +341,9 @@ class Session:
         refuses = self._refuses and number == 0 and steps.split is ALONE and not is_least
         placed, found = steps.placed(subject, name)
         choice = choose(placed, budget_nbytes, self._setting, number=number, refuses=refuses)
-        if is_least and not (choice.fits or self._setting.steering.choice):  # now that the least is known, the fastest that takes it
+        if is_least and not (
+            choice.fits or self._setting.steering.choice
+        ):  # now that the least is known, the fastest that takes it
             budget_nbytes = choice.needed_nbytes
             choice = choose(placed, budget_nbytes, self._setting, number=number)
         growth = self._keep_to_sizes(placed, choice, budget_nbytes)

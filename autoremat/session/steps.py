@@ -75,7 +75,7 @@ class Steps:
 
     @property
     def budget_nbytes(self) -> int:
-        """The budget, on the device of the graphs: if as little as can be, what they take so far."""
+        """The budget on the device of the graphs; if as little as can be, what they take."""
         if self.options.budget.is_least:
             return self.peak_nbytes
         return self.options.budget_nbytes(self.device)
