@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from autoremat.api import Budget as Budget
     from autoremat.api import optimize as optimize
     from autoremat.api import report as report
     from autoremat.api import save_plan as save_plan
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "Budget": "autoremat.api",
     "Comparison": "autoremat.comparison",
     "FallbackError": "autoremat.errors",
     "FallbackWarning": "autoremat.errors",

@@ -1,89 +1,69 @@
 """What users call: `optimize`, `report`, `save_plan`.
 
-Enters: the user's module, a budget, perhaps its optimizer. Leaves: the same module, whose training
-calls run under a plan. The plan is made at the first training call; calls in `eval` mode or
-without gradients run as if autoremat were not there.
+Enters: the user's module or several, a budget, perhaps optimizers. Leaves: the same modules, whose
+training calls run under a plan. The plan is made at the first training call; calls in `eval` mode
+or without gradients run as if autoremat were not there.
 """
 
 from __future__ import annotations
 
 import functools
-import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from autoremat import _torch
+from autoremat.ask.budget import Budget as Asked
 from autoremat.ask.options import Options
 from autoremat.ask.plan_file import write
 from autoremat.backend import session_behind, with_own_code
 from autoremat.errors import FallbackError, FallbackWarning
 from autoremat.fallbacks import fallback
 from autoremat.graph.selectors import Selection
-from autoremat.memory.meter import (
-    gradients_of,
-    state_of,
-    storages_nbytes,
-    tensors_in,
-)
-from autoremat.memory.optimizers import StepOptimizers, require_optimizer_of, watch_optimizers
-from autoremat.memory.residents import Resident, resident_of
+from autoremat.memory.meter import tensors_in
+from autoremat.memory.optimizers import require_optimizer_of, watch_optimizers
 from autoremat.planning.sizes import MANY_COMPILES
 from autoremat.reporting import Report
 from autoremat.session.eager_recurrent import eager_recurrent_layers
+from autoremat.session.members import as_one
+from autoremat.session.retake import Before
 from autoremat.session.session import Session
-from autoremat.session.steps import REPLANS, Steps
-from autoremat.watch.audit import Present
+from autoremat.session.training import Training
+from autoremat.units import format_nbytes
 
+# One module, or several that share a budget.
+Models = TypeVar("Models", nn.Module, Sequence[nn.Module])
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+
+_WRITTEN = (
+    "autoremat: part of this call has written to parameters, buffers or inputs in place, so it was "
+    'not taken again under a leaner plan. budget="min" begins with the leanest one.'
+)
 _NEVER_PLANNED = frozenset({"AR201", "AR202"})  # whatever mode the model is put into later
 
 
-@dataclass
-class _Variant:
-    """One plan of a model: for steps that find gradients of up to so many bytes."""
+class OptimizedCall:
+    """The compiled call of one module, under the plans of all that share its budget."""
 
-    session: Session
-    compiled: Callable[..., Any]
-    gradient_nbytes: int
-    calls: int = 0
-
-
-class OptimizedCall(Present):
-    """The compiled call of one module, and what the call in progress was given.
-
-    There are up to two plans: a step that adds to gradients which exist already (gradient
-    accumulation) holds them twice while its backward runs. It gets a plan of its own if the
-    first one leaves no room for that.
-    """
-
-    def __init__(
-        self, model: nn.Module, options: Options, optimizer: torch.optim.Optimizer | None
-    ) -> None:
+    def __init__(self, model: nn.Module, training: Training) -> None:
         """Prepare to compile the model's call; nothing is compiled yet."""
         self.model = weakref.ref(model)
-        self._options = options
-        self.optimizers = StepOptimizers(self._parameters, optimizer)
-        self._planned_state_nbytes = 0  # of optimizers, as the latest plan counts it
-        self._here = threading.local()  # inputs of the call in progress: they are resident
-        self._given: list[weakref.ref[torch.Tensor]] = []  # to calls of the step
-        self._planning = threading.RLock()
-        self._variants: list[_Variant] = []
-        self._current: _Variant
+        self.training = training
         self._forward = type(model).forward
-        self._start_anew(model)
+        self._is_frozen = not _is_trainable(model)
+        self._compiled: dict[Session, Callable[..., Any]] = {}
         self._compiled_without: set[str] = set()  # kinds of global hooks that were absent
 
     @property
     def session(self) -> Session:
         """The session of the latest training call."""
-        return self._current.session
+        return self.training.session
 
     @torch.compiler.disable(recursive=False)  # within an outer torch.compile, a graph of its own
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -91,7 +71,11 @@ class OptimizedCall(Present):
         model = self._model()
         if not torch.is_grad_enabled():
             with self.session.steps.during_inference():
-                return _torch.own_call(model)(*args, **kwargs)
+                output = _torch.own_call(model)(*args, **kwargs)
+            self.training.members.note_held(output)
+            return output
+        if self._is_frozen and not _is_trainable(model):
+            return _torch.own_call(model)(*args, **kwargs)
         if not model.training:
             return self._watched(_torch.own_call(model)(*args, **kwargs))
         return self._planned(model, args, kwargs)
@@ -116,134 +100,68 @@ class OptimizedCall(Present):
             output = _torch.own_call(model)(*args, **kwargs)
             self._note_eager(self.session, output)
             return output
-        with self._planning:
-            current = self._begin(model, (args, kwargs))
-            if not current.session.steps.is_planned:  # others that call meanwhile wait for the plan
-                return self._run(current, args, kwargs)
-        return self._run(current, args, kwargs)
+        with self.training.planning:
+            if type(model).forward is not self._forward:  # Dynamo has no guard for that
+                self._forward = type(model).forward
+                self.training.start_anew()
+            session = self.training.begin((args, kwargs), id(self))
+            if not self._is_planned(session):  # others that call meanwhile wait for the plan
+                return self._first_run(session, args, kwargs)
+        return self._run(session, args, kwargs)
 
-    def _begin(self, model: nn.Module, inputs: object) -> _Variant:
-        """A call begins: the plan that it runs under."""
-        if type(model).forward is not self._forward:  # Dynamo has no guard for that
-            self._start_anew(model)
-        if not self.session.steps.is_open:  # else its backward is to come: it is the same step
-            self._given = []
-            self._current = self._variant_for(model)
-        self._given += [weakref.ref(tensor) for tensor in tensors_in(inputs)]
-        self.session.steps.begin()
-        return self._current
+    def _first_run(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that compiles; where memory runs out, it is taken once more, as lean as can be."""
+        model, options = self._model(), session.steps.options
+        before = Before([*model.parameters(), *model.buffers(), *tensors_in((args, kwargs))])
+        try:
+            return self._run(session, args, kwargs)
+        except torch.OutOfMemoryError as error:
+            if options.budget.is_least or options.setting.strict:
+                raise
+            if not before.is_now:
+                error.add_note(_WRITTEN)
+                raise
+        before.restore_random()
+        budget_nbytes = session.steps.budget_nbytes
+        session = self.training.begin_leanest()
+        output = self._run(session, args, kwargs)
+        peak = format_nbytes(session.steps.peak_nbytes)
+        session.told.fall_back("AR117", budget=format_nbytes(budget_nbytes), peak=peak)
+        return output
 
-    def _run(self, current: _Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        model = self._model()
-        self._here.inputs = (args, kwargs)
+    def _run(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         token = _is_own_compile.set(True)
         try:
             with (
                 _torch.compiling_steps(2 * MANY_COMPILES),
-                eager_recurrent_layers(model, current.session.steps.leave_layer_eager),
+                eager_recurrent_layers(self._model(), session.steps.leave_layer_eager),
             ):
-                output = current.compiled(*args, **kwargs)
+                output = self._compiled_in(session)(*args, **kwargs)
         finally:
             _is_own_compile.reset(token)
-            self._here.inputs = None
-        self._tell_if_nothing_was_planned(current.session)
-        if current.session.steps.is_planned:
-            current.session.steps.note_end(tensors_in(output))
+        self._tell_if_nothing_was_planned(session)
+        if self._is_planned(session):
+            session.steps.note_end(tensors_in(output))
         else:
-            self._note_eager(current.session, output)
-        self._measure_where_free(current)
+            self._note_eager(session, output)
         return output
 
-    # --- what a step holds ----------------------------------------------------------------------
+    def _compiled_in(self, session: Session) -> Callable[..., Any]:
+        if session not in self._compiled:
+            known = self._compiled.items()
+            self._compiled = {s: call for s, call in known if self.training.runs(s)}
+            call = with_own_code(_torch.own_call(self._model()))
+            self._compiled[session] = _torch.compile_apart(call, session.backend_of(id(self)))
+        return self._compiled[session]
 
-    def resident(self, device: torch.device, inputs: object) -> Resident:
-        """Bytes that a step on these inputs holds whatever the plan."""
-        first, *others = self.optimizers.known or [None]
-        found = resident_of(self._model(), inputs, first, device)
-        more_nbytes = storages_nbytes(state_of(others), device)
-        self._planned_state_nbytes = found.parts.optimizer_nbytes + more_nbytes
-        return replace(
-            found, parts=replace(found.parts, optimizer_nbytes=self._planned_state_nbytes)
-        )
-
-    def leaves(self) -> list[torch.Tensor]:
-        """See `Present`."""
-        model = self._model()
-        given = (tensor for reference in self._given if (tensor := reference()) is not None)
-        return [*model.parameters(), *model.buffers(), *given]
-
-    def expected_nbytes(self, device: torch.device) -> int:
-        """See `Present`."""
-        return max(0, self._planned_state_nbytes - self._state_nbytes(device))
-
-    def _state_nbytes(self, device: torch.device) -> int:
-        return storages_nbytes(state_of(self.optimizers.known), device)
-
-    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has made a step: its state may be there for the first time."""
-        if self.model() is None or not self.optimizers.has_new_state(optimizer):
-            return
-        session = self.session
-        if not session.steps.is_planned and not session.told.fallbacks and self._model().training:
-            session.told.fall_back("AR114", kind=type(self._model()).__name__)
-        grown_nbytes = self._state_nbytes(session.steps.device) - self._planned_state_nbytes
-        session.steps.surroundings.note_resident(max(0, grown_nbytes))
-
-    def _parameters(self) -> Iterable[nn.Parameter]:
-        model = self.model()
-        return () if model is None else model.parameters()
+    def _is_planned(self, session: Session) -> bool:
+        """Whether any graph of this module was."""
+        return session.has_compiled(id(self)) and session.steps.is_planned
 
     def _model(self) -> nn.Module:
         model = self.model()
         assert model is not None, "a call comes from the module itself"
         return model
-
-    def _start_anew(self, model: nn.Module) -> None:
-        """Plan at the next call, as if there had been none."""
-        self._forward = type(model).forward
-        self._variants = []
-        self._current = self._new_variant(model)
-        self._variants.append(self._current)
-
-    def _new_variant(self, model: nn.Module) -> _Variant:
-        # Code that Dynamo has compiled holds the session. It may not hold the model in turn: no
-        # garbage collector looks into code.
-        itself = weakref.ref(self)
-
-        def resident(device: torch.device) -> Resident:
-            call = itself()
-            assert call is not None, "only its calls compile"
-            return call.resident(device, call._here.inputs)
-
-        # Once training runs, a step that cannot be kept within the budget is warned of, not ended.
-        steps = Steps(
-            self._options,
-            present=lambda: call if (call := itself()) and call.model() is not None else None,
-            replans=REPLANS,
-            is_told=True,
-        )
-        session = Session(steps, resident, refuses=not self._variants)
-        return _variant(model, session)
-
-    def _variant_for(self, model: nn.Module) -> _Variant:
-        """The first plan that leaves room for the gradients that exist now."""
-        gradient_nbytes = _gradient_nbytes(model)
-        self._share_budgets()
-        for variant in self._variants:
-            steps = variant.session.steps
-            if not steps.is_planned:
-                variant.gradient_nbytes = gradient_nbytes
-                return variant
-            more_nbytes = gradient_nbytes - variant.gradient_nbytes
-            if more_nbytes <= max(0, steps.budget_nbytes - steps.peak_nbytes):
-                return variant
-        self._variants.append(self._new_variant(model))
-        return self._variants[-1]
-
-    def _share_budgets(self) -> None:
-        """Plan steps anew whose graphs, planned one after the other, do not fit together."""
-        for variant in self._variants:
-            variant.session.settle()
 
     def _global_hooks_came_later(self) -> bool:
         """Whether all modules have hooks that code compiled earlier does not run.
@@ -261,26 +179,42 @@ class OptimizedCall(Present):
         session.steps.note_eager_call(tensors_in(output), device)
 
     def _tell_if_nothing_was_planned(self, session: Session) -> None:
-        if session.steps.is_planned or session.told.fallbacks:
+        if self._is_planned(session) or session.told.fallbacks:
             return
-        if any(parameter.requires_grad for parameter in self._model().parameters()):
+        if _is_trainable(self._model()):
             session.told.fall_back("AR105")
 
-    def _measure_where_free(self, variant: _Variant) -> None:
-        """On CUDA the allocator counts by itself: the second step's peak is read at the third."""
-        device = variant.session.steps.device
-        if device.type != "cuda" or variant.calls > 2:
-            return
-        variant.calls += 1
-        if variant.calls == 2:
-            torch.cuda.reset_peak_memory_stats(device)
-        elif variant.calls == 3:
-            variant.session.note_measured(torch.cuda.max_memory_allocated(device))
 
+class Budget:
+    """One budget for the whole step of several modules: give it to each call of `optimize`.
 
-def _variant(model: nn.Module, session: Session) -> _Variant:
-    compiled = _torch.compile_apart(with_own_code(_torch.own_call(model)), session.compile)
-    return _Variant(session, compiled, _gradient_nbytes(model))
+    `optimize([policy, critic], "40GB")` means the same. All calls get the same options.
+
+    Attributes:
+        size: what was asked for, as `optimize` takes it.
+    """
+
+    def __init__(self, size: str | int) -> None:
+        """A budget that nothing is under yet.
+
+        Raises:
+            ValueError: if the size is malformed.
+        """
+        Asked.parse(size)
+        self.size = size
+        self._asked: Options | None = None
+        self._training: Training | None = None
+
+    def _training_under(self, asked: Options, options: Options) -> Training:
+        """What the modules share, under options that were asked for and compared with one."""
+        if self._training is None:
+            self._asked, self._training = asked, Training(options)
+        elif self._asked != asked:
+            raise ValueError(
+                "Modules that share a budget are planned under the same options: give each call of "
+                "optimize the same, or all modules to one call."
+            )
+        return self._training
 
 
 # Where an optimised part of an optimised model is one with the whole.
@@ -297,17 +231,15 @@ def _keep_plans_in_outer_compiles() -> None:
     )
 
 
-def _gradient_nbytes(model: nn.Module) -> int:
-    """Of the gradients that exist; of sparse ones, what they hold."""
-    found = gradients_of(model.parameters())
-    return storages_nbytes(found, found[0].device) if found else 0
+def _is_trainable(model: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in model.parameters())
 
 
 def optimize(
-    model: nn.Module,
-    budget: str | int | None = None,
+    model: Models,
+    budget: str | int | Budget | None = None,
     *,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizers | None = None,
     compiler: str = "inductor",
     policy: str = "optimal",
     save: Selection = None,
@@ -317,19 +249,25 @@ def optimize(
     time_limit: float = 30.0,
     strict: bool = False,
     verbose: bool = True,
-) -> nn.Module:
+) -> Models:
     """Keep the peak of every training step of a model within a budget.
 
     The module is compiled in place, as `nn.Module.compile` does: it keeps its class, parameters,
     `state_dict` keys and mode. The plan is made at the first training call.
 
+    Several modules that take part in one step (a policy and its critic, two towers) share one
+    budget: what all of them and their optimizers hold counts, once, and their graphs are planned
+    as parts of one step. From the second step on, when it is known how often each is called, the
+    budget is divided between them. One without a trainable parameter only counts as held.
+
     Args:
-        model: the module to train, on one device.
+        model: the module to train, on one device, or several of them.
         budget: peak of everything the step holds on the device: "40GB" (10^9 bytes), "40GiB"
             (2^30), a number of bytes, or "80%" of the device's memory. With a fixed policy or a
-            stored plan it may be left out: then it is the device's memory.
+            stored plan it may be left out: then it is the device's memory. One `Budget` that is
+            given to several calls is the budget of all their modules together.
         optimizer: with it, its state counts as well, that which its first step creates included;
-            it may be wrapped, as accelerate and Lightning do.
+            it may be wrapped, as accelerate and Lightning do. One, or several.
         compiler: "inductor", or "eager" to run the planned graphs operation by operation.
         policy: "optimal" searches for the fastest plan within the budget. The others are fixed:
             "save-all", "recompute-all", "every-layer", "every-2" (or another number), "sqrt",
@@ -348,11 +286,13 @@ def optimize(
         verbose: show progress and one summary line.
 
     Returns:
-        The same module.
+        The same module, or a list of the same modules.
 
     Raises:
         ValueError: for a malformed budget, compiler, dropout or policy, for patterns that no
-            module matches, and for an optimizer none of whose parameters is the model's.
+            module matches, for an optimizer none of whose parameters is the model's, and for
+            modules that cannot share a budget: none, one twice, a part of another, optimised
+            already, on several devices, or under a stored plan, which is one module's.
         TypeError: if `model` is not a module, or `optimizer` no optimizer.
         OSError: if the stored plan cannot be read.
         FallbackError: with `strict`, if the model cannot be planned as it is.
@@ -361,11 +301,13 @@ def optimize(
     or the stored plan does not, `PlanMismatch` if the stored plan is another model's, and
     `SteeringError` if an operator of `save` or `recompute` does not occur.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model is an nn.Module, not {type(model).__name__}.")
-    require_optimizer_of(model, optimizer)
-    options = Options.parse(
-        budget=budget,
+    modules = _modules_in(model)
+    is_one = isinstance(model, nn.Module)
+    returned: Any = model if is_one else modules
+    optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    shared = budget if isinstance(budget, Budget) else None
+    asked = Options.parse(
+        budget=budget.size if isinstance(budget, Budget) else budget,
         compiler=compiler,
         policy=policy,
         save=save,
@@ -375,30 +317,61 @@ def optimize(
         time_limit=time_limit,
         strict=strict,
         verbose=verbose,
-    ).of(model)
-    call = OptimizedCall(model, options, optimizer)
-    obstacle = _obstacle(model)
+    )
+    options = asked.of(*modules)
+    training = Training(options) if shared is None else shared._training_under(asked, options)
+    if shared is not None or not is_one:
+        training.members.require_room_for(modules)
+        if plan is not None:
+            raise ValueError("A stored plan is of one module, and not of several that share one.")
+    for given in optimizers:
+        require_optimizer_of(as_one(modules), given)
+    obstacle = _obstacle(modules, is_helper=shared is not None)
     if obstacle is not None:
         if strict:
             raise FallbackError.of(obstacle)
         warnings.warn(obstacle, stacklevel=2)
         if obstacle.code in _NEVER_PLANNED:
-            return model
-    _torch.set_compiled_call(model, call)
+            return returned
+    training.add(modules, [given for given in optimizers if given is not None])
+    for module in modules:
+        _torch.set_compiled_call(module, OptimizedCall(module, training))
     _keep_plans_in_outer_compiles()
-    watch_optimizers(call)
-    return model
+    watch_optimizers(training)
+    return returned
 
 
-def _obstacle(model: nn.Module) -> FallbackWarning | None:
-    """Why a model cannot be planned as it is; None if it can."""
-    if not any(parameter.requires_grad for parameter in model.parameters()):
+def _modules_in(model: Any) -> list[nn.Module]:
+    if isinstance(model, nn.Module):
+        return [model]
+    if not isinstance(model, Iterable):
+        raise TypeError(f"model is an nn.Module or several, not {type(model).__name__}.")
+    return list(model)
+
+
+def _one_module(model: nn.Module, what: str) -> OptimizedCall:
+    """The call of a module that has a budget of its own."""
+    call = optimized_call(model)
+    count = len(call.training.members.modules)
+    if count > 1:
+        raise ValueError(
+            f"{type(model).__name__} shares its budget with others ({count} modules): {what} "
+            "one module. Put them into one that returns the loss, and optimize that."
+        )
+    return call
+
+
+def _obstacle(modules: Sequence[nn.Module], *, is_helper: bool) -> FallbackWarning | None:
+    """Why modules cannot be planned as they are; None if they can."""
+    trainable = [module for module in modules if _is_trainable(module)]
+    if not trainable and not is_helper:
         return fallback("AR201")
-    devices = sorted({str(p.device) for p in (*model.parameters(), *model.buffers())})
+    tensors = (tensor for m in modules for tensor in (*m.parameters(), *m.buffers()))
+    devices = sorted({str(tensor.device) for tensor in tensors})
     accelerators = [name for name in devices if not name.startswith("cpu")]
     if len(accelerators) > 1 or (accelerators and "cpu" in devices):
         return fallback("AR202", devices=", ".join(devices))
-    if not model.training:
+    if not all(module.training for module in trainable):
         return fallback("AR203")
     return None
 
@@ -425,10 +398,10 @@ def save_plan(model: nn.Module, path: str | Path) -> None:
     What the path holds is replaced.
 
     Raises:
-        ValueError: if the model was not optimised, or nothing is planned.
+        ValueError: if the model was not optimised or shares its budget, or nothing is planned.
         OSError: if the path cannot be written.
     """
-    stored = optimized_call(model).session.stored_plan()
+    stored = _one_module(model, "a stored plan is of").session.stored_plan()
     if not stored.graphs:
         raise ValueError("Nothing is planned yet: that happens at the first training call.")
     write(stored, path)

@@ -131,6 +131,13 @@ REASONS = {
             "defect of autoremat: please report it.",
         ),
         Reason(
+            "AR117",
+            "Memory ran out in a first call under the budget {budget}. It was taken again under "
+            "the leanest plan, whose predicted peak is {peak}; so are all calls from now on.",
+            'Give a budget that leaves what others on the device take: "auto" is what is free when '
+            "the first call is planned, less a reserve.",
+        ),
+        Reason(
             "AR201",
             "No parameter of the model needs a gradient, so there is no backward to plan: the "
             "model runs unchanged.",

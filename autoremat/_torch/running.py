@@ -71,6 +71,7 @@ __all__ = [
     "tensor_leaves",
     "tree_leaves",
     "tree_map",
+    "version_of",
     "watch_backwards",
 ]
 
@@ -124,6 +125,11 @@ def memory_events(session: torch.profiler.profile) -> list[Any]:
 def storage_identity(storage: torch.UntypedStorage) -> int:
     """A number that two live storages share exactly if they are one."""
     return storage._cdata
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor was written to in place; of one that counts nothing, 0."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def extent(size: Sequence[int], stride: Sequence[int]) -> int:

@@ -1,8 +1,8 @@
 """The user's budget as a value.
 
-Enters: what a user may write, `"40GB"`, `"37.5 GiB"`, `"80%"` or a number of bytes. Leaves: a
-`Budget`, or a `ValueError` that names the accepted forms. Guarantees: exact arithmetic, rounded
-down to a whole byte; only a percentage needs to know what it is of.
+Enters: what a user may write, `"40GB"`, `"37.5 GiB"`, `"80%"`, a number of bytes, `"auto"` or
+`"min"`. Leaves: a `Budget`, or a `ValueError` that names the accepted forms. Guarantees: exact
+arithmetic, rounded down to a whole byte; only a percentage needs to know what it is of.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from autoremat.units import NBYTES_PER_UNIT
 _DEVICE = "the device's memory"
 _ACCEPTED_FORMS = (
     'Accepted: a size such as "40GB", "1.5 TB" (powers of 1000: B, KB, MB, GB, TB) or "40GiB" '
-    "(powers of 1024: KiB, MiB, GiB, TiB), a whole number of bytes such as 40_000_000_000, or "
-    'a share of {whole} such as "80%". It must be above zero.'
+    "(powers of 1024: KiB, MiB, GiB, TiB), a whole number of bytes such as 40_000_000_000, "
+    'a share of {whole} such as "80%"{words}. It must be above zero.'
 )
+_WORDS = ', "auto" (what the device has free) or "min" (as little as can be)'
+AUTO, LEAST = "auto", "min"
 
 _LARGEST_NBYTES = 1 << 40  # of a device: what is no byte of it is too small a share of any
 # The digits are limited so that no text, however long, makes Python refuse or crawl.
@@ -29,17 +31,19 @@ _AMOUNT = re.compile(r"\s*([0-9]{1,24}(?:\.[0-9]{1,24})?)\s*(%|[a-z]+)\s*", re.I
 
 @dataclass(frozen=True)
 class Budget:
-    """A size in bytes, or a share of what will be known later: as a rule, the device's memory.
+    """A size in bytes, a share of what will be known later, or a word.
 
     Attributes:
-        size_nbytes: the size; 0 if it is a share.
-        share: above 0 and up to 1; 0 if it is a size.
+        size_nbytes: the size; 0 if it is none.
+        share: above 0 and up to 1; 0 if it is none.
+        word: `AUTO` for what the device has free, `LEAST` for as little as can be, or "".
         given: as the user wrote it.
         whole: what a share is of, in words for messages.
     """
 
     size_nbytes: int = 0
     share: Fraction = Fraction(0)
+    word: str = ""
     given: str | int = field(default="", compare=False)
     whole: str = field(default=_DEVICE, compare=False)
 
@@ -48,14 +52,19 @@ class Budget:
         """The budget that a user writes.
 
         Args:
-            given: a size with its unit, a percentage, or an integer number of bytes. Case and
-                blanks do not matter. A text without a unit is refused: `"40"` is no 40 bytes.
+            given: a size with its unit, a percentage, an integer number of bytes, or, of a
+                device's memory, a word. Case and blanks do not matter. A text without a unit is
+                refused: `"40"` is no 40 bytes.
             whole: what a percentage is of, in words for messages.
 
         Raises:
             ValueError: if it is malformed, not above zero, or above 100 %.
         """
         size_nbytes, share = 0, Fraction(0)
+        if isinstance(given, str) and whole == _DEVICE:
+            word = given.strip().lower()
+            if word in (AUTO, LEAST):
+                return cls(word=word, given=given)
         if isinstance(given, str):
             size_nbytes, share = _parse_text(given, whole)
         elif isinstance(given, Integral) and not isinstance(given, bool):
@@ -64,7 +73,17 @@ class Budget:
             raise _malformed(given, f"is of type {type(given).__name__}", whole)
         if size_nbytes <= 0 and share * _LARGEST_NBYTES < 1:
             raise _malformed(given, "is not above zero bytes", whole)
-        return cls(size_nbytes, share, given, whole)
+        return cls(size_nbytes, share, given=given, whole=whole)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it is what the device has free."""
+        return self.word == AUTO
+
+    @property
+    def is_least(self) -> bool:
+        """Whether it is as little as can be."""
+        return self.word == LEAST
 
     @property
     def is_share(self) -> bool:
@@ -118,4 +137,5 @@ def _parse_text(text: str, whole: str) -> tuple[int, Fraction]:
 def _malformed(budget: object, fault: str, whole: str) -> ValueError:
     shown = repr(budget)
     shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-    return ValueError(f"Budget {shown} {fault}. {_ACCEPTED_FORMS.format(whole=whole)}")
+    words = _WORDS if whole == _DEVICE else ""
+    return ValueError(f"Budget {shown} {fault}. {_ACCEPTED_FORMS.format(whole=whole, words=words)}")

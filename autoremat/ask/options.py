@@ -15,6 +15,7 @@ from torch import nn
 
 from autoremat import _torch
 from autoremat.ask.budget import Budget
+from autoremat.ask.free import auto_nbytes, less_reserve
 from autoremat.ask.steering import Steering, parse_steering
 from autoremat.cost.device_specs import DeviceSpec
 from autoremat.graph.devices import device_name, device_nbytes
@@ -123,14 +124,29 @@ class Options:
             raise ValueError(f"{unknown!r} is no option of autoremat, nor of Inductor.{hint}")
         return cls.parse(**ours, inductor=others)
 
-    def of(self, model: nn.Module) -> Options:
-        """The same, compared with the model.
+    def of(self, *models: nn.Module) -> Options:
+        """The same, compared with the model, or with several that are trained together.
 
         Raises:
-            SteeringError: if the model has no such modules, or no layers.
+            SteeringError: if none of them has such modules, or layers.
         """
-        steering = self.setting.steering.of(model)
+        steering = self.setting.steering.of(*models)
         return replace(self, setting=replace(self.setting, steering=steering))
+
+    def on(self, device: torch.device) -> Options:
+        """The same, what a device has free being a number of bytes from now on.
+
+        Raises:
+            SteeringError: if nothing is free, or nobody knows how much.
+        """
+        if not self.budget.is_free:
+            return self
+        spec = self.setting.spec
+        if spec is None:
+            found_nbytes = auto_nbytes(device)
+        else:
+            found_nbytes = less_reserve(spec.memory_nbytes, spec.memory_nbytes, spec.name)
+        return replace(self, budget=replace(self.budget, size_nbytes=found_nbytes, word=""))
 
     def budget_nbytes(self, device: torch.device) -> int:
         """Allowed peak of the whole step on a device, which is asked only for a share of it."""

@@ -49,14 +49,14 @@ class Steering:
         """Selectors that have to match something in the step's first graph."""
         return tuple(s for s in self.selectors if s.is_operator or not self.model_is_known)
 
-    def of(self, model: nn.Module) -> Steering:
-        """The same, compared with the model.
+    def of(self, *models: nn.Module) -> Steering:
+        """The same, compared with the model, or with several that are trained together.
 
         Raises:
-            SteeringError: if the model has no such modules, or no layers.
+            SteeringError: if none of them has such modules, or layers.
         """
-        require_modules(self.selectors, model)
-        if self.policy.layers and not has_repeated_layers(model):
+        require_modules(self.selectors, *models)
+        if self.policy.layers and not any(map(has_repeated_layers, models)):
             raise SteeringError(
                 f"{self.policy} finds no repeated layers: no ModuleList or Sequential of the "
                 'model has two children of one class. Use policy="sqrt", which cuts between '

@@ -101,7 +101,8 @@ Target = Annotated[
 Budget = Annotated[
     str,
     typer.Option(
-        help="Highest peak allowed: 12GiB, 1.5GB, 123456 (bytes), or 80% of the device's memory.",
+        help="Highest peak allowed: 12GiB, 1.5GB, 123456 (bytes), 80% of the device's memory, auto "
+        "(what it has free, less a reserve), or min (as little as can be).",
         show_default=False,
     ),
 ]

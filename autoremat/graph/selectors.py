@@ -90,13 +90,13 @@ def _operator_name(text: str) -> str | None:
     return None if found is None else str(found)
 
 
-def require_modules(selectors: Iterable[Selector], model: nn.Module) -> None:
-    """Refuse patterns that no module of the model matches.
+def require_modules(selectors: Iterable[Selector], *models: nn.Module) -> None:
+    """Refuse patterns that no module of the models matches.
 
     Raises:
         SteeringError: naming the pattern and the nearest paths.
     """
-    paths = [name for name, _ in model.named_modules() if name]
+    paths = [name for model in models for name, _ in model.named_modules() if name]
     for selector in selectors:
         if not selector.is_operator and not any(map(selector.matches_path, paths)):
             raise no_match(selector, paths)

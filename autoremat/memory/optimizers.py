@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -45,18 +45,27 @@ def _count_values(optimizer: torch.optim.Optimizer) -> int:
 
 
 class StepOptimizers:
-    """The optimizers of one model: the one that was given, and those that have made a step."""
+    """The optimizers of a step: those that were given, and those that have stepped it."""
 
-    def __init__(self, parameters: Callable[[], Iterable[torch.Tensor]], given: Any) -> None:
-        """Of a model that has these parameters now, with an optimizer or None."""
+    def __init__(
+        self, parameters: Callable[[], Iterable[torch.Tensor]], given: Sequence[Any]
+    ) -> None:
+        """Of models that have these parameters now, with these optimizers."""
         self._parameters = parameters
-        self._given = [] if given is None else [given]
+        self._given = list(given)
         # How many values the state had after the latest step; None for another model's.
         self._met: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
 
+    def add(self, optimizers: Iterable[Any]) -> None:
+        """These were given, too, each once; and there are more models."""
+        known = {id(given) for given in self._given}
+        self._given += [optimizer for optimizer in optimizers if id(optimizer) not in known]
+        for optimizer in [o for o, count in self._met.items() if count is None]:
+            del self._met[optimizer]
+
     @property
     def known(self) -> list[Any]:
-        """Those that live, the one that was given first."""
+        """Those that live, the given ones first."""
         layers = {id(layer) for given in self._given for layer in layers_of(given)}
         met = (o for o, count in list(self._met.items()) if count is not None)
         return [*self._given, *(o for o in met if id(o) not in layers)]

@@ -15,7 +15,7 @@ import threading
 import warnings
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -107,7 +107,8 @@ class Session:
         self._given = GivenToGraphs()
         self._find_resident = resident or self._given.resident
         self._refuses = refuses
-        self._first_frame = ""
+        self._first_frame = ""  # of the module whose graph is being compiled
+        self._first_frames: dict[Hashable, str] = {}
         self._compiled, self._part = "", 0
         self._inputs: Sequence[Any] = ()  # of the graph that is being compiled
         self._unplannable: set[str] = set()  # graphs that failed to compile as planned
@@ -118,15 +119,36 @@ class Session:
         settle = weakref.WeakMethod(self.settle)
         steps.settle = lambda: (found := settle()) is not None and found()
 
+    def backend_of(self, caller: Hashable) -> Callable[..., Callable[..., Any]]:
+        """What compiles the graphs of one of several modules: `compile`, told whose they are."""
+
+        def compile_graph(
+            module: fx.GraphModule, example_inputs: Sequence[Any]
+        ) -> Callable[..., Any]:
+            return self.compile(module, example_inputs, caller=caller)
+
+        return compile_graph
+
+    def has_compiled(self, caller: Hashable) -> bool:
+        """Whether any graph of a module has been handed over."""
+        return caller in self._first_frames
+
     @with_stack_room
-    def compile(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compile(
+        self, module: fx.GraphModule, example_inputs: Sequence[Any], *, caller: Hashable = None
+    ) -> Callable[..., Any]:
         """Compile one Dynamo graph: the body of a `torch.compile` backend.
+
+        Args:
+            module: the Dynamo graph.
+            example_inputs: its inputs.
+            caller: tells modules apart whose graphs the session compiles.
 
         Raises:
             InfeasibleBudget: if no plan fits.
             FallbackError: if the session is strict and a graph cannot be planned.
         """
-        self._first_frame = self._first_frame or _torch.frame_name()
+        self._first_frame = self._first_frames.setdefault(caller, _torch.frame_name())
         # Of one Dynamo graph, DistributedDataParallel makes several, one for each bucket.
         self._part = self._part + 1 if self._compiled == _torch.compile_name() else 0
         self._inputs = example_inputs
@@ -139,6 +161,8 @@ class Session:
                 try:
                     compiled = self.compile_through(module, example_inputs, self, self._executor)
                 except _torch.InductorError as error:
+                    if isinstance(error.inner_exception, torch.OutOfMemoryError):
+                        raise error.inner_exception from None
                     self._leave_to_torch(error)
                     compiled = self.compile_through(module, example_inputs, self, self._executor)
             self._compiled = _torch.compile_name()
@@ -149,6 +173,7 @@ class Session:
             FallbackError,
             FallbackWarning,
             OverBudgetWarning,
+            torch.OutOfMemoryError,
         ) as error:
             raise _torch.passing_through(error) from None
         finally:
@@ -251,7 +276,7 @@ class Session:
             if not joint_inputs:
                 raise Unplannable("AR103")
             planned = self._plan(module, num_fwd_outputs, static_lifetime_input_indices)
-        except (InfeasibleBudget, SteeringError):
+        except (InfeasibleBudget, SteeringError, torch.OutOfMemoryError):
             raise
         except Unplannable as reason:
             self.told.fall_back(reason.code, graph=self._graph_name(), **reason.facts)
@@ -354,8 +379,8 @@ class Session:
     def note_measured(self, peak_nbytes: int) -> None:
         """Keep the peak of a whole step, and warn if it exceeds the budget."""
         self.measured_peak_nbytes = peak_nbytes
-        report = self.report()
-        if report.graphs and peak_nbytes > report.budget_nbytes:
+        report, is_least = self.report(), self.options.budget.is_least
+        if report.graphs and peak_nbytes > report.budget_nbytes and not is_least:
             warnings.warn(
                 OverBudgetWarning(peak_nbytes, report.budget_nbytes, report.predicted_peak_nbytes),
                 stacklevel=users_level(),
@@ -377,11 +402,11 @@ class Session:
             self._note_draws(graph.joint)
             earlier = steps.graphs.earlier(name)
             found = self._find_resident(graph.device)
-            steps.device = graph.device
+            steps.device, steps.options = graph.device, steps.options.on(graph.device)
             steps.resident = self._given.beside(found, graph.device)
             between_nbytes = self._between_nbytes(graph, earlier)
             progress.stage("cost")
-            subject = self._stated(graph, between_nbytes, is_first=not earlier)
+            subject = self._stated(graph, between_nbytes, is_first=not steps.graphs.parts)
             progress.stage("solve")
             part = self._chosen(name, subject, between_nbytes)
             steps.graphs.add(name, part)
@@ -410,11 +435,17 @@ class Session:
         """A graph of the step with the plan that it gets beside the others."""
         steps, budget_nbytes = self.steps, self.steps.budget_nbytes
         number = len(steps.graphs.earlier(name))
-        refuses = self._refuses and number == 0 and not steps.settlings
+        is_least = self.options.budget.is_least
+        refuses = self._refuses and number == 0 and not steps.settlings and not is_least
         placed, found = steps.placed(subject, name)
         choice = self._cautious(name, placed) or choose(
             placed, budget_nbytes, self._setting, number=number, refuses=refuses
         )
+        if is_least and not (
+            choice.fits or self._setting.steering.choice
+        ):  # now that the least is known, the fastest that takes it
+            budget_nbytes = choice.needed_nbytes
+            choice = choose(placed, budget_nbytes, self._setting, number=number)
         growth = self._keep_to_sizes(placed, choice, budget_nbytes)
         if not choice.fits and refuses:
             raise self._refusal(placed, choice, budget_nbytes)

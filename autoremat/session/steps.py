@@ -83,7 +83,9 @@ class Steps:
 
     @property
     def budget_nbytes(self) -> int:
-        """The budget, on the device of the graphs."""
+        """The budget on the device of the graphs; if as little as can be, what they take."""
+        if self.options.budget.is_least:
+            return self.peak_nbytes
         return self.options.budget_nbytes(self.device)
 
     @property
@@ -194,6 +196,8 @@ class Steps:
             is_final: whether all of its forward has run.
             is_told_only: as of `Look`.
         """
+        if self.options.budget.is_least:
+            return
         is_planned_anew = (
             (self._may_replan or bool(self.graphs.provisional))
             and not is_told_only

@@ -148,7 +148,7 @@ def verify(
         restore()
         gc.collect()
         device = session.steps.device
-        resident = optimized.resident(device, (inputs, keywords))
+        resident = optimized.training.members.resident(device, (inputs, keywords))
         outcome: list[_Outcome] = []
         peak = measure_peak(lambda: outcome.append(run(ours)), device=device)
         session.note_measured(resident.nbytes + max(peak, resident.transient_nbytes))

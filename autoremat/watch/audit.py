@@ -82,7 +82,7 @@ class Arguments(Present):
     def __init__(self) -> None:
         """None yet."""
         self._leaves: dict[int, weakref.ref[torch.Tensor]] = {}
-        self.optimizers = StepOptimizers(self.leaves, None)
+        self.optimizers = StepOptimizers(self.leaves, [])
 
     def note(self, args: Sequence[Any]) -> None:
         """Remember the parameters, buffers and batches among the arguments of a graph."""
@@ -209,7 +209,7 @@ class Audit:
         if self.is_known(situation, sizes_of_runs(runs)):
             return None
         parts = account()
-        held = self._held(runs, device)
+        held = self._held(runs, device, roots)
         foreseen = foresee(
             roots,
             runs,
@@ -234,9 +234,12 @@ class Audit:
             seen[sizes] += 1
         return looks >= LOOKS
 
-    def _held(self, runs: Sequence[Run], device: torch.device) -> _Held:
-        """By all models that take part in the step."""
+    def _held(self, runs: Sequence[Run], device: torch.device, roots: Roots = ()) -> _Held:
+        """By all models that take part in the step, and by losses that eager code has made."""
         known, saved, expected_nbytes = dict(returned_storages(device)), dict[int, int](), 0
+        counted = {key for run in runs for key in run.returned}
+        losses = storage_sizes((root for root in roots if isinstance(root, torch.Tensor)), device)
+        known |= {key: nbytes for key, nbytes in losses.items() if key not in counted}
         for audit in dict.fromkeys([self, *(run.owner.audit for run in runs)]):
             known |= audit.given.held(device) | audit.present.storages(device)
             saved |= audit.saved.held(device)

@@ -56,10 +56,20 @@ def test_a_percentage_is_a_share_of_the_device_rounded_down(budget: str, nbytes:
     assert asked != Budget(nbytes)
 
 
+def test_a_budget_may_be_a_word() -> None:
+    """For the device only, whose free memory is known later."""
+    assert Budget.parse(" Auto ").is_free
+    assert Budget.parse("min").is_least
+    assert Budget.parse("min") != Budget.parse("auto")
+    with pytest.raises(ValueError, match=r"such as \"80%\"\. It must"):
+        Budget.parse("min", whole="a plate")
+
+
 @pytest.mark.parametrize(
     "budget",
     [
         "40 gigs",
+        "automatic",
         "40",
         "40G",
         "GB",

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import autoremat
+from autoremat.ask import free as free_memory
 from autoremat.ask.budget import Budget
 from autoremat.ask.options import Options
 from autoremat.cost.device_specs import find_spec
+from autoremat.errors import SteeringError
 from autoremat.graph.devices import device_nbytes
+from tests.tiny import Chain, Residual, many_rows
+from tests.training import measured, optimized, refusal, step
 
 CPU = torch.device("cpu")
 WHO_NOT_WHAT = {"model", "optimizer"}  # what a mapping of options cannot say
+
+
+class Broken(Chain):
+    """Two graphs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.layers[0](torch.tanh(self.layers[1](x))))
+        torch._dynamo.graph_break()
+        return super().forward(x)
 
 
 def test_a_mapping_and_named_arguments_make_the_same_options() -> None:
@@ -45,6 +60,61 @@ def test_a_share_is_of_the_device_or_of_the_memory_that_is_planned_for() -> None
     spec = find_spec("T4")
     assert Options.parse(budget="50%", spec=spec).budget_nbytes(CPU) == spec.memory_nbytes // 2
     assert Options.parse(budget=700, spec=spec).budget_nbytes(CPU) == 700
+
+
+def test_auto_is_what_is_free_less_a_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what the process holds already; of a device that is not here, all of it is free."""
+    total, free, held = device_nbytes(CPU), 3 << 30, free_memory._process_nbytes()
+    monkeypatch.setattr(free_memory, "free_nbytes", lambda _device: free)
+    monkeypatch.setattr(free_memory, "_process_nbytes", lambda: held)
+    reserve = max(int(0.05 * total), 512_000_000)
+    found = Options.parse(budget="auto").on(CPU)
+    assert found.budget_nbytes(CPU) == free + held - reserve
+    spec = find_spec("T4")
+    found = Options.parse(budget="auto", spec=spec).on(CPU)
+    assert found.budget_nbytes(CPU) == int(0.95 * spec.memory_nbytes)
+    given = Options.parse(budget="1GB")
+    assert given.on(CPU) is given
+
+
+def test_auto_where_nothing_is_left_or_known(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Never a guess."""
+    monkeypatch.setattr(free_memory, "free_nbytes", lambda _device: 0)
+    monkeypatch.setattr(free_memory, "_process_nbytes", lambda: 1000)
+    with pytest.raises(SteeringError, match="kept in reserve: nothing is left"):
+        Options.parse(budget="auto").on(CPU)
+    monkeypatch.undo()
+    monkeypatch.setattr(free_memory, "_PROCESS", tmp_path / "none")
+    with pytest.raises(SteeringError, match="does not say how much of its memory is free"):
+        Options.parse(budget="auto").on(CPU)
+
+
+def test_auto_is_read_when_the_first_call_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once: what the step itself takes then does not count against it."""
+    found = iter((10**9, 1))
+    monkeypatch.setattr("autoremat.ask.options.auto_nbytes", lambda _device: next(found))
+    model = optimized(Chain, "auto")
+    for _ in range(2):
+        step(model, (many_rows(),))
+    assert autoremat.report(model).budget_nbytes == 10**9
+
+
+# Dynamo looks at `.grad` of what it resumes with after a graph break.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("make", [Residual, Broken])
+def test_the_least_is_never_refused(make: type[nn.Module]) -> None:
+    """It is what a refusal would name, and what is measured; nothing is told."""
+    smallest = refusal(make, (many_rows(),)).smallest_peak_nbytes
+    model = optimized(make, "min")
+    step(model, (many_rows(),))
+    report = autoremat.report(model)
+    assert report.is_within_budget
+    assert report.budget_nbytes == report.predicted_peak_nbytes >= smallest
+    assert measured(model, (many_rows(),)) == report.predicted_peak_nbytes
+    if len(report.graphs) == 1:
+        assert report.budget_nbytes == smallest
 
 
 def test_a_strategy_without_a_budget_has_the_whole_device() -> None:

@@ -1140,6 +1140,16 @@ def test_own_and_compiled_calls():
     assert hooked == [True]
 
 
+def test_version_of():
+    """It grows with each write in place; tensors of inference mode have none."""
+    tensor = torch.zeros(2)
+    before = _torch.version_of(tensor)
+    tensor.add_(1)
+    assert _torch.version_of(tensor) > before
+    with torch.inference_mode():
+        assert _torch.version_of(torch.zeros(2)) == 0
+
+
 def test_arguments_of():
     """By name, with their defaults."""
     dropout = _torch.arguments_of(aten.native_dropout.default)

@@ -1,0 +1,199 @@
+"""The modules that one budget covers, and what a step of them holds.
+
+Enters: modules, their optimizers, and what their calls are given. Leaves: a `Resident` of all of
+them together. Guarantees: holds no module; what several of them share counts once.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from autoremat import _torch
+from autoremat.memory.meter import (
+    gradient_of,
+    state_of,
+    storage_identities,
+    storage_sizes,
+    storages_nbytes,
+    tensors_in,
+)
+from autoremat.memory.optimizers import StepOptimizers
+from autoremat.memory.residents import Resident, resident_of
+from autoremat.watch.audit import Present
+from autoremat.watch.ledger import open_runs
+
+
+class Members(Present):
+    """Of one budget: modules that are trained in one step, and those that only help there."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._modules: list[weakref.ref[nn.Module]] = []
+        self.optimizers = StepOptimizers(self._parameters, [])
+        self._planned_state_nbytes = 0  # of optimizers, as the latest plan counts it
+        self._given: list[weakref.ref[torch.Tensor]] = []  # to calls, and by those without a plan
+        self._batches: dict[Hashable, dict[int, int]] = {}  # of each module, what came last
+        self._called: set[Hashable] = set()  # in this step
+
+    def add(self, modules: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
+        """Cover these as well."""
+        self._modules += map(weakref.ref, modules)
+        self.optimizers.add(optimizers)
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """Those that live."""
+        found = (reference() for reference in self._modules)
+        return [module for module in found if module is not None]
+
+    @property
+    def whole(self) -> nn.Module:
+        """All of them as one."""
+        return as_one(self.modules)
+
+    def require_room_for(self, modules: Sequence[nn.Module]) -> None:
+        """Refuse what cannot share a budget with the modules that are covered.
+
+        Raises:
+            TypeError: if one is no module.
+            ValueError: if there is none, for the same module twice, a module and a part of it, an
+                optimised one, and several devices.
+        """
+        if not modules:
+            raise ValueError("There is no module to optimize: the list is empty.")
+        for module in modules:
+            if not isinstance(module, nn.Module):
+                raise TypeError(f"A model is an nn.Module, not {type(module).__name__}.")
+            if _torch.compiled_call(module) is not None:
+                raise ValueError(
+                    f"{type(module).__name__} is compiled or optimised already: give it to one "
+                    "call of optimize only, with all that shares its budget."
+                )
+        _require_apart([*self.modules, *modules])
+        _require_one_device([*self.modules, *modules])
+
+    def begin_step(self) -> None:
+        """Calls of another step begin: what was given before may live on."""
+        self._given = [reference for reference in self._given if reference() is not None]
+        self._called.clear()
+
+    def note_given(self, inputs: object, caller: Hashable) -> None:
+        """A call of a module is given these."""
+        given = tensors_in(inputs)
+        self.note_held(given)
+        if len(self._modules) > 1:
+            before = self._batches.get(caller, {}) if caller in self._called else {}
+            self._batches[caller] = before | storage_sizes(given, self._device)
+            self._called.add(caller)
+
+    def note_held(self, values: object) -> None:
+        """These are there while somebody holds them: a call without gradients made them."""
+        self._given += [weakref.ref(tensor) for tensor in tensors_in(values)]
+
+    def resident(self, device: torch.device, inputs: object = None) -> Resident:
+        """Bytes that a step holds whatever the plan.
+
+        Args:
+            device: what is elsewhere does not count.
+            inputs: its batch; what its calls were given, if not said.
+        """
+        whole, given = self.whole, self._batch(device) if inputs is None else inputs
+        more_nbytes = self._batches_to_come(device) if inputs is None else 0
+        known = self.optimizers.known or [None]
+        found = [resident_of(whole, given, optimizer, device) for optimizer in known]
+        parts = [one.parts for one in found]
+        self._planned_state_nbytes = sum(part.optimizer_nbytes for part in parts)
+        return Resident(
+            replace(
+                parts[0],
+                optimizer_nbytes=self._planned_state_nbytes,
+                batch_nbytes=parts[0].batch_nbytes + more_nbytes,
+                others_nbytes=sum(part.others_nbytes for part in parts),
+            ),
+            optimizer=", ".join(dict.fromkeys(one.optimizer for one in found)),
+            transient_nbytes=max(one.transient_nbytes for one in found),
+            storages=frozenset[int]().union(*(one.storages for one in found)),
+        )
+
+    def leaves(self) -> list[torch.Tensor]:
+        """See `Present`."""
+        whole = self.whole
+        return [*whole.parameters(), *whole.buffers(), *self._given_now]
+
+    def expected_nbytes(self, device: torch.device) -> int:
+        """See `Present`."""
+        state_nbytes = max(0, self._planned_state_nbytes - self._state_nbytes(device))
+        return state_nbytes + self._batches_to_come(device)
+
+    def grown_nbytes(self, device: torch.device) -> int:
+        """By how much the state of optimizers is larger than the latest plan counts it."""
+        return max(0, self._state_nbytes(device) - self._planned_state_nbytes)
+
+    def gradients(self) -> dict[int, int]:
+        """Bytes of the gradients that exist, by their parameters; of sparse ones what they hold."""
+        found = ((p, gradient_of(p)) for p in self._parameters())
+        return {id(p): storages_nbytes([g], g.device) for p, g in found if g is not None}
+
+    @property
+    def _given_now(self) -> list[torch.Tensor]:
+        return [tensor for reference in self._given if (tensor := reference()) is not None]
+
+    @property
+    def _device(self) -> torch.device:
+        return next((p.device for p in self._parameters()), torch.device("cpu"))
+
+    def _batch(self, device: torch.device) -> list[torch.Tensor]:
+        """What calls were given, but for what graphs of the step have returned."""
+        returned = frozenset[int]().union(*(run.returned for run in open_runs(device)))
+        given = ((tensor, storage_identities([tensor])) for tensor in self._given_now)
+        return [tensor for tensor, storages in given if returned.isdisjoint(storages)]
+
+    def _batches_to_come(self, device: torch.device) -> int:
+        """Bytes of what modules will be given whose turn comes after another backward.
+
+        Who trains them holds the batch of all of them; it is taken to be as large as the last.
+        """
+        sizes = {key: n for found in self._batches.values() for key, n in found.items()}
+        return max(0, sum(sizes.values()) - storages_nbytes(self._given_now, device))
+
+    def _state_nbytes(self, device: torch.device) -> int:
+        return storages_nbytes(state_of(self.optimizers.known), device)
+
+    def _parameters(self) -> Iterable[nn.Parameter]:
+        return self.whole.parameters()
+
+
+def as_one(modules: Sequence[nn.Module]) -> nn.Module:
+    """A module that has all of these, or the only one."""
+    return modules[0] if len(modules) == 1 else nn.ModuleList(modules)
+
+
+def _require_apart(modules: Sequence[nn.Module]) -> None:
+    for number, module in enumerate(modules):
+        if any(module is other for other in modules[:number]):
+            raise ValueError(
+                f"{type(module).__name__} is given twice: a module shares a budget once."
+            )
+    for module in modules:
+        parts = {id(part) for part in module.modules()}
+        inner = next((o for o in modules if o is not module and id(o) in parts), None)
+        if inner is not None:
+            raise ValueError(
+                f"{type(inner).__name__} is a part of {type(module).__name__}, which is given as "
+                "well: give one of them."
+            )
+
+
+def _require_one_device(modules: Sequence[nn.Module]) -> None:
+    devices = {str(t.device) for m in modules for t in (*m.parameters(), *m.buffers())}
+    if len(devices) > 1:
+        raise ValueError(
+            f"The modules are on several devices ({', '.join(sorted(devices))}): a budget is of "
+            "one. Move them to one device, or give those on each a budget of their own."
+        )

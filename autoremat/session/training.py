@@ -1,0 +1,152 @@
+"""The plans of the modules that one budget covers.
+
+Enters: modules and their optimizers, and each of their training calls as it begins. Leaves: the
+session that the call runs under. Guarantees: between two steps, and nowhere else, another plan may
+take over.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from autoremat.ask.budget import LEAST, Budget
+from autoremat.ask.options import Options
+from autoremat.memory.residents import Resident
+from autoremat.session.members import Members
+from autoremat.session.session import Session
+from autoremat.session.steps import REPLANS, Steps
+
+
+@dataclass
+class _Variant:
+    """One plan: for steps that find gradients of these parameters, of so many bytes."""
+
+    session: Session
+    gradients: dict[int, int]
+    steps: int = 0
+
+
+class Training:
+    """The modules that one budget covers, and the plans of their steps.
+
+    There are up to two plans of a step: one that adds to gradients which exist already (gradient
+    accumulation) holds them twice while its backward runs. It gets a plan of its own if the
+    first one leaves no room for that. So does a step beside gradients that another one has left.
+    """
+
+    def __init__(self, options: Options) -> None:
+        """No module yet."""
+        self._options = options
+        self.members = Members()
+        self.planning = threading.RLock()
+        self.start_anew()
+
+    @property
+    def session(self) -> Session:
+        """The session of the latest training call."""
+        return self._current.session
+
+    def add(self, modules: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
+        """Cover these as well: what was planned is planned anew."""
+        self.members.add(modules, optimizers)
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """Plan at the next call, as if there had been none."""
+        self._variants: list[_Variant] = []
+        self._current = self._new_variant()
+        self._variants.append(self._current)
+
+    def begin(self, inputs: object, caller: Hashable) -> Session:
+        """A call of one of the modules begins: the session that it runs under."""
+        if not self.session.steps.is_open:  # else its backward is to come: it is the same step
+            self.members.begin_step()
+            self._current = self._variant_now()
+            self._measure_where_free(self._current)
+        self.members.note_given(inputs, caller)
+        self.session.steps.begin()
+        return self.session
+
+    def begin_leanest(self) -> Session:
+        """The call that has begun begins again: from now on all plans are as lean as can be."""
+        self._options = replace(self._options, budget=Budget.parse(LEAST))
+        self.start_anew()
+        self.session.steps.begin()
+        return self.session
+
+    def runs(self, session: Session) -> bool:
+        """Whether a session is one of those whose plans may run again."""
+        return any(variant.session is session for variant in self._variants)
+
+    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has made a step: its state may be there for the first time."""
+        modules = self.members.modules
+        if not modules or not self.members.optimizers.has_new_state(optimizer):
+            return
+        session = self.session
+        if not session.steps.is_planned and not session.told.fallbacks and modules[0].training:
+            session.told.fall_back("AR114", kind=type(modules[0]).__name__)
+        grown_nbytes = self.members.grown_nbytes(session.steps.device)
+        session.steps.surroundings.note_resident(grown_nbytes)
+
+    def _new_variant(self) -> _Variant:
+        # Code that Dynamo has compiled holds the session. It may not hold the models in turn: no
+        # garbage collector looks into code.
+        itself = weakref.ref(self.members)
+
+        def resident(device: torch.device) -> Resident:
+            members = itself()
+            assert members is not None, "only its calls compile"
+            return members.resident(device)
+
+        # Once training runs, a step that cannot be kept within the budget is warned of, not ended.
+        steps = Steps(
+            self._options,
+            present=lambda: members if (members := itself()) and members.modules else None,
+            replans=REPLANS,
+            is_told=True,
+        )
+        session = Session(steps, resident, refuses=not self._variants)
+        return _Variant(session, self.members.gradients())
+
+    def _variant_now(self) -> _Variant:
+        """The first plan that leaves room for the gradients that exist now."""
+        gradients = self.members.gradients()
+        self._share_budgets()
+        for variant in self._variants:
+            steps = variant.session.steps
+            if not steps.is_planned:
+                variant.gradients = gradients
+                return variant
+            planned = variant.gradients
+            more = (max(0, nbytes - planned.get(key, 0)) for key, nbytes in gradients.items())
+            is_least = steps.options.budget.is_least
+            if is_least or sum(more) <= max(0, steps.budget_nbytes - steps.peak_nbytes):
+                return variant
+        self._options = self._variants[0].session.steps.options  # "auto" is a number by now
+        self._variants.append(self._new_variant())
+        return self._variants[-1]
+
+    def _share_budgets(self) -> None:
+        """Plan steps anew whose graphs, planned one after the other, do not fit together."""
+        for variant in self._variants:
+            if variant.session.settle():
+                variant.gradients = self.members.gradients()
+
+    def _measure_where_free(self, variant: _Variant) -> None:
+        """On CUDA the allocator counts by itself: the second step's peak is read at the third."""
+        device = variant.session.steps.device
+        if device.type != "cuda" or variant.steps > 2:
+            return
+        variant.steps += 1
+        if variant.steps == 2:
+            torch.cuda.reset_peak_memory_stats(device)
+        elif variant.steps == 3:
+            variant.session.note_measured(torch.cuda.max_memory_allocated(device))
