@@ -57,15 +57,15 @@ class Allotted:
         """Its name."""
         return richer(self.graph) if self.first_run else self.graph
 
-    def place(self, subject: Subject, budget_nbytes: int, eager_nbytes: int) -> Subject:
+    def place(self, subject: Subject, budget_nbytes: int, around: Around) -> Subject:
         """The graph with what the others take from the budget.
 
         Args:
             subject: the graph alone.
             budget_nbytes: of the whole step.
-            eager_nbytes: what code in eager mode takes between its forward and backward.
+            around: what it holds beside its graphs.
         """
-        room_nbytes = eager_nbytes
+        room_nbytes = around.room_nbytes
         if self.kept_nbytes is not None:
             left_nbytes = room_beside(subject, self.found, self.kept_nbytes, budget_nbytes)
             room_nbytes = max(room_nbytes, left_nbytes)

@@ -80,6 +80,11 @@ class Around:
     returned_nbytes: int = 0
     eager_nbytes: int = 0
 
+    @property
+    def room_nbytes(self) -> int:
+        """What eager code takes beyond what is held while the graphs run."""
+        return max(0, self.eager_nbytes - self.held_nbytes)
+
     def beside(self, found: Beside) -> Beside:
         """What is held beside one graph, this included."""
         return Beside(

@@ -8,6 +8,7 @@ Guarantees: a graph that runs several times counts as often, each time as the pl
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -29,6 +30,7 @@ class Step:
         runs: names of the plans that ran in the latest step, in its order; None if nobody tells.
         longest: graphs of the step with the most runs so far, in its order.
         rich_from: by graph whose last runs have a plan of their own, the first of them.
+        planned_runs: by graph, how many runs its plans were made for; further ones are lean.
         provisional: graphs that were planned to keep little, as nobody knew how often they run.
         most_runs: of graphs in one step, as far as steps before the latest have shown.
         eager_gradient_nbytes: of layers among the runs that are in eager mode, by their names.
@@ -39,6 +41,7 @@ class Step:
     runs: list[str] | None = None
     longest: list[str] = field(default_factory=list)
     rich_from: dict[str, int] = field(default_factory=dict)
+    planned_runs: dict[str, int] = field(default_factory=dict)
     provisional: set[str] = field(default_factory=set)
     most_runs: int = 0
     eager_gradient_nbytes: dict[str, int] = field(default_factory=dict)
@@ -165,6 +168,7 @@ class Step:
         self.rich_from = {n: r for n, r in self.rich_from.items() if n not in graphs} | {
             **rich_from
         }
+        self.planned_runs = {**self.planned_runs, **Counter(self.longest)}
         self.runs = [self._plan_for(g, self.longest[:n]) for n, g in enumerate(self.longest)]
 
     def next_plan(self, graph: str) -> str:
@@ -179,8 +183,8 @@ class Step:
         return list(map(graph_of_plan, self._order))
 
     def _plan_for(self, graph: str, before: Sequence[str]) -> str:
-        first_run = self.rich_from.get(graph)
-        is_rich = first_run is not None and before.count(graph) >= first_run
+        first_run, runs = self.rich_from.get(graph), before.count(graph)
+        is_rich = first_run is not None and first_run <= runs < self.planned_runs[graph]
         return richer(graph) if is_rich else graph
 
     def peak_nbytes(self, around: Around) -> int:

@@ -6,6 +6,8 @@ to what recomputes nothing. Guarantees: both ends are there; what lies between i
 
 from __future__ import annotations
 
+from dataclasses import astuple
+
 from autoremat_solver import Plan, Problem, Solver, simulate
 from autoremat_solver.effort import CutOff
 from autoremat_solver.plan import Status
@@ -43,11 +45,12 @@ def ways_of(
     finest_nbytes = max(1, (most_nbytes - least_nbytes) // _WAYS)
     limit_nbytes = most_nbytes - 1
     while limit_nbytes >= least_nbytes and not cut_off.is_over:
-        way = _fastest(subject, found, limit_nbytes, budget_nbytes, cut_off)
-        kept_nbytes = limit_nbytes if way is None else way.crossing_nbytes
-        ways += [] if way is None else [way]
-        limit_nbytes = min(kept_nbytes - 1, limit_nbytes - finest_nbytes)
-    return tuple(sorted(ways, key=lambda way: (way.crossing_nbytes, way.time_us)))
+        new = _fastest(subject, found, limit_nbytes, budget_nbytes, cut_off)
+        ways += new
+        limit_nbytes -= finest_nbytes
+        if new[-1].crossing_nbytes >= least_nbytes:
+            limit_nbytes = min(limit_nbytes, new[-1].crossing_nbytes - 1)
+    return tuple(sorted(set(ways), key=astuple))
 
 
 def way_of(subject: Subject, plan: Plan) -> Way:
@@ -75,16 +78,19 @@ def room_beside(subject: Subject, found: Beside, kept_nbytes: int, budget_nbytes
 
 def _fastest(
     subject: Subject, found: Beside, kept_nbytes: int, budget_nbytes: int, cut_off: CutOff
-) -> Way | None:
-    """The fastest plan that keeps at most so much; beside nothing, if none can beside the others.
+) -> list[Way]:
+    """The fastest plan that keeps at most so much.
 
-    The last runs of a step find less beside them than the first in their backward.
+    If none can beside the others, the smallest one, and the fastest beside nothing: the last runs
+    of a step find less beside them than the first in their backward.
     """
+    ways: list[Way] = []
     for held in (found, Beside()):
         room_nbytes = room_beside(subject, held, kept_nbytes, budget_nbytes)
         lowered = placed(subject.lowered, held, room_nbytes)
         solver = Solver(lowered.problem, time_limit_s=cut_off.left_s, effort=_EFFORT)
         solution = solver.solve(budget_nbytes)
+        ways.append(way_of(subject, solution.plan))
         if solution.status is not Status.INFEASIBLE:
-            return way_of(subject, solution.plan)
-    return None
+            break
+    return ways

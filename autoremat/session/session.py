@@ -362,7 +362,7 @@ class Session:
     def _part_anew(self, allotted: Allotted, budget_nbytes: int) -> Part:
         steps, name = self.steps, allotted.graph
         part, around = steps.graphs.parts[name], steps.surroundings.now
-        subject = allotted.place(part.subject, budget_nbytes, around.eager_nbytes)
+        subject = allotted.place(part.subject, budget_nbytes, around)
         with self._graphs[name].compiling_again():  # generated code may be read
             choice = choose(subject, budget_nbytes, self._setting, number=1)
         return replace(

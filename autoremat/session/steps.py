@@ -134,7 +134,7 @@ class Steps:
         around = self.surroundings.found
         found = Beside(self.graphs.held_nbytes(name)).beyond(self.resident.parts.gradients_nbytes)
         found = around.beside(found)
-        lowered = placed(subject.lowered, found, around.eager_nbytes)
+        lowered = placed(subject.lowered, found, around.room_nbytes)
         return replace(subject, lowered=lowered), found
 
     # --- a peak above the budget ----------------------------------------------------------------

@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from autoremat import _torch
 from autoremat.emit.op_by_op import compile_eager
+from autoremat.emit.planned_graph import fingerprint
 from tests.joint_graphs import capture, leaf
 
 aten = torch.ops.aten
@@ -1156,3 +1157,63 @@ def test_arguments_of():
     assert [argument.name for argument in dropout] == ["input", "p", "train"]
     attention = _torch.arguments_of(aten._scaled_dot_product_flash_attention_for_cpu.default)
     assert {a.name: a.default_value for a in attention}["dropout_p"] == 0.0
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_dynamo_graph_is_compiled_again_without_dynamo(dynamic: bool):
+    """Static inputs are known again, the joint graph is the same, and nothing asks for guards."""
+    seen: list[tuple[str, Any]] = []
+    again: list[Any] = []
+
+    def compile_it(module: fx.GraphModule, inputs: Any) -> Any:
+        def partition(joint: fx.GraphModule, values: Any, **keywords: Any) -> Any:
+            seen.append((fingerprint(joint), keywords["static_lifetime_input_indices"]))
+            return _torch.default_partition(joint, values, **keywords)
+
+        backend = _torch.aot_autograd(
+            fw_compiler=compile_eager, bw_compiler=compile_eager, partition_fn=partition
+        )
+        return backend(module, inputs)
+
+    def backend(module: fx.GraphModule, inputs: Any) -> Any:
+        graph = _torch.DynamoGraph(module, inputs)
+        assert not any(
+            isinstance(v, Tensor) and not isinstance(v, FakeTensor) for v in graph.inputs
+        )
+        compiled = compile_it(module, inputs)
+
+        def run(*args: Any) -> Any:
+            with graph.compiling_again() as module:
+                again.append(compile_it(module, graph.inputs))
+            assert torch.equal(again[-1](*args)[0], compiled(*args)[0])
+            return compiled(*args)
+
+        return run
+
+    layer = nn.Linear(4, 4)
+    call = torch.compile(lambda x: layer(x).sin(), backend=backend, dynamic=dynamic)
+    call(torch.randn(3, 4)).sum().backward()
+    assert len(again) == 1
+    assert seen[0] == seen[1]
+    assert len(seen[0][1]) == 2, "weight and bias"
+
+
+def test_a_guard_that_a_second_compile_asks_for_is_noticed():
+    """Dynamo could not check it: its guards are made."""
+
+    def backend(module: fx.GraphModule, inputs: Any) -> Any:
+        graph = _torch.DynamoGraph(module, inputs)
+        size = next(value for value in graph.inputs if isinstance(value, torch.SymInt))
+
+        def run(*args: Any) -> Any:
+            with (
+                pytest.raises(RuntimeError, match="is no guard"),
+                graph.compiling_again(),
+            ):
+                bool(size < 1000)
+            return module(*args)
+
+        return run
+
+    call = torch.compile(lambda x: x.sin(), backend=backend, dynamic=True)
+    call(torch.randn(3, 4))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import warnings
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -11,9 +13,10 @@ from torch import Tensor, nn
 
 import autoremat
 from autoremat import _torch
+from autoremat.backend import session_behind
 from autoremat.memory.meter import measure_peak, resident_nbytes
 from tests.tiny import WIDTH, many_rows
-from tests.training import close, make_seeded, measured, optimized, same, step
+from tests.training import close, make_seeded, measured, optimized, step
 
 # Dynamo looks at `.grad` of what a block is given.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -93,7 +96,7 @@ def test_equal_blocks_keep_one_budget_and_settle(share: float):
     graphs = _torch.dynamo_counters["stats"]["unique_graphs"]
     for _ in range(3):
         close(reference, step(model, (BATCH,)), 1e-5)
-    assert 0.9 * budget < peak_of(model) <= budget
+    assert peak_of(model) <= budget
     report = autoremat.report(model.blocks[0])
     assert [graph.name for graph in report.graphs] == ["graph 0", "graph 0, last runs"]
     assert report.is_within_budget
@@ -101,3 +104,110 @@ def test_equal_blocks_keep_one_budget_and_settle(share: float):
         step(model, (BATCH,))
     assert compiles(model.blocks[3]) == [3, 2, 24]
     assert _torch.dynamo_counters["stats"]["unique_graphs"] == graphs + 1
+
+
+def times_of(model: nn.Module) -> tuple[float, float]:
+    """Microseconds that the runs of all graphs take by their plans, and without recompute."""
+    session = session_behind(model.parameters())
+    assert session is not None
+    report = session.report()
+    runs = Counter(session.steps.graphs.runs)
+    planned, plain = (
+        sum(runs[graph.name] * time_of(graph) for graph in report.graphs)
+        for time_of in (lambda graph: graph.predicted_time_us, lambda graph: graph.baseline_time_us)
+    )
+    return planned, plain
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("share", [0.7, 0.45])
+def test_two_plans_of_a_block_are_as_fast_as_one_plan_of_the_model(share: float):
+    """What recompute costs is within 2 % of the time that a whole model takes at the budget."""
+    budget = budget_at(share)
+    whole = autoremat.report(after(optimized(Stack, budget))).graphs[0]
+    planned_us, plain_us = times_of(after(blockwise(budget), 3))
+    more_us = whole.predicted_time_us - whole.baseline_time_us
+    assert planned_us - plain_us <= more_us + 0.02 * whole.predicted_time_us
+
+
+def after(model: nn.Module, steps: int = 1) -> nn.Module:
+    """A model that has run so many steps."""
+    for _ in range(steps):
+        step(model, (BATCH,))
+    return model
+
+
+@pytest.mark.thorough
+def test_layers_that_are_skipped_in_some_steps_keep_the_budget():
+    """Stochastic depth: more runs than any step before had are planned for once."""
+    budget, plain = budget_at(0.5), make_seeded(Stack)
+    model = blockwise(budget)
+    for skipped in ({1, 5}, {0}, {2, 3, 7}, set(), {4}, {6, 7}, set()):
+        plain.skipped = model.skipped = skipped
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", autoremat.OverBudgetWarning)
+            close(step(plain, (BATCH,)), step(model, (BATCH,)), 1e-5)
+    for skipped in (set(), {3}, {0, 7}):
+        model.skipped = skipped
+        assert peak_of(model) <= budget
+    before = compiles(model)[0]
+    for skipped in ({1}, set(), {2, 6}):
+        model.skipped = skipped
+        step(model, (BATCH,))
+    assert compiles(model)[0] == before
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("how", ["optimize", "backend"])
+def test_a_block_and_its_parent_are_both_optimised(how: str):
+    """The inner one is planned by itself beside the rest, and gradients are right."""
+    reference, budget = step(make_seeded(Stack), (BATCH,)), budget_at(0.9)
+    torch._dynamo.reset()
+    model = make_seeded(Stack)
+    for module in (model.blocks[2], model):
+        if how == "optimize":
+            autoremat.optimize(module, **options(budget))
+        else:
+            module.compile(backend="autoremat", options=options(budget))
+    for _ in range(3):
+        close(reference, step(model, (BATCH,)), 1e-5)
+    assert peak_of(model) <= budget
+
+
+@pytest.mark.thorough
+def test_sizes_that_change_between_steps_keep_the_budget():
+    """A graph with symbolic sizes has two plans as well; its second compile asks for no guard."""
+    budget, plain = budget_at(0.6), make_seeded(Stack)
+    model = blockwise(budget)
+    for rows in (256, 192, 256, 224, 256, 192, 256):
+        batch = BATCH[:rows]
+        close(step(plain, (batch,)), step(model, (batch,)), 1e-5)
+    assert peak_of(model) <= budget
+    assert not autoremat.report(model).fallbacks
+
+
+@pytest.mark.thorough
+@pytest.mark.inductor
+def test_inductor_compiles_a_block_again():
+    """Gradients are eager's, and generated code keeps the budget with two plans of one block."""
+    reference, budget = step(make_seeded(Stack), (BATCH,)), budget_at(0.6)
+    model = blockwise(budget, compiler="inductor")
+    for _ in range(3):
+        close(reference, step(model, (BATCH,)), 1e-5)
+    assert peak_of(model) <= budget
+    assert compiles(model)[:2] == [3, 2]
+
+
+def test_a_block_that_cannot_be_compiled_again_keeps_its_plan(monkeypatch: pytest.MonkeyPatch):
+    """AR116: the step goes on under the plan that it has."""
+    reference, model = step(make_seeded(Stack), (BATCH,)), blockwise(budget_at(0.6))
+    step(model, (BATCH,))
+
+    def fails(*_: object, **_keywords: object) -> None:
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr("autoremat.session.code.Written.partition", fails)
+    with pytest.warns(autoremat.FallbackWarning, match=r"AR116: graph 0 keeps .* no luck"):
+        close(reference, step(model, (BATCH,)), 1e-5)
+    assert compiles(model)[0] == 1
+    assert peak_of(model) <= autoremat.report(model).predicted_peak_nbytes
