@@ -262,9 +262,10 @@ def optimize(
     Args:
         model: the module to train, on one device, or several of them.
         budget: peak of everything the step holds on the device: "40GB" (10^9 bytes), "40GiB"
-            (2^30), a number of bytes, or "80%" of the device's memory. With a fixed policy or a
-            stored plan it may be left out: then it is the device's memory. One `Budget` that is
-            given to several calls is the budget of all their modules together.
+            (2^30), a number of bytes, "80%" of the device's memory, "auto" for what it has free at
+            the first training call, less a reserve, or "min" for as little as can be. With a fixed
+            policy or a stored plan it may be left out: then it is the device's memory. One
+            `Budget` that is given to several calls is the budget of all their modules together.
         optimizer: with it, its state counts as well, that which its first step creates included;
             it may be wrapped, as accelerate and Lightning do. One, or several.
         compiler: "inductor", or "eager" to run the planned graphs operation by operation.

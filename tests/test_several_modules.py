@@ -70,7 +70,14 @@ def encoder_and_decoder(encoder: nn.Module, decoder: nn.Module) -> None:
 
 
 def policy_and_critic(policy: nn.Module, critic: nn.Module) -> None:
-    """A backward of each, on a batch of each."""
+    """A backward of each."""
+    forget((policy, critic))
+    policy(BATCH).square().mean().backward()
+    critic(BATCH).square().mean().backward()
+
+
+def a_batch_of_each(policy: nn.Module, critic: nn.Module) -> None:
+    """The same, and what the critic is going to be given is there from the beginning."""
     batch, other = BATCH.clone(), OTHER.clone()
     forget((policy, critic))
     policy(batch).square().mean().backward()
@@ -99,7 +106,7 @@ FORMS = [towers, encoder_and_decoder, policy_and_critic, preferences, adversarie
 
 def whole_peak(modules: Sequence[nn.Module], take: Take) -> int:
     """Measured bytes of a step, with what is there before it."""
-    batches = () if take is policy_and_critic else (BATCH, OTHER)
+    batches = {policy_and_critic: (BATCH,), a_batch_of_each: ()}.get(take, (BATCH, OTHER))
     held = resident_nbytes(nn.ModuleList(modules), batches)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", autoremat.OverBudgetWarning)
@@ -139,6 +146,16 @@ def test_the_step_keeps_one_budget_from_the_second_on(take: Take):
     assert peak <= budget
     for module in modules:
         assert autoremat.report(module).is_within_budget
+
+
+def test_what_other_modules_will_be_given_counts():
+    """Known of the step before, as it is new each time; gradients of others are there as well."""
+    highest, _ = eager_step(a_batch_of_each)
+    modules = two()
+    autoremat.optimize(modules, budget := int(0.75 * highest), **OPTIONS)
+    for _ in range(2):
+        told(modules, a_batch_of_each)
+    assert whole_peak(modules, a_batch_of_each) <= budget
 
 
 def test_one_budget_for_several_calls_is_that_of_a_list():
