@@ -202,14 +202,13 @@ class Budget:
         """
         Asked.parse(size)
         self.size = size
-        self._asked: Options | None = None
         self._training: Training | None = None
 
-    def _training_under(self, asked: Options, options: Options) -> Training:
-        """What the modules share, under options that were asked for and compared with one."""
+    def _training_under(self, asked: Options) -> Training:
+        """What the modules share, all of which are asked for under the same options."""
         if self._training is None:
-            self._asked, self._training = asked, Training(options)
-        elif self._asked != asked:
+            self._training = Training(asked)
+        elif self._training.asked != asked:
             raise ValueError(
                 "Modules that share a budget are planned under the same options: give each call of "
                 "optimize the same, or all modules to one call."
@@ -263,9 +262,10 @@ def optimize(
     Args:
         model: the module to train, on one device, or several of them.
         budget: peak of everything the step holds on the device: "40GB" (10^9 bytes), "40GiB"
-            (2^30), a number of bytes, or "80%" of the device's memory. With a fixed policy or a
-            stored plan it may be left out: then it is the device's memory. One `Budget` that is
-            given to several calls is the budget of all their modules together.
+            (2^30), a number of bytes, "80%" of the device's memory, "auto" for what it has free at
+            the first training call, less a reserve, or "min" for as little as can be. With a fixed
+            policy or a stored plan it may be left out: then it is the device's memory. One
+            `Budget` that is given to several calls is the budget of all their modules together.
         optimizer: with it, its state counts as well, that which its first step creates included;
             it may be wrapped, as accelerate and Lightning do. One, or several.
         compiler: "inductor", or "eager" to run the planned graphs operation by operation.
@@ -318,12 +318,12 @@ def optimize(
         strict=strict,
         verbose=verbose,
     )
-    options = asked.of(*modules)
-    training = Training(options) if shared is None else shared._training_under(asked, options)
+    training = Training(asked) if shared is None else shared._training_under(asked)
     if shared is not None or not is_one:
         training.members.require_room_for(modules)
         if plan is not None:
             raise ValueError("A stored plan is of one module, and not of several that share one.")
+    options = asked.of(*modules)
     for given in optimizers:
         require_optimizer_of(as_one(modules), given)
     obstacle = _obstacle(modules, is_helper=shared is not None)
@@ -333,7 +333,7 @@ def optimize(
         warnings.warn(obstacle, stacklevel=2)
         if obstacle.code in _NEVER_PLANNED:
             return returned
-    training.add(modules, [given for given in optimizers if given is not None])
+    training.add(modules, [given for given in optimizers if given is not None], options)
     for module in modules:
         _torch.set_compiled_call(module, OptimizedCall(module, training))
     _keep_plans_in_outer_compiles()
@@ -347,18 +347,6 @@ def _modules_in(model: Any) -> list[nn.Module]:
     if not isinstance(model, Iterable):
         raise TypeError(f"model is an nn.Module or several, not {type(model).__name__}.")
     return list(model)
-
-
-def _one_module(model: nn.Module, what: str) -> OptimizedCall:
-    """The call of a module that has a budget of its own."""
-    call = optimized_call(model)
-    count = len(call.training.members.modules)
-    if count > 1:
-        raise ValueError(
-            f"{type(model).__name__} shares its budget with others ({count} modules): {what} "
-            "one module. Put them into one that returns the loss, and optimize that."
-        )
-    return call
 
 
 def _obstacle(modules: Sequence[nn.Module], *, is_helper: bool) -> FallbackWarning | None:
@@ -401,7 +389,7 @@ def save_plan(model: nn.Module, path: str | Path) -> None:
         ValueError: if the model was not optimised or shares its budget, or nothing is planned.
         OSError: if the path cannot be written.
     """
-    stored = _one_module(model, "a stored plan is of").session.stored_plan()
+    stored = call_of_one(model, "a stored plan is of").session.stored_plan()
     if not stored.graphs:
         raise ValueError("Nothing is planned yet: that happens at the first training call.")
     write(stored, path)
@@ -416,4 +404,24 @@ def optimized_call(model: nn.Module) -> OptimizedCall:
     call = _torch.compiled_call(model)
     if not isinstance(call, OptimizedCall):
         raise ValueError("The model was not optimised: call autoremat.optimize(model, budget).")
+    return call
+
+
+def call_of_one(model: nn.Module, what: str) -> OptimizedCall:
+    """What runs when a module is called that has a budget of its own.
+
+    Args:
+        model: the module.
+        what: wants to know, "a stored plan is of".
+
+    Raises:
+        ValueError: if it was not optimised, or shares its budget.
+    """
+    call = optimized_call(model)
+    count = len(call.training.members.modules)
+    if count > 1:
+        raise ValueError(
+            f"{type(model).__name__} shares its budget with others ({count} modules): {what} "
+            "one module. Put them into one that returns the loss, and optimize that."
+        )
     return call

@@ -165,7 +165,8 @@ def _budget(given: str | int | None, steering: Steering) -> Budget:
         raise ValueError(
             'autoremat needs a budget: only a fixed policy such as "every-layer", or a stored '
             'plan, does without. Accepted: a size such as "40GB" or "40GiB", bytes as an int, or '
-            '"80%" of the device\'s memory; for the backend, as options={"budget": "40GB"}.'
+            '"80%" of the device\'s memory, "auto" or "min"; for the backend, as '
+            'options={"budget": "40GB"}.'
         )
     return Budget.parse("100%" if given is None else given)
 

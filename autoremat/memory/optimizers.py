@@ -64,6 +64,11 @@ class StepOptimizers:
             del self._met[optimizer]
 
     @property
+    def given(self) -> list[Any]:
+        """Those that are going to step the models, whether they have or not."""
+        return self._given
+
+    @property
     def known(self) -> list[Any]:
         """Those that live, the given ones first."""
         layers = {id(layer) for given in self._given for layer in layers_of(given)}

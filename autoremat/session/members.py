@@ -105,14 +105,17 @@ class Members(Present):
         """
         whole, given = self.whole, self._batch(device) if inputs is None else inputs
         more_nbytes = self._batches_to_come(device) if inputs is None else 0
-        known = self.optimizers.known or [None]
-        found = [resident_of(whole, given, optimizer, device) for optimizer in known]
+        known = self.optimizers.known
+        stepping = self.optimizers.given or known[:1] or [None]
+        found = [resident_of(whole, given, optimizer, device) for optimizer in stepping]
         parts = [one.parts for one in found]
-        self._planned_state_nbytes = sum(part.optimizer_nbytes for part in parts)
+        others_nbytes = storages_nbytes(state_of(known[len(stepping) :]), device)
+        state_nbytes = sum(part.optimizer_nbytes for part in parts) + others_nbytes
+        self._planned_state_nbytes = state_nbytes
         return Resident(
             replace(
                 parts[0],
-                optimizer_nbytes=self._planned_state_nbytes,
+                optimizer_nbytes=state_nbytes,
                 batch_nbytes=parts[0].batch_nbytes + more_nbytes,
                 others_nbytes=sum(part.others_nbytes for part in parts),
             ),

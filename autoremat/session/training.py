@@ -41,9 +41,9 @@ class Training:
     first one leaves no room for that. So does a step beside gradients that another one has left.
     """
 
-    def __init__(self, options: Options) -> None:
-        """No module yet."""
-        self._options = options
+    def __init__(self, asked: Options) -> None:
+        """No module yet; the options are not compared with any."""
+        self.asked = self._options = asked
         self.members = Members()
         self.planning = threading.RLock()
         self.start_anew()
@@ -53,9 +53,12 @@ class Training:
         """The session of the latest training call."""
         return self._current.session
 
-    def add(self, modules: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
-        """Cover these as well: what was planned is planned anew."""
+    def add(
+        self, modules: Sequence[nn.Module], optimizers: Sequence[Any], options: Options
+    ) -> None:
+        """Cover these as well, under these options: what was planned is planned anew."""
         self.members.add(modules, optimizers)
+        self._options = options
         self.start_anew()
 
     def start_anew(self) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from autoremat import _torch
-from autoremat.api import optimized_call
+from autoremat.api import call_of_one
 from autoremat.memory.meter import measure_peak
 from autoremat.verification.replay import Explanation, explain_difference
 from autoremat.verification.tensor_error import absolute_error, largest, relative_error
@@ -114,9 +114,9 @@ def verify(
         keywords: keyword inputs of the batch.
 
     Raises:
-        ValueError: if the model was not optimised or is in eval mode.
+        ValueError: if the model was not optimised, shares its budget or is in eval mode.
     """
-    optimized = optimized_call(model)
+    optimized = call_of_one(model, "verify compares steps of")
     if not model.training:
         raise ValueError("The model is in eval mode, where nothing is planned: call model.train().")
     ours: Callable[..., Any] = model

@@ -301,8 +301,9 @@ def test_the_optimizer_of_another_model_is_refused(wrap: Callable[..., Any]):
 def test_what_is_no_optimizer_is_refused():
     """The message says what is expected."""
     model = Residual()
-    with pytest.raises(TypeError, match=r"torch.optim.Optimizer.*not list"):
-        autoremat.optimize(model, UNBOUNDED, optimizer=[adamw(model)])  # type: ignore[arg-type]
+    for given in (model, [adamw(model), model]):
+        with pytest.raises(TypeError, match=r"torch.optim.Optimizer.*not Residual"):
+            autoremat.optimize(model, UNBOUNDED, optimizer=given)  # type: ignore[arg-type]
 
 
 def test_copies_in_higher_precision_are_the_models():
