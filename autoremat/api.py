@@ -38,6 +38,7 @@ from autoremat.memory.residents import Resident, resident_of
 from autoremat.planning.sizes import MANY_COMPILES
 from autoremat.reporting import Report
 from autoremat.session.eager_recurrent import eager_recurrent_layers
+from autoremat.session.lockstep import Lockstep
 from autoremat.session.session import Session
 from autoremat.session.steps import REPLANS, Steps
 from autoremat.watch.audit import Present
@@ -72,6 +73,7 @@ class OptimizedCall(Present):
         self.optimizers = StepOptimizers(self._parameters, optimizer)
         self._planned_state_nbytes = 0  # of optimizers, as the latest plan counts it
         self._here = threading.local()  # inputs of the call in progress: they are resident
+        self._lockstep: Lockstep | None = None  # from the first training call on
         self._given: list[weakref.ref[torch.Tensor]] = []  # to calls of the step
         self._planning = threading.RLock()
         self._variants: list[_Variant] = []
@@ -117,10 +119,24 @@ class OptimizedCall(Present):
             self._note_eager(self.session, output)
             return output
         with self._planning:
+            lockstep = self._meet_ranks(model, (args, kwargs))
             current = self._begin(model, (args, kwargs))
             if not current.session.steps.is_planned:  # others that call meanwhile wait for the plan
-                return self._run(current, args, kwargs)
+                with lockstep.beginning(current.session):
+                    return self._run(current, args, kwargs)
         return self._run(current, args, kwargs)
+
+    def _meet_ranks(self, model: nn.Module, inputs: object) -> Lockstep:
+        """What ranks that call the model in lockstep have agreed on, at the first training call."""
+        lockstep = self._lockstep
+        if lockstep is None or lockstep.has_failed:
+            lockstep = Lockstep.of(
+                model, self._options, lambda device: self._resident(device, inputs)
+            )
+            self._lockstep, self._options = lockstep, lockstep.options
+            if lockstep.ranks:
+                self._start_anew(model)
+        return lockstep
 
     def _begin(self, model: nn.Module, inputs: object) -> _Variant:
         """A call begins: the plan that it runs under."""
@@ -158,6 +174,10 @@ class OptimizedCall(Present):
 
     def resident(self, device: torch.device, inputs: object) -> Resident:
         """Bytes that a step on these inputs holds whatever the plan."""
+        found = self._resident(device, inputs)
+        return found if self._lockstep is None else self._lockstep.resident(found)
+
+    def _resident(self, device: torch.device, inputs: object) -> Resident:
         first, *others = self.optimizers.known or [None]
         found = resident_of(self._model(), inputs, first, device)
         more_nbytes = storages_nbytes(state_of(others), device)
@@ -222,7 +242,8 @@ class OptimizedCall(Present):
             replans=REPLANS,
             is_told=True,
         )
-        session = Session(steps, resident, refuses=not self._variants)
+        has_begun = self._lockstep is not None and self._lockstep.has_begun
+        session = Session(steps, resident, refuses=not self._variants and not has_begun)
         return _variant(model, session)
 
     def _variant_for(self, model: nn.Module) -> _Variant:
@@ -361,7 +382,9 @@ def optimize(
 
     The first training call raises `InfeasibleBudget` if no plan fits, `OverBudget` if the policy
     or the stored plan does not, `PlanMismatch` if the stored plan is another model's, and
-    `SteeringError` if an operator of `save` or `recompute` does not occur.
+    `SteeringError` if an operator of `save` or `recompute` does not occur. Where several processes
+    train the model in lockstep, it raises on all of them what one of them cannot do, and
+    `SteeringError` if they were asked for different plans; `RankError` names who did not come.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is an nn.Module, not {type(model).__name__}.")

@@ -132,6 +132,16 @@ class Options:
         steering = self.setting.steering.of(model)
         return replace(self, setting=replace(self.setting, steering=steering))
 
+    def asked(self) -> dict[str, str]:
+        """What decides the plan beside the budget, by argument, in words that can be compared."""
+        setting = self.setting
+        return {
+            "compiler": setting.compiler,
+            **setting.steering.asked(),
+            "dropout": str(setting.dropout),
+            "time_limit": f"{setting.time_limit_s:g}",
+        }
+
     def budget_nbytes(self, device: torch.device) -> int:
         """Allowed peak of the whole step on a device, which is asked only for a share of it."""
         if not self.budget.is_share:

@@ -91,6 +91,7 @@ class Session:
         self.measured_peak_nbytes: int | None = None
         self.progress = Progress(options.verbose)
         self.compiled_draws_differently = False  # than eager code would
+        self.before_run: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
         self._offline = steps.offline
         self._setting = options.setting
         self._given = GivenToGraphs()
@@ -102,6 +103,10 @@ class Session:
         self._unplannable: set[str] = set()  # graphs that failed to compile as planned
         self._whole: Session | None = None
         self._whole_is_for: Hashable = None  # the step that it, or None, is the answer for
+
+    def refuse_no_more(self) -> None:
+        """From now on, a budget that cannot be met is a warning."""
+        self._refuses = False
 
     @with_stack_room
     def compile(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -128,7 +133,8 @@ class Session:
                     self._leave_to_torch(error)
                     compiled = self.compile_through(module, example_inputs, self, executor)
             self._compiled = _torch.compile_name()
-            return self.steps.telling(self._graph_name(), compiled, example_inputs)
+            ready = self.steps.telling(self._graph_name(), compiled, example_inputs)
+            return ready if self.before_run is None else self.before_run(ready)
         except (
             InfeasibleBudget,
             SteeringError,
