@@ -57,6 +57,11 @@ def meet(
     return concluded
 
 
+def place_of(ranks: Sequence[int]) -> str:
+    """Where the meetings of these ranks are kept: all keys of the store begin with it."""
+    return f"meetings/{hashlib.sha256(repr(tuple(ranks)).encode()).hexdigest()}"
+
+
 class _Meeting:
     """The next one of these ranks."""
 
@@ -64,7 +69,7 @@ class _Meeting:
         self._store = store
         self._ranks = ranks
         self._own = distributed.get_rank()
-        place = f"meetings/{hashlib.sha256(repr(tuple(ranks)).encode()).hexdigest()}"
+        place = place_of(ranks)
         # Counted where the meetings are kept: the store may outlive a process group.
         number = store.add(f"{place}/{self._own}", 1)
         self._place = f"{place}/{number}"

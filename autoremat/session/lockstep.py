@@ -28,6 +28,8 @@ from autoremat.ranks.meeting import meet
 from autoremat.session.session import Session
 
 _OURS = (InfeasibleBudget, SteeringError, FallbackError)  # what says the same on every rank
+_READY, _NO_GRAPH = "ready", "no graph"  # what a rank says that refuses nothing
+_LONGEST = 600  # characters of what other errors say to other ranks
 
 
 @dataclass
@@ -40,6 +42,7 @@ class Lockstep:
         more_nbytes: what is resident on the rank that holds most, beyond what is on this one.
         has_begun: whether all ranks could run their first graph.
         has_failed: whether one of them could not: the next call begins anew on all of them.
+        calls_left: that may still find no graph on any rank, as the first call of a sharded model.
     """
 
     ranks: tuple[int, ...]
@@ -47,6 +50,8 @@ class Lockstep:
     more_nbytes: int = 0
     has_begun: bool = False
     has_failed: bool = False
+    calls_left: int = 3
+    _is_heard: bool = False  # in the present call
 
     @classmethod
     def of(
@@ -89,39 +94,43 @@ class Lockstep:
         if not self.ranks or self.has_begun:
             yield
             return
+        self._is_heard = False
         session.before_run = self._before_run
         try:
             yield
-            self._begin(None)
+            self._begin(_READY if session.steps.is_planned else _NO_GRAPH)
         except Exception as error:
-            self._begin(error)
+            self._begin(_encoded(error), error)
             raise
         finally:
             session.before_run = None
-        session.refuse_no_more()  # others would wait in a collective
+        if self.has_begun:
+            session.refuse_no_more()  # others would wait in a collective
 
     def _before_run(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """A compiled graph that runs once no rank refuses."""
 
         def run(*args: Any) -> Any:
             if not _torch.is_compiling():
-                self._begin(None)
+                self._begin(_READY)
             return compiled(*args)
 
         return run
 
-    def _begin(self, error: Exception | None) -> None:
-        """Hear once whether all ranks can begin; an error of this rank is told to all."""
-        if self.has_begun or self.has_failed:
+    def _begin(self, said: str, error: Exception | None = None) -> None:
+        """Hear, once in a call, whether all ranks can begin; they hear of an error of this one."""
+        if self._is_heard:
             return
-        self.has_failed = True  # unless the meeting says otherwise
-        heard = meet(self.ranks, _encoded(error), _refusal)
-        if heard:
-            refusal = _decoded(json.loads(heard))
-            if error is None or isinstance(error, _OURS):
-                raise refusal from error
-        elif error is None:
-            self.has_begun, self.has_failed = True, False
+        self._is_heard = self.has_failed = True  # unless the meeting says otherwise
+        heard = meet(self.ranks, said, _verdict)
+        if heard is None and error is None:
+            heard = _READY
+        if heard in (_READY, _NO_GRAPH):
+            self.calls_left -= 1
+            self.has_begun = heard == _READY or not self.calls_left
+            self.has_failed = False
+        elif heard and (error is None or isinstance(error, _OURS)):
+            raise _decoded(heard) from error
 
 
 def _held_nbytes(resident: Resident) -> int:
@@ -151,26 +160,25 @@ def _agreement(said: Mapping[int, str]) -> str:
     )
 
 
-def _encoded(error: Exception | None) -> str:
-    """An error for other ranks, or "": how many bytes it asks for, and the error itself."""
-    if error is None:
-        return ""
+def _encoded(error: Exception) -> str:
+    """An error for other ranks: how many bytes it asks for, and the error itself."""
     needed_nbytes = error.smallest_peak_nbytes if isinstance(error, InfeasibleBudget) else 0
     if not isinstance(error, _OURS):
-        reason = f"failed at the first training step: {type(error).__name__}: {error}"
+        text = " ".join(str(error).split())
+        reason = f"failed at its first training step: {type(error).__name__}: {text:.{_LONGEST}}"
         error = RankError((distributed.get_rank(),), reason)
     return json.dumps([needed_nbytes, base64.b64encode(pickle.dumps(error)).decode()])
 
 
-def _refusal(said: Mapping[int, str]) -> str:
-    """Of the rank that needs most, with who has refused; "" if none has."""
-    errors = {rank: json.loads(text) for rank, text in said.items() if text}
+def _verdict(said: Mapping[int, str]) -> str:
+    """The refusal of the rank that needs most, with who refuses; else whether there is a graph."""
+    errors = {rank: json.loads(t) for rank, t in said.items() if t not in (_READY, _NO_GRAPH)}
     if not errors:
-        return ""
+        return _READY if _READY in said.values() else _NO_GRAPH
     most = max(errors, key=lambda rank: (errors[rank][0], -rank))
     return json.dumps([errors[most][1], sorted(errors)])
 
 
-def _decoded(heard: tuple[str, list[int]]) -> Exception:
-    error, ranks = heard
+def _decoded(heard: str) -> Exception:
+    error, ranks = json.loads(heard)
     return on_ranks(pickle.loads(base64.b64decode(error)), tuple(ranks))
