@@ -1,9 +1,9 @@
 """Figures that count for all ranks of a job: the first that one of them has stored.
 
-Enters: by key, what this rank has measured. Leaves: by key, what counts. Guarantees: nobody waits
-for another rank, whenever it comes and whatever it knows already; ranks that ask for the same key
-get the same figures, on all hosts. Without a job, or with a store that fails, this rank's own
-count.
+Enters: by key, what this rank has measured or found. Leaves: by key, what counts. Guarantees:
+nobody waits for another rank, whenever it comes and whatever it knows already; ranks that ask for
+the same key get the same figures, on all hosts. Without a job, or with a store that fails, this
+rank's own count.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from autoremat.ranks.store import leave_store, shared_store
 
 Figures = TypeVar("Figures")
-"""A dataclass of numbers."""
+"""A dataclass of numbers, texts and lists of them."""
 
 _ABSENT = "-"  # expected of a key that no rank has stored: the store hands it back
 

@@ -20,6 +20,8 @@ import autoremat
 from autoremat import OverBudgetWarning
 from autoremat.api import optimized_call
 from autoremat.cost import op_times
+from autoremat.planning import pipeline
+from autoremat.planning.unsearched import choose_without_search
 from autoremat.ranks import figures
 from tests.process_group import on_ranks
 from tests.training import make_seeded, step
@@ -120,14 +122,28 @@ def one_is_warm_and_late(rank: int) -> Any:
         return trained()
 
 
-def one_measures_first(rank: int) -> Any:
-    """The last rank, which is no part of the other's model, has planned it already."""
+def one_plans_first(rank: int) -> Any:
+    """The last rank has planned the model already."""
     with own_times(rank):
         if rank == LAST:
             step(autoremat.optimize(make_seeded(Mixed), BUDGET, **GIVEN), (batch(),))
         distributed.barrier()
-        with mock.patch.object(op_times, "_time_us", side_effect=AssertionError):
+        with (
+            mock.patch.object(op_times, "_time_us", side_effect=AssertionError),
+            mock.patch.object(pipeline, "search", side_effect=AssertionError),
+        ):
             return trained()
+
+
+def searches_differ(rank: int) -> Any:
+    """On the last rank load has ended the search before it has found what the other has."""
+
+    def cut_short(subject: Any, budget_nbytes: int, *_: Any, **__: Any) -> Any:
+        return choose_without_search(subject, budget_nbytes, reads=False)
+
+    search = cut_short if rank == LAST else pipeline.search
+    with own_times(FIRST), mock.patch.object(pipeline, "search", search):
+        return trained(450_000)
 
 
 def shapes_differ(rank: int) -> Any:
@@ -237,9 +253,9 @@ def one_trains_alone(rank: int) -> Any:
 
 USUAL = (one_is_warm_and_late, sizes_differ, refused_on_one, options_differ)
 OTHERS = (
-    *(without_a_table, with_a_table, one_measures_first, shapes_differ, too_large_later),
+    *(without_a_table, with_a_table, one_plans_first, shapes_differ, too_large_later),
     *(fails_on_one, plan_of_another_batch_on_one, one_does_not_come, the_first_does_not_come),
-    *(one_trains_alone, refused_before_others_wait),
+    *(one_trains_alone, refused_before_others_wait, searches_differ),
 )
 
 
@@ -300,9 +316,16 @@ def test_without_the_table_these_times_give_two_plans(others):
 
 
 @pytest.mark.thorough
-def test_what_another_rank_has_measured_is_not_measured_again(others):
-    """Although the ranks share no file."""
-    first, last = others["one_measures_first"]
+def test_what_another_rank_has_found_is_not_looked_for_again(others):
+    """Neither times nor plans, although the ranks share no file."""
+    first, last = others["one_plans_first"]
+    assert first == last
+
+
+@pytest.mark.thorough
+def test_searches_that_end_elsewhere_give_one_plan(others):
+    """The first that was found counts for all."""
+    first, last = others["searches_differ"]
     assert first == last
 
 
