@@ -35,6 +35,8 @@ def on_ranks(
 ) -> dict[str, list[Any]]:
     """By scenario, what it returned on each rank, or the exception that it raised there.
 
+    Of a rank that ended in it, None.
+
     The ranks are processes that run one scenario after the other, each in a process group of its
     own, with cost caches of their own.
 
@@ -58,14 +60,15 @@ def on_ranks(
         process.join()
     assert not hung, f"ranks {hung} did not come to an end within {limit_s:g} s"
     found = [pickle.loads((folder / f"rank {rank}").read_bytes()) for rank in range(size)]
-    return {name: [of_rank[name] for of_rank in found] for name in scenarios}
+    return {name: [of_rank.get(name) for of_rank in found] for name in scenarios}
 
 
 def _run(scenarios: Mapping[str, Scenario], folder: Path, rank: int, size: int) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("error", UserWarning)
-    found = {}
+    found: dict[str, Any] = {}
     for number, (name, scenario) in enumerate(scenarios.items()):
+        (folder / f"rank {rank}").write_bytes(pickle.dumps(found))  # it may end in the next one
         os.environ["XDG_CACHE_HOME"] = str(folder / f"cache {number} of {rank}")
         found[name] = _outcome(scenario, folder / f"store {number}", rank, size)
     (folder / f"rank {rank}").write_bytes(pickle.dumps(found))

@@ -239,6 +239,17 @@ def the_first_does_not_come(rank: int) -> Any:
         step(model, (batch(),))
 
 
+def one_is_killed(rank: int) -> Any:
+    """The last rank ends while it plans."""
+    _, model = parallel(BUDGET)
+    search = (
+        mock.Mock(side_effect=lambda *_, **__: os._exit(1)) if rank == LAST else pipeline.search
+    )
+    with mock.patch.object(pipeline, "search", search):
+        step(model, (batch(ROWS + rank),))
+
+
+one_is_killed.timeout_s = 5  # type: ignore[attr-defined]
 one_does_not_come.timeout_s = the_first_does_not_come.timeout_s = 3  # type: ignore[attr-defined]
 
 
@@ -255,7 +266,7 @@ USUAL = (one_is_warm_and_late, sizes_differ, refused_on_one, options_differ)
 OTHERS = (
     *(without_a_table, with_a_table, one_plans_first, shapes_differ, too_large_later),
     *(fails_on_one, plan_of_another_batch_on_one, one_does_not_come, the_first_does_not_come),
-    *(one_trains_alone, refused_before_others_wait, searches_differ),
+    *(one_trains_alone, refused_before_others_wait, searches_differ, one_is_killed),
 )
 
 
@@ -372,14 +383,19 @@ def test_a_stored_plan_that_does_not_fit_one_rank_is_refused_by_all(others):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("scenario", "absent"), [("one_does_not_come", LAST), ("the_first_does_not_come", FIRST)]
+    ("scenario", "absent", "limit_s"),
+    [
+        ("one_does_not_come", LAST, 3),
+        ("the_first_does_not_come", FIRST, 3),
+        ("one_is_killed", LAST, 5),
+    ],
 )
-def test_a_rank_that_does_not_come_is_named(others, scenario, absent):
+def test_a_rank_that_does_not_come_is_named(others, scenario, absent, limit_s):
     """As soon as the process group's timeout is over."""
     waiting = others[scenario][1 - absent]
     assert isinstance(waiting, autoremat.RankError)
     assert waiting.ranks == (absent,)
-    assert str(waiting).startswith(f"Rank {absent} did not come within 3 s")
+    assert str(waiting).startswith(f"Rank {absent} did not come within {limit_s} s")
 
 
 @pytest.mark.thorough
