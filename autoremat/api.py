@@ -129,7 +129,7 @@ class OptimizedCall(Present):
     def _meet_ranks(self, model: nn.Module, inputs: object) -> Lockstep:
         """What ranks that call the model in lockstep have agreed on, at the first training call."""
         lockstep = self._lockstep
-        if lockstep is None or lockstep.has_failed:
+        if lockstep is None or lockstep.is_due(model):
             lockstep = Lockstep.of(
                 model, self._options, lambda device: self._resident(device, inputs)
             )

@@ -13,7 +13,7 @@ from typing import Any
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["job_store", "lockstep_ranks", "part_of_store"]
+__all__ = ["job_store", "lockstep_ranks", "part_of_store", "wrapping_ranks"]
 
 
 def _is_job() -> bool:
@@ -45,11 +45,20 @@ def lockstep_ranks(model: nn.Module) -> tuple[int, ...]:
     return max(_groups(model), key=len, default=()) if _is_job() else ()
 
 
-def _groups(model: nn.Module) -> Iterator[tuple[int, ...]]:
+def wrapping_ranks(model: nn.Module) -> tuple[int, ...]:
+    """Those of the data-parallel wrapper alone, whose forward may run here: quick to tell."""
+    return max(_wrapping(model), key=len, default=()) if _is_job() else ()
+
+
+def _wrapping(model: nn.Module) -> Iterator[tuple[int, ...]]:
     active = DistributedDataParallel._get_active_ddp_module()
     for wrapper in (model, active):
         if isinstance(wrapper, DistributedDataParallel) and _calls_always(wrapper, model):
             yield _members(wrapper.process_group)
+
+
+def _groups(model: nn.Module) -> Iterator[tuple[int, ...]]:
+    yield from _wrapping(model)
     # Without the module, nobody has wrapped anything by it.
     fully_sharded = getattr(
         sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ()

@@ -25,6 +25,7 @@ from autoremat.ask.options import Options
 from autoremat.errors import FallbackError, InfeasibleBudget, RankError, SteeringError, on_ranks
 from autoremat.memory.residents import Resident, with_others
 from autoremat.ranks.meeting import meet
+from autoremat.ranks.store import shared_store
 from autoremat.session.session import Session
 
 _OURS = (InfeasibleBudget, SteeringError, FallbackError)  # what says the same on every rank
@@ -78,6 +79,11 @@ class Lockstep:
             raise SteeringError(agreement["difference"])
         budget = replace(options.budget, size_nbytes=agreement["budget"], share=Fraction(0))
         return cls(ranks, replace(options, budget=budget), agreement["resident"] - own)
+
+    def is_due(self, model: nn.Module) -> bool:
+        """Whether the ranks have to meet anew: one has failed, or a wrapper has come since."""
+        came_later = not self.ranks and bool(_torch.wrapping_ranks(model))
+        return self.has_failed or (came_later and shared_store() is not None)
 
     def resident(self, found: Resident) -> Resident:
         """What is resident, on the rank that holds most."""

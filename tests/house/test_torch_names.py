@@ -1152,6 +1152,7 @@ def test_a_module_is_called_in_lockstep_within_its_wrapper(job: None):
 
     class Outer(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:
+            assert _torch.wrapping_ranks(self) == (0,)
             seen.append([_torch.lockstep_ranks(module) for module in (self, self[0])])
             return super().forward(x)
 

@@ -135,6 +135,15 @@ def one_plans_first(rank: int) -> Any:
             return trained()
 
 
+def one_calls_alone_before(rank: int) -> Any:
+    """The last rank has called the model by itself before the wrapper does."""
+    inner, model = parallel(BUDGET)
+    with own_times(FIRST):
+        if rank == LAST:
+            step(inner, (batch(16),))
+        step(model, (batch(4 * ROWS if rank == FIRST else ROWS),))
+
+
 def searches_differ(rank: int) -> Any:
     """On the last rank load has ended the search before it has found what the other has."""
 
@@ -266,7 +275,8 @@ USUAL = (one_is_warm_and_late, sizes_differ, refused_on_one, options_differ)
 OTHERS = (
     *(without_a_table, with_a_table, one_plans_first, shapes_differ, too_large_later),
     *(fails_on_one, plan_of_another_batch_on_one, one_does_not_come, the_first_does_not_come),
-    *(one_trains_alone, refused_before_others_wait, searches_differ, one_is_killed),
+    *(one_trains_alone, refused_before_others_wait, searches_differ, one_calls_alone_before),
+    one_is_killed,
 )
 
 
@@ -331,6 +341,14 @@ def test_what_another_rank_has_found_is_not_looked_for_again(others):
     """Neither times nor plans, although the ranks share no file."""
     first, last = others["one_plans_first"]
     assert first == last
+
+
+@pytest.mark.thorough
+def test_a_rank_that_has_called_the_model_alone_still_meets_the_others(others):
+    """Once the wrapper calls it."""
+    for error in others["one_calls_alone_before"]:
+        assert isinstance(error, autoremat.InfeasibleBudget)
+        assert error.ranks == (FIRST,)
 
 
 @pytest.mark.thorough
