@@ -11,9 +11,9 @@ from __future__ import annotations
 import base64
 import json
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -68,17 +68,18 @@ class Lockstep:
         if len(ranks) < 2:
             return cls((), options)
         device = next(model.parameters()).device
-        own = _held_nbytes(find_resident(device))
-        budget_nbytes = options.budget_nbytes(device)
-        said = {"asked": options.asked(), "budget": budget_nbytes, "resident": own}
-        heard = meet(ranks, json.dumps(said), _agreement)
+        try:
+            own = _Said.of(options, device, find_resident(device))
+        except Exception as error:
+            _heard(ranks, _encoded(error), error)
+            raise
+        heard = _heard(ranks, json.dumps(asdict(own)))
         if heard is None:
             return cls((), options)
-        agreement = json.loads(heard)
-        if "difference" in agreement:
-            raise SteeringError(agreement["difference"])
-        budget = replace(options.budget, size_nbytes=agreement["budget"], share=Fraction(0))
-        return cls(ranks, replace(options, budget=budget), agreement["resident"] - own)
+        agreed = _Said(**json.loads(heard))
+        budget = replace(options.budget, size_nbytes=agreed.budget_nbytes, share=Fraction(0))
+        more_nbytes = agreed.resident_nbytes - own.resident_nbytes
+        return cls(ranks, replace(options, budget=budget), more_nbytes)
 
     def is_due(self, model: nn.Module) -> bool:
         """Whether the ranks have to meet anew: one has failed, or a wrapper has come since."""
@@ -139,31 +140,66 @@ class Lockstep:
             raise _decoded(heard) from error
 
 
-def _held_nbytes(resident: Resident) -> int:
-    """Without the batch, whose size may differ between ranks as its shapes do."""
-    return resident.nbytes - resident.parts.batch_nbytes
+@dataclass(frozen=True)
+class _Said:
+    """What a rank says of itself, and what counts for all.
+
+    Attributes:
+        asked: what decides the plan beside the budget, by argument.
+        budget_nbytes: of the whole step.
+        resident_nbytes: whatever the plan, without the batch: its size may differ between ranks as
+            its shapes do.
+    """
+
+    asked: dict[str, str]
+    budget_nbytes: int
+    resident_nbytes: int
+
+    @classmethod
+    def of(cls, options: Options, device: torch.device, resident: Resident) -> _Said:
+        resident_nbytes = resident.nbytes - resident.parts.batch_nbytes
+        return cls(options.asked(), options.budget_nbytes(device), resident_nbytes)
 
 
-def _agreement(said: Mapping[int, str]) -> str:
-    heard = {rank: json.loads(text) for rank, text in said.items()}
-    (first, reference), *others = heard.items()
-    for rank, found in others:
-        for name, asked in found["asked"].items():
-            there = reference["asked"].get(name)
-            if asked != there:
-                difference = (
-                    f"Rank {rank} was asked for {name}={asked}, rank {first} for {name}={there}: "
-                    "ranks that train one model together need one plan. Call optimize with the "
-                    "same arguments on all ranks; only the budget may differ, of which the "
-                    "smallest counts."
-                )
-                return json.dumps({"difference": difference})
-    return json.dumps(
-        {
-            "budget": min(found["budget"] for found in heard.values()),
-            "resident": max(found["resident"] for found in heard.values()),
-        }
+def _heard(ranks: Sequence[int], said: str, error: Exception | None = None) -> str | None:
+    """What the ranks agree on; None if their store has failed.
+
+    Raises:
+        SteeringError: if they cannot, or what else one of them has met.
+    """
+    heard = meet(ranks, said, _agreement)
+    if heard and _is_refusal(heard) and (error is None or isinstance(error, _OURS)):
+        raise _decoded(heard) from error
+    return heard
+
+
+def _agreement(texts: Mapping[int, str]) -> str:
+    if any(map(_is_refusal, texts.values())):
+        return _verdict({r: text if _is_refusal(text) else _READY for r, text in texts.items()})
+    said = {rank: _Said(**json.loads(text)) for rank, text in texts.items()}
+    first = min(said)
+    for rank, found in said.items():
+        difference = _difference(rank, found.asked, first, said[first].asked)
+        if difference:
+            return _verdict({rank: _encoded(SteeringError(difference))}, named=False)
+    agreed = _Said(
+        asked={},
+        budget_nbytes=min(found.budget_nbytes for found in said.values()),
+        resident_nbytes=max(found.resident_nbytes for found in said.values()),
     )
+    return json.dumps(asdict(agreed))
+
+
+def _difference(rank: int, asked: Mapping[str, str], first: int, there: Mapping[str, str]) -> str:
+    """The first argument that differs between two ranks, in words."""
+    for name, value in asked.items():
+        if value != there[name]:
+            return (
+                f"Rank {rank} was asked for {name}={value}, rank {first} for {name}={there[name]}: "
+                "ranks that train one model together need one plan. Call optimize with the same "
+                "arguments on all ranks; only the budget may differ, of which the smallest counts."
+            )
+    return ""
 
 
 def _encoded(error: Exception) -> str:
@@ -176,15 +212,26 @@ def _encoded(error: Exception) -> str:
     return json.dumps([needed_nbytes, base64.b64encode(pickle.dumps(error)).decode()])
 
 
-def _verdict(said: Mapping[int, str]) -> str:
-    """The refusal of the rank that needs most, with who refuses; else whether there is a graph."""
-    errors = {rank: json.loads(t) for rank, t in said.items() if t not in (_READY, _NO_GRAPH)}
+def _is_refusal(text: str) -> bool:
+    """Whether a rank has said an error, or all of them hear one."""
+    return text.startswith("[")
+
+
+def _verdict(said: Mapping[int, str], *, named: bool = True) -> str:
+    """The refusal of the rank that needs most, with who refuses; else whether there is a graph.
+
+    Args:
+        said: by each rank.
+        named: whether the error does not name the rank itself.
+    """
+    errors = {rank: json.loads(text) for rank, text in said.items() if _is_refusal(text)}
     if not errors:
         return _READY if _READY in said.values() else _NO_GRAPH
     most = max(errors, key=lambda rank: (errors[rank][0], -rank))
-    return json.dumps([errors[most][1], sorted(errors)])
+    return json.dumps([errors[most][1], sorted(errors) if named else []])
 
 
 def _decoded(heard: str) -> Exception:
-    error, ranks = json.loads(heard)
-    return on_ranks(pickle.loads(base64.b64decode(error)), tuple(ranks))
+    encoded, ranks = json.loads(heard)
+    error: Exception = pickle.loads(base64.b64decode(encoded))
+    return on_ranks(error, tuple(ranks)) if ranks else error

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import autoremat
 from autoremat import OverBudgetWarning
 from autoremat.api import optimized_call
+from autoremat.ask import options
 from autoremat.cost import op_times
 from autoremat.planning import pipeline
 from autoremat.planning.unsearched import choose_without_search
@@ -57,9 +58,9 @@ TOO_SMALL = 150_000
 GIVEN: dict[str, Any] = {"compiler": "eager", "strict": True, "verbose": False}
 
 
-def parallel(budget: int | str, **options: Any) -> tuple[nn.Module, nn.Module]:
+def parallel(budget: int | str, **asked: Any) -> tuple[nn.Module, nn.Module]:
     """A model under a budget, and the same in DistributedDataParallel."""
-    inner = autoremat.optimize(make_seeded(Mixed), budget, **GIVEN | options)
+    inner = autoremat.optimize(make_seeded(Mixed), budget, **GIVEN | asked)
     return inner, DistributedDataParallel(inner)
 
 
@@ -68,9 +69,9 @@ def saved_by(model: nn.Module) -> list[tuple[str, ...]]:
     return [graph.saved for graph in optimized_call(model).session.stored_plan().graphs]
 
 
-def trained(budget: int | str = BUDGET, rows: int = ROWS, **options: Any) -> tuple[Any, float]:
+def trained(budget: int | str = BUDGET, rows: int = ROWS, **asked: Any) -> tuple[Any, float]:
     """What a model keeps, and the norm of its gradients after two steps."""
-    inner, model = parallel(budget, **options)
+    inner, model = parallel(budget, **asked)
     for _ in range(2):
         gradients = step(model, (batch(rows),)).gradients
     norm = torch.stack([found.norm() for found in gradients.values() if found is not None]).norm()
@@ -218,6 +219,14 @@ def fails_on_one(rank: int) -> Any:
     step(model, (None if rank == LAST else batch(),))
 
 
+def sizes_unknown_on_one(rank: int) -> Any:
+    """The last rank cannot tell what its budget is a share of."""
+    _, model = parallel("80%")
+    nbytes = 1 << 30 if rank == FIRST else 0
+    with mock.patch.object(options, "device_nbytes", return_value=nbytes):
+        step(model, (batch(),))
+
+
 def options_differ(rank: int) -> Any:
     """The last rank was asked for another policy."""
     _, model = parallel(1 << 40, policy="sqrt" if rank == LAST else "optimal")
@@ -276,7 +285,7 @@ OTHERS = (
     *(without_a_table, with_a_table, one_plans_first, shapes_differ, too_large_later),
     *(fails_on_one, plan_of_another_batch_on_one, one_does_not_come, the_first_does_not_come),
     *(one_trains_alone, refused_before_others_wait, searches_differ, one_calls_alone_before),
-    one_is_killed,
+    *(sizes_unknown_on_one, one_is_killed),
 )
 
 
@@ -389,6 +398,16 @@ def test_an_error_of_one_rank_is_told_by_all(others):
     assert first.ranks == (LAST,)
     assert type(last).__name__ in str(first)
     assert not isinstance(last, autoremat.RankError)
+
+
+@pytest.mark.thorough
+def test_a_rank_that_cannot_say_what_it_holds_is_named(others):
+    """The others do not wait for it."""
+    first, last = others["sizes_unknown_on_one"]
+    assert isinstance(first, autoremat.RankError)
+    assert first.ranks == (LAST,)
+    assert "whose size is unknown here" in str(first)
+    assert type(last) is ValueError
 
 
 @pytest.mark.thorough
