@@ -9,6 +9,7 @@ does are waited for, and never inside a compile; none longer than the process gr
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -102,7 +103,7 @@ class Lockstep:
             yield
             return
         self._is_heard = False
-        session.before_run = self._before_run
+        session.before_run = functools.partial(self._before_run, session)
         try:
             yield
             self._begin(_READY if session.steps.is_planned else _NO_GRAPH)
@@ -114,11 +115,11 @@ class Lockstep:
         if self.has_begun:
             session.refuse_no_more()  # others would wait in a collective
 
-    def _before_run(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """A compiled graph that runs once no rank refuses."""
+    def _before_run(self, session: Session, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """A compiled graph that runs, if any is planned by then, once no rank refuses."""
 
         def run(*args: Any) -> Any:
-            if not _torch.is_compiling():
+            if session.steps.is_planned and not _torch.is_compiling():
                 self._begin(_READY)
             return compiled(*args)
 
