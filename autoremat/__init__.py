@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from autoremat.errors import OverBudget as OverBudget
     from autoremat.errors import OverBudgetWarning as OverBudgetWarning
     from autoremat.errors import PlanMismatch as PlanMismatch
+    from autoremat.errors import RankError as RankError
     from autoremat.errors import SteeringError as SteeringError
     from autoremat.memory.meter import measure_peak as measure_peak
     from autoremat.memory.meter import resident_nbytes as resident_nbytes
@@ -42,6 +43,7 @@ _HOME = {
     "OverBudget": "autoremat.errors",
     "OverBudgetWarning": "autoremat.errors",
     "PlanMismatch": "autoremat.errors",
+    "RankError": "autoremat.errors",
     "Report": "autoremat.reporting",
     "SteeringError": "autoremat.errors",
     "Verification": "autoremat.verification.whole_step",

@@ -104,9 +104,11 @@ class OptimizedCall:
             if type(model).forward is not self._forward:  # Dynamo has no guard for that
                 self._forward = type(model).forward
                 self.training.start_anew()
+            lockstep = self.training.meet_ranks(model)
             session = self.training.begin((args, kwargs), id(self))
             if not self._is_planned(session):  # others that call meanwhile wait for the plan
-                return self._first_run(session, args, kwargs)
+                with lockstep.beginning(session):
+                    return self._first_run(session, args, kwargs)
         return self._run(session, args, kwargs)
 
     def _first_run(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -299,7 +301,9 @@ def optimize(
 
     The first training call raises `InfeasibleBudget` if no plan fits, `OverBudget` if the policy
     or the stored plan does not, `PlanMismatch` if the stored plan is another model's, and
-    `SteeringError` if an operator of `save` or `recompute` does not occur.
+    `SteeringError` if an operator of `save` or `recompute` does not occur. Where several processes
+    train the model in lockstep, it raises on all of them what one of them cannot do, and
+    `SteeringError` if they were asked for different plans; `RankError` names who did not come.
     """
     modules = _modules_in(model)
     is_one = isinstance(model, nn.Module)

@@ -8,7 +8,7 @@ pickling (a worker may raise it in another process); the codes of fallbacks neve
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from autoremat.reporting.resident import ResidentParts
 from autoremat.units import format_nbytes, format_nbytes_apart, format_parts
@@ -55,6 +55,8 @@ class InfeasibleBudget(RuntimeError):
         largest: the largest values live at that step, largest first.
         tried: the stages of the search that ran; none where nothing was searched for.
         left_out: those that did not, as the time limit was over.
+        ranks: of several processes that train one model, those that cannot meet the budget; the
+            numbers are of the one that needs most. Empty where nobody asked others.
     """
 
     budget_nbytes: int
@@ -66,6 +68,7 @@ class InfeasibleBudget(RuntimeError):
     largest: tuple[LiveValue, ...] = ()
     tried: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """All fields become `args`: that is what pickle calls the class with."""
@@ -83,7 +86,8 @@ class InfeasibleBudget(RuntimeError):
 
     def __str__(self) -> str:
         """Fact, cause, remedies."""
-        return " ".join(self._sentences())
+        where = (f"{ranks_in_words(self.ranks)}:",) if self.ranks else ()
+        return " ".join((*where, *self._sentences()))
 
     def _sentences(self) -> tuple[str, ...]:
         if self.is_resident_too_much:
@@ -171,6 +175,23 @@ class OverBudget(InfeasibleBudget):
             f'{remedy}policy="optimal" reaches {optimal} bytes '
             f"({format_nbytes(optimal)}), which is above the budget too."
         )
+
+
+class RankError(RuntimeError):
+    """Ranks that train one model in lockstep could not begin: the message names who, and why.
+
+    Attributes:
+        ranks: who did not come, or failed.
+    """
+
+    def __init__(self, ranks: tuple[int, ...], reason: str) -> None:
+        """Keeps who it was; the reason goes on from their names."""
+        super().__init__(ranks, reason)
+        self.ranks = ranks
+
+    def __str__(self) -> str:
+        """Who, and why."""
+        return f"{ranks_in_words(self.ranks)} {self.args[1]}"
 
 
 class SteeringError(ValueError):
@@ -275,6 +296,37 @@ class OverBudgetWarning(UserWarning):
             "lean as it can. Raise the budget, remove graph breaks, have one module call all parts "
             "and return the loss, or set gradients to None before each step."
         )
+
+
+def on_ranks(error: Exception, ranks: tuple[int, ...]) -> Exception:
+    """One of our errors as all ranks raise it: with the names of those that have it."""
+    found = _with_ranks(error, ranks)
+    for note in getattr(error, "__notes__", ()):
+        found.add_note(note)
+    return found
+
+
+def _with_ranks(error: Exception, ranks: tuple[int, ...]) -> Exception:
+    if isinstance(error, InfeasibleBudget):
+        return replace(error, ranks=ranks)
+    if isinstance(error, RankError):
+        return RankError(ranks, error.args[1])
+    *code, text = error.args
+    return type(error)(*code, f"{ranks_in_words(ranks)}: {text}")
+
+
+_FEW_RANKS = 4
+
+
+def ranks_in_words(ranks: tuple[int, ...]) -> str:
+    """Such as "Ranks 0, 1 and 3"."""
+    if len(ranks) == 1:
+        return f"Rank {ranks[0]}"
+    *first, last = map(str, ranks[:_FEW_RANKS])
+    more = len(ranks) - _FEW_RANKS
+    if more > 0:
+        first, last = [*first, last], f"{more} more"
+    return f"Ranks {', '.join(first)} and {last}"
 
 
 def reason_of(error: Exception) -> str:

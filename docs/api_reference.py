@@ -23,7 +23,7 @@ GROUPS = (
         "Errors and warnings",
         (
             *("InfeasibleBudget", "OverBudget", "OverBudgetWarning", "SteeringError"),
-            *("PlanMismatch", "FallbackWarning", "FallbackError"),
+            *("PlanMismatch", "RankError", "FallbackWarning", "FallbackError"),
         ),
     ),
 )

@@ -15,6 +15,9 @@ from autoremat.errors import (
     LiveValue,
     OverBudget,
     OverBudgetWarning,
+    PlanMismatch,
+    RankError,
+    on_ranks,
 )
 from autoremat.reporting import ResidentParts
 
@@ -143,3 +146,25 @@ def test_a_step_over_the_budget_as_its_plan_said_is_not_told_to_lower_the_budget
         "runs as lean as it can. Raise the budget, remove the graph break, or set gradients to "
         "None before each step."
     )
+
+
+def test_an_error_of_some_ranks_names_them_on_all() -> None:
+    """In front of what it says, and with its notes; a few names are enough."""
+    INFEASIBLE.add_note("This respects save=.")
+    told = on_ranks(copied(INFEASIBLE), (1, 3))
+    del INFEASIBLE.__notes__
+    assert isinstance(told, InfeasibleBudget)
+    assert told.ranks == copied(told).ranks == (1, 3)
+    assert str(told) == f"Ranks 1 and 3: {INFEASIBLE}"
+    assert told.__notes__ == ["This respects save=."]
+    assert str(on_ranks(CHOSEN, (0,))) == f"Rank 0: {CHOSEN}"
+    assert str(on_ranks(PlanMismatch("No plan."), (2,))) == "Rank 2: No plan."
+    error = FallbackError("AR101", "No plan.")
+    assert str(on_ranks(error, tuple(range(9)))) == "AR101: Ranks 0, 1, 2, 3 and 5 more: No plan."
+    lost = RankError((5,), "did not come.")
+    assert str(copied(on_ranks(lost, (5, 6, 7)))) == "Ranks 5, 6 and 7 did not come."
+
+
+def copied(error: Exception) -> Exception:
+    """As another process gets it."""
+    return pickle.loads(pickle.dumps(error))

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autoremat._torch.compiling import *  # noqa: F403
+    from autoremat._torch.distributed import *  # noqa: F403
     from autoremat._torch.dynamo import *  # noqa: F403
     from autoremat._torch.inductor import *  # noqa: F403
     from autoremat._torch.meta import *  # noqa: F403
     from autoremat._torch.running import *  # noqa: F403
 
-MODULES = ("running", "meta", "compiling", "dynamo", "inductor")
+MODULES = ("running", "meta", "distributed", "compiling", "dynamo", "inductor")
 """In the order in which a name is looked for: what imports least comes first."""
 
 

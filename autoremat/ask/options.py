@@ -133,6 +133,17 @@ class Options:
         steering = self.setting.steering.of(*models)
         return replace(self, setting=replace(self.setting, steering=steering))
 
+    def asked(self) -> dict[str, str]:
+        """What decides the plan beside the budget's size, by argument, to be compared."""
+        setting = self.setting
+        return {
+            "budget": self.budget.word if self.budget.is_least else "a size",
+            "compiler": setting.compiler,
+            **setting.steering.asked(),
+            "dropout": str(setting.dropout),
+            "time_limit": f"{setting.time_limit_s:g}",
+        }
+
     def on(self, device: torch.device) -> Options:
         """The same, what a device has free being a number of bytes from now on.
 

@@ -8,6 +8,7 @@ graphs are the same. Needs no torch.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -116,6 +117,11 @@ def require_same(
         f"This is no plan of this model and batch. In graph {number}, {difference}.{versions} "
         "Plan again, or give the model and batch that the plan was made for."
     )
+
+
+def digest(plan: StoredPlan) -> str:
+    """Short text that is equal for plans of the same operations."""
+    return hashlib.sha256(repr((plan.compiler, plan.graphs)).encode()).hexdigest()[:12]
 
 
 def write(plan: StoredPlan, path: str | Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import nn
 
-from autoremat.ask.plan_file import StoredPlan, read
+from autoremat.ask.plan_file import StoredPlan, digest, read
 from autoremat.ask.policy import OPTIMAL, Policy, parse_policy
 from autoremat.errors import PlanMismatch, SteeringError
 from autoremat.graph.modules import has_repeated_layers
@@ -43,6 +43,15 @@ class Steering:
         if self.plan is not None:
             return f'plan="{self.plan_path}"'
         return str(self.policy) if self.policy.is_fixed else ""
+
+    def asked(self) -> dict[str, str]:
+        """By argument, in words that can be compared; of a plan, what is in it."""
+        by_keyword = {
+            keyword: ", ".join(s.text for s in self.selectors if s.keyword == keyword) or "None"
+            for keyword in ("save", "recompute")
+        }
+        plan = "None" if self.plan is None else f"a file with digest {digest(self.plan)}"
+        return {"policy": self.policy.name, **by_keyword, "plan": plan}
 
     @property
     def must_match(self) -> tuple[Selector, ...]:

@@ -3,8 +3,9 @@
 Enters: nodes of a joint graph. Leaves: an `OpCost` for each. Guarantees: equal calls (operator,
 shapes, strides, dtypes, constants, device, torch version, threads) are measured once and kept in
 an SQLite file that concurrent processes share; times that load has spoilt are taken again, and
-never kept; the user's random streams are not advanced; what cannot run alone on made-up inputs is
-priced by `calls.estimate` and marked as not measured. No fault of the cache, and none of an
+never kept; ranks of one job price equal calls equally, whichever of them measured or estimated
+them; the user's random streams are not advanced; what cannot run alone on made-up inputs is priced
+by `calls.estimate` and marked as not measured. No fault of the cache, and none of an
 operator, reaches the caller.
 
 On CUDA the allocator's peak statistics are reset.
@@ -40,6 +41,7 @@ from autoremat._torch import (
     tensor_leaves,
 )
 from autoremat.call_stack import users_level
+from autoremat.cost.agreed import ON_MACHINE, agree, agreed
 from autoremat.cost.cache import CostCache, DeviceCeilings, Measured
 from autoremat.cost.calls import (
     FREE,
@@ -87,28 +89,39 @@ def profile_nodes(
         cache_path: the SQLite file; the user's cache directory if not given.
         progress: called with (measurements done, measurements to do).
     """
-    priced = [node for node in nodes if not is_free(node)]
-    calls = {node: call_of(node) for node in priced}
+    calls = {node: call_of(node) for node in nodes if not is_free(node)}
+    keys = {node: call_key(call) for node, call in calls.items() if call is not None}
     costs = dict.fromkeys(nodes, FREE)
     devices = {call.device for call in calls.values() if call is not None}
     with CostCache.open(cache_path) as cache, quiet_execution(devices):
-        keys = {node: call_key(call) for node, call in calls.items() if call is not None}
-        known = cache.read(set(keys.values()), Measured)
-        by_key = {keys[n]: call for n, call in calls.items() if call is not None}
-        fresh, doubtful = _measure_calls(by_key, known, progress)
-        cache.write({key: found for key, found in fresh.items() if key not in doubtful})
-        # What another process stored first counts: two ranks plan with the same times.
-        known |= fresh | cache.read(fresh, Measured)
-        measured = {key: _measured_cost(by_key[key], found) for key, found in known.items()}
-        measured |= {key: replace(measured[key], is_doubtful=True) for key in doubtful}
+        by_key = agreed(set(keys.values()), OpCost)
+        fresh = {keys[n]: n for n in keys if keys[n] not in by_key}
+        todo = {k: call for k, n in fresh.items() if (call := calls[n]) is not None}
+        own = _costs(todo, cache, progress)
+        estimated = {k: _estimated(n, calls[n], cache) for k, n in fresh.items() if k not in own}
+        by_key |= agree(own | estimated, OpCost)
         for node, call in calls.items():
-            if node in keys and keys[node] in measured:
-                costs[node] = measured[keys[node]]
-            else:
-                device = call.device if call is not None else _node_device(node)
-                ceilings = _ceilings(device, matmul_dtype(call), cache)
-                costs[node] = estimate(node, call, ceilings)
+            is_known = node in keys
+            costs[node] = by_key[keys[node]] if is_known else _estimated(node, call, cache)
     return costs
+
+
+def _costs(
+    calls: Mapping[str, Call], cache: CostCache, progress: Progress | None
+) -> dict[str, OpCost]:
+    """By key, what the calls cost on this machine; those that cannot be measured are left out."""
+    known = cache.read(calls, Measured)
+    fresh, doubtful = _measure_calls(calls, known, progress)
+    cache.write({key: found for key, found in fresh.items() if key not in doubtful})
+    # What another process stored first counts: two ranks plan with the same times.
+    known |= fresh | cache.read(fresh, Measured)
+    measured = {key: _measured_cost(calls[key], found) for key, found in known.items()}
+    return measured | {key: replace(measured[key], is_doubtful=True) for key in doubtful}
+
+
+def _estimated(node: fx.Node, call: Call | None, cache: CostCache) -> OpCost:
+    device = call.device if call is not None else _node_device(node)
+    return estimate(node, call, _ceilings(device, matmul_dtype(call), cache))
 
 
 def call_key(call: Call) -> str:
@@ -121,7 +134,8 @@ def call_key(call: Call) -> str:
 @functools.lru_cache(maxsize=64)
 def _settings_key(device: torch.device, threads: int, settings: tuple[Any, ...]) -> str:
     name = torch.cuda.get_device_name(device) if _is_present(device) else _cpu_name()
-    return f"torch {torch.__version__}|{device.type}|{name}|threads {threads}|{settings}"
+    machine = f"{ON_MACHINE}{name}|threads {threads}"
+    return f"torch {torch.__version__}|{device.type}|{settings}{machine}"
 
 
 def settings_key(device: torch.device) -> str:
@@ -180,7 +194,7 @@ def _measured_cost(call: Call, found: Measured) -> OpCost:
 
 
 def _measure_calls(
-    calls: dict[str, Call], known: Mapping[str, Measured], progress: Progress | None
+    calls: Mapping[str, Call], known: Mapping[str, Measured], progress: Progress | None
 ) -> tuple[dict[str, Measured], set[str]]:
     """Time and peak of every call that is not known and runs, and which times are implausible.
 
@@ -416,11 +430,12 @@ def _container_free_nbytes() -> int:
 def _ceilings(device: torch.device, dtype: torch.dtype, cache: CostCache) -> DeviceCeilings:
     """A device's ceilings, looked up when an estimate needs them."""
     key = f"ceilings|{dtype}|{settings_key(device)}"
-    found = cache.read([key], DeviceCeilings)
+    found = agreed([key], DeviceCeilings) or cache.read([key], DeviceCeilings)
     if not found and _is_here(device):
         found = {key: measure_ceilings(device, dtype)}
         cache.write(found)
-    return found.get(key, NOMINAL_CEILINGS["cpu" if device.type == "cpu" else "cuda"])
+    found = found or {key: NOMINAL_CEILINGS["cpu" if device.type == "cpu" else "cuda"]}
+    return agree(found, DeviceCeilings)[key]
 
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype) -> DeviceCeilings:

@@ -7,8 +7,6 @@ Guarantees: what cannot be done as asked raises `SteeringError`, and is never dr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from autoremat_solver import Plan, Problem, check
 from autoremat_solver.policies import per_segment, recompute_all, save_all_but, sqrt_segments
@@ -66,13 +64,16 @@ def _apply(
     subject: Subject, stored: StoredPlan, number: int, budget_nbytes: int, *, reads: bool
 ) -> Choice:
     graph = require_same(stored, number, fingerprint(subject.joint), torch.__version__)
-    choice: Choice | None
     if graph.is_own:
-        plan = _plan_of(graph.schedule, subject.lowered.problem, number)
-        choice = choose_fixed(subject, plan, graph.method, budget_nbytes, reads=reads)
-    else:
-        choice = choose_torch(subject, budget_nbytes)
-    if choice is None or _saved(choice) != graph.saved:
+        violations = check(subject.lowered.problem, _plan_of(graph, subject.lowered.problem))
+        if violations:
+            raise PlanMismatch(
+                f"The plan cannot be applied to graph {number}: {violations[0]} What may run again "
+                "is not what it was when the plan was made: is dropout= the same, and the device? "
+                "Otherwise plan again."
+            )
+    choice = choose_stored(subject, graph, budget_nbytes, reads=reads)
+    if choice is None:
         raise PlanMismatch(
             f"Graph {number} is the one that was planned, but written out it saves other values: "
             f"the plan was made with torch {stored.torch_version}; this is {torch.__version__}. "
@@ -81,16 +82,21 @@ def _apply(
     return choice
 
 
-def _plan_of(schedule: Sequence[str], problem: Problem, number: int) -> Plan:
-    plan = closed(problem, schedule)
-    violations = check(problem, plan)
-    if violations:
-        raise PlanMismatch(
-            f"The plan cannot be applied to graph {number}: {violations[0]} What may run again is "
-            "not what it was when the plan was made: is dropout= the same, and the device? "
-            "Otherwise plan again."
-        )
-    return plan
+def choose_stored(
+    subject: Subject, graph: StoredGraph, budget_nbytes: int, *, reads: bool
+) -> Choice | None:
+    """A valid plan of the graph, as it was stored; None if it saves other values, written out."""
+    choice: Choice | None
+    if graph.is_own:
+        plan = _plan_of(graph, subject.lowered.problem)
+        choice = choose_fixed(subject, plan, graph.method, budget_nbytes, reads=reads)
+    else:
+        choice = choose_torch(subject, budget_nbytes)
+    return choice if choice is not None and _saved(choice) == graph.saved else None
+
+
+def _plan_of(graph: StoredGraph, problem: Problem) -> Plan:
+    return closed(problem, graph.schedule)
 
 
 def store(subject: Subject, choice: Choice) -> StoredGraph:

@@ -3,7 +3,8 @@
 Enters: a joint graph as AOTAutograd hands it over, what stands around it in the step, the setting
 that it is planned in, and a budget. Leaves: a `Graph`, its `Shell`, the `Subject` that states it
 for the solver, and the `Choice` of a plan. Guarantees: training, offline plans, docs and tests plan
-a graph by these functions, and nothing is remembered between two graphs.
+a graph by these functions, and nothing is remembered between two graphs but what the ranks of a
+job have in common.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from autoremat.graph.storages import Storages, find_storages
 from autoremat.inductor.inlining import inlined_nodes, shared_by_layers
 from autoremat.planning.asked import choose_as_asked
 from autoremat.planning.choice import Choice
+from autoremat.planning.first_found import choose_once
 from autoremat.planning.read import choose_by_reading
 from autoremat.planning.simulated import choose_by_simulation
 from autoremat.planning.unsearched import choose_without_search
@@ -93,7 +95,7 @@ def choose(
     number: int = 0,
     refuses: bool = False,
 ) -> Choice:
-    """The user's own choice of a plan, or the fastest plan found that fits.
+    """The user's own choice of a plan, or the fastest plan found that fits, by a rank of the job.
 
     Args:
         subject: the graph, as it is stated.
@@ -104,7 +106,11 @@ def choose(
     """
     steering, reads = setting.steering, setting.reads_inductor
     choice = choose_as_asked(subject, steering, number, budget_nbytes, reads=reads)
-    return choice or search(subject, budget_nbytes, setting, refuses=refuses)
+    if choice is not None:
+        return choice
+    searched = functools.partial(search, subject, budget_nbytes, setting, refuses=refuses)
+    asked = f"refuses={refuses}, time_limit={setting.time_limit_s}"
+    return choose_once(subject, budget_nbytes, asked, searched, reads=reads)
 
 
 def search(

@@ -102,6 +102,7 @@ class Session:
         self.measured_peak_nbytes: int | None = None
         self.progress = Progress(options.verbose)
         self.compiled_draws_differently = False  # than eager code would
+        self.before_run: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
         self._offline = steps.offline
         self._setting = options.setting
         self._given = GivenToGraphs()
@@ -118,6 +119,10 @@ class Session:
         self._settling = threading.RLock()
         settle = weakref.WeakMethod(self.settle)
         steps.settle = lambda: (found := settle()) is not None and found()
+
+    def refuse_no_more(self) -> None:
+        """From now on, a budget that cannot be met is a warning."""
+        self._refuses = False
 
     def backend_of(self, caller: Hashable) -> Callable[..., Callable[..., Any]]:
         """What compiles the graphs of one of several modules: `compile`, told whose they are."""
@@ -166,7 +171,8 @@ class Session:
                     self._leave_to_torch(error)
                     compiled = self.compile_through(module, example_inputs, self, self._executor)
             self._compiled = _torch.compile_name()
-            return self._running(self._graph_name(), graph, compiled, example_inputs)
+            ready = self._running(self._graph_name(), graph, compiled, example_inputs)
+            return ready if self.before_run is None else self.before_run(ready)
         except (
             InfeasibleBudget,
             SteeringError,

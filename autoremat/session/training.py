@@ -19,6 +19,7 @@ from torch import nn
 from autoremat.ask.budget import LEAST, Budget
 from autoremat.ask.options import Options
 from autoremat.memory.residents import Resident
+from autoremat.session.lockstep import Lockstep
 from autoremat.session.members import Members
 from autoremat.session.session import Session
 from autoremat.session.steps import REPLANS, Steps
@@ -44,6 +45,7 @@ class Training:
     def __init__(self, asked: Options) -> None:
         """No module yet; the options are not compared with any."""
         self.asked = self._options = asked
+        self._lockstep: Lockstep | None = None  # from the first training call on
         self.members = Members()
         self.planning = threading.RLock()
         self.start_anew()
@@ -59,6 +61,7 @@ class Training:
         """Cover these as well, under these options: what was planned is planned anew."""
         self.members.add(modules, optimizers)
         self._options = options
+        self._lockstep = None  # its ranks meet anew
         self.start_anew()
 
     def start_anew(self) -> None:
@@ -66,6 +69,16 @@ class Training:
         self._variants: list[_Variant] = []
         self._current = self._new_variant()
         self._variants.append(self._current)
+
+    def meet_ranks(self, model: nn.Module) -> Lockstep:
+        """What ranks that call a module in lockstep have agreed on, at its first training call."""
+        lockstep = self._lockstep
+        if lockstep is None or lockstep.is_due(model):
+            lockstep = Lockstep.of(model, self._options, self.members.resident)
+            self._lockstep, self._options = lockstep, lockstep.options
+            if lockstep.ranks:
+                self.start_anew()
+        return lockstep
 
     def begin(self, inputs: object, caller: Hashable) -> Session:
         """A call of one of the modules begins: the session that it runs under."""
@@ -102,12 +115,13 @@ class Training:
     def _new_variant(self) -> _Variant:
         # Code that Dynamo has compiled holds the session. It may not hold the models in turn: no
         # garbage collector looks into code.
-        itself = weakref.ref(self.members)
+        itself, lockstep = weakref.ref(self.members), self._lockstep
 
         def resident(device: torch.device) -> Resident:
             members = itself()
             assert members is not None, "only its calls compile"
-            return members.resident(device)
+            found = members.resident(device)
+            return found if lockstep is None else lockstep.resident(found)
 
         # Once training runs, a step that cannot be kept within the budget is warned of, not ended.
         steps = Steps(
@@ -116,7 +130,8 @@ class Training:
             replans=REPLANS,
             is_told=True,
         )
-        session = Session(steps, resident, refuses=not self._variants)
+        has_begun = lockstep is not None and lockstep.has_begun
+        session = Session(steps, resident, refuses=not self._variants and not has_begun)
         return _Variant(session, self.members.gradients())
 
     def _variant_now(self) -> _Variant:

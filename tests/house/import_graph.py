@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 ROOMS = {
     "autoremat": (
         *("_torch", "units", "call_stack", "progress"),
-        *("reporting", "errors", "fallbacks", "memory", "cost", "graph", "ask", "problem"),
-        *("emit", "inductor", "planning", "torchtitan", "explain", "watch", "session"),
+        *("reporting", "errors", "fallbacks", "ranks", "memory", "cost", "graph", "ask"),
+        *("problem", "emit", "inductor", "planning", "torchtitan", "explain", "watch", "session"),
         *("backend", "api", "offline", "verification", "targets", "comparison", "commands"),
         "__main__",
     ),

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -1217,3 +1218,73 @@ def test_a_guard_that_a_second_compile_asks_for_is_noticed():
 
     call = torch.compile(lambda x: x.sin(), backend=backend, dynamic=True)
     call(torch.randn(3, 4))
+
+
+# --- several processes -------------------------------------------------------------------------
+
+needs_distributed = pytest.mark.skipif(
+    not torch.distributed.is_available(), reason="needs torch.distributed"
+)
+
+
+def test_without_a_job_there_is_no_store_and_no_lockstep():
+    """Nor any wrapper."""
+    assert _torch.job_store() is None
+    assert _torch.lockstep_ranks(nn.Linear(2, 2)) == ()
+
+
+@needs_distributed
+def test_the_store_of_a_job(job: None):
+    """The first value set counts, a value that is not expected is handed back, and keys differ."""
+    store = _torch.part_of_store(_torch.job_store(), "ours")
+    assert store.compare_set("key", "-", "-") == b"-"
+    assert not store.check(["key"])
+    assert store.compare_set("key", "", "one") == b"one"
+    assert store.compare_set("key", "", "two") == store.compare_set("key", "-", "-") == b"one"
+    assert not _torch.job_store().check(["key"])
+    assert store.timeout.total_seconds() == 77
+    assert [store.add("count", 1), store.add("count", 1)] == [1, 2]
+
+
+@needs_distributed
+def test_a_module_is_called_in_lockstep_within_its_wrapper(job: None):
+    """By DistributedDataParallel itself, or below it where nothing may be left out."""
+    seen = []
+
+    class Outer(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            assert _torch.wrapping_ranks(self) == (0,)
+            seen.append([_torch.lockstep_ranks(module) for module in (self, self[0])])
+            return super().forward(x)
+
+    for options, inner in (({}, (0,)), ({"find_unused_parameters": True}, ())):
+        wrapped = nn.parallel.DistributedDataParallel(Outer(nn.Linear(2, 2)), **options)
+        assert _torch.lockstep_ranks(wrapped) == (0,)
+        assert _torch.lockstep_ranks(wrapped.module) == ()
+        wrapped(torch.ones(1, 2))
+        assert seen.pop() == [(0,), inner]
+
+
+@needs_distributed
+def test_parameters_over_a_mesh_are_in_lockstep(job: None):
+    """As tensor parallelism and FSDP2 leave them."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    mesh = torch.distributed.init_device_mesh("cpu", (1,))
+    layer = parallelize_module(nn.Linear(2, 2), mesh, ColwiseParallel())
+    assert _torch.lockstep_ranks(nn.Sequential(layer)) == (0,)
+
+
+@pytest.fixture(name="job")
+def _job(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A job of this process, which counts as one of several."""
+    torch.distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{tmp_path / 'store'}",
+        rank=0,
+        world_size=1,
+        timeout=timedelta(seconds=77),
+    )
+    monkeypatch.setattr(_torch.distributed, "_is_job", lambda: True)
+    yield
+    torch.distributed.destroy_process_group()

@@ -1,0 +1,1 @@
+"""What the processes of one job tell each other: figures that count for all, and meetings."""
