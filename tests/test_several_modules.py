@@ -88,8 +88,8 @@ def preferences(policy: nn.Module, reference: nn.Module) -> None:
     """DPO: the policy twice, and a reference that is frozen."""
     forget((policy, reference))
     with torch.no_grad():
-        chosen, rejected = reference(BATCH), reference(OTHER)
-    margin = (policy(BATCH) - chosen) - (policy(OTHER) - rejected)
+        chosen, rejected = (reference(batch).sum(-1) for batch in (BATCH, OTHER))
+    margin = (policy(BATCH).sum(-1) - chosen) - (policy(OTHER).sum(-1) - rejected)
     F.softplus(-margin).mean().backward()
 
 

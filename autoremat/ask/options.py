@@ -160,7 +160,12 @@ class Options:
         return replace(self, budget=replace(self.budget, size_nbytes=found_nbytes, word=""))
 
     def budget_nbytes(self, device: torch.device) -> int:
-        """Allowed peak of the whole step on a device, which is asked only for a share of it."""
+        """Allowed peak of the whole step on a device, which is asked only if that depends on it.
+
+        As little as can be is 0.
+        """
+        if self.budget.is_free:
+            return self.on(device).budget.nbytes()
         if not self.budget.is_share:
             return self.budget.nbytes()
         spec = self.setting.spec

@@ -270,7 +270,10 @@ def test_two_graphs_that_exceed_the_budget_together_say_so():
 
 
 def test_a_loss_outside_the_model():
-    """The model returns predictions; their gradient arrives from outside."""
+    """The model returns predictions; their gradient arrives from outside.
+
+    The number that `mse_loss` returns lies in as much memory as its inputs take, which is told.
+    """
 
     class Predicts(Chain):
         def forward(self, x: Tensor) -> Tensor:
@@ -282,7 +285,13 @@ def test_a_loss_outside_the_model():
         return nn.functional.mse_loss(output, torch.ones_like(output))
 
     smallest = peaks(Predicts, (many_rows(),)).smallest
-    ours = step(optimized(Predicts, smallest), (many_rows(),), loss_of)
+    model = optimized(Predicts, smallest)
+    with pytest.warns(autoremat.OverBudgetWarning):
+        ours = step(model, (many_rows(),), loss_of)
+    with pytest.warns(autoremat.OverBudgetWarning) as told:
+        peak = measured(model, (many_rows(),), loss_of)
+    assert told[-1].message.predicted_nbytes == pytest.approx(peak, rel=1e-3)
+    assert peak > smallest
     same(step(optimized(Predicts, UNBOUNDED), (many_rows(),), loss_of), ours)
     close(step(make_seeded(Predicts), (many_rows(),), loss_of), ours, 1e-6)
 
