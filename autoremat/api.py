@@ -108,6 +108,8 @@ class OptimizedCall:
             session = self.training.begin((args, kwargs), id(self))
             if not self._is_planned(session):  # others that call meanwhile wait for the plan
                 with lockstep.beginning(session):
+                    if lockstep.ranks:  # another rank's call goes on: it cannot be taken again
+                        return self._run(session, args, kwargs)
                     return self._first_run(session, args, kwargs)
         return self._run(session, args, kwargs)
 
