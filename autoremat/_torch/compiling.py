@@ -107,34 +107,41 @@ class DynamoGraph:
     It holds no tensor of the user's: inputs are fakes, with the symbols that Dynamo's guards know.
     """
 
-    def __init__(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
-        """Of the compile in progress, before anything changes the module."""
+    def __init__(
+        self, module: fx.GraphModule, example_inputs: Sequence[Any], *, runs: bool = True
+    ) -> None:
+        """Of the compile in progress, before anything changes the module.
+
+        Args:
+            module: the graph.
+            example_inputs: its inputs.
+            runs: whether it is going to run; else it need not be compiled again.
+        """
         context = TracingContext.try_get()
         self._fake_mode = context.fake_mode if context is not None else None
         self._compile_context = CompileContext.try_get()
-        self._module = _copied(module)
-        self.inputs = list(map(self._faked, example_inputs))
+        self._module = _copied(module) if runs else None
+        self.inputs = list(map(self._faked, example_inputs)) if runs else []
 
     def _faked(self, value: Any) -> Any:
         is_real = isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
         return self._fake_mode.from_tensor(value) if is_real and self._fake_mode else value
 
-    @property
-    def can_compile_again(self) -> bool:
-        """Whether Dynamo compiles it, not code that calls a backend by itself."""
-        return self._fake_mode is not None and self._compile_context is not None
+    def copy(self) -> fx.GraphModule:
+        """The graph, to be compiled again with its `inputs` while the compile is `resumed`."""
+        assert self._module is not None
+        return _copied(self._module)
 
     @contextlib.contextmanager
-    def compiling_again(self) -> Iterator[fx.GraphModule]:
-        """The graph, to be compiled within; what is compiled may not depend on more than before.
+    def resumed(self) -> Iterator[None]:
+        """The compile goes on; what is compiled within may not depend on more than before.
 
         Raises:
-            RuntimeError: at the end, if the compile has asked for guards that Dynamo does not have.
+            RuntimeError: at the end, if it has asked for guards that Dynamo does not have.
         """
-        assert self._fake_mode is not None
         context = TracingContext(self._fake_mode)
         with compile_context(self._compile_context), tracing(context), self._noting_guards():
-            yield _copied(self._module)
+            yield
 
     @contextlib.contextmanager
     def _noting_guards(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ from autoremat.ask.options import Setting
 from autoremat.planning.nesting import Around, Beside, beside, placed
 from autoremat.planning.part import Part
 from autoremat.planning.sharing import Member, Share, Shared, Way, divide
+from autoremat.planning.simulated import plans_at_once
 from autoremat.planning.ways import room_beside, way_of, ways_of
 from autoremat.problem.lower import as_written
 from autoremat.problem.subject import Subject
@@ -45,29 +46,30 @@ class Allotted:
             but the second plan of a graph.
         found: what is held beside it.
         kept_nbytes: what it may keep from forward to backward; None if nothing runs in between.
+        budget_nbytes: of the whole step; or the smallest peak found, if that is above it.
     """
 
     graph: str
     first_run: int
     found: Beside
     kept_nbytes: int | None
+    budget_nbytes: int
 
     @property
     def plan(self) -> str:
         """Its name."""
         return richer(self.graph) if self.first_run else self.graph
 
-    def place(self, subject: Subject, budget_nbytes: int, around: Around) -> Subject:
+    def place(self, subject: Subject, around: Around) -> Subject:
         """The graph with what the others take from the budget.
 
         Args:
             subject: the graph alone.
-            budget_nbytes: of the whole step.
-            around: what it holds beside its graphs.
+            around: what the step holds beside its graphs.
         """
         room_nbytes = around.room_nbytes
         if self.kept_nbytes is not None:
-            left_nbytes = room_beside(subject, self.found, self.kept_nbytes, budget_nbytes)
+            left_nbytes = room_beside(subject, self.found, self.kept_nbytes, self.budget_nbytes)
             room_nbytes = max(room_nbytes, left_nbytes)
         return replace(subject, lowered=placed(subject.lowered, self.found, room_nbytes))
 
@@ -112,39 +114,42 @@ def allot(runs: Runs, budget_nbytes: int, around: Around, setting: Setting) -> l
     """
     parts = list(runs.parts.values())
     most_nbytes = max(part.step_resident_nbytes for part in parts)
+    evenly = _evenly(runs, budget_nbytes, around)
     members = [
         Member(
             most_nbytes + part.between_nbytes,
             part.gradient_nbytes,
-            ways_of(part.subject, found, budget_nbytes, setting),
+            ways_of(part.subject, found, kept_nbytes, budget_nbytes, setting),
         )
-        for part, found in zip(parts, _evenly(runs, budget_nbytes, around), strict=True)
+        for part, (found, kept_nbytes) in zip(parts, evenly, strict=True)
     ]
     shared = Shared(
         members, runs.order, runs.eager_gradients, around, runs.existing_nbytes, runs.is_nested
     )
-    plans = [
-        plan
-        for n, share in enumerate(divide(shared, budget_nbytes))
-        for plan in _plans(n, share, shared)
-    ]
-    order = _by_plan(runs.order, plans, len(parts))
+    shares = divide(shared, budget_nbytes)
+    return list(_allotted(runs, shared, shares, max(budget_nbytes, shared.peak_nbytes(shares))))
+
+
+def _allotted(
+    runs: Runs, shared: Shared, shares: Sequence[Share], budget_nbytes: int
+) -> Iterator[Allotted]:
+    plans = [plan for n, share in enumerate(shares) for plan in _plans(n, share, shared)]
+    order = _by_plan(runs.order, plans, len(shares))
     crossing = [*(plan.way.crossing_nbytes for plan in plans), *(0 for _ in runs.eager_gradients)]
     gradients = [*(runs.gradients[plan.graph] for plan in plans), *runs.eager_gradients]
-    allotted = []
+    names, parts = list(runs.parts), list(runs.parts.values())
+    most_nbytes = max(part.step_resident_nbytes for part in parts)
     for number, plan in enumerate(plans):
         found = beside(order, number, crossing, gradients).beyond(runs.existing_nbytes)
         later = Around(most_nbytes - parts[plan.graph].step_resident_nbytes)
         is_last = order[-1] == number and order.count(number) == 1
-        allotted.append(
-            Allotted(
-                list(runs.parts)[plan.graph],
-                plan.first_run,
-                around.beside(later.beside(found)),
-                None if is_last else plan.way.crossing_nbytes,
-            )
+        yield Allotted(
+            names[plan.graph],
+            plan.first_run,
+            shared.around.beside(later.beside(found)),
+            None if is_last else plan.way.crossing_nbytes,
+            budget_nbytes,
         )
-    return allotted
 
 
 class _Plan(NamedTuple):
@@ -183,16 +188,16 @@ def _by_plan(order: Sequence[int], plans: Sequence[_Plan], graphs: int) -> list[
     return found
 
 
-def _evenly(runs: Runs, budget_nbytes: int, around: Around) -> list[Beside]:
-    """What is held beside each graph, about, where all keep the same share of what they could.
+def _evenly(runs: Runs, budget_nbytes: int, around: Around) -> list[tuple[Beside, int]]:
+    """What is beside each graph, and what it keeps, where all keep the same share of the most.
 
     The largest share at which each run fits beside what the earlier ones keep, on a line between a
     graph that keeps the least and one that recomputes nothing.
     """
     parts = list(runs.parts.values())
-    pairs = [_ends(part.subject) for part in parts]
+    pairs = [_ends(part) for part in parts]
 
-    def at(share: float) -> tuple[bool, list[Beside]]:
+    def at(share: float) -> tuple[bool, list[tuple[Beside, int]]]:
         ways = [_between(lean, rich, share) for lean, rich in pairs]
         crossing = [*(way.crossing_nbytes for way in ways), *(0 for _ in runs.eager_gradients)]
         found = [around.beside(runs.beside(number, crossing)) for number in range(len(parts))]
@@ -200,7 +205,7 @@ def _evenly(runs: Runs, budget_nbytes: int, around: Around) -> list[Beside]:
             part.resident_nbytes + way.peak_beside(each)
             for part, way, each in zip(parts, ways, found, strict=True)
         )
-        return max(peaks) <= budget_nbytes, found
+        return max(peaks) <= budget_nbytes, list(zip(found, crossing, strict=False))
 
     low, high = 0.0, 1.0
     while high - low > _FINENESS and not at(high)[0]:
@@ -209,9 +214,14 @@ def _evenly(runs: Runs, budget_nbytes: int, around: Around) -> list[Beside]:
     return at(high)[1] if at(high)[0] else at(low)[1]
 
 
-def _ends(subject: Subject) -> tuple[Way, Way]:
-    problem = subject.lowered.problem
-    return way_of(subject, recompute_all(problem)), way_of(subject, as_written(problem))
+def _ends(part: Part) -> tuple[Way, Way]:
+    """What keeps the least, at the smallest peaks known; and what recomputes nothing."""
+    subject, problem = part.subject, part.subject.lowered.problem
+    leanest, richest = way_of(subject, recompute_all(problem)), way_of(subject, as_written(problem))
+    known = [way_of(subject, plan) for plan in plans_at_once(problem).values()]
+    peaks = [part.own_peaks, *((w.forward_nbytes, w.backward_nbytes) for w in (leanest, *known))]
+    forward_nbytes, backward_nbytes = min(peaks, key=max)
+    return replace(leanest, forward_nbytes=forward_nbytes, backward_nbytes=backward_nbytes), richest
 
 
 def _between(lean: Way, rich: Way, share: float) -> Way:

@@ -19,6 +19,8 @@ from itertools import combinations
 
 from autoremat.planning.nesting import Around, Beside
 
+_ROUNDS = 4  # of giving each graph the best pair of ways
+
 
 @dataclass(frozen=True)
 class Way:
@@ -95,20 +97,26 @@ class Shared:
 
     def peak_nbytes(self, shares: Sequence[Share]) -> int:
         """The highest of all forwards and backwards, and of code in eager mode."""
+        return max(self._peaks(shares))
+
+    def above_nbytes(self, shares: Sequence[Share], budget_nbytes: int) -> int:
+        """By how much runs are above a budget, all of them together; 0 if it is kept."""
+        return sum(max(0, peak - budget_nbytes) for peak in self._peaks(shares))
+
+    def _peaks(self, shares: Sequence[Share]) -> Iterator[int]:
+        """Of each run, and at last of code in eager mode."""
         later = sum(map(self._gradient_nbytes, self.order))
-        held, peak, around = self.around.held_nbytes, 0, self.around
+        held, around = self.around.held_nbytes, self.around
         for number, way in self._runs(shares):
             later -= self._gradient_nbytes(number)
             if way is None:
                 continue
             returned = around.returned_nbytes + max(0, later - self.existing_nbytes)
             own = max(way.forward_nbytes, returned + way.backward_nbytes)
-            peak = max(peak, self.members[number].resident_nbytes + held + own)
+            yield self.members[number].resident_nbytes + held + own
             held += way.crossing_nbytes
-        if around.eager_nbytes:
-            resident = max(member.resident_nbytes for member in self.members)
-            peak = max(peak, resident + held - around.held_nbytes + around.eager_nbytes)
-        return peak
+        resident = max(member.resident_nbytes for member in self.members)
+        yield resident + held - around.held_nbytes + around.eager_nbytes
 
     def time_us(self, shares: Sequence[Share]) -> float:
         """Of all runs."""
@@ -139,11 +147,15 @@ def divide(shared: Shared, budget_nbytes: int) -> list[Share]:
     """A share for each graph: the fastest found whose peak is within the budget.
 
     Bytes go first where they save the most time each, one run after the other; then every graph is
-    given the best pair of ways beside what the others have.
+    given the best pair of ways beside what the others have, in turn, until nothing changes.
     """
     shares = _by_worth(shared, budget_nbytes)
-    for number in range(len(shared.members)):
-        shares = _best_pair(shared, shares, number, budget_nbytes)
+    for _ in range(_ROUNDS):
+        before = shares
+        for number in range(len(shared.members)):
+            shares = _best_pair(shared, shares, number, budget_nbytes)
+        if shares == before:
+            break
     return [share if share.rich != share.lean else Share(share.lean) for share in shares]
 
 
@@ -186,8 +198,7 @@ def _best_pair(
 
     def rank(share: Share) -> tuple[int, float]:
         tried = [*shares[:number], share, *shares[number + 1 :]]
-        over_nbytes = max(0, shared.peak_nbytes(tried) - budget_nbytes)
-        return over_nbytes, shared.time_us(tried)
+        return shared.above_nbytes(tried, budget_nbytes), shared.time_us(tried)
 
     def most_rich_runs(lean: int, rich: int) -> int:
         low, high = 0, runs

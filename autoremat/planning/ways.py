@@ -22,18 +22,19 @@ from autoremat.problem.lower import as_written
 from autoremat.problem.shell import LOSS_BOUNDARY
 from autoremat.problem.subject import Subject
 
-_WAYS = 8  # between the ends, at most
+_WAYS = 8  # limits to what is kept, at most
 _EFFORT = 0.3  # of each solve: what is chosen in the end is searched for with all of it
 
 
 def ways_of(
-    subject: Subject, found: Beside, budget_nbytes: int, setting: Setting
+    subject: Subject, found: Beside, kept_nbytes: int, budget_nbytes: int, setting: Setting
 ) -> tuple[Way, ...]:
     """Ways to run a graph, the leanest first.
 
     Args:
         subject: the graph alone.
         found: what will be held beside it, about.
+        kept_nbytes: what it will keep from forward to backward, about.
         budget_nbytes: of the whole step.
         setting: how it is planned.
     """
@@ -41,16 +42,22 @@ def ways_of(
     problem = subject.lowered.problem
     leanest, richest = (way_of(subject, p(problem)) for p in (recompute_all, as_written))
     ways = [leanest, richest]
-    least_nbytes, most_nbytes = leanest.crossing_nbytes, richest.crossing_nbytes
-    finest_nbytes = max(1, (most_nbytes - least_nbytes) // _WAYS)
-    limit_nbytes = most_nbytes - 1
-    while limit_nbytes >= least_nbytes and not cut_off.is_over:
-        new = _fastest(subject, found, limit_nbytes, budget_nbytes, cut_off)
-        ways += new
-        limit_nbytes -= finest_nbytes
-        if new[-1].crossing_nbytes >= least_nbytes:
-            limit_nbytes = min(limit_nbytes, new[-1].crossing_nbytes - 1)
+    solved: list[tuple[int, int]] = []  # limits, and what the fastest plan within each keeps
+    for limit_nbytes in _limits(leanest.crossing_nbytes, richest.crossing_nbytes, kept_nbytes):
+        if cut_off.is_over:
+            break
+        if not any(least <= limit_nbytes <= limit for limit, least in solved):
+            new = _fastest(subject, found, limit_nbytes, budget_nbytes, cut_off)
+            ways += new
+            solved.append((limit_nbytes, new[-1].crossing_nbytes))
     return tuple(sorted(set(ways), key=astuple))
+
+
+def _limits(least_nbytes: int, most_nbytes: int, kept_nbytes: int) -> list[int]:
+    """What a graph may keep at most, in even steps: first what it will keep about, then others."""
+    steps = [n * (most_nbytes - least_nbytes) // _WAYS for n in range(_WAYS)]
+    spread = [least_nbytes + step for step in steps]
+    return sorted({kept_nbytes, *spread}, key=lambda limit: abs(limit - kept_nbytes))
 
 
 def way_of(subject: Subject, plan: Plan) -> Way:

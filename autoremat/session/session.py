@@ -158,7 +158,7 @@ class Session:
         self._part = self._part + 1 if self._compiled == _torch.compile_name() else 0
         self._inputs = example_inputs
         self.steps.notice()
-        graph = _torch.DynamoGraph(module, example_inputs)
+        graph = _torch.DynamoGraph(module, example_inputs, runs=self._offline is None)
         is_first = _torch.frame_name() == self._first_frame and not self._part
         self._given.note(module, example_inputs, is_first=is_first)
         try:
@@ -213,9 +213,9 @@ class Session:
         written = Written(key, planned, self._fingerprints[name])
         graph = self._graphs[name]
         try:
-            with self.progress as progress, graph.compiling_again() as module:
+            with self.progress as progress, graph.resumed():
                 progress.stage("compile")
-                return self.compile_through(module, graph.inputs, written, self._executor)
+                return self.compile_through(graph.copy(), graph.inputs, written, self._executor)
         except Exception as error:  # the step can go on as it did
             why = f"{type(error).__name__}: {error}"
             self.told.fall_back("AR116", cause=error, graph=name, error=why)
@@ -347,12 +347,12 @@ class Session:
             found = steps.graphs.allotted(
                 target_nbytes, around, self._setting, is_nested=steps.is_nested
             )
-            parts = {allotted.plan: self._part_anew(allotted, target_nbytes) for allotted in found}
+            parts = {allotted.plan: self._part_anew(allotted) for allotted in found}
             steps.graphs.take(parts, {a.graph: a.first_run for a in found if a.first_run})
             above_nbytes = steps.graphs.peak_nbytes(around) - steps.budget_nbytes
-            target_nbytes -= above_nbytes  # generated code may take more than was foreseen
-            if above_nbytes <= 0 or not all(part.choice.fits for part in parts.values()):
+            if above_nbytes <= 0 or any(a.budget_nbytes > target_nbytes for a in found):
                 break
+            target_nbytes -= above_nbytes  # generated code takes more than was foreseen
         for name in dict.fromkeys(allotted.graph for allotted in found):
             self._take(name, [parts[a.plan] for a in found if a.graph == name])
         self.progress.finish(one_line(self.report()))
@@ -365,12 +365,12 @@ class Session:
             for p in plans
         ]
 
-    def _part_anew(self, allotted: Allotted, budget_nbytes: int) -> Part:
+    def _part_anew(self, allotted: Allotted) -> Part:
         steps, name = self.steps, allotted.graph
         part, around = steps.graphs.parts[name], steps.surroundings.now
-        subject = allotted.place(part.subject, budget_nbytes, around)
-        with self._graphs[name].compiling_again():  # generated code may be read
-            choice = choose(subject, budget_nbytes, self._setting, number=1)
+        subject = allotted.place(part.subject, around)
+        with self._graphs[name].resumed():  # generated code may be read
+            choice = choose(subject, allotted.budget_nbytes, self._setting, number=1)
         return replace(
             part,
             choice=choice,

@@ -1184,8 +1184,8 @@ def test_a_dynamo_graph_is_compiled_again_without_dynamo(dynamic: bool):
         compiled = compile_it(module, inputs)
 
         def run(*args: Any) -> Any:
-            with graph.compiling_again() as module:
-                again.append(compile_it(module, graph.inputs))
+            with graph.resumed():
+                again.append(compile_it(graph.copy(), graph.inputs))
             assert torch.equal(again[-1](*args)[0], compiled(*args)[0])
             return compiled(*args)
 
@@ -1209,7 +1209,7 @@ def test_a_guard_that_a_second_compile_asks_for_is_noticed():
         def run(*args: Any) -> Any:
             with (
                 pytest.raises(RuntimeError, match="is no guard"),
-                graph.compiling_again(),
+                graph.resumed(),
             ):
                 bool(size < 1000)
             return module(*args)

@@ -1,0 +1,70 @@
+"""How runs share a budget: which plan each gets, in numbers alone."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from autoremat.planning.nesting import Around
+from autoremat.planning.sharing import Member, Share, Shared, Way, divide
+
+LEAN, MIDDLE, RICH = Way(10, 20, 60, 130.0), Way(20, 30, 60, 110.0), Way(50, 50, 60, 100.0)
+
+
+def step(order: list[int], *members: Member, is_nested: bool = True, **around: int) -> Shared:
+    """A step of these graphs."""
+    return Shared(members, order, (), Around(**around), 0, is_nested)
+
+
+def block(*ways: Way, resident_nbytes: int = 100, gradient_nbytes: int = 0) -> Member:
+    """A graph that could run in these ways."""
+    return Member(resident_nbytes, gradient_nbytes, ways)
+
+
+def test_what_a_run_keeps_is_beside_the_later_runs_only():
+    """The last run's own peak has it already; code in eager mode finds all of it."""
+    shared = step([0, 0, 0], block(LEAN, RICH))
+    assert shared.peak_nbytes([Share(0)]) == 100 + 2 * 10 + 60
+    assert shared.peak_nbytes([Share(0, 1, 1)]) == 100 + 2 * 10 + 60
+    assert shared.peak_nbytes([Share(0, 1, 2)]) == 100 + 10 + 50 + 60
+    assert step([0, 0], block(RICH, LEAN), eager_nbytes=90).peak_nbytes([Share(0)]) == 100 + 190
+
+
+def test_gradients_of_later_runs_are_there_in_the_backward_of_earlier_ones():
+    """The first run finds seven of them, and nothing that crosses."""
+    shared = step([0] * 8, block(LEAN, gradient_nbytes=30))
+    assert shared.peak_nbytes([Share(0)]) == 100 + 60 + 7 * 30
+
+
+@pytest.mark.parametrize("budget_nbytes", [240, 290, 350, 420, 600])
+def test_no_pair_of_ways_is_faster_within_the_budget(budget_nbytes: int):
+    """Against all pairs and all numbers of rich runs."""
+    shared = step([0] * 8, block(LEAN, MIDDLE, RICH))
+    (found,) = divide(shared, budget_nbytes)
+    assert shared.peak_nbytes([found]) <= budget_nbytes
+    every = itertools.product(range(3), range(3), range(9))
+    fitting = [[Share(*share)] for share in every]
+    fitting = [share for share in fitting if shared.peak_nbytes(share) <= budget_nbytes]
+    assert shared.time_us([found]) == min(map(shared.time_us, fitting))
+
+
+def test_bytes_go_where_they_save_the_most():
+    """Of two graphs, the one that recomputes more cheaply does."""
+    dear = block(Way(10, 20, 60, 500.0), Way(50, 50, 60, 100.0))
+    shared = step([0, 1, 0, 1, 0, 1], block(LEAN, RICH), dear)
+    cheap_share, dear_share = divide(shared, 350)
+    assert dear_share.rich_runs == 3 or dear_share == Share(1)
+    assert cheap_share.rich_runs < 3
+
+
+def test_all_runs_are_alike_where_their_backwards_are_not_nested():
+    """In a pipeline no run is the last."""
+    shared = step([0, 0, 0], block(LEAN, RICH), is_nested=False)
+    assert divide(shared, 190) == [Share(0)]
+
+
+def test_what_cannot_be_kept_is_exceeded_by_the_least():
+    """The runs that are above the budget decide, not the time."""
+    shared = step([0, 1], block(LEAN, RICH), block(Way(0, 10, 90, 10.0), Way(5, 10, 70, 99.0)))
+    assert divide(shared, 120) == [Share(0), Share(1)]
