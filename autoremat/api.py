@@ -34,7 +34,8 @@ from autoremat.memory.meter import (
     tensors_in,
 )
 from autoremat.memory.optimizers import StepOptimizers, require_optimizer_of, watch_optimizers
-from autoremat.memory.residents import Resident, resident_of
+from autoremat.memory.residents import Resident, resident_of, spread_out
+from autoremat.memory.spread import Sharing, Spread
 from autoremat.planning.sizes import MANY_COMPILES
 from autoremat.reporting import Report
 from autoremat.session.eager_recurrent import eager_recurrent_layers
@@ -70,6 +71,7 @@ class OptimizedCall(Present):
         self.model = weakref.ref(model)
         self._options = options
         self.optimizers = StepOptimizers(self._parameters, optimizer)
+        self._sharing = Sharing()
         self._planned_state_nbytes = 0  # of optimizers, as the latest plan counts it
         self._here = threading.local()  # inputs of the call in progress: they are resident
         self._given: list[weakref.ref[torch.Tensor]] = []  # to calls of the step
@@ -129,6 +131,7 @@ class OptimizedCall(Present):
         if not self.session.steps.is_open:  # else its backward is to come: it is the same step
             self._given = []
             self._current = self._variant_for(model)
+        self._sharing.note_call(model)
         self._given += [weakref.ref(tensor) for tensor in tensors_in(inputs)]
         self.session.steps.begin()
         return self._current
@@ -159,7 +162,7 @@ class OptimizedCall(Present):
     def resident(self, device: torch.device, inputs: object) -> Resident:
         """Bytes that a step on these inputs holds whatever the plan."""
         first, *others = self.optimizers.known or [None]
-        found = resident_of(self._model(), inputs, first, device)
+        found = spread_out(resident_of(self._model(), inputs, first, device), self._spread(device))
         more_nbytes = storages_nbytes(state_of(others), device)
         self._planned_state_nbytes = found.parts.optimizer_nbytes + more_nbytes
         return replace(
@@ -170,11 +173,20 @@ class OptimizedCall(Present):
         """See `Present`."""
         model = self._model()
         given = (tensor for reference in self._given if (tensor := reference()) is not None)
-        return [*model.parameters(), *model.buffers(), *given]
+        return [*model.parameters(), *_torch.sharded_tensors(model), *model.buffers(), *given]
 
     def expected_nbytes(self, device: torch.device) -> int:
         """See `Present`."""
-        return max(0, self._planned_state_nbytes - self._state_nbytes(device))
+        state_nbytes = self._planned_state_nbytes - self._state_nbytes(device)
+        return max(0, state_nbytes) + self.spread.unseen_nbytes
+
+    @property
+    def spread(self) -> Spread:
+        """See `Present`."""
+        return self._spread(self.session.steps.device)
+
+    def _spread(self, device: torch.device) -> Spread:
+        return self._sharing.now(self._model(), device)
 
     def _state_nbytes(self, device: torch.device) -> int:
         return storages_nbytes(state_of(self.optimizers.known), device)
@@ -301,7 +313,7 @@ def _keep_plans_in_outer_compiles() -> None:
 
 def _gradient_nbytes(model: nn.Module) -> int:
     """Of the gradients that exist; of sparse ones, what they hold."""
-    found = gradients_of(model.parameters())
+    found = gradients_of([*model.parameters(), *_torch.sharded_tensors(model)])
     return storages_nbytes(found, found[0].device) if found else 0
 
 

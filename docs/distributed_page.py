@@ -43,7 +43,10 @@ def page(runs: Sequence[Row], rows: Sequence[Row]) -> str:
 
 
 def _promises(rows: Sequence[Row], planned: Sequence[Row]) -> Iterator[tuple[str, list[Any]]]:
-    yield "no group crashed or timed out", [(r["key"], r["status"] in ("ok", "refused")) for r in rows]
+    yield (
+        "no group crashed or timed out",
+        [(r["key"], r["status"] in ("ok", "refused")) for r in rows],
+    )
     yield (
         "measured peak within the budget",
         [(r["key"], r["measured_nbytes"] <= r["budget_nbytes"]) for r in planned],
@@ -87,9 +90,13 @@ def _group(name: str, rows: Sequence[Row]) -> str:
         "predicted": lambda r: _share(r, "predicted_nbytes", "measured_nbytes"),
         "gradient": lambda r: f"{r['gradient_error']:.0e}" if "gradient_error" in r else "",
         "time": lambda r: f"{r['time_ratio']:.2f}" if "time_ratio" in r else "",
-        "first steps s": lambda r: f"{r['first_steps_seconds']:.1f}" if "budget_nbytes" in r else "",
+        "first steps s": lambda r: (
+            f"{r['first_steps_seconds']:.1f}" if "budget_nbytes" in r else ""
+        ),
         "one plan": lambda r: {True: "yes", False: "**no**"}.get(r.get("has_one_plan"), ""),
-        "": lambda r: "" if r["status"] == "ok" else f"refused; {_mb(r['smallest_peak_nbytes'])} MB",
+        "": lambda r: (
+            "" if r["status"] == "ok" else f"refused; {_mb(r['smallest_peak_nbytes'])} MB"
+        ),
     }
     title = "## {}, {}, {} processes".format(*name.split("/"))
     return "\n".join([title, "", facts, table(columns, [r for r in found if "setting" in r])])
