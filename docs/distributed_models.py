@@ -141,8 +141,8 @@ def shard(model: Decoder) -> nn.Module:
 
 
 def replicate(model: Decoder) -> nn.Module:
-    """DDP in buckets of about two blocks."""
-    return DistributedDataParallel(model, bucket_cap_mb=0.4)
+    """DDP in buckets of 1 MiB, about five blocks."""
+    return DistributedDataParallel(model, bucket_cap_mb=1)
 
 
 def split(model: Decoder) -> nn.Module:
@@ -150,8 +150,8 @@ def split(model: Decoder) -> nn.Module:
     mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),))
     for block in model.blocks:
         names = [name for name, part in block.named_modules() if isinstance(part, nn.Linear)]
-        rows = ("attention.o", "down")
-        plan = {n: RowwiseParallel() if n in rows else ColwiseParallel() for n in names}
+        ends = (".o", "down")
+        plan = {n: RowwiseParallel() if n.endswith(ends) else ColwiseParallel() for n in names}
         parallelize_module(block, mesh, plan)
     return model
 
