@@ -33,6 +33,7 @@ class Attention(nn.Module):
         self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH, bias=bias) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
+        """The same shape."""
         batch, tokens, _ = x.shape
         q, k, v = (
             part(x).view(batch, tokens, -1, WIDTH // HEADS).transpose(1, 2)
@@ -52,6 +53,7 @@ class GPTBlock(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The same shape."""
         x = x + self.attention(self.norm1(x))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
@@ -67,6 +69,7 @@ class LlamaBlock(nn.Module):
         self.down = nn.Linear(3 * WIDTH, WIDTH, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The same shape."""
         x = x + self.attention(self.norm1(x))
         found = self.norm2(x)
         return x + self.down(F.silu(self.gate(found)) * self.up(found))
@@ -83,6 +86,7 @@ class Decoder(nn.Module):
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        """The loss."""
         x = self.embedding(tokens) + self.position.weight
         for block in self.blocks:
             x = block(x)

@@ -1,4 +1,4 @@
-"""Turn the rows of `distributed.json` into `distributed.md`: a pure function of what was measured."""
+"""Turn the rows of `distributed.json` into `distributed.md`: a pure function of the rows."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ AdamW by groups of processes that talk through gloo, on the CPU. **Budget**: a s
 the same step without a plan; *smallest* is the leanest step that is known of, *checkpoints* the
 peak of the step with `checkpoint_wrapper` around each block. **Measured** is what is there before
 the step (shards of parameters, optimizer state, the batch; under DDP the buckets of gradients) and
-`autoremat.measure_peak` above it, of the worst rank, in the sixth step; **predicted** what the
-report says by then. **Gradient**: the largest difference to the step without a plan after as many
+`autoremat.measure_peak` above it, of the worst rank; of three steps from the sixth on the least,
+since what gloo's threads free is not seen and seems to live on. **Predicted** is what the report
+says by then. **Gradient**: the largest difference to the step without a plan after as many
 steps, relative to the largest gradient. **Time**: of a step beside that with `checkpoint_wrapper`,
 one step of each in turn, the median of the ratios. **First steps**: seconds of the five steps
 before, planning and compiling included. **One plan**: whether the plans of all ranks are equal.

@@ -12,15 +12,23 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._ops import OpOverload
 
 __all__ = [
     "REGISTERS_REDUCTION",
     "ShardedUnit",
     "active_replica",
+    "is_collective",
+    "is_gather",
     "is_replica",
+    "is_wait",
     "sharded_tensors",
     "sharded_units",
 ]
+
+_COLLECTIVES = frozenset(
+    {"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor"}
+)
 
 REGISTERS_REDUCTION = "RegisterPostBackwardFunctionBackward"
 """The node behind which FSDP2 reduces a unit's gradients; it hands on those that it takes."""
@@ -150,6 +158,21 @@ def _moving(group: Any) -> Iterator[Any]:
     if states is None:  # torch 2.11 keeps one
         states = [getattr(context, "reduce_scatter_state", None)]
     yield from (state.reduce_scatter_input for state in states if state is not None)
+
+
+def is_collective(target: Any) -> bool:
+    """Whether an operator communicates, so that all processes of a group have to run it."""
+    return isinstance(target, OpOverload) and target.namespace in _COLLECTIVES
+
+
+def is_wait(target: Any) -> bool:
+    """Whether an operator waits for communication, whose result it returns."""
+    return is_collective(target) and target.overloadpacket.__name__ == "wait_tensor"
+
+
+def is_gather(target: Any) -> bool:
+    """Whether an operator brings the parts of all processes together, and changes nothing."""
+    return is_collective(target) and target.overloadpacket.__name__.startswith("all_gather")
 
 
 def active_replica() -> nn.Module | None:

@@ -44,7 +44,7 @@ class Resident:
         optimizer: class of the optimizer whose state is counted, or "".
         transient_nbytes: what the optimizer's step takes for itself, after the backward.
         window_nbytes: of the parts, what processes that share the model move while it runs.
-        gradient_share: of the gradients that a graph's backward returns, what stays on this process.
+        gradient_share: of the gradients that a graph's backward returns, what stays here.
         storages: identities of the storages that are counted, as far as known.
     """
 
