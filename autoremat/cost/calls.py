@@ -25,6 +25,7 @@ from autoremat._torch import (
     has_results,
     is_collective,
     is_mutable,
+    is_wait,
     run_and_save_rng_state,
     run_with_rng_state,
     size_hint,
@@ -163,7 +164,7 @@ def is_free(node: fx.Node) -> bool:
         return not isinstance(node.target, HigherOrderOperator)
     if is_mutable(node.target):
         return False
-    if node.target.is_view:
+    if node.target.is_view or is_wait(node.target):  # its time is that of what it waits for
         return True
     if fake_value(node) is None:
         # Nothing is known of the results; only an assertion has none by its schema.
