@@ -18,7 +18,7 @@ AdamW by groups of processes that talk through gloo, on the CPU. **Budget**: a s
 the same step without a plan; *smallest* is the leanest step that is known of, *checkpoints* the
 peak of the step with `checkpoint_wrapper` around each block. **Measured** is what is there before
 the step (shards of parameters, optimizer state, the batch; under DDP the buckets of gradients) and
-`autoremat.measure_peak` above it, of the worst rank; of three steps from the sixth on the least,
+`autoremat.measure_peak` above it, of the worst rank; of six steps from the sixth on the least,
 since what gloo's threads free is not seen and seems to live on. **Predicted** is what the report
 says by then. **Gradient**: the largest difference to the step without a plan after as many
 steps, relative to the largest gradient. **Time**: of a step beside that with `checkpoint_wrapper`,

@@ -28,7 +28,7 @@ import autoremat
 
 CPU = torch.device("cpu")
 SETTLED = 5  # steps before one is measured: it is promised from the third on
-MEASURED = 3
+MEASURED = 6
 SMALLEST_TRIES = 3
 
 Row = dict[str, Any]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -38,6 +38,8 @@ REGISTERS_REDUCTION = "RegisterPostBackwardFunctionBackward"
 class ShardedUnit:
     """Parameters that FSDP2 gathers together and whose gradients it reduces together.
 
+    Its tensors are not shown: some have no storage at present.
+
     Attributes:
         is_root: whether it is what no other unit gathers: the rest of the model.
         runs_forward: whether its forward is running.
@@ -56,10 +58,10 @@ class ShardedUnit:
 
     is_root: bool
     runs_forward: bool
-    shards: tuple[torch.Tensor, ...]
-    gathered: tuple[torch.Tensor, ...]
-    moving: tuple[torch.Tensor, ...]
-    gradients: tuple[torch.Tensor, ...]
+    shards: tuple[torch.Tensor, ...] = field(repr=False)
+    gathered: tuple[torch.Tensor, ...] = field(repr=False)
+    moving: tuple[torch.Tensor, ...] = field(repr=False)
+    gradients: tuple[torch.Tensor, ...] = field(repr=False)
     gathered_nbytes: int
     buffer_nbytes: int
     kept_nbytes: int

@@ -19,7 +19,7 @@ from autoremat.memory.meter import resident_nbytes
 from autoremat.memory.spread import Sharing
 from tests.training import UNBOUNDED, make_seeded
 
-WIDTH, ROWS, LAYERS = 32, 256, 4
+WIDTH, ROWS, LAYERS = 32, 256, 8
 CPU = torch.device("cpu")
 SECONDS = 240  # until processes that wait for each other are ended
 
@@ -199,7 +199,7 @@ def test_nothing_made_of_a_gathered_parameter_is_saved():
 
 def _is_of_parameters(node: torch.fx.Node, static: frozenset[torch.fx.Node]) -> bool:
     sources = node.all_input_nodes
-    return node in static or bool(sources) and all(_is_of_parameters(n, static) for n in sources)
+    return node in static or (bool(sources) and all(_is_of_parameters(n, static) for n in sources))
 
 
 # --- real processes ----------------------------------------------------------------------------
