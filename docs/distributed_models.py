@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, distributed, nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -20,6 +19,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 WIDTH, HEADS, VOCABULARY = 64, 4, 256
 BATCH, TOKENS = 4, 128
@@ -177,8 +177,21 @@ WAYS = {
 }
 
 
+class Checkpointed(nn.Module):
+    """A block that is run again in the backward, as torch's `checkpoint_wrapper` makes it."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's result."""
+        found: Tensor = checkpoint(self.block, x, use_reentrant=False)
+        return found
+
+
 def with_checkpoints(model: Decoder) -> Decoder:
     """Each block checkpointed, as training scripts do by hand."""
     for number, block in enumerate(model.blocks):
-        model.blocks[number] = checkpoint_wrapper(block)
+        model.blocks[number] = Checkpointed(block)
     return model

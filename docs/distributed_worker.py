@@ -163,7 +163,7 @@ def _trained(case: Case, prepare: Callable[[Any], Any]) -> Training:
 
 def _row(case: Case, budget_nbytes: int, expected: list[Tensor]) -> Row:
     """One budget."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     gc.collect()
     started = time.perf_counter()
     told: list[str] = []
