@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from autoremat._torch.inductor import *  # noqa: F403
     from autoremat._torch.meta import *  # noqa: F403
     from autoremat._torch.running import *  # noqa: F403
+    from autoremat._torch.spreading import *  # noqa: F403
 
-MODULES = ("running", "meta", "distributed", "compiling", "dynamo", "inductor")
+MODULES = ("running", "spreading", "meta", "distributed", "compiling", "dynamo", "inductor")
 """In the order in which a name is looked for: what imports least comes first."""
 
 

@@ -11,12 +11,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import fx
-from torch._functorch._aot_autograd.descriptors import ForwardTokenAOTInput, InputMutationAOTOutput
+from torch._functorch._aot_autograd.descriptors import (
+    ForwardTokenAOTInput,
+    InputMutationAOTOutput,
+    PlainAOTInput,
+    SubclassGetAttrAOTInput,
+)
 from torch.utils._pytree import tree_leaves
 
 __all__ = [
     "fake_value",
     "forget_module_name",
+    "input_numbers",
     "is_effect_token",
     "keep_in_forward",
     "mark_visible_outputs",
@@ -127,6 +133,23 @@ def source_lines(node: fx.Node) -> str:
 def is_effect_token(node: fx.Node) -> bool:
     """Whether a placeholder orders effects: AOTAutograd does not count it among the inputs."""
     return isinstance(node.meta.get(_DESCRIPTOR), ForwardTokenAOTInput)
+
+
+def input_numbers(primals: Sequence[fx.Node]) -> list[int]:
+    """Which input of the Dynamo graph each placeholder of a primal stands for.
+
+    Torch may have taken tensor subclasses apart, into several placeholders each.
+    """
+    noted = [node.meta.get(_DESCRIPTOR) for node in primals]
+    if not any(isinstance(found, SubclassGetAttrAOTInput) for found in noted):
+        return list(range(len(primals)))
+    return [_input_number(found, position) for position, found in enumerate(noted)]
+
+
+def _input_number(noted: Any, position: int) -> int:
+    while isinstance(noted, SubclassGetAttrAOTInput):
+        noted = noted.base
+    return noted.idx if isinstance(noted, PlainAOTInput) else position
 
 
 def overwritten_afterwards(graph: fx.Graph) -> set[fx.Node]:

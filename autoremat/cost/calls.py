@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -23,7 +23,9 @@ from autoremat._torch import (
     extent,
     fake_value,
     has_results,
+    is_collective,
     is_mutable,
+    is_wait,
     run_and_save_rng_state,
     run_with_rng_state,
     size_hint,
@@ -64,6 +66,17 @@ NOMINAL_CEILINGS = {
     "cuda": DeviceCeilings(copy_gbps=1500.0, matmul_gflops=60_000.0, launch_us=5.0),
 }
 """Ceilings for a device that cannot be measured because it is not there."""
+
+
+class Link(NamedTuple):
+    """What connects processes: an estimate, since nothing communicates while a plan is made."""
+
+    gbps: float
+    latency_us: float
+
+
+LINKS = {"cpu": Link(gbps=1.0, latency_us=150.0), "cuda": Link(gbps=50.0, latency_us=20.0)}
+"""By the device of what is sent: gloo within a machine; between NVLink and a network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +164,7 @@ def is_free(node: fx.Node) -> bool:
         return not isinstance(node.target, HigherOrderOperator)
     if is_mutable(node.target):
         return False
-    if node.target.is_view:
+    if node.target.is_view or is_wait(node.target):  # its time is that of what it waits for
         return True
     if fake_value(node) is None:
         # Nothing is known of the results; only an assertion has none by its schema.
@@ -209,11 +222,22 @@ def matmul_dtype(call: Call | None) -> torch.dtype:
 def estimate(node: fx.Node, call: Call | None, ceilings: DeviceCeilings) -> OpCost:
     """Roofline price of a node that is not free and not measured.
 
-    The workspace of an operator nobody ran is unknown and given as 0.
+    A collective has all of its time, though some of it may pass beside other operators: what waits
+    for it is free. The workspace of an operator nobody ran is unknown and given as 0.
     """
+    if call is not None and is_collective(call.target):
+        return replace(FREE, time_us=_communication_us(call))
     moved = bytes_moved(call) if call is not None else _node_nbytes(node)
     flops = flop_count(call) if call is not None else moved // 4
     return replace(FREE, time_us=roofline_us(flops, moved, ceilings))
+
+
+def _communication_us(call: Call) -> float:
+    """The larger side once; what is reduced and then spread goes both ways."""
+    link = LINKS["cpu" if call.device.type == "cpu" else "cuda"]
+    ways = 2 if "all_reduce" in str(call.target) else 1
+    sides = (sum(spec.distinct_nbytes for spec in side) for side in (call.inputs, call.outputs))
+    return link.latency_us + ways * max(sides) / (link.gbps * 1e3)
 
 
 def roofline_us(flops: int, moved_nbytes: int, ceilings: DeviceCeilings) -> float:

@@ -1,9 +1,9 @@
 """What may not be recomputed, or must be: the rules that keep gradients the same.
 
 Enters: a `JointGraph` and its storages. Leaves: `Constraints`, each with its reason.
-Guarantees: an operation that is random, depends on data, has effects, communicates, makes a
-discrete routing decision, reads an input that the step overwrites, or is not known to be
-repeatable, runs once. What users ask for with `torch.utils.checkpoint` is kept.
+Guarantees: an operation that is random, depends on data, has effects, communicates (other than to
+gather parameters), makes a discrete routing decision, reads an input that the step overwrites, or
+is not known to be repeatable, runs once. What users ask for with `torch.utils.checkpoint` is kept.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import fx
 
 from autoremat import _torch
 from autoremat.errors import SteeringError
+from autoremat.graph.collectives import gathers_parameters
 from autoremat.graph.joint_graph import BOUNDARY, JointGraph
 from autoremat.graph.modules import module_calls, module_path
 from autoremat.graph.random_draws import (
@@ -163,6 +164,8 @@ def _reason_to_run_once(node: fx.Node, joint: JointGraph) -> str | None:
     target = node.target
     if not isinstance(target, _torch.OpOverload):
         return None if _is_symbol_arithmetic(node) else "is a higher-order operator"
+    if _torch.is_collective(target):
+        return None if gathers_parameters(node, joint) else "communicates with other processes"
     if target.namespace not in _REPEATABLE_NAMESPACES:
         return "is a custom operator that is not known to be repeatable"
     if makes_seeds(node):

@@ -113,7 +113,9 @@ def prepare(
 def _at(primals: list[fx.Node], indices: Sequence[int]) -> list[fx.Node]:
     """Primals at positions that AOTAutograd counts without the effect tokens in front."""
     inputs = [node for node in primals if not _torch.is_effect_token(node)]
-    return [inputs[i] for i in indices if i < len(inputs)]
+    wanted = set(indices)
+    numbers = _torch.input_numbers(inputs)
+    return [node for node, number in zip(inputs, numbers, strict=True) if number in wanted]
 
 
 def copy_module(module: fx.GraphModule) -> fx.GraphModule:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from autoremat._torch import TorchDispatchMode, is_mutable, storage_identity, tensor_leaves
-from autoremat.memory.meter import rounded_nbytes, storages_of
+from autoremat.memory.meter import rounded_nbytes, storage_identities, storages_of
 
 
 @dataclass(eq=False)
@@ -43,14 +43,14 @@ class LiveStorages(TorchDispatchMode):
         super().__init__()
 
     def ignore(self, tensor: torch.Tensor) -> None:
-        """Leave out a storage that existed before, and that of the tensor's gradient."""
-        self._seen.add(storage_identity(tensor.untyped_storage()))
+        """Leave out what existed before: a tensor's storages, and those of its gradient."""
+        self._seen.update(storage_identities([tensor]))
         if tensor.grad is not None:
             self.ignore(tensor.grad)
 
     def watch(self, tensors: Iterable[torch.Tensor]) -> None:
         """See whether an operator changes one of the tensors."""
-        self._watched.update(storage_identity(tensor.untyped_storage()) for tensor in tensors)
+        self._watched.update(storage_identities(tensors))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -58,12 +58,10 @@ class LiveStorages(TorchDispatchMode):
         """Run an operator, and note what it makes."""
         given = tensor_leaves((args, kwargs))
         if self.ignores_given:
-            for leaf in given:
-                self._seen.update(storage_identity(storage) for storage in storages_of(leaf))
+            self._seen.update(storage_identities(given))
         result = func(*args, **(kwargs or {}))
         if not self.has_changed_any and is_mutable(func):
-            found = {storage_identity(tensor.untyped_storage()) for tensor in given}
-            self.has_changed_any = not self._watched.isdisjoint(found)
+            self.has_changed_any = not self._watched.isdisjoint(storage_identities(given))
         for tensor in tensor_leaves(result):
             if tensor.device.type == self.device.type:
                 for storage in storages_of(tensor):

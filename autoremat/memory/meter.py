@@ -29,6 +29,7 @@ from autoremat._torch import (
     memory_events,
     profiler_is_active,
     recording_memory,
+    sharded_tensors,
     sparse_parts,
     storage_identity,
     tree_leaves,
@@ -207,7 +208,7 @@ def resident_parts(
     device: torch.device,
 ) -> ResidentParts:
     """The bytes of `resident_nbytes`, by what they are."""
-    parameters = list(module.parameters())
+    parameters = [*module.parameters(), *sharded_tensors(module)]
     stepped = parameters_of(optimizer)
     return ResidentParts(
         *counted_apart(

@@ -28,6 +28,7 @@ from autoremat.memory.meter import (
 )
 from autoremat.memory.optimizer_memory import OptimizerFootprint, optimizer_footprint
 from autoremat.memory.optimizers import layers_of, parameters_of
+from autoremat.memory.spread import Spread
 from autoremat.reporting import GraphReport
 from autoremat.reporting.resident import ResidentParts
 
@@ -42,12 +43,16 @@ class Resident:
         parts: what they are.
         optimizer: class of the optimizer whose state is counted, or "".
         transient_nbytes: what the optimizer's step takes for itself, after the backward.
+        window_nbytes: of the parts, what processes that share the model move while it runs.
+        gradient_share: of the gradients that a graph's backward returns, what stays here.
         storages: identities of the storages that are counted, as far as known.
     """
 
     parts: ResidentParts = field(default_factory=ResidentParts)
     optimizer: str = ""
     transient_nbytes: int = 0
+    window_nbytes: int = 0
+    gradient_share: float = 1.0
     storages: frozenset[int] = frozenset()
 
     @property
@@ -100,6 +105,17 @@ def resident_of_twin(
             others_nbytes=parts.others_nbytes + there.others_nbytes,
         )
     return _with_next_step(parts, twin, inputs, optimizer)
+
+
+def spread_out(resident: Resident, spread: Spread) -> Resident:
+    """The same where processes share the model: at the moment at which they hold the most."""
+    more_nbytes = spread.unseen_nbytes + spread.window_nbytes - spread.now_nbytes
+    return replace(
+        resident,
+        parts=with_others(resident.parts, max(0, more_nbytes)),
+        window_nbytes=spread.window_nbytes,
+        gradient_share=spread.gradient_share,
+    )
 
 
 def resident_of_step(

@@ -85,11 +85,12 @@ class Part:
 
     @functools.cached_property
     def gradient_nbytes(self) -> int:
-        """Gradients of parameters that its backward returns: they stay until the step's end."""
+        """Gradients of parameters that its backward returns and that stay until the step's end."""
         joint = self.subject.joint
         returned = _gradients_by_input(joint)
         gradients = [returned[node] for node in joint.static_inputs if node in returned]
-        return self.subject.lowered.storages.total_nbytes(gradients)
+        returned_nbytes = self.subject.lowered.storages.total_nbytes(gradients)
+        return int(self.resident.gradient_share * returned_nbytes)
 
     def report(self, found: Beside) -> GraphReport:
         """The graph's report, so much being held beside it."""

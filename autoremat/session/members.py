@@ -24,7 +24,8 @@ from autoremat.memory.meter import (
     tensors_in,
 )
 from autoremat.memory.optimizers import StepOptimizers
-from autoremat.memory.residents import Resident, resident_of
+from autoremat.memory.residents import Resident, resident_of, spread_out
+from autoremat.memory.spread import Sharing, Spread
 from autoremat.watch.audit import Present
 from autoremat.watch.ledger import open_runs
 
@@ -40,6 +41,7 @@ class Members(Present):
         self._given: list[weakref.ref[torch.Tensor]] = []  # to calls, and by those without a plan
         self._batches: dict[Hashable, dict[int, int]] = {}  # of each module, what came last
         self._called: set[Hashable] = set()  # in this step
+        self._sharing = Sharing()
 
     def add(self, modules: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
         """Cover these as well."""
@@ -86,6 +88,7 @@ class Members(Present):
     def note_given(self, inputs: object, caller: Hashable) -> None:
         """A call of a module is given these."""
         given = tensors_in(inputs)
+        self._sharing.note_call(self.whole)
         self.note_held(given)
         if len(self._modules) > 1:
             before = self._batches.get(caller, {}) if caller in self._called else {}
@@ -112,7 +115,7 @@ class Members(Present):
         others_nbytes = storages_nbytes(state_of(known[len(stepping) :]), device)
         state_nbytes = sum(part.optimizer_nbytes for part in parts) + others_nbytes
         self._planned_state_nbytes = state_nbytes
-        return Resident(
+        together = Resident(
             replace(
                 parts[0],
                 optimizer_nbytes=state_nbytes,
@@ -123,16 +126,26 @@ class Members(Present):
             transient_nbytes=max(one.transient_nbytes for one in found),
             storages=frozenset[int]().union(*(one.storages for one in found)),
         )
+        return spread_out(together, self._spread(device))
 
     def leaves(self) -> list[torch.Tensor]:
         """See `Present`."""
         whole = self.whole
-        return [*whole.parameters(), *whole.buffers(), *self._given_now]
+        shards = _torch.sharded_tensors(whole)
+        return [*whole.parameters(), *shards, *whole.buffers(), *self._given_now]
 
     def expected_nbytes(self, device: torch.device) -> int:
         """See `Present`."""
         state_nbytes = max(0, self._planned_state_nbytes - self._state_nbytes(device))
-        return state_nbytes + self._batches_to_come(device)
+        return state_nbytes + self._batches_to_come(device) + self._spread(device).unseen_nbytes
+
+    @property
+    def spread(self) -> Spread:
+        """See `Present`."""
+        return self._spread(self._device)
+
+    def _spread(self, device: torch.device) -> Spread:
+        return self._sharing.now(self.whole, device)
 
     def grown_nbytes(self, device: torch.device) -> int:
         """By how much the state of optimizers is larger than the latest plan counts it."""
@@ -140,7 +153,8 @@ class Members(Present):
 
     def gradients(self) -> dict[int, int]:
         """Bytes of the gradients that exist, by their parameters; of sparse ones what they hold."""
-        found = ((p, gradient_of(p)) for p in self._parameters())
+        trained = (*self._parameters(), *_torch.sharded_tensors(self.whole))
+        found = ((p, gradient_of(p)) for p in trained)
         return {id(p): storages_nbytes([g], g.device) for p, g in found if g is not None}
 
     @property

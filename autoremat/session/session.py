@@ -41,6 +41,7 @@ from autoremat.errors import (
 )
 from autoremat.explain.graph_report import facts_of_refusal
 from autoremat.fallbacks import Unplannable
+from autoremat.graph.collectives import late_nbytes
 from autoremat.graph.devices import device_of, devices_of
 from autoremat.graph.inline_regions import write_out_regions
 from autoremat.graph.joint_graph import JointGraph, copy_module
@@ -506,6 +507,7 @@ class Session:
         made = self.steps.surroundings.eager_results
         held = held_nbytes(self._inputs, known, self.steps.device, made)
         made.note_inputs(self._inputs)
+        held += late_nbytes(joint, storages)
         return max(0, handed_in_nbytes - known_nbytes) + held
 
     def _keep_to_sizes(self, placed: Subject, choice: Choice, budget_nbytes: int) -> float:

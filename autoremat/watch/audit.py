@@ -19,6 +19,7 @@ import torch
 
 from autoremat.memory.meter import gradient_of, gradients_of, state_of, storage_sizes
 from autoremat.memory.optimizers import StepOptimizers
+from autoremat.memory.spread import Spread
 from autoremat.planning.nesting import Beside
 from autoremat.planning.part import Part
 from autoremat.watch.eager_backward import Foreseen, first_nodes, foresee
@@ -67,8 +68,13 @@ class Present:
         return storage_sizes(held, device)
 
     def expected_nbytes(self, _device: torch.device) -> int:
-        """Optimizer state that the plan counts and that does not exist yet."""
+        """What the plan counts and no tensor shows: optimizer state that does not exist yet."""
         return 0
+
+    @property
+    def spread(self) -> Spread:
+        """How processes share the model."""
+        return Spread()
 
     @property
     def has_gradients(self) -> bool:
@@ -217,10 +223,13 @@ class Audit:
             saved_so_far=held.saved,
             device=device,
             keeps_graph=keeps_graph,
+            gradient_shares=self.present.spread.gradient_shares,
         )
         if foreseen.reached and all(run.owner.audit is not self for run in foreseen.reached):
             return None  # another model's backward, which tells
-        return _look(parts, foreseen, held.base_nbytes, keeps_graph=keeps_graph)
+        return _look(
+            parts, foreseen, held.base_nbytes, self.present.spread, keeps_graph=keeps_graph
+        )
 
     def live_nbytes(self, runs: Sequence[Run], device: torch.device) -> int:
         """What is live while these runs wait for their backward, but for what eager code saved."""
@@ -267,11 +276,16 @@ def _look(
     parts: Mapping[Run, tuple[Part, Beside]],
     foreseen: Foreseen,
     base_nbytes: int,
+    spread: Spread,
     *,
     keeps_graph: bool,
 ) -> Look:
     """What a backward will take, and how much of it the account of the step does not have."""
-    reached = [(*parts[run], n) for run, n in foreseen.beside_nbytes.items() if run in parts]
+    reached = [
+        (*parts[run], beside + _moved_nbytes(spread, parts[run][0], is_first=not number))
+        for number, (run, beside) in enumerate(foreseen.beside_nbytes.items())
+        if run in parts
+    ]
     counted = max((part.resident_nbytes for part, _ in parts.values()), default=0)
     crossing = sum(part.crossing_nbytes for part, _ in parts.values())
     peaks = [
@@ -284,6 +298,7 @@ def _look(
     ]
     made_nbytes = foreseen.eager_peak_nbytes - foreseen.first_nbytes
     eager_nbytes = base_nbytes + foreseen.first_nbytes + int(EAGER_MARGIN * made_nbytes)
+    eager_nbytes += max(0, spread.window_nbytes - spread.now_nbytes)
     beside_nbytes = max(more, default=0)
     return Look(
         max([eager_nbytes, *peaks]),
@@ -291,3 +306,9 @@ def _look(
         eager_nbytes - counted - crossing,
         not reached or any(part.is_resized for part, _ in parts.values()),
     )
+
+
+def _moved_nbytes(spread: Spread, part: Part, *, is_first: bool) -> int:
+    """What processes that share the model will move while a graph goes backward, beyond now."""
+    window_nbytes = max(0, part.resident.window_nbytes - spread.now_nbytes)
+    return window_nbytes + (0 if is_first else spread.reduced_nbytes)

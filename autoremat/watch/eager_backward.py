@@ -13,6 +13,7 @@ import heapq
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ _HANDED_ON = frozenset(
         *("UnsafeView", "Unsqueeze", "View"),
     )
     for number in range(4)
-)
+) | {_torch.REGISTERS_REDUCTION}
 
 # Gradients' sizes that formulas of several operations take inside (derivatives.yaml of torch).
 _INSIDE = {
@@ -73,6 +74,7 @@ def foresee(
     saved_so_far: Mapping[int, int],
     device: torch.device,
     keeps_graph: bool,
+    gradient_shares: Mapping[int, float] = MappingProxyType({}),
 ) -> Foreseen:
     """Follow a backward through autograd's graph.
 
@@ -84,6 +86,7 @@ def foresee(
             reaches it or not.
         device: what is elsewhere does not count.
         keeps_graph: whether what was saved stays afterwards.
+        gradient_shares: of parameters whose gradients processes reduce, by identity: what stays.
     """
     nodes = list(nodes_behind(first_nodes(roots)))
     reached = {node: run for node in nodes if (run := run_of(node)) is not None}
@@ -96,7 +99,8 @@ def foresee(
     others = sum(run.crossing_nbytes for run in runs if run not in reached.values())
     counted.update(*saved.values())
     others += sum(nbytes for key, nbytes in saved_so_far.items() if key not in counted)
-    walk = _Walk(planned, saved, keeps_graph, others + sum(held.values()))
+    live_nbytes = others + sum(held.values())
+    walk = _Walk(planned, saved, gradient_shares, keeps_graph, live_nbytes)
     first_nbytes = walk.live_nbytes
     waiting = Counter(source for node in nodes for source, _ in node.next_functions if source)
     numbers = {node: n for n, node in enumerate(nodes)}
@@ -124,6 +128,7 @@ class _Walk:
 
     planned: Mapping[Any, Run]
     saved: Mapping[Any, Mapping[int, int]]
+    gradient_shares: Mapping[int, float]
     keeps_graph: bool
     live_nbytes: int
     eager_peak_nbytes: int = 0
@@ -159,7 +164,12 @@ class _Walk:
     def _make(self, node: Any, taken_nbytes: int) -> int:
         """Gradients for what is behind the node: bytes of those that are no views of its own."""
         if _torch.accumulates(node):
-            return 0 if node.variable.grad is None else -taken_nbytes
+            share = self.gradient_shares.get(id(node.variable), 1.0)
+            return (
+                -taken_nbytes
+                if node.variable.grad is not None
+                else int((share - 1.0) * taken_nbytes)
+            )
         made_nbytes, spare_nbytes = 0, taken_nbytes
         for source, number in ((s, n) for s, n in node.next_functions if s is not None):
             found = self._gradients.setdefault(source, {})

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -1288,3 +1289,84 @@ def _job(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(_torch.distributed, "_is_job", lambda: True)
     yield
     torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
+def two_processes() -> Any:
+    """A group of two, of which only this process is there."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("two_processes")
+def test_sharded_units():
+    """The root and one layer: what is gathered, and which of them runs."""
+    from torch.distributed.fsdp import fully_shard
+
+    inner = nn.Linear(4, 8, bias=False)
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Sequential(inner))
+    fully_shard(model[1])
+    fully_shard(model)
+    seen: list[list[_torch.ShardedUnit]] = []
+    inner.register_forward_hook(lambda *_: seen.append(_torch.sharded_units(model)))
+    loss = model(torch.ones(2, 4)).sum()
+    root, layer = sorted(seen[0], key=lambda unit: not unit.is_root)
+    assert (root.is_root, layer.is_root) == (True, False)
+    assert layer.runs_forward
+    assert not any(unit.runs_forward for unit in _torch.sharded_units(model))
+    assert (root.gathered_nbytes, layer.gathered_nbytes) == (64, 128)
+    assert (root.kept_nbytes, layer.kept_nbytes) == (64, 0)
+    assert (layer.buffer_nbytes, layer.reduced_nbytes) == (128, 128)
+    assert layer.gradient_share == 0.5
+    nodes, names = [loss.grad_fn], set()
+    while nodes:
+        node = nodes.pop()
+        names.add(node.name())
+        nodes += [source for source, _ in node.next_functions if source is not None]
+    assert _torch.REGISTERS_REDUCTION in names
+
+
+@pytest.mark.usefixtures("two_processes")
+def test_sharded_tensors():
+    """Shards always; what is gathered has storage only while it is there."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = fully_shard(nn.Linear(4, 4, bias=False))
+    assert [t.shape for t in _torch.sharded_tensors(model)] == [(4, 4)]
+    model(torch.ones(2, 4))
+    sizes = [t.untyped_storage().nbytes() for u in _torch.sharded_units(model) for t in u.moving]
+    assert sizes == [64]
+    assert not _torch.sharded_tensors(nn.Linear(4, 4))
+
+
+def test_active_replica_and_is_replica(tmp_path: Path):
+    """While the forward of a DistributedDataParallel runs."""
+    place = f"file://{tmp_path / 'store'}"
+    torch.distributed.init_process_group("gloo", init_method=place, rank=0, world_size=1)
+    inner = nn.Linear(4, 4)
+    model = nn.parallel.DistributedDataParallel(inner)
+    seen: list[Any] = []
+    inner.register_forward_hook(lambda *_: seen.append(_torch.active_replica()))
+    model(torch.ones(2, 4))
+    torch.distributed.destroy_process_group()
+    assert seen == [model]
+    assert _torch.active_replica() is None
+    assert (_torch.is_replica(model), _torch.is_replica(inner)) == (True, False)
+
+
+def test_is_collective_is_gather_and_is_wait():
+    """Told by the namespace and the name of the operator."""
+    ops = torch.ops._c10d_functional
+    asked = [ops.all_gather_into_tensor.default, ops.all_reduce.default, ops.wait_tensor.default]
+    told = [[f(op) for op in (*asked, aten.mm.default)] for f in _KINDS]
+    assert told == [
+        [True, True, True, False],
+        [True, False, False, False],
+        [False, False, True, False],
+    ]
+
+
+_KINDS = (_torch.is_collective, _torch.is_gather, _torch.is_wait)

@@ -1,0 +1,187 @@
+"""Private names of what shares a model among processes: FSDP2's units, DDP's buckets.
+
+Guarantees: importing this imports nothing of `torch.distributed`; without it, nothing is shared.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch._ops import OpOverload
+
+__all__ = [
+    "REGISTERS_REDUCTION",
+    "ShardedUnit",
+    "active_replica",
+    "is_collective",
+    "is_gather",
+    "is_replica",
+    "is_wait",
+    "sharded_tensors",
+    "sharded_units",
+]
+
+_COLLECTIVES = frozenset(
+    {"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor"}
+)
+
+REGISTERS_REDUCTION = "RegisterPostBackwardFunctionBackward"
+"""The node behind which FSDP2 reduces a unit's gradients; it hands on those that it takes."""
+
+
+@dataclass(frozen=True)
+class ShardedUnit:
+    """Parameters that FSDP2 gathers together and whose gradients it reduces together.
+
+    Its tensors are not shown: some have no storage at present.
+
+    Attributes:
+        is_root: whether it is what no other unit gathers: the rest of the model.
+        runs_forward: whether its forward is running.
+        shards: its parameters, as this process owns them.
+        gathered: its parameters as a forward sees them, once they were gathered.
+        moving: what is gathered now, and buffers of collectives.
+        gradients: of its parameters that no process has reduced yet.
+        gathered_nbytes: of its parameters, gathered.
+        buffer_nbytes: of what they are gathered into before they are laid out.
+        kept_nbytes: of its parameters from its forward to its backward.
+        reduced_nbytes: of the buffers that its gradients are reduced from, as many as are kept.
+        gradient_share: of the bytes of its gradients, what stays of them after its backward.
+        gathered_ahead: numbers of the units whose backward gathers begin with its own, where the
+            user has said so.
+    """
+
+    is_root: bool
+    runs_forward: bool
+    shards: tuple[torch.Tensor, ...] = field(repr=False)
+    gathered: tuple[torch.Tensor, ...] = field(repr=False)
+    moving: tuple[torch.Tensor, ...] = field(repr=False)
+    gradients: tuple[torch.Tensor, ...] = field(repr=False)
+    gathered_nbytes: int
+    buffer_nbytes: int
+    kept_nbytes: int
+    reduced_nbytes: int
+    gradient_share: float
+    gathered_ahead: tuple[int, ...] = ()
+
+
+def sharded_units(model: nn.Module) -> list[ShardedUnit]:
+    """The units of the model that a module is (a part of), in the order of its modules."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return []
+    found = (m._get_fsdp_state() for m in model.modules() if isinstance(m, fsdp.FSDPModule))
+    states = list(dict.fromkeys(found))
+    if states:  # after the first forward, one knows all
+        states = list(states[0]._state_ctx.all_states) or states
+    groups = [(state, group) for state in states for group in _groups(state)]
+    numbers = {id(group): number for number, (_, group) in enumerate(groups)}
+    return [_unit(state, group, numbers) for state, group in groups]
+
+
+def sharded_tensors(model: nn.Module) -> list[torch.Tensor]:
+    """What exists of the units: shards, what is gathered, what moves between them."""
+    units = sharded_units(model)
+    return [t for u in units for t in (*u.shards, *u.gathered, *u.moving, *u.gradients)]
+
+
+def _groups(state: Any) -> list[Any]:
+    """In torch 2.11, a state has one group or none."""
+    groups = getattr(state, "_fsdp_param_groups", None)
+    return [g for g in [state._fsdp_param_group] if g] if groups is None else list(groups)
+
+
+def _unit(state: Any, group: Any, numbers: dict[int, int]) -> ShardedUnit:
+    world = getattr(group.mesh_info, "shard_mesh_size", 1)
+    sizes = [param.padded_sharded_param_size.numel() * world for param in group.fsdp_params]
+    gathered_nbytes = _nbytes(group, sizes, "param_dtype")
+    reduced_nbytes = _nbytes(group, sizes, "reduce_dtype", "param_dtype")
+    ahead = (g for s in state._states_to_backward_prefetch for g in _groups(s))
+    buffers = getattr(group, "reduce_scatter_max_input_buffers", 1)
+    shards = tuple(param.sharded_param for param in group.fsdp_params)
+    reduces = bool(group.reduce_grads)
+    owned_nbytes = _nbytes(group, sizes, "orig_dtype") // world
+    gathered = (getattr(param, "_unsharded_param", None) for param in group.fsdp_params)
+    waiting = (param.unsharded_accumulated_grad for param in group.fsdp_params)
+    return ShardedUnit(
+        is_root=bool(state._is_root),
+        runs_forward=group._training_state.name == "FORWARD",
+        shards=shards,
+        gathered=_tensors(gathered),
+        moving=_tensors(_moving(group)),
+        gradients=_tensors(waiting),
+        gathered_nbytes=gathered_nbytes,
+        buffer_nbytes=gathered_nbytes if world > 1 else 0,
+        kept_nbytes=gathered_nbytes // _shards_between(group),
+        reduced_nbytes=buffers * reduced_nbytes if reduces else 0,
+        gradient_share=(owned_nbytes if reduces else reduced_nbytes) / max(1, gathered_nbytes),
+        gathered_ahead=tuple(numbers[id(g)] for g in ahead if id(g) in numbers),
+    )
+
+
+def _tensors(values: Iterable[Any]) -> tuple[torch.Tensor, ...]:
+    return tuple(value for value in values if isinstance(value, torch.Tensor))
+
+
+def _nbytes(group: Any, sizes: list[int], *kinds: str) -> int:
+    """Of so many elements each, in the first type that the policy gives, else their own."""
+    total = 0
+    for param, size in zip(group.fsdp_params, sizes, strict=True):
+        asked = (getattr(param, k, getattr(group.mp_policy, k, None)) for k in kinds)
+        dtype = next((dtype for dtype in asked if dtype is not None), param.sharded_param.dtype)
+        total += size * dtype.itemsize
+    return total
+
+
+def _shards_between(group: Any) -> int:
+    """Among how many processes a unit is split between forward and backward; beyond all, none."""
+    after = group.post_forward_mesh_info
+    if after is None:
+        return 1
+    return sys.maxsize if after == group.mesh_info else int(after.shard_mesh_size)
+
+
+def _moving(group: Any) -> Iterator[Any]:
+    for param in group.fsdp_params:
+        yield from param.all_gather_outputs
+        yield from getattr(param, "_unsharded_inner_tensors", ())
+        yield getattr(param, "_sharded_post_forward_param_data", None)
+    yield group._partial_reduce_output
+    context = group.comm_ctx
+    kept = getattr(context, "all_gather_state", None)
+    results = [group._all_gather_result, getattr(kept, "all_gather_result", None)]
+    yield from (result.all_gather_output for result in results if result is not None)
+    states = getattr(context, "reduce_scatter_states", None)
+    if states is None:  # torch 2.11 keeps one
+        states = [getattr(context, "reduce_scatter_state", None)]
+    yield from (state.reduce_scatter_input for state in states if state is not None)
+
+
+def is_collective(target: Any) -> bool:
+    """Whether an operator communicates, so that all processes of a group have to run it."""
+    return isinstance(target, OpOverload) and target.namespace in _COLLECTIVES
+
+
+def is_wait(target: Any) -> bool:
+    """Whether an operator waits for communication, whose result it returns."""
+    return is_collective(target) and target.overloadpacket.__name__ == "wait_tensor"
+
+
+def is_gather(target: Any) -> bool:
+    """Whether an operator brings the parts of all processes together, and changes nothing."""
+    return is_collective(target) and target.overloadpacket.__name__.startswith("all_gather")
+
+
+def active_replica() -> nn.Module | None:
+    """The DistributedDataParallel whose forward is running."""
+    return nn.parallel.DistributedDataParallel._get_active_ddp_module()
+
+
+def is_replica(module: nn.Module) -> bool:
+    """Whether it is a DistributedDataParallel."""
+    return isinstance(module, nn.parallel.DistributedDataParallel)

@@ -1,0 +1,107 @@
+"""What a model that several processes share holds on this one beside its own parameters.
+
+Enters: a module, sharded by FSDP2 or in a replica of DistributedDataParallel, or neither. Leaves: a
+`Spread`. Guarantees: of a module that one process has to itself, all of it is 0.
+
+FSDP2 holds shards always, and gathers a unit (most often a block) while it runs. While a unit goes
+backward, there are:
+
+    its parameters, a buffer into which those of the next to go backward are gathered, and
+    the buffer from which the gradients of the one before are reduced.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from autoremat import _torch
+from autoremat.memory.meter import storage_sizes
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Bytes of one process, beside shards, their gradients and their optimizer's state.
+
+    Attributes:
+        now_nbytes: what is gathered or communicated at this moment.
+        window_nbytes: the same while the unit that runs goes forward or, before all others,
+            backward; where none runs, while code beside the units goes backward.
+        reduced_nbytes: more once a unit has gone backward: what its gradients are reduced from.
+        unseen_nbytes: what no tensor of Python's shows: DistributedDataParallel's buckets.
+        gradient_share: of the gradients that the running unit returns, what stays.
+        gradient_shares: the same of each parameter, by its identity; 1 where there is none.
+    """
+
+    now_nbytes: int = 0
+    window_nbytes: int = 0
+    reduced_nbytes: int = 0
+    unseen_nbytes: int = 0
+    gradient_share: float = 1.0
+    gradient_shares: Mapping[int, float] = field(default_factory=dict)
+
+
+class Sharing:
+    """How the processes share one model, as its calls show it."""
+
+    def __init__(self) -> None:
+        """No call yet."""
+        self._replica: weakref.ref[nn.Module] | None = None
+
+    def note_call(self, model: nn.Module) -> None:
+        """A call of the model begins: it may be that of a replica."""
+        inner = (module for module in model.modules() if _torch.is_replica(module))
+        found = _torch.active_replica() or next(inner, None)
+        if found is not None:
+            self._replica = weakref.ref(found)
+
+    def now(self, model: nn.Module, device: torch.device) -> Spread:
+        """At this moment."""
+        replica = None if self._replica is None else self._replica()
+        if replica is not None:
+            return _replicated(replica, device)
+        units = _torch.sharded_units(model)
+        return _sharded(units, device) if units else Spread()
+
+
+def _replicated(replica: Any, device: torch.device) -> Spread:
+    """Buckets are as large as all gradients, which may be views of them."""
+    trained = [p for p in replica.module.parameters() if p.requires_grad]
+    buckets_nbytes = sum(storage_sizes(trained, device).values())
+    if not replica.gradient_as_bucket_view:
+        return Spread(unseen_nbytes=buckets_nbytes)
+    views = [p.grad for p in trained if p.grad is not None]
+    return Spread(
+        unseen_nbytes=max(0, buckets_nbytes - sum(storage_sizes(views, device).values())),
+        gradient_share=0.0,
+        gradient_shares={id(p): 0.0 for p in trained},
+    )
+
+
+def _sharded(units: Sequence[_torch.ShardedUnit], device: torch.device) -> Spread:
+    running = {n for n, unit in enumerate(units) if unit.is_root or unit.runs_forward}
+    blocks = [n for n, unit in enumerate(units) if not unit.is_root]
+    inner = max(running.intersection(blocks), default=None)
+    kept_nbytes = sum(
+        unit.gathered_nbytes if n in running else unit.kept_nbytes for n, unit in enumerate(units)
+    )
+    gathers = [0 if u.kept_nbytes == u.gathered_nbytes else u.buffer_nbytes for u in units]
+    if inner is None:
+        moved_nbytes, share = max((gathers[n] for n in blocks), default=0), 1.0
+    else:  # of equal ones, the last goes backward while the others hold the most
+        last = max(n for n in blocks if units[n].gathered_nbytes == units[inner].gathered_nbytes)
+        ahead = units[last].gathered_ahead or blocks[: blocks.index(last)][-1:]
+        moved_nbytes = max(units[inner].buffer_nbytes, sum(gathers[n] for n in ahead))
+        share = units[inner].gradient_share
+    return Spread(
+        now_nbytes=sum(storage_sizes((t for u in units for t in u.moving), device).values()),
+        window_nbytes=kept_nbytes + moved_nbytes,
+        reduced_nbytes=max((units[n].reduced_nbytes for n in blocks), default=0),
+        gradient_share=share,
+        gradient_shares={id(p): units[n].gradient_share for n in blocks for p in units[n].gathered},
+    )

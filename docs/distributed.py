@@ -1,0 +1,160 @@
+"""Regenerate `distributed.md` and the rows beside it, `distributed.json`.
+
+    python docs/distributed.py [--quick] [--resume] [--only WAY;...] [--models NAME;...]
+
+Each model, way and number of processes is a group of processes of its own (gloo, on the CPU), one
+group after the other, each process on one thread. One that fails or passes `--timeout` between two
+rows is a row that says so. Rows are stored as they come; `--resume` runs only what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from distributed_models import MODELS, WAYS
+from distributed_page import page
+from distributed_worker import Case, serve
+from row_store import Row, Store, describe
+
+PAGE = Path(__file__).parent / "distributed.md"
+SETTINGS = (75, 50, 35, 0, -1)
+PRELOADED = ["distributed_worker", "autoremat.api", "autoremat._torch.compiling"]
+GRACE_SECONDS = 5.0
+
+
+def cases(args: argparse.Namespace) -> list[Case]:
+    """Every model in every way."""
+    return [
+        Case(model, way, world, args.settings, args.compiler, args.time_limit)
+        for model in args.models
+        for way in args.only
+        for world in ([1] if way == "blocks" else args.worlds)
+    ]
+
+
+def run_case(case: Case, timeout: float) -> Iterator[Row]:
+    """The rows of a group, and one that says how it failed if it did.
+
+    Its processes are forked from a server that has imported torch and run nothing.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    receiver, sender = context.Pipe(duplex=False)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (case, str(Path(folder) / "store"), sender)
+        processes = [
+            context.Process(target=_serve, args=(rank, *arguments)) for rank in range(case.world)
+        ]
+        for process in processes:
+            process.start()
+        sender.close()
+        try:
+            yield from _received(case, receiver, timeout)
+        finally:
+            for process in processes:
+                process.join(GRACE_SECONDS)
+                process.kill()
+                process.join()
+
+
+def _received(case: Case, receiver: Connection, timeout: float) -> Iterator[Row]:
+    while receiver.poll(timeout):
+        try:
+            row = dict(receiver.recv())
+        except EOFError:
+            return
+        yield row
+        if row["status"] == "crash":
+            return
+    yield {
+        "key": case.key("failed"),
+        "status": "timeout",
+        "message": f"no row within {timeout:.0f} s",
+    }
+
+
+def _serve(rank: int, case: Case, store: str, sender: Connection) -> None:
+    try:
+        serve(case, rank, store, sender.send)
+    except Exception as error:
+        traceback.print_exc()
+        message = f"rank {rank}: {type(error).__name__}: {error}".strip().splitlines()[0]
+        sender.send({"key": case.key("failed"), "status": "crash", "message": message[:300]})
+
+
+def missing(case: Case, store: Store) -> Case:
+    """The case with what is not there yet."""
+    done = [n for n in case.settings if store.rows.get(case.key(n), {}).get("status") == "ok"]
+    return replace(case, settings=tuple(n for n in case.settings if n not in done))
+
+
+def summary(row: Row) -> str:
+    """One line for the terminal."""
+    if row["status"] != "ok":
+        return f"{row['status']}: {row.get('message', row.get('smallest_peak_nbytes'))}"
+    if "measured_nbytes" not in row:
+        return f"{row['eager_peak_nbytes']} B, with checkpoints {row['checkpointed_peak_nbytes']} B"
+    measured = row["measured_nbytes"]
+    predicted = row.get("predicted_nbytes")
+    return (
+        f"{measured / row['budget_nbytes']:.3f} of {row['budget_nbytes']} B, predicted "
+        f"{'-' if predicted is None else f'{predicted / measured:.3f}'} of measured, gradient "
+        f"{row['gradient_error']:.0e}, {row['time_ratio']:.2f} of checkpoints' time, first steps "
+        f"{row['first_steps_seconds']:.0f} s, one plan: {row.get('has_one_plan')}, "
+        f"told {len(row['told'])}"
+    )
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one small model, two processes")
+    parser.add_argument("--models", type=lambda text: text.split(";"), help="names, by semicolon")
+    parser.add_argument("--only", type=lambda text: text.split(";"), help="ways, by semicolon")
+    parser.add_argument("--worlds", type=lambda text: [int(n) for n in text.split(",")])
+    parser.add_argument("--settings", type=lambda text: tuple(int(n) for n in text.split(",")))
+    parser.add_argument("--compiler", choices=("eager", "inductor"), default="eager")
+    parser.add_argument("--out", type=Path, default=PAGE, help="the page; its rows lie beside it")
+    parser.add_argument("--time-limit", type=float, default=5.0, help="of a solve, in seconds")
+    parser.add_argument("--timeout", type=float, default=400.0, help="of a row, in seconds")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that are there")
+    parser.add_argument("--page", action="store_true", help="only rewrite the page from the rows")
+    args = parser.parse_args()
+    full = [name for name in MODELS if name != "gpt, 2 layers"]
+    args.models = args.models or (["gpt, 8 layers"] if args.quick else full)
+    args.only = args.only or list(WAYS)
+    args.worlds = args.worlds or ([2] if args.quick else [2, 4])
+    args.settings = args.settings or ((50, 0) if args.quick else SETTINGS)
+    return args
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    args = arguments()
+    settings = {name: getattr(args, name) for name in ("compiler", "time_limit", "timeout")}
+    store = Store(
+        args.out.with_suffix(".json"), page, describe("distributed.py", ("torch",), **settings)
+    )
+    for case in [] if args.page else cases(args):
+        case = missing(case, store) if args.resume else case
+        store.rows.pop(case.key("failed"), None)
+        for row in run_case(case, args.timeout) if case.settings else ():
+            facts = {"group": case.group, **asdict(case)}
+            del facts["settings"], facts["rounds"]
+            store.add({**facts, **row})
+            print(f"{row['key']:32s} {summary(row)}", flush=True)
+    store.write()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+"""One process of a group that trains a model: what each rank measures.
+
+Enters: a `Case`. Leaves, through the sender of rank 0: rows of plain values, the first of the step
+without a plan and with checkpoints, then one for each budget. Every figure is that of the rank
+where it is worst.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from distributed_models import WAYS, batch, make, with_checkpoints
+from torch import Tensor, distributed, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+import autoremat
+
+CPU = torch.device("cpu")
+SETTLED = 5  # steps before one is measured: it is promised from the third on
+MEASURED = 6
+SMALLEST_TRIES = 3
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one group of processes does.
+
+    Attributes:
+        model: a name of `MODELS`.
+        way: a name of `WAYS`.
+        world: how many processes.
+        settings: budgets in percent of the step without a plan; 0 the smallest that is known of,
+            -1 the peak of the step with checkpoints.
+        compiler: "eager" or "inductor".
+        time_limit_s: of a solve, in seconds.
+        rounds: timed steps.
+    """
+
+    model: str
+    way: str
+    world: int
+    settings: tuple[int, ...]
+    compiler: str = "eager"
+    time_limit_s: float = 5.0
+    rounds: int = 10
+
+    @property
+    def group(self) -> str:
+        """Names the case."""
+        return f"{self.model}/{self.way}/{self.world}"
+
+    def key(self, variant: str | int) -> str:
+        """Names a row of it."""
+        return f"{self.group}/{variant}"
+
+
+@dataclass
+class Training:
+    """A model, what is called, its optimizer and its batch."""
+
+    model: nn.Module
+    called: nn.Module
+    data: tuple[Tensor, Tensor]
+    optimizer: torch.optim.Optimizer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+
+    def step(self) -> None:
+        """One step; gradients stay."""
+        self.called(*self.data).backward()
+        self.optimizer.step()
+
+    def timed_step(self) -> float:
+        """Seconds of a step that begins without gradients, on all ranks."""
+        self.optimizer.zero_grad(set_to_none=True)
+        distributed.barrier()
+        started = time.perf_counter()
+        self.step()
+        return time.perf_counter() - started
+
+    def peak_nbytes(self) -> int:
+        """The least of several: what threads of gloo free is not seen, and seems to live on."""
+        return min(self._peak_nbytes() for _ in range(MEASURED))
+
+    def _peak_nbytes(self) -> int:
+        """What is there before a step, and its measured peak above that."""
+        self.optimizer.zero_grad(set_to_none=True)
+        distributed.barrier()
+        return self._resident_nbytes() + autoremat.measure_peak(self.step, device=CPU)
+
+    def _resident_nbytes(self) -> int:
+        found = autoremat.resident_nbytes(self.model, self.data, self.optimizer)
+        if isinstance(self.called, DistributedDataParallel):  # its buckets, which Python cannot see
+            found += sum(p.nbytes for p in self.model.parameters() if p.requires_grad)
+        return found
+
+    def gradients(self) -> list[Tensor]:
+        """Of this rank, now."""
+        found = [p.grad for p in self.model.parameters() if p.grad is not None]
+        return [(g.to_local() if isinstance(g, DTensor) else g).detach().clone() for g in found]
+
+
+def serve(case: Case, rank: int, store: str, send: Callable[[Row], None]) -> None:
+    """Everything that one rank does."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=case.world
+    )
+    try:
+        for row in rows_of(case):
+            if rank == 0:
+                send(row)
+            distributed.barrier()
+    finally:
+        distributed.destroy_process_group()
+
+
+def rows_of(case: Case) -> Iterator[Row]:
+    """The step without a plan and with checkpoints, then one row for each budget."""
+    plain, checked = (_trained(case, prepare) for prepare in (lambda m: m, with_checkpoints))
+    expected = plain.gradients()
+    eager_nbytes, checked_nbytes = (_worst(t.peak_nbytes()) for t in (plain, checked))
+    yield {
+        "key": case.key("eager"),
+        "status": "ok",
+        "eager_peak_nbytes": eager_nbytes,
+        "checkpointed_peak_nbytes": checked_nbytes,
+    }
+    beside = {"eager_peak_nbytes": eager_nbytes, "checkpointed_peak_nbytes": checked_nbytes}
+    for setting in case.settings:
+        budget = {0: 1, -1: checked_nbytes}.get(setting, eager_nbytes * setting // 100)
+        row = _smallest(case, expected) if setting == 0 else _row(case, budget, expected)
+        if row["status"] == "ok":
+            row |= _times(row.pop("training"), checked, case.rounds)
+        yield {"key": case.key(setting), "setting": setting, **beside, **row}
+
+
+def _trained(case: Case, prepare: Callable[[Any], Any]) -> Training:
+    """After the steps that come before a measurement."""
+    model = prepare(make(case.model))
+    way = WAYS[case.way]
+    rank = distributed.get_rank() if way.is_data_parallel else 0
+    training = Training(model, way.spread(model), batch(rank))
+    for _ in range(SETTLED):
+        training.timed_step()
+    return training
+
+
+def _row(case: Case, budget_nbytes: int, expected: list[Tensor]) -> Row:
+    """One budget."""
+    torch.compiler.reset()
+    gc.collect()
+    started = time.perf_counter()
+    told: list[str] = []
+
+    def prepare(model: Any) -> Any:
+        return _planned(case, model, budget_nbytes)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            training = _trained(case, prepare)
+        except autoremat.InfeasibleBudget as error:
+            return {"status": "refused", "smallest_peak_nbytes": error.smallest_peak_nbytes}
+        told = [str(w.message)[:200] for w in caught if "autoremat" in type(w.message).__module__]
+    first_seconds = time.perf_counter() - started
+    found = training.gradients()
+    scale = max(float(g.abs().max()) for g in expected)
+    pairs = zip(found, expected, strict=True)
+    error = max(float((a - b).abs().max()) for a, b in pairs if a.numel()) / scale
+    return {
+        "status": "ok",
+        "budget_nbytes": budget_nbytes,
+        "measured_nbytes": _worst(training.peak_nbytes()),
+        **_predicted(training.model),
+        "gradient_error": _worst(error),
+        "first_steps_seconds": _worst(first_seconds),
+        "told": told,
+        "training": training,
+    }
+
+
+def _planned(case: Case, model: Any, budget_nbytes: int) -> Any:
+    common = {"budget": budget_nbytes, "compiler": case.compiler, "time_limit": case.time_limit_s}
+    if not WAYS[case.way].is_by_block:
+        return autoremat.optimize(model, **common, verbose=False)
+    options = {**common, "verbose": False}
+    for block in model.blocks:
+        block.compile(backend="autoremat", options=options)
+    return model
+
+
+def _predicted(model: nn.Module) -> Row:
+    """The highest prediction of any rank, and whether all have one plan."""
+    try:
+        predicted_nbytes = autoremat.report(model).predicted_peak_nbytes
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "plan.json"
+            autoremat.save_plan(model, path)
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    except ValueError as error:
+        return {"unreported": str(error)}
+    return {
+        "predicted_nbytes": _worst(predicted_nbytes),
+        "has_one_plan": len(set(_of_all(digest))) == 1,
+    }
+
+
+def _smallest(case: Case, expected: list[Tensor]) -> Row:
+    """The leanest step: that of the smallest peak which a refusal names, or a report predicts."""
+    budget_nbytes = 1
+    for _ in range(SMALLEST_TRIES):
+        row = _row(case, budget_nbytes, expected)
+        if row["status"] == "refused":
+            budget_nbytes = row["smallest_peak_nbytes"]
+            continue
+        predicted_nbytes = row.get("predicted_nbytes") or row["measured_nbytes"]
+        if predicted_nbytes <= budget_nbytes:
+            break
+        budget_nbytes = predicted_nbytes
+    return row
+
+
+def _times(ours: Training, checked: Training, rounds: int) -> Row:
+    """A step's time beside that with checkpoints, one step of each in turn."""
+    pairs = [(ours.timed_step(), checked.timed_step()) for _ in range(rounds)]
+    return {
+        "step_seconds": _worst(statistics.median(a for a, _ in pairs)),
+        "time_ratio": _worst(statistics.median(a / b for a, b in pairs)),
+    }
+
+
+def _of_all(value: Any) -> list[Any]:
+    """A value of each rank."""
+    found: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(found, value)
+    return found
+
+
+def _worst(value: Any) -> Any:
+    """The highest of all ranks."""
+    return max(_of_all(value))
