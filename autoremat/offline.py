@@ -65,8 +65,8 @@ def plan(
         recompute: as for `optimize`.
         save_to: where to store the plan, for `optimize(model, plan=...)`.
         time_limit: seconds to choose a plan, per graph. Under Inductor the code that it would
-            generate is read meanwhile; that cannot be cut short, and up to three plans are read
-            however late it is.
+            generate is read meanwhile; that cannot be cut short, and however late it is, lean
+            plans are read until one fits.
         verbose: show progress and one summary line.
         curve: how many budgets to plan for beside this one, for the report's curve of peak and
             time; 0 for none, else at least 2. They take a third of `time_limit` more.

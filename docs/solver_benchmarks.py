@@ -2,7 +2,7 @@
 
     python docs/solver_benchmarks.py [--graphs gpt2_12,unet] [--budgets 75,50,35,25,floor]
                                      [--instances DIR] [--layered] [--leave-one-out] [--efforts]
-                                     [--repeats 20] [--all] [--resume]
+                                     [--repeats 20] [--all] [--before CHECKOUT] [--resume]
 
 Captures the joint graphs that the cache folder `.solver_problems/` lacks (`solver_graphs.py`, which
 runs torch), then runs the solver on each, without torch: every solve in a process of its own
@@ -11,6 +11,8 @@ environment variable AUTOREMAT_INSTANCES, a folder of published graphs in node-l
 well; `--all` asks for everything else that the page has room for. A solve that crashes or passes
 `--timeout` is a row that says so. Rows are stored as they come; `--resume` runs only what is
 missing. `--repeats` burns all processors for a while; let nothing else be measured meanwhile.
+`--before` solves the same problems with the solver of another checkout, through its own worker: it
+may watch the clock, so it has to run alone.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from row_store import Row, Store, describe
 from solver_benchmark_page import GRAPHS, INSTANCES, PUBLISHED_SHARES, TEN, page
 from solver_benchmark_worker import Job, digest
 from solver_experiments_page import (
+    BEFORE_S,
     CONDITIONS,
     EFFORT_GRAPHS,
     EFFORT_SHARES,
@@ -87,6 +90,20 @@ def jobs_of(graph: str, path: Path, store: Store, args: argparse.Namespace) -> I
         for effort in EFFORTS:
             if effort != base.effort:
                 yield replace(base, section="effort", share=share, effort=effort)
+
+
+def solve_before(graph: str, path: Path, store: Store, args: argparse.Namespace) -> None:
+    """Ask the solver of an earlier checkout for the same plans, in the time that its page gave."""
+    worker = str(args.before / "docs" / "solver_benchmark_worker.py")
+    for share in args.budgets:
+        job = Job("before", graph, str(path), share)
+        if args.resume and has_row(store, job):
+            continue
+        asked = {"section": "solve", "graph": graph, "path": str(path.resolve()), "share": share}
+        asked["time_limit"] = BEFORE_S
+        row = run([sys.executable, worker, json.dumps(asked)], args.timeout)
+        store.add({"key": job.key, "section": "before", "graph": graph, "share": share, **row})
+        print(f"{job.key:40s} {summary(row)}", flush=True)
 
 
 def published_jobs(args: argparse.Namespace) -> Iterator[Job]:
@@ -259,6 +276,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--leave-one-out", action="store_true", help="run without each stage")
     parser.add_argument("--efforts", action="store_true", help="run with less and more effort")
     parser.add_argument("--repeats", type=int, default=0, help="solve five problems so many times")
+    parser.add_argument(
+        "--before", type=Path, help="a checkout of an earlier commit, whose solver is run as well"
+    )
     parser.add_argument("--all", action="store_true", help="all of these, with 20 repeats")
     parser.add_argument("--resume", action="store_true", help="keep the rows that are there")
     parser.add_argument("--page", action="store_true", help="only rewrite the page from the rows")
@@ -281,6 +301,8 @@ def main() -> None:
             path = capture(graph, store, args)
             for job in jobs_of(graph, path, store, args) if path is not None else ():
                 do(job, store, args)
+            if args.before and path is not None and graph in TEN:
+                solve_before(graph, path, store, args)
         for job in (*published_jobs(args), *(layered_jobs(args) if args.layered else ())):
             do(job, store, args)
         for graph, share in REPEATED if args.repeats else ():

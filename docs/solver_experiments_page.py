@@ -31,6 +31,8 @@ from solver_benchmark_cells import (
 Columns = dict[str, Callable[[Row], str]]
 Point = tuple[str, float | None]
 
+BEFORE_S = 10.0  # the time limit that the page of the earlier solver was made with
+
 LEFT_OUT_SHARES: list[float | None] = [50.0, 25.0, None]
 NOISE = 0.05  # points below which two plans count as equally good
 
@@ -59,6 +61,14 @@ LAYERED_PUBLISHED = {
     "Bartan2023": {(500, 90.0): 0.7, (500, 80.0): 3.4, (1000, 90.0): 0.7, (1000, 80.0): 3.4},
     "Imanishi2023": {(500, 90.0): 0.03, (500, 80.0): 2.3, (1000, 90.0): 0.4, (1000, 80.0): 2.5},
 }
+
+BEFORE_TEXT = f"""\
+## Before
+
+The same problems, solved by the solver of an earlier commit (`--before`): it divided
+{BEFORE_S:g} seconds of wall-clock time among its stages. Its extra time and gap, then this
+solver's; at the floor each has its own peak, in percent of the baseline's.
+"""
 
 LEFT_OUT_TEXT = f"""\
 ## Leave one out
@@ -110,6 +120,20 @@ class Difference:
     points: float
     text: str
     peak: str = ""
+
+
+def before(rows: Sequence[Row], graphs: Sequence[str]) -> str:
+    """The section that holds an earlier solver against this one; empty without rows of it."""
+    earlier, now = _by_point(rows, "before"), _by_point(rows, "solve")
+    points = [point for point in earlier if point in now]
+    if not points:
+        return ""
+    shares = sorted({share for _, share in points if share is not None}, reverse=True)
+    columns: Columns = {"graph": lambda r: str(r["graph"])}
+    for share in (*shares, None):
+        columns[share_text(share)] = _beside(earlier, now, share)
+    present = [{"graph": g} for g in graphs if any(point[0] == g for point in points)]
+    return "\n".join([BEFORE_TEXT, table(columns, present), _gains(earlier, now, (*shares, None))])
 
 
 def left_out(rows: Sequence[Row], graphs: Sequence[str]) -> str:
@@ -257,6 +281,42 @@ def may_differ(stage: str, whole: Row | None) -> bool:
 
 def _by_point(rows: Sequence[Row], section: str) -> dict[Point, Row]:
     return {(r["graph"], r["share"]): r for r in rows if r["section"] == section}
+
+
+def _beside(
+    earlier: dict[Point, Row], now: dict[Point, Row], share: float | None
+) -> Callable[[Row], str]:
+    def text(row: Row | None) -> str:
+        if row is None or unsolved(row):
+            return extra_or_dash(row)
+        peak = f" at {percent(peak_points(row), 1)}" if share is None else ""
+        return f"{extra_or_dash(row)} ({percent(100 * row['gap'])}){peak}"
+
+    def cell(line: Row) -> str:
+        both = [rows.get((line["graph"], share)) for rows in (earlier, now)]
+        return " → ".join(map(text, both)) if any(both) else ""
+
+    return cell
+
+
+def _gains(earlier: dict[Point, Row], now: dict[Point, Row], shares: Sequence[float | None]) -> str:
+    """By how much the geometric mean of the extra times has changed, where both have a plan."""
+    lines = []
+    for share in shares:
+        pairs = [
+            (extra_points(earlier[point]), extra_points(row))
+            for point, row in now.items()
+            if point[1] == share and point in earlier
+            if not unsolved(row) and not unsolved(earlier[point])
+        ]
+        if pairs:
+            means = [
+                statistics.geometric_mean(max(1e-3, x) for x in part)
+                for part in zip(*pairs, strict=True)
+            ]
+            change = percent(100 * (means[1] / means[0] - 1))
+            lines.append(f"- {share_text(share)}: {change} over {len(pairs)} graphs")
+    return "\n".join(["Change of the geometric mean of the extra times:\n", *lines, ""])
 
 
 def _by_stage(rows: Sequence[Row], stage: str, whole: dict[Point, Row]) -> dict[Point, Difference]:

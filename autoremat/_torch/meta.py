@@ -21,22 +21,29 @@ from torch.utils._pytree import tree_leaves
 
 __all__ = [
     "fake_value",
+    "forget_module_name",
     "input_numbers",
     "is_effect_token",
     "keep_in_forward",
     "mark_visible_outputs",
     "meta_of_copy",
+    "module_name",
     "module_stack",
     "move_to_backward",
+    "must_stay_in_backward",
     "overwritten_afterwards",
     "recompute_policy",
     "set_fake_value",
     "set_recompute_policy",
     "source_lines",
+    "traced_by_autograd",
     "traced_in_backward",
 ]
 
+_BY_AUTOGRAD = "autograd_backward"
+_CUSTOM = "custom"
 _DESCRIPTOR = "desc"
+_MODULE_NAME = "module_fqn"  # in what users note: by torchtitan
 _MODULES = ("nn_module_stack", "fwd_nn_module_stack")
 _PART = "partitioner_tag"
 _POLICY = "recompute"
@@ -80,6 +87,27 @@ def move_to_backward(node: fx.Node) -> None:
     """Let torch take a node for the backward's, where no policy applies."""
     node.meta[_PART] = "is_backward"
     node.meta.pop(_POLICY, None)
+
+
+def must_stay_in_backward(node: fx.Node) -> None:
+    """Let torch take a node for the backward's, whatever it reads."""
+    node.meta[_PART] = "must_be_in_backward"
+
+
+def traced_by_autograd(node: fx.Node) -> bool:
+    """Whether a call of `torch.autograd.grad` made a node, in a graph of a whole step."""
+    return bool(node.meta.get(_BY_AUTOGRAD, False))
+
+
+def module_name(node: fx.Node) -> str:
+    """The module that a node belongs to, where torchtitan has noted that; else ""."""
+    return str(node.meta.get(_CUSTOM, {}).get(_MODULE_NAME, ""))
+
+
+def forget_module_name(node: fx.Node) -> None:
+    """Take that note off a node; other nodes may share what it is noted in."""
+    noted = node.meta.get(_CUSTOM, {})
+    node.meta[_CUSTOM] = {key: value for key, value in noted.items() if key != _MODULE_NAME}
 
 
 def keep_in_forward(node: fx.Node) -> None:

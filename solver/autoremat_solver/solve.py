@@ -27,7 +27,7 @@ from autoremat_solver.plan import Plan, Solution, Status, Step, StepKind
 from autoremat_solver.plans.front import Candidate
 from autoremat_solver.problem import Problem
 from autoremat_solver.search.smallest import smallest_candidate
-from autoremat_solver.search.stages import AT_BUDGET, FASTEST, STAGES, Run
+from autoremat_solver.search.stages import AT_BUDGET, FASTEST, LEANEST, STAGES, Run
 from autoremat_solver.search.state import PROVEN, Search
 from autoremat_solver.simulate import simulate
 
@@ -108,11 +108,8 @@ class Solver:
     ) -> Solution:
         """The plan of the smallest peak found; the budgets asked for before do not matter."""
         began, run = time.monotonic(), self._run(time_limit_s, effort)
-        run.through(FASTEST, self._search, 0)
-        run.through(AT_BUDGET, self._search, self._search.bounds.floor_nbytes - 1)
-        peak_nbytes = self._smallest().peak_nbytes
-        run.through(AT_BUDGET, self._search, peak_nbytes)
-        smallest = self._valid_within(peak_nbytes) or self._smallest()
+        run.through((*FASTEST, *LEANEST), self._search, 0)
+        smallest = self._smallest()
         return self._solution(smallest, Status.FEASIBLE, smallest.peak_nbytes, began, run)
 
     def lean_plan(self) -> Plan:

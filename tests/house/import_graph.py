@@ -16,7 +16,7 @@ ROOMS = {
     "autoremat": (
         *("_torch", "units", "call_stack", "progress"),
         *("reporting", "errors", "fallbacks", "memory", "cost", "graph", "ask", "problem"),
-        *("emit", "inductor", "planning", "explain", "watch", "session"),
+        *("emit", "inductor", "planning", "torchtitan", "explain", "watch", "session"),
         *("backend", "api", "offline", "verification", "targets", "comparison", "commands"),
         "__main__",
     ),

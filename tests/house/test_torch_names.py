@@ -1008,6 +1008,36 @@ def test_where_a_node_is_to_run():
     assert _torch.recompute_policy(moved) is None
 
 
+def test_a_node_that_must_stay_in_the_backward():
+    """Whether it writes or not."""
+    graph = fx.Graph()
+    node = graph.call_function(aten.sin.default, (graph.placeholder("x"),))
+    assert not _torch.must_run_in_backward(node)
+    _torch.must_stay_in_backward(node)
+    assert _torch.must_run_in_backward(node)
+
+
+def test_what_autograd_traced(joint: fx.GraphModule):
+    """Its engine leaves a note on the nodes of whatever is traced meanwhile."""
+    kinds = {
+        target: _torch.traced_by_autograd(node)
+        for target in (aten.addmm.default, aten.sin.default, aten.cos.default, aten.mm.default)
+        for node in joint.graph.find_nodes(op="call_function", target=target)
+    }
+    assert list(kinds.values()) == [False, False, True, True]
+
+
+def test_names_of_modules_in_what_is_noted_on_nodes():
+    """`annotate` notes them; a note taken off one node stays on the others."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    one, other = (graph.call_function(aten.sin.default, (x,)) for _ in range(2))
+    one.meta["custom"] = other.meta["custom"] = {"module_fqn": "loss", "phase": 1}
+    _torch.forget_module_name(one)
+    assert [_torch.module_name(node) for node in (one, other, x)] == ["", "loss", ""]
+    assert one.meta["custom"] == {"phase": 1}
+
+
 @pytest.mark.inductor
 def test_visible_outputs_keep_their_strides():
     """Inductor asks which they are when it begins to lower a graph."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from autoremat_solver import ProblemError, Solver, check
+from autoremat_solver import ProblemError, Solver, Status, check
 
 from tests.solver.random_problems import MIDDLE, random_step
 
@@ -30,3 +30,17 @@ def test_random_steps_get_valid_plans_within_their_bounds(block: int) -> None:
             assert raw <= found.timeline.time_us + 1e-6, seed
             fastest = solver.fastest().timeline.time_us
             assert fastest <= found.timeline.time_us + 1e-6, seed
+
+
+def test_a_new_solver_accepts_the_smallest_peak_that_another_one_named() -> None:
+    """On random steps: what makes its plan faster may also make it lower."""
+    asked = 0
+    for seed in range(24):
+        problem = random_step(seed, MIDDLE)
+        try:
+            named = Solver(problem).smallest_peak().timeline.peak_nbytes
+        except ProblemError:
+            continue
+        assert Solver(problem).solve(named).status is not Status.INFEASIBLE, seed
+        asked += 1
+    assert asked > 15

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from autoremat_solver.model.indexed import Indexed
 from autoremat_solver.search.arrangement import Layout, Rules
 
-MOST_RERUNS = 40  # that one change may add
+MOST_RERUNS = 120  # that one change may add
 ALIKE = 1.5  # times the best change's price may that of one made together with it be
 MANY = (-1, -1, -1)  # the key of several changes made together
 

@@ -33,6 +33,7 @@ LOOKED_AT = 24  # gaps whose reruns are worked out, per repair step
 GLANCED_AT = 8  # the same in a search with noise
 TRIED = 6  # changes simulated, per repair step
 REPAIR_STEPS = 400
+SETBACKS = 3  # repair steps that may exceed the budget by more, where no change brings it nearer
 NOISE = 0.6
 SLACK = 1.25  # times the time wanted may a repair take, as pruning will shorten it
 DETOUR = 0.01  # of the whole time: what a detour may cost before more is pruned
@@ -140,24 +141,33 @@ class Rearranger:
     def repaired(self, start: Arrangement) -> Layout | None:
         """`repair` with more and more noise until it succeeds, at last from ruins of the start."""
         for noise in REPAIR_NOISES:
-            layout = self.repair(start, noise=noise)
+            layout = self.repair(start, noise=noise, setbacks=SETBACKS)
             if layout is not None:
                 return layout
         for _ in range(min(MOST_RUINS, STEPS_OF_RUINS // (len(start.order) + 1))):
-            layout = self.repair(self._ruined(start), noise=NOISE)
+            layout = self.repair(self._ruined(start), noise=NOISE, setbacks=SETBACKS)
             if layout is not None or self._effort.is_spent:
                 return layout
         return None
 
     def repair(
-        self, start: Arrangement, *, noise: float = 0.0, most_us: float = math.inf
+        self,
+        start: Arrangement,
+        *,
+        noise: float = 0.0,
+        most_us: float = math.inf,
+        setbacks: int = 0,
     ) -> Layout | None:
         """An arrangement within the budget, or None if no step brought it nearer.
+
+        What is let go in one place may have to be made again where there is no room for that yet:
+        then the least excess that is worse leads on.
 
         Args:
             start: what to begin with.
             noise: by which share prices are drawn at random.
             most_us: give up once the reruns take longer.
+            setbacks: steps that may lead further away.
         """
         layout = self._laid_out(start)
         if layout is None:
@@ -166,23 +176,31 @@ class Rearranger:
         for _ in range(REPAIR_STEPS):
             if excess == 0:
                 return layout
-            if self._effort.is_spent:
+            step = self._repair_step(layout, excess, noise, barred)
+            if step is None or self._effort.is_spent:
                 return None
-            changes = self._changes(layout, noise, barred)
-            for change in [*(() if noise else together(changes)), *changes[:TRIED]]:
-                new = self._applied(layout.arrangement, change)
-                left = math.inf if new is None else self._excess(new)
-                if new is not None and left < excess:
-                    layout, excess = new, int(left)
-                    if self.rerun_us(layout) > most_us:
-                        return None
-                    break
-                barred.add(change.key)
-                if self._effort.is_spent:
-                    return None
-            else:
+            setbacks -= self._excess(step) >= excess
+            layout, excess = step, self._excess(step)
+            if setbacks < 0 or self.rerun_us(layout) > most_us:
                 return None
         return None
+
+    def _repair_step(
+        self, layout: Layout, excess: int, noise: float, barred: set[tuple[int, int, int]]
+    ) -> Layout | None:
+        """What the first change leads to that brings less excess; else what has the least then."""
+        changes = self._changes(layout, noise, barred)
+        found: list[Layout] = []
+        for change in [*(() if noise else together(changes)), *changes[:TRIED]]:
+            new = self._applied(layout.arrangement, change)
+            if new is not None:
+                if self._excess(new) < excess:
+                    return new
+                found.append(new)
+            barred.add(change.key)
+            if self._effort.is_spent:
+                break
+        return min(found, key=self._excess, default=None)
 
     def improve(self, start: Layout) -> Layout:
         """The fastest arrangement that ruins and repairs of a fitting one lead to."""

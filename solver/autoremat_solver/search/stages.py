@@ -125,10 +125,22 @@ def _solve_integers(search: Search, budget_nbytes: int, effort: Effort) -> None:
 
 
 def _find_smallest(search: Search, budget_nbytes: int, effort: Effort) -> None:
-    apart = search.apart()
-    search.smallest = smallest_candidate(apart, effort)
-    for member in (*apart.front.members, search.smallest):
+    search.lean = search.apart()
+    search.smallest = smallest_candidate(search.lean, effort)
+    for member in search.lean.front.members:
         search.front.add(member)
+
+
+def _quicken_smallest(search: Search, budget_nbytes: int, effort: Effort) -> None:
+    """Apart from other budgets too: the plan may be lower, and its peak is one to ask for."""
+    if search.lean is None or search.smallest is None:
+        return
+    peak_nbytes = search.smallest.peak_nbytes
+    _rearrange(search.lean, peak_nbytes, effort)
+    search.smallest = search.lean.front.fastest_within(peak_nbytes)
+    for member in search.lean.front.members:
+        search.front.add(member)
+    search.lean = None
 
 
 def _rearrange(search: Search, budget_nbytes: int, effort: Effort) -> None:
@@ -199,18 +211,31 @@ def _needs_smallest(search: Search, budget_nbytes: int) -> bool:
     return not is_met or (search.is_lean(budget_nbytes) and _is_open(search, budget_nbytes))
 
 
+def _is_refused(search: Search, budget_nbytes: int) -> bool:
+    """Whether the smallest peak is what there is to offer; tables of a plain chain are exact."""
+    if search.lean is None or search.plain_chains:
+        return False
+    return search.front.fastest_within(budget_nbytes) is None
+
+
 FASTEST = (Stage("prices", "min-cuts at seven prices of memory", _price, 0, _is_unpriced),)
+CHAINS = Stage("chains", "dynamic programs over chains of blocks", _cut_into_chains, 0, _is_uncut)
 SMALLEST = Stage(
     "smallest", "the smallest peak, step by step", _find_smallest, 3_000_000, _needs_smallest
 )
+QUICKEN = Stage(
+    "quicken smallest", "ruin and repair at that peak", _quicken_smallest, 6_000_000, _is_refused
+)
+LEANEST = (CHAINS, SMALLEST, QUICKEN)
 AT_BUDGET = (
     Stage("plain chain", "binomial checkpointing, if the step is a chain", _look_up, 0, _is_plain),
     Stage("relaxations", "the program with peak rows, rounded", _relax, 0, _may_gain),
     Stage("integers", "the program with peak rows, solved", _solve_integers, 0, _may_gain),
-    Stage("chains", "dynamic programs over chains of blocks", _cut_into_chains, 0, _is_uncut),
+    CHAINS,
     Stage("anneal", "free orders, move by move", _anneal, 20_000_000, _is_free),
     Stage("anneal more", "the same, from the best so far", _anneal, 60_000_000, _is_free),
     SMALLEST,
+    QUICKEN,
     Stage("rearrange", "ruin and repair", _rearrange, 6_000_000, _is_open),
 )
 STAGES = (*FASTEST, *AT_BUDGET)

@@ -34,6 +34,7 @@ class Search:
         portfolio: the plans that no budget has to do with: those of the simple strategies, the
             min-cuts and the chains.
         smallest: the plan of the smallest peak; None before it was searched for.
+        lean: the search that found it, which knows of no budget, until that plan is made faster.
         rows: the integer program of the budget that is being worked on.
         bound_effort: for bounds, as a share of the usual.
     """
@@ -49,6 +50,7 @@ class Search:
         self.has_chains = False
         self.portfolio = Front()
         self.smallest: Candidate | None = None
+        self.lean: Search | None = None
         self.rows: LazyRows | None = None
         self.bound_effort = 1.0
         self._fastest_is_proven: bool | None = None
