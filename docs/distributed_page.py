@@ -19,8 +19,8 @@ the same step without a plan; *smallest* is the leanest step that is known of, *
 peak of the step with `torch.utils.checkpoint` around each block. **Measured** is what is there
 before the step (shards of parameters, optimizer state, the batch; under DDP the buckets of
 gradients) and `autoremat.measure_peak` above it, of the worst rank; of several steps from the sixth
-on the least, since what gloo's threads free is not seen, and seems to live on. **Predicted** is what
-the report says by then. **Gradient**: the largest difference to the step without a plan after as
+on the least, since what gloo's threads free is not seen, and seems to live on. **Predicted** is
+what the report says by then. **Gradient**: the largest difference to the step without a plan after as
 many steps, relative to the largest gradient. **Time**: of a step beside that with checkpoints, one
 step of each in turn, the median of the ratios. **First steps**: seconds of the five steps before,
 planning and compiling included. **One plan**: whether the plans of all ranks are equal.
@@ -30,8 +30,8 @@ NOT_RUN = """\
 ## Not run
 
 No GPU and no NCCL: streams, which let a gather overlap with computation and keep its buffers
-longer, and the allocator of a GPU. FSDP1, CPU offload, HSDP meshes of two dimensions. Whatever model,
-way, budget or number of processes has no row above. Memory that gloo's own threads take is not
+longer, and the allocator of a GPU. FSDP1, CPU offload, HSDP meshes of two dimensions. Whatever
+model, way, budget or number of processes has no row above. Memory that gloo's own threads take is not
 measured.
 """
 
