@@ -24,7 +24,8 @@ sixth on the least, since what gloo's threads free is not seen, and seems to liv
 without a plan after as many steps, relative to the largest gradient. **Time**: of a step beside
 that with checkpoints, one step of each in turn, the median of the ratios. **First steps**:
 seconds of the five steps before, planning and compiling included. **One plan**: whether the plans
-of all ranks are equal. """
+of all ranks are equal.
+"""
 
 NOT_RUN = """\
 ## Not run
@@ -32,7 +33,8 @@ NOT_RUN = """\
 No GPU and no NCCL: streams, which let a gather overlap with computation and keep its buffers
 longer, and the allocator of a GPU. FSDP1, CPU offload, HSDP meshes of two dimensions. Whatever
 model, way, budget or number of processes has no row above. Memory that gloo's own threads take is
-not measured."""
+not measured.
+"""
 
 
 def page(runs: Sequence[Row], rows: Sequence[Row]) -> str:
