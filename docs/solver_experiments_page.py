@@ -65,9 +65,10 @@ LAYERED_PUBLISHED = {
 BEFORE_TEXT = f"""\
 ## Before
 
-The same problems, solved by the solver of an earlier commit (`--before`): it divided
-{BEFORE_S:g} seconds of wall-clock time among its stages. Its extra time and gap, then this
-solver's; at the floor each has its own peak, in percent of the baseline's.
+The solver of an earlier commit (`--before`), which divided {BEFORE_S:g} seconds of wall-clock
+time among its stages: its extra time and gap, then this solver's; at the floor each has its own
+peak, in percent of the baseline's. Where its rows come from its own page, the graphs are the same
+and their operations were timed on another day.
 """
 
 LEFT_OUT_TEXT = f"""\
