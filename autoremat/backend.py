@@ -7,6 +7,7 @@ Leaves: a compiled callable. Registered by entry point, so no import of autorema
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -15,7 +16,8 @@ import torch
 from torch import fx
 
 from autoremat import _torch
-from autoremat.ask.options import Options
+from autoremat.ask.budget import budget_argument
+from autoremat.ask.options import BUDGET_VARIABLE, Options
 from autoremat.memory.optimizers import watch_optimizers
 from autoremat.session.session import Session
 from autoremat.session.steps import Steps
@@ -72,6 +74,8 @@ def session_behind(tensors: Iterable[torch.Tensor]) -> Session | None:
 
 def _session_of(options: Mapping[str, Any] | None) -> Session:
     session, given = _sessions.get(id(options)), dict(options or {})
+    if BUDGET_VARIABLE in os.environ:
+        given.setdefault("budget", budget_argument(os.environ[BUDGET_VARIABLE]))
     if session is None or _mappings[session] != (options, given):
         session = Session(Steps(Options.from_mapping(given)))
         watch_optimizers(session.steps)

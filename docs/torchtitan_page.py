@@ -177,6 +177,26 @@ def timed(found: list[Row]) -> list[Row]:
     return [{**r, "ratio": m / medians[0]} for r, m in zip(found, medians, strict=True)]
 
 
+RECIPE = """
+## Blocks of the main trainer
+
+The main trainer compiles each block with a backend that it knows by name, under FSDP2 or not. The
+budget then comes from the environment:
+
+```
+export AUTOREMAT_BUDGET=40GB
+torchrun ... -m torchtitan.train ... --compile.enable --compile.backend autoremat
+```
+
+Set its own activation checkpointing to `none`: a block that is checkpointed has nothing left to
+plan. All blocks of the process share the budget, and so do other graphs compiled with this backend
+and no options: the first step is planned lean, the second for what the first has shown. Each kind
+of block has at most two plans, whatever the number of layers. Dynamo is not asked again, so its
+limit of recompiles does not matter. Under FSDP2 the backend does not yet see how parameters are
+gathered: [several processes](distributed.md) has what was measured. The trainer was not run with
+it; blocks compiled by name are in the tests.
+"""
+
 FOOT = """
 Llama debug model with `sdpa` attention, batch {batch} x {length}, float32, on the CPU, one thread;
 budgets are shares of what the step takes above its inputs, which count in all peaks. Times are
@@ -211,7 +231,7 @@ def page(found: list[Row]) -> str:
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
     versions = f"{versions}, python {platform.python_version()}"
     facts = {"batch": BATCH, "length": LENGTH, "repeats": REPEATS, "versions": versions}
-    return TEXT + table(columns, found) + FOOT.format(**facts)
+    return TEXT + table(columns, found) + FOOT.format(**facts) + RECIPE
 
 
 def main() -> None:

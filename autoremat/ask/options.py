@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from autoremat import _torch
-from autoremat.ask.budget import Budget
+from autoremat.ask.budget import Budget, budget_argument
 from autoremat.ask.free import auto_nbytes, less_reserve
 from autoremat.ask.steering import Steering, parse_steering
 from autoremat.cost.device_specs import DeviceSpec
@@ -22,6 +23,8 @@ from autoremat.graph.devices import device_name, device_nbytes
 from autoremat.graph.dropout_policy import DropoutPolicy, parse_dropout
 from autoremat.graph.random_draws import Replays, replays, safe_policy
 from autoremat.graph.selectors import Selection
+
+BUDGET_VARIABLE = "AUTOREMAT_BUDGET"  # of the environment: for trainers that take a name only
 
 
 @dataclass(frozen=True)
@@ -177,12 +180,14 @@ _NAMES = inspect.signature(Options.parse).parameters.keys() - {"inductor", "spec
 
 def _budget(given: str | int | None, steering: Steering) -> Budget:
     """The budget that the user wrote; the whole device where a policy or a plan decides alone."""
+    if given is None and BUDGET_VARIABLE in os.environ:
+        given = budget_argument(os.environ[BUDGET_VARIABLE])
     if given is None and not steering.choice:
         raise ValueError(
             'autoremat needs a budget: only a fixed policy such as "every-layer", or a stored '
             'plan, does without. Accepted: a size such as "40GB" or "40GiB", bytes as an int, or '
             '"80%" of the device\'s memory, "auto" or "min"; for the backend, as '
-            'options={"budget": "40GB"}.'
+            f'options={{"budget": "40GB"}}, or in the environment, as {BUDGET_VARIABLE}.'
         )
     return Budget.parse("100%" if given is None else given)
 

@@ -129,3 +129,20 @@ def test_a_time_limit_that_is_no_number_of_seconds(given: object) -> None:
     """As any option at fault, it is named."""
     with pytest.raises(ValueError, match="time_limit is a number of seconds"):
         Options.parse(budget="1GB", time_limit=given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("written", "nbytes"), [("2GB", 2 * 10**9), ("4096", 4096)])
+def test_the_environment_gives_a_budget_where_nobody_else_does(
+    monkeypatch: pytest.MonkeyPatch, written: str, nbytes: int
+) -> None:
+    """As text, in the forms of the command line; what is given in code counts more."""
+    monkeypatch.setenv("AUTOREMAT_BUDGET", written)
+    assert Options.parse().budget_nbytes(CPU) == nbytes
+    assert Options.parse(budget="1GB").budget_nbytes(CPU) == 10**9
+
+
+def test_a_malformed_budget_of_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As any other is."""
+    monkeypatch.setenv("AUTOREMAT_BUDGET", "much")
+    with pytest.raises(ValueError, match="no number with a unit"):
+        Options.parse()

@@ -211,3 +211,21 @@ def test_a_block_that_cannot_be_compiled_again_keeps_its_plan(monkeypatch: pytes
         close(reference, step(model, (BATCH,)), 1e-5)
     assert compiles(model)[0] == 1
     assert peak_of(model) <= autoremat.report(model).predicted_peak_nbytes
+
+
+@pytest.mark.thorough
+@pytest.mark.inductor
+def test_blocks_compiled_by_the_backend_s_name_share_the_budget_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """As trainers do it that know nothing of options."""
+    reference, budget = step(make_seeded(Stack), (BATCH,)), budget_at(0.6)
+    torch._dynamo.reset()
+    monkeypatch.setenv("AUTOREMAT_BUDGET", str(budget))
+    model = make_seeded(Stack)
+    for block in model.blocks:
+        block.compile(backend="autoremat", fullgraph=True)
+    for _ in range(3):
+        close(reference, step(model, (BATCH,)), 1e-4)
+    assert peak_of(model) <= budget
+    assert autoremat.report(model.blocks[0]).budget_nbytes == budget
