@@ -155,8 +155,7 @@ class Training:
     def _share_budgets(self) -> None:
         """Plan steps anew whose graphs, planned one after the other, do not fit together."""
         for variant in self._variants:
-            if variant.session.settle():
-                variant.gradients = self.members.gradients()
+            variant.session.settle()
 
     def _measure_where_free(self, variant: _Variant) -> None:
         """On CUDA the allocator counts by itself: the second step's peak is read at the third."""

@@ -28,7 +28,7 @@ from autoremat.planning.choice import TORCH, Choice, as_chosen
 from autoremat.planning.curve import Curve
 from autoremat.planning.nesting import Beside
 from autoremat.planning.part import Part
-from autoremat.planning.sharing import _crossing_nbytes
+from autoremat.planning.ways import crossing_nbytes
 from autoremat.problem.lower import RNG_STATE, without_spare_states
 from autoremat.problem.shell import LATER_GRADIENTS
 from autoremat.problem.subject import Subject
@@ -269,7 +269,7 @@ def test_what_crosses_is_what_is_saved(found: Planned) -> None:
             curve=Curve(),
             resident=Resident(),
         )
-        assert part.crossing_nbytes == _crossing_nbytes(problem, choice.solution.plan)
+        assert part.crossing_nbytes == crossing_nbytes(problem, choice.solution.plan)
 
 
 def test_totals_are_those_of_the_graphs(found: Planned) -> None:
