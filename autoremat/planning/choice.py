@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from autoremat_solver import Phase, Plan, Problem, Solution, simulate
 from autoremat_solver.plan import Status
+from autoremat_solver.search.state import PROVEN
 from torch import fx
 
 from autoremat.emit.rewrite import rewrite
@@ -79,6 +80,12 @@ def given(problem: Problem, plan: Plan, method: str) -> Solution:
         method=method,
         seconds=0.0,
     )
+
+
+def as_proven(solution: Solution) -> Solution:
+    """A solution whose plan fits, with the status that plan and bound have together."""
+    is_optimal = solution.timeline.time_us <= solution.bound_us * (1 + PROVEN)
+    return replace(solution, status=Status.OPTIMAL if is_optimal else Status.FEASIBLE)
 
 
 def written_out(subject: Subject, plan: Plan) -> Modules:

@@ -14,10 +14,9 @@ from autoremat_solver import Plan, Solution, Solver
 from autoremat_solver.certificate import holds
 from autoremat_solver.effort import CutOff
 from autoremat_solver.plan import Status
-from autoremat_solver.search.state import PROVEN
 
 from autoremat.inductor import real_peaks
-from autoremat.planning.choice import TORCH, Choice, Modules, given, written_out
+from autoremat.planning.choice import TORCH, Choice, Modules, as_proven, given, written_out
 from autoremat.planning.simulated import leanest_at_once, searched_by, with_plan
 from autoremat.planning.torch_own import Unplanned
 from autoremat.problem.subject import Peaks, Subject
@@ -188,5 +187,4 @@ def _judged(solution: Solution, *, strict: bool) -> Solution:
     time_us, bound_us = solution.timeline.time_us, solution.bound_us
     if not holds("bound in us", bound_us, time_us, strict=strict):
         return replace(solution, bound_us=0.0, status=Status.UNPROVEN)
-    is_optimal = time_us <= bound_us * (1 + PROVEN)
-    return replace(solution, status=Status.OPTIMAL if is_optimal else Status.FEASIBLE)
+    return as_proven(solution)

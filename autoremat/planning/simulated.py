@@ -14,7 +14,7 @@ from autoremat_solver import Plan, Problem, ProblemError, Solution, Solver, simu
 from autoremat_solver.plan import Status
 from autoremat_solver.policies import save_all_but
 
-from autoremat.planning.choice import Baseline, Choice, written_out
+from autoremat.planning.choice import Baseline, Choice, as_proven, written_out
 from autoremat.problem.lower import Lowered, as_written, without_spare_states
 from autoremat.problem.subject import Peaks, Subject
 
@@ -46,7 +46,7 @@ def _least_known(
     fitting = [s for s, peak in zip(found, peaks, strict=True) if peak <= budget_nbytes]
     if fitting:
         best = min(fitting, key=lambda s: s.timeline.time_us)
-        best = replace(best, status=Status.FEASIBLE) if best is smallest else best
+        best = as_proven(best) if best is smallest else best
     else:
         best = replace(found[peaks.index(min(peaks))], status=Status.INFEASIBLE)
     return searched_by(best, [smallest, fastest])
@@ -100,14 +100,8 @@ def with_plan(fastest: Solution, problem: Problem, plan: Plan, method: str) -> S
 
     What it proved for one budget would not hold for a plan whose modelled peak is above that.
     """
-    unproven = fastest.status is Status.UNPROVEN
-    return replace(
-        fastest,
-        plan=plan,
-        timeline=simulate(problem, plan),
-        status=Status.UNPROVEN if unproven else Status.FEASIBLE,
-        method=method,
-    )
+    found = replace(fastest, plan=plan, timeline=simulate(problem, plan), method=method)
+    return found if fastest.status is Status.UNPROVEN else as_proven(found)
 
 
 def simulated_peaks(lowered: Lowered, plan: Plan) -> Peaks:

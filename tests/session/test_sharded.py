@@ -166,8 +166,10 @@ def test_gradients_that_are_not_reduced_stay_whole():
 @pytest.mark.usefixtures("four_processes")
 @pytest.mark.parametrize("is_first", [True, False], ids=["optimised first", "sharded first"])
 def test_a_sharded_model_is_kept_within_its_budget(is_first: bool):
-    """In either order. Predicted is more by the last block's output, which a caller might hold, and
-    by what gradients of a block are reduced from: that counts beside all runs, the last included.
+    """In either order.
+
+    Predicted is more by the last block's output, which a caller might hold, and by what gradients
+    of a block are reduced from: that counts beside all runs, the last included.
     """
     highest = step_peak_nbytes(trained(sharded(make_seeded(Blocks)), 1))
     torch._dynamo.reset()
