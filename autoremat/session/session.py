@@ -16,7 +16,6 @@ import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -48,7 +47,6 @@ from autoremat.graph.joint_graph import JointGraph, copy_module
 from autoremat.graph.random_draws import makes_seeds
 from autoremat.inductor.hook import Partitioner, compile_with_partition
 from autoremat.memory.residents import GivenToGraphs, Resident, with_others
-from autoremat.planning.allotting import Allotted
 from autoremat.planning.asked import store
 from autoremat.planning.choice import Choice
 from autoremat.planning.curve import Curve, curve_of
@@ -69,13 +67,13 @@ from autoremat.progress import Progress
 from autoremat.reporting import Report, one_line
 from autoremat.session.code import Code, Written
 from autoremat.session.reports import explained, report_of, stored_plan_of
+from autoremat.session.settling import plan_anew
 from autoremat.session.steps import Steps
 from autoremat.watch.eager_code import held_nbytes
 
 _session_numbers = itertools.count()
 _CAUTIOUS = "lean until a step has shown how often it runs"  # the method of a choice
 _MANY_RUNS = 128  # of one graph in a step: more than most have layers
-_TRIES = 3  # of a step, each for what the generated code of the one before took more
 
 
 class Session:
@@ -341,47 +339,14 @@ class Session:
 
     def _plan_anew(self) -> None:
         """Plans for all graphs at once; each is compiled when it runs."""
-        steps, target_nbytes = self.steps, self.steps.budget_nbytes
-        steps.count_optimizer(self._find_resident(steps.device))
-        around = steps.surroundings.now
-        for _ in range(_TRIES):
-            found = steps.graphs.allotted(
-                target_nbytes, around, self._setting, is_nested=steps.is_nested
-            )
-            parts = {allotted.plan: self._part_anew(allotted) for allotted in found}
-            steps.graphs.take(parts, {a.graph: a.first_run for a in found if a.first_run})
-            above_nbytes = steps.graphs.peak_nbytes(around) - steps.budget_nbytes
-            if above_nbytes <= 0 or any(a.budget_nbytes > target_nbytes for a in found):
-                break
-            target_nbytes -= above_nbytes  # generated code takes more than was foreseen
-        for name in dict.fromkeys(allotted.graph for allotted in found):
-            self._take(name, [parts[a.plan] for a in found if a.graph == name])
+        self.steps.count_optimizer(self._find_resident(self.steps.device))
+        for name, plans in plan_anew(self.steps, self._graphs).items():
+            self.codes[name].keep(plans)
+            self.planned[self._fingerprints[name]] = [
+                PlannedGraph(p.subject.joint, p.choice.forward, p.choice.backward).copied()
+                for p in plans
+            ]
         self.progress.finish(one_line(self.report()))
-
-    def _take(self, name: str, plans: Sequence[Part]) -> None:
-        """A graph has these plans from now on."""
-        self.codes[name].keep(plans)
-        self.planned[self._fingerprints[name]] = [
-            PlannedGraph(p.subject.joint, p.choice.forward, p.choice.backward).copied()
-            for p in plans
-        ]
-
-    def _part_anew(self, allotted: Allotted) -> Part:
-        steps, name = self.steps, allotted.graph
-        part, around = steps.graphs.parts[name], steps.surroundings.now
-        subject = allotted.place(part.subject, around)
-        with self._graphs[name].resumed():  # generated code may be read
-            choice = choose(subject, allotted.budget_nbytes, self._setting, number=1)
-        return replace(
-            part,
-            choice=choice,
-            counted=allotted.found,
-            explain=functools.partial(explained, allotted.plan),
-            stored=store(part.subject, choice),
-            curve=Curve(),
-            growth=1.0,
-            _reports={},
-        )
 
     def note_measured(self, peak_nbytes: int) -> None:
         """Keep the peak of a whole step, and warn if it exceeds the budget."""

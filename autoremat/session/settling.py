@@ -1,0 +1,63 @@
+"""A step planned anew, for what the steps so far have shown of it.
+
+Enters: `Steps` that have run, and their graphs as Dynamo handed them over. Leaves: parts with other
+plans, up to two for each graph, under which the steps run from now on.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+
+from autoremat import _torch
+from autoremat.planning.allotting import Allotted
+from autoremat.planning.asked import store
+from autoremat.planning.curve import Curve
+from autoremat.planning.part import Part
+from autoremat.planning.pipeline import choose
+from autoremat.session.reports import explained
+from autoremat.session.steps import Steps
+
+TRIES = 3  # at a division of the budget: generated code may take more than was foreseen
+
+
+def plan_anew(steps: Steps, graphs: Mapping[str, _torch.DynamoGraph]) -> dict[str, list[Part]]:
+    """Plan all graphs of a step at once.
+
+    Args:
+        steps: what is known of them; their graphs have the new plans afterwards.
+        graphs: of the step, by name.
+
+    Returns:
+        The plans of each graph, by its name: one, or a lean and a rich one.
+    """
+    target_nbytes, around = steps.budget_nbytes, steps.surroundings.now
+    setting, is_nested = steps.options.setting, steps.is_nested
+    for _ in range(TRIES):
+        found = steps.graphs.allotted(target_nbytes, around, setting, is_nested=is_nested)
+        parts = {allotted.plan: _planned(steps, graphs, allotted) for allotted in found}
+        steps.graphs.take(parts, {a.graph: a.first_run for a in found if a.first_run})
+        above_nbytes = steps.graphs.peak_nbytes(around) - steps.budget_nbytes
+        if above_nbytes <= 0 or any(a.budget_nbytes > target_nbytes for a in found):
+            break
+        target_nbytes -= above_nbytes
+    names = dict.fromkeys(allotted.graph for allotted in found)
+    return {name: [parts[a.plan] for a in found if a.graph == name] for name in names}
+
+
+def _planned(steps: Steps, graphs: Mapping[str, _torch.DynamoGraph], allotted: Allotted) -> Part:
+    part, around = steps.graphs.parts[allotted.graph], steps.surroundings.now
+    subject = allotted.place(part.subject, around)
+    with graphs[allotted.graph].resumed():  # generated code may be read
+        choice = choose(subject, allotted.budget_nbytes, steps.options.setting, number=1)
+    return replace(
+        part,
+        choice=choice,
+        counted=allotted.found,
+        explain=functools.partial(explained, allotted.plan),
+        stored=store(part.subject, choice),
+        curve=Curve(),
+        growth=1.0,
+        _reports={},
+    )
