@@ -208,3 +208,13 @@ def test_the_solver_answers_for_the_original_problem() -> None:
     assert found.timeline == simulate(problem, found.plan)
     assert found.bound_us <= found.timeline.time_us
     assert found.floor_nbytes <= low.timeline.peak_nbytes
+
+
+def test_an_operation_may_run_again_beside_an_empty_value_that_must_be_saved() -> None:
+    """What must be saved stays in the problem then: without it, smaller peaks would be lost."""
+    problem = random_step(4911)
+    empty = next(value for value in problem.values if value.must_save and not value.nbytes)
+    assert problem.producer_of[empty.name].recomputable
+    for budget_nbytes in range(18, 27):
+        expected = cheapest_us(problem, budget_nbytes)
+        assert cheapest_us(reduce(problem).problem, budget_nbytes) == expected

@@ -67,13 +67,11 @@ def _without_empty(problem: Problem) -> Problem:
     empty = _empty(problem)
     if not empty:
         return problem
-    once = {name for name in empty if problem.value_by_name[name].must_save}
     ops = tuple(
         replace(
             op,
             inputs=tuple(name for name in op.inputs if name not in empty),
             outputs=tuple(name for name in op.outputs if name not in empty),
-            recomputable=op.recomputable and once.isdisjoint(op.outputs),
         )
         for op in problem.ops
     )
@@ -86,7 +84,8 @@ def _empty(problem: Problem) -> frozenset[str]:
 
     Only values of FORWARD operations (others need not exist at all in the forward), none that an
     EITHER operation reads (its place in the forward follows from its inputs), none whose saving
-    is forbidden, and no outputs.
+    is forbidden, none that has to be saved while its operation may run again (what reads a second
+    instance is bound by that), and no outputs.
     """
     either = (op for op in problem.ops if op.phase is Phase.EITHER)
     unwanted = {*problem.outputs, *(name for op in either for name in op.inputs)}
@@ -97,6 +96,7 @@ def _empty(problem: Problem) -> frozenset[str]:
         and problem.producer_of[value.name].phase is Phase.FORWARD
         and value.name not in unwanted
         and not value.must_recompute
+        and not (value.must_save and problem.producer_of[value.name].recomputable)
     )
 
 
