@@ -92,7 +92,7 @@ def traced(**options: Any) -> Traced:
     [
         pytest.param(0.75, marks=pytest.mark.thorough),
         0.5,
-        pytest.param(0.35, marks=pytest.mark.thorough),
+        pytest.param(0.45, marks=pytest.mark.thorough),
     ],
 )
 def test_the_measured_peak_is_the_predicted_one(share: float) -> None:

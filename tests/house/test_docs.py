@@ -86,6 +86,8 @@ def reader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
+# Dynamo looks at `.grad` of what one model makes for another.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.thorough
 @pytest.mark.parametrize("page", [page for page in WRITTEN if any(b.is_run for b in blocks(page))])
 def test_what_a_page_shows_runs(page: str, reader: Path) -> None:
