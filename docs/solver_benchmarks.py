@@ -2,7 +2,7 @@
 
     python docs/solver_benchmarks.py [--graphs gpt2_12,unet] [--budgets 75,50,35,25,floor]
                                      [--instances DIR] [--layered] [--leave-one-out] [--efforts]
-                                     [--repeats 20] [--all] [--before CHECKOUT|ROWS] [--resume]
+                                     [--repeats 20] [--all] [--before CHECKOUT] [--resume]
 
 Captures the joint graphs that the cache folder `.solver_problems/` lacks (`solver_graphs.py`, which
 runs torch), then runs the solver on each, without torch: every solve in a process of its own
@@ -12,8 +12,7 @@ well; `--all` asks for everything else that the page has room for. A solve that 
 `--timeout` is a row that says so. Rows are stored as they come; `--resume` runs only what is
 missing. `--repeats` burns all processors for a while; let nothing else be measured meanwhile.
 `--before` solves the same problems with the solver of another checkout, through its own worker: it
-may watch the clock, so it has to run alone. Given a file of rows, as an earlier commit has it
-beside its page, it takes those: of the same graphs, whose operations were timed on another day.
+may watch the clock, so it has to run alone.
 """
 
 from __future__ import annotations
@@ -105,14 +104,6 @@ def solve_before(graph: str, path: Path, store: Store, args: argparse.Namespace)
         row = run([sys.executable, worker, json.dumps(asked)], args.timeout)
         store.add({"key": job.key, "section": "before", "graph": graph, "share": share, **row})
         print(f"{job.key:40s} {summary(row)}", flush=True)
-
-
-def take_before(store: Store, args: argparse.Namespace) -> None:
-    """Take the solves of an earlier page, of the same graphs."""
-    for row in json.loads(args.before.read_text())["rows"]:
-        if row["section"] == "solve" and row["graph"] in args.graphs:
-            job = Job("before", row["graph"], "", row["share"])
-            store.add({**row, "key": job.key, "section": "before", "run": len(store.runs) - 1})
 
 
 def published_jobs(args: argparse.Namespace) -> Iterator[Job]:
@@ -286,7 +277,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--efforts", action="store_true", help="run with less and more effort")
     parser.add_argument("--repeats", type=int, default=0, help="solve five problems so many times")
     parser.add_argument(
-        "--before", type=Path, help="a checkout of an earlier commit, or the rows of its page"
+        "--before", type=Path, help="a checkout of an earlier commit, whose solver is run as well"
     )
     parser.add_argument("--all", action="store_true", help="all of these, with 20 repeats")
     parser.add_argument("--resume", action="store_true", help="keep the rows that are there")
@@ -305,14 +296,12 @@ def main() -> None:
     """Run what the command line asks for."""
     args = arguments()
     store = Store(ROWS, page, describe_run(args))
-    if args.before and args.before.is_file():
-        take_before(store, args)
     if not args.page:
         for graph in args.graphs:
             path = capture(graph, store, args)
             for job in jobs_of(graph, path, store, args) if path is not None else ():
                 do(job, store, args)
-            if args.before and args.before.is_dir() and path is not None and graph in TEN:
+            if args.before and path is not None and graph in TEN:
                 solve_before(graph, path, store, args)
         for job in (*published_jobs(args), *(layered_jobs(args) if args.layered else ())):
             do(job, store, args)

@@ -67,8 +67,7 @@ BEFORE_TEXT = f"""\
 
 The solver of an earlier commit (`--before`), which divided {BEFORE_S:g} seconds of wall-clock
 time among its stages: its extra time and gap, then this solver's; at the floor each has its own
-peak, in percent of the baseline's. Where its rows come from its own page, the graphs are the same
-and their operations were timed on another day.
+peak, in percent of the baseline's.
 """
 
 LEFT_OUT_TEXT = f"""\
