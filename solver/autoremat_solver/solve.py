@@ -25,7 +25,7 @@ from autoremat_solver.model.readable import require_consistent
 from autoremat_solver.model.reduce import reduce
 from autoremat_solver.plan import Plan, Solution, Status, Step, StepKind
 from autoremat_solver.plans.front import Candidate
-from autoremat_solver.problem import Problem
+from autoremat_solver.problem import Op, Phase, Problem
 from autoremat_solver.search.smallest import smallest_candidate
 from autoremat_solver.search.stages import AT_BUDGET, FASTEST, LEANEST, STAGES, Run
 from autoremat_solver.search.state import PROVEN, Search
@@ -260,18 +260,27 @@ def _without_certificate(status: Status) -> Status:
 
 
 def without_unread(problem: Problem, plan: Plan) -> Plan:
-    """The plan without repeats whose results nobody reads: they cost time, and no one runs them."""
+    """The plan without runs whose results nobody reads: they cost time, and no one runs them.
+
+    Only what must run stays all the same. A rerun of what the forward need not run is then the
+    first run of it.
+    """
     pinned = frozenset(problem.outputs)
     wanted: set[str] = set()
-    kept: list[Step] = []
+    kept: list[str] = []
     for step in reversed(plan.steps):
         op = problem.op_by_name[step.target]
-        if step.kind is StepKind.RECOMPUTE and wanted.isdisjoint(op.outputs):
+        if wanted.isdisjoint(op.outputs) and not _must_run(step, op, pinned):
             continue
-        kept.append(step)
+        kept.append(op.name)
         wanted.difference_update(op.outputs)
         wanted.update(name for name in op.inputs if name not in pinned)
-    return Plan(tuple(reversed(kept)))
+    return Plan.of(reversed(kept))
+
+
+def _must_run(step: Step, op: Op, pinned: frozenset[str]) -> bool:
+    is_free = op.phase is Phase.EITHER and pinned.isdisjoint(op.outputs)
+    return step.kind is StepKind.FIRST_RUN and not is_free
 
 
 def solve(problem: Problem, budget_nbytes: int, *, time_limit_s: float = 30.0) -> Solution:
