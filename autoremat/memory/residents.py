@@ -23,6 +23,7 @@ from autoremat.memory.meter import (
     same_device,
     state_of,
     storage_identities,
+    storage_sizes,
     storages_of,
     tensors_in,
 )
@@ -156,7 +157,13 @@ def _with_next_step(
         optimizer=type(layers[-1]).__name__ if layers else "",
         transient_nbytes=footprint.transient_nbytes,
         storages=storage_identities(
-            [*model.parameters(), *model.buffers(), *tensors_in(inputs), *stepped]
+            [
+                *model.parameters(),
+                *_torch.sharded_tensors(model),
+                *model.buffers(),
+                *tensors_in(inputs),
+                *stepped,
+            ]
         ),
     )
 
@@ -194,14 +201,32 @@ class GivenToGraphs:
         if is_first:
             self._note(_BATCH, given)
 
-    def resident(self, device: torch.device) -> Resident:
-        """What of it lives on a device."""
+    def resident(
+        self,
+        device: torch.device,
+        units: Sequence[_torch.ShardedUnit] = (),
+        spread: Spread = Spread(),
+    ) -> Resident:
+        """What of it lives on a device.
+
+        Args:
+            device: what is elsewhere does not count.
+            units: what gathers parameters that graphs are given: these count as they are now.
+            spread: how processes share the model.
+        """
+        shared = _torch.tensors_of_units(units)
+        parameters = storage_sizes(shared, device)
+        gradients = storage_sizes(gradients_of(shared), device)
         sizes = dict.fromkeys((_PARAMETERS, _GRADIENTS, _BUFFERS, _BATCH), 0)
+        sizes[_PARAMETERS] += sum(parameters.values())
+        sizes[_GRADIENTS] += sum(gradients.values())
         held = {key: found for key, found in self._found.items() if not found[1].expired()}
-        for part, _, nbytes, place in held.values():
+        apart = {key: found for key, found in held.items() if key not in parameters | gradients}
+        for part, _, nbytes, place in apart.values():
             if same_device(place, device):
                 sizes[part] += rounded_nbytes(nbytes, device)
-        return Resident(ResidentParts(**sizes), storages=frozenset(held))
+        found = Resident(ResidentParts(**sizes), storages=frozenset(held))
+        return spread_out(found, spread)
 
     def beside(self, resident: Resident, device: torch.device) -> Resident:
         """What is resident, and what the graphs always read beside it.
