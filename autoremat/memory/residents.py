@@ -61,6 +61,15 @@ class Resident:
         """All of them together."""
         return self.parts.nbytes
 
+    def with_optimizer(self, found: Resident) -> Resident:
+        """The same, with the optimizer that was found at another moment, and nothing else of it."""
+        return replace(
+            self,
+            parts=replace(self.parts, optimizer_nbytes=found.parts.optimizer_nbytes),
+            optimizer=found.optimizer,
+            transient_nbytes=found.transient_nbytes,
+        )
+
 
 def resident_of(
     model: nn.Module,
