@@ -45,6 +45,7 @@ class Resident:
         optimizer: class of the optimizer whose state is counted, or "".
         transient_nbytes: what the optimizer's step takes for itself, after the backward.
         window_nbytes: of the parts, what processes that share the model move while it runs.
+        reduced_nbytes: more once a backward has returned gradients: what they are reduced from.
         gradient_share: of the gradients that a graph's backward returns, what stays here.
         storages: identities of the storages that are counted, as far as known.
     """
@@ -53,6 +54,7 @@ class Resident:
     optimizer: str = ""
     transient_nbytes: int = 0
     window_nbytes: int = 0
+    reduced_nbytes: int = 0
     gradient_share: float = 1.0
     storages: frozenset[int] = frozenset()
 
@@ -124,6 +126,7 @@ def spread_out(resident: Resident, spread: Spread) -> Resident:
         resident,
         parts=with_others(resident.parts, max(0, more_nbytes)),
         window_nbytes=spread.window_nbytes,
+        reduced_nbytes=spread.reduced_nbytes,
         gradient_share=spread.gradient_share,
     )
 
