@@ -92,7 +92,8 @@ class Members(Present):
         self.note_held(given)
         if len(self._modules) > 1:
             before = self._batches.get(caller, {}) if caller in self._called else {}
-            self._batches[caller] = before | storage_sizes(given, self._device)
+            batch = (tensor for tensor in given if tensor.is_leaf)  # else another module made it
+            self._batches[caller] = before | storage_sizes(batch, self._device)
             self._called.add(caller)
 
     def note_held(self, values: object) -> None:

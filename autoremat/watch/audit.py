@@ -19,7 +19,7 @@ import torch
 
 from autoremat import _torch
 from autoremat.memory.meter import gradient_of, gradients_of, state_of, storage_sizes
-from autoremat.memory.optimizers import StepOptimizers
+from autoremat.memory.optimizers import StepOptimizers, parameters_of
 from autoremat.memory.spread import Sharing, Spread
 from autoremat.planning.nesting import Beside
 from autoremat.planning.part import Part
@@ -63,9 +63,11 @@ class Present:
         raise NotImplementedError
 
     def storages(self, device: torch.device) -> dict[int, int]:
-        """Bytes of these, of their gradients and of optimizer state, by identity."""
-        leaves = self.leaves()
-        held = [*leaves, *gradients_of(leaves), *state_of(self.optimizers.known)]
+        """Bytes of these and of all that optimizers step, of gradients and state, by identity."""
+        known = self.optimizers.known
+        stepped = (parameter for optimizer in known for parameter in parameters_of(optimizer))
+        leaves = [*self.leaves(), *stepped]
+        held = [*leaves, *gradients_of(leaves), *state_of(known)]
         return storage_sizes(held, device)
 
     def expected_nbytes(self, _device: torch.device) -> int:
@@ -279,7 +281,8 @@ class Audit:
             known |= audit.given.held(device) | audit.present.storages(device)
             saved |= audit.saved.held(device)
             expected_nbytes += audit.present.expected_nbytes(device)
-        return _Held(known, saved, expected_nbytes + sum(known.values()))
+        apart = sum(nbytes for key, nbytes in known.items() if key not in counted)
+        return _Held(known, saved, expected_nbytes + apart)
 
 
 def names_of(runs: Sequence[Run]) -> tuple[Hashable, ...]:
