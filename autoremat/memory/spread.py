@@ -59,6 +59,11 @@ class Sharing:
         if found is not None:
             self._replica = weakref.ref(found)
 
+    @property
+    def has_replica(self) -> bool:
+        """Whether there is a DistributedDataParallel."""
+        return self._replica is not None and self._replica() is not None
+
     def now(self, units: Sequence[_torch.ShardedUnit], device: torch.device) -> Spread:
         """At this moment; of what FSDP2 has made these units of."""
         replica = None if self._replica is None else self._replica()

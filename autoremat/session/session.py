@@ -188,6 +188,8 @@ class Session:
     def _resident_given(self, device: torch.device) -> Resident:
         """Where nobody tells of the model: what its graphs are given."""
         arguments = self.steps.audit.arguments
+        if arguments.is_shared:  # nor has any rank heard of others, who would wait in a collective
+            self.refuse_no_more()
         return self._given.resident(device, arguments.units, arguments.spread_on(device))
 
     @property

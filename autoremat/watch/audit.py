@@ -115,6 +115,11 @@ class Arguments(Present):
         """See `Present`."""
         return self.spread_on(next((leaf.device for leaf in self._leaves), torch.device("cpu")))
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether processes share this model: they communicate beside its graphs."""
+        return self._sharing.has_replica or bool(self.units)
+
     def spread_on(self, device: torch.device) -> Spread:
         """How processes share the model that these arguments are of."""
         return self._sharing.now(self.units, device)
