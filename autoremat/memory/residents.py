@@ -217,14 +217,14 @@ class GivenToGraphs:
         self,
         device: torch.device,
         units: Sequence[_torch.ShardedUnit] = (),
-        spread: Spread = Spread(),
+        spread: Spread | None = None,
     ) -> Resident:
         """What of it lives on a device.
 
         Args:
             device: what is elsewhere does not count.
             units: what gathers parameters that graphs are given: these count as they are now.
-            spread: how processes share the model.
+            spread: how processes share the model, if they do.
         """
         shared = _torch.tensors_of_units(units)
         parameters = storage_sizes(shared, device)
@@ -238,7 +238,7 @@ class GivenToGraphs:
             if same_device(place, device):
                 sizes[part] += rounded_nbytes(nbytes, device)
         found = Resident(ResidentParts(**sizes), storages=frozenset(held))
-        return spread_out(found, spread)
+        return found if spread is None else spread_out(found, spread)
 
     def beside(self, resident: Resident, device: torch.device) -> Resident:
         """What is resident, and what the graphs always read beside it.

@@ -1,8 +1,8 @@
 """The plans that a graph could have beside others, in numbers.
 
 Enters: a graph, and what is held beside it. Leaves: `Way`s from what keeps least for the backward
-to what recomputes nothing. Guarantees: both ends are there; what lies between is the solver's; ranks
-of a job that ask the same get the same ways, however much each search was cut short.
+to what recomputes nothing. Guarantees: both ends are there, and what lies between is the solver's;
+ranks of a job that ask the same get the same ways, however much each search was cut short.
 """
 
 from __future__ import annotations
