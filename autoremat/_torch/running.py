@@ -21,7 +21,7 @@ from torch import fx, nn
 from torch._C import _autograd
 from torch._C._autograd import DeviceType
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import StrictMinMaxConstraint
 from torch.optim import optimizer as _optimizer
 from torch.profiler import ProfilerActivity
@@ -30,6 +30,7 @@ from torch.utils._pytree import arg_tree_leaves, tree_leaves, tree_map
 
 __all__ = [
     "DeviceType",
+    "FakeTensor",
     "FakeTensorMode",
     "HigherOrderOperator",
     "OpOverload",

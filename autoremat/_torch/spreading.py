@@ -24,6 +24,8 @@ __all__ = [
     "is_wait",
     "sharded_tensors",
     "sharded_units",
+    "tensors_of_units",
+    "units_that_gather",
 ]
 
 _COLLECTIVES = frozenset(
@@ -76,18 +78,48 @@ def sharded_units(model: nn.Module) -> list[ShardedUnit]:
     if fsdp is None:
         return []
     found = (m._get_fsdp_state() for m in model.modules() if isinstance(m, fsdp.FSDPModule))
-    states = list(dict.fromkeys(found))
-    if states:  # after the first forward, one knows all
+    return _units(list(dict.fromkeys(found)))
+
+
+def units_that_gather(tensors: Iterable[torch.Tensor]) -> list[ShardedUnit]:
+    """The units of the models some of whose gathered parameters these are, of each all."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return []
+    asked = set(map(id, tensors))
+    found = (m._get_fsdp_state() for m in _with_state() if isinstance(m, fsdp.FSDPModule))
+    states = [state for state in dict.fromkeys(found) if not asked.isdisjoint(_gathered(state))]
+    roots = {id(state._state_ctx): state for state in states}
+    return [unit for state in roots.values() for unit in _units([state])]
+
+
+def _with_state() -> list[nn.Module]:
+    """All modules to which a function of `torch.distributed` was applied, as `fully_shard` is."""
+    return list(torch.distributed._composable_state._module_state_mapping)
+
+
+def _gathered(state: Any) -> set[int]:
+    params = (param for group in _groups(state) for param in group.fsdp_params)
+    return {id(getattr(param, "_unsharded_param", None)) for param in params}
+
+
+def _units(states: list[Any]) -> list[ShardedUnit]:
+    """Of all states that share a root; after the first forward, one knows all."""
+    if states:
         states = list(states[0]._state_ctx.all_states) or states
     groups = [(state, group) for state in states for group in _groups(state)]
     numbers = {id(group): number for number, (_, group) in enumerate(groups)}
     return [_unit(state, group, numbers) for state, group in groups]
 
 
-def sharded_tensors(model: nn.Module) -> list[torch.Tensor]:
+def tensors_of_units(units: Iterable[ShardedUnit]) -> list[torch.Tensor]:
     """What exists of the units: shards, what is gathered, what moves between them."""
-    units = sharded_units(model)
     return [t for u in units for t in (*u.shards, *u.gathered, *u.moving, *u.gradients)]
+
+
+def sharded_tensors(model: nn.Module) -> list[torch.Tensor]:
+    """The same of a model's units."""
+    return tensors_of_units(sharded_units(model))
 
 
 def _groups(state: Any) -> list[Any]:

@@ -7,12 +7,15 @@ hence the copies; nothing here holds a parameter.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from torch import fx
 
 from autoremat import _torch
 from autoremat.graph.joint_graph import JointGraph, copy_module
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,8 @@ class PlannedGraph:
 
 def fingerprint(module: fx.GraphModule) -> str:
     """The same text for a joint graph whenever it is captured again."""
-    return "\n".join(
+    text = "\n".join(
         f"{node.name} = {node.target}({node.args}, {node.kwargs}): {_torch.fake_value(node)}"
         for node in module.graph.nodes
     )
+    return _ADDRESS.sub("", text)  # of what stands for an object, as a device mesh, which is new

@@ -23,6 +23,7 @@ from autoremat.memory.meter import (
     same_device,
     state_of,
     storage_identities,
+    storage_sizes,
     storages_of,
     tensors_in,
 )
@@ -44,6 +45,7 @@ class Resident:
         optimizer: class of the optimizer whose state is counted, or "".
         transient_nbytes: what the optimizer's step takes for itself, after the backward.
         window_nbytes: of the parts, what processes that share the model move while it runs.
+        reduced_nbytes: more once a backward has returned gradients: what they are reduced from.
         gradient_share: of the gradients that a graph's backward returns, what stays here.
         storages: identities of the storages that are counted, as far as known.
     """
@@ -52,6 +54,7 @@ class Resident:
     optimizer: str = ""
     transient_nbytes: int = 0
     window_nbytes: int = 0
+    reduced_nbytes: int = 0
     gradient_share: float = 1.0
     storages: frozenset[int] = frozenset()
 
@@ -59,6 +62,15 @@ class Resident:
     def nbytes(self) -> int:
         """All of them together."""
         return self.parts.nbytes
+
+    def with_optimizer(self, found: Resident) -> Resident:
+        """The same, with the optimizer that was found at another moment, and nothing else of it."""
+        return replace(
+            self,
+            parts=replace(self.parts, optimizer_nbytes=found.parts.optimizer_nbytes),
+            optimizer=found.optimizer,
+            transient_nbytes=found.transient_nbytes,
+        )
 
 
 def resident_of(
@@ -114,6 +126,7 @@ def spread_out(resident: Resident, spread: Spread) -> Resident:
         resident,
         parts=with_others(resident.parts, max(0, more_nbytes)),
         window_nbytes=spread.window_nbytes,
+        reduced_nbytes=spread.reduced_nbytes,
         gradient_share=spread.gradient_share,
     )
 
@@ -156,7 +169,13 @@ def _with_next_step(
         optimizer=type(layers[-1]).__name__ if layers else "",
         transient_nbytes=footprint.transient_nbytes,
         storages=storage_identities(
-            [*model.parameters(), *model.buffers(), *tensors_in(inputs), *stepped]
+            [
+                *model.parameters(),
+                *_torch.sharded_tensors(model),
+                *model.buffers(),
+                *tensors_in(inputs),
+                *stepped,
+            ]
         ),
     )
 
@@ -194,14 +213,32 @@ class GivenToGraphs:
         if is_first:
             self._note(_BATCH, given)
 
-    def resident(self, device: torch.device) -> Resident:
-        """What of it lives on a device."""
+    def resident(
+        self,
+        device: torch.device,
+        units: Sequence[_torch.ShardedUnit] = (),
+        spread: Spread | None = None,
+    ) -> Resident:
+        """What of it lives on a device.
+
+        Args:
+            device: what is elsewhere does not count.
+            units: what gathers parameters that graphs are given: these count as they are now.
+            spread: how processes share the model, if they do.
+        """
+        shared = _torch.tensors_of_units(units)
+        parameters = storage_sizes(shared, device)
+        gradients = storage_sizes(gradients_of(shared), device)
         sizes = dict.fromkeys((_PARAMETERS, _GRADIENTS, _BUFFERS, _BATCH), 0)
+        sizes[_PARAMETERS] += sum(parameters.values())
+        sizes[_GRADIENTS] += sum(gradients.values())
         held = {key: found for key, found in self._found.items() if not found[1].expired()}
-        for part, _, nbytes, place in held.values():
+        apart = {key: found for key, found in held.items() if key not in parameters | gradients}
+        for part, _, nbytes, place in apart.values():
             if same_device(place, device):
                 sizes[part] += rounded_nbytes(nbytes, device)
-        return Resident(ResidentParts(**sizes), storages=frozenset(held))
+        found = Resident(ResidentParts(**sizes), storages=frozenset(held))
+        return found if spread is None else spread_out(found, spread)
 
     def beside(self, resident: Resident, device: torch.device) -> Resident:
         """What is resident, and what the graphs always read beside it.

@@ -13,7 +13,7 @@ backward, there are:
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,19 +53,22 @@ class Sharing:
         """No call yet."""
         self._replica: weakref.ref[nn.Module] | None = None
 
-    def note_call(self, model: nn.Module) -> None:
-        """A call of the model begins: it may be that of a replica."""
-        inner = (module for module in model.modules() if _torch.is_replica(module))
-        found = _torch.active_replica() or next(inner, None)
+    def note_call(self, modules: Iterable[nn.Module] = ()) -> None:
+        """A call begins, of these or of what they are in: it may be that of a replica."""
+        found = _torch.active_replica() or next(filter(_torch.is_replica, modules), None)
         if found is not None:
             self._replica = weakref.ref(found)
 
-    def now(self, model: nn.Module, device: torch.device) -> Spread:
-        """At this moment."""
+    @property
+    def has_replica(self) -> bool:
+        """Whether there is a DistributedDataParallel."""
+        return self._replica is not None and self._replica() is not None
+
+    def now(self, units: Sequence[_torch.ShardedUnit], device: torch.device) -> Spread:
+        """At this moment; of what FSDP2 has made these units of."""
         replica = None if self._replica is None else self._replica()
         if replica is not None:
             return _replicated(replica, device)
-        units = _torch.sharded_units(model)
         return _sharded(units, device) if units else Spread()
 
 

@@ -97,9 +97,14 @@ class Runs:
         """By number, gradients of parameters that a backward returns."""
         return [*(part.gradient_nbytes for part in self.parts.values()), *self.eager_gradients]
 
+    @property
+    def reduced_nbytes(self) -> int:
+        """What gradients are reduced from, once a backward has returned some."""
+        return max(part.resident.reduced_nbytes for part in self.parts.values())
+
     def beside(self, number: int, crossing: Sequence[int]) -> Beside:
         """What is held beside a graph, where the graphs keep so much; see `nesting.beside`."""
-        found = beside(self.order, number, crossing, self.gradients)
+        found = beside(self.order, number, crossing, self.gradients, self.reduced_nbytes)
         return found.beyond(self.existing_nbytes)
 
 
@@ -124,7 +129,13 @@ def allot(runs: Runs, budget_nbytes: int, around: Around, setting: Setting) -> l
         for part, (found, kept_nbytes) in zip(parts, evenly, strict=True)
     ]
     shared = Shared(
-        members, runs.order, runs.eager_gradients, around, runs.existing_nbytes, runs.is_nested
+        members,
+        runs.order,
+        runs.eager_gradients,
+        around,
+        runs.existing_nbytes,
+        runs.is_nested,
+        runs.reduced_nbytes,
     )
     shares = divide(shared, budget_nbytes)
     return list(_allotted(runs, shared, shares, max(budget_nbytes, shared.peak_nbytes(shares))))
@@ -140,7 +151,8 @@ def _allotted(
     names, parts = list(runs.parts), list(runs.parts.values())
     most_nbytes = max(part.step_resident_nbytes for part in parts)
     for number, plan in enumerate(plans):
-        found = beside(order, number, crossing, gradients).beyond(runs.existing_nbytes)
+        found = beside(order, number, crossing, gradients, runs.reduced_nbytes)
+        found = found.beyond(runs.existing_nbytes)
         later = Around(most_nbytes - parts[plan.graph].step_resident_nbytes)
         is_last = order[-1] == number and order.count(number) == 1
         yield Allotted(

@@ -45,6 +45,7 @@ def beside(
     number: int,
     crossing_nbytes: Sequence[int],
     gradient_nbytes: Sequence[int],
+    reduced_nbytes: int = 0,
 ) -> Beside:
     """What is held beside a graph in that of its runs which finds the most.
 
@@ -53,11 +54,13 @@ def beside(
         number: the graph.
         crossing_nbytes: by number, what crosses from a graph's forward to its backward.
         gradient_nbytes: by number, gradients of parameters that a graph's backward returns.
+        reduced_nbytes: more once any backward has returned some: what they are reduced from.
     """
     held = list(accumulate((crossing_nbytes[n] for n in order), initial=0))
     returned = list(accumulate((gradient_nbytes[n] for n in order), initial=0))
+    moved = [*(reduced_nbytes for _ in order[1:]), 0]  # no backward comes before that of the last
     found = [
-        (held[run], returned[-1] - returned[run + 1])
+        (held[run], returned[-1] - returned[run + 1] + moved[run])
         for run, graph in enumerate(order)
         if graph == number
     ]

@@ -118,12 +118,11 @@ class Part:
             resident_nbytes=lowered.shell.resident_nbytes + more_nbytes,
             optimizer_nbytes=resident.transient_nbytes,
         )
-        parts = replace(self.resident.parts, optimizer_nbytes=optimizer_nbytes)
         return replace(
             self,
             subject=replace(self.subject, lowered=replace(lowered, shell=shell)),
             choice=replace(self.choice, peak_nbytes=self.choice.peak_nbytes + more_nbytes),
-            resident=replace(resident, parts=parts, storages=self.resident.storages),
+            resident=self.resident.with_optimizer(resident),
             _reports={},
         )
 

@@ -86,6 +86,7 @@ class Shared:
         existing_nbytes: gradients that exist before it, to which its own are added.
         is_nested: whether the backward of a later run comes first; else all runs of a graph are
             alike, as no run is the last.
+        reduced_nbytes: what gradients are reduced from, once a backward has returned some.
     """
 
     members: Sequence[Member]
@@ -94,6 +95,7 @@ class Shared:
     around: Around
     existing_nbytes: int
     is_nested: bool = True
+    reduced_nbytes: int = 0
 
     def peak_nbytes(self, shares: Sequence[Share]) -> int:
         """The highest of all forwards and backwards, and of code in eager mode."""
@@ -107,11 +109,12 @@ class Shared:
         """Of each run, and at last of code in eager mode."""
         later = sum(map(self._gradient_nbytes, self.order))
         held, around = self.around.held_nbytes, self.around
-        for number, way in self._runs(shares):
+        for run, (number, way) in enumerate(self._runs(shares), start=1):
             later -= self._gradient_nbytes(number)
             if way is None:
                 continue
             returned = around.returned_nbytes + max(0, later - self.existing_nbytes)
+            returned += self.reduced_nbytes if run < len(self.order) else 0
             own = max(way.forward_nbytes, returned + way.backward_nbytes)
             yield self.members[number].resident_nbytes + held + own
             held += way.crossing_nbytes

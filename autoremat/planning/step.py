@@ -125,9 +125,10 @@ class Step:
         names = {id(part): name for name, part in self.parts.items()}
         # A backend learns of parameters with the graphs that read them.
         most_nbytes = max((part.step_resident_nbytes for part in parts), default=0)
+        reduced_nbytes = max((part.resident.reduced_nbytes for part in parts), default=0)
         result = {}
         for number, part in enumerate(parts):
-            found = beside(order, number, crossing, gradients)
+            found = beside(order, number, crossing, gradients, reduced_nbytes)
             found = found.beyond(self.existing_gradient_nbytes)
             later = Around(held_nbytes=most_nbytes - part.step_resident_nbytes)
             result[names[id(part)]] = around.beside(later.beside(found))

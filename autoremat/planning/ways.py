@@ -1,12 +1,13 @@
 """The plans that a graph could have beside others, in numbers.
 
 Enters: a graph, and what is held beside it. Leaves: `Way`s from what keeps least for the backward
-to what recomputes nothing. Guarantees: both ends are there; what lies between is the solver's.
+to what recomputes nothing. Guarantees: both ends are there, and what lies between is the solver's;
+ranks of a job that ask the same get the same ways, however much each search was cut short.
 """
 
 from __future__ import annotations
 
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 
 from autoremat_solver import Plan, Problem, Solver, simulate
 from autoremat_solver.effort import CutOff
@@ -14,6 +15,7 @@ from autoremat_solver.plan import Status
 from autoremat_solver.policies import recompute_all
 
 from autoremat.ask.options import Setting
+from autoremat.planning.asked import fingerprint
 from autoremat.planning.nesting import Beside, placed
 from autoremat.planning.part import shared_out
 from autoremat.planning.sharing import Way
@@ -21,9 +23,18 @@ from autoremat.planning.simulated import simulated_peaks
 from autoremat.problem.lower import as_written
 from autoremat.problem.shell import LOSS_BOUNDARY
 from autoremat.problem.subject import Subject
+from autoremat.ranks.figures import known_figures, settled
+from autoremat.ranks.store import shared_store
 
 _WAYS = 8  # limits to what is kept, at most
 _EFFORT = 0.3  # of each solve: what is chosen in the end is searched for with all of it
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Ways that a rank has found, as numbers."""
+
+    ways: list[tuple[int, int, int, float]]
 
 
 def ways_of(
@@ -38,6 +49,19 @@ def ways_of(
         budget_nbytes: of the whole step.
         setting: how it is planned.
     """
+    if shared_store() is None:
+        return _searched(subject, found, kept_nbytes, budget_nbytes, setting)
+    asked = (fingerprint(subject.joint), subject.lowered.problem, found, kept_nbytes, budget_nbytes)
+    counting = known_figures([key := repr(asked)], _Found)
+    if not counting:
+        own = _searched(subject, found, kept_nbytes, budget_nbytes, setting)
+        counting = settled({key: _Found([astuple(way) for way in own])}, _Found)
+    return tuple(Way(*numbers) for numbers in counting[key].ways)
+
+
+def _searched(
+    subject: Subject, found: Beside, kept_nbytes: int, budget_nbytes: int, setting: Setting
+) -> tuple[Way, ...]:
     cut_off = CutOff(setting.time_limit_s)
     problem = subject.lowered.problem
     leanest, richest = (way_of(subject, p(problem)) for p in (recompute_all, as_written))

@@ -88,11 +88,12 @@ class Members(Present):
     def note_given(self, inputs: object, caller: Hashable) -> None:
         """A call of a module is given these."""
         given = tensors_in(inputs)
-        self._sharing.note_call(self.whole)
+        self._sharing.note_call(self.whole.modules())
         self.note_held(given)
         if len(self._modules) > 1:
             before = self._batches.get(caller, {}) if caller in self._called else {}
-            self._batches[caller] = before | storage_sizes(given, self._device)
+            batch = (tensor for tensor in given if tensor.is_leaf)  # else another module made it
+            self._batches[caller] = before | storage_sizes(batch, self._device)
             self._called.add(caller)
 
     def note_held(self, values: object) -> None:
@@ -145,7 +146,7 @@ class Members(Present):
         return self._spread(self._device)
 
     def _spread(self, device: torch.device) -> Spread:
-        return self._sharing.now(self.whole, device)
+        return self._sharing.now(_torch.sharded_units(self.whole), device)
 
     def grown_nbytes(self, device: torch.device) -> int:
         """By how much the state of optimizers is larger than the latest plan counts it."""

@@ -105,7 +105,7 @@ class Session:
         self._offline = steps.offline
         self._setting = options.setting
         self._given = GivenToGraphs()
-        self._find_resident = resident or self._given.resident
+        self._find_resident = resident or self._resident_given
         self._refuses = refuses
         self._first_frame = ""  # of the module whose graph is being compiled
         self._first_frames: dict[Hashable, str] = {}
@@ -160,6 +160,7 @@ class Session:
         graph = _torch.DynamoGraph(module, example_inputs, runs=self._offline is None)
         is_first = _torch.frame_name() == self._first_frame and not self._part
         self._given.note(module, example_inputs, is_first=is_first)
+        self.steps.audit.arguments.note([*module.parameters(), *example_inputs])
         try:
             with self.progress:
                 try:
@@ -183,6 +184,13 @@ class Session:
             raise _torch.passing_through(error) from None
         finally:
             self._inputs = ()
+
+    def _resident_given(self, device: torch.device) -> Resident:
+        """Where nobody tells of the model: what its graphs are given."""
+        arguments = self.steps.audit.arguments
+        if arguments.is_shared:  # nor has any rank heard of others, who would wait in a collective
+            self.refuse_no_more()
+        return self._given.resident(device, arguments.units, arguments.spread_on(device))
 
     @property
     def _executor(self) -> Callable[..., Any] | None:

@@ -180,10 +180,9 @@ class Steps:
         more_nbytes = found.parts.optimizer_nbytes - self.resident.parts.optimizer_nbytes
         if more_nbytes <= 0:
             return
-        parts = replace(self.resident.parts, optimizer_nbytes=found.parts.optimizer_nbytes)
-        self.resident = replace(found, parts=parts, storages=self.resident.storages)
+        self.resident = self.resident.with_optimizer(found)
         for name, part in self.graphs.parts.items():
-            self.graphs.parts[name] = part.with_optimizer(self.resident)
+            self.graphs.parts[name] = part.with_optimizer(found)
         self.surroundings.grown_nbytes = max(0, self.surroundings.grown_nbytes - more_nbytes)
 
     def tell_if_above(

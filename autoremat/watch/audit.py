@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from autoremat import _torch
 from autoremat.memory.meter import gradient_of, gradients_of, state_of, storage_sizes
-from autoremat.memory.optimizers import StepOptimizers
-from autoremat.memory.spread import Spread
+from autoremat.memory.optimizers import StepOptimizers, parameters_of
+from autoremat.memory.spread import Sharing, Spread
 from autoremat.planning.nesting import Beside
 from autoremat.planning.part import Part
 from autoremat.watch.eager_backward import Foreseen, first_nodes, foresee
@@ -62,9 +63,11 @@ class Present:
         raise NotImplementedError
 
     def storages(self, device: torch.device) -> dict[int, int]:
-        """Bytes of these, of their gradients and of optimizer state, by identity."""
-        leaves = self.leaves()
-        held = [*leaves, *gradients_of(leaves), *state_of(self.optimizers.known)]
+        """Bytes of these and of all that optimizers step, of gradients and state, by identity."""
+        known = self.optimizers.known
+        stepped = (parameter for optimizer in known for parameter in parameters_of(optimizer))
+        leaves = [*self.leaves(), *stepped]
+        held = [*leaves, *gradients_of(leaves), *state_of(known)]
         return storage_sizes(held, device)
 
     def expected_nbytes(self, _device: torch.device) -> int:
@@ -87,19 +90,49 @@ class Arguments(Present):
 
     def __init__(self) -> None:
         """None yet."""
-        self._leaves: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._given: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._sharing = Sharing()
         self.optimizers = StepOptimizers(self.leaves, [])
 
     def note(self, args: Sequence[Any]) -> None:
         """Remember the parameters, buffers and batches among the arguments of a graph."""
+        self._sharing.note_call()
         for value in args:
-            if isinstance(value, torch.Tensor) and value.is_leaf:
-                self._leaves[id(value)] = weakref.ref(value)
+            is_real = isinstance(value, torch.Tensor) and not isinstance(value, _torch.FakeTensor)
+            if is_real and value.is_leaf:
+                self._given[id(value)] = weakref.ref(value)
 
     def leaves(self) -> list[torch.Tensor]:
         """See `Present`."""
-        self._leaves = {key: ref for key, ref in self._leaves.items() if ref() is not None}
-        found = (reference() for reference in self._leaves.values())
+        return [*self._leaves, *_torch.tensors_of_units(self.units)]
+
+    def expected_nbytes(self, device: torch.device) -> int:
+        """See `Present`."""
+        return self.spread_on(device).unseen_nbytes
+
+    @property
+    def spread(self) -> Spread:
+        """See `Present`."""
+        return self.spread_on(next((leaf.device for leaf in self._leaves), torch.device("cpu")))
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether processes share this model: they communicate beside its graphs."""
+        return self._sharing.has_replica or bool(self.units)
+
+    def spread_on(self, device: torch.device) -> Spread:
+        """How processes share the model that these arguments are of."""
+        return self._sharing.now(self.units, device)
+
+    @property
+    def units(self) -> list[_torch.ShardedUnit]:
+        """What FSDP2 has made of this model: it gathers the parameters that graphs are given."""
+        return _torch.units_that_gather(self._leaves)
+
+    @property
+    def _leaves(self) -> list[torch.Tensor]:
+        self._given = {key: ref for key, ref in self._given.items() if ref() is not None}
+        found = (reference() for reference in self._given.values())
         return [tensor for tensor in found if tensor is not None]
 
 
@@ -253,7 +286,8 @@ class Audit:
             known |= audit.given.held(device) | audit.present.storages(device)
             saved |= audit.saved.held(device)
             expected_nbytes += audit.present.expected_nbytes(device)
-        return _Held(known, saved, expected_nbytes + sum(known.values()))
+        apart = sum(nbytes for key, nbytes in known.items() if key not in counted)
+        return _Held(known, saved, expected_nbytes + apart)
 
 
 def names_of(runs: Sequence[Run]) -> tuple[Hashable, ...]:

@@ -1315,6 +1315,9 @@ def test_sharded_units():
     loss = model(torch.ones(2, 4)).sum()
     root, layer = sorted(seen[0], key=lambda unit: not unit.is_root)
     assert (root.is_root, layer.is_root) == (True, False)
+    assert len(_torch.units_that_gather(layer.gathered)) == 2
+    assert not _torch.units_that_gather([torch.ones(1)])
+    assert len(_torch.tensors_of_units([layer])) > len(layer.gathered)
     assert layer.runs_forward
     assert not any(unit.runs_forward for unit in _torch.sharded_units(model))
     assert (root.gathered_nbytes, layer.gathered_nbytes) == (64, 128)
