@@ -227,11 +227,18 @@ _is_own_compile: ContextVar[bool] = ContextVar("is_own_compile", default=False)
 @functools.cache
 def _keep_plans_in_outer_compiles() -> None:
     """Let Dynamo stop at optimised modules; once, and not before there are any."""
-    _torch.stop_at(
-        lambda module: (
-            isinstance(_torch.compiled_call(module), OptimizedCall) and not _is_own_compile.get()
-        )
-    )
+    _torch.stop_at(_is_planned_apart)
+
+
+def _is_planned_apart(module: nn.Module) -> bool:
+    """Whether a module that a compile has come to has a plan of its own."""
+    call = _torch.compiled_call(module)
+    if not isinstance(call, OptimizedCall):
+        return False
+    if _is_own_compile.get():
+        call.training.is_within_another = True
+        return False
+    return True
 
 
 def _is_trainable(model: nn.Module) -> bool:

@@ -48,6 +48,7 @@ class Training:
         self._lockstep: Lockstep | None = None  # from the first training call on
         self.members = Members()
         self.planning = threading.RLock()
+        self.is_within_another = False  # whose plan has that of a module among its parts
         self.start_anew()
 
     @property
@@ -107,7 +108,8 @@ class Training:
         if not modules or not self.members.optimizers.has_new_state(optimizer):
             return
         session = self.session
-        if not session.steps.is_planned and not session.told.fallbacks and modules[0].training:
+        is_left_out = not session.steps.is_planned and not self.is_within_another
+        if is_left_out and not session.told.fallbacks and modules[0].training:
             session.told.fall_back("AR114", kind=type(modules[0]).__name__)
         grown_nbytes = self.members.grown_nbytes(session.steps.device)
         session.steps.surroundings.note_resident(grown_nbytes)

@@ -340,6 +340,15 @@ def test_an_optimizer_that_steps_a_model_which_nobody_calls():
     optimizer.step()  # said once
 
 
+def test_an_optimizer_that_steps_a_part_of_an_optimised_model():
+    """A part that is optimised as well is planned with the whole, and nothing is amiss."""
+    model = optimized(Chain, UNBOUNDED, strict=False)
+    part = model.layers[0]
+    autoremat.optimize(part, UNBOUNDED, compiler="eager", verbose=False)
+    step(model, (BATCH,))
+    torch.optim.SGD(model.parameters(), lr=0.1).step()  # warnings are errors
+
+
 # --- sizes -------------------------------------------------------------------------------------
 
 
