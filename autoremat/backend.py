@@ -9,11 +9,12 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from autoremat import _torch
 from autoremat.ask.budget import budget_argument
@@ -123,5 +124,18 @@ def with_own_code(call: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
 
+    return _own(run)
+
+
+def module_call() -> Callable[..., Any]:
+    """Calls the module that it is given first, in a frame as `with_own_code` makes them."""
+
+    def run(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        return _torch.own_call(self)(*args, **kwargs)
+
+    return _own(run)
+
+
+def _own(run: FunctionType) -> Callable[..., Any]:
     run.__code__ = run.__code__.replace(co_name=f"run_{next(_call_numbers)}")
     return run

@@ -106,6 +106,21 @@ def test_equal_blocks_keep_one_budget_and_settle(share: float):
     assert _torch.dynamo_counters["stats"]["unique_graphs"] == graphs + 1
 
 
+def test_a_list_of_equal_blocks_is_planned_and_compiled_once():
+    """Whatever the number of blocks; what one hands to the next counts once."""
+    torch._dynamo.reset()
+    budget, model = budget_at(0.7), make_seeded(Stack)
+    autoremat.optimize(list(model.blocks), **options(budget), strict=True)
+    for _ in range(3):
+        step(model, (BATCH,))
+    report = autoremat.report(model.blocks[0])
+    stem_nbytes = 2 * resident_nbytes(model.stem)  # eager code, its gradient included
+    assert report.predicted_peak_nbytes <= 1.02 * peak_of(model) + stem_nbytes
+    assert peak_of(model) <= budget + stem_nbytes
+    assert len(report.graphs) == 2
+    assert compiles(model.blocks[0])[:2] == [3, 2]
+
+
 @pytest.mark.parametrize("is_evaluated", [False, True])
 def test_equal_mappings_of_one_step_are_one(is_evaluated: bool):
     """Written anew for each block: one budget, also where nothing was planned in a first call."""
