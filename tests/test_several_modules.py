@@ -107,7 +107,8 @@ FORMS = [towers, encoder_and_decoder, policy_and_critic, preferences, adversarie
 
 def whole_peak(modules: Sequence[nn.Module], take: Take) -> int:
     """Measured bytes of a step, with what is there before it."""
-    batches = {policy_and_critic: (BATCH,), a_batch_of_each: ()}.get(take, (BATCH, OTHER))
+    batches = {encoder_and_decoder: (BATCH,), policy_and_critic: (BATCH,), a_batch_of_each: ()}
+    batches = batches.get(take, (BATCH, OTHER))
     held = resident_nbytes(nn.ModuleList(modules), batches)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", autoremat.OverBudgetWarning)
