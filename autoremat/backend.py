@@ -27,7 +27,7 @@ from autoremat.session.steps import Steps
 # its graphs. Two models must not share a mapping, or they share a budget; one that was changed in
 # between is another. Equal mappings are one where their graphs are of one step: as one may Dynamo
 # take them, and run a graph that it compiled for one block in place of another's. A session lives
-# as long as a graph that it has compiled, and its mappings with it, whose identities so stay theirs.
+# as long as a graph that it has compiled, and its mappings with it: their identities stay theirs.
 _sessions: WeakValueDictionary[int, Session] = WeakValueDictionary()
 _Mappings = dict[int, tuple[object, dict[str, Any]]]  # by identity, with what was in them
 _mappings: WeakKeyDictionary[Session, _Mappings] = WeakKeyDictionary()
@@ -124,7 +124,7 @@ def with_own_code(call: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
 
-    return _own(run)
+    return _with_new_name(run)
 
 
 def module_call() -> Callable[..., Any]:
@@ -133,9 +133,10 @@ def module_call() -> Callable[..., Any]:
     def run(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         return _torch.own_call(self)(*args, **kwargs)
 
-    return _own(run)
+    return _with_new_name(run)
 
 
-def _own(run: FunctionType) -> Callable[..., Any]:
+def _with_new_name(run: Callable[..., Any]) -> Callable[..., Any]:
+    assert isinstance(run, FunctionType)
     run.__code__ = run.__code__.replace(co_name=f"run_{next(_call_numbers)}")
     return run

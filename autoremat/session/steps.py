@@ -173,6 +173,8 @@ class Steps:
             return False
         self.graphs.note_longest()
         is_above = self.peak_nbytes > self.budget_nbytes
+        if self.options.budget.is_least:  # each graph alone is the leanest: that is not the step
+            return self._is_longer
         return bool(self.graphs.longest) and (
             bool(self.graphs.provisional) or (is_above and self._may_replan)
         )
