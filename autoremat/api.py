@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ from autoremat import _torch
 from autoremat.ask.budget import Budget as Asked
 from autoremat.ask.options import Options
 from autoremat.ask.plan_file import write
-from autoremat.backend import session_behind, with_own_code
+from autoremat.backend import module_call, session_behind
 from autoremat.errors import FallbackError, FallbackWarning
 from autoremat.fallbacks import fallback
 from autoremat.graph.selectors import Selection
@@ -34,7 +34,7 @@ from autoremat.session.eager_recurrent import eager_recurrent_layers
 from autoremat.session.members import as_one
 from autoremat.session.retake import Before
 from autoremat.session.session import Session
-from autoremat.session.training import Training
+from autoremat.session.training import Shared, Training
 from autoremat.units import format_nbytes
 
 # One module, or several that share a budget.
@@ -57,8 +57,7 @@ class OptimizedCall:
         self.training = training
         self._forward = type(model).forward
         self._is_frozen = not _is_trainable(model)
-        self._compiled: dict[Session, Callable[..., Any]] = {}
-        self._compiled_without: set[str] = set()  # kinds of global hooks that were absent
+        self._shared: dict[Session, Shared] = {}  # with modules that are alike
 
     @property
     def session(self) -> Session:
@@ -106,7 +105,8 @@ class OptimizedCall:
                 self.training.start_anew()
             lockstep = self.training.meet_ranks(model)
             session = self.training.begin((args, kwargs), id(self))
-            if not self._is_planned(session):  # others that call meanwhile wait for the plan
+            is_first = session not in self._shared
+            if is_first or not self._is_planned(session):  # others wait meanwhile for the plan
                 with lockstep.beginning(session):
                     if lockstep.ranks:  # another rank's call goes on: it cannot be taken again
                         return self._run(session, args, kwargs)
@@ -137,10 +137,10 @@ class OptimizedCall:
         token = _is_own_compile.set(True)
         try:
             with (
-                _torch.compiling_steps(2 * MANY_COMPILES),
+                _torch.compiling_steps(2 * MANY_COMPILES * self.training.members.count),
                 eager_recurrent_layers(self._model(), session.steps.leave_layer_eager),
             ):
-                output = self._compiled_in(session)(*args, **kwargs)
+                output = self._shared_in(session).compiled(self._model(), *args, **kwargs)
         finally:
             _is_own_compile.reset(token)
         self._tell_if_nothing_was_planned(session)
@@ -150,17 +150,16 @@ class OptimizedCall:
             self._note_eager(session, output)
         return output
 
-    def _compiled_in(self, session: Session) -> Callable[..., Any]:
-        if session not in self._compiled:
-            known = self._compiled.items()
-            self._compiled = {s: call for s, call in known if self.training.runs(s)}
-            call = with_own_code(_torch.own_call(self._model()))
-            self._compiled[session] = _torch.compile_apart(call, session.backend_of(id(self)))
-        return self._compiled[session]
+    def _shared_in(self, session: Session) -> Shared:
+        if session not in self._shared:
+            known = self._shared.items()
+            self._shared = {s: shared for s, shared in known if self.training.runs(s)}
+            self._shared[session] = self.training.shared(session, self._model(), module_call)
+        return self._shared[session]
 
     def _is_planned(self, session: Session) -> bool:
-        """Whether any graph of this module was."""
-        return session.has_compiled(id(self)) and session.steps.is_planned
+        """Whether any graph of this module was, or of one alike."""
+        return session.has_compiled(self._shared_in(session).kind) and session.steps.is_planned
 
     def _model(self) -> nn.Module:
         model = self.model()
@@ -173,9 +172,10 @@ class OptimizedCall:
         Dynamo guards such hooks where there are some, and not where there are none.
         """
         present = _torch.kinds_of_global_hooks()
-        if any(present[kind] for kind in self._compiled_without):
+        absent = self.training.compiled_without
+        if any(present[kind] for kind in absent):
             return True
-        self._compiled_without.update(kind for kind in present if not present[kind])
+        absent.update(kind for kind in present if not present[kind])
         return False
 
     def _note_eager(self, session: Session, output: Any) -> None:
@@ -227,11 +227,18 @@ _is_own_compile: ContextVar[bool] = ContextVar("is_own_compile", default=False)
 @functools.cache
 def _keep_plans_in_outer_compiles() -> None:
     """Let Dynamo stop at optimised modules; once, and not before there are any."""
-    _torch.stop_at(
-        lambda module: (
-            isinstance(_torch.compiled_call(module), OptimizedCall) and not _is_own_compile.get()
-        )
-    )
+    _torch.stop_at(_is_planned_apart)
+
+
+def _is_planned_apart(module: nn.Module) -> bool:
+    """Whether a module that a compile has come to has a plan of its own."""
+    call = _torch.compiled_call(module)
+    if not isinstance(call, OptimizedCall):
+        return False
+    if _is_own_compile.get():
+        call.training.is_within_another = True
+        return False
+    return True
 
 
 def _is_trainable(model: nn.Module) -> bool:

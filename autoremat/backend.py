@@ -9,11 +9,12 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from autoremat import _torch
 from autoremat.ask.budget import budget_argument
@@ -24,10 +25,12 @@ from autoremat.session.steps import Steps
 
 # One session per mapping of options: `torch.compile` hands over the one it was given for each of
 # its graphs. Two models must not share a mapping, or they share a budget; one that was changed in
-# between is another. A session lives as long as a graph that it has compiled, and its mapping with
-# it, whose identity so stays its own.
+# between is another. Equal mappings are one where their graphs are of one step: as one may Dynamo
+# take them, and run a graph that it compiled for one block in place of another's. A session lives
+# as long as a graph that it has compiled, and its mappings with it: their identities stay theirs.
 _sessions: WeakValueDictionary[int, Session] = WeakValueDictionary()
-_mappings: WeakKeyDictionary[Session, tuple[object, dict[str, Any]]] = WeakKeyDictionary()
+_Mappings = dict[int, tuple[object, dict[str, Any]]]  # by identity, with what was in them
+_mappings: WeakKeyDictionary[Session, _Mappings] = WeakKeyDictionary()
 
 _call_numbers = itertools.count()
 
@@ -73,13 +76,30 @@ def session_behind(tensors: Iterable[torch.Tensor]) -> Session | None:
 
 
 def _session_of(options: Mapping[str, Any] | None) -> Session:
-    session, given = _sessions.get(id(options)), dict(options or {})
+    given = dict(options or {})
     if BUDGET_VARIABLE in os.environ:
         given.setdefault("budget", budget_argument(os.environ[BUDGET_VARIABLE]))
-    if session is None or _mappings[session] != (options, given):
-        session = Session(Steps(Options.from_mapping(given)))
-        watch_optimizers(session.steps)
-        _sessions[id(options)], _mappings[session] = session, (options, given)
+    session = _sessions.get(id(options))
+    if session is not None and _mappings[session][id(options)] != (options, given):
+        session = None
+    if session is None or not session.steps.is_planned:
+        session = _in_this_step(given) or session or _new_session(given)
+        _sessions[id(options)] = session
+        _mappings.setdefault(session, {})[id(options)] = (options, given)
+    return session
+
+
+def _in_this_step(given: dict[str, Any]) -> Session | None:
+    """Whose graphs wait for their backward, with equal options: one step has one budget."""
+    for session, mappings in _mappings.items():
+        if session.steps.is_open and any(given == other for _, other in mappings.values()):
+            return session
+    return None
+
+
+def _new_session(given: dict[str, Any]) -> Session:
+    session = Session(Steps(Options.from_mapping(given)))
+    watch_optimizers(session.steps)
     return session
 
 
@@ -104,5 +124,19 @@ def with_own_code(call: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
 
+    return _with_new_name(run)
+
+
+def module_call() -> Callable[..., Any]:
+    """Calls the module that it is given first, in a frame as `with_own_code` makes them."""
+
+    def run(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        return _torch.own_call(self)(*args, **kwargs)
+
+    return _with_new_name(run)
+
+
+def _with_new_name(run: Callable[..., Any]) -> Callable[..., Any]:
+    assert isinstance(run, FunctionType)
     run.__code__ = run.__code__.replace(co_name=f"run_{next(_call_numbers)}")
     return run

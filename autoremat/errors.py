@@ -245,9 +245,11 @@ class OverBudgetWarning(UserWarning):
         budget_nbytes: what was asked for.
         predicted_nbytes: what the step takes by its plans and what was found live beside them.
         is_planned_anew: whether the next step gets another plan, which takes that into account.
+        is_leanest: else, whether no plan is known that takes less.
     """
 
     is_planned_anew = False
+    is_leanest = True
 
     def __init__(
         self, measured_nbytes: int | None, budget_nbytes: int, predicted_nbytes: int
@@ -288,6 +290,15 @@ class OverBudgetWarning(UserWarning):
                 "calls before the backward, code in eager mode, other models, an optimizer's "
                 "state). From the next step on it is planned for that. If memory runs out in this "
                 "one, take it again."
+            )
+        if not self.is_leanest:
+            excess = format_nbytes(self.predicted_nbytes - self.budget_nbytes)
+            return (
+                f"Predicted peak {predicted} is above the budget {budget}: the plan was made "
+                "without some of what the step holds (other graphs, calls before the backward, "
+                "code in eager mode, other models, gradients of earlier batches, larger inputs), "
+                f"and none is made for that. Lower the budget by {excess} to make room for it, or "
+                "have one module call all parts and return the loss."
             )
         return (
             f"Predicted peak {predicted} is above the budget {budget}: what the step holds beside "

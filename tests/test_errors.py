@@ -148,6 +148,19 @@ def test_a_step_over_the_budget_as_its_plan_said_is_not_told_to_lower_the_budget
     )
 
 
+def test_a_step_over_the_budget_for_what_its_plan_did_not_know_is_told_what_would_help() -> None:
+    """It is not said to be as lean as can be, and a lower budget leaves room."""
+    over = OverBudgetWarning(None, 1_000_000, 1_250_000)
+    over.is_leanest = False
+    assert str(over) == (
+        "Predicted peak 1.2 MB is above the budget 1.0 MB: the plan was made without some of what "
+        "the step holds (other graphs, calls before the backward, code in eager mode, other "
+        "models, gradients of earlier batches, larger inputs), and none is made for that. Lower "
+        "the budget by 250.0 kB to make room for it, or have one module call all parts and return "
+        "the loss."
+    )
+
+
 def test_an_error_of_some_ranks_names_them_on_all() -> None:
     """In front of what it says, and with its notes; a few names are enough."""
     INFEASIBLE.add_note("This respects save=.")

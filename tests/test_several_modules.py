@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import warnings
 import weakref
@@ -106,8 +107,8 @@ FORMS = [towers, encoder_and_decoder, policy_and_critic, preferences, adversarie
 
 def whole_peak(modules: Sequence[nn.Module], take: Take) -> int:
     """Measured bytes of a step, with what is there before it."""
-    given = {policy_and_critic: (BATCH,), encoder_and_decoder: (BATCH,), a_batch_of_each: ()}
-    batches = given.get(take, (BATCH, OTHER))
+    batches = {encoder_and_decoder: (BATCH,), policy_and_critic: (BATCH,), a_batch_of_each: ()}
+    batches = batches.get(take, (BATCH, OTHER))
     held = resident_nbytes(nn.ModuleList(modules), batches)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", autoremat.OverBudgetWarning)
@@ -321,10 +322,38 @@ class Broken(Tower):
         return super().forward(x)
 
 
-def test_graphs_of_two_modules_of_one_class_are_told_apart():
-    """What Dynamo resumes with is the class's own code."""
+def test_modules_that_are_alike_run_the_same_graphs():
+    """Also those behind a graph break: each is planned and compiled once, and counts twice."""
     torch.manual_seed(0)
     modules = [Broken(), Broken()]
     autoremat.optimize(modules, UNBOUNDED, **OPTIONS)
     towers(*modules)
-    assert len(autoremat.report(modules[0]).graphs) == 4
+    assert len(autoremat.report(modules[0]).graphs) == 2
+
+
+class Scaled(Tower):
+    """With a number that is part of the code."""
+
+    def __init__(self, scale: int) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * super().forward(x)
+
+
+def test_modules_of_one_class_that_are_not_alike_run_their_own():
+    """They differ in a number, in a hook, in what is frozen, and in a layer."""
+    torch.manual_seed(0)
+    modules = [Scaled(2), Scaled(3), Scaled(2), Scaled(2), Scaled(2)]
+    modules[2].register_forward_hook(lambda _module, _inputs, output: output.tanh())
+    modules[3].layers[0].requires_grad_(False)
+    modules[4].layers[0] = nn.Identity()
+    same = copy.deepcopy(modules)
+    autoremat.optimize(modules, UNBOUNDED, **OPTIONS)
+    for ours, plain in zip(modules, same, strict=True):
+        for module in (ours, plain):
+            module(BATCH).square().mean().backward()
+        for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
+            assert (mine.grad is None) == (theirs.grad is None)
+            assert mine.grad is None or torch.equal(mine.grad, theirs.grad)

@@ -55,6 +55,11 @@ class Members(Present):
         return [module for module in found if module is not None]
 
     @property
+    def count(self) -> int:
+        """Of the modules, those that are gone included."""
+        return len(self._modules)
+
+    @property
     def whole(self) -> nn.Module:
         """All of them as one."""
         return as_one(self.modules)
@@ -92,7 +97,7 @@ class Members(Present):
         self.note_held(given)
         if len(self._modules) > 1:
             before = self._batches.get(caller, {}) if caller in self._called else {}
-            batch = (tensor for tensor in given if tensor.is_leaf)  # else another module made it
+            batch = [tensor for tensor in _brought(given, self._device) if tensor.grad_fn is None]
             self._batches[caller] = before | storage_sizes(batch, self._device)
             self._called.add(caller)
 
@@ -107,7 +112,8 @@ class Members(Present):
             device: what is elsewhere does not count.
             inputs: its batch; what its calls were given, if not said.
         """
-        whole, given = self.whole, self._batch(device) if inputs is None else inputs
+        whole = self.whole
+        given = _brought(self._given_now, device) if inputs is None else inputs
         more_nbytes = self._batches_to_come(device) if inputs is None else 0
         known = self.optimizers.known
         stepping = self.optimizers.given or known[:1] or [None]
@@ -133,7 +139,8 @@ class Members(Present):
         """See `Present`."""
         whole = self.whole
         shards = _torch.sharded_tensors(whole)
-        return [*whole.parameters(), *shards, *whole.buffers(), *self._given_now]
+        brought = _brought(self._given_now, self._device)
+        return [*whole.parameters(), *shards, *whole.buffers(), *brought]
 
     def expected_nbytes(self, device: torch.device) -> int:
         """See `Present`."""
@@ -166,12 +173,6 @@ class Members(Present):
     def _device(self) -> torch.device:
         return next((p.device for p in self._parameters()), torch.device("cpu"))
 
-    def _batch(self, device: torch.device) -> list[torch.Tensor]:
-        """What calls were given, but for what graphs of the step have returned."""
-        returned = frozenset[int]().union(*(run.returned for run in open_runs(device)))
-        given = ((tensor, storage_identities([tensor])) for tensor in self._given_now)
-        return [tensor for tensor, storages in given if returned.isdisjoint(storages)]
-
     def _batches_to_come(self, device: torch.device) -> int:
         """Bytes of what modules will be given whose turn comes after another backward.
 
@@ -185,6 +186,19 @@ class Members(Present):
 
     def _parameters(self) -> Iterable[nn.Parameter]:
         return self.whole.parameters()
+
+
+def _brought(given: Iterable[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """Of what calls were given, all but what graphs of the step have returned."""
+    returned = frozenset[int]().union(*(run.returned for run in open_runs(device)))
+    return [tensor for tensor in given if returned.isdisjoint(storage_identities([tensor]))]
+
+
+def kind_of(module: nn.Module) -> Hashable:
+    """What modules have in common that may run the same code: Dynamo's guards tell the rest."""
+    named = (*module.named_parameters(), *module.named_buffers())
+    tensors = tuple((name, tuple(t.shape), t.dtype, t.requires_grad) for name, t in named)
+    return type(module), tensors
 
 
 def as_one(modules: Sequence[nn.Module]) -> nn.Module:

@@ -452,7 +452,7 @@ class Session:
         if most_nbytes <= self.steps.budget_nbytes:
             return None
         choice = choose_fixed(placed, plan, _CAUTIOUS, self.steps.budget_nbytes, reads=reads)
-        if not choice.fits:
+        if not choice.fits and not self.options.budget.is_least:
             return None
         self.steps.graphs.provisional.add(name)
         return choice

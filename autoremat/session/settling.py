@@ -32,7 +32,8 @@ def plan_anew(steps: Steps, graphs: Mapping[str, _torch.DynamoGraph]) -> dict[st
     Returns:
         The plans of each graph, by its name: one, or a lean and a rich one.
     """
-    target_nbytes, around = steps.budget_nbytes, steps.surroundings.now
+    is_least, around = steps.options.budget.is_least, steps.surroundings.now
+    target_nbytes = 0 if is_least else steps.budget_nbytes
     setting, is_nested = steps.options.setting, steps.is_nested
     for _ in range(TRIES):
         found = steps.graphs.allotted(target_nbytes, around, setting, is_nested=is_nested)

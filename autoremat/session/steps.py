@@ -144,11 +144,27 @@ class Steps:
         """Whether another plan is possible, and there is something that the present one lacks."""
         if self.options.setting.steering.choice or self.settlings >= MOST_REPLANS:
             return False
-        graphs = self.graphs.graphs
-        is_longer = len(graphs) > max(1, len(self._settled_for))
+        return self._is_longer or (self.replans > 0 and self._is_other)
+
+    @property
+    def _is_longer(self) -> bool:
+        """Whether the step runs more graphs than it was planned for."""
+        return len(self.graphs.graphs) > max(1, len(self._settled_for))
+
+    @property
+    def _is_other(self) -> bool:
+        """Whether it runs other graphs, or beside other things, than it was planned for."""
         is_other = self.surroundings.now != self.surroundings.planned
-        is_other |= bool(self._settled_for) and graphs != self._settled_for
-        return is_longer or (self.replans > 0 and is_other)
+        return is_other or (bool(self._settled_for) and self.graphs.graphs != self._settled_for)
+
+    @property
+    def _is_leanest(self) -> bool:
+        """Whether no plan that is searched for takes less: what is above the budget stays so."""
+        if self.options.setting.steering.choice:
+            return False
+        if any(not part.choice.fits for part in self.graphs.current):
+            return True
+        return bool(self.settlings) and not self._is_longer and not self._is_other
 
     @property
     def is_unsettled(self) -> bool:
@@ -157,6 +173,8 @@ class Steps:
             return False
         self.graphs.note_longest()
         is_above = self.peak_nbytes > self.budget_nbytes
+        if self.options.budget.is_least:  # each graph alone is the leanest: that is not the step
+            return self._is_longer
         return bool(self.graphs.longest) and (
             bool(self.graphs.provisional) or (is_above and self._may_replan)
         )
@@ -209,6 +227,7 @@ class Steps:
             self.budget_nbytes,
             is_final=is_final,
             is_planned_anew=is_planned_anew,
+            is_leanest=self._is_leanest and not is_told_only,
         )
 
     # --- what the ledger shows ------------------------------------------------------------------
@@ -317,7 +336,11 @@ class Steps:
             return
         with LiveStorages(self.device, ignores_given=True) as made:
             yield
-        self.tell_if_above(self.audit.live_nbytes(runs, self.device) + made.peak_nbytes)
+        peak_nbytes = self.audit.live_nbytes(runs, self.device) + made.peak_nbytes
+        resident_nbytes = max((part.resident_nbytes for part in self.graphs.current), default=0)
+        crossing_nbytes = sum(run.crossing_nbytes for run in runs if run.owner is self)
+        self.surroundings.note_inference(peak_nbytes - resident_nbytes - crossing_nbytes)
+        self.tell_if_above(peak_nbytes)
 
     @property
     def _account(self) -> Mapping[str, Beside]:

@@ -52,7 +52,13 @@ class Told:
         warnings.warn(fallback(code, **facts), stacklevel=users_level())
 
     def peak(
-        self, peak_nbytes: int, budget_nbytes: int, *, is_final: bool, is_planned_anew: bool
+        self,
+        peak_nbytes: int,
+        budget_nbytes: int,
+        *,
+        is_final: bool,
+        is_planned_anew: bool,
+        is_leanest: bool,
     ) -> None:
         """Warn of a step above the budget; again only of one that is higher still.
 
@@ -61,6 +67,7 @@ class Told:
             budget_nbytes: the budget.
             is_final: whether all of its forward has run.
             is_planned_anew: whether the next step will have another plan.
+            is_leanest: whether no plan is known that takes less.
         """
         if peak_nbytes <= max(budget_nbytes, int(SAME * self._peak_nbytes)):
             return
@@ -68,7 +75,7 @@ class Told:
             return
         self._peak_nbytes = peak_nbytes
         self._due = OverBudgetWarning(None, budget_nbytes, peak_nbytes)
-        self._due.is_planned_anew = is_planned_anew
+        self._due.is_planned_anew, self._due.is_leanest = is_planned_anew, is_leanest
         if not _torch.is_compiling():
             self.warn_if_due()
 

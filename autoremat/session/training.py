@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from autoremat import _torch
 from autoremat.ask.budget import LEAST, Budget
 from autoremat.ask.options import Options
 from autoremat.memory.residents import Resident
 from autoremat.session.lockstep import Lockstep
-from autoremat.session.members import Members
+from autoremat.session.members import Members, kind_of
 from autoremat.session.session import Session
 from autoremat.session.steps import REPLANS, Steps
 
@@ -32,6 +33,18 @@ class _Variant:
     session: Session
     gradients: dict[int, int]
     steps: int = 0
+
+
+class Shared(NamedTuple):
+    """The compiled call of modules that are alike: what one has compiled runs for all of them.
+
+    Attributes:
+        kind: what they have in common.
+        compiled: called with one of them before its arguments.
+    """
+
+    kind: Hashable
+    compiled: Callable[..., Any]
 
 
 class Training:
@@ -48,6 +61,9 @@ class Training:
         self._lockstep: Lockstep | None = None  # from the first training call on
         self.members = Members()
         self.planning = threading.RLock()
+        self.is_within_another = False  # whose plan has that of a module among its parts
+        self.compiled_without: set[str] = set()  # kinds of global hooks that were absent
+        self._shared: dict[tuple[Session, Hashable], Shared] = {}
         self.start_anew()
 
     @property
@@ -97,6 +113,24 @@ class Training:
         self.session.steps.begin()
         return self.session
 
+    def shared(
+        self, session: Session, module: nn.Module, make_call: Callable[[], Callable[..., Any]]
+    ) -> Shared:
+        """The compiled call of modules like this one under a session's plans.
+
+        Args:
+            session: plans their graphs.
+            module: one of them.
+            make_call: what to compile: it calls the module that it is given first.
+        """
+        kind = kind_of(module)
+        if (session, kind) not in self._shared:
+            self._shared = {key: one for key, one in self._shared.items() if self.runs(key[0])}
+            backend = session.backend_of(kind)
+            compiled = _torch.compile_apart(make_call(), backend)
+            self._shared[session, kind] = Shared(kind, compiled)
+        return self._shared[session, kind]
+
     def runs(self, session: Session) -> bool:
         """Whether a session is one of those whose plans may run again."""
         return any(variant.session is session for variant in self._variants)
@@ -107,7 +141,8 @@ class Training:
         if not modules or not self.members.optimizers.has_new_state(optimizer):
             return
         session = self.session
-        if not session.steps.is_planned and not session.told.fallbacks and modules[0].training:
+        is_left_out = not session.steps.is_planned and not self.is_within_another
+        if is_left_out and not session.told.fallbacks and modules[0].training:
             session.told.fall_back("AR114", kind=type(modules[0]).__name__)
         grown_nbytes = self.members.grown_nbytes(session.steps.device)
         session.steps.surroundings.note_resident(grown_nbytes)

@@ -322,10 +322,12 @@ def _look(
     ]
     counted = max((part.resident_nbytes for part, _ in parts.values()), default=0)
     crossing = sum(part.crossing_nbytes for part, _ in parts.values())
-    peaks = [
-        base_nbytes + beside + (part.keeping_peak_nbytes if keeps_graph else part.own_peaks[1])
-        for part, _, beside in reached
-    ]
+    if keeps_graph:  # what was saved for a graph stays beside it
+        reached = [
+            (part, found, beside + part.keeping_peak_nbytes - part.own_peaks[1])
+            for part, found, beside in reached
+        ]
+    peaks = [base_nbytes + beside + part.own_peaks[1] for part, _, beside in reached]
     more = [
         base_nbytes + beside - part.resident_nbytes - found.most_nbytes
         for part, found, beside in reached

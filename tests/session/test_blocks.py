@@ -15,8 +15,8 @@ import autoremat
 from autoremat import _torch
 from autoremat.backend import session_behind
 from autoremat.memory.meter import measure_peak, resident_nbytes
-from tests.tiny import WIDTH, many_rows
-from tests.training import close, make_seeded, measured, optimized, step
+from tests.tiny import WIDTH, Chain, many_rows
+from tests.training import UNBOUNDED, close, make_seeded, measured, optimized, step
 
 # Dynamo looks at `.grad` of what a block is given.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -53,12 +53,12 @@ class Stack(nn.Module):
         return x.square().mean()
 
 
-def options(budget: int, **more: Any) -> dict[str, Any]:
+def options(budget: int | str, **more: Any) -> dict[str, Any]:
     """For the backend."""
     return {"budget": budget, "compiler": "eager", "verbose": False, "time_limit": 2.0} | more
 
 
-def blockwise(budget: int, **more: Any) -> Stack:
+def blockwise(budget: int | str, **more: Any) -> Stack:
     """A stack whose blocks are compiled alone, under one budget."""
     torch._dynamo.reset()
     model, given = make_seeded(Stack), options(budget, **more)
@@ -104,6 +104,60 @@ def test_equal_blocks_keep_one_budget_and_settle(share: float):
         step(model, (BATCH,))
     assert compiles(model.blocks[3]) == [3, 2, 24]
     assert _torch.dynamo_counters["stats"]["unique_graphs"] == graphs + 1
+
+
+def test_a_list_of_equal_blocks_is_planned_and_compiled_once():
+    """Whatever the number of blocks; what one hands to the next counts once."""
+    torch._dynamo.reset()
+    budget, model = budget_at(0.7), make_seeded(Stack)
+    autoremat.optimize(list(model.blocks), **options(budget), strict=True)
+    for _ in range(3):
+        step(model, (BATCH,))
+    report = autoremat.report(model.blocks[0])
+    stem_nbytes = 2 * resident_nbytes(model.stem)  # eager code, its gradient included
+    assert report.predicted_peak_nbytes <= 1.02 * peak_of(model) + stem_nbytes
+    assert peak_of(model) <= budget + stem_nbytes
+    assert len(report.graphs) == 2
+    assert compiles(model.blocks[0])[:2] == [3, 2]
+
+
+@pytest.mark.parametrize("through", ["optimize", "backend"])
+def test_as_little_as_can_be_is_said_of_all_runs(through: str):
+    """Not of each block alone, whose own peak is least where all keep what they can."""
+    model, lean = blockwise("min"), budget_at(0.4)
+    if through == "optimize":
+        model = make_seeded(Stack)
+        autoremat.optimize(list(model.blocks), **options("min"))
+    for _ in range(3):
+        step(model, (BATCH,))
+    assert peak_of(model) <= lean
+    assert compiles(model.blocks[0])[1:] == [2, 4]
+
+
+@pytest.mark.parametrize("is_evaluated", [False, True])
+def test_equal_mappings_of_one_step_are_one(is_evaluated: bool):
+    """Written anew for each block: one budget, also where nothing was planned in a first call."""
+    budget, model = budget_at(0.45), blockwise(UNBOUNDED)
+    for block in model.blocks:
+        block.compile(backend="autoremat", options=options(budget))
+    if is_evaluated:
+        with torch.no_grad():
+            model(BATCH)
+    for _ in range(3):
+        step(model, (BATCH,))
+    assert peak_of(model) <= budget
+    assert len({session_behind(block.parameters()) for block in model.blocks}) == 1
+    assert compiles(model.blocks[0]) == [3, 2, 4]
+
+
+def test_equal_mappings_of_two_trainings_are_two():
+    """Models that are never in one step have nothing to share."""
+    torch._dynamo.reset()
+    models = [make_seeded(Stack), make_seeded(Chain)]
+    for model in models:
+        model.compile(backend="autoremat", options=options(UNBOUNDED))
+        step(model, (BATCH,))
+    assert len({session_behind(model.parameters()) for model in models}) == 2
 
 
 def times_of(model: nn.Module) -> tuple[float, float]:
