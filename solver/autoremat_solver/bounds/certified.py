@@ -31,7 +31,7 @@ from autoremat_solver.model.indexed import Indexed
 from autoremat_solver.program._highs import Relaxation
 from autoremat_solver.program.formulation import Row
 
-WORK = 10_000_000  # iterations times numbers of a program, for each budget
+WORK = 2_000_000_000  # iterations times numbers of a program, for each budget
 STAGES = 6  # sets of cuts
 ROUNDS = 40  # of adding rows to one of them
 LOADS_PER_ROUND = 24

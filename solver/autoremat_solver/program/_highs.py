@@ -5,8 +5,10 @@ here from the prices: for any prices y of the rows and columns within [0, u],
 
     c x >= sum of y_i b_i + sum over columns of min(0, c_j - (y A)_j) u_j
 
-so a stop at the iteration limit, or rounding inside the library, makes it lower, never wrong. One
-thread, a fixed seed and a limit in iterations: same program, same answer.
+so a stop at the iteration limit, or rounding inside the library, makes it lower, never wrong. The
+simplex method goes on from its last basis when rows were added: for these programs it takes a fifth
+of the time of the interior point method, which begins anew. One thread, a fixed seed and a limit in
+iterations: same program, same answer.
 """
 
 from __future__ import annotations
@@ -27,13 +29,11 @@ OPTIONS = {
     "output_flag": False,
     "threads": 1,
     "random_seed": 0,
-    "run_crossover": "off",
+    "solver": "simplex",
     "presolve": "off",
-    "ipm_optimality_tolerance": 1e-6,
 }
-FEWEST_ITERATIONS = 10
-SIMPLEX_COLUMNS = 1500
-SIMPLEX_PER_ITERATION = 20
+FEWEST_ITERATIONS = 500  # with fewer left, none are begun
+FEWEST_COUNTED = 200  # however soon a run ends, it takes its time
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,6 @@ class Relaxation:
             self._model.setOptionValue(option, setting)
         self._model.passModel(_linear_program(program, self._blocks[0]))
 
-    @property
-    def is_large(self) -> bool:
-        """Whether the interior point method solves the program; else the simplex method does."""
-        return len(self._costs) > SIMPLEX_COLUMNS
-
     def add_rows(self, rows: list[Row]) -> None:
         """Add rows to those of the program; each has one side."""
         new = _Rows.of([row for row in rows if not self._forces(row)])
@@ -96,10 +91,7 @@ class Relaxation:
         )
 
     def _forces(self, row: Row) -> bool:
-        """Whether a row leaves its columns one value each; they are fixed then.
-
-        The interior point method finds no precise prices where there is no interior.
-        """
+        """Whether a row leaves its columns one value each; they are fixed then."""
         by_column, lower, upper = row
         sign = 1.0 if math.isinf(lower) else -1.0
         least = [
@@ -122,24 +114,18 @@ class Relaxation:
         if iterations < FEWEST_ITERATIONS:
             self.work = 0
             return Relaxed([], -math.inf, solved=False)
-        self._model.setOptionValue("solver", "ipm" if self.is_large else "simplex")
-        self._model.setOptionValue("ipm_iteration_limit", iterations)
-        self._model.setOptionValue("simplex_iteration_limit", SIMPLEX_PER_ITERATION * iterations)
-        if self.is_large:
-            self._model.clearSolver()
+        self._model.setOptionValue("simplex_iteration_limit", iterations)
         self._model.run()
-        info = self._model.getInfo()
-        done = info.simplex_iteration_count // SIMPLEX_PER_ITERATION
-        done = info.ipm_iteration_count if self.is_large else done
-        self.work -= numbers * max(1, done)
+        done = self._model.getInfo().simplex_iteration_count
+        self.work -= numbers * max(FEWEST_COUNTED, done)
         status, solution = self._model.getModelStatus(), self._model.getSolution()
         if status == highspy.HighsModelStatus.kInfeasible:
             return Relaxed([], -math.inf, solved=False, infeasible=True)
         if not solution.dual_valid:
             return Relaxed([], -math.inf, solved=False)
-        return Relaxed(
-            list(solution.col_value), self._bound(np.array(solution.row_dual)), solved=True
-        )
+        solved = status == highspy.HighsModelStatus.kOptimal
+        values = list(solution.col_value) if solved else []
+        return Relaxed(values, self._bound(np.array(solution.row_dual)), solved)
 
     def _bound(self, prices: Vector) -> float:
         """The bound of any prices; those that lean on an infinite side count as 0."""
