@@ -6,7 +6,7 @@ here from the prices: for any prices y of the rows and columns within [0, u],
     c x >= sum of y_i b_i + sum over columns of min(0, c_j - (y A)_j) u_j
 
 so a stop at the iteration limit, or rounding inside the library, makes it lower, never wrong. The
-simplex method goes on from its last basis when rows were added: for these programs it takes a fifth
+simplex method goes on from its last basis when rows were added: for these programs it takes a third
 of the time of the interior point method, which begins anew. One thread, a fixed seed and a limit in
 iterations: same program, same answer.
 """
