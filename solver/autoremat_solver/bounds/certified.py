@@ -39,7 +39,7 @@ ROUNDS = 40  # of adding rows to one of them
 LOADS_PER_ROUND = 24
 PATHS_PER_ROUND = 500
 TRANSIENTS_PER_WINDOW = 2
-LEAST_ROUNDS = 3
+LEAST_ROUNDS = 6  # the corners that the simplex method finds may break few rows at first
 MOST_COLUMNS = 2_000  # of the first program with tight cuts; each next has twice as many
 FEW = 4  # cuts at a time
 TIGHT = 0.8  # of the budget: positions that take more in every plan become cuts
@@ -50,7 +50,7 @@ WORTH = 2e-3  # of the bound, that more cuts have to raise to be branched on
 TREE_SHARE = 0.3  # of the work, for branching
 TREE_GAP = 5e-3  # of the bound, missing at the target: with less, cuts are enough
 TOLERANCE = 1e-6
-SLOW = 0.05  # of what is missing at the target
+SLOW = 0.01  # of what is missing at the target
 SLOW_BLINDLY = 3e-4  # of the bound, where there is no target
 
 
