@@ -131,6 +131,7 @@ def page(runs: Sequence[Row], rows: Iterable[Row], graphs: Sequence[str] = GRAPH
         *(_graph(graph, [row for row in solves if row["graph"] == graph]) for graph in graphs),
         _published([row for row in rows if row["section"] == "published"]),
         experiments.layered(rows),
+        experiments.floor(),
         experiments.before(rows, TEN),
         experiments.left_out(rows, TEN),
         experiments.effort(rows),

@@ -32,6 +32,7 @@ from autoremat_solver.search.state import PROVEN, Search
 from autoremat_solver.simulate import simulate
 
 LATE_BOUND = 0.05  # of the usual effort, for the bound where there is no time for anything
+BOUND_AT_SMALLEST = 2.0  # times the usual effort for a bound: nowhere else is it as hard
 LEAN_PLAN_OPERATIONS = 200_000  # simulated for `lean_plan`
 
 
@@ -109,6 +110,7 @@ class Solver:
         """The plan of the smallest peak found; the budgets asked for before do not matter."""
         began, run = time.monotonic(), self._run(time_limit_s, effort)
         run.through((*FASTEST, *LEANEST), self._search, 0)
+        self._search.bound_effort *= BOUND_AT_SMALLEST
         smallest = self._smallest()
         return self._solution(smallest, Status.FEASIBLE, smallest.peak_nbytes, began, run)
 

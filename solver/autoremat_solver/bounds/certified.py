@@ -11,8 +11,9 @@ The time is the optimum of a linear program that every plan is a point of (`inte
 row by row), with more and more cuts: the first program has one, at position 0, and says what runs
 again at least once. The next one has cuts where any plan has little room, or where what is saved
 is live still, the one after it where the point breaks the budget. Rows that the point breaks are
-added to each. Any of these programs is a bound; the best one counts. What they may cost is counted,
-not timed: the same problem and effort, the same bound. The peak is that of `floor`.
+added to each. Any of these programs is a bound; the best one counts. Where much is missing at last,
+`branching` splits the best program at columns that are neither 0 nor 1. What all this may cost is
+counted, not timed: the same problem and effort, the same bound. The peak is that of `floor`.
 """
 
 from __future__ import annotations
@@ -22,30 +23,34 @@ import warnings
 
 import numpy as np
 
+from autoremat_solver.bounds.branching import Tree
 from autoremat_solver.bounds.floor import floor_nbytes
 from autoremat_solver.bounds.intervals import IntervalProgram, Point
 from autoremat_solver.bounds.loads import broken_rows
 from autoremat_solver.bounds.paths import Path, broken_paths
 from autoremat_solver.bounds.spine import spine_of
 from autoremat_solver.model.indexed import Indexed
-from autoremat_solver.program._highs import Relaxation
+from autoremat_solver.program._highs import Relaxation, Relaxed
 from autoremat_solver.program.formulation import Row
 
-WORK = 10_000_000  # iterations times numbers of a program, for each budget
+WORK = 1_300_000_000  # iterations times numbers of a program, for each budget
 STAGES = 6  # sets of cuts
 ROUNDS = 40  # of adding rows to one of them
 LOADS_PER_ROUND = 24
 PATHS_PER_ROUND = 500
 TRANSIENTS_PER_WINDOW = 2
-LEAST_ROUNDS = 3
+LEAST_ROUNDS = 6  # the corners that the simplex method finds may break few rows at first
 MOST_COLUMNS = 2_000  # of the first program with tight cuts; each next has twice as many
 FEW = 4  # cuts at a time
 TIGHT = 0.8  # of the budget: positions that take more in every plan become cuts
 NEAR = 0.95  # of the budget: a load that rounding may find to be broken
 OVER = 1e-7  # of all bytes: a load this far above the budget breaks it
 LEAST_BROKEN = 0.02  # of a path row
+WORTH = 2e-3  # of the bound, that more cuts have to raise to be branched on
+TREE_SHARE = 0.3  # of the work, for branching
+TREE_GAP = 5e-3  # of the bound, missing at the target: with less, cuts are enough
 TOLERANCE = 1e-6
-SLOW = 0.05  # of what is missing at the target
+SLOW = 0.01  # of what is missing at the target
 SLOW_BLINDLY = 3e-4  # of the bound, where there is no target
 
 
@@ -103,10 +108,14 @@ class _Search:
         self._work = work
         self._enough = enough
         self._paths: dict[Path, None] = {}
+        self._best: tuple[IntervalProgram, Relaxation, Relaxed] | None = None
         self.best_us = self._spine.constant_us * (1 - TOLERANCE)
         try:
             if self._spine.ops:
+                for_tree = int(TREE_SHARE * self._work)
+                self._work -= for_tree
                 self._refine()
+                self._branch(max(0, self._work) + for_tree)
         except Exception as error:
             warnings.warn(
                 f"The linear solver failed ({type(error).__name__}: {error}); the bound is the one "
@@ -126,6 +135,30 @@ class _Search:
                 return
             cuts = sorted({*cuts, *new})
 
+    def _branch(self, work: int) -> None:
+        """Split the program that bounds most until the work is spent."""
+        if self._best is None or self.best_us * (1 + TREE_GAP) >= self._enough:
+            return
+        _, relaxation, root = self._best
+        relaxation.work = work
+        enough = (self._enough + TOLERANCE * abs(self._enough)) - self._spine.constant_us
+        self._raise_to(Tree(relaxation, root, enough).grow())
+
+    def _note(self, program: IntervalProgram, relaxation: Relaxation, answer: Relaxed) -> None:
+        """Keep the program to branch on: a larger one only if it bounds more than a little more."""
+        if self._best is not None and self._best[0] is not program:
+            known = self._best[2].bound
+            if answer.bound < known + WORTH * (self._spine.constant_us + known):
+                return
+        self._best = program, relaxation, answer
+
+    def _raise_to(self, bound: float) -> float:
+        """Note what a program bounds beside the constant; the whole."""
+        whole = self._spine.constant_us + bound
+        if math.isfinite(whole):
+            self.best_us = max(self.best_us, whole - TOLERANCE * abs(whole))
+        return whole
+
     def _converge(self, program: IntervalProgram) -> list[float] | None:
         """Add broken rows until there are none; loads before the first of them, None to stop."""
         relaxation = Relaxation(program.program, work=self._work)
@@ -135,8 +168,9 @@ class _Search:
         for number in range(ROUNDS):
             answer = relaxation.run()
             self._work = relaxation.work
-            bound = self._spine.constant_us + answer.bound
-            self.best_us = max(self.best_us, bound - TOLERANCE * abs(bound))
+            bound = self._raise_to(answer.bound)
+            if answer.solved:
+                self._note(program, relaxation, answer)
             if not answer.solved or self.best_us >= self._enough:
                 return first
             if number >= LEAST_ROUNDS and bound - before_us < self._slow_us(bound):
