@@ -108,7 +108,9 @@ def test_the_least_is_never_refused(make: type[nn.Module]) -> None:
     """It is what a refusal would name, and what is measured; nothing is told."""
     smallest = refusal(make, (many_rows(),)).smallest_peak_nbytes
     model = optimized(make, "min")
-    step(model, (many_rows(),))
+    for _ in range(2):  # of several graphs the first step shows how often each runs
+        model.zero_grad(set_to_none=True)
+        step(model, (many_rows(),))
     report = autoremat.report(model)
     assert report.is_within_budget
     assert report.budget_nbytes == report.predicted_peak_nbytes >= smallest
