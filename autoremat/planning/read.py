@@ -10,14 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from autoremat_solver import Plan, Solution, Solver
+from autoremat_solver import Plan, Problem, Solution, Solver, simulate
 from autoremat_solver.certificate import holds
 from autoremat_solver.effort import CutOff
 from autoremat_solver.plan import Status
 
 from autoremat.inductor import real_peaks
 from autoremat.planning.choice import TORCH, Choice, Modules, as_proven, given, written_out
-from autoremat.planning.simulated import leanest_at_once, searched_by, with_plan
+from autoremat.planning.corrected import corrected
+from autoremat.planning.simulated import (
+    BY_LAYER,
+    layer_by_layer,
+    leanest_at_once,
+    searched_by,
+    with_plan,
+)
 from autoremat.planning.torch_own import Unplanned
 from autoremat.problem.subject import Peaks, Subject
 
@@ -31,10 +38,12 @@ LATER_EFFORT = 0.3  # for each solve after the first: it knows more then
 def choose_by_reading(subject: Subject, solver: Solver, budget_nbytes: int) -> Choice:
     """The fastest of a few candidates whose generated code is read to fit the budget.
 
-    The solver is asked for a target, starting from the budget; each reading shifts the target by
-    how far the model was off. If none fits, a fixed ladder of lean plans decides: it does not
-    depend on the budget, so the peak that it reaches is accepted when it is asked for. A reading
-    lasts as long as half a compile.
+    The solver is asked for a target, starting from the budget. Where a reading finds less than was
+    modelled, the model is corrected; where it finds more, the target is shifted by that. A model
+    that refuses the budget is asked again when the code of the plan that recomputes every layer has
+    corrected it. If none fits, a fixed ladder of lean plans decides: it does not depend on the
+    budget, so the peak that it reaches is accepted when it is asked for. A reading lasts as long as
+    half a compile.
 
     The solver's time limit is for all of it: when it is over, nothing more is searched for, and
     nothing more is read once a plan fits.
@@ -45,15 +54,20 @@ def choose_by_reading(subject: Subject, solver: Solver, budget_nbytes: int) -> C
     own = _own_if_it_may_fit(reader, fastest, budget_nbytes, strict=solver.strict)
     if own is not None and own.fits:
         return own
-    target, best, loosenings = budget_nbytes, None, 0
+    model, target = solver, budget_nbytes
+    best, loosenings = None, 0
     for turn in range(MOST_READINGS):
         if turn and cut_off.is_over:
             break
         limit_s = cut_off.left_s if turn else solver.time_limit_s
-        solution = solver.solve(target, time_limit_s=limit_s, effort=LATER_EFFORT if turn else None)
+        solution = model.solve(target, time_limit_s=limit_s, effort=LATER_EFFORT if turn else None)
         if solution.status is Status.INFEASIBLE:
-            break
-        choice = reader.read(solution)
+            by_layer, learned = _by_layer(reader, solver, fastest)
+            if model is not solver or learned is None:
+                break
+            best, model = by_layer if by_layer is not None and by_layer.fits else None, learned
+            continue
+        choice = reader.read(_of_graph(solution, fastest, solver.problem))
         if choice.fits and (best is None or _time(choice) < _time(best)):
             best = choice
         if best is not None:
@@ -61,11 +75,43 @@ def choose_by_reading(subject: Subject, solver: Solver, budget_nbytes: int) -> C
             used = best.needed_nbytes >= GOOD_USE * budget_nbytes
             if used or loosenings > LOOSENINGS or _same(solution, fastest):
                 break
-        next_target = _shifted(target, choice, budget_nbytes, subject)
+        learned = _learned(model, choice)
+        if learned is not None:
+            model, target = learned, budget_nbytes
+            continue
+        next_target = _shifted(target, choice, budget_nbytes, model.problem)
         if next_target == target:
             break
         target = next_target
     return best or _leanest(reader, solver, fastest, own)
+
+
+def _by_layer(
+    reader: Reader, solver: Solver, fastest: Solution
+) -> tuple[Choice | None, Solver | None]:
+    """The plan that recomputes every layer, and a solver of the problem that its code corrects."""
+    problem = solver.problem
+    plan = layer_by_layer(reader.subject)
+    if plan is None:
+        return None, None
+    choice = reader.read(with_plan(fastest, problem, plan, BY_LAYER))
+    return choice, _learned(solver, choice)
+
+
+def _learned(solver: Solver, choice: Choice) -> Solver | None:
+    """A solver of the problem as a reading corrects it; None if that changes next to nothing."""
+    problem = corrected(solver.problem, choice.solution.plan, choice.needed_nbytes)
+    return None if problem is None else _like(solver, problem)
+
+
+def _like(solver: Solver, problem: Problem) -> Solver:
+    return Solver(problem, time_limit_s=solver.time_limit_s, strict=solver.strict)
+
+
+def _of_graph(solution: Solution, fastest: Solution, problem: Problem) -> Solution:
+    """A solution of a corrected problem as one of the graph's own, of which its plan is as well."""
+    timeline = simulate(problem, solution.plan)
+    return replace(solution, timeline=timeline, floor_nbytes=fastest.floor_nbytes)
 
 
 def _own_if_it_may_fit(
@@ -90,18 +136,19 @@ def _leanest(reader: Reader, solver: Solver, fastest: Solution, own: Choice | No
     refusal names has to be found again, whatever was asked for before.
     """
     cut_off = CutOff(solver.time_limit_s)
-    ladder = Solver(solver.problem, time_limit_s=solver.time_limit_s, strict=solver.strict)
     problem = solver.problem
     at_once = leanest_at_once(
         reader.subject, lambda plan, name: reader.read(with_plan(fastest, problem, plan, name))
     )
-    choices: list[Choice] = []
+    by_layer, learned = _by_layer(reader, solver, fastest)
+    choices = [] if by_layer is None else [by_layer]
+    ladder = learned or _like(solver, problem)
     # All are searched for before the first is read: readings may last, and what is named has to be
     # found again where they last longer.
     for solution in list(_lean_plans(ladder, fastest, cut_off)):
         if cut_off.is_over and any(choice.fits for choice in choices):
             break
-        choices.append(reader.read(solution))
+        choices.append(reader.read(_of_graph(solution, fastest, problem)))
     known = [at_once, *choices] if own is None else [at_once, *choices, own]
     fitting = [choice for choice in known if choice.fits]
     best = min(fitting, key=_time) if fitting else min(known, key=lambda c: c.needed_nbytes)
@@ -120,10 +167,10 @@ def _lean_plans(solver: Solver, fastest: Solution, cut_off: CutOff) -> Iterator[
     yield fastest
 
 
-def _shifted(target: int, choice: Choice, budget_nbytes: int, subject: Subject) -> int:
+def _shifted(target: int, choice: Choice, budget_nbytes: int, problem: Problem) -> int:
     """The next target for the model: moved by what the last reading missed the budget by."""
-    modelled = choice.solution.timeline.peak_nbytes
-    resident = subject.lowered.problem.resident_nbytes
+    modelled = simulate(problem, choice.solution.plan).peak_nbytes
+    resident = problem.resident_nbytes
     scale = (modelled - resident) / max(1, choice.needed_nbytes - resident)
     aimed = resident + int((budget_nbytes - resident) * scale)
     if choice.fits:

@@ -151,6 +151,7 @@ def leanest(readings: Any) -> Choice:
     fastest = solver.fastest()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(read, "leanest_at_once", lambda *_: readings.read(fastest))
+        patch.setattr(read, "layer_by_layer", lambda _: None)
         return read._leanest(readings, solver, fastest, None)
 
 
