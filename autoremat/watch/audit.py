@@ -282,10 +282,13 @@ class Audit:
         counted = {key for run in runs for key in run.returned}
         losses = storage_sizes((root for root in roots if isinstance(root, torch.Tensor)), device)
         known |= {key: nbytes for key, nbytes in losses.items() if key not in counted}
+        present: dict[int, int] = {}  # a buffer may be what a graph has returned: it counts in both
         for audit in dict.fromkeys([self, *(run.owner.audit for run in runs)]):
-            known |= audit.given.held(device) | audit.present.storages(device)
+            present |= audit.present.storages(device)
+            known |= audit.given.held(device) | present
             saved |= audit.saved.held(device)
             expected_nbytes += audit.present.expected_nbytes(device)
+        counted -= present.keys()
         apart = sum(nbytes for key, nbytes in known.items() if key not in counted)
         return _Held(known, saved, expected_nbytes + apart)
 
