@@ -81,11 +81,11 @@ def compiles(model: nn.Module) -> list[int]:
     return list(map(int, re.findall(r"\d+", facts["Compiles"])))
 
 
-def peak_of(model: nn.Module) -> int:
+def peak_of(model: nn.Module, batch: Tensor = BATCH) -> int:
     """Measured bytes of one step, from no gradients."""
     model.zero_grad(set_to_none=True)
-    resident = resident_nbytes(model, BATCH)
-    return resident + measure_peak(lambda: model(BATCH).backward(), device="cpu")
+    resident = resident_nbytes(model, batch)
+    return resident + measure_peak(lambda: model(batch).backward(), device="cpu")
 
 
 @pytest.mark.parametrize("share", [0.7, 0.45])
@@ -238,6 +238,45 @@ def test_sizes_that_change_between_steps_keep_the_budget():
         close(step(plain, (batch,)), step(model, (batch,)), 1e-5)
     assert peak_of(model) <= budget
     assert not autoremat.report(model).fallbacks
+
+
+@pytest.mark.thorough
+def test_blocks_of_different_shapes_under_one_class_share_the_budget():
+    """Each shape has plans of its own."""
+
+    def make() -> Stack:
+        model = make_seeded(Stack)
+        for number, block in enumerate(model.blocks):
+            inner = WIDTH * (2, 4, 6)[number % 3]
+            block.wide, block.narrow = nn.Linear(WIDTH, inner), nn.Linear(inner, WIDTH)
+        return model
+
+    torch.manual_seed(0)
+    plain = make()
+    reference = step(plain, (BATCH,))
+    resident = resident_nbytes(plain, BATCH)
+    budget = resident + int(0.6 * (measured(plain, (BATCH,)) - resident))
+    torch.manual_seed(0)
+    model = make()
+    autoremat.optimize(list(model.blocks), **options(budget))
+    for _ in range(3):
+        close(reference, step(model, (BATCH,)), 1e-5)
+    assert peak_of(model) <= budget
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("blocks_apart", [False, True])
+def test_a_model_that_moves_to_another_precision_is_planned_anew(blocks_apart: bool):
+    """After it was planned and has trained; gradients are those of the precision it has now."""
+    torch._dynamo.reset()
+    budget, model, plain = budget_at(1.3), make_seeded(Stack), make_seeded(Stack).double()
+    autoremat.optimize(list(model.blocks) if blocks_apart else model, **options(budget))
+    for _ in range(2):
+        step(model, (BATCH,))
+    model.double()
+    for _ in range(3):
+        close(step(plain, (BATCH.double(),)), step(model, (BATCH.double(),)), 1e-12)
+    assert peak_of(model, BATCH.double()) <= budget
 
 
 @pytest.mark.thorough

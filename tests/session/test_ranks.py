@@ -268,6 +268,17 @@ one_is_killed.timeout_s = 5  # type: ignore[attr-defined]
 one_does_not_come.timeout_s = the_first_does_not_come.timeout_s = 3  # type: ignore[attr-defined]
 
 
+def group_made_later(rank: int) -> Any:
+    """The ranks know nothing of each other when they ask for plans, each under its own limit."""
+    distributed.destroy_process_group()
+    inner = autoremat.optimize(make_seeded(Mixed), BUDGET + 100_000 * rank, **GIVEN)
+    store = Path(os.environ["XDG_CACHE_HOME"]).with_name("store of later")
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    with own_times(rank):
+        step(DistributedDataParallel(inner), (batch(),))
+    return saved_by(inner)
+
+
 def one_trains_alone(rank: int) -> Any:
     """A model that is in no wrapper, such as a stage of a pipeline."""
     if rank == LAST:
@@ -282,7 +293,7 @@ OTHERS = (
     *(without_a_table, with_a_table, one_plans_first, shapes_differ, too_large_later),
     *(fails_on_one, plan_of_another_batch_on_one, one_does_not_come, the_first_does_not_come),
     *(one_trains_alone, refused_before_others_wait, searches_differ, one_calls_alone_before),
-    *(sizes_unknown_on_one, one_is_killed),
+    *(sizes_unknown_on_one, group_made_later, one_is_killed),
 )
 
 
@@ -355,6 +366,14 @@ def test_a_rank_that_has_called_the_model_alone_still_meets_the_others(others):
     for error in others["one_calls_alone_before"]:
         assert isinstance(error, autoremat.InfeasibleBudget)
         assert error.ranks == (FIRST,)
+
+
+@pytest.mark.thorough
+def test_a_group_that_is_made_after_optimize_agrees_on_one_plan(others):
+    """Its ranks meet at the first step."""
+    first, last = others["group_made_later"]
+    assert first == last
+    assert any(first)
 
 
 @pytest.mark.thorough
