@@ -33,6 +33,14 @@ def cost_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def no_plans_of_other_tests() -> None:
+    """A search that a test expects is not spared by what another one has found."""
+    found_before = sys.modules.get("autoremat.planning.found_before")
+    if found_before is not None:
+        found_before.FoundBefore.remove()
+
+
+@pytest.fixture(autouse=True)
 def clean_torch() -> Iterator[None]:
     """No compiled code of another test, seed 0, one thread."""
     torch = sys.modules.get("torch")

@@ -66,6 +66,7 @@ __all__ = [
     "run_with_rng_state",
     "tangents_are_freed",
     "thread_rng_states",
+    "without_cached_partitions",
 ]
 
 default_partition = _partitioners.default_partition
@@ -256,6 +257,12 @@ def activation_memory_budget(share: float) -> contextlib.AbstractContextManager[
     """Let what compiles within use torch's own memory budget, a share of what it would save."""
     config: Any = torch._functorch.config
     return config.patch(activation_memory_budget=share)
+
+
+def without_cached_partitions() -> contextlib.AbstractContextManager[None]:
+    """Let what compiles within split each joint graph: AOTAutograd's cache is left out."""
+    config: Any = torch._functorch.config
+    return config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False)
 
 
 def min_cut(

@@ -45,6 +45,7 @@ __all__ = [
     "inductor_layout",
     "inductor_output_strides",
     "inductor_result_nbytes",
+    "inductor_settings",
     "inlining_limits",
     "is_kept_for_reuse",
     "kernels_before_fusion",
@@ -127,6 +128,16 @@ def _install() -> None:
 
     GraphLowering.compile_to_module = compile_to_module  # type: ignore[method-assign]
     inductor_graph.get_donated_idxs = get_donated_idxs
+
+
+def inductor_settings() -> str:
+    """What Inductor's configuration says here; passes and other objects by their `uuid`.
+
+    One that has none is told by its address: in another process it is another one.
+    """
+    values = sorted(torch._inductor.config.get_config_copy().items())
+    own = [(name, value) for name, value in values if not name.startswith("trace.")]
+    return repr([(name, v.uuid() if hasattr(v, "uuid") else v) for name, v in own])
 
 
 def compile_without_cache(

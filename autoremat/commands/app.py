@@ -370,6 +370,25 @@ def show(
     _run("show", report, outputs, as_json=as_json, force=force)
 
 
+@app.command(help=helptexts.CACHE)
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Forget everything first.")] = False,
+    exported: Annotated[
+        Path | None,
+        typer.Option("--export", help="Write the files to this folder.", show_default=False),
+    ] = None,
+    imported: Annotated[
+        Path | None,
+        typer.Option(
+            "--import", help="Add what the files of this folder have.", show_default=False
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show, clear, carry what is kept on this machine: see `commands.cache`."""
+    _run("cache", clear=clear, exported=exported, imported=imported, as_json=as_json)
+
+
 @app.command(help=helptexts.DOCTOR)
 def doctor(as_json: AsJson = False) -> None:
     """Look at what autoremat rests on here: see `commands.doctor`."""

@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import shutil
-import sqlite3
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -142,19 +141,16 @@ def _compiler() -> str:
 
 
 def _cache() -> str:
-    from autoremat.cost.cache import CostCache, default_cache_path
+    from autoremat.cost.cache import CostCache
 
-    path = default_cache_path()
-    with CostCache.open():
-        pass
+    path = CostCache.default_path()
+    with CostCache.open() as cache:
+        count = cache.count(without="ceilings|")
     if not os.access(path, os.W_OK):
         raise Trouble(
             f"{path} cannot be written: operations are measured anew by each process. Set "
             "XDG_CACHE_HOME to a folder of yours."
         )
-    with sqlite3.connect(path) as connection:
-        query = "SELECT COUNT(*) FROM figures WHERE key NOT LIKE 'ceilings|%'"
-        (count,) = connection.execute(query).fetchone()
     return f"{path}: {count} operations measured"
 
 

@@ -155,3 +155,24 @@ SHOW = "\n\n".join(
         "  130  interrupted with Ctrl-C",
     ]
 )
+
+CACHE = "\n\n".join(
+    [
+        "Show what is kept on this machine, so that a later process neither measures nor plans the "
+        "same again.",
+        "Everything is kept by content: the graph, sizes, the budget, what is resident, the "
+        "device, settings, and the versions of torch and autoremat. What no longer fits is not "
+        "found. XDG_CACHE_HOME says where.",
+        "An import adds what is not there yet: one machine plans, others of the same kind load. "
+        "What torch compiles it keeps itself: see torch.compiler.save_cache_artifacts.",
+        "[bold]Examples[/]",
+        "  autoremat cache",
+        "  autoremat cache --clear",
+        "  autoremat cache --export shared/plans",
+        "  autoremat cache --import shared/plans --json",
+        "[bold]Exit codes[/]",
+        "  0  done",
+        "  1  input that cannot be used, or a place that cannot be written",
+        "  130  interrupted with Ctrl-C",
+    ]
+)

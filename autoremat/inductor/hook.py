@@ -2,14 +2,15 @@
 
 Enters: a planned forward and backward module. Leaves: the live bytes of the wrappers that
 Inductor generates for them, before any kernel is compiled; and a compiled step.
-The hook object that Inductor copies, pickles and hashes holds a key only: plans stay outside.
+The hook object that Inductor copies, pickles and hashes holds nothing: whoever splits is found by
+the context, so Inductor's own cache knows a forward or backward module in another process again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -26,36 +27,30 @@ from autoremat.memory.meter import rounded_nbytes
 
 
 class Partitioner(Protocol):
-    """What splits joint graphs; the hook finds it by its key."""
-
-    key: str
+    """What splits joint graphs."""
 
     @property
     def partition(self) -> Callable[..., tuple[fx.GraphModule, fx.GraphModule]]:
         """From a joint graph to the forward and the backward module."""
 
 
-_partitioners: weakref.WeakValueDictionary[str, Partitioner] = weakref.WeakValueDictionary()
+_partitioner: ContextVar[Partitioner] = ContextVar("autoremat partitioner")
 
 
 class PartitionerHook(_torch.CustomPartitionerFn):
-    """What Inductor calls for each joint graph: looks the real partitioner up by its key."""
-
-    def __init__(self, key: str) -> None:
-        """Hold the key of a partitioner."""
-        self.key = key
+    """What Inductor calls for each joint graph: hands it to the partitioner of the context."""
 
     def __deepcopy__(self, memo: object) -> PartitionerHook:
         """Itself: Inductor copies its configuration."""
         return self
 
-    def uuid(self) -> tuple[str, str]:
-        """A key of this process and partitioner: a cached result would come without a report."""
-        return ("autoremat", self.key)
+    def uuid(self) -> str:
+        """The same always: what Inductor compiles, and caches, are the modules after the split."""
+        return "autoremat"
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **keywords: Any) -> Any:
-        """Split the joint graph as whoever is behind the key does."""
-        return _partitioners[self.key].partition(gm, joint_inputs, **keywords)
+        """Split the joint graph as whoever is asked to in this context does."""
+        return _partitioner.get().partition(gm, joint_inputs, **keywords)
 
 
 def compile_with_partition(
@@ -68,7 +63,7 @@ def compile_with_partition(
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph with Inductor, splitting its joint graphs with the partitioner.
 
-    The partitioner is not kept alive beyond its owner.
+    AOTAutograd's cache, which would hand out another plan's split, is not used.
 
     Args:
         module: the Dynamo graph.
@@ -77,11 +72,16 @@ def compile_with_partition(
         config: the user's options for Inductor.
         executor: given if no kernels are wanted: it compiles the modules instead.
     """
-    key = partitioner.key
-    _partitioners[key] = partitioner
-    patches = {**_own_config(), **config, "custom_partitioner_fn": PartitionerHook(key)}
+    patches = {**_own_config(), **config, "custom_partitioner_fn": PartitionerHook()}
     keywords: dict[str, Any] = {} if executor is None else {"inner_compile": executor}
-    compiled: Any = _torch.compile_fx(module, example_inputs, config_patches=patches, **keywords)
+    token = _partitioner.set(partitioner)
+    try:
+        with _torch.without_cached_partitions():
+            compiled: Any = _torch.compile_fx(
+                module, example_inputs, config_patches=patches, **keywords
+            )
+    finally:
+        _partitioner.reset(token)
     return cast("Callable[..., Any]", compiled)
 
 

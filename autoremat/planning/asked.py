@@ -92,7 +92,8 @@ def choose_stored(
         choice = choose_fixed(subject, plan, graph.method, budget_nbytes, reads=reads)
     else:
         choice = choose_torch(subject, budget_nbytes)
-    return choice if choice is not None and _saved(choice) == graph.saved else None
+    is_same = choice is not None and saved_names(choice.backward) == graph.saved
+    return choice if is_same else None
 
 
 def _plan_of(graph: StoredGraph, problem: Problem) -> Plan:
@@ -104,14 +105,15 @@ def store(subject: Subject, choice: Choice) -> StoredGraph:
     return StoredGraph(
         nodes=fingerprint(subject.joint),
         schedule=choice.solution.plan.schedule,
-        saved=_saved(choice),
+        saved=saved_names(choice.backward),
         method=choice.method,
         is_own=choice.method != TORCH,
     )
 
 
-def _saved(choice: Choice) -> tuple[str, ...]:
-    return tuple(sorted(n.name for n in choice.backward.graph.find_nodes(op="placeholder")))
+def saved_names(backward: fx.GraphModule) -> tuple[str, ...]:
+    """What a backward module receives, sorted."""
+    return tuple(sorted(node.name for node in backward.graph.find_nodes(op="placeholder")))
 
 
 def fingerprint(joint: JointGraph) -> tuple[NodeRecord, ...]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from autoremat_solver import Phase, Plan, Problem, Solution, simulate
 from autoremat_solver.plan import Status
@@ -55,7 +54,8 @@ class Choice:
     torchs: TorchPlan | None = None
 
 
-class Baseline(NamedTuple):
+@dataclass(frozen=True)
+class Baseline:
     """The step without a plan of ours: under Inductor torch's own partition, if that is safe."""
 
     peak_nbytes: int

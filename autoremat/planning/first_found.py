@@ -1,35 +1,46 @@
-"""One graph, one plan on all ranks of a job: the first that one of them has found.
+"""One graph, one plan: on all ranks of a job, and in later processes on this machine.
 
 Enters: a stated graph, what is asked of its plan, and a search. Leaves: a `Choice`. Guarantees:
-nobody waits for another rank; ranks that state the same problem get the same plan, however much
-time load or a late start has left to each search. Without a job, every search counts.
+those of `found_before`; an answer that is none of this graph is not taken.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from autoremat_solver import check
+from autoremat_solver import Plan, Problem, Solution, check, simulate
 from autoremat_solver.plan import Status
 
-from autoremat.ask.plan_file import StoredGraph
-from autoremat.planning.asked import choose_stored, fingerprint, store
-from autoremat.planning.choice import Choice
+from autoremat.planning.asked import fingerprint, saved_names
+from autoremat.planning.choice import TORCH, Baseline, Choice, Modules, written_out
+from autoremat.planning.found_before import answer
+from autoremat.planning.simulated import simulated_baseline
+from autoremat.planning.torch_own import Unplanned
+from autoremat.planning.torch_plan import TorchPlan
 from autoremat.problem.shell import closed
 from autoremat.problem.subject import Subject
-from autoremat.ranks.figures import known_figures, settled
-from autoremat.ranks.store import shared_store
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a search has found: a `StoredGraph` without its nodes, and what is proven of it."""
+    """What a search has found, its peaks, and what is proven of it.
+
+    Attributes:
+        schedule: the operations in the order in which they run.
+        saved: names of what the backward receives, sorted.
+        method: the strategy that found it.
+        peak_nbytes: as of `Choice`.
+        needed_nbytes: as of `Choice`.
+        status: as of `Solution`, as what follows.
+    """
 
     schedule: list[str]
     saved: list[str]
     method: str
-    is_own: bool
+    peak_nbytes: int
+    needed_nbytes: int
     status: str
     bound_us: float
     floor_nbytes: int
@@ -37,14 +48,15 @@ class Found:
     left_out: list[str]
 
     @classmethod
-    def of(cls, subject: Subject, choice: Choice) -> Found:
+    def of(cls, choice: Choice) -> Found:
         """The plan of a choice."""
-        graph, solution = store(subject, choice), choice.solution
+        solution = choice.solution
         return cls(
-            schedule=list(graph.schedule),
-            saved=list(graph.saved),
-            method=graph.method,
-            is_own=graph.is_own,
+            schedule=list(solution.plan.schedule),
+            saved=list(saved_names(choice.backward)),
+            method=choice.method,
+            peak_nbytes=choice.peak_nbytes,
+            needed_nbytes=choice.needed_nbytes,
             status=solution.status.value,
             bound_us=solution.bound_us,
             floor_nbytes=solution.floor_nbytes,
@@ -56,7 +68,7 @@ class Found:
 def choose_once(
     subject: Subject, budget_nbytes: int, asked: str, search: Callable[[], Choice], *, reads: bool
 ) -> Choice:
-    """What a rank of the job has found for this question, or what this one finds.
+    """What was found for this question before, or what a search finds.
 
     Args:
         subject: the graph.
@@ -65,38 +77,64 @@ def choose_once(
         search: finds a plan.
         reads: whether peaks are read from generated code.
     """
-    if shared_store() is None:
-        return search()
-    problem = subject.lowered.problem
-    key = repr((fingerprint(subject.joint), problem, budget_nbytes, asked, reads))
-    known = known_figures([key], Found)
-    choice = _applied(subject, known[key], budget_nbytes, reads=reads) if known else None
-    if choice is not None:
-        return choice
-    own = search()
-    found = Found.of(subject, own)
-    counting = settled({key: found}, Found)[key]
-    if counting == found:
-        return own
-    return _applied(subject, counting, budget_nbytes, reads=reads) or own
+    stated = repr((fingerprint(subject.joint), subject.lowered.problem, reads))
+    own: list[Choice] = []
+
+    def searched() -> Found:
+        own.append(search())
+        return Found.of(own[0])
+
+    question = f"{stated}, {budget_nbytes}, {asked}"
+    found = answer(question, Found, searched, subject.device)
+    choice = own[0] if own and Found.of(own[0]) == found else None
+    choice = choice or _applied(subject, found, budget_nbytes, reads=reads)
+    choice = choice or (own[0] if own else search())
+    known = functools.partial(answer, stated, Baseline, choice.baseline, subject.device)
+    return replace(choice, baseline=functools.cache(known))
 
 
 def _applied(subject: Subject, found: Found, budget_nbytes: int, *, reads: bool) -> Choice | None:
-    """Another rank's plan; None where it is none of this rank's graph."""
-    schedule, saved = tuple(found.schedule), tuple(found.saved)
-    problem = subject.lowered.problem
-    if found.is_own and check(problem, closed(problem, schedule)):
+    """A plan that was found before; None where it is none of this graph."""
+    unplanned = Unplanned(subject)
+    written = _written(subject, found, unplanned)
+    if written is None:
         return None
-    graph = StoredGraph((), schedule, saved, found.method, found.is_own)
-    choice = choose_stored(subject, graph, budget_nbytes, reads=reads)
-    if choice is None:
+    modules, problem, plan, torchs = written
+    if list(saved_names(modules[1])) != found.saved:
         return None
-    solution = replace(
-        choice.solution,
+    solution = Solution(
+        plan=plan,
+        timeline=simulate(problem, plan),
         status=Status(found.status),
         bound_us=found.bound_us,
         floor_nbytes=found.floor_nbytes,
+        method=found.method,
+        seconds=0.0,
         tried=tuple(found.tried),
         left_out=tuple(found.left_out),
     )
-    return replace(choice, solution=solution)
+    return Choice(
+        *modules,
+        found.method,
+        solution,
+        found.peak_nbytes,
+        found.needed_nbytes,
+        found.needed_nbytes <= budget_nbytes,
+        unplanned.baseline if reads else functools.partial(simulated_baseline, subject),
+        is_read=reads,
+        torchs=torchs,
+    )
+
+
+def _written(
+    subject: Subject, found: Found, unplanned: Unplanned
+) -> tuple[Modules, Problem, Plan, TorchPlan | None] | None:
+    """The plan written out, and what it is a plan of."""
+    problem = subject.lowered.problem
+    if found.method == TORCH:
+        own = unplanned.own
+        if own is None:
+            return None
+        return (own.forward, own.backward), own.problem, own.torchs.plan, own.torchs
+    plan = closed(problem, tuple(found.schedule))
+    return None if check(problem, plan) else (written_out(subject, plan), problem, plan, None)

@@ -169,7 +169,7 @@ class Part:
         """The step without a plan, so much being held beside the graph."""
         counted, problem = self.choice.baseline(), self.subject.lowered.problem
         own = shared_out(problem, as_written(problem), counted.peak_nbytes, self.counted)
-        return counted._replace(peak_nbytes=self.resident_nbytes + _beside(own, found))
+        return replace(counted, peak_nbytes=self.resident_nbytes + _beside(own, found))
 
 
 def _beside(own_peaks: tuple[int, int], found: Beside) -> int:

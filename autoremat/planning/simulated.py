@@ -6,6 +6,7 @@ are known, none that fits is left for one that does not.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -133,13 +134,15 @@ def _simulated_peak_nbytes(problem: Problem, plan: Plan) -> int:
 
 def as_simulated(subject: Subject, solution: Solution, budget_nbytes: int, peaks: Peaks) -> Choice:
     """A solution as a choice, its peaks being the simulator's."""
-    problem = subject.lowered.problem
-    once = as_written(problem)
-
-    def baseline() -> Baseline:
-        peak_nbytes = simulated_peaks(subject.lowered, once).nbytes
-        return Baseline(peak_nbytes, simulate(problem, once).time_us)
-
     modules = written_out(subject, solution.plan)
     fits = peaks.needed_nbytes <= budget_nbytes
+    baseline = functools.partial(simulated_baseline, subject)
     return Choice(*modules, solution.method, solution, *peaks, fits, baseline, is_read=False)
+
+
+def simulated_baseline(subject: Subject) -> Baseline:
+    """What the step takes where every operation runs once."""
+    problem = subject.lowered.problem
+    once = as_written(problem)
+    peak_nbytes = simulated_peaks(subject.lowered, once).nbytes
+    return Baseline(peak_nbytes, simulate(problem, once).time_us)

@@ -16,6 +16,7 @@ from autoremat_solver.policies import recompute_all
 
 from autoremat.ask.options import Setting
 from autoremat.planning.asked import fingerprint
+from autoremat.planning.found_before import answer
 from autoremat.planning.nesting import Beside, placed
 from autoremat.planning.part import shared_out
 from autoremat.planning.sharing import Way
@@ -23,8 +24,6 @@ from autoremat.planning.simulated import simulated_peaks
 from autoremat.problem.lower import as_written
 from autoremat.problem.shell import LOSS_BOUNDARY
 from autoremat.problem.subject import Subject
-from autoremat.ranks.figures import known_figures, settled
-from autoremat.ranks.store import shared_store
 
 _WAYS = 8  # limits to what is kept, at most
 _EFFORT = 0.3  # of each solve: what is chosen in the end is searched for with all of it
@@ -32,7 +31,7 @@ _EFFORT = 0.3  # of each solve: what is chosen in the end is searched for with a
 
 @dataclass(frozen=True)
 class _Found:
-    """Ways that a rank has found, as numbers."""
+    """Ways that were found, as numbers."""
 
     ways: list[tuple[int, int, int, float]]
 
@@ -49,14 +48,14 @@ def ways_of(
         budget_nbytes: of the whole step.
         setting: how it is planned.
     """
-    if shared_store() is None:
-        return _searched(subject, found, kept_nbytes, budget_nbytes, setting)
     asked = (fingerprint(subject.joint), subject.lowered.problem, found, kept_nbytes, budget_nbytes)
-    counting = known_figures([key := repr(asked)], _Found)
-    if not counting:
-        own = _searched(subject, found, kept_nbytes, budget_nbytes, setting)
-        counting = settled({key: _Found([astuple(way) for way in own])}, _Found)
-    return tuple(Way(*numbers) for numbers in counting[key].ways)
+
+    def searched() -> _Found:
+        ways = _searched(subject, found, kept_nbytes, budget_nbytes, setting)
+        return _Found([astuple(way) for way in ways])
+
+    known = answer(repr((asked, setting.time_limit_s)), _Found, searched, subject.device)
+    return tuple(Way(*numbers) for numbers in known.ways)
 
 
 def _searched(

@@ -77,15 +77,13 @@ def _key(part: Part) -> int:
 class Written:
     """Splits a joint graph that was planned already as its plan says: a `Partitioner`."""
 
-    def __init__(self, key: str, planned: PlannedGraph, known: str) -> None:
+    def __init__(self, planned: PlannedGraph, known: str) -> None:
         """Of one plan.
 
         Args:
-            key: its own.
             planned: the graph with its plan.
             known: fingerprint of the joint graph.
         """
-        self.key = key
         self._planned = planned
         self._known = known
 

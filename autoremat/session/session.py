@@ -9,8 +9,6 @@ own partitioner, with a warning that says why (an exception if the session is st
 from __future__ import annotations
 
 import functools
-import itertools
-import os
 import threading
 import warnings
 import weakref
@@ -71,7 +69,6 @@ from autoremat.session.settling import plan_anew
 from autoremat.session.steps import Steps
 from autoremat.watch.eager_code import held_nbytes
 
-_session_numbers = itertools.count()
 _CAUTIOUS = "lean until a step has shown how often it runs"  # the method of a choice
 _MANY_RUNS = 128  # of one graph in a step: more than most have layers
 
@@ -96,7 +93,6 @@ class Session:
         self.steps = steps
         self.told = steps.told
         self.options = options = steps.options
-        self.key = f"{os.getpid()}-{os.urandom(8).hex()}-{next(_session_numbers)}"
         self.planned: defaultdict[str, list[PlannedGraph]] = defaultdict(list)
         self.measured_peak_nbytes: int | None = None
         self.progress = Progress(options.verbose)
@@ -215,9 +211,8 @@ class Session:
     @with_stack_room
     def _again(self, name: str, part: Part) -> Callable[..., Any] | None:
         """A graph compiled by another plan, without Dynamo; None if that fails."""
-        key = f"{self.key}-{next(_session_numbers)}"
         planned = PlannedGraph(part.subject.joint, part.choice.forward, part.choice.backward)
-        written = Written(key, planned, self._fingerprints[name])
+        written = Written(planned, self._fingerprints[name])
         graph = self._graphs[name]
         try:
             with self.progress as progress, graph.resumed():

@@ -125,14 +125,12 @@ class _Recorder:
     """Compiles graphs so that they compare themselves with what they were made from.
 
     Attributes:
-        key: under which Inductor finds it.
         difference: the first one, once the step has run.
         compared: how many values were compared.
         unknown: graphs that were captured and have no plan in the session.
     """
 
     def __init__(self, session: Session) -> None:
-        self.key = f"{session.key}-again"
         self.difference: FirstDifference | None = None
         self.compared = 0
         self.unknown = 0

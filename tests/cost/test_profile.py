@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autoremat.cost import cache as cost_cache
+from autoremat import kept
 from autoremat.cost import calls as cost
 from autoremat.cost import made_up_inputs as sample
 from autoremat.cost import op_times as profile
@@ -484,7 +484,7 @@ def test_a_damaged_cache_is_begun_anew(cache):
 
 def test_a_place_that_cannot_be_written_is_replaced_by_memory(tmp_path, monkeypatch):
     """One warning, then everything works for as long as the process lives."""
-    monkeypatch.setattr(cost_cache, "_warned", False)
+    monkeypatch.setattr(kept, "_warned", False)
     (tmp_path / "file").write_text("")
     below_a_file = tmp_path / "file" / "costs.sqlite3"
     with pytest.warns(UserWarning, match="cannot be kept"):
@@ -535,5 +535,5 @@ def test_processes_share_the_cache(cache):
     workers = [subprocess.Popen([*command, str(who)], cwd=root) for who in range(2)]
     assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
     with sqlite3.connect(cache) as connection:
-        assert connection.execute("SELECT count(*) FROM figures").fetchone() == (60,)
+        assert connection.execute("SELECT count(*) FROM found").fetchone() == (60,)
     connection.close()

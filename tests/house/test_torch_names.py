@@ -147,6 +147,46 @@ def test_extract_forward_and_backward(joint: fx.GraphModule):
     assert len(forward.graph.output_node().args[0]) > 1
 
 
+def test_without_cached_partitions():
+    """AOTAutograd asks the partitioner again, though it has seen the graph before."""
+    seen: list[fx.GraphModule] = []
+
+    def partition(module: fx.GraphModule, inputs: Any, **keywords: Any) -> Any:
+        seen.append(module)
+        return _torch.default_partition(module, inputs, **keywords)
+
+    class Hook(_torch.CustomPartitionerFn):
+        def uuid(self) -> str:
+            return "the same"
+
+        def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **keywords: Any) -> Any:
+            return partition(gm, joint_inputs, **keywords)
+
+    def backend(module: fx.GraphModule, inputs: Any) -> Any:
+        with _torch.without_cached_partitions():
+            return _torch.compile_fx(
+                module, inputs, config_patches={"custom_partitioner_fn": Hook()}
+            )
+
+    for _ in range(2):
+        torch._dynamo.reset()
+        torch.compile(lambda x: x.sin().sum(), backend=backend)(leaf(8)).backward()
+    assert len(seen) == 2
+
+
+def test_inductor_settings():
+    """They tell one configuration from another, and are the same text for the same one."""
+    before = _torch.inductor_settings()
+    with torch._inductor.config.patch("cpp.enable_loop_tail_vec", False):
+        other = _torch.inductor_settings()
+        assert other != before
+        with torch._inductor.config.patch("trace.enabled", True):
+            assert _torch.inductor_settings() == other
+    assert _torch.inductor_settings() == before
+    assert "custom_partitioner_fn" in before
+    assert " at 0x" not in before
+
+
 def test_activation_memory_budget():
     """Set within, as before afterwards."""
     config = torch._functorch.config

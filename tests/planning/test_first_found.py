@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, distributed
 
 from autoremat.ask.options import Setting
-from autoremat.planning import first_found, pipeline
+from autoremat.planning import pipeline
 from autoremat.planning.choice import Choice
 from autoremat.planning.unsearched import choose_without_search
 from autoremat.problem.lower import shell_of
@@ -48,10 +48,7 @@ def _subject() -> Subject:
 def _job() -> Iterator[None]:
     """A store that outlives each rank of these tests, which come one after the other."""
     store = distributed.HashStore()
-    with (
-        mock.patch.object(first_found, "shared_store", return_value=store),
-        mock.patch.object(figures, "shared_store", return_value=store),
-    ):
+    with mock.patch.object(figures, "shared_store", return_value=store):
         yield
 
 

@@ -1,0 +1,204 @@
+"""What a process on this machine has found, a later one does not search for again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+import autoremat
+from autoremat.ask.options import Setting
+from autoremat.inductor import real_peaks
+from autoremat.planning import found_before, pipeline
+from autoremat.planning.choice import Choice
+from autoremat.planning.found_before import FoundBefore
+from autoremat.problem.lower import shell_of
+from autoremat.problem.subject import Subject
+from tests.joint_graphs import CPU, capture, leaf
+from tests.tiny import Chain, many_rows
+from tests.training import step
+
+# Dynamo looks at `.grad` of what a block is given.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+EAGER = Setting(compiler="eager")
+
+
+def chain(x: Tensor) -> Tensor:
+    """Operations whose results the backward needs."""
+    for _ in range(3):
+        x = torch.tanh(x.exp()).cumsum(0)
+    return x.sum()
+
+
+def subject_of(setting: Setting, rows: int = 64) -> Subject:
+    """The same graph, captured anew."""
+    captured = capture(chain, leaf(rows, 64))
+    graph = pipeline.graph_of(
+        captured.module,
+        CPU,
+        num_fwd_outputs=captured.num_fwd_outputs,
+        static_indices=captured.static_indices,
+    )
+    shell = shell_of(graph.joint, graph.storages, resident_nbytes=0)
+    return pipeline.state(graph, shell, setting)
+
+
+def chosen(setting: Setting, budget_nbytes: int = 1 << 30, rows: int = 64) -> Choice:
+    """A plan for it."""
+    return pipeline.choose(subject_of(setting, rows), budget_nbytes, setting)
+
+
+def facts(choice: Choice) -> tuple[Any, ...]:
+    """What a report says of a plan, and what runs."""
+    solution = replace(choice.solution, seconds=0.0)
+    written = (str(choice.forward.graph), str(choice.backward.graph))
+    return (
+        solution,
+        choice.method,
+        choice.peak_nbytes,
+        choice.needed_nbytes,
+        choice.fits,
+        *written,
+    )
+
+
+@contextlib.contextmanager
+def nothing_is_searched() -> Iterator[None]:
+    """Neither the solver nor generated code is asked."""
+    with (
+        mock.patch.object(pipeline, "search", side_effect=AssertionError),
+        mock.patch.object(real_peaks, "generate", side_effect=AssertionError),
+    ):
+        yield
+
+
+def test_what_was_found_is_applied_without_a_search():
+    """With its peaks, with what the step takes without it, and with what is proven."""
+    own = chosen(EAGER)
+    for budget_nbytes in (1 << 30, own.peak_nbytes - 4096):
+        first = chosen(EAGER, budget_nbytes)
+        baseline = first.baseline()
+        with nothing_is_searched():
+            again = chosen(EAGER, budget_nbytes)
+            assert facts(again) == facts(first)
+            assert again.baseline() == baseline
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"budget_nbytes": (1 << 30) + 1},
+        {"rows": 128},
+        {"setting": replace(EAGER, time_limit_s=31.0)},
+    ],
+)
+def test_another_question_is_searched_for(other: dict[str, Any]):
+    """Another budget, other sizes, another limit."""
+    chosen(EAGER)
+    with nothing_is_searched(), pytest.raises(AssertionError):
+        chosen(**{"setting": EAGER} | other)
+
+
+@pytest.mark.parametrize("changed", ["code", "configuration", "threads"])
+def test_where_something_else_is_found_nothing_counts(changed: str):
+    """Another version of this package, of Inductor's options, another number of threads."""
+    chosen(EAGER)
+    new = {
+        "code": mock.patch.object(found_before, "_code", return_value="another"),
+        "configuration": torch._inductor.config.patch("max_autotune", True),
+        "threads": mock.patch.object(torch, "get_num_threads", return_value=7),
+    }
+    with new[changed], nothing_is_searched(), pytest.raises(AssertionError):
+        chosen(EAGER)
+
+
+def kept_rows() -> sqlite3.Connection:
+    """What is kept."""
+    return sqlite3.connect(FoundBefore.default_path())
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null", "foreign"])
+def test_what_is_damaged_or_foreign_is_searched_for(text: str):
+    """No error, and no other plan."""
+    first = chosen(EAGER)
+    with contextlib.closing(kept_rows()) as rows, rows:
+        if text == "foreign":
+            rows.execute("UPDATE found SET value = replace(value, 'tanh', 'sinh')")
+        else:
+            rows.execute("UPDATE found SET value = ?", (text,))
+    assert facts(chosen(EAGER)) == facts(first)
+
+
+def test_a_file_that_is_none_is_begun_anew():
+    """The next process finds what this one has found."""
+    FoundBefore.default_path().write_bytes(b"no database" * 500)
+    chosen(EAGER)
+    with nothing_is_searched():
+        chosen(EAGER)
+
+
+@pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")
+def test_a_model_of_blocks_is_planned_once():
+    """Ways of each block are kept as well."""
+    budget, reports = 200_000, []
+    for _ in range(2):
+        torch._dynamo.reset()
+        model = Chain()
+        autoremat.optimize(list(model.layers), budget, compiler="eager", verbose=False)
+        for _ in range(3):
+            step(model, (many_rows(),))
+        reports.append(autoremat.report(model.layers[0]))
+    assert reports[0].predicted_peak_nbytes == reports[1].predicted_peak_nbytes
+
+
+_PROCESS = """
+import torch, autoremat
+from unittest import mock
+from torch._dynamo.utils import counters
+from autoremat.inductor import real_peaks
+from autoremat.planning import pipeline
+from tests.tiny import Chain, many_rows
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = autoremat.optimize(Chain(), 230_000, verbose=False)
+with mock.patch.object(pipeline, "search", wraps=pipeline.search) as search:
+    with mock.patch.object(real_peaks, "generate", wraps=real_peaks.generate) as generate:
+        loss = model(many_rows())
+        loss.backward()
+        peak = autoremat.report(model).predicted_peak_nbytes
+hits = counters["inductor"]["fxgraph_cache_hit"]
+print(search.call_count, generate.call_count > 0, hits, peak, loss.item())
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.inductor
+def test_a_second_process_plans_reads_and_compiles_nothing(tmp_path: Path):
+    """It finds its plan, the peaks, the report, and both modules in Inductor's own cache."""
+    places = {"XDG_CACHE_HOME": tmp_path / "ours", "TORCHINDUCTOR_CACHE_DIR": tmp_path / "torchs"}
+    environment = os.environ | {name: str(path) for name, path in places.items()}
+
+    def run() -> list[str]:
+        command = [sys.executable, "-W", "ignore", "-c", _PROCESS]
+        root = Path(autoremat.__file__).parents[1]
+        done = subprocess.run(
+            command, env=environment, cwd=root, capture_output=True, text=True, check=True
+        )
+        return done.stdout.split()
+
+    first, second = run(), run()
+    assert first[:3] == ["1", "True", "0"]
+    assert second[:3] == ["0", "False", "2"]
+    assert first[3:] == second[3:]
