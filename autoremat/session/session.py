@@ -45,7 +45,7 @@ from autoremat.graph.devices import device_of, devices_of
 from autoremat.graph.inline_regions import write_out_regions
 from autoremat.graph.joint_graph import JointGraph, copy_module
 from autoremat.graph.random_draws import makes_seeds
-from autoremat.inductor.hook import Partitioner, compile_with_partition
+from autoremat.inductor.hook import Partitioner, compile_with_partition, configured
 from autoremat.memory.residents import GivenToGraphs, Resident, with_others
 from autoremat.planning.asked import store
 from autoremat.planning.choice import Choice
@@ -337,7 +337,7 @@ class Session:
             if not self.steps.is_unsettled:
                 return False
             try:
-                with self.progress:
+                with self.progress, configured(self.options.inductor):
                     self._plan_anew()
             except Exception as error:  # the step can go on as it did
                 why = f"{type(error).__name__}: {error}"
