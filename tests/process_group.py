@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch import distributed
 
-
 PRELOADED = ["autoremat.api", "autoremat._torch.compiling"]
 
 
