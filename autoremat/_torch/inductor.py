@@ -42,6 +42,7 @@ __all__ = [
     "compile_fx",
     "compile_without_cache",
     "in_place_results",
+    "inductor_config",
     "inductor_layout",
     "inductor_output_strides",
     "inductor_result_nbytes",
@@ -225,6 +226,12 @@ def _as_numbers(graph: Any, layout: Any) -> Layout | None:
         for numbers in (layout.size, layout.stride)
     )
     return size, stride, layout.dtype, layout.device
+
+
+def inductor_config(values: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
+    """Inductor's configuration with these values, for what it generates within."""
+    config: Any = torch._inductor.config
+    return config.patch(values)
 
 
 def options_of_mode(mode: str) -> dict[str, Any] | None:

@@ -277,6 +277,14 @@ def test_options_of_mode():
     assert _torch.options_of_mode("warp-speed") is None
 
 
+def test_inductor_config():
+    """Holds within, also for options of a part."""
+    config = torch._inductor.config
+    with _torch.inductor_config({"realize_opcount_threshold": 3, "cpp.threads": 7}):
+        assert (config.realize_opcount_threshold, config.cpp.threads) == (3, 7)
+    assert config.cpp.threads != 7
+
+
 def test_tensor_leaves():
     """Of all containers that torch knows."""
     x, y = torch.ones(1), torch.ones(2)
