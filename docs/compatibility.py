@@ -11,12 +11,8 @@ missing or failed.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
-import traceback
-import warnings
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -25,51 +21,18 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded
 from compatibility_page import page
 from compatibility_worker import Job, row_of
 from compatibility_zoo import KINDS, ZOO
+from own_process import in_own_process
 from row_store import Row, Store, describe
 
 HERE = Path(__file__).parent
 ROWS = HERE / "compatibility.json"
 COMPILERS = ("eager", "inductor")
-GRACE_SECONDS = 2.0  # for an end in good order, once the row is there
+PRELOADED = ["compatibility_worker", "transformers.modeling_utils"]
 
 
 def has_row(store: Store, job: Job) -> bool:
     """Whether a job has a row that did not fail."""
     return store.rows.get(job.key, {}).get("status") == "ok"
-
-
-def run_job(job: Job, timeout: float) -> Row:
-    """A job's row from a process of its own, or one that says how it failed.
-
-    The process is forked from a server that has imported torch and transformers and run nothing.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["compatibility_worker", "transformers.modeling_utils"])
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_serve, args=(job, sender))
-    process.start()
-    sender.close()
-    try:
-        if receiver.poll(timeout):
-            return dict(receiver.recv())
-        return {"status": "timeout", "message": f"no answer within {timeout:.0f} s"}
-    except EOFError:
-        process.join()
-        return {"status": "crash", "message": f"the process ended with {process.exitcode}"}
-    finally:
-        process.join(GRACE_SECONDS)
-        process.kill()
-        process.join()
-
-
-def _serve(job: Job, sender: Connection) -> None:
-    warnings.simplefilter("ignore", DeprecationWarning)
-    try:
-        sender.send({"status": "ok", **row_of(job)})
-    except Exception as error:
-        traceback.print_exc()
-        message = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-        sender.send({"status": "crash", "message": message[:300]})
 
 
 def summary(row: Row) -> str:
@@ -123,7 +86,7 @@ def main() -> None:
     for job in jobs:
         if args.page or (args.resume and has_row(store, job)):
             continue
-        row = run_job(job, args.timeout)
+        row = in_own_process(row_of, job, args.timeout, PRELOADED)
         facts = {"key": job.key, "name": job.name, "compiler": job.compiler}
         store.add({**facts, "kind": ZOO[job.name].kind, **row})
         print(f"{job.key:32s} {summary(row)}", flush=True)

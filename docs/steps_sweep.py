@@ -12,24 +12,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
-import traceback
-import warnings
 from collections import Counter
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from own_process import in_own_process
 from row_store import Row, Store, describe
 from steps_forms import FORMS
 from steps_page import over_budget, page, verdict
 from steps_worker import TOLERANCE, Case, row_of
 
 PAGE = Path(__file__).parent / "steps.md"
-GRACE_SECONDS = 2.0  # for an end in good order, once the row is there
 PRELOADED = ["steps_worker", "autoremat.api", "autoremat._torch.compiling"]
 
 
@@ -41,40 +37,6 @@ def cases(args: argparse.Namespace) -> list[Case]:
         for number in range(args.count)
     ]
     return [case for case in found if case.form in args.only]
-
-
-def run_case(case: Case, timeout: float) -> Row:
-    """A case's row from a process of its own, or one that says how it failed.
-
-    The process is forked from a server that has imported torch and run nothing.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_serve, args=(case, sender))
-    process.start()
-    sender.close()
-    try:
-        if receiver.poll(timeout):
-            return dict(receiver.recv())
-        return {"status": "timeout", "message": f"no answer within {timeout:.0f} s"}
-    except EOFError:
-        process.join()
-        return {"status": "crash", "message": f"the process ended with {process.exitcode}"}
-    finally:
-        process.join(GRACE_SECONDS)
-        process.kill()
-        process.join()
-
-
-def _serve(case: Case, sender: Connection) -> None:
-    warnings.simplefilter("ignore", DeprecationWarning)
-    try:
-        sender.send({"status": "ok", **row_of(case)})
-    except Exception as error:
-        traceback.print_exc()
-        message = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-        sender.send({"status": "crash", "message": message[:300]})
 
 
 def summary(row: Row) -> str:
@@ -126,7 +88,7 @@ def main() -> None:
             continue
         facts = {"key": case.key, "form": case.form, "number": case.number, "seed": case.seed}
         facts |= {"compiler": case.compiler, "tolerance": TOLERANCE}
-        row = {**facts, **run_case(case, args.timeout)}
+        row = {**facts, **in_own_process(row_of, case, args.timeout, PRELOADED)}
         store.add(row)
         print(f"{case.number:4d} {case.form:22s} {summary(row)}", flush=True)
     store.write()

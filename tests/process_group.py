@@ -16,6 +16,8 @@ import pytest
 import torch
 from torch import distributed
 
+PRELOADED = ["autoremat.api", "autoremat._torch.compiling"]
+
 
 @pytest.fixture(autouse=True)
 def one_process(tmp_path: Path) -> Iterator[None]:
@@ -38,7 +40,7 @@ def on_ranks(
     Of a rank that ended in it, None.
 
     The ranks are processes that run one scenario after the other, each in a process group of its
-    own, with cost caches of their own.
+    own, with cost caches of their own. They are forked from one that has run nothing.
 
     Args:
         scenarios: functions of a rank, found by their names where their modules are imported.
@@ -46,7 +48,8 @@ def on_ranks(
         size: how many ranks.
         limit_s: for all of it; whoever hangs is ended, and the test fails.
     """
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
     arguments = [(dict(scenarios), folder, rank, size) for rank in range(size)]
     processes = [context.Process(target=_run, args=given) for given in arguments]
     for process in processes:

@@ -6,7 +6,6 @@ thousands of others with `python -m pytest tests/test_fuzz.py --hypothesis-profi
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -50,21 +49,10 @@ shares = st.floats(0.0, 1.0)
 
 @pytest.fixture(scope="module", autouse=True)
 def quick() -> Iterator[None]:
-    """A case costs its own work only.
-
-    A measurement of memory walks all objects: those of the compiler, loaded by the first compile,
-    are put out of its sight. Memory of theirs that a step would free is then missed, which makes
-    the figure too high, never too low. The solver's bound says how good a plan is, not whether it
-    is right.
-    """
-    program = Program((("linear", 0, 0),))
-    sweep(lambda: Machine(program), batch(program), scalar)
-    gc.collect()
-    gc.freeze()
+    """The solver's bound says how good a plan is, not whether it is right."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(certified, "WORK", certified.WORK // 100)
         yield
-    gc.unfreeze()
 
 
 @pytest.mark.thorough

@@ -127,11 +127,16 @@ def refusal(
     return caught.value
 
 
-def peaks(make: Make, inputs: Sequence[Any], **options: Any) -> Peaks:
-    """The range of a model's budgets."""
+def unbounded(make: Make, inputs: Sequence[Any], **options: Any) -> autoremat.Report:
+    """The report of a step without recompute."""
     model = optimized(make, UNBOUNDED, **options)
     step(model, inputs)
-    report = autoremat.report(model)
+    return autoremat.report(model)
+
+
+def peaks(make: Make, inputs: Sequence[Any], **options: Any) -> Peaks:
+    """The range of a model's budgets; where one end is enough, the other is not searched for."""
+    report = unbounded(make, inputs, **options)
     smallest = refusal(make, inputs, **options).smallest_peak_nbytes
     return Peaks(smallest, report.predicted_peak_nbytes, report.resident_nbytes)
 

@@ -42,6 +42,7 @@ __all__ = [
     "compile_fx",
     "compile_without_cache",
     "in_place_results",
+    "inductor_config",
     "inductor_layout",
     "inductor_output_strides",
     "inductor_result_nbytes",
@@ -131,12 +132,13 @@ def _install() -> None:
 
 
 def inductor_settings() -> str:
-    """What Inductor's configuration says here; passes and other objects by their `uuid`.
+    """What Inductor's configuration says of one module; passes and other objects by their `uuid`.
 
     One that has none is told by its address: in another process it is another one.
     """
     values = sorted(torch._inductor.config.get_config_copy().items())
-    own = [(name, value) for name, value in values if not name.startswith("trace.")]
+    left_out = ("trace.", "custom_partitioner_fn")
+    own = [(name, value) for name, value in values if not name.startswith(left_out)]
     return repr([(name, v.uuid() if hasattr(v, "uuid") else v) for name, v in own])
 
 
@@ -236,6 +238,12 @@ def _as_numbers(graph: Any, layout: Any) -> Layout | None:
         for numbers in (layout.size, layout.stride)
     )
     return size, stride, layout.dtype, layout.device
+
+
+def inductor_config(values: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
+    """Inductor's configuration with these values, for what it generates within."""
+    config: Any = torch._inductor.config
+    return config.patch(values)
 
 
 def options_of_mode(mode: str) -> dict[str, Any] | None:

@@ -72,7 +72,7 @@ def compile_with_partition(
         config: the user's options for Inductor.
         executor: given if no kernels are wanted: it compiles the modules instead.
     """
-    patches = {**_own_config(), **config, "custom_partitioner_fn": PartitionerHook()}
+    patches = {**_with_own(config), "custom_partitioner_fn": PartitionerHook()}
     keywords: dict[str, Any] = {} if executor is None else {"inner_compile": executor}
     token = _partitioner.set(partitioner)
     try:
@@ -85,7 +85,16 @@ def compile_with_partition(
     return cast("Callable[..., Any]", compiled)
 
 
-def _own_config() -> dict[str, Any]:
+def configured(config: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
+    """Let code that is read outside of a compile be what `compile_with_partition` will generate.
+
+    Args:
+        config: the user's options for Inductor.
+    """
+    return _torch.inductor_config(_with_own(config))
+
+
+def _with_own(config: dict[str, Any]) -> dict[str, Any]:
     """Limited fusion, unless the user hooks in there, and no masked vectors at the ends of loops.
 
     With them, gradients of a Falcon-Mamba are wrong (torch 2.13 on the CPU); `docs/torch_issues.md`
@@ -96,7 +105,7 @@ def _own_config() -> dict[str, Any]:
     own: dict[str, Any] = {"cpp.enable_loop_tail_vec": False}
     if _torch.pre_fusion_pass() is None:
         own["_pre_fusion_custom_pass"] = FusionLimit()
-    return own
+    return {**own, **config}
 
 
 class _Generated(Exception):

@@ -100,12 +100,26 @@ class Runs:
     @property
     def reduced_nbytes(self) -> int:
         """What gradients are reduced from, once a backward has returned some."""
-        return max(part.resident.reduced_nbytes for part in self.parts.values())
+        return max((part.resident.reduced_nbytes for part in self.parts.values()), default=0)
 
-    def beside(self, number: int, crossing: Sequence[int]) -> Beside:
-        """What is held beside a graph, where the graphs keep so much; see `nesting.beside`."""
-        found = beside(self.order, number, crossing, self.gradients, self.reduced_nbytes)
-        return found.beyond(self.existing_nbytes)
+    @property
+    def resident_nbytes(self) -> int:
+        """Of the graph that counts most: a backend learns of parameters with those that read them.
+
+        What code before a graph held is left out.
+        """
+        return max((part.step_resident_nbytes for part in self.parts.values()), default=0)
+
+    def beside(self, crossing: Sequence[int], around: Around) -> list[Beside]:
+        """What is held beside each graph, where they keep so much from forward to backward."""
+        crossing, gradients = [*crossing, *(0 for _ in self.eager_gradients)], self.gradients
+        resident_nbytes, reduced_nbytes = self.resident_nbytes, self.reduced_nbytes
+        result = []
+        for number, part in enumerate(self.parts.values()):
+            found = beside(self.order, number, crossing, gradients, reduced_nbytes)
+            later = Around(held_nbytes=resident_nbytes - part.step_resident_nbytes)
+            result.append(around.beside(later.beside(found.beyond(self.existing_nbytes))))
+        return result
 
 
 def allot(runs: Runs, budget_nbytes: int, around: Around, setting: Setting) -> list[Allotted]:
@@ -118,11 +132,10 @@ def allot(runs: Runs, budget_nbytes: int, around: Around, setting: Setting) -> l
         setting: how they are planned.
     """
     parts = list(runs.parts.values())
-    most_nbytes = max(part.step_resident_nbytes for part in parts)
     evenly = _evenly(runs, budget_nbytes, around)
     members = [
         Member(
-            most_nbytes + part.between_nbytes,
+            runs.resident_nbytes + part.between_nbytes,
             part.gradient_nbytes,
             ways_of(part.subject, found, kept_nbytes, budget_nbytes, setting),
         )
@@ -146,19 +159,16 @@ def _allotted(
 ) -> Iterator[Allotted]:
     plans = [plan for n, share in enumerate(shares) for plan in _plans(n, share, shared)]
     order = _by_plan(runs.order, plans, len(shares))
-    crossing = [*(plan.way.crossing_nbytes for plan in plans), *(0 for _ in runs.eager_gradients)]
-    gradients = [*(runs.gradients[plan.graph] for plan in plans), *runs.eager_gradients]
     names, parts = list(runs.parts), list(runs.parts.values())
-    most_nbytes = max(part.step_resident_nbytes for part in parts)
+    of_plans = {f"plan {n}": parts[plan.graph] for n, plan in enumerate(plans)}
+    by_plan = replace(runs, parts=of_plans, order=order)
+    found = by_plan.beside([plan.way.crossing_nbytes for plan in plans], shared.around)
     for number, plan in enumerate(plans):
-        found = beside(order, number, crossing, gradients, runs.reduced_nbytes)
-        found = found.beyond(runs.existing_nbytes)
-        later = Around(most_nbytes - parts[plan.graph].step_resident_nbytes)
         is_last = order[-1] == number and order.count(number) == 1
         yield Allotted(
             names[plan.graph],
             plan.first_run,
-            shared.around.beside(later.beside(found)),
+            found[number],
             None if is_last else plan.way.crossing_nbytes,
             budget_nbytes,
         )
@@ -211,13 +221,13 @@ def _evenly(runs: Runs, budget_nbytes: int, around: Around) -> list[tuple[Beside
 
     def at(share: float) -> tuple[bool, list[tuple[Beside, int]]]:
         ways = [_between(lean, rich, share) for lean, rich in pairs]
-        crossing = [*(way.crossing_nbytes for way in ways), *(0 for _ in runs.eager_gradients)]
-        found = [around.beside(runs.beside(number, crossing)) for number in range(len(parts))]
+        crossing = [way.crossing_nbytes for way in ways]
+        found = runs.beside(crossing, around)
         peaks = (
             part.resident_nbytes + way.peak_beside(each)
             for part, way, each in zip(parts, ways, found, strict=True)
         )
-        return max(peaks) <= budget_nbytes, list(zip(found, crossing, strict=False))
+        return max(peaks) <= budget_nbytes, list(zip(found, crossing, strict=True))
 
     low, high = 0.0, 1.0
     while high - low > _FINENESS and not at(high)[0]:

@@ -56,9 +56,11 @@ def curve_of(subject: Subject, choice: Choice, points: int, time_limit_s: float)
     Args:
         subject: the graph.
         choice: the plan that the graph got.
-        points: budgets, the smallest and the largest peak included; at least 2.
+        points: budgets, the smallest and the largest peak included; at least 2, or 0 for no curve.
         time_limit_s: for all of them; what it does not reach is left out.
     """
+    if not points:
+        return Curve()
     deadline = time.monotonic() + time_limit_s
     chosen = as_chosen(subject, choice)
     point = _point(chosen, choice.solution.plan, "this plan", PointKind.CHOSEN)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autoremat.ask.options import Setting
 from autoremat.planning.allotting import Allotted, Runs, allot, graph_of_plan, richer
-from autoremat.planning.nesting import Around, Beside, beside
+from autoremat.planning.nesting import Around, Beside
 from autoremat.planning.part import Part
 from autoremat.reporting import GraphReport
 
@@ -119,20 +119,9 @@ class Step:
 
     def beside(self, around: Around) -> dict[str, Beside]:
         """What is held beside each graph of the step, by name, in the order of their first runs."""
-        parts, order, eager = self._numbered()
-        crossing = [*(part.crossing_nbytes for part in parts), *(0 for _ in eager)]
-        gradients = [*(part.gradient_nbytes for part in parts), *eager]
-        names = {id(part): name for name, part in self.parts.items()}
-        # A backend learns of parameters with the graphs that read them.
-        most_nbytes = max((part.step_resident_nbytes for part in parts), default=0)
-        reduced_nbytes = max((part.resident.reduced_nbytes for part in parts), default=0)
-        result = {}
-        for number, part in enumerate(parts):
-            found = beside(order, number, crossing, gradients, reduced_nbytes)
-            found = found.beyond(self.existing_gradient_nbytes)
-            later = Around(held_nbytes=most_nbytes - part.step_resident_nbytes)
-            result[names[id(part)]] = around.beside(later.beside(found))
-        return result
+        now = self._now
+        crossing = [part.crossing_nbytes for part in now.parts.values()]
+        return dict(zip(now.parts, now.beside(crossing, around), strict=True))
 
     def allotted(
         self, budget_nbytes: int, around: Around, setting: Setting, *, is_nested: bool
@@ -145,15 +134,7 @@ class Step:
             setting: how they are planned.
             is_nested: whether the backward of a later run comes first; else all runs are alike.
         """
-        names = list(dict.fromkeys(name for name in self.longest if name in self.parts))
-        layers = list(dict.fromkeys(name for name in self.longest if name not in self.parts))
-        runs = Runs(
-            {name: self.parts[name] for name in names},
-            [[*names, *layers].index(name) for name in self.longest],
-            [self.eager_gradient_nbytes.get(name, 0) for name in layers],
-            self.existing_gradient_nbytes,
-            is_nested,
-        )
+        runs = replace(self._runs_in(self.longest), is_nested=is_nested)
         return allot(runs, budget_nbytes, around, setting)
 
     def take(self, parts: Mapping[str, Part], rich_from: Mapping[str, int]) -> None:
@@ -199,31 +180,28 @@ class Step:
 
     def eager_peak_nbytes(self, around: Around) -> int:
         """The highest while code in eager mode goes backward, as far as a step has shown it."""
-        parts, order, _ = self._numbered()
+        now = self._now
+        parts = list(now.parts.values())
         if not parts or not around.eager_nbytes:
             return 0
-        crossing_nbytes = sum(parts[n].crossing_nbytes for n in order if n < len(parts))
+        crossing_nbytes = sum(parts[n].crossing_nbytes for n in now.order if n < len(parts))
         resident_nbytes = max(part.resident_nbytes for part in parts)
         return resident_nbytes + crossing_nbytes + around.eager_nbytes
 
     @property
-    def order(self) -> tuple[int, ...]:
-        """The number of each run, as a split counts them."""
-        return tuple(self._numbered()[1])
-
-    @property
     def current(self) -> list[Part]:
         """The graphs of the step, each once."""
-        return self._numbered()[0]
+        return list(self._now.parts.values())
 
-    def _numbered(self) -> tuple[list[Part], list[int], list[int]]:
-        """The graphs in the order in which they run first, the number of each run, and gradients.
+    @property
+    def _now(self) -> Runs:
+        """The latest step."""
+        return self._runs_in(self._order)
 
-        The numbers behind those of the graphs are layers in eager mode, which have gradients only.
-        """
-        order = self._order
-        graphs = list(dict.fromkeys(name for name in order if name in self.parts))
-        layers = [name for name in order if name not in self.parts]
-        names = [*graphs, *layers]
-        gradients = [self.eager_gradient_nbytes[name] for name in layers]
-        return [self.parts[name] for name in graphs], [names.index(n) for n in order], gradients
+    def _runs_in(self, order: Sequence[str]) -> Runs:
+        """A step that runs graphs, and layers in eager mode, in this order."""
+        parts = {name: self.parts[name] for name in order if name in self.parts}
+        layers = list(dict.fromkeys(name for name in order if name not in parts))
+        numbers = {name: number for number, name in enumerate([*parts, *layers])}
+        gradients = [self.eager_gradient_nbytes.get(name, 0) for name in layers]
+        return Runs(parts, [numbers[n] for n in order], gradients, self.existing_gradient_nbytes)

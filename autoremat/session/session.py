@@ -22,6 +22,7 @@ from autoremat_solver.policies import recompute_all
 from torch import fx
 
 from autoremat import _torch
+from autoremat.ask.options import Offline
 from autoremat.ask.plan_file import StoredPlan
 from autoremat.call_stack import users_level, with_stack_room
 from autoremat.emit.op_by_op import compile_eager
@@ -43,11 +44,11 @@ from autoremat.graph.devices import device_of, devices_of
 from autoremat.graph.inline_regions import write_out_regions
 from autoremat.graph.joint_graph import JointGraph, copy_module
 from autoremat.graph.random_draws import makes_seeds
-from autoremat.inductor.hook import Partitioner, compile_with_partition
+from autoremat.inductor.hook import Partitioner, compile_with_partition, configured
 from autoremat.memory.residents import GivenToGraphs, Resident, with_others
 from autoremat.planning.asked import store
 from autoremat.planning.choice import Choice
-from autoremat.planning.curve import Curve, curve_of
+from autoremat.planning.curve import curve_of
 from autoremat.planning.nesting import Around
 from autoremat.planning.part import Part, may_repeat
 from autoremat.planning.pipeline import Graph, choose, graph_of, search, state
@@ -332,7 +333,7 @@ class Session:
             if not self.steps.is_unsettled:
                 return False
             try:
-                with self.progress:
+                with self.progress, configured(self.options.inductor):
                     self._plan_anew()
             except Exception as error:  # the step can go on as it did
                 why = f"{type(error).__name__}: {error}"
@@ -422,6 +423,7 @@ class Session:
             budget_nbytes = choice.needed_nbytes
             choice = choose(placed, budget_nbytes, self._setting, number=number)
         growth = self._keep_to_sizes(placed, choice, budget_nbytes)
+        offline = self._offline or Offline()
         if not choice.fits and refuses:
             raise self._refusal(placed, choice, budget_nbytes)
         return Part(
@@ -431,7 +433,7 @@ class Session:
             counted=found,
             explain=functools.partial(explained, name),
             stored=store(subject, choice),
-            curve=self._curve(subject, choice),
+            curve=curve_of(subject, choice, offline.curve_points, offline.curve_limit_s),
             resident=steps.resident,
             growth=growth,
         )
@@ -456,12 +458,6 @@ class Session:
         """Compiled code may draw other random numbers than eager code would."""
         if self._setting.compiler != "eager" and any(makes_seeds(node) for node in joint.nodes):
             self.compiled_draws_differently = True
-
-    def _curve(self, subject: Subject, choice: Choice) -> Curve:
-        """Peaks and times of other plans, where an offline report is to show them."""
-        if self._offline is None or not self._offline.curve_points:
-            return Curve()
-        return curve_of(subject, choice, self._offline.curve_points, self._offline.curve_limit_s)
 
     def _between_nbytes(self, graph: Graph, earlier: Sequence[Part]) -> int:
         """What the code before a graph holds that no plan of an earlier graph counts."""

@@ -172,7 +172,8 @@ class Training:
     def _variant_now(self) -> _Variant:
         """The first plan that leaves room for the gradients that exist now."""
         gradients = self.members.gradients()
-        self._share_budgets()
+        for variant in self._variants:  # whose graphs, planned one by one, may not fit together
+            variant.session.settle()
         for variant in self._variants:
             steps = variant.session.steps
             if not steps.is_planned:
@@ -186,11 +187,6 @@ class Training:
         self._options = self._variants[0].session.steps.options  # "auto" is a number by now
         self._variants.append(self._new_variant())
         return self._variants[-1]
-
-    def _share_budgets(self) -> None:
-        """Plan steps anew whose graphs, planned one after the other, do not fit together."""
-        for variant in self._variants:
-            variant.session.settle()
 
     def _measure_where_free(self, variant: _Variant) -> None:
         """On CUDA the allocator counts by itself: the second step's peak is read at the third."""

@@ -26,6 +26,9 @@ WHO_NOT_WHAT = {"model", "optimizer"}  # what a mapping of options cannot say
 class Broken(Chain):
     """Two graphs."""
 
+    def __init__(self) -> None:
+        super().__init__(layers=3)
+
     def forward(self, x: Tensor) -> Tensor:
         x = torch.tanh(self.layers[0](torch.tanh(self.layers[1](x))))
         torch._dynamo.graph_break()

@@ -6,6 +6,7 @@ Enters: a checkout. Leaves: the modules of a package and what each needs, by the
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +67,8 @@ def room_of(module: str) -> str:
     return module.split(".")[1]
 
 
-def imports(path: Path, base: Path, *, in_functions: bool = True) -> set[str]:
+@functools.cache  # the tests of the house ask for the same files many times
+def imports(path: Path, base: Path, *, in_functions: bool = True) -> frozenset[str]:
     """Absolute names of all that a module imports when it runs, wherever in the file."""
     package = path.relative_to(base).parent.parts
     names: set[str] = set()
@@ -90,7 +92,7 @@ def imports(path: Path, base: Path, *, in_functions: bool = True) -> set[str]:
             base = list(package[: len(package) - node.level + 1]) if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
             names |= {f"{module}.{alias.name}" for alias in node.names}
-    return names
+    return frozenset(names)
 
 
 def dotted(node: ast.AST) -> str:

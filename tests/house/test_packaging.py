@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -204,7 +205,7 @@ def sources(folder: Path) -> Iterator[Path]:
     return (path for f in folders for path in sorted(f.rglob("*.py")))
 
 
-def imports(path: Path) -> set[str]:
+def imports(path: Path) -> frozenset[str]:
     """Absolute names of all that one of our modules imports."""
     return import_graph.imports(path, SOLVER.parent if SOLVER in path.parents else ROOT)
 
@@ -233,6 +234,7 @@ def file_of(name: str) -> Path:
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
+@functools.cache
 def torch_attributes(path: Path) -> set[str]:
     """Dotted names that begin with `torch.`, as used in expressions."""
     tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -183,7 +183,7 @@ def test_inductor_settings():
         with torch._inductor.config.patch("trace.enabled", True):
             assert _torch.inductor_settings() == other
     assert _torch.inductor_settings() == before
-    assert "custom_partitioner_fn" in before
+    assert "'cpp.threads'" in before
     assert " at 0x" not in before
 
 
@@ -315,6 +315,14 @@ def test_options_of_mode():
     """What a mode of torch.compile stands for."""
     assert _torch.options_of_mode("reduce-overhead") == {"triton.cudagraphs": True}
     assert _torch.options_of_mode("warp-speed") is None
+
+
+def test_inductor_config():
+    """Holds within, also for options of a part."""
+    config = torch._inductor.config
+    with _torch.inductor_config({"realize_opcount_threshold": 3, "cpp.threads": 7}):
+        assert (config.realize_opcount_threshold, config.cpp.threads) == (3, 7)
+    assert config.cpp.threads != 7
 
 
 def test_tensor_leaves():

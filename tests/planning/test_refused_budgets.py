@@ -28,14 +28,14 @@ class MeanSquare(nn.Module):
         return x.square().mean()
 
 
-def deep(depth: int = 10) -> nn.Module:
+def deep(depth: int) -> nn.Module:
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.LayerNorm(32)) for _ in range(depth)]
     return nn.Sequential(*layers, MeanSquare())
 
 
-def step(budget: int) -> nn.Module:
-    model = autoremat.optimize(deep(), budget, compiler="eager", verbose=False)
+def step(budget: int, depth: int) -> nn.Module:
+    model = autoremat.optimize(deep(depth), budget, compiler="eager", verbose=False)
     model(torch.ones(256, 32)).backward()
     return model
 
@@ -47,20 +47,21 @@ def smallest_of_refusal(run: Callable[[int], object], budget: int) -> int:
 
 
 @pytest.mark.parametrize("below_nbytes", [0, 4096], ids=["without a search", "after a search"])
-def test_the_named_budget_is_accepted(below_nbytes: int) -> None:
+@pytest.mark.parametrize("depth", [5, pytest.param(10, marks=pytest.mark.thorough)])
+def test_the_named_budget_is_accepted(depth: int, below_nbytes: int) -> None:
     """Whether nothing was searched for, as even what is resident is too much, or all of it."""
-    resident = resident_nbytes(deep(), torch.ones(256, 32))
-    smallest = smallest_of_refusal(step, resident + below_nbytes)
-    assert autoremat.report(step(smallest)).predicted_peak_nbytes <= smallest
+    resident = resident_nbytes(deep(depth), torch.ones(256, 32))
+    smallest = smallest_of_refusal(lambda budget: step(budget, depth), resident + below_nbytes)
+    assert autoremat.report(step(smallest, depth)).predicted_peak_nbytes <= smallest
 
 
 def test_a_plan_that_needs_no_search_tells_what_the_time_limit_left_out() -> None:
     """Whoever accepts it where the solver found none that fits."""
     ask = {"compiler": "eager", "verbose": False, "time_limit": 1e-6}
     smallest = smallest_of_refusal(
-        lambda budget: autoremat.plan(deep(), torch.ones(256, 32), budget=budget, **ask), 1
+        lambda budget: autoremat.plan(deep(5), torch.ones(256, 32), budget=budget, **ask), 1
     )
-    accepted = autoremat.plan(deep(), torch.ones(256, 32), budget=smallest, **ask)
+    accepted = autoremat.plan(deep(5), torch.ones(256, 32), budget=smallest, **ask)
     assert accepted.status is Status.TIME_LIMIT
     assert {"prices", "smallest"} <= set(accepted.left_out)
 

@@ -112,7 +112,8 @@ CASES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
     "two graphs": lambda: (Broken(), (rows(),)),
     "gpt": gpt,
 }
-QUICK = ("residual", "tied encoder", "checkpointed")  # of Inductor: no time of its own for more
+QUICK = ("residual", "checkpointed")  # of Inductor: no time of its own for more
+MINUTES = frozenset(CASES) - {*QUICK, "tied encoder"}
 WITH_ROOM = 1 << 40
 
 
@@ -155,7 +156,8 @@ def planned(name: str, compiler: str, budget: int) -> Planned | int:
 def _marks(name: str, compiler: str) -> list[pytest.MarkDecorator]:
     if compiler == "eager":
         return []
-    return [pytest.mark.inductor, *([] if name in QUICK else [pytest.mark.slow])]
+    more = [] if name in QUICK else [pytest.mark.slow if name in MINUTES else pytest.mark.thorough]
+    return [pytest.mark.inductor, *more]
 
 
 @pytest.fixture(

@@ -21,6 +21,7 @@ from tests.training import (
     recomputes,
     refusal,
     step,
+    unbounded,
 )
 
 # Dynamo looks at `.grad` of what it resumes with after a graph break.
@@ -77,7 +78,7 @@ def test_a_whole_training_step_keeps_the_budget():
 @pytest.mark.thorough
 def test_accumulated_gradients():
     """Three backward passes add up to eager's gradients."""
-    smallest = peaks(Chain, (many_rows(),)).smallest
+    smallest = refusal(Chain, (many_rows(),)).smallest_peak_nbytes
     ours, eager = optimized(Chain, smallest), make_seeded(Chain)
     ours(many_rows()).backward()
     loss = ours(many_rows())  # gradients exist; they may still go before the backward
@@ -144,7 +145,7 @@ def test_existing_gradients_are_resident(set_to_none: bool):
 @pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")  # the first frees nothing
 def test_retain_graph():
     """A first backward that keeps the graph can be repeated."""
-    model = optimized(Chain, peaks(Chain, (many_rows(),)).smallest)
+    model = optimized(Chain, refusal(Chain, (many_rows(),)).smallest_peak_nbytes)
     loss = model(many_rows())
     loss.backward(retain_graph=True)
     once = {name: p.grad.clone() for name, p in model.named_parameters()}
@@ -172,7 +173,7 @@ def test_a_backward_of_the_backward_is_refused():
 
 def test_gradients_dropped_between_forward_and_backward():
     """`loss = model(x); optimizer.zero_grad(); loss.backward()` is the order of many scripts."""
-    budget = peaks(Wide, (many_rows(64),)).save_all
+    budget = unbounded(Wide, (many_rows(64),)).predicted_peak_nbytes
     model = optimized(Wide, budget)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always", autoremat.OverBudgetWarning)

@@ -240,6 +240,23 @@ def test_sizes_that_change_between_steps_keep_the_budget():
     assert not autoremat.report(model).fallbacks
 
 
+def test_a_step_is_planned_anew_under_the_options_for_inductor(monkeypatch: pytest.MonkeyPatch):
+    """The code that is read between two steps is the code that is compiled then."""
+    seen: list[tuple[int, bool, bool]] = []
+    config: Any = torch._inductor.config
+
+    def plan_anew(*_: object) -> dict[str, Any]:
+        has_limit = config._pre_fusion_custom_pass is not None
+        seen.append((config.realize_opcount_threshold, has_limit, config.cpp.enable_loop_tail_vec))
+        return {}
+
+    monkeypatch.setattr("autoremat.session.session.plan_anew", plan_anew)
+    model = blockwise(budget_at(0.6), realize_opcount_threshold=7)
+    for _ in range(2):
+        step(model, (BATCH,))
+    assert seen == [(7, True, False)]
+
+
 @pytest.mark.thorough
 def test_blocks_of_different_shapes_under_one_class_share_the_budget():
     """Each shape has plans of its own."""

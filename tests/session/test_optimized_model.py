@@ -284,7 +284,7 @@ def test_a_loss_outside_the_model():
     def loss_of(output: Tensor) -> Tensor:
         return nn.functional.mse_loss(output, torch.ones_like(output))
 
-    smallest = peaks(Predicts, (many_rows(),)).smallest
+    smallest = refusal(Predicts, (many_rows(),)).smallest_peak_nbytes
     model = optimized(Predicts, smallest)
     with pytest.warns(autoremat.OverBudgetWarning):
         ours = step(model, (many_rows(),), loss_of)
@@ -454,7 +454,7 @@ def test_sizes_read_off_values_that_are_recomputed():
 @pytest.mark.thorough
 def test_a_larger_batch_than_any_plan_fits():
     """It is refused before its step runs, and the smaller one still trains."""
-    model = optimized(Chain, peaks(Chain, (many_rows(),)).smallest)
+    model = optimized(Chain, refusal(Chain, (many_rows(),)).smallest_peak_nbytes)
     step(model, (many_rows(),))
     model.zero_grad(set_to_none=True)
     with pytest.raises(autoremat.InfeasibleBudget):

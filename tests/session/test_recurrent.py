@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import autoremat
 from autoremat import OverBudgetWarning
+from autoremat.fallbacks import REASONS
 from autoremat.memory.meter import measure_peak, resident_nbytes
 from tests.tiny import WIDTH, sequences
 from tests.training import (
@@ -230,7 +231,8 @@ def test_a_users_own_function_for_one_layer_is_run():
 
 
 def test_a_user_who_has_dynamo_trace_them_gets_them_planned():
-    """`allow_rnn`: one graph, the time steps in it."""
+    """By the option that AR109 names: one graph, the time steps in it."""
+    assert "torch._dynamo.config.allow_rnn = True" in REASONS["AR109"].remedy
     with torch._dynamo.config.patch(allow_rnn=True):
         model = optimized(SurroundedRNN, UNBOUNDED, time_limit=0.5)
         ours = step(model, (sequences()[:, :4],))

@@ -133,7 +133,7 @@ def assert_binomial(length: int, slots: int) -> None:
 
 
 @pytest.mark.parametrize("slots", range(1, 7))
-@pytest.mark.parametrize("length", [2, 8, 21])
+@pytest.mark.parametrize("length", [2, 8, 13, pytest.param(21, marks=pytest.mark.thorough)])
 def test_plain_chains_need_as_many_steps_as_binomial_checkpointing(length: int, slots: int) -> None:
     """R l - C(s + r, s + 1) extra steps, the l - 1 of the first sweep among them."""
     assert_binomial(length, slots)

@@ -16,7 +16,7 @@ from autoremat import Verification, _torch
 from autoremat.verification import whole_step as verification
 from autoremat.verification.replay import _in_own_memory
 from tests.tiny import Chain, Dropout, many_rows, rows
-from tests.training import UNBOUNDED, make_seeded, optimized, peaks, recomputes
+from tests.training import UNBOUNDED, make_seeded, optimized, recomputes, refusal
 
 aten = torch.ops.aten
 Change = Callable[[fx.Node], None]
@@ -83,7 +83,7 @@ def verified(make: Callable[[], nn.Module], budget: int, x: Tensor, **options: A
 
 def test_a_wrong_recompute_is_named_with_its_line(sabotage):
     """The copy that turns into a `sin`, by the name that the report has, and as a copy."""
-    budget = peaks(Marked, (many_rows(),)).smallest
+    budget = refusal(Marked, (many_rows(),)).smallest_peak_nbytes
     sabotage(copies_of(aten.tanh.default), become(aten.sin.default))
     model = optimized(Marked, budget)
     result = autoremat.verify(model, many_rows())
@@ -123,7 +123,7 @@ def test_a_wrong_argument_is_named_where_it_is_read(sabotage):
         ]
         node.args = (same_shape[-1], rows, weight)
 
-    budget = peaks(Marked, (many_rows(),)).smallest
+    budget = refusal(Marked, (many_rows(),)).smallest_peak_nbytes
     sabotage(copies_of(aten.addmm.default), swap)
     result = verified(Marked, budget, many_rows())
     assert result.first_difference.startswith("addmm")
@@ -133,7 +133,7 @@ def test_a_wrong_argument_is_named_where_it_is_read(sabotage):
 @pytest.mark.thorough
 def test_masks_that_are_drawn_anew_are_the_first_difference(sabotage, monkeypatch):
     """The recompute of a dropout from a state that is not its own."""
-    budget = peaks(Dropout, (rows(),), time_limit=1.0).smallest
+    budget = refusal(Dropout, (rows(),), time_limit=1.0).smallest_peak_nbytes
 
     def draw_anew(node: fx.Node) -> None:
         _state, target, *args = node.args
@@ -173,7 +173,7 @@ def test_where_the_plan_is_right_the_sentence_looks_elsewhere(monkeypatch):
     monkeypatch.setattr(
         verification, "_compare", lambda *given: original(*given) | {"gradient_error": 1.0}
     )
-    budget = peaks(Dropout, (rows(),), time_limit=1.0).smallest
+    budget = refusal(Dropout, (rows(),), time_limit=1.0).smallest_peak_nbytes
     model = optimized(Dropout, budget, time_limit=1.0)
     result = autoremat.verify(model, rows())
     assert recomputes(model) > 0

@@ -18,7 +18,7 @@ from autoremat.backend import autoremat as backend
 from autoremat.memory.meter import measure_peak, resident_nbytes
 from autoremat.watch.ledger import open_runs, returned_storages
 from tests.tiny import WIDTH, Chain, many_rows
-from tests.training import UNBOUNDED, make_seeded, optimized, peaks, step
+from tests.training import UNBOUNDED, make_seeded, optimized, step, unbounded
 
 # Dynamo looks at `.grad` of what it resumes with after a graph break.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -279,7 +279,7 @@ def training(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
 
 def test_an_optimizer_made_after_optimize_is_noticed_when_its_state_appears():
     """The next step is planned for it, and the report knows."""
-    budget = peaks(Chain, (BATCH,)).save_all
+    budget = unbounded(Chain, (BATCH,)).predicted_peak_nbytes
     model = optimized(Chain, budget)
     take = training(model, torch.optim.Adam(model.parameters(), foreach=False))
     moments = 2 * sum(p.nbytes for p in model.parameters())
@@ -295,7 +295,7 @@ def test_an_optimizer_made_after_optimize_is_noticed_when_its_state_appears():
 @pytest.mark.thorough
 def test_a_backend_notices_an_optimizer_when_its_state_appears():
     """The next step is planned for it."""
-    budget = peaks(Chain, (BATCH,)).save_all
+    budget = unbounded(Chain, (BATCH,)).predicted_peak_nbytes
     torch._dynamo.reset()
     model = make_seeded(Chain)
     options = {"budget": budget, "compiler": "eager", "verbose": False}
@@ -491,7 +491,7 @@ def test_where_no_plan_is_made_for_two_backwards_they_are_told_of_to_the_byte():
 
 def test_outputs_that_are_kept_for_good_are_told_of():
     """A list of losses whose graphs nobody frees holds more with each step."""
-    budget = int(1.5 * peaks(Chain, (BATCH,)).save_all)
+    budget = int(1.5 * unbounded(Chain, (BATCH,)).predicted_peak_nbytes)
     model = optimized(Chain, budget)
     kept = []
     assert told(model, lambda m: kept.append(m(BATCH)), 4)
