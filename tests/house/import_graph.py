@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 # docs/how_it_works.md and CONTRIBUTING.md show the same picture.
 ROOMS = {
     "autoremat": (
-        *("_torch", "units", "call_stack", "progress"),
+        *("_torch", "units", "call_stack", "kept", "progress"),
         *("reporting", "errors", "fallbacks", "ranks", "memory", "cost", "graph", "ask"),
         *("problem", "emit", "inductor", "planning", "torchtitan", "explain", "watch", "session"),
         *("backend", "api", "offline", "verification", "targets", "comparison", "commands"),

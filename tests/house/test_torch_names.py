@@ -151,22 +151,19 @@ def test_without_cached_partitions():
     """AOTAutograd asks the partitioner again, though it has seen the graph before."""
     seen: list[fx.GraphModule] = []
 
-    def partition(module: fx.GraphModule, inputs: Any, **keywords: Any) -> Any:
-        seen.append(module)
-        return _torch.default_partition(module, inputs, **keywords)
-
     class Hook(_torch.CustomPartitionerFn):
         def uuid(self) -> str:
             return "the same"
 
         def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **keywords: Any) -> Any:
-            return partition(gm, joint_inputs, **keywords)
+            seen.append(gm)
+            count = keywords["num_fwd_outputs"]
+            return _torch.default_partition(gm, joint_inputs, num_fwd_outputs=count)
 
     def backend(module: fx.GraphModule, inputs: Any) -> Any:
         with _torch.without_cached_partitions():
-            return _torch.compile_fx(
-                module, inputs, config_patches={"custom_partitioner_fn": Hook()}
-            )
+            patches = {"custom_partitioner_fn": Hook()}
+            return _torch.compile_fx(module, inputs, config_patches=patches)
 
     for _ in range(2):
         torch._dynamo.reset()
