@@ -39,6 +39,7 @@ __all__ = [
     "CustomPartitionerFn",
     "CustomSchedulerPass",
     "InductorError",
+    "caches_are_off",
     "compile_fx",
     "compile_without_cache",
     "in_place_results",
@@ -129,6 +130,11 @@ def _install() -> None:
 
     GraphLowering.compile_to_module = compile_to_module  # type: ignore[method-assign]
     inductor_graph.get_donated_idxs = get_donated_idxs
+
+
+def caches_are_off() -> bool:
+    """Whether the user has turned off all caches of compiled code."""
+    return bool(torch.compiler.config.force_disable_caches)
 
 
 def inductor_settings() -> str:

@@ -109,7 +109,7 @@ def choose(
     if choice is not None:
         return choice
     searched = functools.partial(search, subject, budget_nbytes, setting, refuses=refuses)
-    asked = f"refuses={refuses}, time_limit={setting.time_limit_s}"
+    asked = f"refuses={refuses}, time_limit={setting.time_limit_s}, strict={setting.strict}"
     return choose_once(subject, budget_nbytes, asked, searched, reads=reads)
 
 

@@ -171,6 +171,13 @@ def test_without_cached_partitions():
     assert len(seen) == 2
 
 
+def test_caches_are_off():
+    """Where the user says so."""
+    assert not _torch.caches_are_off()
+    with torch.compiler.config.patch(force_disable_caches=True):
+        assert _torch.caches_are_off()
+
+
 def test_inductor_settings():
     """They tell one configuration from another, and are the same text for the same one."""
     before = _torch.inductor_settings()

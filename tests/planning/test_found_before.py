@@ -124,6 +124,15 @@ def test_where_something_else_is_found_nothing_counts(changed: str):
         chosen(EAGER)
 
 
+@pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
+def test_without_caches_everything_is_searched_for():
+    """As `torch.compiler.config.force_disable_caches` asks."""
+    with torch.compiler.config.patch(force_disable_caches=True):
+        chosen(EAGER)
+        with nothing_is_searched(), pytest.raises(AssertionError):
+            chosen(EAGER)
+
+
 def kept_rows() -> sqlite3.Connection:
     """What is kept."""
     return sqlite3.connect(FoundBefore.default_path())
