@@ -68,6 +68,9 @@ class OptimizedCall:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call of the model: compiled in training, as it is otherwise."""
         model = self._model()
+        if _is_own_compile.get() and _torch.takes_what_is_called():  # after a graph break within it
+            self.training.is_within_another = True
+            return _torch.own_call(model)(*args, **kwargs)
         if not torch.is_grad_enabled():
             with self.session.steps.during_inference():
                 output = _torch.own_call(model)(*args, **kwargs)
