@@ -418,9 +418,16 @@ def optimized_call(model: nn.Module) -> OptimizedCall:
         ValueError: if the model was not optimised.
     """
     call = _torch.compiled_call(model)
-    if not isinstance(call, OptimizedCall):
+    if isinstance(call, OptimizedCall):
+        return call
+    if call is None:
         raise ValueError("The model was not optimised: call autoremat.optimize(model, budget).")
-    return call
+    raise ValueError(
+        f"{type(model).__name__} is compiled, but no planned graph is known that reads its "
+        "parameters. "
+        "It has not run a training step, or Module.compile does nothing for it, as for all classes "
+        "of torch's own (nn.Sequential): use torch.compile(module, ...) or autoremat.optimize."
+    )
 
 
 def call_of_one(model: nn.Module, what: str) -> OptimizedCall:

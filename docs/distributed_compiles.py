@@ -1,7 +1,7 @@
 """What planning and compiling equal blocks takes, against their number.
 
-Enters: a number of layers and a name of `BUDGETS`. Leaves: a row: compiles, and seconds of the first
-steps, of a GPT whose blocks share half of the bytes that the step takes without a plan.
+Enters: a number of layers and a name of `BUDGETS`. Leaves: a row: compiles, and seconds of the
+first steps, of a GPT whose blocks share half of the bytes that the step takes without a plan.
 """
 
 from __future__ import annotations
