@@ -35,13 +35,13 @@ No GPU and no NCCL: streams, which let a gather overlap with computation and kee
 longer, and the allocator of a GPU. CPU offload. Whatever model, way, budget or number of
 processes has no row above. Memory that gloo's own threads take is not measured.
 
-Tried once with six small blocks, two processes and 65 % of the bytes without a plan, each within the
-budget and with the gradients of the step without a plan, and in no table: `reshard_after_forward`
-false or for every second block, `set_requires_gradient_sync(False)`, blocks that are skipped, HSDP,
-sequence parallelism; FSDP1, whose units are not read, so that its peak is predicted 8 to 32 % too
-high. Buffers that nothing reduces until the last micro-batch are predicted up to 12 % too high. Of
-blocks compiled one by one, a batch that no graph is given and nothing saves is not seen (1.3 %
-above the budget under a policy in bfloat16), and where gradients stay unreduced the report speaks of the
+Tried once with six small blocks, two processes and 65 % of the bytes without a plan, each within
+the budget and with the gradients of the step without a plan, and in no table:
+`reshard_after_forward` false or for every second block, `set_requires_gradient_sync(False)`, blocks
+that are skipped, HSDP, sequence parallelism; FSDP1, whose units are not read, so that its peak is
+predicted 8 to 32 % too high. Units that stay gathered are predicted 4 to 12 % too high. Of blocks
+compiled one by one, a batch that no graph is given and nothing saves is not seen (1.3 % above the
+budget under a policy in bfloat16), and where gradients stay unreduced the report speaks of the
 latest of the backwards (16 to 22 % below the highest of them).
 
 Of such a model without a plan, torch's `FSDPMemTracker` counts 5.09 MB at the peak where 5.16 are
