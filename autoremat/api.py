@@ -68,6 +68,9 @@ class OptimizedCall:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call of the model: compiled in training, as it is otherwise."""
         model = self._model()
+        if _is_own_compile.get() and _torch.takes_what_is_called():  # after a graph break within it
+            self.training.is_within_another = True
+            return _torch.own_call(model)(*args, **kwargs)
         if not torch.is_grad_enabled():
             with self.session.steps.during_inference():
                 output = _torch.own_call(model)(*args, **kwargs)
@@ -415,9 +418,16 @@ def optimized_call(model: nn.Module) -> OptimizedCall:
         ValueError: if the model was not optimised.
     """
     call = _torch.compiled_call(model)
-    if not isinstance(call, OptimizedCall):
+    if isinstance(call, OptimizedCall):
+        return call
+    if call is None:
         raise ValueError("The model was not optimised: call autoremat.optimize(model, budget).")
-    return call
+    raise ValueError(
+        f"{type(model).__name__} is compiled, but no planned graph is known that reads its "
+        "parameters. "
+        "It has not run a training step, or Module.compile does nothing for it, as for all classes "
+        "of torch's own (nn.Sequential): use torch.compile(module, ...) or autoremat.optimize."
+    )
 
 
 def call_of_one(model: nn.Module, what: str) -> OptimizedCall:

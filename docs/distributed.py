@@ -1,10 +1,12 @@
 """Regenerate `distributed.md` and the rows beside it, `distributed.json`.
 
     python docs/distributed.py [--quick] [--resume] [--only WAY;...] [--models NAME;...]
+    python docs/distributed.py --compiles [--resume]
 
 Each model, way and number of processes is a group of processes of its own (gloo, on the CPU), one
 group after the other, each process on one thread. One that fails or passes `--timeout` between two
-rows is a row that says so. Rows are stored as they come; `--resume` runs only what is missing.
+rows is a row that says so. Rows are stored as they come; `--resume` runs only what is missing. With
+`--compiles` only the rows of one process against the number of layers are run.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import distributed_compiles
 from distributed_models import MODELS, WAYS
 from distributed_page import page
 from distributed_worker import Case, serve
@@ -28,7 +31,12 @@ from row_store import Row, Store, describe
 
 PAGE = Path(__file__).parent / "distributed.md"
 SETTINGS = (75, 50, 35, 0, -1)
-PRELOADED = ["distributed_worker", "autoremat.api", "autoremat._torch.compiling"]
+PRELOADED = [
+    "distributed_worker",
+    "distributed_compiles",
+    "autoremat.api",
+    "autoremat._torch.compiling",
+]
 GRACE_SECONDS = 5.0
 
 
@@ -67,6 +75,31 @@ def run_case(case: Case, timeout: float) -> Iterator[Row]:
                 process.join()
 
 
+def run_compiles(args: argparse.Namespace, store: Store) -> Iterator[Row]:
+    """The rows against the number of layers, each of a process of its own."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    given = {"compiler": args.compiler, "time_limit": args.time_limit}
+    for layers in distributed_compiles.LAYERS:
+        for budget in distributed_compiles.BUDGETS:
+            key = distributed_compiles.key(layers, budget)
+            if args.resume and store.rows.get(key, {}).get("status") == "ok":
+                continue
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(
+                target=distributed_compiles.serve, args=(layers, budget, given, sender)
+            )
+            process.start()
+            sender.close()
+            try:
+                found = receiver.recv() if receiver.poll(args.timeout) else None
+            except EOFError:
+                found = None
+            process.kill()
+            process.join()
+            yield found or {"key": key, "status": "failed", "layers": layers, "shared": budget}
+
+
 def _received(case: Case, receiver: Connection, timeout: float) -> Iterator[Row]:
     while receiver.poll(timeout):
         try:
@@ -100,6 +133,9 @@ def missing(case: Case, store: Store) -> Case:
 
 def summary(row: Row) -> str:
     """One line for the terminal."""
+    if row["status"] == "ok" and "compiles" in row:
+        seconds = ", ".join(f"{one:.1f}" for one in row["first_steps_seconds"])
+        return f"{row['compiles']} compiles, {seconds} s, {row['peak_share']:.3f} of the budget"
     if row["status"] != "ok":
         return f"{row['status']}: {row.get('message', row.get('smallest_peak_nbytes'))}"
     if "measured_nbytes" not in row:
@@ -119,6 +155,7 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one small model, two processes")
+    parser.add_argument("--compiles", action="store_true", help="only against the number of layers")
     parser.add_argument("--models", type=lambda text: text.split(";"), help="names, by semicolon")
     parser.add_argument("--only", type=lambda text: text.split(";"), help="ways, by semicolon")
     parser.add_argument("--worlds", type=lambda text: [int(n) for n in text.split(",")])
@@ -145,7 +182,10 @@ def main() -> None:
     store = Store(
         args.out.with_suffix(".json"), page, describe("distributed.py", ("torch",), **settings)
     )
-    for case in [] if args.page else cases(args):
+    for row in run_compiles(args, store) if args.compiles else ():
+        store.add(row)
+        print(f"{row['key']:32s} {summary(row)}", flush=True)
+    for case in [] if args.page or args.compiles else cases(args):
         case = missing(case, store) if args.resume else case
         store.rows.pop(case.key("failed"), None)
         for row in run_case(case, args.timeout) if case.settings else ():

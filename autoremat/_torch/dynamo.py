@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._dynamo.decorators import skip
 from torch._dynamo.exc import unimplemented
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
@@ -27,6 +28,7 @@ __all__ = [
     "kinds_of_global_hooks",
     "stop_at",
     "stop_at_padding",
+    "takes_what_is_called",
     "traces_recurrent_layers",
 ]
 
@@ -111,6 +113,11 @@ def stop_at_padding() -> None:
 def in_functional_transform() -> bool:
     """Whether a transform of `torch.func` runs: Dynamo skips what it meets there, for good."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def takes_what_is_called() -> bool:
+    """Whether functions that are called now are compiled, by whom this code runs under."""
+    return callable(get_eval_frame_callback())
 
 
 def is_static_input(tensor: torch.Tensor) -> bool:

@@ -20,6 +20,7 @@ from itertools import combinations
 from autoremat.planning.nesting import Around, Beside
 
 _ROUNDS = 4  # of giving each graph the best pair of ways
+_FINENESS = 1 / 128  # to which the smallest peak of a step is found
 
 
 @dataclass(frozen=True)
@@ -147,11 +148,18 @@ class Shared:
 
 
 def divide(shared: Shared, budget_nbytes: int) -> list[Share]:
-    """A share for each graph: the fastest found whose peak is within the budget.
+    """A share for each graph: the fastest found whose peak is within the budget, else the leanest.
 
     Bytes go first where they save the most time each, one run after the other; then every graph is
     given the best pair of ways beside what the others have, in turn, until nothing changes.
     """
+    shares = _divided(shared, budget_nbytes)
+    if shared.peak_nbytes(shares) > budget_nbytes:
+        shares = min(shares, _leanest(shared), key=shared.peak_nbytes)
+    return [share if share.rich != share.lean else Share(share.lean) for share in shares]
+
+
+def _divided(shared: Shared, budget_nbytes: int) -> list[Share]:
     shares = _by_worth(shared, budget_nbytes)
     for _ in range(_ROUNDS):
         before = shares
@@ -159,7 +167,19 @@ def divide(shared: Shared, budget_nbytes: int) -> list[Share]:
             shares = _best_pair(shared, shares, number, budget_nbytes)
         if shares == before:
             break
-    return [share if share.rich != share.lean else Share(share.lean) for share in shares]
+    return shares
+
+
+def _leanest(shared: Shared) -> list[Share]:
+    """The smallest peak found, whatever the budget: asked for once more, it is kept again."""
+    low_nbytes, best = 0, _divided(shared, 0)
+    while (high_nbytes := shared.peak_nbytes(best)) - low_nbytes > _FINENESS * high_nbytes:
+        middle_nbytes = (low_nbytes + high_nbytes) // 2
+        found = _divided(shared, middle_nbytes)
+        if shared.peak_nbytes(found) > middle_nbytes:
+            low_nbytes = middle_nbytes
+        best = min(best, found, key=shared.peak_nbytes)
+    return best
 
 
 def _by_worth(shared: Shared, budget_nbytes: int) -> list[Share]:

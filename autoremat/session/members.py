@@ -89,11 +89,12 @@ class Members(Present):
         """Calls of another step begin: what was given before may live on."""
         self._given = [reference for reference in self._given if reference() is not None]
         self._called.clear()
+        self._sharing.note_call(self.whole.modules())
 
     def note_given(self, inputs: object, caller: Hashable) -> None:
         """A call of a module is given these."""
         given = tensors_in(inputs)
-        self._sharing.note_call(self.whole.modules())
+        self._sharing.note_call()
         self.note_held(given)
         if len(self._modules) > 1:
             before = self._batches.get(caller, {}) if caller in self._called else {}
@@ -171,7 +172,8 @@ class Members(Present):
 
     @property
     def _device(self) -> torch.device:
-        return next((p.device for p in self._parameters()), torch.device("cpu"))
+        found = (p.device for module in self.modules for p in module.parameters())
+        return next(found, torch.device("cpu"))
 
     def _batches_to_come(self, device: torch.device) -> int:
         """Bytes of what modules will be given whose turn comes after another backward.

@@ -20,6 +20,8 @@ from autoremat import _torch
 from autoremat.memory.meter import rounded_nbytes, same_device, storages_of, tensors_in
 from autoremat.watch.ledger import run_of
 
+_KEY = "autoremat, saved"  # in the metadata of autograd's nodes
+
 
 class Results:
     """Storages of what eager code has made in this step, as long as somebody holds them."""
@@ -48,7 +50,7 @@ class Results:
         """Remember what code in eager mode has saved on the way to the tensors among these."""
         tensors = (value for value in values if isinstance(value, torch.Tensor))
         for node in nodes_behind(tensor.grad_fn for tensor in tensors):
-            self.note([value for value, _ in _saved_in_eager_mode(node, device)])
+            self.add(_results_saved_by(node, device))
 
     def note_inputs(self, inputs: Iterable[Any]) -> None:
         """Remember what code between the graphs made and gave to one of them.
@@ -65,6 +67,17 @@ class Results:
             for identity, (storage, nbytes, place) in self._found.items()
             if same_device(place, device) and not storage.expired()
         }
+
+
+def _results_saved_by(node: Any, device: torch.device) -> Results:
+    """What of a node counts nowhere else: found once, as each later graph of a step comes by it."""
+    key = f"{_KEY}, {device}"
+    if key not in node.metadata:
+        found = Results()
+        found.note([value for value, _ in _saved_in_eager_mode(node, device)])
+        node.metadata[key] = found
+    results: Results = node.metadata[key]
+    return results
 
 
 def held_nbytes(

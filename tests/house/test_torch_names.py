@@ -881,6 +881,28 @@ def test_padding_of_packed_sequences_does_not_end_a_compile():
     assert compiled(packed).shape == (3, 2, 4)
 
 
+def test_takes_what_is_called():
+    """Also where Dynamo takes no part in the function that asks, only in what that calls."""
+    seen = []
+
+    @torch.compiler.disable(recursive=False)
+    def asks() -> None:
+        seen.append(_torch.takes_what_is_called())
+
+    @torch.compiler.disable
+    def asks_apart() -> None:
+        seen.append(_torch.takes_what_is_called())
+
+    def both(x: torch.Tensor) -> torch.Tensor:
+        asks()
+        asks_apart()
+        return x + 1
+
+    asks()
+    torch.compile(both, backend="eager")(torch.ones(2))
+    assert seen == [False, True, False]
+
+
 def test_in_functional_transform():
     """Inside `torch.func.grad`, and not before or after."""
     seen = []

@@ -68,3 +68,12 @@ def test_what_cannot_be_kept_is_exceeded_by_the_least():
     """The runs that are above the budget decide, not the time."""
     shared = step([0, 1], block(LEAN, RICH), block(Way(0, 10, 90, 10.0), Way(5, 10, 70, 99.0)))
     assert divide(shared, 120) == [Share(0), Share(1)]
+
+
+def test_the_leanest_has_the_smallest_peak_not_the_smallest_sum():
+    """Against all pairs; and asked for what it takes, it is given again."""
+    shared = step([0, 0, 0], block(Way(10, 20, 120, 100.0), Way(40, 50, 50, 100.0)))
+    every = itertools.product(range(2), range(2), range(4))
+    least_nbytes = min(shared.peak_nbytes([Share(*share)]) for share in every)
+    for budget_nbytes in (0, 150, least_nbytes):
+        assert shared.peak_nbytes(divide(shared, budget_nbytes)) == least_nbytes

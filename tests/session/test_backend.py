@@ -83,3 +83,11 @@ def test_an_option_at_fault_is_refused_in_words(
     if isinstance(caught.value, OSError):
         assert Path(caught.value.filename) == Path(str(asked["plan"]))
         assert caught.value.errno
+
+
+def test_a_report_of_what_was_compiled_and_not_planned_says_why():
+    """Not that nobody has compiled it."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    model.compile(backend="autoremat", options={"budget": "1GB"})
+    with pytest.raises(ValueError, match=r"is compiled, but no planned graph .*nn\.Sequential"):
+        autoremat.report(model)

@@ -228,6 +228,36 @@ def test_a_block_and_its_parent_are_both_optimised(how: str):
     assert peak_of(model) <= budget
 
 
+class Parted(Body):
+    """With a graph break inside."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = nn.functional.gelu(self.wide(self.norm(x)))
+        torch._dynamo.graph_break()
+        return x + self.narrow(torch.tanh(h))
+
+
+class PartedStack(Stack):
+    """Dynamo cannot take one of its blocks as a whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Parted(), Body()])
+
+
+def test_a_block_with_a_graph_break_is_one_with_its_optimised_parent():
+    """As one without: its graphs are the parent's, and nobody is told of eager mode."""
+    reference = step(make_seeded(PartedStack), (BATCH,))
+    torch._dynamo.reset()
+    model = make_seeded(PartedStack)
+    for module in (*model.blocks, model):
+        autoremat.optimize(module, **options(UNBOUNDED))
+    close(reference, step(model, (BATCH,)), 1e-5)
+    report = autoremat.report(model)
+    assert len(report.graphs) > 1
+    assert not report.fallbacks
+
+
 @pytest.mark.thorough
 def test_sizes_that_change_between_steps_keep_the_budget():
     """A graph with symbolic sizes has two plans as well; its second compile asks for no guard."""

@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from autoremat import _torch
 from autoremat.memory.meter import storage_identities
 from autoremat.watch import eager_code
-from autoremat.watch.eager_code import saved_storages
+from autoremat.watch.eager_code import Results, saved_storages
 
 CPU = torch.device("cpu")
 
@@ -65,3 +66,17 @@ def test_it_is_found_out_while_hooks_of_the_user_pack_what_is_saved():
     with torch.autograd.graph.saved_tensors_hooks(pytest.fail, pytest.fail):
         found = saved(loss, only_held=True)
     assert found.keys() == storage_identities([labels])
+
+
+def test_what_a_node_has_saved_is_looked_up_once(monkeypatch: pytest.MonkeyPatch):
+    """However many graphs of a step come after it: what they are given has all of it behind."""
+    asked: list[object] = []
+    saved_by = _torch.saved_by
+    monkeypatch.setattr(_torch, "saved_by", lambda node: (asked.append(node), saved_by(node))[1])
+    made = torch.randn(6, 8, requires_grad=True)
+    for _ in range(4):
+        made = made.tanh()
+        found = Results()
+        found.note_saved([made], CPU)
+    assert sum(found.held(CPU).values()) == 4 * made.nbytes
+    assert len(asked) == len(set(asked))
