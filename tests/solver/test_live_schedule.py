@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from autoremat_solver import Op, Phase, Problem, Value
 from autoremat_solver.model.indexed import index
 from autoremat_solver.search.live_schedule import Insertion, LiveSchedule, Removal, Shift
 from autoremat_solver.simulate import measure
@@ -51,3 +52,17 @@ def test_edits_tell_what_simulate_says(seed: int, unit: int) -> None:
         assert schedule.excess == sum(n + TOLL for n in over if n > 0)
         assert schedule.time_us == pytest.approx(timeline.time_us)
     assert made == {Shift, Insertion, Removal}
+
+
+def test_a_run_that_nobody_reads_any_more_is_taken_out() -> None:
+    """Made again before its only reader, a chain moves there: nothing runs twice."""
+    reads: dict[str, tuple[str, ...]] = {"a": (), "b": ("a",), "c": (), "d": ("b", "c")}
+    ops = tuple(Op(n, r, (n,), 5.0, phase=Phase.ANY) for n, r in reads.items())
+    indexed = index(Problem(tuple(Value(n, 1) for n in reads), ops))
+    schedule = LiveSchedule(indexed, [0, 1, 2, 3], 100, TOLL)
+    edit = schedule.insertion([0, 1], 3)
+    assert edit is not None
+    assert edit.time_us == 0
+    schedule.apply(edit)
+    assert schedule.steps == [2, 0, 1, 3]
+    assert schedule.time_us == 20

@@ -4,8 +4,9 @@ Enters: such a graph, a budget, an effort. Leaves: schedules within the budget, 
 puts a run elsewhere, runs operations again, or takes a run out; `LiveSchedule` tells what it does
 to the excess over the budget and to the time without a simulation, so a move costs as much in a
 large graph as in a small one. What is made smaller is the excess plus the time in its terms, at a
-rate that falls while the budget is exceeded. Seeded, and limited by the effort alone: a search ends
-early only at a schedule without reruns.
+rate that falls while the budget is exceeded by more than the heat explains. A search that cooled
+down begins again, hot, from the best so far: a single one is stuck sooner or later. Seeded, and
+limited by the effort alone: it ends early only at a schedule without reruns.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from autoremat_solver.search.list_orders import list_orders
 from autoremat_solver.search.live_schedule import Edit, Insertion, LiveSchedule, Removal, Shift
 from autoremat_solver.simulate import measure
 
-FIRST_HEAT, LAST_HEAT = 3.0, 0.15  # mean sizes that may be lost by a move
+CYCLES = 4  # times that a search heats up again, from the best so far
+FIRST_HEAT, LAST_HEAT = 4.0, 0.07  # mean sizes that may be lost by a move
 RATE = 1 / 200  # of the mean size times the operations: what the mean time of one is worth
 FALL, RISE = 1e-3, 1e1  # of the rate over a whole search, above or within the budget
+USUAL = 0.3  # heats per full step that a search is over its budget
 SETTLED = 0.3  # of the effort, after which the rate changes
 ROUND, ROUNDS_SHARE = 100, 0.2  # moves of a round: so many, or times the operations
 TOLL = 0.5  # mean sizes that a step over the budget adds to its excess
@@ -49,11 +52,24 @@ def annealed(
         effort: what may be spent; all of it is, unless a schedule without reruns fits.
         seed: of the random choices.
     """
-    orders = list_orders(indexed, effort, seed=seed)
-    found = [*starts, *orders]
-    start = min(found, key=lambda steps: _excess(indexed, steps, budget_nbytes, effort))
-    search = Annealer(indexed, start, budget_nbytes, effort, seed=seed)
-    yield from search.improvements()
+    found = [*starts, *list_orders(indexed, effort, seed=seed)]
+
+    def by_excess(steps: list[int]) -> tuple[int, float]:
+        return _excess(indexed, steps, budget_nbytes, effort)
+
+    best, least_us = min(found, key=by_excess), math.inf
+    for left in range(CYCLES, 0, -1):
+        part = effort.part(1 / left)
+        cycle = Annealer(indexed, best, budget_nbytes, part, seed=CYCLES * seed + left)
+        for time_us, steps in cycle.improvements(least_us):
+            best, least_us = steps, time_us
+            yield steps
+        if math.isinf(least_us):
+            best = min(best, cycle.steps, key=by_excess)
+        elif len(best) == len(indexed.inputs):
+            return
+    if math.isinf(least_us):
+        yield best
 
 
 def _excess(
@@ -101,13 +117,20 @@ class Annealer:
         self._looked_at = 0.0
         self._round = max(ROUND, int(ROUNDS_SHARE * count))
 
-    def improvements(self) -> Iterator[list[int]]:
-        """Schedules within the budget, each faster than all before; the last one if none is."""
-        least_us, least = math.inf, len(self._indexed.inputs)
-        schedule = self._schedule
-        if schedule.excess == 0:
+    @property
+    def steps(self) -> list[int]:
+        """The schedule as it is now."""
+        return self._schedule.steps
+
+    def improvements(self, least_us: float) -> Iterator[tuple[float, list[int]]]:
+        """Schedules within the budget and their times, each faster than that given and all before.
+
+        Ends early at one without reruns.
+        """
+        least, schedule = len(self._indexed.inputs), self._schedule
+        if schedule.excess == 0 and schedule.time_us < least_us:
             least_us = schedule.time_us
-            yield schedule.steps
+            yield least_us, schedule.steps
             if len(schedule.seq) == least:
                 return
         while not self._effort.is_spent:
@@ -116,11 +139,9 @@ class Annealer:
                 if not self._moves() or schedule.excess > 0 or schedule.time_us >= least_us:
                     continue
                 least_us = schedule.time_us
-                yield schedule.steps
+                yield least_us, schedule.steps
                 if len(schedule.seq) == least:
                     return
-        if math.isinf(least_us):
-            yield schedule.steps
 
     def _moves(self) -> bool:
         """Whether one more move is made."""
@@ -135,8 +156,13 @@ class Annealer:
         worse = edit.excess + edit.time_us * self._rate
         if worse <= 0:
             return True
-        heat = self._mean * FIRST_HEAT * (LAST_HEAT / FIRST_HEAT) ** self._done
+        heat = self._heat
         return heat > 0 and self._chance.random() < math.exp(-worse / heat)
+
+    @property
+    def _heat(self) -> float:
+        """The bytes over the budget that a move may add with a chance of 1 in e."""
+        return float(self._mean * FIRST_HEAT * (LAST_HEAT / FIRST_HEAT) ** self._done)
 
     @property
     def _done(self) -> float:
@@ -147,11 +173,12 @@ class Annealer:
         """What a round of moves is drawn from, and the rate of the time."""
         schedule = self._schedule
         self._effort.simulated(len(schedule.seq))
-        if self._done > SETTLED:
-            self._rate *= (RISE if schedule.excess == 0 else FALL) ** (self._done - self._looked_at)
-        self._looked_at = self._done
         is_full = schedule.over > -NEAR * self._mean
         self._full = np.flatnonzero(is_full).tolist()
+        if self._done > SETTLED:
+            is_within = schedule.excess <= USUAL * self._heat * len(self._full)
+            self._rate *= (RISE if is_within else FALL) ** (self._done - self._looked_at)
+        self._looked_at = self._done
         self._full_before = np.append(0, np.cumsum(is_full)).tolist()
         self._repeated = [op for op, runs in enumerate(schedule.runs_of) if len(runs) > 1]
         self._gaps = self._worthwhile_gaps()

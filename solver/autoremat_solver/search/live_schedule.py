@@ -55,12 +55,16 @@ class Shift(Edit):
 
 @dataclass(slots=True)
 class Insertion(Edit):
-    """Operations run again, one after the other at a boundary, and who reads them then."""
+    """Operations run again, one after the other at a boundary, and who reads them then.
+
+    Runs that nobody reads any more are taken out: their time is counted, their excess is not.
+    """
 
     ops: list[int]
     boundary: int
     levels: list[int]
     rebindings: list[Rebinding]
+    unread: list[int]
 
 
 @dataclass(slots=True)
@@ -228,8 +232,10 @@ class LiveSchedule:
             level += self._made[op] - freed[k]
         change, width = self._change(spans)
         change += sum(self._toll_of(level) for level in levels)
+        unread = self._unread(ops, boundary)
         time_us = math.fsum(self._indexed.time_us[op] for op in ops)
-        return Insertion(change, time_us, spans, width, ops, boundary, levels, rebindings)
+        time_us -= math.fsum(self._indexed.time_us[self.op[run]] for run in unread)
+        return Insertion(change, time_us, spans, width, ops, boundary, levels, rebindings, unread)
 
     def removal(self, run: int) -> Removal | None:
         """A run taken out; None if it is the first and read, or the only one."""
@@ -254,6 +260,14 @@ class LiveSchedule:
 
     def apply(self, edit: Shift | Insertion | Removal) -> None:
         """Make a change that was worked out on the schedule as it is now."""
+        self._make(edit)
+        self.time_us += edit.time_us
+        for run in edit.unread if isinstance(edit, Insertion) else ():
+            removal = self.removal(run)
+            assert removal is not None, "nobody reads it"
+            self._make(removal)
+
+    def _make(self, edit: Shift | Insertion | Removal) -> None:
         for first, last, nbytes in edit.spans:
             if first <= last:
                 self._over[first : last + 1] += nbytes
@@ -264,7 +278,6 @@ class LiveSchedule:
         else:
             self._remove(edit)
         self.excess += edit.excess
-        self.time_us += edit.time_us
 
     def _shift(self, edit: Shift) -> None:
         here, over = self.pos[edit.run], self._over
@@ -352,6 +365,18 @@ class LiveSchedule:
                 if later:
                     found.append((k, v, before, later))
         return found
+
+    def _unread(self, ops: list[int], boundary: int) -> list[int]:
+        """Runs that nobody reads once operations run again at a boundary, readers first."""
+        unread: list[int] = []
+        for op in reversed(ops):
+            run = self.latest(op, boundary)
+            if run is None or any(self._pinned[v] for v in self._indexed.outputs[op]):
+                continue
+            readers = (reader for found in self.readers[run].values() for reader in found)
+            if all(self.pos[reader] >= boundary or reader in unread for reader in readers):
+                unread.append(run)
+        return unread
 
     def _number(self, first: int, end: int) -> None:
         pos, seq = self.pos, self.seq
