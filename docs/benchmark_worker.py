@@ -23,6 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
+from own_process import forget_plans
 from torch import Tensor, nn
 
 import autoremat
@@ -66,6 +67,7 @@ class Point:
 def main() -> None:
     """Measure the point, then serve timed steps until standard input closes."""
     torch.set_num_threads(1)
+    forget_plans()
     point = Point(**json.loads(sys.argv[-1]))
 
     def measured() -> tuple[dict[str, Any], Callable[[], float] | None]:

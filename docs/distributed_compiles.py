@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from distributed_models import Decoder, GPTBlock, batch
+from own_process import forget_plans
 
 import autoremat
 from autoremat.memory.meter import resident_nbytes
@@ -54,6 +55,7 @@ def key(layers: int, budget: str) -> str:
 def serve(layers: int, budget: str, given: dict[str, Any], sender: Connection) -> None:
     """Send the row, measured in this process, which has compiled nothing before."""
     torch.set_num_threads(1)
+    forget_plans()
     warnings.simplefilter("ignore", UserWarning)  # of a first step, too: it is planned anew
     torch.manual_seed(0)
     model = Decoder(GPTBlock, layers)

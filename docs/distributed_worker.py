@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from distributed_models import WAYS, batch, make, with_checkpoints
+from own_process import forget_plans
 from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -114,6 +115,7 @@ class Training:
 def serve(case: Case, rank: int, store: str, send: Callable[[Row], None]) -> None:
     """Everything that one rank does."""
     torch.set_num_threads(1)
+    forget_plans()
     warnings.simplefilter("ignore")
     distributed.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=case.world

@@ -5,14 +5,19 @@ Enters: a function that makes a row, and its case. Leaves: the row, or one that 
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
+import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from row_store import Row
+
+from autoremat.planning.found_before import FoundBefore
 
 GRACE_SECONDS = 2.0  # for an end in good order, once the row is there
 
@@ -46,6 +51,14 @@ def in_own_process(
         process.join(GRACE_SECONDS)
         process.kill()
         process.join()
+
+
+def forget_plans() -> None:
+    """Plan in this process as if none had planned before it; measured costs stay known."""
+    place = tempfile.TemporaryDirectory()
+    atexit.register(place.cleanup)
+    path = Path(place.name) / FoundBefore.FILE
+    FoundBefore.default_path = classmethod(lambda cls: path)  # type: ignore[method-assign]
 
 
 def _serve(row_of: Callable[[Any], Row], case: Any, sender: Connection) -> None:
