@@ -119,9 +119,15 @@ def _by_layers(by_layers: Sequence[Row]) -> str:
         "latest in step": lambda r: str(r.get("latest_compile", "")),
         "first steps s": lambda r: ", ".join(f"{s:.2f}" for s in r.get("first_steps_seconds", ())),
         "without a plan s": lambda r: f"{r['plain_seconds']:.2f}" if "plain_seconds" in r else "",
-        "measured": lambda r: f"{r['peak_share']:.3f}" if "peak_share" in r else "",
+        "measured": _of_budget,
     }
     return f"{BY_LAYERS}\n{table(columns, by_layers)}" if by_layers else ""
+
+
+def _of_budget(row: Row) -> str:
+    """Of the budget; whether a step that no plan brings below it was told of."""
+    told = ", told" if row.get("is_told") else ""
+    return f"{row['peak_share']:.3f}{told}" if "peak_share" in row else ""
 
 
 def _is_kept(row: Row) -> bool:
