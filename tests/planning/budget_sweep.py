@@ -22,6 +22,7 @@ from autoremat import _torch
 from autoremat.emit.op_by_op import compile_eager
 from autoremat.memory.meter import measure_peak
 from autoremat.planning.choice import Choice
+from autoremat.planning.found_before import FoundBefore
 from autoremat.planning.simulated import choose_by_simulation
 from autoremat.problem.lower import held_tangents
 from autoremat.problem.subject import Subject
@@ -123,6 +124,7 @@ def sweep(
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
 
+    FoundBefore.remove()  # a module may come twice in a test
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(autoremat.planning.pipeline, "choose_by_simulation", choose)
         patch.setattr(autoremat.session.session, "compile_eager", compile_recording)
