@@ -89,7 +89,7 @@ def test_fusion_does_not_undo_the_recompute(monkeypatch: pytest.MonkeyPatch):
     inputs = (torch.randn(512, 32, generator=torch.Generator().manual_seed(1)),)
     limited = smallest(inputs)
     with monkeypatch.context() as free:
-        free.setattr(autoremat.inductor.hook, "_own_config", dict)
+        free.setattr(autoremat.inductor.hook, "_with_own", dict)
         assert limited < smallest(inputs)
     model = optimized(Blocks, limited, compiler="inductor")
     ours = step(model, inputs)
