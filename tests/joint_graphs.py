@@ -17,8 +17,9 @@ from autoremat.emit.op_by_op import compile_eager
 from autoremat.graph.constraints import Constraints
 from autoremat.graph.joint_graph import JointGraph, prepare
 from autoremat.graph.storages import Storages
-from autoremat.planning.pipeline import graph_of, state
+from autoremat.planning.pipeline import Graph, graph_of, state
 from autoremat.problem.lower import Lowered, shell_of
+from autoremat.problem.subject import Subject
 
 CPU = torch.device("cpu")
 
@@ -58,6 +59,23 @@ def capture(function: Callable[..., Any], *inputs: Any) -> Captured:
     return seen[0]
 
 
+def _graph(function: Callable[..., Any], *inputs: Any) -> Graph:
+    captured = capture(function, *inputs)
+    return graph_of(
+        captured.module,
+        CPU,
+        num_fwd_outputs=captured.num_fwd_outputs,
+        static_indices=captured.static_indices,
+    )
+
+
+def subject_of(function: Callable[..., Any], given: Any, setting: Setting) -> Subject:
+    """A function's graph, captured anew and stated for the solver."""
+    graph = _graph(function, given)
+    shell = shell_of(graph.joint, graph.storages, resident_nbytes=0)
+    return state(graph, shell, setting)
+
+
 @dataclass(frozen=True)
 class Analysed:
     """A joint graph with everything that a plan needs; every operation takes one microsecond."""
@@ -75,13 +93,7 @@ class Analysed:
 
 def analyse(function: Callable[..., Any], *inputs: Any) -> Analysed:
     """Capture a function and take it as far as the solver's problem."""
-    captured = capture(function, *inputs)
-    graph = graph_of(
-        captured.module,
-        CPU,
-        num_fwd_outputs=captured.num_fwd_outputs,
-        static_indices=captured.static_indices,
-    )
+    graph = _graph(function, *inputs)
     nodes = (node for node in graph.joint.nodes if node.op == "call_function")
     costs = {node: replace(FREE, time_us=1.0) for node in nodes}
     shell = shell_of(graph.joint, graph.storages, resident_nbytes=0)

@@ -14,10 +14,9 @@ from autoremat.ask.options import Setting
 from autoremat.planning import pipeline
 from autoremat.planning.choice import Choice
 from autoremat.planning.unsearched import choose_without_search
-from autoremat.problem.lower import shell_of
 from autoremat.problem.subject import Subject
 from autoremat.ranks import figures
-from tests.joint_graphs import CPU, capture, leaf
+from tests.joint_graphs import leaf, subject_of
 
 pytestmark = pytest.mark.skipif(not distributed.is_available(), reason="needs torch.distributed")
 
@@ -33,15 +32,7 @@ def chain(x: Tensor) -> Tensor:
 
 @pytest.fixture(name="subject", scope="module")
 def _subject() -> Subject:
-    captured = capture(chain, leaf(1024))
-    graph = pipeline.graph_of(
-        captured.module,
-        CPU,
-        num_fwd_outputs=captured.num_fwd_outputs,
-        static_indices=captured.static_indices,
-    )
-    shell = shell_of(graph.joint, graph.storages, resident_nbytes=0)
-    return pipeline.state(graph, shell, EAGER)
+    return subject_of(chain, leaf(1024), EAGER)
 
 
 @pytest.fixture(name="job", autouse=True)

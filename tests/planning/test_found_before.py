@@ -23,9 +23,7 @@ from autoremat.inductor import real_peaks
 from autoremat.planning import found_before, pipeline
 from autoremat.planning.choice import Choice
 from autoremat.planning.found_before import FoundBefore
-from autoremat.problem.lower import shell_of
-from autoremat.problem.subject import Subject
-from tests.joint_graphs import CPU, capture, leaf
+from tests.joint_graphs import leaf, subject_of
 from tests.tiny import Chain, many_rows
 from tests.training import step
 
@@ -42,22 +40,9 @@ def chain(x: Tensor) -> Tensor:
     return x.sum()
 
 
-def subject_of(setting: Setting, rows: int = 64) -> Subject:
-    """The same graph, captured anew."""
-    captured = capture(chain, leaf(rows, 64))
-    graph = pipeline.graph_of(
-        captured.module,
-        CPU,
-        num_fwd_outputs=captured.num_fwd_outputs,
-        static_indices=captured.static_indices,
-    )
-    shell = shell_of(graph.joint, graph.storages, resident_nbytes=0)
-    return pipeline.state(graph, shell, setting)
-
-
 def chosen(setting: Setting, budget_nbytes: int = 1 << 30, rows: int = 64) -> Choice:
     """A plan for it."""
-    return pipeline.choose(subject_of(setting, rows), budget_nbytes, setting)
+    return pipeline.choose(subject_of(chain, leaf(rows, 64), setting), budget_nbytes, setting)
 
 
 def facts(choice: Choice) -> tuple[Any, ...]:
