@@ -5,8 +5,9 @@ puts a run elsewhere, runs operations again, or takes a run out; `LiveSchedule` 
 to the excess over the budget and to the time without a simulation, so a move costs as much in a
 large graph as in a small one. What is made smaller is the excess plus the time in its terms, at a
 rate that falls while the budget is exceeded by more than the heat explains. A search that cooled
-down begins again, hot, from the best so far: a single one is stuck sooner or later. Seeded, and
-limited by the effort alone: it ends early only at a schedule without reruns.
+down begins again, hot, from the best so far: a single one is stuck sooner or later. While nothing
+fits, the next one holds time for worth less, and runs more again at once. Seeded, and limited by
+the effort alone: it ends early only at a schedule without reruns.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from autoremat_solver.search.list_orders import list_orders
 from autoremat_solver.search.live_schedule import Edit, Insertion, LiveSchedule, Removal, Shift
 from autoremat_solver.simulate import measure
 
-CYCLES = 4  # times that a search heats up again, from the best so far
+CYCLES = 6  # times that a search heats up again, from the best so far
 FIRST_HEAT, LAST_HEAT = 4.0, 0.07  # mean sizes that may be lost by a move
 RATE = 1 / 200  # of the mean size times the operations: what the mean time of one is worth
 FALL, RISE = 1e-3, 1e1  # of the rate over a whole search, above or within the budget
@@ -34,7 +35,9 @@ TOLL = 0.5  # mean sizes that a step over the budget adds to its excess
 NEAR = 0.5  # mean sizes below the budget at which a step counts as full
 SHIFTS, CROSSINGS, INSERTIONS = 0.1, 0.5, 0.85  # shares of the moves, summed up; then removals
 GAPS = 0.2  # times the operations: gaps that reruns are put in
-MOST_RERUNS = (2, 4, 8, 16)  # that one move adds, one of these drawn
+RERUNS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # that one move adds: the best of these
+MOST_RERUNS = 12  # at first; after each cooling within which nothing fitted so much more,
+MORE, CHEAPER = 2, 0.1  # and the time worth so much less
 AT_END, AT_INPUT = 0.5, 0.75  # shares of the places where reruns are put in, summed up
 TRIES = 12
 AT_ONCE = 16  # steps of a move that are looked at in the time of one that is simulated
@@ -57,14 +60,15 @@ def annealed(
     def by_excess(steps: list[int]) -> tuple[int, float]:
         return _excess(indexed, steps, budget_nbytes, effort)
 
-    best, least_us = min(found, key=by_excess), math.inf
+    best, least_us, failed = min(found, key=by_excess), math.inf, 0
     for left in range(CYCLES, 0, -1):
-        part = effort.part(1 / left)
-        cycle = Annealer(indexed, best, budget_nbytes, part, seed=CYCLES * seed + left)
+        part, number = effort.part(1 / left), CYCLES * seed + left
+        cycle = Annealer(indexed, best, budget_nbytes, part, failed=failed, seed=number)
         for time_us, steps in cycle.improvements(least_us):
             best, least_us = steps, time_us
             yield steps
-        if math.isinf(least_us):
+        failed = failed + 1 if math.isinf(least_us) else 0
+        if failed:
             best = min(best, cycle.steps, key=by_excess)
         elif len(best) == len(indexed.inputs):
             return
@@ -88,6 +92,7 @@ class Annealer:
         steps: where to begin.
         budget_nbytes: the peak allowed.
         effort: of this search.
+        failed: how many searches before this one found nothing within the budget.
         seed: of the random choices.
     """
 
@@ -98,6 +103,7 @@ class Annealer:
         budget_nbytes: int,
         effort: Effort,
         *,
+        failed: int = 0,
         seed: int = 0,
     ) -> None:
         """Nothing is tried before `improvements`."""
@@ -108,7 +114,9 @@ class Annealer:
         self._mean = sum(indexed.nbytes) / max(1, len(indexed.nbytes))
         mean_us = math.fsum(indexed.time_us) / max(1, count)
         # Bytes over the budget, summed over steps, that a microsecond is worth.
-        self._rate = RATE * self._mean * count / mean_us if mean_us > 0 else 0.0
+        rate = RATE * CHEAPER**failed
+        self._rate = rate * self._mean * count / mean_us if mean_us > 0 else 0.0
+        self._sizes = frozenset(n for n in RERUNS if n <= MOST_RERUNS * MORE**failed)
         self._schedule = LiveSchedule(indexed, steps, budget_nbytes, int(TOLL * self._mean))
         self._full: list[int] = []
         self._gaps: list[tuple[int, int]] = []
@@ -268,8 +276,7 @@ class Annealer:
         if longest < 2:
             return None
         boundary = self._boundary(schedule.op[run], after + 2, until)
-        ops = self._closure(schedule.op[run], boundary)
-        return None if ops is None else schedule.insertion(ops, boundary)
+        return self._best_of(self._closures(schedule.op[run], boundary), boundary)
 
     def _boundary(self, op: int, low: int, high: int) -> int:
         """Where to make a value again: at the end, after an input's last read, or anywhere."""
@@ -291,36 +298,48 @@ class Annealer:
         runs = self._schedule.runs_of[self._chance.choice(self._repeated)]
         return self._schedule.removal(self._chance.choice(runs))
 
-    def _closure(self, wanted: int, boundary: int) -> list[int] | None:
-        """What to run again at a boundary for one operation.
+    def _best_of(self, closures: Iterator[list[int]], boundary: int) -> Insertion | None:
+        """Of operations to run again at a boundary those that gain most."""
+        best, best_worse = None, math.inf
+        for ops in closures:
+            edit = self._schedule.insertion(ops, boundary)
+            if edit is None:
+                break
+            self._effort.simulated(edit.width // AT_ONCE)
+            worse = edit.excess + edit.time_us * self._rate
+            if worse < best_worse:
+                best, best_worse = edit, worse
+        return best
 
-        Also what makes inputs that are gone, where holding them adds more excess than it is worth.
+    def _closures(self, wanted: int, boundary: int) -> Iterator[list[int]]:
+        """What to run again at a boundary for one operation, ever more.
+
+        Next comes what makes the input whose being held adds most excess beyond what it is worth.
         """
-        indexed, schedule = self._indexed, self._schedule
-        most = self._chance.choice(MOST_RERUNS)
-        ops: list[int] = []
-        seen: set[int] = set()
-        stack = [(wanted, False)]
-        while stack:
-            op, is_closed = stack.pop()
-            if is_closed:
-                ops.append(op)
-                continue
-            if op in seen:
-                continue
-            seen.add(op)
-            if not indexed.rerunnable[op]:
-                return None
-            stack.append((op, True))
-            for v in indexed.inputs[op] if len(seen) + len(stack) <= most else ():
-                maker = schedule.latest(indexed.producer[v], boundary)
-                if maker is None:
-                    return None
-                burden = 0 if indexed.pinned[v] else self._burden(maker, v, boundary)
-                worth = self._rate * indexed.time_us[indexed.producer[v]]
-                if burden > worth * self._chance.uniform(0.3, 3.3):
-                    stack.append((indexed.producer[v], False))
-        return ops
+        indexed, ops, held = self._indexed, {wanted}, dict[int, float]()
+        op = wanted
+        while indexed.rerunnable[op]:
+            for v in indexed.inputs[op]:
+                if indexed.producer[v] not in ops and v not in held:
+                    held[v] = self._gain(v, boundary)
+            best = max(held, key=held.__getitem__, default=None)
+            is_last = best is None or held[best] <= 0 or len(ops) == max(self._sizes)
+            if is_last or len(ops) in self._sizes:
+                yield sorted(ops)
+            if is_last or best is None:
+                return
+            op = indexed.producer[best]
+            ops.add(op)
+            for v in indexed.outputs[op]:
+                held.pop(v, None)
+
+    def _gain(self, value: int, boundary: int) -> float:
+        """What making a value again, in place of holding it up to a boundary, gains, about."""
+        indexed, op = self._indexed, self._indexed.producer[value]
+        maker = self._schedule.latest(op, boundary)
+        if maker is None or indexed.pinned[value] or not indexed.rerunnable[op]:
+            return 0.0
+        return self._burden(maker, value, boundary) - self._rate * indexed.time_us[op]
 
     def _burden(self, run: int, value: int, boundary: int) -> int:
         """The excess that holding a value up to a boundary adds, about."""
