@@ -16,6 +16,7 @@ from torch import fx, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from autoremat import _torch
+from autoremat.memory.calls import CallsAround
 from autoremat.memory.meter import (
     gradients_of,
     resident_parts,
@@ -191,18 +192,28 @@ class GivenToGraphs:
         """Nothing yet."""
         self._found: dict[int, tuple[str, StorageWeakRef, int, torch.device]] = {}
 
-    def note(self, module: fx.GraphModule, inputs: Sequence[Any], *, is_first: bool) -> None:
+    def note(
+        self,
+        module: fx.GraphModule,
+        inputs: Sequence[Any],
+        around: CallsAround | None = None,
+        *,
+        is_first: bool,
+    ) -> None:
         """Remember the sizes of what a graph is given, without holding it.
 
         Args:
             module: the Dynamo graph; it may own parameters and buffers.
             inputs: its inputs.
+            around: the calls that it is compiled in.
             is_first: whether the step begins with it.
         """
+        around = around or CallsAround()
         given = [value for value in inputs if isinstance(value, torch.Tensor)]
         static = list(filter(_torch.is_static_input, given))
         parameters = [*module.parameters(), *(v for v in static if isinstance(v, nn.Parameter))]
-        buffers = [*module.buffers(), *static]
+        parameters += around.parameters
+        buffers = [*module.buffers(), *around.buffers, *static]
         if is_first:
             batch = (key for key, (part, *_) in self._found.items() if part == _BATCH)
             for key in list(batch):
@@ -211,7 +222,7 @@ class GivenToGraphs:
         self._note(_GRADIENTS, gradients_of([*parameters, *given]))
         self._note(_BUFFERS, buffers)
         if is_first:
-            self._note(_BATCH, given)
+            self._note(_BATCH, [*given, *around.given])
 
     def resident(
         self,

@@ -156,7 +156,8 @@ class Session:
         self.steps.notice()
         graph = _torch.DynamoGraph(module, example_inputs, runs=self._offline is None)
         is_first = _torch.frame_name() == self._first_frame and not self._part
-        self._given.note(module, example_inputs, is_first=is_first)
+        self.steps.audit.around.note()
+        self._given.note(module, example_inputs, self.steps.audit.around, is_first=is_first)
         self.steps.audit.arguments.note([*module.parameters(), *example_inputs])
         try:
             with self.progress:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from autoremat import _torch
+from autoremat.memory.calls import CallsAround
 from autoremat.memory.meter import gradient_of, gradients_of, state_of, storage_sizes
 from autoremat.memory.optimizers import StepOptimizers, parameters_of
 from autoremat.memory.spread import Sharing, Spread
@@ -166,6 +167,7 @@ class Audit:
         """Of a session whose model holds this, and whose graphs are given that."""
         self._find_present = find_present
         self.arguments = Arguments()
+        self.around = CallsAround()
         self.given = given
         self.saved = Results()  # by code in eager mode, of forwards that have run
         self._seen: defaultdict[Hashable, Counter[tuple[int, ...]]] = defaultdict(Counter)
@@ -204,6 +206,7 @@ class Audit:
         if self.is_known((name, has_kept, *names_of(runs)), (*sizes, *sizes_of_runs(runs))):
             return None
         self.arguments.note(args)
+        self.around.note()
         self.given.note_inputs(args)
         held = self._held(runs, device)
         on_the_way = Results()
@@ -284,7 +287,7 @@ class Audit:
         known |= {key: nbytes for key, nbytes in losses.items() if key not in counted}
         present: dict[int, int] = {}  # a buffer may be what a graph has returned: it counts in both
         for audit in dict.fromkeys([self, *(run.owner.audit for run in runs)]):
-            present |= audit.present.storages(device)
+            present |= audit.present.storages(device) | audit.around.storages(device)
             known |= audit.given.held(device) | present
             saved |= audit.saved.held(device)
             expected_nbytes += audit.present.expected_nbytes(device)

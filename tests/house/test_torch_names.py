@@ -1205,6 +1205,28 @@ def test_as_boxed():
 # --- modules and operators ---------------------------------------------------------------------
 
 
+def test_module_calls():
+    """Of this thread, the outermost first, whoever calls in between."""
+    found: list[Any] = []
+
+    class Inner(nn.Linear):
+        def forward(self, x: Tensor, *, scale: float) -> Tensor:
+            found.extend(_torch.module_calls())
+            return super().forward(x * scale)
+
+    class Outer(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return inner(x + 1.0, scale=2.0)
+
+    inner, outer, x = Inner(2, 2), Outer(), torch.ones(1, 2)
+    outer(x)
+    assert [module for module, _ in found] == [outer, inner]
+    (args, _), (_, keywords) = (given for _, given in found)
+    assert args[0] is x
+    assert keywords == {"scale": 2.0}
+    assert _torch.module_calls() == []
+
+
 def test_own_and_compiled_calls():
     """What is set runs instead of a module's own call, which still runs its hooks."""
     layer, hooked = nn.Linear(2, 2), []
