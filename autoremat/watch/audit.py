@@ -42,12 +42,14 @@ class Look(NamedTuple):
         eager_nbytes: as of `Around`; 0 where no backward has begun.
         is_told_only: whether no plan learns of it: graphs run at other sizes than were planned, or
             the backward goes through none.
+        situation: what tells it from others.
     """
 
     peak_nbytes: int
     beside_nbytes: int
     eager_nbytes: int = 0
     is_told_only: bool = False
+    situation: Hashable = None
 
 
 class Present:
@@ -203,7 +205,8 @@ class Audit:
             sizes: what its symbolic sizes stand for.
         """
         has_kept = any(nbytes for _, nbytes in returned_storages(device))
-        if self.is_known((name, has_kept, *names_of(runs)), (*sizes, *sizes_of_runs(runs))):
+        situation = (name, has_kept, *names_of(runs))
+        if self.is_known(situation, (*sizes, *sizes_of_runs(runs))):
             return None
         self.arguments.note(args)
         self.around.note()
@@ -219,7 +222,8 @@ class Audit:
         live_nbytes = part.between_nbytes + held.live_nbytes(runs)
         live_nbytes += held.saved_beyond(on_the_way.held(device))
         more_nbytes = live_nbytes - part.resident_nbytes - found.held_nbytes
-        return Look(live_nbytes + part.own_peaks[0], more_nbytes, is_told_only=part.is_resized)
+        peak_nbytes = live_nbytes + part.own_peaks[0]
+        return Look(peak_nbytes, more_nbytes, 0, part.is_resized, situation)
 
     def at_end(self, runs: Sequence[Run], outputs: Sequence[Any], device: torch.device) -> None:
         """A call of the model has ended: what code in eager mode has saved in it stays."""
@@ -263,9 +267,9 @@ class Audit:
         )
         if foreseen.reached and all(run.owner.audit is not self for run in foreseen.reached):
             return None  # another model's backward, which tells
-        return _look(
-            parts, foreseen, held.base_nbytes, self.present.spread, keeps_graph=keeps_graph
-        )
+        spread = self.present.spread
+        look = _look(parts, foreseen, held.base_nbytes, spread, keeps_graph=keeps_graph)
+        return look._replace(situation=situation)
 
     def live_nbytes(self, runs: Sequence[Run], device: torch.device) -> int:
         """What is live while these runs wait for their backward, but for what eager code saved."""

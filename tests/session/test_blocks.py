@@ -120,6 +120,26 @@ def test_a_list_of_equal_blocks_is_planned_and_compiled_once():
     assert compiles(model.blocks[0])[:2] == [3, 2]
 
 
+def test_a_report_of_accumulated_gradients_is_of_the_highest_backward():
+    """Of those of one step; the first is lower, since gradients do not exist yet."""
+    budget = budget_at(0.6)
+    model = blockwise(budget)
+
+    def take() -> None:
+        for _ in range(3):
+            model(BATCH).backward()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", autoremat.OverBudgetWarning)
+        for _ in range(6):
+            take()
+            model.zero_grad(set_to_none=True)
+    resident = resident_nbytes(model, BATCH)
+    peak = resident + measure_peak(take, device="cpu")
+    assert peak <= autoremat.report(model.blocks[0]).predicted_peak_nbytes <= 1.03 * peak
+    assert peak <= budget
+
+
 class Cast(Stack):
     """Its blocks see neither the batch, which is cast before them, nor what else it holds."""
 
