@@ -34,12 +34,12 @@ class CallsAround:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """Of the outermost module."""
-        return [p for p in self._whole.parameters() if not is_lazy(p)]
+        return [p for p in self.outermost.parameters() if not is_lazy(p)]
 
     @property
     def buffers(self) -> list[torch.Tensor]:
         """Of the outermost module."""
-        return list(self._whole.buffers())
+        return list(self.outermost.buffers())
 
     @property
     def given(self) -> list[torch.Tensor]:
@@ -47,7 +47,8 @@ class CallsAround:
         return [tensor for reference in self._given if (tensor := reference()) is not None]
 
     @property
-    def _whole(self) -> nn.Module:
+    def outermost(self) -> nn.Module:
+        """The module that no other has called; an empty one if it is gone."""
         module = None if self._outermost is None else self._outermost()
         return nn.Module() if module is None else module
 

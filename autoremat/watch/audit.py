@@ -94,12 +94,14 @@ class Arguments(Present):
     def __init__(self) -> None:
         """None yet."""
         self._given: dict[int, weakref.ref[torch.Tensor]] = {}
+        self.around = CallsAround()
         self._sharing = Sharing()
         self.optimizers = StepOptimizers(self.leaves, [])
 
     def note(self, args: Sequence[Any]) -> None:
         """Remember the parameters, buffers and batches among the arguments of a graph."""
         self._sharing.note_call()
+        self.around.note()
         for value in args:
             is_real = isinstance(value, torch.Tensor) and not isinstance(value, _torch.FakeTensor)
             if is_real and value.is_leaf:
@@ -129,8 +131,9 @@ class Arguments(Present):
 
     @property
     def units(self) -> list[_torch.ShardedUnit]:
-        """What FSDP2 has made of this model: it gathers the parameters that graphs are given."""
-        return _torch.units_that_gather(self._leaves)
+        """What FSDP has made of this model: it gathers the parameters that graphs are given."""
+        found = _torch.units_that_gather(self._leaves)
+        return found or _torch.sharded_units(self.around.outermost)
 
     @property
     def _leaves(self) -> list[torch.Tensor]:
@@ -169,7 +172,6 @@ class Audit:
         """Of a session whose model holds this, and whose graphs are given that."""
         self._find_present = find_present
         self.arguments = Arguments()
-        self.around = CallsAround()
         self.given = given
         self.saved = Results()  # by code in eager mode, of forwards that have run
         self._seen: defaultdict[Hashable, Counter[tuple[int, ...]]] = defaultdict(Counter)
@@ -209,7 +211,6 @@ class Audit:
         if self.is_known(situation, (*sizes, *sizes_of_runs(runs))):
             return None
         self.arguments.note(args)
-        self.around.note()
         self.given.note_inputs(args)
         held = self._held(runs, device)
         on_the_way = Results()
@@ -291,7 +292,7 @@ class Audit:
         known |= {key: nbytes for key, nbytes in losses.items() if key not in counted}
         present: dict[int, int] = {}  # a buffer may be what a graph has returned: it counts in both
         for audit in dict.fromkeys([self, *(run.owner.audit for run in runs)]):
-            present |= audit.present.storages(device) | audit.around.storages(device)
+            present |= audit.present.storages(device) | audit.arguments.around.storages(device)
             known |= audit.given.held(device) | present
             saved |= audit.saved.held(device)
             expected_nbytes += audit.present.expected_nbytes(device)

@@ -1,4 +1,4 @@
-"""FSDP2: the units that are gathered, the shards that stay, and one budget over all of it."""
+"""FSDP: the units that are gathered, the shards that stay, and one budget over all of it."""
 
 from __future__ import annotations
 
@@ -187,6 +187,37 @@ def test_a_sharded_model_is_kept_within_its_budget(is_first: bool):
     predicted = autoremat.report(model).predicted_peak_nbytes
     assert measured <= predicted <= budget
     assert predicted <= measured + batch().nbytes
+
+
+def flat(model: nn.Module) -> nn.Module:
+    """Of FSDP1: each block by itself, then the rest."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    policy = ModuleWrapPolicy({Block})
+    return FullyShardedDataParallel(
+        model, auto_wrap_policy=policy, use_orig_params=True, device_id=CPU
+    )
+
+
+@pytest.mark.usefixtures("four_processes")
+@pytest.mark.parametrize("compiles_blocks", [False, True])
+def test_flat_parameters_are_read_as_units_are(compiles_blocks: bool):
+    """FSDP1 around an optimised model, and around blocks that a backend compiles."""
+    given = {"compiler": "eager", "verbose": False, "time_limit": 2.0}
+    budget = int(0.6 * step_peak_nbytes(trained(flat(make_seeded(Blocks)), 1)))
+    torch._dynamo.reset()
+    model = make_seeded(Blocks)
+    reported = model.blocks[0] if compiles_blocks else model
+    if compiles_blocks:
+        for block in model.blocks:
+            block.compile(backend="autoremat", options={"budget": budget, **given})
+    else:
+        autoremat.optimize(model, budget, **given)
+    measured = step_peak_nbytes(trained(flat(model)))
+    predicted = autoremat.report(reported).predicted_peak_nbytes
+    assert measured <= predicted <= budget
+    assert predicted <= 1.03 * measured
 
 
 @pytest.mark.usefixtures("four_processes")
