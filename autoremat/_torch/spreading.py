@@ -57,6 +57,7 @@ class ShardedUnit:
         gathered_nbytes: of its parameters, gathered.
         buffer_nbytes: of what is gathered ahead: under FSDP2 before it is laid out.
         kept_nbytes: of its parameters from its forward to its backward.
+        released_nbytes: of these, what goes after its backward.
         reduced_nbytes: of the buffers that its gradients are reduced from, as many as are kept.
         gradient_share: of the bytes of its gradients, what stays of them after its backward.
         gathered_ahead: numbers of the units whose backward gathers begin with its own, where the
@@ -72,6 +73,7 @@ class ShardedUnit:
     gathered_nbytes: int
     buffer_nbytes: int
     kept_nbytes: int
+    released_nbytes: int
     reduced_nbytes: int
     gradient_share: float
     gathered_ahead: tuple[int, ...] = ()
@@ -157,6 +159,7 @@ def _flat_unit(handle: Any, state: Any, handles: Sequence[Any]) -> ShardedUnit:
         gathered_nbytes=gathered_nbytes,
         buffer_nbytes=gathered_nbytes if is_ahead else 0,
         kept_nbytes=gathered_nbytes if stays else 0,
+        released_nbytes=gathered_nbytes if stays and state._sync_gradients else 0,
         reduced_nbytes=0,
         gradient_share=owned_nbytes / max(1, whole_nbytes) if state._sync_gradients else 1.0,
     )
@@ -182,6 +185,7 @@ def _unit(state: Any, group: Any, numbers: dict[int, int]) -> ShardedUnit:
     world = getattr(group.mesh_info, "shard_mesh_size", 1)
     sizes = [param.padded_sharded_param_size.numel() * world for param in group.fsdp_params]
     gathered_nbytes = _nbytes(group, sizes, "param_dtype")
+    kept_nbytes = gathered_nbytes // _shards_between(group)
     reduced_nbytes = _nbytes(group, sizes, "reduce_dtype", "param_dtype")
     ahead = (g for s in state._states_to_backward_prefetch for g in _groups(s))
     buffers = getattr(group, "reduce_scatter_max_input_buffers", 1)
@@ -199,7 +203,8 @@ def _unit(state: Any, group: Any, numbers: dict[int, int]) -> ShardedUnit:
         gradients=_tensors(waiting),
         gathered_nbytes=gathered_nbytes,
         buffer_nbytes=gathered_nbytes if world > 1 else 0,
-        kept_nbytes=gathered_nbytes // _shards_between(group),
+        kept_nbytes=kept_nbytes,
+        released_nbytes=kept_nbytes if group.reshard_after_backward else 0,
         reduced_nbytes=buffers * reduced_nbytes if reduces else 0,
         gradient_share=(owned_nbytes if reduces else reduced_nbytes) / max(1, gathered_nbytes),
         gathered_ahead=tuple(numbers[id(g)] for g in ahead if id(g) in numbers),
