@@ -38,11 +38,10 @@ processes has no row above. Memory that gloo's own threads take is not measured.
 Tried once with six small blocks, two processes and 65 % of the bytes without a plan, each within
 the budget and with the gradients of the step without a plan, and in no table:
 `reshard_after_forward` false or for every second block, `set_requires_gradient_sync(False)`, blocks
-that are skipped, HSDP, sequence parallelism; FSDP1, whose units are not read, so that its peak is
-predicted 8 to 32 % too high. Units that stay gathered are predicted 4 to 12 % too high. Of blocks
-compiled one by one, a batch that no graph is given and nothing saves is not seen (1.3 % above the
-budget under a policy in bfloat16), and where gradients stay unreduced the report speaks of the
-latest of the backwards (16 to 22 % below the highest of them).
+that are skipped, HSDP, sequence parallelism; FSDP1, whose flat parameters are read as FSDP2's units
+are: predicted 0 to 4 % above what was measured, as are units that stay gathered under FSDP2. Where
+these also stay gathered between accumulated batches (`set_reshard_after_backward(False)`), the
+prediction is 6 to 12 % too high.
 
 Of such a model without a plan, torch's `FSDPMemTracker` counts 5.09 MB at the peak where 5.16 are
 measured as above, 1.3 % less. What it finds gathered (149,504 B) and in buffers of gathers (132,864

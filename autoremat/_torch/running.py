@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
@@ -53,6 +54,7 @@ __all__ = [
     "is_mutable",
     "keeps_graph",
     "memory_events",
+    "module_calls",
     "own_call",
     "profiler_is_active",
     "real_execution",
@@ -85,6 +87,19 @@ BackwardWatcher = Callable[[Any, bool], None]
 def real_execution() -> AbstractContextManager[Any]:
     """Suspend fake-tensor, proxy and functional modes: what runs inside really runs."""
     return _disable_current_modes()
+
+
+def module_calls() -> list[tuple[nn.Module, Any]]:
+    """The calls of modules that run on this thread, the outermost first, with what each is given.
+
+    What a hook has put in its place is left out.
+    """
+    calls, frame = [], sys._getframe()
+    while (frame := frame.f_back) is not None:  # type: ignore[assignment]
+        if frame.f_code is nn.Module._wrapped_call_impl.__code__:
+            known = frame.f_locals  # of no frame that outlives the call: Python may keep them in it
+            calls.append((known["self"], (known["args"], known["kwargs"])))
+    return calls[::-1]
 
 
 def profiler_is_active() -> bool:

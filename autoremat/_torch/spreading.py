@@ -1,4 +1,4 @@
-"""Private names of what shares a model among processes: FSDP2's units, DDP's buckets.
+"""Private names of what shares a model among processes: units of FSDP1 and FSDP2, DDP's buckets.
 
 Guarantees: importing this imports nothing of `torch.distributed`; without it, nothing is shared.
 """
@@ -6,7 +6,7 @@ Guarantees: importing this imports nothing of `torch.distributed`; without it, n
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ __all__ = [
     "active_replica",
     "is_collective",
     "is_gather",
+    "is_gathered_part",
     "is_replica",
     "is_wait",
     "sharded_tensors",
@@ -32,13 +33,16 @@ _COLLECTIVES = frozenset(
     {"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor"}
 )
 
+_RESHARDING = frozenset({"FULL_SHARD", "HYBRID_SHARD"})  # after forward, of FSDP1's strategies
+_GATHERED = ("_full_param_padded", "_full_prec_full_param_padded", "_mp_shard")  # of FSDP1's
+
 REGISTERS_REDUCTION = "RegisterPostBackwardFunctionBackward"
 """The node behind which FSDP2 reduces a unit's gradients; it hands on those that it takes."""
 
 
 @dataclass(frozen=True)
 class ShardedUnit:
-    """Parameters that FSDP2 gathers together and whose gradients it reduces together.
+    """Parameters that FSDP gathers together and whose gradients it reduces together.
 
     Its tensors are not shown: some have no storage at present.
 
@@ -46,12 +50,14 @@ class ShardedUnit:
         is_root: whether it is what no other unit gathers: the rest of the model.
         runs_forward: whether its forward is running.
         shards: its parameters, as this process owns them.
-        gathered: its parameters as a forward sees them, once they were gathered.
+        gathered: its parameters as a forward sees them, once they were gathered; under FSDP1 what
+            these are views of, and the parameters that others see.
         moving: what is gathered now, and buffers of collectives.
         gradients: of its parameters that no process has reduced yet.
         gathered_nbytes: of its parameters, gathered.
-        buffer_nbytes: of what they are gathered into before they are laid out.
+        buffer_nbytes: of what is gathered ahead: under FSDP2 before it is laid out.
         kept_nbytes: of its parameters from its forward to its backward.
+        released_nbytes: of these, what goes after its backward.
         reduced_nbytes: of the buffers that its gradients are reduced from, as many as are kept.
         gradient_share: of the bytes of its gradients, what stays of them after its backward.
         gathered_ahead: numbers of the units whose backward gathers begin with its own, where the
@@ -67,6 +73,7 @@ class ShardedUnit:
     gathered_nbytes: int
     buffer_nbytes: int
     kept_nbytes: int
+    released_nbytes: int
     reduced_nbytes: int
     gradient_share: float
     gathered_ahead: tuple[int, ...] = ()
@@ -77,12 +84,21 @@ def sharded_units(model: nn.Module) -> list[ShardedUnit]:
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None:
         return []
-    found = (m._get_fsdp_state() for m in model.modules() if isinstance(m, fsdp.FSDPModule))
-    return _units(list(dict.fromkeys(found)))
+    modules = list(model.modules())
+    found = (m._get_fsdp_state() for m in modules if isinstance(m, fsdp.FSDPModule))
+    flat = [m for m in modules if isinstance(m, fsdp.FullyShardedDataParallel)]
+    return [*_units(list(dict.fromkeys(found))), *_flat_units(flat)]
+
+
+def is_gathered_part(tensor: torch.Tensor) -> bool:
+    """Whether it is a view of what FSDP1 gathers: a parameter, as a forward sees it."""
+    flat = sys.modules.get("torch.distributed.fsdp._flat_param")
+    base = tensor._base
+    return flat is not None and base is not None and isinstance(base, flat.FlatParameter)
 
 
 def units_that_gather(tensors: Iterable[torch.Tensor]) -> list[ShardedUnit]:
-    """The units of the models some of whose gathered parameters these are, of each all."""
+    """The units of FSDP2 of the models some of whose gathered parameters these are, of each all."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None:
         return []
@@ -112,6 +128,43 @@ def _units(states: list[Any]) -> list[ShardedUnit]:
     return [_unit(state, group, numbers) for state, group in groups]
 
 
+def _flat_units(states: Sequence[Any]) -> list[ShardedUnit]:
+    """Of FSDP1: all that share a root with the first; before its first forward, these alone."""
+    if not states:
+        return []
+    known = states[0]._exec_order_data.all_handles or [s._handle for s in states]
+    handles = [handle for handle in known if handle is not None]
+    return [_flat_unit(handle, states[0], handles) for handle in handles]
+
+
+def _flat_unit(handle: Any, state: Any, handles: Sequence[Any]) -> ShardedUnit:
+    """One flat parameter; the state tells what all of them have in common."""
+    flat, world = handle.flat_param, handle.world_size if handle.uses_sharded_strategy else 1
+    length = -(-flat._unpadded_unsharded_size.numel() // world) * world
+    inside = set(handle._fully_sharded_module.modules())
+    is_root = all(other._fully_sharded_module in inside for other in handles)
+    stays = is_root or handle._sharding_strategy.name not in _RESHARDING
+    whole_nbytes = length * handle._fwd_bwd_param_dtype.itemsize
+    gathered_nbytes = whole_nbytes if world > 1 else 0
+    owned_nbytes = length * handle._orig_param_dtype.itemsize // world
+    prefetch = getattr(state.backward_prefetch, "name", "")
+    is_ahead = state.forward_prefetch or prefetch == "BACKWARD_PRE"
+    return ShardedUnit(
+        is_root=is_root,
+        runs_forward=handle._training_state.name == "FORWARD",
+        shards=_tensors([getattr(flat, "_local_shard", flat)]),
+        gathered=_tensors([flat, *(flat._params or ())]),
+        moving=_tensors(getattr(flat, name, None) for name in _GATHERED),
+        gradients=_tensors([getattr(flat, "_saved_grad_shard", None)]),
+        gathered_nbytes=gathered_nbytes,
+        buffer_nbytes=gathered_nbytes if is_ahead else 0,
+        kept_nbytes=gathered_nbytes if stays else 0,
+        released_nbytes=gathered_nbytes if stays and state._sync_gradients else 0,
+        reduced_nbytes=0,
+        gradient_share=owned_nbytes / max(1, whole_nbytes) if state._sync_gradients else 1.0,
+    )
+
+
 def tensors_of_units(units: Iterable[ShardedUnit]) -> list[torch.Tensor]:
     """What exists of the units: shards, what is gathered, what moves between them."""
     return [t for u in units for t in (*u.shards, *u.gathered, *u.moving, *u.gradients)]
@@ -132,6 +185,7 @@ def _unit(state: Any, group: Any, numbers: dict[int, int]) -> ShardedUnit:
     world = getattr(group.mesh_info, "shard_mesh_size", 1)
     sizes = [param.padded_sharded_param_size.numel() * world for param in group.fsdp_params]
     gathered_nbytes = _nbytes(group, sizes, "param_dtype")
+    kept_nbytes = gathered_nbytes // _shards_between(group)
     reduced_nbytes = _nbytes(group, sizes, "reduce_dtype", "param_dtype")
     ahead = (g for s in state._states_to_backward_prefetch for g in _groups(s))
     buffers = getattr(group, "reduce_scatter_max_input_buffers", 1)
@@ -149,7 +203,8 @@ def _unit(state: Any, group: Any, numbers: dict[int, int]) -> ShardedUnit:
         gradients=_tensors(waiting),
         gathered_nbytes=gathered_nbytes,
         buffer_nbytes=gathered_nbytes if world > 1 else 0,
-        kept_nbytes=gathered_nbytes // _shards_between(group),
+        kept_nbytes=kept_nbytes,
+        released_nbytes=kept_nbytes if group.reshard_after_backward else 0,
         reduced_nbytes=buffers * reduced_nbytes if reduces else 0,
         gradient_share=(owned_nbytes if reduces else reduced_nbytes) / max(1, gathered_nbytes),
         gathered_ahead=tuple(numbers[id(g)] for g in ahead if id(g) in numbers),

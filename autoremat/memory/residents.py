@@ -16,6 +16,7 @@ from torch import fx, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from autoremat import _torch
+from autoremat.memory.calls import CallsAround
 from autoremat.memory.meter import (
     gradients_of,
     resident_parts,
@@ -45,7 +46,9 @@ class Resident:
         optimizer: class of the optimizer whose state is counted, or "".
         transient_nbytes: what the optimizer's step takes for itself, after the backward.
         window_nbytes: of the parts, what processes that share the model move while it runs.
+        forward_nbytes: more while a graph goes forward: what it is gathered into.
         reduced_nbytes: more once a backward has returned gradients: what they are reduced from.
+        run_nbytes: what a graph's run keeps of parameters from its forward to its backward.
         gradient_share: of the gradients that a graph's backward returns, what stays here.
         storages: identities of the storages that are counted, as far as known.
     """
@@ -54,7 +57,9 @@ class Resident:
     optimizer: str = ""
     transient_nbytes: int = 0
     window_nbytes: int = 0
+    forward_nbytes: int = 0
     reduced_nbytes: int = 0
+    run_nbytes: int = 0
     gradient_share: float = 1.0
     storages: frozenset[int] = frozenset()
 
@@ -122,11 +127,17 @@ def resident_of_twin(
 def spread_out(resident: Resident, spread: Spread) -> Resident:
     """The same where processes share the model: at the moment at which they hold the most."""
     more_nbytes = spread.unseen_nbytes + spread.window_nbytes - spread.now_nbytes
+    passing_nbytes = max(0, -more_nbytes)  # what is there now counts as of the parameters
+    parts = replace(
+        resident.parts, parameters_nbytes=resident.parts.parameters_nbytes - passing_nbytes
+    )
     return replace(
         resident,
-        parts=with_others(resident.parts, max(0, more_nbytes)),
+        parts=with_others(parts, max(0, more_nbytes)),
         window_nbytes=spread.window_nbytes,
+        forward_nbytes=spread.forward_nbytes,
         reduced_nbytes=spread.reduced_nbytes,
+        run_nbytes=spread.run_nbytes,
         gradient_share=spread.gradient_share,
     )
 
@@ -191,18 +202,28 @@ class GivenToGraphs:
         """Nothing yet."""
         self._found: dict[int, tuple[str, StorageWeakRef, int, torch.device]] = {}
 
-    def note(self, module: fx.GraphModule, inputs: Sequence[Any], *, is_first: bool) -> None:
+    def note(
+        self,
+        module: fx.GraphModule,
+        inputs: Sequence[Any],
+        around: CallsAround | None = None,
+        *,
+        is_first: bool,
+    ) -> None:
         """Remember the sizes of what a graph is given, without holding it.
 
         Args:
             module: the Dynamo graph; it may own parameters and buffers.
             inputs: its inputs.
+            around: the calls that it is compiled in.
             is_first: whether the step begins with it.
         """
+        around = around or CallsAround()
         given = [value for value in inputs if isinstance(value, torch.Tensor)]
         static = list(filter(_torch.is_static_input, given))
         parameters = [*module.parameters(), *(v for v in static if isinstance(v, nn.Parameter))]
-        buffers = [*module.buffers(), *static]
+        parameters += around.parameters
+        buffers = [*module.buffers(), *around.buffers, *static]
         if is_first:
             batch = (key for key, (part, *_) in self._found.items() if part == _BATCH)
             for key in list(batch):
@@ -211,7 +232,7 @@ class GivenToGraphs:
         self._note(_GRADIENTS, gradients_of([*parameters, *given]))
         self._note(_BUFFERS, buffers)
         if is_first:
-            self._note(_BATCH, given)
+            self._note(_BATCH, [*given, *around.given])
 
     def resident(
         self,

@@ -1,6 +1,6 @@
 """What a model that several processes share holds on this one beside its own parameters.
 
-Enters: a module, sharded by FSDP2 or in a replica of DistributedDataParallel, or neither. Leaves: a
+Enters: a module, sharded by FSDP or in a replica of DistributedDataParallel, or neither. Leaves: a
 `Spread`. Guarantees: of a module that one process has to itself, all of it is 0.
 
 FSDP2 holds shards always, and gathers a unit (most often a block) while it runs. While a unit goes
@@ -8,6 +8,9 @@ backward, there are:
 
     its parameters, a buffer into which those of the next to go backward are gathered, and
     the buffer from which the gradients of the one before are reduced.
+
+FSDP1 gathers without a buffer: what is gathered ahead are parameters. Where units stay gathered
+from forward to backward, a run keeps its parameters as it keeps what it saves.
 """
 
 from __future__ import annotations
@@ -30,18 +33,25 @@ class Spread:
 
     Attributes:
         now_nbytes: what is gathered or communicated at this moment.
-        window_nbytes: the same while the unit that runs goes forward or, before all others,
-            backward; where none runs, while code beside the units goes backward.
+        window_nbytes: the same while the unit that runs goes backward, before all others; where
+            none runs, while code beside the units goes backward.
+        forward_nbytes: more while the unit that runs goes forward.
         reduced_nbytes: more once a unit has gone backward: what its gradients are reduced from.
         unseen_nbytes: what no tensor of Python's shows: DistributedDataParallel's buckets.
+        kept_nbytes: of what is gathered, what runs of graphs keep from forward to backward.
+        run_nbytes: of that, what the running unit will keep: it counts in no window.
         gradient_share: of the gradients that the running unit returns, what stays.
-        gradient_shares: the same of each parameter, by its identity; 1 where there is none.
+        gradient_shares: the same of each parameter, by its identity; 1 where there is none. Less
+            than 0 where the parameter goes as well.
     """
 
     now_nbytes: int = 0
     window_nbytes: int = 0
+    forward_nbytes: int = 0
     reduced_nbytes: int = 0
     unseen_nbytes: int = 0
+    kept_nbytes: int = 0
+    run_nbytes: int = 0
     gradient_share: float = 1.0
     gradient_shares: Mapping[int, float] = field(default_factory=dict)
 
@@ -90,21 +100,40 @@ def _sharded(units: Sequence[_torch.ShardedUnit], device: torch.device) -> Sprea
     running = {n for n, unit in enumerate(units) if unit.is_root or unit.runs_forward}
     blocks = [n for n, unit in enumerate(units) if not unit.is_root]
     inner = max(running.intersection(blocks), default=None)
+    by_run = [0 if n not in blocks else _kept_by_run(units, n) for n in range(len(units))]
     kept_nbytes = sum(
-        unit.gathered_nbytes if n in running else unit.kept_nbytes for n, unit in enumerate(units)
+        unit.gathered_nbytes if n in running else unit.kept_nbytes - by_run[n]
+        for n, unit in enumerate(units)
     )
     gathers = [0 if u.kept_nbytes == u.gathered_nbytes else u.buffer_nbytes for u in units]
     if inner is None:
         moved_nbytes, share = max((gathers[n] for n in blocks), default=0), 1.0
+        forward_nbytes = 0
     else:  # of equal ones, the last goes backward while the others hold the most
         last = max(n for n in blocks if units[n].gathered_nbytes == units[inner].gathered_nbytes)
         ahead = units[last].gathered_ahead or blocks[: blocks.index(last)][-1:]
-        moved_nbytes = max(units[inner].buffer_nbytes, sum(gathers[n] for n in ahead))
+        moved_nbytes = max(gathers[inner], sum(gathers[n] for n in ahead))
+        forward_nbytes = max(0, units[inner].buffer_nbytes - moved_nbytes)
         share = units[inner].gradient_share
     return Spread(
         now_nbytes=sum(storage_sizes((t for u in units for t in u.moving), device).values()),
         window_nbytes=kept_nbytes + moved_nbytes,
+        forward_nbytes=forward_nbytes,
         reduced_nbytes=max((units[n].reduced_nbytes for n in blocks), default=0),
+        kept_nbytes=sum(nbytes for n, nbytes in enumerate(by_run) if n not in running),
+        run_nbytes=0 if inner is None else by_run[inner],
         gradient_share=share,
-        gradient_shares={id(p): units[n].gradient_share for n in blocks for p in units[n].gathered},
+        gradient_shares={id(p): _left_of(units[n]) for n in blocks for p in units[n].gathered},
     )
+
+
+def _kept_by_run(units: Sequence[_torch.ShardedUnit], number: int) -> int:
+    """What a unit keeps until its backward, if all that may run the same graph keep as much."""
+    unit = units[number]
+    alike = {u.kept_nbytes for u in units if u.gathered_nbytes == unit.gathered_nbytes}
+    return unit.kept_nbytes if len(alike) == 1 else 0
+
+
+def _left_of(unit: _torch.ShardedUnit) -> float:
+    """Of the bytes of its gradients, what there is more after its backward than before."""
+    return unit.gradient_share - unit.released_nbytes / max(1, unit.gathered_nbytes)

@@ -112,7 +112,9 @@ class Runs:
 
     def beside(self, crossing: Sequence[int], around: Around) -> list[Beside]:
         """What is held beside each graph, where they keep so much from forward to backward."""
-        crossing, gradients = [*crossing, *(0 for _ in self.eager_gradients)], self.gradients
+        kept = [part.resident.run_nbytes for part in self.parts.values()]
+        crossing = [*map(sum, zip(crossing, kept, strict=True)), *(0 for _ in self.eager_gradients)]
+        gradients = self.gradients
         resident_nbytes, reduced_nbytes = self.resident_nbytes, self.reduced_nbytes
         result = []
         for number, part in enumerate(self.parts.values()):
@@ -138,6 +140,8 @@ def allot(runs: Runs, budget_nbytes: int, around: Around, setting: Setting) -> l
             runs.resident_nbytes + part.between_nbytes,
             part.gradient_nbytes,
             ways_of(part.subject, found, kept_nbytes, budget_nbytes, setting),
+            part.resident.run_nbytes,
+            part.resident.forward_nbytes,
         )
         for part, (found, kept_nbytes) in zip(parts, evenly, strict=True)
     ]

@@ -106,7 +106,9 @@ class Part:
 
     def peak_nbytes(self, found: Beside) -> int:
         """The real peak, so much being held beside the graph."""
-        return self.resident_nbytes + _beside(self.own_peaks, found)
+        forward_nbytes, backward_nbytes = self.own_peaks
+        own = (forward_nbytes + self.resident.forward_nbytes, backward_nbytes)
+        return self.resident_nbytes + _beside(own, found)
 
     def with_optimizer(self, resident: Resident) -> Part:
         """The same graph and plan, beside the optimizer of a step that holds this."""

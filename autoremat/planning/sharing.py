@@ -53,11 +53,15 @@ class Member:
         resident_nbytes: live all the time, as far as this graph counts it.
         gradient_nbytes: gradients of parameters that each of its backwards returns.
         ways: how it could run, the leanest first.
+        kept_nbytes: parameters that each run keeps gathered until its backward, in all ways.
+        gathers_nbytes: more while it goes forward, in all ways.
     """
 
     resident_nbytes: int
     gradient_nbytes: int
     ways: tuple[Way, ...]
+    kept_nbytes: int = 0
+    gathers_nbytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -116,9 +120,10 @@ class Shared:
                 continue
             returned = around.returned_nbytes + max(0, later - self.existing_nbytes)
             returned += self.reduced_nbytes if run < len(self.order) else 0
-            own = max(way.forward_nbytes, returned + way.backward_nbytes)
+            forward_nbytes = way.forward_nbytes + self.members[number].gathers_nbytes
+            own = max(forward_nbytes, returned + way.backward_nbytes)
             yield self.members[number].resident_nbytes + held + own
-            held += way.crossing_nbytes
+            held += way.crossing_nbytes + self.members[number].kept_nbytes
         resident = max(member.resident_nbytes for member in self.members)
         yield resident + held - around.held_nbytes + around.eager_nbytes
 

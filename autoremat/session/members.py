@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from autoremat import _torch
+from autoremat.memory.calls import brought
 from autoremat.memory.meter import (
     gradient_of,
     state_of,
@@ -95,7 +96,7 @@ class Members(Present):
         """A call of a module is given these."""
         given = tensors_in(inputs)
         self._sharing.note_call()
-        self.note_held(given)
+        self.note_held([*given, *brought(_torch.module_calls())])
         if len(self._modules) > 1:
             before = self._batches.get(caller, {}) if caller in self._called else {}
             batch = [tensor for tensor in _brought(given, self._device) if tensor.grad_fn is None]

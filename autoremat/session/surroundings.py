@@ -1,12 +1,12 @@
 """What a model's steps hold beside its planned graphs, as looks into them have shown.
 
 Enters: looks, as steps run, and what becomes resident. Leaves: the `Around` that the next plan is
-made for. Guarantees: what an earlier step showed stays until a step shows otherwise.
+made for. Guarantees: what was seen of a situation stays until it is seen otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 
 from autoremat.planning.nesting import Around
@@ -30,8 +30,8 @@ class Surroundings:
         self.eager_results = Results()
         self.audit = Audit(find_present, self.eager_results)
         self.grown_nbytes = 0  # what has become resident since the graphs were planned
-        self._has_looked = False  # at this step
-        self._has_gone_back = False  # in this step, and was looked at
+        self._forwards: dict[Hashable, int] = {}  # by situation, what the latest look has shown
+        self._backwards: dict[Hashable, tuple[int, int]] = {}
         self._inference_nbytes = 0  # as `Around.eager_nbytes`, of calls before the backward
 
     @property
@@ -41,28 +41,31 @@ class Surroundings:
 
     def begin_step(self, *, is_open: bool) -> None:
         """A training call begins; open, if a backward of earlier ones is to come."""
-        self._has_looked = is_open and self._has_looked
         if not is_open:
-            self._has_gone_back = False
             self.eager_results.clear()
             self.audit.saved.clear()
 
     def learn(self, look: Look, *, is_final: bool) -> None:
-        """Take into account what a look has shown; final, if all of the forward has run."""
-        known = self.found
+        """Take into account what a look has shown; final, if all of the forward has run.
+
+        Of all situations, each as it was seen last, the highest counts: a step may have many, as
+        one has that accumulates gradients, and not each is looked into every time.
+        """
         if is_final:
-            before = known if self._has_gone_back else Around()  # of several backwards the highest
-            returned_nbytes = look.beside_nbytes - known.held_nbytes
-            self.found = Around(
-                known.held_nbytes,
-                max(0, before.returned_nbytes, returned_nbytes),
-                max(before.eager_nbytes, look.eager_nbytes, self._inference_nbytes),
-            )
-            self._has_gone_back = True
+            self._backwards[look.situation] = (look.beside_nbytes, look.eager_nbytes)
         else:
-            before_nbytes = known.held_nbytes if self._has_looked else 0
-            self.found = replace(known, held_nbytes=max(before_nbytes, look.beside_nbytes))
-        self._has_looked = True
+            self._forwards[look.situation] = look.beside_nbytes
+        self.found = self._highest()
+
+    def _highest(self) -> Around:
+        held_nbytes = max([0, *self._forwards.values()])
+        beside_nbytes = [beside - held_nbytes for beside, _ in self._backwards.values()]
+        eager_nbytes = [eager for _, eager in self._backwards.values()]
+        return Around(
+            held_nbytes,
+            max([0, *beside_nbytes]),
+            max([self._inference_nbytes, *eager_nbytes]),
+        )
 
     def note_inference(self, nbytes: int) -> None:
         """A call without gradients before the backward takes so much: as `Around.eager_nbytes`."""
@@ -73,6 +76,8 @@ class Surroundings:
     def settled(self) -> None:
         """The graphs were planned for what is known now: looks into steps begin anew."""
         self.planned, self._inference_nbytes = self.now, 0
+        self._forwards.clear()
+        self._backwards.clear()
         self.audit.forget()
 
     def note_resident(self, nbytes: int) -> None:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from autoremat import _torch
+from autoremat.memory.calls import CallsAround
 from autoremat.memory.meter import gradient_of, gradients_of, state_of, storage_sizes
 from autoremat.memory.optimizers import StepOptimizers, parameters_of
 from autoremat.memory.spread import Sharing, Spread
@@ -41,12 +42,14 @@ class Look(NamedTuple):
         eager_nbytes: as of `Around`; 0 where no backward has begun.
         is_told_only: whether no plan learns of it: graphs run at other sizes than were planned, or
             the backward goes through none.
+        situation: what tells it from others.
     """
 
     peak_nbytes: int
     beside_nbytes: int
     eager_nbytes: int = 0
     is_told_only: bool = False
+    situation: Hashable = None
 
 
 class Present:
@@ -91,12 +94,14 @@ class Arguments(Present):
     def __init__(self) -> None:
         """None yet."""
         self._given: dict[int, weakref.ref[torch.Tensor]] = {}
+        self.around = CallsAround()
         self._sharing = Sharing()
         self.optimizers = StepOptimizers(self.leaves, [])
 
     def note(self, args: Sequence[Any]) -> None:
         """Remember the parameters, buffers and batches among the arguments of a graph."""
         self._sharing.note_call()
+        self.around.note()
         for value in args:
             is_real = isinstance(value, torch.Tensor) and not isinstance(value, _torch.FakeTensor)
             if is_real and value.is_leaf:
@@ -126,8 +131,9 @@ class Arguments(Present):
 
     @property
     def units(self) -> list[_torch.ShardedUnit]:
-        """What FSDP2 has made of this model: it gathers the parameters that graphs are given."""
-        return _torch.units_that_gather(self._leaves)
+        """What FSDP has made of this model: it gathers the parameters that graphs are given."""
+        found = _torch.units_that_gather(self._leaves)
+        return found or _torch.sharded_units(self.around.outermost)
 
     @property
     def _leaves(self) -> list[torch.Tensor]:
@@ -201,7 +207,8 @@ class Audit:
             sizes: what its symbolic sizes stand for.
         """
         has_kept = any(nbytes for _, nbytes in returned_storages(device))
-        if self.is_known((name, has_kept, *names_of(runs)), (*sizes, *sizes_of_runs(runs))):
+        situation = (name, has_kept, *names_of(runs))
+        if self.is_known(situation, (*sizes, *sizes_of_runs(runs))):
             return None
         self.arguments.note(args)
         self.given.note_inputs(args)
@@ -215,8 +222,10 @@ class Audit:
         part = find_part()
         live_nbytes = part.between_nbytes + held.live_nbytes(runs)
         live_nbytes += held.saved_beyond(on_the_way.held(device))
-        more_nbytes = live_nbytes - part.resident_nbytes - found.held_nbytes
-        return Look(live_nbytes + part.own_peaks[0], more_nbytes, is_told_only=part.is_resized)
+        counted_nbytes = part.resident_nbytes + part.resident.forward_nbytes
+        more_nbytes = live_nbytes - counted_nbytes - found.held_nbytes
+        peak_nbytes = live_nbytes + part.own_peaks[0]
+        return Look(peak_nbytes, more_nbytes, 0, part.is_resized, situation)
 
     def at_end(self, runs: Sequence[Run], outputs: Sequence[Any], device: torch.device) -> None:
         """A call of the model has ended: what code in eager mode has saved in it stays."""
@@ -260,9 +269,9 @@ class Audit:
         )
         if foreseen.reached and all(run.owner.audit is not self for run in foreseen.reached):
             return None  # another model's backward, which tells
-        return _look(
-            parts, foreseen, held.base_nbytes, self.present.spread, keeps_graph=keeps_graph
-        )
+        spread = self.present.spread
+        look = _look(parts, foreseen, held.base_nbytes, spread, keeps_graph=keeps_graph)
+        return look._replace(situation=situation)
 
     def live_nbytes(self, runs: Sequence[Run], device: torch.device) -> int:
         """What is live while these runs wait for their backward, but for what eager code saved."""
@@ -284,7 +293,7 @@ class Audit:
         known |= {key: nbytes for key, nbytes in losses.items() if key not in counted}
         present: dict[int, int] = {}  # a buffer may be what a graph has returned: it counts in both
         for audit in dict.fromkeys([self, *(run.owner.audit for run in runs)]):
-            present |= audit.present.storages(device)
+            present |= audit.present.storages(device) | audit.arguments.around.storages(device)
             known |= audit.given.held(device) | present
             saved |= audit.saved.held(device)
             expected_nbytes += audit.present.expected_nbytes(device)
@@ -337,7 +346,7 @@ def _look(
     ]
     made_nbytes = foreseen.eager_peak_nbytes - foreseen.first_nbytes
     eager_nbytes = base_nbytes + foreseen.first_nbytes + int(EAGER_MARGIN * made_nbytes)
-    eager_nbytes += max(0, spread.window_nbytes - spread.now_nbytes)
+    eager_nbytes += max(0, spread.window_nbytes - _passing_nbytes(spread))
     beside_nbytes = max(more, default=0)
     return Look(
         max([eager_nbytes, *peaks]),
@@ -349,5 +358,11 @@ def _look(
 
 def _moved_nbytes(spread: Spread, part: Part, *, is_first: bool) -> int:
     """What processes that share the model will move while a graph goes backward, beyond now."""
-    window_nbytes = max(0, part.resident.window_nbytes - spread.now_nbytes)
+    known = part.resident
+    window_nbytes = max(0, known.window_nbytes - known.run_nbytes - _passing_nbytes(spread))
     return window_nbytes + (0 if is_first else spread.reduced_nbytes)
+
+
+def _passing_nbytes(spread: Spread) -> int:
+    """What is gathered or communicated now, but for what runs of graphs keep."""
+    return max(0, spread.now_nbytes - spread.kept_nbytes)

@@ -1205,6 +1205,28 @@ def test_as_boxed():
 # --- modules and operators ---------------------------------------------------------------------
 
 
+def test_module_calls():
+    """Of this thread, the outermost first, whoever calls in between."""
+    found: list[Any] = []
+
+    class Inner(nn.Linear):
+        def forward(self, x: Tensor, *, scale: float) -> Tensor:
+            found.extend(_torch.module_calls())
+            return super().forward(x * scale)
+
+    class Outer(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return inner(x + 1.0, scale=2.0)
+
+    inner, outer, x = Inner(2, 2), Outer(), torch.ones(1, 2)
+    outer(x)
+    assert [module for module, _ in found] == [outer, inner]
+    (args, _), (_, keywords) = (given for _, given in found)
+    assert args[0] is x
+    assert keywords == {"scale": 2.0}
+    assert _torch.module_calls() == []
+
+
 def test_own_and_compiled_calls():
     """What is set runs instead of a module's own call, which still runs its hooks."""
     layer, hooked = nn.Linear(2, 2), []
@@ -1447,3 +1469,44 @@ def test_is_collective_is_gather_and_is_wait():
 
 
 _KINDS = (_torch.is_collective, _torch.is_gather, _torch.is_wait)
+
+
+@pytest.mark.usefixtures("two_processes")
+@pytest.mark.filterwarnings("ignore:The `NO_SHARD` sharding strategy is deprecated:FutureWarning")
+@pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"])
+def test_flat_units(strategy: str):
+    """Of FSDP1: the root and one layer, whose parameters are views of what is gathered."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+    def shard(module: nn.Module) -> nn.Module:
+        return FullyShardedDataParallel(
+            module,
+            use_orig_params=True,
+            device_id=torch.device("cpu"),
+            sharding_strategy=ShardingStrategy[strategy],
+        )
+
+    inner = nn.Linear(4, 8, bias=False)
+    model = shard(nn.Sequential(nn.Linear(4, 4, bias=False), shard(inner)))
+    seen: list[Any] = []
+
+    def look(*_: Any) -> None:
+        seen.append((_torch.sharded_units(model), _torch.is_gathered_part(inner.weight)))
+
+    inner.register_forward_hook(look)
+    model(torch.ones(2, 4)).sum().backward()
+    (root, layer), is_gathered = seen[0]
+    assert is_gathered
+    assert not _torch.is_gathered_part(torch.ones(2)[:1])
+    assert (root.is_root, layer.is_root) == (True, False)
+    assert layer.runs_forward
+    is_shared, stays = strategy != "NO_SHARD", strategy == "SHARD_GRAD_OP"
+    assert (root.gathered_nbytes, layer.gathered_nbytes) == (64 * is_shared, 128 * is_shared)
+    assert (root.kept_nbytes, layer.kept_nbytes) == (64 * is_shared, 128 * stays)
+    assert layer.buffer_nbytes == layer.gathered_nbytes
+    assert layer.gradient_share == (0.5 if is_shared else 1.0)
+    assert len(layer.moving) == is_shared
+    after = _torch.sharded_units(model)[1]
+    assert sum(tensor.untyped_storage().nbytes() for tensor in after.moving) == 0
+    assert sum(tensor.nbytes for tensor in after.shards) == (64 if is_shared else 128)
+    assert any(tensor is inner.weight for tensor in after.gathered)

@@ -1,4 +1,4 @@
-"""FSDP2: the units that are gathered, the shards that stay, and one budget over all of it."""
+"""FSDP: the units that are gathered, the shards that stay, and one budget over all of it."""
 
 from __future__ import annotations
 
@@ -132,12 +132,19 @@ def test_shards_count_always_and_what_is_gathered_while_it_is():
 @pytest.mark.usefixtures("four_processes")
 @pytest.mark.parametrize(("reshards", "kept"), [(True, 0), (2, 0.5), (False, 1)])
 def test_the_window_is_what_a_backward_holds_of_units(reshards: bool | int, kept: float):
-    """The root, the block, the next one's buffer if it has to be gathered, and the others' rest."""
+    """The root, the block, and the next one's buffer if it has to be gathered.
+
+    What units keep until then, each run keeps.
+    """
     model = make_seeded(Blocks)
     block, root = nbytes_of(model.blocks[0]), nbytes_of(model.first)
     model = sharded(model, reshard_after_forward=reshards)
     spread = during_block(model, 1, lambda: spread_of(model))
-    assert spread.window_nbytes == root + 2 * block + int((LAYERS - 1) * kept * block)
+    gathers_again = kept < 1
+    assert spread.window_nbytes == root + block + gathers_again * block
+    assert spread.window_nbytes + spread.forward_nbytes == root + 2 * block
+    assert spread.run_nbytes == kept * block
+    assert spread.kept_nbytes == (LAYERS - 1) * kept * block
     assert spread.reduced_nbytes == block
     assert spread.gradient_share == pytest.approx(1 / 4)
 
@@ -187,6 +194,52 @@ def test_a_sharded_model_is_kept_within_its_budget(is_first: bool):
     predicted = autoremat.report(model).predicted_peak_nbytes
     assert measured <= predicted <= budget
     assert predicted <= measured + batch().nbytes
+
+
+def flat(model: nn.Module) -> nn.Module:
+    """Of FSDP1: each block by itself, then the rest."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    policy = ModuleWrapPolicy({Block})
+    return FullyShardedDataParallel(
+        model, auto_wrap_policy=policy, use_orig_params=True, device_id=CPU
+    )
+
+
+@pytest.mark.usefixtures("four_processes")
+@pytest.mark.parametrize("compiles_blocks", [False, True])
+def test_flat_parameters_are_read_as_units_are(compiles_blocks: bool):
+    """FSDP1 around an optimised model, and around blocks that a backend compiles."""
+    given = {"compiler": "eager", "verbose": False, "time_limit": 2.0}
+    budget = int(0.6 * step_peak_nbytes(trained(flat(make_seeded(Blocks)), 1)))
+    torch._dynamo.reset()
+    model = make_seeded(Blocks)
+    reported = model.blocks[0] if compiles_blocks else model
+    if compiles_blocks:
+        for block in model.blocks:
+            block.compile(backend="autoremat", options={"budget": budget, **given})
+    else:
+        autoremat.optimize(model, budget, **given)
+    measured = step_peak_nbytes(trained(flat(model)))
+    predicted = autoremat.report(reported).predicted_peak_nbytes
+    assert measured <= predicted <= budget
+    assert predicted <= 1.03 * measured
+
+
+@pytest.mark.usefixtures("four_processes")
+def test_units_that_stay_gathered_are_predicted():
+    """Each run keeps its own: it has no buffer in its backward, and goes after that."""
+    given = {"compiler": "eager", "verbose": False, "time_limit": 2.0}
+    plain = sharded(make_seeded(Blocks), reshard_after_forward=False)
+    budget = int(0.6 * step_peak_nbytes(trained(plain, 1)))
+    torch._dynamo.reset()
+    model = sharded(make_seeded(Blocks), reshard_after_forward=False)
+    for block in model.blocks:
+        block.compile(backend="autoremat", options={"budget": budget, **given})
+    measured = step_peak_nbytes(trained(model))
+    predicted = autoremat.report(model.blocks[0]).predicted_peak_nbytes
+    assert measured <= predicted <= min(budget, 1.03 * measured)
 
 
 @pytest.mark.usefixtures("four_processes")
