@@ -11,16 +11,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch._ops import OpOverload
+
+from autoremat._torch.compiling import is_primal
 
 __all__ = [
     "REGISTERS_REDUCTION",
     "ShardedUnit",
     "active_replica",
+    "gathered_inputs",
     "is_collective",
     "is_gather",
-    "is_gathered_part",
     "is_replica",
     "is_wait",
     "sharded_tensors",
@@ -90,11 +92,19 @@ def sharded_units(model: nn.Module) -> list[ShardedUnit]:
     return [*_units(list(dict.fromkeys(found))), *_flat_units(flat)]
 
 
-def is_gathered_part(tensor: torch.Tensor) -> bool:
-    """Whether it is a view of what FSDP1 gathers: a parameter, as a forward sees it."""
+def gathered_inputs(joint: fx.GraphModule, inputs: Sequence[object]) -> list[int]:
+    """Positions of the views of what FSDP1 gathers: AOTAutograd takes them for no parameters.
+
+    Args:
+        joint: a graph of forward and backward.
+        inputs: what its forward is given; where that is something else, nothing is found.
+    """
     flat = sys.modules.get("torch.distributed.fsdp._flat_param")
-    base = tensor._base
-    return flat is not None and base is not None and isinstance(base, flat.FlatParameter)
+    count = sum(map(is_primal, joint.graph.find_nodes(op="placeholder")))
+    if flat is None or count != len(inputs):
+        return []
+    bases = (v._base if isinstance(v, torch.Tensor) else None for v in inputs)
+    return [n for n, base in enumerate(bases) if isinstance(base, flat.FlatParameter)]
 
 
 def units_that_gather(tensors: Iterable[torch.Tensor]) -> list[ShardedUnit]:

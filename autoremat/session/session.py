@@ -374,7 +374,7 @@ class Session:
                 module,
                 device_of(module),
                 num_fwd_outputs=num_fwd_outputs,
-                static_indices=[*(static or ()), *self._gathered(module)],
+                static_indices=[*(static or ()), *_torch.gathered_inputs(module, self._inputs)],
             )
             self._note_draws(graph.joint)
             earlier = steps.graphs.earlier(name)
@@ -397,15 +397,6 @@ class Session:
             progress.stage("compile")
             progress.finish(one_line(step_report))
         return PlannedGraph(graph.joint, part.choice.forward, part.choice.backward)
-
-    def _gathered(self, module: fx.GraphModule) -> list[int]:
-        """Positions among the inputs of parameters that AOTAutograd does not take for such."""
-        if len(self._inputs) != sum(
-            map(_torch.is_primal, module.graph.find_nodes(op="placeholder"))
-        ):
-            return []
-        given = enumerate(self._inputs)
-        return [n for n, v in given if isinstance(v, torch.Tensor) and _torch.is_gathered_part(v)]
 
     def _stated(self, graph: Graph, between_nbytes: int, *, is_first: bool) -> Subject:
         resident = self.steps.resident

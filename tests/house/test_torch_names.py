@@ -1486,18 +1486,22 @@ def test_flat_units(strategy: str):
             sharding_strategy=ShardingStrategy[strategy],
         )
 
+    def gathered(inputs: list[Tensor]) -> list[int]:
+        return _torch.gathered_inputs(joint, inputs)
+
+    joint = fx.symbolic_trace(lambda primals_1, primals_2, tangents_1: primals_1)
     inner = nn.Linear(4, 8, bias=False)
     model = shard(nn.Sequential(nn.Linear(4, 4, bias=False), shard(inner)))
     seen: list[Any] = []
 
     def look(*_: Any) -> None:
-        seen.append((_torch.sharded_units(model), _torch.is_gathered_part(inner.weight)))
+        seen.append((_torch.sharded_units(model), gathered([torch.ones(2)[:1], inner.weight])))
 
     inner.register_forward_hook(look)
     model(torch.ones(2, 4)).sum().backward()
-    (root, layer), is_gathered = seen[0]
-    assert is_gathered
-    assert not _torch.is_gathered_part(torch.ones(2)[:1])
+    (root, layer), positions = seen[0]
+    assert positions == [1]
+    assert gathered([torch.ones(2)]) == []
     assert (root.is_root, layer.is_root) == (True, False)
     assert layer.runs_forward
     is_shared, stays = strategy != "NO_SHARD", strategy == "SHARD_GRAD_OP"
