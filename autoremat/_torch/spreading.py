@@ -14,8 +14,6 @@ import torch
 from torch import fx, nn
 from torch._ops import OpOverload
 
-from autoremat._torch.compiling import is_primal
-
 __all__ = [
     "REGISTERS_REDUCTION",
     "ShardedUnit",
@@ -99,6 +97,8 @@ def gathered_inputs(joint: fx.GraphModule, inputs: Sequence[object]) -> list[int
         joint: a graph of forward and backward.
         inputs: what its forward is given; where that is something else, nothing is found.
     """
+    from autoremat._torch.compiling import is_primal  # imports the compiler, as its caller has
+
     flat = sys.modules.get("torch.distributed.fsdp._flat_param")
     count = sum(map(is_primal, joint.graph.find_nodes(op="placeholder")))
     if flat is None or count != len(inputs):
