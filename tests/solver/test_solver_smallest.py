@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from autoremat_solver import Plan, Problem, Solver, check, simulate
+from autoremat_solver import Plan, Problem, Solver, Status, check, simulate
 from autoremat_solver.effort import Effort
 from autoremat_solver.model.indexed import index
 from autoremat_solver.search.rearrange import lowered
 
+from docs.layered_graphs import layered_graph
 from tests.solver.test_solver_networks import transformer, unet
 
 
@@ -40,3 +41,16 @@ def test_lowering_passes_valid_plans_of_ever_smaller_peaks() -> None:
         peaks.append(simulate(problem, plan).peak_nbytes)
     assert all(after < before for before, after in pairwise(peaks))
     assert peaks[-1] < highest
+
+
+def test_a_refusal_of_free_orders_names_what_annealing_comes_to() -> None:
+    """It is lower than what the given order is lowered to, and a new solver meets it."""
+    problem, effort = layered_graph(100, 0), 0.3
+    refused = Solver(problem).solve(10_000, effort=effort)
+    lowered_only = Solver(problem, without=["anneal smallest"]).solve(10_000, effort=effort)
+    named = refused.timeline.peak_nbytes
+    assert refused.status is Status.INFEASIBLE
+    assert "anneal smallest" in refused.tried
+    assert named < lowered_only.timeline.peak_nbytes
+    assert Solver(problem).solve(named, effort=effort).timeline.peak_nbytes <= named
+    assert Solver(problem).smallest_peak(effort=effort).timeline.peak_nbytes == named

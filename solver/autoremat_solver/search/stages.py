@@ -34,6 +34,7 @@ SMALL = 600  # operations of a problem that gets a stage's effort; others get it
 LEAST, MOST = 0.03, 3.0  # times a stage's effort, that any problem gets
 BASINS = 3  # starts that are rearranged, next to the budget
 STEPS_OF_REPAIR = 250  # times the operations that may be simulated for one of them, at least
+GOALS, GOAL = 3, 0.8  # that free orders are annealed for, each so much of the smallest peak so far
 SPREAD = 8  # starts that are rearranged, from all over what is above it
 
 
@@ -131,6 +132,18 @@ def _find_smallest(search: Search, budget_nbytes: int, effort: Effort) -> None:
         search.front.add(member)
 
 
+def _anneal_smallest(search: Search, budget_nbytes: int, effort: Effort) -> None:
+    """What annealing comes to at a goal out of reach is lower, too; the budget has no say in it."""
+    if search.lean is None or search.smallest is None:
+        return
+    for left in range(GOALS, 0, -1):
+        goal_nbytes = int(GOAL * search.smallest.peak_nbytes)
+        _anneal(search.lean, goal_nbytes, effort.part(1 / left))
+        search.smallest = search.lean.front.smallest
+    for member in search.lean.front.members:
+        search.front.add(member)
+
+
 def _quicken_smallest(search: Search, budget_nbytes: int, effort: Effort) -> None:
     """Apart from other budgets too: the plan may be lower, and its peak is one to ask for."""
     if search.lean is None or search.smallest is None:
@@ -218,15 +231,22 @@ def _is_refused(search: Search, budget_nbytes: int) -> bool:
     return search.front.fastest_within(budget_nbytes) is None
 
 
+def _is_refused_and_free(search: Search, budget_nbytes: int) -> bool:
+    return Phase.ANY in search.indexed.phase and _is_refused(search, budget_nbytes)
+
+
 FASTEST = (Stage("prices", "min-cuts at seven prices of memory", _price, 0, _is_unpriced),)
 CHAINS = Stage("chains", "dynamic programs over chains of blocks", _cut_into_chains, 0, _is_uncut)
 SMALLEST = Stage(
     "smallest", "the smallest peak, step by step", _find_smallest, 3_000_000, _needs_smallest
 )
+LOWER = Stage(
+    "anneal smallest", "free orders, lower", _anneal_smallest, 30_000_000, _is_refused_and_free
+)
 QUICKEN = Stage(
     "quicken smallest", "ruin and repair at that peak", _quicken_smallest, 6_000_000, _is_refused
 )
-LEANEST = (CHAINS, SMALLEST, QUICKEN)
+LEANEST = (CHAINS, SMALLEST, LOWER, QUICKEN)
 AT_BUDGET = (
     Stage("plain chain", "binomial checkpointing, if the step is a chain", _look_up, 0, _is_plain),
     Stage("relaxations", "the program with peak rows, rounded", _relax, 0, _may_gain),
@@ -235,6 +255,7 @@ AT_BUDGET = (
     Stage("anneal", "free orders, move by move", _anneal, 30_000_000, _is_free),
     Stage("anneal more", "the same, from the best so far", _anneal, 100_000_000, _is_free),
     SMALLEST,
+    LOWER,
     QUICKEN,
     Stage("rearrange", "ruin and repair", _rearrange, 6_000_000, _is_open),
 )
