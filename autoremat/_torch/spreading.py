@@ -86,8 +86,13 @@ def sharded_units(model: nn.Module) -> list[ShardedUnit]:
         return []
     modules = list(model.modules())
     found = (m._get_fsdp_state() for m in modules if isinstance(m, fsdp.FSDPModule))
-    flat = [m for m in modules if isinstance(m, fsdp.FullyShardedDataParallel)]
-    return [*_units(list(dict.fromkeys(found))), *_flat_units(flat)]
+    flat: dict[int, list[Any]] = {}
+    for m in modules:
+        if isinstance(m, fsdp.FullyShardedDataParallel):
+            order = m._exec_order_data  # all share their root's, once that has run
+            flat.setdefault(id(order) if order.all_handles else 0, []).append(m)
+    flat_units = (unit for states in flat.values() for unit in _flat_units(states))
+    return [*_units(list(dict.fromkeys(found))), *flat_units]
 
 
 def gathered_inputs(joint: fx.GraphModule, inputs: Sequence[object]) -> list[int]:
@@ -139,9 +144,7 @@ def _units(states: list[Any]) -> list[ShardedUnit]:
 
 
 def _flat_units(states: Sequence[Any]) -> list[ShardedUnit]:
-    """Of FSDP1: all that share a root with the first; before its first forward, these alone."""
-    if not states:
-        return []
+    """Of FSDP1: all that share their root; before its first forward, these alone."""
     known = states[0]._exec_order_data.all_handles or [s._handle for s in states]
     handles = [handle for handle in known if handle is not None]
     return [_flat_unit(handle, states[0], handles) for handle in handles]

@@ -282,14 +282,20 @@ def rounded_nbytes(nbytes: int, device: torch.device) -> int:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """All tensors in a nest of containers and dataclasses."""
+    """All tensors in a nest of containers and dataclasses, which may refer to each other."""
     found: list[torch.Tensor] = []
-    for leaf in tree_leaves(value):
-        if isinstance(leaf, torch.Tensor):
-            found.append(leaf)
-        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            fields = [getattr(leaf, field.name, None) for field in dataclasses.fields(leaf)]
-            found += tensors_in(fields)
+    seen: set[int] = set()
+    values = [value]
+    while values:
+        for leaf in tree_leaves(values.pop()):
+            if isinstance(leaf, torch.Tensor):
+                found.append(leaf)
+                continue
+            is_new = dataclasses.is_dataclass(leaf) and id(leaf) not in seen
+            if is_new and not isinstance(leaf, type):
+                seen.add(id(leaf))
+                names = (field.name for field in dataclasses.fields(leaf))
+                values.append([getattr(leaf, name, None) for name in names])
     return found
 
 

@@ -128,9 +128,8 @@ def spread_out(resident: Resident, spread: Spread) -> Resident:
     """The same where processes share the model: at the moment at which they hold the most."""
     more_nbytes = spread.unseen_nbytes + spread.window_nbytes - spread.now_nbytes
     passing_nbytes = max(0, -more_nbytes)  # what is there now counts as of the parameters
-    parts = replace(
-        resident.parts, parameters_nbytes=resident.parts.parameters_nbytes - passing_nbytes
-    )
+    parameters_nbytes = max(0, resident.parts.parameters_nbytes - passing_nbytes)
+    parts = replace(resident.parts, parameters_nbytes=parameters_nbytes)
     return replace(
         resident,
         parts=with_others(parts, max(0, more_nbytes)),

@@ -42,6 +42,7 @@ class Members(Present):
         self._given: list[weakref.ref[torch.Tensor]] = []  # to calls, and by those without a plan
         self._batches: dict[Hashable, dict[int, int]] = {}  # of each module, what came last
         self._called: set[Hashable] = set()  # in this step
+        self._has_begun = False  # this step's first call
         self._sharing = Sharing()
 
     def add(self, modules: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
@@ -90,13 +91,17 @@ class Members(Present):
         """Calls of another step begin: what was given before may live on."""
         self._given = [reference for reference in self._given if reference() is not None]
         self._called.clear()
+        self._has_begun = False
         self._sharing.note_call(self.whole.modules())
 
     def note_given(self, inputs: object, caller: Hashable) -> None:
         """A call of a module is given these."""
         given = tensors_in(inputs)
         self._sharing.note_call()
-        self.note_held([*given, *brought(_torch.module_calls())])
+        self.note_held(given)
+        if not self._has_begun:
+            self._has_begun = True
+            self.note_held(brought(_torch.module_calls()))
         if len(self._modules) > 1:
             before = self._batches.get(caller, {}) if caller in self._called else {}
             batch = [tensor for tensor in _brought(given, self._device) if tensor.grad_fn is None]

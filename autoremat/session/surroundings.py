@@ -58,14 +58,13 @@ class Surroundings:
         self.found = self._highest()
 
     def _highest(self) -> Around:
-        held_nbytes = max([0, *self._forwards.values()])
-        beside_nbytes = [beside - held_nbytes for beside, _ in self._backwards.values()]
-        eager_nbytes = [eager for _, eager in self._backwards.values()]
-        return Around(
-            held_nbytes,
-            max([0, *beside_nbytes]),
-            max([self._inference_nbytes, *eager_nbytes]),
-        )
+        known = self.found  # stays where graphs were planned anew and nothing was seen since
+        held_nbytes = max([0, *self._forwards.values()]) if self._forwards else known.held_nbytes
+        if not self._backwards:
+            return replace(known, held_nbytes=held_nbytes)
+        beside_nbytes, eager_nbytes = zip(*self._backwards.values(), strict=True)
+        returned_nbytes = max(0, max(beside_nbytes) - held_nbytes)
+        return Around(held_nbytes, returned_nbytes, max(self._inference_nbytes, *eager_nbytes))
 
     def note_inference(self, nbytes: int) -> None:
         """A call without gradients before the backward takes so much: as `Around.eager_nbytes`."""

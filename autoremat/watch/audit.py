@@ -133,7 +133,7 @@ class Arguments(Present):
     def units(self) -> list[_torch.ShardedUnit]:
         """What FSDP has made of this model: it gathers the parameters that graphs are given."""
         found = _torch.units_that_gather(self._leaves)
-        return found or _torch.sharded_units(self.around.outermost)
+        return found or [u for root in self.around.roots for u in _torch.sharded_units(root)]
 
     @property
     def _leaves(self) -> list[torch.Tensor]:

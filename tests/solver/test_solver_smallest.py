@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -43,9 +44,11 @@ def test_lowering_passes_valid_plans_of_ever_smaller_peaks() -> None:
     assert peaks[-1] < highest
 
 
-def test_a_refusal_of_free_orders_names_what_annealing_comes_to() -> None:
+@pytest.mark.parametrize("resident_nbytes", [0, 200_000])
+def test_a_refusal_of_free_orders_names_what_annealing_comes_to(resident_nbytes: int) -> None:
     """It is lower than what the given order is lowered to, and a new solver meets it."""
-    problem, effort = layered_graph(100, 0), 0.3
+    problem = replace(layered_graph(100, 0), resident_nbytes=resident_nbytes)
+    effort = 0.3
     refused = Solver(problem).solve(10_000, effort=effort)
     lowered_only = Solver(problem, without=["anneal smallest"]).solve(10_000, effort=effort)
     named = refused.timeline.peak_nbytes

@@ -136,8 +136,9 @@ def _anneal_smallest(search: Search, budget_nbytes: int, effort: Effort) -> None
     """What annealing comes to at a goal out of reach is lower, too; the budget has no say in it."""
     if search.lean is None or search.smallest is None:
         return
+    resident_nbytes = search.indexed.problem.resident_nbytes
     for left in range(GOALS, 0, -1):
-        goal_nbytes = int(GOAL * search.smallest.peak_nbytes)
+        goal_nbytes = resident_nbytes + int(GOAL * (search.smallest.peak_nbytes - resident_nbytes))
         _anneal(search.lean, goal_nbytes, effort.part(1 / left))
         search.smallest = search.lean.front.smallest
     for member in search.lean.front.members:

@@ -1,0 +1,36 @@
+"""What looks into a step have shown, of all its situations."""
+
+from __future__ import annotations
+
+from autoremat.planning.nesting import Around
+from autoremat.session.surroundings import Surroundings
+from autoremat.watch.audit import Look, Present
+
+
+def surroundings() -> Surroundings:
+    """Of a step with two backwards, the second with gradients beside it."""
+    found = Surroundings(Present)
+    found.learn(Look(0, 100, situation="forward"), is_final=False)
+    found.learn(Look(0, 300, 40, situation="backward"), is_final=True)
+    found.learn(Look(0, 500, 20, situation="backward, gradients"), is_final=True)
+    return found
+
+
+def test_of_several_backwards_the_highest_counts():
+    """Whichever was looked into last."""
+    found = surroundings()
+    assert found.found == Around(100, 400, 40)
+    found.learn(Look(0, 300, 40, situation="backward"), is_final=True)
+    assert found.found == Around(100, 400, 40)
+    found.learn(Look(0, 350, 20, situation="backward, gradients"), is_final=True)
+    assert found.found == Around(100, 250, 40)
+
+
+def test_what_was_planned_for_stays_known_until_a_backward_shows_otherwise():
+    """A forward says nothing of it."""
+    found = surroundings()
+    found.settled()
+    found.learn(Look(0, 120, situation="forward"), is_final=False)
+    assert found.found == Around(120, 400, 40)
+    found.learn(Look(0, 130, 0, situation="backward"), is_final=True)
+    assert found.found == Around(120, 10, 0)
