@@ -156,8 +156,8 @@ number of nodes: the mean of their extra times and the largest, beside what the 
 a graph of that size, of the same family but another one, on other machines.
 
 A move that makes a value again looks at ever longer chains of reruns, and takes the best. Before,
-the length was drawn at random: 2,000 nodes at 80 % and one graph of 500 at 70 % had no plan. The row
-of 2,000 nodes at 70 % is from before a refusal anneals for the smallest peak.
+the length was drawn at random: 2,000 nodes at 80 % and one graph of 500 at 70 % had no plan. The
+row of 2,000 nodes at 70 % is from before a refusal anneals for the smallest peak.
 
 Seen once each, in trials that no command repeats: chains up to 48 from the start found a plan for
 that graph of 500 sooner, but led to 7.4 in place of 4.3 % for 1,000 nodes at 80 %; and the first
