@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from operator import getitem
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +21,7 @@ import sympy
 import torch
 from torch import fx, nn
 from torch._C import _autograd
-from torch._C._autograd import DeviceType
+from torch._C._profiler import _ExtraFields_Allocation
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import StrictMinMaxConstraint
@@ -30,10 +31,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import arg_tree_leaves, tree_leaves, tree_map
 
 __all__ = [
-    "DeviceType",
     "FakeTensor",
     "FakeTensorMode",
     "HigherOrderOperator",
+    "MemoryEvent",
     "OpOverload",
     "OpOverloadPacket",
     "TorchDispatchMode",
@@ -130,12 +131,62 @@ def recording_memory() -> Iterator[torch.profiler.profile]:
             os.environ.pop("KINETO_LOG_LEVEL", None)
 
 
-def memory_events(session: torch.profiler.profile) -> list[Any]:
-    """Raw events of a finished session, in order of time (`name()`, `start_ns()`, `nbytes()`)."""
+@dataclass(frozen=True)
+class MemoryEvent:
+    """What a session of the profiler has recorded: memory on the CPU, or the span of a function.
+
+    Attributes:
+        name: of the function; "" of memory.
+        start_ns: when it happened or began.
+        end_ns: when it ended.
+        nbytes: allocated, or less than 0 where freed. Of older memory it may be another's: that of
+            the block which an earlier session saw at its address.
+        address: of the memory.
+        is_older: whether memory is freed that this session has not seen allocated.
+    """
+
+    name: str
+    start_ns: int
+    end_ns: int
+    nbytes: int = 0
+    address: int = 0
+    is_older: bool = False
+
+
+def memory_events(session: torch.profiler.profile, prefix: str) -> list[MemoryEvent]:
+    """What a finished session has recorded, in order of time.
+
+    Args:
+        session: it recorded memory.
+        prefix: of the names of the functions that are asked for.
+    """
     inner = session.profiler
     if inner is None or inner.kineto_results is None:
         return []
-    return sorted(inner.kineto_results.events(), key=lambda event: event.start_ns())
+    found, rest = [], list(inner.kineto_results.experimental_event_tree())
+    while rest:
+        node = rest.pop()
+        rest.extend(node.children)
+        what = node.extra_fields
+        if not isinstance(what, _ExtraFields_Allocation):
+            if node.name.startswith(prefix):
+                found.append(MemoryEvent(node.name, node.start_time_ns, node.end_time_ns))
+        elif what.device.type == "cpu":
+            when = node.start_time_ns
+            found.append(MemoryEvent("", when, when, what.alloc_size, what.ptr))
+    found.sort(key=lambda event: event.start_ns)
+    return list(_told_apart(found))
+
+
+def _told_apart(events: Iterable[MemoryEvent]) -> Iterator[MemoryEvent]:
+    """The events; those that free what no event before has allocated say so."""
+    live: set[int] = set()
+    for event in events:
+        if event.nbytes > 0:
+            live.add(event.address)
+        is_older = event.nbytes < 0 and event.address not in live
+        live.discard(event.address if event.nbytes < 0 else 0)
+        yield replace(event, is_older=True) if is_older else event
 
 
 def storage_identity(storage: torch.UntypedStorage) -> int:

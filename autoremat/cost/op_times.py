@@ -33,6 +33,7 @@ from torch import fx
 from torch.profiler import record_function
 
 from autoremat._torch import (
+    MemoryEvent,
     fake_value,
     memory_events,
     profiler_is_active,
@@ -374,21 +375,20 @@ def _cpu_peaks(draws: Mapping[str, Draw]) -> dict[str, tuple[int, int]]:
 
     with recording_memory() as session:
         ran = [_attempt(draw, marked(f"{_MARK}{i}")) for i, draw in enumerate(draws.values())]
-    peaks = _split_at_marks(memory_events(session))
+    peaks = _split_at_marks(memory_events(session, _MARK))
     return {key: peaks.get(i, (0, 0)) for i, key in enumerate(draws) if ran[i]}
 
 
-def _split_at_marks(events: list[Any]) -> dict[int, tuple[int, int]]:
+def _split_at_marks(events: list[MemoryEvent]) -> dict[int, tuple[int, int]]:
     """Highest and last running sum of allocations in each marker's span, by its number."""
     peaks: dict[int, tuple[int, int]] = {}
     current, end, live = -1, -1, 0
     for event in events:
-        name = event.name()
-        if name.startswith(_MARK):
-            current, end, live = int(name.removeprefix(_MARK)), event.end_ns(), 0
+        if event.name:
+            current, end, live = int(event.name.removeprefix(_MARK)), event.end_ns, 0
             peaks[current] = (0, 0)
-        elif name == "[memory]" and event.start_ns() <= end:
-            live += event.nbytes()
+        elif event.start_ns <= end and not event.is_older:
+            live += event.nbytes
             peaks[current] = (max(peaks[current][0], live), live)
     return peaks
 

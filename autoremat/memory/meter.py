@@ -8,8 +8,9 @@ optimizer allocates no memory of the model's size.
 On CPU the allocator's events are read from a torch profiler session. They miss what threads
 started by the user allocate, memory that a library takes from elsewhere than torch's allocator,
 and the free of older memory that Python cannot see (activations of a forward that ran before the
-step); the last makes the figure too high, never too low. On CUDA the allocator's statistics are
-read, and its peak statistics reset.
+step); the last makes the figure too high, never too low: what the allocator tells of it is left
+out, as it may be the size of a block that an earlier session saw at the same address. On CUDA the
+allocator's statistics are read, and its peak statistics reset.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import torch
 from torch.profiler import record_function
 
 from autoremat._torch import (
-    DeviceType,
+    MemoryEvent,
     memory_events,
     profiler_is_active,
     recording_memory,
@@ -39,8 +40,9 @@ from autoremat.reporting.resident import ResidentParts
 
 Device = torch.device | str | None
 
-_MARK = "autoremat::measured_step"
-_FREED = "autoremat::freed::"
+_PREFIX = "autoremat::"
+_MARK = f"{_PREFIX}measured_step"
+_FREED = f"{_PREFIX}freed::"
 _CUDA_ROUNDING = 512
 _ROUNDS = 4  # of garbage that holds garbage; what makes some anew without end is left
 
@@ -93,7 +95,10 @@ def memory_timeline(step: Callable[[], object], *, device: Device = "cpu") -> tu
             "sessions do not nest. Measure outside the profiled region."
         )
     _collect_garbage()  # else it would be freed at some moment of the step and lower the curve
-    watched = _watch_frees(_cpu_storages())
+    older = {storage.data_ptr(): storage for storage in _cpu_storages()}
+    sizes = {address: storage.nbytes() for address, storage in older.items()}
+    watched = [_watch_free(address, storage) for address, storage in older.items()]
+    older.clear()
     try:
         with recording_memory() as session:
             with record_function(_MARK):
@@ -102,7 +107,7 @@ def memory_timeline(step: Callable[[], object], *, device: Device = "cpu") -> tu
     finally:
         for finalizer in watched:
             finalizer.detach()
-    return tuple(accumulate(_cpu_deltas(memory_events(session)), initial=0))
+    return tuple(accumulate(_cpu_deltas(memory_events(session, _PREFIX), sizes), initial=0))
 
 
 def _collect_garbage() -> None:
@@ -127,42 +132,43 @@ def _cpu_storages() -> Iterator[torch.UntypedStorage]:
         yield from (s for s in storages if s.device.type == "cpu" and s.nbytes() > 0)
 
 
-def _watch_frees(storages: Iterable[torch.UntypedStorage]) -> list[weakref.finalize]:
-    """Mark the end of each storage in the profiler's own record.
+def _watch_free(address: int, storage: torch.UntypedStorage) -> weakref.finalize:
+    """Mark the end of a storage in the profiler's own record.
 
     The CPU allocator reports a free only for memory that it saw allocated while a profiler was
     recording; without the marks, gradients that `zero_grad` drops would still seem live.
     """
-    distinct = {storage_identity(storage): storage for storage in storages}
-    watched = [weakref.finalize(s, _mark_free, s.nbytes()) for s in distinct.values()]
-    for finalizer in watched:
-        finalizer.atexit = False
+    watched = weakref.finalize(storage, _mark_free, address)
+    watched.atexit = False
     return watched
 
 
-def _mark_free(nbytes: int) -> None:
-    with record_function(f"{_FREED}{nbytes}"):
+def _mark_free(address: int) -> None:
+    with record_function(f"{_FREED}{address}"):
         pass
 
 
-def _cpu_deltas(events: Sequence[Any]) -> Iterator[int]:
-    """Bytes allocated (positive) and freed (negative) within the marked span, in time order."""
-    span = next(event for event in events if event.name() == _MARK)
-    marked: dict[int, int] = {}
+def _cpu_deltas(events: Sequence[MemoryEvent], older: dict[int, int]) -> Iterator[int]:
+    """Bytes allocated (positive) and freed (negative) within the marked span, in time order.
+
+    Args:
+        events: of the session.
+        older: bytes of what was there before, by address. Their end is told by a mark, by the
+            allocator, or by both, in any order; of what was resized by the allocator alone.
+    """
+    span = next(event for event in events if event.name == _MARK)
+    left = dict(older)
     for event in events:
-        if not span.start_ns() <= event.start_ns() <= span.end_ns():
+        if not span.start_ns <= event.start_ns <= span.end_ns:
             continue
-        thread, name = event.start_thread_id(), event.name()
-        if name.startswith(_FREED):
-            marked[thread] = -int(name.removeprefix(_FREED))
-            yield marked[thread]
-            continue
-        if name != "[memory]" or event.device_type() != DeviceType.CPU:
-            continue
-        # Memory first seen by an earlier session is reported freed by the allocator as well,
-        # directly after the mark.
-        if marked.pop(thread, None) != event.nbytes():
-            yield event.nbytes()
+        if event.name.startswith(_FREED):
+            freed_nbytes = left.pop(int(event.name.removeprefix(_FREED)), 0)
+        elif event.is_older:
+            freed_nbytes = left.pop(event.address, 0)
+        else:
+            freed_nbytes = -event.nbytes
+        if freed_nbytes:
+            yield -freed_nbytes
 
 
 def _device(device: Device) -> torch.device:

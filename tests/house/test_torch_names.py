@@ -744,14 +744,33 @@ def test_profiler_is_active():
 
 
 def test_memory_events():
-    """Allocations on the CPU are events with bytes and a device, in order of time."""
+    """Allocations on the CPU have bytes and an address, functions a name, in order of time."""
     with _torch.recording_memory() as session:
-        torch.zeros(1024)
-    events = _torch.memory_events(session)
-    assert [e.start_ns() for e in events] == sorted(e.start_ns() for e in events)
-    found = [e for e in events if e.name() == "[memory]"]
-    assert {e.nbytes() for e in found} == {4096, -4096}
-    assert all(e.device_type() == _torch.DeviceType.CPU for e in found)
+        held = torch.zeros(1024)
+        with torch.profiler.record_function("mine::span"):
+            address = held.data_ptr()
+        del held
+    events = _torch.memory_events(session, "mine::")
+    found = [(e.name, e.nbytes, e.address, e.is_older) for e in events]
+    assert found == [
+        ("", 4096, address, False),
+        ("mine::span", 0, 0, False),
+        ("", -4096, address, False),
+    ]
+    assert [e.start_ns for e in events] == sorted(e.start_ns for e in events)
+    assert all(e.start_ns <= e.end_ns for e in events)
+
+
+def test_memory_of_an_earlier_session_is_older():
+    """Its size may be that of another block, which had the same address then."""
+    held = []
+    with _torch.recording_memory():
+        held.append(torch.zeros(1024))
+    with _torch.recording_memory() as session:
+        held.clear()
+    (event,) = _torch.memory_events(session, "mine::")
+    assert event.is_older
+    assert event.nbytes < 0
 
 
 def test_recording_is_silent_unless_the_user_says_otherwise():
