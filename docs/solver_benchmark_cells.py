@@ -6,6 +6,8 @@ baseline's; bytes leave out what is resident.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from page_tables import Row, above_resident, percent
 
 
@@ -81,3 +83,8 @@ def share_text(share: float | None) -> str:
 def count(value: int | None) -> str:
     """A number with its thousands apart."""
     return "" if value is None else f"{value:,}"
+
+
+def seconds_range(seconds: Sequence[float]) -> str:
+    """The least and the most seconds."""
+    return f"{min(seconds):.1f} to {max(seconds):.1f}" if seconds else ""

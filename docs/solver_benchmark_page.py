@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import solver_experiments_page as experiments
+import solver_layered_page as layered_graphs
 from page_tables import Row, above_resident, mib, number, percent, table, verdicts, versions
 from solver_benchmark_cells import (
     count,
@@ -130,7 +131,7 @@ def page(runs: Sequence[Row], rows: Iterable[Row], graphs: Sequence[str] = GRAPH
         _graphs([row for row in rows if row["section"] == "size"], graphs),
         *(_graph(graph, [row for row in solves if row["graph"] == graph]) for graph in graphs),
         _published([row for row in rows if row["section"] == "published"]),
-        experiments.layered(rows),
+        layered_graphs.layered(rows),
         experiments.floor(),
         experiments.before(rows, TEN),
         experiments.left_out(rows, TEN),

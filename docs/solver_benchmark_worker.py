@@ -22,14 +22,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent.parent / "solver"))
 
 from autoremat_solver import Plan, Problem, Solution, Solver, check, simulate
+from autoremat_solver.effort import Effort
 from autoremat_solver.model.indexed import index
 from autoremat_solver.model.reduce import reduce
 from autoremat_solver.node_link import read_problem
 from autoremat_solver.program.formulation import Formulation
+from autoremat_solver.search.anneal import annealed
+from autoremat_solver.simulate import measure
 from solver_benchmark_cells import share_name
 
 Row = dict[str, Any]
 T = TypeVar("T")
+
+GROWTH = 40_000  # operations that are counted per operation of a graph whose annealing is looked at
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,8 @@ class Job:
 
     Attributes:
         section: "size" of a captured graph, "published" for an instance whose file states its
-            baseline, or any other section of the page: a solve.
+            baseline, "growth" for how its annealing improves, or any other section of the page: a
+            solve.
         graph: its name.
         path: its file.
         share: the budget as percent of the baseline's peak above what is resident; None for the
@@ -103,6 +109,8 @@ def row_of(job: Job) -> Row:
     row |= {"time_limit": job.time_limit, "effort": job.effort, "without": job.without}
     if job.share is not None:
         row["budget_nbytes"] = budget_nbytes
+    if job.section == "growth":
+        return {**row, **_improvements(problem, budget_nbytes, job.effort)}
     return {**row, **_solved(problem, None if job.share is None else budget_nbytes, job)}
 
 
@@ -157,6 +165,18 @@ def _solved(problem: Problem, budget_nbytes: int | None, job: Job) -> Row:
         "plan": plan_digest(solution.plan),
         "status": "ok",
     }
+
+
+def _improvements(problem: Problem, budget_nbytes: int, effort: float) -> Row:
+    """What annealing counts up to its first plan within the budget, and for each better one."""
+    indexed = index(problem)
+    left = Effort(int(effort * GROWTH * len(problem.ops)))
+    whole, first, found = left.operations, None, 0
+    for steps in annealed(indexed, [], budget_nbytes, left):
+        if measure(indexed, steps).peak_nbytes <= budget_nbytes:
+            first = whole - left.operations if first is None else first
+            found += 1
+    return {"status": "ok", "operations": whole, "first": first, "improvements": found}
 
 
 def plan_digest(plan: Plan) -> str:

@@ -1,8 +1,9 @@
 """Regenerate `solver_benchmarks.md` and the rows beside it, `solver_benchmarks.json`.
 
     python docs/solver_benchmarks.py [--graphs gpt2_12,unet] [--budgets 75,50,35,25,floor]
-                                     [--instances DIR] [--layered] [--leave-one-out] [--efforts]
-                                     [--repeats 20] [--all] [--before CHECKOUT] [--resume]
+                                     [--instances DIR] [--layered] [--growth] [--leave-one-out]
+                                     [--efforts] [--repeats 20] [--all] [--before CHECKOUT]
+                                     [--resume]
 
 Captures the joint graphs that the cache folder `.solver_problems/` lacks (`solver_graphs.py`, which
 runs torch), then runs the solver on each, without torch: every solve in a process of its own
@@ -28,6 +29,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import solver_layered_page as layered
 from row_store import Row, Store, describe
 from solver_benchmark_page import GRAPHS, INSTANCES, PUBLISHED_SHARES, TEN, page
 from solver_benchmark_worker import Job, digest
@@ -37,9 +39,6 @@ from solver_experiments_page import (
     EFFORT_GRAPHS,
     EFFORT_SHARES,
     EFFORTS,
-    LAYERED_NODES,
-    LAYERED_SEEDS,
-    LAYERED_SHARES,
     LEFT_OUT_SHARES,
     REPEATED,
     STAGES,
@@ -118,16 +117,21 @@ def published_jobs(args: argparse.Namespace) -> Iterator[Job]:
 
 def layered_jobs(args: argparse.Namespace) -> Iterator[Job]:
     """Random layered graphs, generated anew."""
+    if not args.layered and not args.growth:
+        return
     from layered_graphs import layered_graph
 
-    for nodes in LAYERED_NODES:
-        for seed in range(LAYERED_SEEDS):
+    for nodes in layered.NODES:
+        for seed in range(layered.SEEDS):
             graph = f"layered_{nodes}_{seed}"
             path = PROBLEMS / f"{graph}.json"
             path.parent.mkdir(exist_ok=True)
             path.write_text(layered_graph(nodes, seed).to_json())
-            for share in LAYERED_SHARES:
-                yield Job("layered", graph, str(path), share, time_limit=args.time_limit)
+            job = Job("layered", graph, str(path), time_limit=args.time_limit)
+            for share in layered.SHARES if args.layered else ():
+                yield replace(job, share=share)
+            for share in layered.GROWTH_SHARES if args.growth else ():
+                yield replace(job, section="growth", share=share)
 
 
 def repeat(graph: str, share: float | None, store: Store, args: argparse.Namespace) -> None:
@@ -233,6 +237,8 @@ def summary(row: Row) -> str:
     """One line for the terminal."""
     if row["status"] != "ok":
         return f"{row['status']}: {row.get('message', 'no plan fits')}"
+    if "improvements" in row:
+        return f"{row['improvements']} improvements, the first after {row['first']} operations"
     extra = 100 * (row["time_us"] / row["baseline_us"] - 1)
     gap = f", gap {100 * row['gap']:.2f} %" if "gap" in row else ""
     return f"extra {extra:.2f} %{gap}, {row['cpu_seconds']:.1f} s {row.get('outcome', '')}"
@@ -273,6 +279,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--timeout", type=float, default=1000.0, help="of a process, in seconds")
     parser.add_argument("--layered", action="store_true", help="run random layered graphs")
+    parser.add_argument("--growth", action="store_true", help="count how annealing improves them")
     parser.add_argument("--leave-one-out", action="store_true", help="run without each stage")
     parser.add_argument("--efforts", action="store_true", help="run with less and more effort")
     parser.add_argument("--repeats", type=int, default=0, help="solve five problems so many times")
@@ -287,7 +294,7 @@ def arguments() -> argparse.Namespace:
     if unknown:
         parser.error(f"Unknown graph {unknown[0]!r}. There are: {', '.join(GRAPHS)}.")
     if args.all:
-        args.layered = args.leave_one_out = args.efforts = True
+        args.layered = args.growth = args.leave_one_out = args.efforts = True
         args.repeats = args.repeats or 20
     return args
 
@@ -303,7 +310,7 @@ def main() -> None:
                 do(job, store, args)
             if args.before and path is not None and graph in TEN:
                 solve_before(graph, path, store, args)
-        for job in (*published_jobs(args), *(layered_jobs(args) if args.layered else ())):
+        for job in (*published_jobs(args), *layered_jobs(args)):
             do(job, store, args)
         for graph, share in REPEATED if args.repeats else ():
             if graph in args.graphs:

@@ -23,6 +23,7 @@ from solver_benchmark_cells import (
     extra_points,
     impossible,
     peak_points,
+    seconds_range,
     share_name,
     share_text,
     unsolved,
@@ -53,13 +54,6 @@ CONDITIONS = {
     "one processor": "bound to one processor",
     "four threads": "four threads for numerical libraries",
     "two at once": "two solves at the same time",
-}
-
-LAYERED_NODES, LAYERED_SEEDS, LAYERED_SHARES = [500, 1000, 2000], 3, [90.0, 80.0, 70.0]
-LAYERED_PUBLISHED = {
-    # By the key in `references.md`: extra time in percent by nodes and share.
-    "Bartan2023": {(500, 90.0): 0.7, (500, 80.0): 3.4, (1000, 90.0): 0.7, (1000, 80.0): 3.4},
-    "Imanishi2023": {(500, 90.0): 0.03, (500, 80.0): 2.3, (1000, 90.0): 0.4, (1000, 80.0): 2.5},
 }
 
 BEFORE_TEXT = f"""\
@@ -146,23 +140,6 @@ What was measured before; figures are extra time, one thread.
 
 So ResNet-50's gap would be near 2.7 % with both. The others need a bound that sees whole values in
 many windows at once, and a search that changes what is kept in several layers at once.
-"""
-
-LAYERED_TEXT = """\
-## Random layered graphs
-
-Graphs without phases by the recipe of Gagrani et al. (`docs/layered_graphs.py`), several for each
-number of nodes: the mean of their extra times and the largest, beside what the papers report for
-a graph of that size, of the same family but another one, on other machines.
-
-A move that makes a value again looks at ever longer chains of reruns, and takes the best. Before,
-the length was drawn at random: 2,000 nodes at 80 % and one graph of 500 at 70 % had no plan. The
-row of 2,000 nodes at 70 % is from before a refusal anneals for the smallest peak.
-
-Seen once each, in trials that no command repeats: chains up to 48 from the start found a plan for
-that graph of 500 sooner, but led to 7.4 in place of 4.3 % for 1,000 nodes at 80 %; and the first
-plan within 80 % took 4 to 10 million operations with 1,000 nodes and about 70 million with 2,000,
-which is more than n log n.
 """
 
 
@@ -273,35 +250,9 @@ def repeats(rows: Sequence[Row]) -> str:
         columns[condition] = _solves(condition)
     columns["solves"] = lambda r: str(sum(len(row["plans"]) for row in r["by"].values()))
     columns["different plans"] = lambda r: str(len(plans_of(r["by"].values())))
-    columns["CPU"] = lambda r: _range([s for row in r["by"].values() for s in row["cpu"]])
+    columns["CPU"] = lambda r: seconds_range([s for row in r["by"].values() for s in row["cpu"]])
     lines = [{"graph": graph, "share": share, "by": by} for (graph, share), by in by_point.items()]
     return "\n".join([REPEATS_TEXT, table(columns, lines)])
-
-
-def layered(rows: Sequence[Row]) -> str:
-    """The section on random layered graphs; empty where there are no rows of them."""
-    groups: dict[tuple[int, float], list[Row]] = {}
-    for row in rows:
-        if row["section"] == "layered":
-            nodes = int(row["graph"].split("_")[1])
-            groups.setdefault((nodes, row["share"]), []).append(row)
-    if not groups:
-        return ""
-    columns: Columns = {
-        "nodes": lambda r: f"{r['nodes']:,}",
-        "budget": lambda r: share_text(r["share"]),
-        "graphs": lambda r: str(len(r["rows"])),
-        "solved": lambda r: str(sum(not unsolved(row) for row in r["rows"])),
-        "mean": lambda r: _of(r, statistics.mean, extra_points),
-        "largest": lambda r: _of(r, max, extra_points),
-        "largest gap": lambda r: _of(r, max, lambda row: 100 * row["gap"]),
-        "CPU": lambda r: _range([row["cpu_seconds"] for row in r["rows"] if "cpu_seconds" in row]),
-    }
-    for key, figures in LAYERED_PUBLISHED.items():
-        columns[f"[{key}]"] = _reported(figures)
-    ordered = sorted(groups.items(), key=lambda group: (group[0][0], -group[0][1]))
-    lines = [{"nodes": nodes, "share": share, "rows": part} for (nodes, share), part in ordered]
-    return "\n".join([LAYERED_TEXT, table(columns, lines)])
 
 
 def different_plans(rows: Sequence[Row]) -> list[tuple[str, bool]]:
@@ -512,16 +463,3 @@ def _by_condition(rows: Sequence[Row]) -> dict[Point, dict[str, Row]]:
 
 def _solves(condition: str) -> Callable[[Row], str]:
     return lambda r: str(len(r["by"][condition]["plans"])) if condition in r["by"] else ""
-
-
-def _of(group: Row, over: Callable[[list[float]], float], figure: Callable[[Row], float]) -> str:
-    figures = [figure(row) for row in group["rows"] if not unsolved(row)]
-    return percent(over(figures)) if figures else "-"
-
-
-def _reported(figures: dict[tuple[int, float], float]) -> Callable[[Row], str]:
-    return lambda r: percent(figures.get((r["nodes"], r["share"])))
-
-
-def _range(seconds: Sequence[float]) -> str:
-    return f"{min(seconds):.1f} to {max(seconds):.1f}" if seconds else ""

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
 import solver_benchmark_page as benchmark_page
 import solver_benchmark_worker as worker
 import solver_experiments_page as experiments
+import solver_layered_page as layered_page
 
 DOCS = Path(__file__).parents[2] / "docs"
 Row = dict[str, Any]
@@ -153,7 +154,7 @@ def test_sources_of_published_figures_are_in_the_references() -> None:
     """Keys are those of `references.md`."""
     references = (DOCS / "references.md").read_text(encoding="utf-8")
     assert benchmark_page.PUBLISHED
-    for key in (*benchmark_page.PUBLISHED, *experiments.LAYERED_PUBLISHED):
+    for key in (*benchmark_page.PUBLISHED, *layered_page.PUBLISHED):
         assert f"**[{key}]**" in references
 
 
