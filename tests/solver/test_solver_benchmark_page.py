@@ -329,3 +329,16 @@ def test_an_earlier_solver_stands_beside_this_one() -> None:
     assert lines_with(text, "| vit_12 |", "- → 10.00 % (10.00 %)")
     assert lines_with(text, "- 50 %: -50.00 % over 1 graphs")
     assert "## Before" not in page(*now)
+
+
+def test_effort_per_improvement_stands_over_n_log_n() -> None:
+    """1,024 nodes: 20 million operations for 200 improvements are 100 thousand each, 9.8 times."""
+    counted = {"operations": 20_000_000, "first": 3_000_000, "improvements": 200}
+    none = {"operations": 20_000_000, "first": None, "improvements": 0}
+    text = page(
+        row("layered", "layered_1024_0", 80.0),
+        row("growth", "layered_1024_0", 80.0, **counted),
+        row("growth", "layered_1024_1", 80.0, **none),
+    )
+    (line,) = lines_with(text, "| 1,024 | 80 % | 2 |")
+    assert line == "| 1,024 | 80 % | 2 | 3.0 | 0.0 to 200.0 | 100.0 | 9.8 |"
