@@ -175,18 +175,26 @@ def memory_events(session: torch.profiler.profile, prefix: str) -> list[MemoryEv
             when = node.start_time_ns
             found.append(MemoryEvent("", when, when, what.alloc_size, what.ptr))
     found.sort(key=lambda event: event.start_ns)
-    return list(_told_apart(found))
+    return list(_completed(found))
 
 
-def _told_apart(events: Iterable[MemoryEvent]) -> Iterator[MemoryEvent]:
-    """The events; those that free what no event before has allocated say so."""
-    live: set[int] = set()
+def _completed(events: Iterable[MemoryEvent]) -> Iterator[MemoryEvent]:
+    """The events, with what they leave unsaid.
+
+    What frees memory that no event before has allocated says so. Memory that another thread than
+    the step's has freed, as those of process groups do, is freed when its address is used again.
+    """
+    live: dict[int, int] = {}
     for event in events:
         if event.nbytes > 0:
-            live.add(event.address)
-        is_older = event.nbytes < 0 and event.address not in live
-        live.discard(event.address if event.nbytes < 0 else 0)
-        yield replace(event, is_older=True) if is_older else event
+            unseen_nbytes = live.get(event.address)
+            live[event.address] = event.nbytes
+            if unseen_nbytes is not None:
+                yield replace(event, nbytes=-unseen_nbytes)
+            yield event
+        else:
+            is_older = event.nbytes < 0 and live.pop(event.address, None) is None
+            yield replace(event, is_older=True) if is_older else event
 
 
 def storage_identity(storage: torch.UntypedStorage) -> int:

@@ -773,6 +773,21 @@ def test_memory_of_an_earlier_session_is_older():
     assert event.nbytes < 0
 
 
+def test_memory_that_another_thread_frees_goes_when_its_address_is_used_again():
+    """The profiler sees this thread only; a process group's threads let go of what it gave them."""
+    held = []
+    with _torch.recording_memory() as session:
+        for _ in range(50):
+            held.append(torch.zeros(1024))
+            other = threading.Thread(target=held.clear)
+            other.start()
+            other.join()
+    live: dict[int, int] = {}
+    for event in _torch.memory_events(session, "mine::"):
+        live[event.address] = live.get(event.address, 0) + event.nbytes
+        assert 0 <= live[event.address] <= 4096
+
+
 def test_recording_is_silent_unless_the_user_says_otherwise():
     """Nothing on the terminal, and the environment is left as it was."""
     record = """
