@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from page_tables import Row, number, percent, table
-from solver_benchmark_cells import extra_points, seconds_range, share_text, unsolved
+from solver_benchmark_cells import count, extra_points, seconds_range, share_text, unsolved
 
 Columns = dict[str, Callable[[Row], str]]
 
@@ -41,7 +42,8 @@ GROWTH_TEXT = """\
 The same graphs, annealed alone with an effort in proportion to their nodes: million operations
 counted up to the first plan within the budget, how many ever better ones were found, and thousand
 operations for each of them. The last column divides those by n log2 n: where it does not grow from
-one size to the next, the effort per improvement grows no faster than n log n.
+one size to the next, the effort per improvement grows no faster than n log n. The first plan
+within a budget is no improvement on one: how much that takes depends on the graph.
 """
 
 
@@ -77,7 +79,7 @@ def _growth(rows: Sequence[Row]) -> str:
         "first plan": lambda r: _spread(
             [row["first"] / 1e6 for row in r["rows"] if row["first"] is not None]
         ),
-        "improvements": lambda r: _spread([row["improvements"] for row in r["rows"]]),
+        "improvements": lambda r: _spread([row["improvements"] for row in r["rows"]], count),
         "thousand operations each": lambda r: _spread([each / 1e3 for each in _each(r)]),
         "over n log2 n": lambda r: _spread(
             [each / (r["nodes"] * math.log2(r["nodes"])) for each in _each(r)]
@@ -121,9 +123,9 @@ def _reported(figures: dict[tuple[int, float], float]) -> Callable[[Row], str]:
     return lambda r: percent(figures.get((r["nodes"], r["share"])))
 
 
-def _spread(figures: Sequence[float]) -> str:
+def _spread(figures: Sequence[Any], text: Callable[[Any], str] = number) -> str:
     """The least and the most."""
     if not figures:
         return "-"
-    least, most = number(min(figures)), number(max(figures))
+    least, most = text(min(figures)), text(max(figures))
     return least if least == most else f"{least} to {most}"

@@ -341,4 +341,4 @@ def test_effort_per_improvement_stands_over_n_log_n() -> None:
         row("growth", "layered_1024_1", 80.0, **none),
     )
     (line,) = lines_with(text, "| 1,024 | 80 % | 2 |")
-    assert line == "| 1,024 | 80 % | 2 | 3.0 | 0.0 to 200.0 | 100.0 | 9.8 |"
+    assert line == "| 1,024 | 80 % | 2 | 3.0 | 0 to 200 | 100.0 | 9.8 |"
