@@ -20,9 +20,7 @@ of the same step without a plan; *smallest* is the leanest step that is known of
 the peak of the step with `torch.utils.checkpoint` around each block. **Measured** is what is
 there before the step (shards of parameters, optimizer state, the batch; under DDP the buckets of
 gradients) and `autoremat.measure_peak` above it, of the worst rank; of several steps from the
-sixth on the least, since what gloo's threads free is not seen, and seems to live on: one plan of 24
-layers in tensor parallel was measured at 1.004, 1.011 and 1.004 of its budget and predicted at
-0.998, one or two buffers of a collective (131,072 B each) being the difference.
+sixth on the least, since what gloo's threads free seems to live on until its address is used again.
 **Predicted** is what the report says by then. **Gradient**: the largest difference to the step
 without a plan after as many steps, relative to the largest gradient. **Time**: of a step beside
 that with checkpoints, one step of each in turn, the median of the ratios. **First steps**:

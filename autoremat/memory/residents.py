@@ -30,7 +30,7 @@ from autoremat.memory.meter import (
 )
 from autoremat.memory.optimizer_memory import OptimizerFootprint, optimizer_footprint
 from autoremat.memory.optimizers import layers_of, parameters_of
-from autoremat.memory.spread import Spread
+from autoremat.memory.spread import Spread, Traffic
 from autoremat.reporting import GraphReport
 from autoremat.reporting.resident import ResidentParts
 
@@ -45,22 +45,14 @@ class Resident:
         parts: what they are.
         optimizer: class of the optimizer whose state is counted, or "".
         transient_nbytes: what the optimizer's step takes for itself, after the backward.
-        window_nbytes: of the parts, what processes that share the model move while it runs.
-        forward_nbytes: more while a graph goes forward: what it is gathered into.
-        reduced_nbytes: more once a backward has returned gradients: what they are reduced from.
-        run_nbytes: what a graph's run keeps of parameters from its forward to its backward.
-        gradient_share: of the gradients that a graph's backward returns, what stays here.
+        traffic: what processes that share the model move; its window is in the parts.
         storages: identities of the storages that are counted, as far as known.
     """
 
     parts: ResidentParts = field(default_factory=ResidentParts)
     optimizer: str = ""
     transient_nbytes: int = 0
-    window_nbytes: int = 0
-    forward_nbytes: int = 0
-    reduced_nbytes: int = 0
-    run_nbytes: int = 0
-    gradient_share: float = 1.0
+    traffic: Traffic = field(default_factory=Traffic)
     storages: frozenset[int] = frozenset()
 
     @property
@@ -126,19 +118,12 @@ def resident_of_twin(
 
 def spread_out(resident: Resident, spread: Spread) -> Resident:
     """The same where processes share the model: at the moment at which they hold the most."""
-    more_nbytes = spread.unseen_nbytes + spread.window_nbytes - spread.now_nbytes
+    more_nbytes = spread.unseen_nbytes + spread.traffic.window_nbytes - spread.now_nbytes
     passing_nbytes = max(0, -more_nbytes)  # what is there now counts as of the parameters
     parameters_nbytes = max(0, resident.parts.parameters_nbytes - passing_nbytes)
     parts = replace(resident.parts, parameters_nbytes=parameters_nbytes)
-    return replace(
-        resident,
-        parts=with_others(parts, max(0, more_nbytes)),
-        window_nbytes=spread.window_nbytes,
-        forward_nbytes=spread.forward_nbytes,
-        reduced_nbytes=spread.reduced_nbytes,
-        run_nbytes=spread.run_nbytes,
-        gradient_share=spread.gradient_share,
-    )
+    parts = with_others(parts, max(0, more_nbytes))
+    return replace(resident, parts=parts, traffic=spread.traffic)
 
 
 def resident_of_step(

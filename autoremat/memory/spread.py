@@ -28,31 +28,42 @@ from autoremat.memory.meter import storage_sizes
 
 
 @dataclass(frozen=True)
+class Traffic:
+    """What processes that share a model move while a unit, or a graph in it, runs.
+
+    Attributes:
+        window_nbytes: gathered or communicated while it goes backward, before all others; where
+            no unit runs, while code beside the units goes backward.
+        forward_nbytes: more while it goes forward: what it is gathered into.
+        reduced_nbytes: more once a unit has gone backward: what its gradients are reduced from.
+        run_nbytes: what it keeps gathered from its forward to its backward; in no window.
+        gradient_share: of the gradients that it returns, what stays.
+    """
+
+    window_nbytes: int = 0
+    forward_nbytes: int = 0
+    reduced_nbytes: int = 0
+    run_nbytes: int = 0
+    gradient_share: float = 1.0
+
+
+@dataclass(frozen=True)
 class Spread:
     """Bytes of one process, beside shards, their gradients and their optimizer's state.
 
     Attributes:
+        traffic: of the unit that runs.
         now_nbytes: what is gathered or communicated at this moment.
-        window_nbytes: the same while the unit that runs goes backward, before all others; where
-            none runs, while code beside the units goes backward.
-        forward_nbytes: more while the unit that runs goes forward.
-        reduced_nbytes: more once a unit has gone backward: what its gradients are reduced from.
         unseen_nbytes: what no tensor of Python's shows: DistributedDataParallel's buckets.
         kept_nbytes: of what is gathered, what runs of graphs keep from forward to backward.
-        run_nbytes: of that, what the running unit will keep: it counts in no window.
-        gradient_share: of the gradients that the running unit returns, what stays.
-        gradient_shares: the same of each parameter, by its identity; 1 where there is none. Less
-            than 0 where the parameter goes as well.
+        gradient_shares: of the gradient of each parameter, by its identity, what stays; 1 where
+            there is none. Less than 0 where the parameter goes as well.
     """
 
+    traffic: Traffic = field(default_factory=Traffic)
     now_nbytes: int = 0
-    window_nbytes: int = 0
-    forward_nbytes: int = 0
-    reduced_nbytes: int = 0
     unseen_nbytes: int = 0
     kept_nbytes: int = 0
-    run_nbytes: int = 0
-    gradient_share: float = 1.0
     gradient_shares: Mapping[int, float] = field(default_factory=dict)
 
 
@@ -91,7 +102,7 @@ def _replicated(replica: Any, device: torch.device) -> Spread:
     views = [p.grad for p in trained if p.grad is not None]
     return Spread(
         unseen_nbytes=max(0, buckets_nbytes - sum(storage_sizes(views, device).values())),
-        gradient_share=0.0,
+        traffic=Traffic(gradient_share=0.0),
         gradient_shares={id(p): 0.0 for p in trained},
     )
 
@@ -115,14 +126,17 @@ def _sharded(units: Sequence[_torch.ShardedUnit], device: torch.device) -> Sprea
         moved_nbytes = max(gathers[inner], sum(gathers[n] for n in ahead))
         forward_nbytes = max(0, units[inner].buffer_nbytes - moved_nbytes)
         share = units[inner].gradient_share
-    return Spread(
-        now_nbytes=sum(storage_sizes((t for u in units for t in u.moving), device).values()),
+    traffic = Traffic(
         window_nbytes=kept_nbytes + moved_nbytes,
         forward_nbytes=forward_nbytes,
         reduced_nbytes=max((units[n].reduced_nbytes for n in blocks), default=0),
-        kept_nbytes=sum(nbytes for n, nbytes in enumerate(by_run) if n not in running),
         run_nbytes=0 if inner is None else by_run[inner],
         gradient_share=share,
+    )
+    return Spread(
+        traffic,
+        now_nbytes=sum(storage_sizes((t for u in units for t in u.moving), device).values()),
+        kept_nbytes=sum(nbytes for n, nbytes in enumerate(by_run) if n not in running),
         gradient_shares={id(p): _left_of(units[n]) for n in blocks for p in units[n].gathered},
     )
 

@@ -100,7 +100,9 @@ class Runs:
     @property
     def reduced_nbytes(self) -> int:
         """What gradients are reduced from, once a backward has returned some."""
-        return max((part.resident.reduced_nbytes for part in self.parts.values()), default=0)
+        return max(
+            (part.resident.traffic.reduced_nbytes for part in self.parts.values()), default=0
+        )
 
     @property
     def resident_nbytes(self) -> int:
@@ -112,7 +114,7 @@ class Runs:
 
     def beside(self, crossing: Sequence[int], around: Around) -> list[Beside]:
         """What is held beside each graph, where they keep so much from forward to backward."""
-        kept = [part.resident.run_nbytes for part in self.parts.values()]
+        kept = [part.resident.traffic.run_nbytes for part in self.parts.values()]
         crossing = [*map(sum, zip(crossing, kept, strict=True)), *(0 for _ in self.eager_gradients)]
         gradients = self.gradients
         resident_nbytes, reduced_nbytes = self.resident_nbytes, self.reduced_nbytes
@@ -140,8 +142,8 @@ def allot(runs: Runs, budget_nbytes: int, around: Around, setting: Setting) -> l
             runs.resident_nbytes + part.between_nbytes,
             part.gradient_nbytes,
             ways_of(part.subject, found, kept_nbytes, budget_nbytes, setting),
-            part.resident.run_nbytes,
-            part.resident.forward_nbytes,
+            part.resident.traffic.run_nbytes,
+            part.resident.traffic.forward_nbytes,
         )
         for part, (found, kept_nbytes) in zip(parts, evenly, strict=True)
     ]

@@ -90,7 +90,7 @@ class Part:
         returned = _gradients_by_input(joint)
         gradients = [returned[node] for node in joint.static_inputs if node in returned]
         returned_nbytes = self.subject.lowered.storages.total_nbytes(gradients)
-        return int(self.resident.gradient_share * returned_nbytes)
+        return int(self.resident.traffic.gradient_share * returned_nbytes)
 
     def report(self, found: Beside) -> GraphReport:
         """The graph's report, so much being held beside it."""
@@ -107,7 +107,7 @@ class Part:
     def peak_nbytes(self, found: Beside) -> int:
         """The real peak, so much being held beside the graph."""
         forward_nbytes, backward_nbytes = self.own_peaks
-        own = (forward_nbytes + self.resident.forward_nbytes, backward_nbytes)
+        own = (forward_nbytes + self.resident.traffic.forward_nbytes, backward_nbytes)
         return self.resident_nbytes + _beside(own, found)
 
     def with_optimizer(self, resident: Resident) -> Part:

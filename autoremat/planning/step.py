@@ -95,7 +95,7 @@ class Step:
     def held_nbytes(self, name: str) -> int:
         """What crosses the forwards and backwards of the runs before that of a graph."""
         before = (self.parts[other] for other in self._before(name))
-        return sum(part.crossing_nbytes + part.resident.run_nbytes for part in before)
+        return sum(part.crossing_nbytes + part.resident.traffic.run_nbytes for part in before)
 
     def _before(self, name: str) -> list[str]:
         """Of the runs before a graph's first one; a recompile takes the old place."""

@@ -52,12 +52,7 @@ from autoremat.planning.curve import curve_of
 from autoremat.planning.nesting import Around
 from autoremat.planning.part import Part, may_repeat
 from autoremat.planning.pipeline import Graph, choose, graph_of, search, state
-from autoremat.planning.sizes import (
-    GUARDED_COMPILES,
-    MANY_COMPILES,
-    keep_to_sizes,
-    room_to_grow,
-)
+from autoremat.planning.sizes import GUARDED_COMPILES, MANY_COMPILES, keep_to_sizes, room_to_grow
 from autoremat.planning.unsearched import choose_fixed
 from autoremat.planning.ways import crossing_nbytes
 from autoremat.problem.lower import as_written, shell_of

@@ -222,7 +222,7 @@ class Audit:
         part = find_part()
         live_nbytes = part.between_nbytes + held.live_nbytes(runs)
         live_nbytes += held.saved_beyond(on_the_way.held(device))
-        counted_nbytes = part.resident_nbytes + part.resident.forward_nbytes
+        counted_nbytes = part.resident_nbytes + part.resident.traffic.forward_nbytes
         more_nbytes = live_nbytes - counted_nbytes - found.held_nbytes
         peak_nbytes = live_nbytes + part.own_peaks[0]
         return Look(peak_nbytes, more_nbytes, 0, part.is_resized, situation)
@@ -346,7 +346,7 @@ def _look(
     ]
     made_nbytes = foreseen.eager_peak_nbytes - foreseen.first_nbytes
     eager_nbytes = base_nbytes + foreseen.first_nbytes + int(EAGER_MARGIN * made_nbytes)
-    eager_nbytes += max(0, spread.window_nbytes - _passing_nbytes(spread))
+    eager_nbytes += max(0, spread.traffic.window_nbytes - _passing_nbytes(spread))
     beside_nbytes = max(more, default=0)
     return Look(
         max([eager_nbytes, *peaks]),
@@ -358,9 +358,9 @@ def _look(
 
 def _moved_nbytes(spread: Spread, part: Part, *, is_first: bool) -> int:
     """What processes that share the model will move while a graph goes backward, beyond now."""
-    known = part.resident
+    known = part.resident.traffic
     window_nbytes = max(0, known.window_nbytes - known.run_nbytes - _passing_nbytes(spread))
-    return window_nbytes + (0 if is_first else spread.reduced_nbytes)
+    return window_nbytes + (0 if is_first else spread.traffic.reduced_nbytes)
 
 
 def _passing_nbytes(spread: Spread) -> int:

@@ -141,12 +141,12 @@ def test_the_window_is_what_a_backward_holds_of_units(reshards: bool | int, kept
     model = sharded(model, reshard_after_forward=reshards)
     spread = during_block(model, 1, lambda: spread_of(model))
     gathers_again = kept < 1
-    assert spread.window_nbytes == root + block + gathers_again * block
-    assert spread.window_nbytes + spread.forward_nbytes == root + 2 * block
-    assert spread.run_nbytes == kept * block
+    assert spread.traffic.window_nbytes == root + block + gathers_again * block
+    assert spread.traffic.window_nbytes + spread.traffic.forward_nbytes == root + 2 * block
+    assert spread.traffic.run_nbytes == kept * block
     assert spread.kept_nbytes == (LAYERS - 1) * kept * block
-    assert spread.reduced_nbytes == block
-    assert spread.gradient_share == pytest.approx(1 / 4)
+    assert spread.traffic.reduced_nbytes == block
+    assert spread.traffic.gradient_share == pytest.approx(1 / 4)
 
 
 @pytest.mark.usefixtures("four_processes")
@@ -159,9 +159,9 @@ def test_a_window_follows_the_precision_policy():
     block, root = nbytes_of(model.blocks[0]), nbytes_of(model.first)
     model = sharded(model, mp_policy=policy)
     spread = during_block(model, 0, lambda: spread_of(model))
-    assert spread.window_nbytes == root + 2 * (block // 2)
-    assert spread.reduced_nbytes == block
-    assert spread.gradient_share == pytest.approx(2 / 4)
+    assert spread.traffic.window_nbytes == root + 2 * (block // 2)
+    assert spread.traffic.reduced_nbytes == block
+    assert spread.traffic.gradient_share == pytest.approx(2 / 4)
 
 
 @pytest.mark.usefixtures("four_processes")
@@ -170,7 +170,7 @@ def test_gradients_that_are_not_reduced_stay_whole():
     model = sharded(make_seeded(Blocks))
     model.set_requires_gradient_sync(False)
     spread = during_block(model, 0, lambda: spread_of(model))
-    assert (spread.gradient_share, spread.reduced_nbytes) == (1.0, 0)
+    assert (spread.traffic.gradient_share, spread.traffic.reduced_nbytes) == (1.0, 0)
     model(batch()).backward()
     assert resident_nbytes(model) > nbytes_of(model)
 
