@@ -26,11 +26,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import distributed_compiles
 from distributed_models import MODELS, WAYS
 from distributed_page import page
-from distributed_worker import Case, serve
+from distributed_worker import CHECKPOINTS, SMALLEST, TORCH, Case, serve
 from row_store import Row, Store, describe
 
 PAGE = Path(__file__).parent / "distributed.md"
-SETTINGS = (75, 50, 35, 0, -1)
+SETTINGS = (75, 50, 35, SMALLEST, CHECKPOINTS, TORCH)
 PRELOADED = [
     "distributed_worker",
     "distributed_compiles",
@@ -127,7 +127,8 @@ def _serve(rank: int, case: Case, store: str, sender: Connection) -> None:
 
 def missing(case: Case, store: Store) -> Case:
     """The case with what is not there yet."""
-    done = [n for n in case.settings if store.rows.get(case.key(n), {}).get("status") == "ok"]
+    status = {n: store.rows.get(case.key(n), {}).get("status") for n in case.settings}
+    done = [n for n in case.settings if status[n] in ("ok", "no peer")]
     return replace(case, settings=tuple(n for n in case.settings if n not in done))
 
 
@@ -137,7 +138,8 @@ def summary(row: Row) -> str:
         seconds = ", ".join(f"{one:.1f}" for one in row["first_steps_seconds"])
         return f"{row['compiles']} compiles, {seconds} s, {row['peak_share']:.3f} of the budget"
     if row["status"] != "ok":
-        return f"{row['status']}: {row.get('message', row.get('smallest_peak_nbytes'))}"
+        why = row.get("message") or row.get("why") or row.get("smallest_peak_nbytes")
+        return f"{row['status']}: {why}"
     if "measured_nbytes" not in row:
         return f"{row['eager_peak_nbytes']} B, with checkpoints {row['checkpointed_peak_nbytes']} B"
     measured = row["measured_nbytes"]
@@ -145,7 +147,7 @@ def summary(row: Row) -> str:
     return (
         f"{measured / row['budget_nbytes']:.3f} of {row['budget_nbytes']} B, predicted "
         f"{'-' if predicted is None else f'{predicted / measured:.3f}'} of measured, gradient "
-        f"{row['gradient_error']:.0e}, {row['time_ratio']:.2f} of checkpoints' time, first steps "
+        f"{row['gradient_error']:.0e}, {row['time_ratio']:.2f} of the peer's time, first steps "
         f"{row['first_steps_seconds']:.0f} s, one plan: {row.get('has_one_plan')}, "
         f"told {len(row['told'])}"
     )

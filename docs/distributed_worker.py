@@ -23,13 +23,18 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import autoremat
+from autoremat import _torch
 
 CPU = torch.device("cpu")
 SETTLED = 5  # steps before one is measured: it is promised from the third on
 MEASURED = 6
 SMALLEST_TRIES = 3
+SMALLEST, CHECKPOINTS, TORCH = 0, -1, -2  # settings
+TORCH_SHARE = 0.5  # of what torch would keep, which its own budget allows
 
 Row = dict[str, Any]
+
+_BY_TORCH = {"eager": "aot_eager_decomp_partition", "inductor": "inductor"}
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,8 @@ class Case:
         way: a name of `WAYS`.
         world: how many processes.
         settings: budgets in percent of the step without a plan; 0 the smallest that is known of,
-            -1 the peak of the step with checkpoints.
+            -1 the peak of the step with checkpoints, -2 that of blocks compiled under torch's own
+            budget.
         compiler: "eager" or "inductor".
         time_limit_s: of a solve, in seconds.
         rounds: timed steps.
@@ -142,10 +148,14 @@ def rows_of(case: Case) -> Iterator[Row]:
     }
     beside = {"eager_peak_nbytes": eager_nbytes, "checkpointed_peak_nbytes": checked_nbytes}
     for setting in case.settings:
-        budget = {0: 1, -1: checked_nbytes}.get(setting, eager_nbytes * setting // 100)
-        row = _smallest(case, expected) if setting == 0 else _row(case, budget, expected)
-        if row["status"] == "ok":
-            row |= _times(row.pop("training"), checked, case.rounds)
+        if setting == TORCH:
+            row = _beside_torch(case, expected)
+        elif setting == SMALLEST:
+            row = _timed(_smallest(case, expected), checked, case.rounds)
+        else:
+            is_peers = setting == CHECKPOINTS
+            budget_nbytes = checked_nbytes if is_peers else eager_nbytes * setting // 100
+            row = _timed(_row(case, budget_nbytes, expected), checked, case.rounds)
         yield {"key": case.key(setting), "setting": setting, **beside, **row}
 
 
@@ -229,10 +239,34 @@ def _smallest(case: Case, expected: list[Tensor]) -> Row:
     return row
 
 
-def _times(ours: Training, checked: Training, rounds: int) -> Row:
-    """A step's time beside that with checkpoints, one step of each in turn."""
-    pairs = [(ours.timed_step(), checked.timed_step()) for _ in range(rounds)]
+def _beside_torch(case: Case, expected: list[Tensor]) -> Row:
+    """At the peak of blocks that torch compiles under its own budget, and timed beside them."""
+
+    def prepare(model: Any) -> Any:
+        for block in model.blocks:
+            block.compile(backend=_BY_TORCH[case.compiler])
+        return model
+
+    with _torch.activation_memory_budget(TORCH_SHARE):
+        try:
+            peer = _trained(case, prepare)
+        except RuntimeError as error:  # as of its compiler: DTensor's meshes have no size
+            return {"status": "no peer", "why": str(error).splitlines()[1][:80]}
+        peak_nbytes = _worst(peer.peak_nbytes())
+        row = _row(case, peak_nbytes, expected)
+        for _ in range(SETTLED):  # what Dynamo has forgotten since
+            peer.timed_step()
+        return {"torch_peak_nbytes": peak_nbytes, **_timed(row, peer, case.rounds)}
+
+
+def _timed(row: Row, peer: Training, rounds: int) -> Row:
+    """A row with a step's time beside another training's, one step of each in turn."""
+    if row["status"] != "ok":
+        return row
+    ours = row.pop("training")
+    pairs = [(ours.timed_step(), peer.timed_step()) for _ in range(rounds)]
     return {
+        **row,
         "step_seconds": _worst(statistics.median(a for a, _ in pairs)),
         "time_ratio": _worst(statistics.median(a / b for a, b in pairs)),
     }
