@@ -71,7 +71,7 @@ def session_behind(tensors: Iterable[torch.Tensor]) -> Session | None:
     def known(session: Session) -> int:
         return sum(id(leaf) in wanted for leaf in session.steps.audit.arguments.leaves())
 
-    best = max(_mappings, key=known, default=None)
+    best = max(_mappings, key=lambda s: (s.steps.is_planned and known(s), known(s)), default=None)
     return best if best is not None and known(best) else None
 
 

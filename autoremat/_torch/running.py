@@ -19,6 +19,7 @@ from typing import Any
 
 import sympy
 import torch
+import torch.utils.checkpoint
 from torch import fx, nn
 from torch._C import _autograd
 from torch._C._profiler import _ExtraFields_Allocation
@@ -50,8 +51,10 @@ __all__ = [
     "getitem",
     "gradient_nbytes_into",
     "has_results",
+    "is_checkpointed",
     "is_compiled_backward",
     "is_getitem",
+    "is_in_backward",
     "is_mutable",
     "keeps_graph",
     "memory_events",
@@ -101,6 +104,20 @@ def module_calls() -> list[tuple[nn.Module, Any]]:
             known = frame.f_locals  # of no frame that outlives the call: Python may keep them in it
             calls.append((known["self"], (known["args"], known["kwargs"])))
     return calls[::-1]
+
+
+def is_checkpointed() -> bool:
+    """Whether what autograd saves now is dropped, and made again by a rerun in the backward.
+
+    So it is in a non-reentrant `torch.utils.checkpoint`, and in that rerun itself.
+    """
+    hooks = _autograd._top_saved_tensors_default_hooks(False)
+    return hooks is not None and hooks[0].__module__ == torch.utils.checkpoint.__name__
+
+
+def is_in_backward() -> bool:
+    """Whether a backward is running in this thread."""
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def profiler_is_active() -> bool:

@@ -7,7 +7,7 @@ plan that is to be made: one for a graph, or two, if its last runs are to keep m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import astuple, dataclass, replace
 from typing import NamedTuple
 
@@ -84,6 +84,7 @@ class Runs:
         eager_gradients: bytes of gradients, by layer in eager mode.
         existing_nbytes: gradients that exist before it.
         is_nested: whether the backward of a later run comes first.
+        of_one_plan: graphs all of whose runs have to have the same.
     """
 
     parts: Mapping[str, Part]
@@ -91,6 +92,7 @@ class Runs:
     eager_gradients: Sequence[int]
     existing_nbytes: int
     is_nested: bool = True
+    of_one_plan: Set[str] = frozenset()
 
     @property
     def gradients(self) -> list[int]:
@@ -141,7 +143,10 @@ def allot(runs: Runs, budget_nbytes: int, around: Around, setting: Setting) -> l
         Member(
             runs.resident_nbytes + part.between_nbytes,
             part.gradient_nbytes,
-            ways_of(part.subject, found, kept_nbytes, budget_nbytes, setting),
+            tuple(
+                _as_run(part, way)
+                for way in ways_of(part.subject, found, kept_nbytes, budget_nbytes, setting)
+            ),
             part.resident.traffic.run_nbytes,
             part.resident.traffic.forward_nbytes,
         )
@@ -156,7 +161,14 @@ def allot(runs: Runs, budget_nbytes: int, around: Around, setting: Setting) -> l
         runs.is_nested,
         runs.reduced_nbytes,
     )
-    shares = divide(shared, budget_nbytes)
+    shares = [
+        Share(share.lean)
+        if name in runs.of_one_plan and share.rich_runs < shared.runs_of(n)
+        else share
+        for n, (name, share) in enumerate(
+            zip(runs.parts, divide(shared, budget_nbytes), strict=True)
+        )
+    ]
     return list(_allotted(runs, shared, shares, max(budget_nbytes, shared.peak_nbytes(shares))))
 
 
@@ -175,7 +187,7 @@ def _allotted(
             names[plan.graph],
             plan.first_run,
             found[number],
-            None if is_last else plan.way.crossing_nbytes,
+            None if is_last or parts[plan.graph].is_checkpointed else plan.way.crossing_nbytes,
             budget_nbytes,
         )
 
@@ -249,7 +261,16 @@ def _ends(part: Part) -> tuple[Way, Way]:
     known = [way_of(subject, plan) for plan in plans_at_once(problem).values()]
     peaks = [part.own_peaks, *((w.forward_nbytes, w.backward_nbytes) for w in (leanest, *known))]
     forward_nbytes, backward_nbytes = min(peaks, key=max)
-    return replace(leanest, forward_nbytes=forward_nbytes, backward_nbytes=backward_nbytes), richest
+    leanest = replace(leanest, forward_nbytes=forward_nbytes, backward_nbytes=backward_nbytes)
+    return _as_run(part, leanest), _as_run(part, richest)
+
+
+def _as_run(part: Part, way: Way) -> Way:
+    """A way to run a graph, as it is where checkpoints drop what it saves and run it again."""
+    if not part.is_checkpointed:
+        return way
+    backward_nbytes = max(way.forward_nbytes, way.backward_nbytes)
+    return replace(way, crossing_nbytes=part.outputs_nbytes, backward_nbytes=backward_nbytes)
 
 
 def _between(lean: Way, rich: Way, share: float) -> Way:

@@ -43,6 +43,8 @@ class Part:
         resident: what the step held whatever the plan, when the graph was planned.
         growth: by which factor its symbolic sizes may grow within the budget.
         is_resized: whether its symbolic sizes stand for others than it was planned for.
+        is_checkpointed: whether what its forward saves is dropped, and its forward runs again
+            before its backward.
     """
 
     subject: Subject
@@ -55,6 +57,7 @@ class Part:
     resident: Resident
     growth: float = 1.0
     is_resized: bool = False
+    is_checkpointed: bool = False
     _reports: dict[Beside, GraphReport] = field(default_factory=dict)
 
     @property
@@ -70,6 +73,8 @@ class Part:
     @functools.cached_property
     def crossing_nbytes(self) -> int:
         """Bytes that live from the forward's end to the backward's start."""
+        if self.is_checkpointed:
+            return self.outputs_nbytes
         joint, storages = self.subject.joint, self.subject.lowered.storages
         names = {node.name for node in self.choice.backward.graph.find_nodes(op="placeholder")}
         saved = {node for node in joint.nodes if node.name in names} - set(joint.tangents)
@@ -150,7 +155,8 @@ class Part:
         """Of forward and backward, above what is resident and what is held beside the graph."""
         problem = as_chosen(self.subject, self.choice).lowered.problem
         plan = self.choice.solution.plan
-        return shared_out(problem, plan, self.choice.peak_nbytes, self.counted)
+        forward, backward = shared_out(problem, plan, self.choice.peak_nbytes, self.counted)
+        return forward, max(forward, backward) if self.is_checkpointed else backward
 
     @functools.cached_property
     def keeping_peak_nbytes(self) -> int:

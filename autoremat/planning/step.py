@@ -35,6 +35,7 @@ class Step:
         most_runs: of graphs in one step, as far as steps before the latest have shown.
         eager_gradient_nbytes: of layers among the runs that are in eager mode, by their names.
         existing_gradient_nbytes: gradients that existed already when a graph was planned.
+        checkpointed: graphs of which a run was in a checkpoint: the rerun has to save the same.
     """
 
     parts: dict[str, Part] = field(default_factory=dict)
@@ -46,6 +47,8 @@ class Step:
     most_runs: int = 0
     eager_gradient_nbytes: dict[str, int] = field(default_factory=dict)
     existing_gradient_nbytes: int = 0
+    checkpointed: set[str] = field(default_factory=set)
+    _plain: set[str] = field(default_factory=set)  # of this step, those with a run in none
     _waiting: list[str] = field(default_factory=list)  # planned, and did not run yet
     _thread: int = 0
 
@@ -58,6 +61,7 @@ class Step:
         self.note_longest()
         self.most_runs = max(self.most_runs, len(self.runs or ()))
         self.runs, self._waiting, self._thread = [*open_runs], [], threading.get_ident()
+        self._plain.intersection_update(map(graph_of_plan, open_runs))
 
     def note_longest(self) -> None:
         """A step is over, or as good as over."""
@@ -75,6 +79,17 @@ class Step:
         """Forget a graph that could not be compiled as planned."""
         self.parts.pop(name, None)
         self._waiting = [other for other in self._waiting if other != name]
+
+    def note_checkpoint(self, plan: str, *, is_there: bool) -> None:
+        """A graph is about to run by a plan, in a checkpoint or in none.
+
+        Where a step has runs of both kinds, all count as if they were in none.
+        """
+        graph, part = graph_of_plan(plan), self.parts[plan]
+        (self.checkpointed if is_there else self._plain).add(graph)
+        is_there = is_there and graph not in self._plain
+        if part.is_checkpointed != is_there:
+            self.parts[plan] = replace(part, is_checkpointed=is_there, _reports={})
 
     def ran(self, name: str) -> None:
         """A graph runs its forward."""
@@ -205,4 +220,10 @@ class Step:
         layers = list(dict.fromkeys(name for name in order if name not in parts))
         numbers = {name: number for number, name in enumerate([*parts, *layers])}
         gradients = [self.eager_gradient_nbytes.get(name, 0) for name in layers]
-        return Runs(parts, [numbers[n] for n in order], gradients, self.existing_gradient_nbytes)
+        return Runs(
+            parts,
+            [numbers[name] for name in order],
+            gradients,
+            self.existing_gradient_nbytes,
+            of_one_plan=self.checkpointed,
+        )

@@ -48,7 +48,8 @@ class Code:
         """The code of a plan, compiled if need be, and the plan that it really is of."""
         found = self._known.get(_key(part)) or self._compiled(part)
         self._known[_key(part)] = self._known[_key(found[1])] = found
-        return found
+        is_it = _key(part) == _key(found[1])  # what is known of its runs may be new
+        return (found[0], part) if is_it else found
 
     def keep(self, parts: Iterable[Part]) -> None:
         """Forget code of other plans than these; plans that are equal have the same."""

@@ -64,6 +64,7 @@ from autoremat.session.reports import explained, report_of, stored_plan_of
 from autoremat.session.settling import plan_anew
 from autoremat.session.steps import Steps
 from autoremat.watch.eager_code import held_nbytes
+from autoremat.watch.ledger import noting_returned
 
 _CAUTIOUS = "lean until a step has shown how often it runs"  # the method of a choice
 _MANY_RUNS = 128  # of one graph in a step: more than most have layers
@@ -199,8 +200,8 @@ class Session:
     ) -> Callable[..., Any]:
         """A compiled graph as it is called: under the plan of each of its runs."""
         part = self.steps.graphs.parts.get(name)
-        if part is None:
-            return compiled
+        if part is None:  # without gradients: a reentrant checkpoint keeps what it returns
+            return noting_returned(compiled)
         self._graphs[name] = graph
         self.codes[name] = Code(part, compiled, functools.partial(self._again, name))
         return self.steps.telling(name, self.codes[name], example_inputs)

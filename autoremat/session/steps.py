@@ -241,9 +241,13 @@ class Steps:
             # Between buckets of DistributedDataParallel, Dynamo runs it on fake tensors.
             if _torch.is_compiling():
                 return code.first(*args)
+            is_checkpointed = _torch.is_checkpointed()
+            if is_checkpointed and _torch.is_in_backward():  # a rerun: what it saves counts there
+                return self._code_of(code, self.graphs.next_plan(name))[0](*args)
             given = sizes.given(args)
             self.notice()
             plan = self.graphs.next_plan(name)
+            self.graphs.note_checkpoint(plan, is_there=is_checkpointed)
             compiled, part = self._code_of(code, plan)
 
             def find_part() -> Part:

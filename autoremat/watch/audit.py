@@ -9,6 +9,7 @@ that steps which are all alike cost nothing.
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 import weakref
 from collections import Counter, defaultdict
@@ -30,6 +31,7 @@ from autoremat.watch.ledger import Roots, Run, returned_storages
 
 NODES_OF_A_LOSS = 32  # that tell it from another
 EAGER_MARGIN = 1.1  # of what eager code is foreseen to make, for what of it cannot be seen
+PER_OCTAVE = 64  # sizes of what graphs have returned that count as different: by about 1 %
 LOOKS = 2  # at each situation: the first may come before lazy state exists
 
 
@@ -206,9 +208,12 @@ class Audit:
             device: where it runs.
             sizes: what its symbolic sizes stand for.
         """
-        has_kept = any(nbytes for _, nbytes in returned_storages(device))
-        situation = (name, has_kept, *names_of(runs))
-        if self.is_known(situation, (*sizes, *sizes_of_runs(runs))):
+        kept_nbytes = sum(nbytes for _, nbytes in returned_storages(device))
+        situation = (name, bool(kept_nbytes), *names_of(runs))
+        about = math.ceil(
+            PER_OCTAVE * math.log2(1 + kept_nbytes)
+        )  # not each time it grows a little
+        if self.is_known(situation, (*sizes, *sizes_of_runs(runs), about)):
             return None
         self.arguments.note(args)
         self.given.note_inputs(args)
@@ -216,7 +221,7 @@ class Audit:
         on_the_way = Results()
         on_the_way.note_saved(args, device)
         self.saved.add(on_the_way)
-        found = account().get(name) if runs or has_kept else None
+        found = account().get(name) if runs or kept_nbytes else None
         if found is None:
             return None
         part = find_part()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -164,6 +164,15 @@ def note_run(
     if _books.has_gone_back:
         _books.told_nbytes.clear()
         _books.has_gone_back = False
+    run = Run(owner, name, device, sizes, find_graph, note_returned(tensors))
+    number = next(_numbers)
+    node.metadata[_KEY] = run
+    node.register_prehook(functools.partial(_backward_runs, number))
+    _books.open[number] = run
+
+
+def note_returned(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
+    """A graph has returned these, which may outlive its run; identities of their storages."""
     returned = {
         _torch.storage_identity(storage): _Returned(
             StorageWeakRef(storage), storage.nbytes(), tensor.device
@@ -171,12 +180,20 @@ def note_run(
         for tensor in tensors
         for storage in storages_of(tensor)
     }
-    run = Run(owner, name, device, sizes, find_graph, frozenset(returned))
-    number = next(_numbers)
-    node.metadata[_KEY] = run
-    node.register_prehook(functools.partial(_backward_runs, number))
-    _books.open[number] = run
     _books.keep(returned)
+    return frozenset(returned)
+
+
+def noting_returned(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiled graph whose runs keep nothing: only what it returns is noted."""
+
+    def run(*args: Any) -> Any:
+        outputs = compiled(*args)
+        if not _torch.is_compiling():
+            note_returned(output for output in outputs if isinstance(output, torch.Tensor))
+        return outputs
+
+    return run
 
 
 @torch.compiler.disable  # where Dynamo traces a backward inside of a model
