@@ -40,10 +40,11 @@ GROWTH_TEXT = """\
 ### How the effort grows
 
 The same graphs, annealed alone with an effort in proportion to their nodes: million operations
-counted up to the first plan within the budget, how many ever better ones were found, and thousand
-operations for each of them. The last column divides those by n log2 n: where it does not grow from
-one size to the next, the effort per improvement grows no faster than n log n. The first plan
-within a budget is no improvement on one: how much that takes depends on the graph.
+counted up to the first plan within the budget, how many ever better ones came after it, and for
+each of these the thousand operations that were counted from then on. The last column divides them
+by n log2 n: where it does not grow from one size to the next, the effort per improvement grows no
+faster than n log n. How much the first plan takes depends on the graph. One without reruns is the
+last.
 """
 
 

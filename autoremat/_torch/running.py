@@ -40,6 +40,7 @@ __all__ = [
     "OpOverloadPacket",
     "TorchDispatchMode",
     "accumulates",
+    "address_of",
     "arg_tree_leaves",
     "arguments_of",
     "base_of",
@@ -156,10 +157,9 @@ class MemoryEvent:
         name: of the function; "" of memory.
         start_ns: when it happened or began.
         end_ns: when it ended.
-        nbytes: allocated, or less than 0 where freed. Of older memory it may be another's: that of
-            the block which an earlier session saw at its address.
+        nbytes: allocated, or less than 0 where freed; 0 where memory from before the session is
+            freed, for which the profiler may tell the size of what once was at its address.
         address: of the memory.
-        is_older: whether memory is freed that this session has not seen allocated.
     """
 
     name: str
@@ -167,7 +167,6 @@ class MemoryEvent:
     end_ns: int
     nbytes: int = 0
     address: int = 0
-    is_older: bool = False
 
 
 def memory_events(session: torch.profiler.profile, prefix: str) -> list[MemoryEvent]:
@@ -180,10 +179,10 @@ def memory_events(session: torch.profiler.profile, prefix: str) -> list[MemoryEv
     inner = session.profiler
     if inner is None or inner.kineto_results is None:
         return []
-    found, rest = [], list(inner.kineto_results.experimental_event_tree())
+    found, rest = [], inner.kineto_results.experimental_event_tree()[::-1]
     while rest:
         node = rest.pop()
-        rest.extend(node.children)
+        rest.extend(reversed(node.children))
         what = node.extra_fields
         if not isinstance(what, _ExtraFields_Allocation):
             if node.name.startswith(prefix):
@@ -198,25 +197,32 @@ def memory_events(session: torch.profiler.profile, prefix: str) -> list[MemoryEv
 def _completed(events: Iterable[MemoryEvent]) -> Iterator[MemoryEvent]:
     """The events, with what they leave unsaid.
 
-    What frees memory that no event before has allocated says so. Memory that another thread than
-    the step's has freed, as those of process groups do, is freed when its address is used again.
+    Memory that another thread than the step's has freed, as those of process groups do, is freed
+    when its address is used again.
     """
     live: dict[int, int] = {}
     for event in events:
-        if event.nbytes > 0:
-            unseen_nbytes = live.get(event.address)
-            live[event.address] = event.nbytes
-            if unseen_nbytes is not None:
-                yield replace(event, nbytes=-unseen_nbytes)
+        before_nbytes = 0 if event.name else live.pop(event.address, 0)
+        if event.name:
             yield event
+        elif event.nbytes < 0:
+            yield replace(event, nbytes=-before_nbytes)
         else:
-            is_older = event.nbytes < 0 and live.pop(event.address, None) is None
-            yield replace(event, is_older=True) if is_older else event
+            live[event.address] = event.nbytes
+            if before_nbytes:
+                yield replace(event, nbytes=-before_nbytes)
+            yield event
 
 
 def storage_identity(storage: torch.UntypedStorage) -> int:
     """A number that two live storages share exactly if they are one."""
     return storage._cdata
+
+
+def address_of(storage: torch.UntypedStorage) -> int:
+    """Where its memory begins, which copies on write may share; 0 if it has none."""
+    view = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    return int(torch._C._data_address(view))
 
 
 def version_of(tensor: torch.Tensor) -> int:

@@ -387,7 +387,7 @@ def _split_at_marks(events: list[MemoryEvent]) -> dict[int, tuple[int, int]]:
         if event.name:
             current, end, live = int(event.name.removeprefix(_MARK)), event.end_ns, 0
             peaks[current] = (0, 0)
-        elif event.start_ns <= end and not event.is_older:
+        elif event.start_ns <= end:
             live += event.nbytes
             peaks[current] = (max(peaks[current][0], live), live)
     return peaks

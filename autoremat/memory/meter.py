@@ -6,10 +6,9 @@ negative; storages are counted once; neither model nor optimizer is changed, and
 optimizer allocates no memory of the model's size.
 
 On CPU the allocator's events are read from a torch profiler session. They miss what threads
-started by the user allocate, memory that a library takes from elsewhere than torch's allocator,
-and the free of older memory that Python cannot see (activations of a forward that ran before the
-step); the last makes the figure too high, never too low: what the allocator tells of it is left
-out, as it may be the size of a block that an earlier session saw at the same address. On CUDA the
+started by the user allocate, memory that a library takes from elsewhere than torch's allocator
+(that of a NumPy array counts where it ends), and the free of older memory that Python cannot see
+(activations of a forward that ran before the step), which makes the figure too high. On CUDA the
 allocator's statistics are read, and its peak statistics reset.
 """
 
@@ -18,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -27,6 +26,7 @@ from torch.profiler import record_function
 
 from autoremat._torch import (
     MemoryEvent,
+    address_of,
     memory_events,
     profiler_is_active,
     recording_memory,
@@ -40,8 +40,8 @@ from autoremat.reporting.resident import ResidentParts
 
 Device = torch.device | str | None
 
-_PREFIX = "autoremat::"
-_MARK = f"{_PREFIX}measured_step"
+_PREFIX = "autoremat::meter::"
+_MARK = f"{_PREFIX}step"
 _FREED = f"{_PREFIX}freed::"
 _CUDA_ROUNDING = 512
 _ROUNDS = 4  # of garbage that holds garbage; what makes some anew without end is left
@@ -95,9 +95,9 @@ def memory_timeline(step: Callable[[], object], *, device: Device = "cpu") -> tu
             "sessions do not nest. Measure outside the profiled region."
         )
     _collect_garbage()  # else it would be freed at some moment of the step and lower the curve
-    older = {storage.data_ptr(): storage for storage in _cpu_storages()}
-    sizes = {address: storage.nbytes() for address, storage in older.items()}
-    watched = [_watch_free(address, storage) for address, storage in older.items()]
+    older = _by_address(_cpu_storages())
+    watched = [_watch_free(at, storage) for at, found in older.items() for storage in found]
+    blocks = {at: (max(s.nbytes() for s in found), len(found)) for at, found in older.items()}
     older.clear()
     try:
         with recording_memory() as session:
@@ -107,7 +107,7 @@ def memory_timeline(step: Callable[[], object], *, device: Device = "cpu") -> tu
     finally:
         for finalizer in watched:
             finalizer.detach()
-    return tuple(accumulate(_cpu_deltas(memory_events(session, _PREFIX), sizes), initial=0))
+    return tuple(accumulate(_cpu_deltas(memory_events(session, _PREFIX), blocks), initial=0))
 
 
 def _collect_garbage() -> None:
@@ -132,6 +132,17 @@ def _cpu_storages() -> Iterator[torch.UntypedStorage]:
         yield from (s for s in storages if s.device.type == "cpu" and s.nbytes() > 0)
 
 
+def _by_address(
+    storages: Iterable[torch.UntypedStorage],
+) -> dict[int, list[torch.UntypedStorage]]:
+    """The distinct storages with memory, by where that is: some share it, as NumPy's arrays do."""
+    found: dict[int, list[torch.UntypedStorage]] = {}
+    for storage in {storage_identity(storage): storage for storage in storages}.values():
+        found.setdefault(address_of(storage), []).append(storage)
+    found.pop(0, None)
+    return found
+
+
 def _watch_free(address: int, storage: torch.UntypedStorage) -> weakref.finalize:
     """Mark the end of a storage in the profiler's own record.
 
@@ -148,27 +159,31 @@ def _mark_free(address: int) -> None:
         pass
 
 
-def _cpu_deltas(events: Sequence[MemoryEvent], older: dict[int, int]) -> Iterator[int]:
+def _cpu_deltas(
+    events: Sequence[MemoryEvent], older: Mapping[int, tuple[int, int]]
+) -> Iterator[int]:
     """Bytes allocated (positive) and freed (negative) within the marked span, in time order.
 
     Args:
         events: of the session.
-        older: bytes of what was there before, by address. Their end is told by a mark, by the
-            allocator, or by both, in any order; of what was resized by the allocator alone.
+        older: of what was there before, by address, the bytes and how many storages share them. The
+            end of a storage is told by a mark, that of the memory by the allocator if an earlier
+            session has seen it; in any order.
     """
     span = next(event for event in events if event.name == _MARK)
     left = dict(older)
     for event in events:
-        if not span.start_ns <= event.start_ns <= span.end_ns:
+        if not span.start_ns <= event.start_ns <= span.end_ns or event is span:
             continue
-        if event.name.startswith(_FREED):
-            freed_nbytes = left.pop(int(event.name.removeprefix(_FREED)), 0)
-        elif event.is_older:
-            freed_nbytes = left.pop(event.address, 0)
-        else:
-            freed_nbytes = -event.nbytes
-        if freed_nbytes:
-            yield -freed_nbytes
+        if event.nbytes:
+            yield event.nbytes
+            continue
+        address = event.address or int(event.name.removeprefix(_FREED))
+        nbytes, owners = left.pop(address, (0, 0))
+        if event.name and owners > 1:
+            left[address] = nbytes, owners - 1
+        elif nbytes:
+            yield -nbytes
 
 
 def _device(device: Device) -> torch.device:

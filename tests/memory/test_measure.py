@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import threading
+import warnings
 
 import pytest
 import torch
@@ -87,6 +88,33 @@ def at_the_address_of_a_recorded_block() -> list[torch.Tensor]:
         if others[-1].data_ptr() == address:
             return others[-1:]
     return []
+
+
+def test_memory_that_two_storages_share_goes_with_the_last():
+    """As that of a tensor and of what NumPy has made of it."""
+    whole = block(16)
+    held = [torch.from_numpy(whole.numpy())]
+    assert memory_timeline(held.clear) == (0,)
+    both = [whole, torch.from_numpy(whole.numpy())]
+    del whole
+    assert memory_timeline(both.clear) == (0, -16 * KIB)
+
+
+def test_measuring_copies_nothing_that_is_copied_on_write():
+    """The step does, when it writes."""
+    first = block(16)
+    second = torch._lazy_clone(first)
+    assert measure_peak(lambda: second.fill_(1), device="cpu") == 16 * KIB
+
+
+def test_tensors_without_memory_may_be_there():
+    """Such as masked ones, whose data are other tensors."""
+    mask = torch.ones(4, dtype=torch.bool)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # masked tensors are a prototype
+        held = torch.masked.masked_tensor(torch.randn(4), mask)
+    assert measure_peak(lambda: block(1), device="cpu") == KIB
+    assert held.shape == (4,)
 
 
 def test_a_storage_that_is_emptied_counts_once():
