@@ -209,10 +209,9 @@ class Audit:
             sizes: what its symbolic sizes stand for.
         """
         kept_nbytes = sum(nbytes for _, nbytes in returned_storages(device))
-        situation = (name, bool(kept_nbytes), *names_of(runs))
-        about = math.ceil(
-            PER_OCTAVE * math.log2(1 + kept_nbytes)
-        )  # not each time it grows a little
+        about = math.ceil(PER_OCTAVE * math.log2(1 + kept_nbytes))  # not whenever it grows a little
+        # Reentrant checkpoints let go of it one by one, while gradients come.
+        situation = (name, about if _torch.is_in_backward() else about > 0, *names_of(runs))
         if self.is_known(situation, (*sizes, *sizes_of_runs(runs), about)):
             return None
         self.arguments.note(args)

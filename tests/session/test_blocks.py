@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import warnings
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import autoremat
 from autoremat import _torch
@@ -38,10 +41,11 @@ class Body(nn.Module):
 
 
 class Stack(nn.Module):
-    """Equal blocks between code in eager mode."""
+    """Equal blocks between code in eager mode, each `every`-th of them in a checkpoint if asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, every: int = 0, *, is_reentrant: bool = False) -> None:
         super().__init__()
+        self.every, self.is_reentrant = every, is_reentrant
         self.stem = nn.Linear(WIDTH, WIDTH)
         self.blocks = nn.ModuleList(Body() for _ in range(BLOCKS))
         self.skipped: set[int] = set()
@@ -49,7 +53,10 @@ class Stack(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
         for number, block in enumerate(self.blocks):
-            x = x if number in self.skipped else block(x)
+            if self.every and number % self.every == 0:
+                x = checkpoint(block, x, use_reentrant=self.is_reentrant)
+            else:
+                x = x if number in self.skipped else block(x)
         return x.square().mean()
 
 
@@ -58,10 +65,10 @@ def options(budget: int | str, **more: Any) -> dict[str, Any]:
     return {"budget": budget, "compiler": "eager", "verbose": False, "time_limit": 2.0} | more
 
 
-def blockwise(budget: int | str, **more: Any) -> Stack:
+def blockwise(budget: int | str, make: Callable[[], Stack] = Stack, **more: Any) -> Stack:
     """A stack whose blocks are compiled alone, under one budget."""
     torch._dynamo.reset()
-    model, given = make_seeded(Stack), options(budget, **more)
+    model, given = make_seeded(make), options(budget, **more)
     for block in model.blocks:
         block.compile(backend="autoremat", options=given)
     return model
@@ -104,6 +111,51 @@ def test_equal_blocks_keep_one_budget_and_settle(share: float):
         step(model, (BATCH,))
     assert compiles(model.blocks[3]) == [3, 2, 24]
     assert _torch.dynamo_counters["stats"]["unique_graphs"] == graphs + 1
+
+
+def test_blocks_in_checkpoints_keep_what_they_return():
+    """What they save is dropped; the backward runs them again, which is no further step."""
+    reference = step(make_seeded(Stack), (BATCH,))
+    model = blockwise("1GB", partial(Stack, 1))
+    for _ in range(3):
+        close(reference, step(model, (BATCH,)), 1e-5)
+    predicted, highest = autoremat.report(model.blocks[0]).predicted_peak_nbytes, peak_of(model)
+    assert highest <= predicted <= highest + 2 * BATCH.nbytes
+    assert compiles(model.blocks[0])[2] == 4
+
+
+def test_blocks_in_checkpoints_are_planned_for_what_they_return():
+    """A step that is told to be above its budget, and those after it."""
+    budget = int(0.95 * peak_of(make_seeded(partial(Stack, 1))))
+    model = blockwise(budget, partial(Stack, 1))
+    with pytest.warns(autoremat.OverBudgetWarning, match="From the next step on it is planned"):
+        step(model, (BATCH,))
+    step(model, (BATCH,))
+    assert peak_of(model) <= budget
+
+
+@pytest.mark.parametrize("every", [2, 3])
+def test_some_blocks_in_checkpoints_have_the_plan_of_the_others(every: int):
+    """A rerun has to save what the first run has saved, so that no run has a plan of its own."""
+    budget, reference = budget_at(0.6), step(make_seeded(Stack), (BATCH,))
+    model = blockwise(budget, partial(Stack, every))
+    for _ in range(4):
+        close(reference, step(model, (BATCH,)), 1e-5)
+    assert peak_of(model) <= budget
+    assert [graph.name for graph in autoremat.report(model.blocks[0]).graphs] == ["graph 0"]
+
+
+def test_what_reentrant_checkpoints_keep_counts():
+    """Their forwards have no gradients, but their results wait.
+
+    Not foreseen: in its backward a block's own result and the gradient of that stay.
+    """
+    reference = step(make_seeded(Stack), (BATCH,))
+    model = blockwise("1GB", partial(Stack, 1, is_reentrant=True))
+    for _ in range(3):
+        close(reference, step(model, (BATCH,)), 1e-5)
+    predicted, highest = autoremat.report(model.blocks[0]).predicted_peak_nbytes, peak_of(model)
+    assert abs(predicted - highest) <= 3 * BATCH.nbytes
 
 
 def test_a_list_of_equal_blocks_is_planned_and_compiled_once():
