@@ -19,7 +19,6 @@ import torch
 from distributed_models import WAYS, batch, make, with_checkpoints
 from own_process import forget_plans
 from torch import Tensor, distributed, nn
-from torch._dynamo.exc import BackendCompilerFailed
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -251,7 +250,7 @@ def _beside_torch(case: Case, expected: list[Tensor]) -> Row:
     with _torch.activation_memory_budget(TORCH_SHARE):
         try:
             peer = _trained(case, prepare)
-        except BackendCompilerFailed as error:  # on all ranks: DTensor's meshes have no size
+        except _torch.BackendCompilerFailed as error:  # on all ranks: DTensor's meshes have no size
             return {"status": "no peer", "why": str(error.inner_exception).splitlines()[0][:80]}
     peak_nbytes = _worst(peer.peak_nbytes())
     row = _row(case, peak_nbytes, expected)

@@ -13,7 +13,7 @@ import torch
 import torch._functorch.partitioners as _partitioners
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.exc import ShortenTraceback
+from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback
 from torch._dynamo.utils import counters as dynamo_counters
 from torch._functorch._aot_autograd import graph_compile
 from torch._functorch.aot_autograd import aot_function
@@ -35,6 +35,7 @@ from torch.utils._pytree import arg_tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 __all__ = [
+    "BackendCompilerFailed",
     "BoxedCodeGen",
     "CheckpointPolicy",
     "DataDependentOutput",

@@ -1577,3 +1577,14 @@ def test_flat_units(strategy: str):
     assert sum(tensor.untyped_storage().nbytes() for tensor in after.moving) == 0
     assert sum(tensor.nbytes for tensor in after.shards) == (64 if is_shared else 128)
     assert any(tensor is inner.weight for tensor in after.gathered)
+
+
+def test_backend_compiler_failed():
+    """What Dynamo makes of a backend's error, which it holds."""
+
+    def backend(module: fx.GraphModule, inputs: list[torch.Tensor]) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(_torch.BackendCompilerFailed) as raised:
+        torch.compile(torch.sin, backend=backend)(torch.ones(2))
+    assert isinstance(raised.value.inner_exception, ValueError)
