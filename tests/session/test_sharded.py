@@ -79,22 +79,22 @@ def nbytes_of(module: nn.Module) -> int:
     return sum(4 * parameter.numel() for parameter in module.parameters())
 
 
-def step_peak_nbytes(model: nn.Module) -> int:
+def step_peak_nbytes(model: nn.Module, x: Tensor | None = None) -> int:
     """Of a step that begins without gradients: what is there, and the measured peak above it."""
     model.zero_grad(set_to_none=True)
-    x = batch()
+    x = batch() if x is None else x
     before = resident_nbytes(model, x)
     found = before + autoremat.measure_peak(lambda: model(x).backward(), device="cpu")
     model.zero_grad(set_to_none=True)
     return found
 
 
-def trained(model: nn.Module, steps: int = 4) -> nn.Module:
+def trained(model: nn.Module, steps: int = 4, x: Tensor | None = None) -> nn.Module:
     """After steps, of which the first are told of while they are above the budget."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", autoremat.OverBudgetWarning)
         for _ in range(steps):
-            model(batch()).backward()
+            model(batch() if x is None else x).backward()
             model.zero_grad(set_to_none=True)
     return model
 
@@ -194,6 +194,23 @@ def test_a_sharded_model_is_kept_within_its_budget(is_first: bool):
     predicted = autoremat.report(model).predicted_peak_nbytes
     assert measured <= predicted <= budget
     assert predicted <= measured + batch().nbytes
+
+
+@pytest.mark.usefixtures("four_processes")
+@pytest.mark.parametrize("becomes", ["sharded", torch.bfloat16, torch.float64])
+def test_a_model_that_becomes_another_after_its_first_steps_keeps_its_budget(
+    becomes: str | torch.dtype,
+):
+    """Also where all of it takes twice the bytes, as long as a plan fits."""
+    highest = step_peak_nbytes(trained(make_seeded(Blocks), 1))
+    given = {"compiler": "eager", "verbose": False, "time_limit": 2.0}
+    budget, x = int(0.9 * highest), batch()
+    model = trained(autoremat.optimize(make_seeded(Blocks), budget, **given))
+    if isinstance(becomes, torch.dtype):
+        model, x = model.to(becomes), x.to(becomes)
+    else:
+        sharded(model)
+    assert step_peak_nbytes(trained(model, x=x), x) <= budget
 
 
 def flat(model: nn.Module) -> nn.Module:
