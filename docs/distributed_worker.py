@@ -28,7 +28,6 @@ from autoremat import _torch
 CPU = torch.device("cpu")
 SETTLED = 5  # steps before one is measured: it is promised from the third on
 MEASURED = 6
-SMALLEST_TRIES = 3
 SMALLEST, CHECKPOINTS, TORCH = 0, -1, -2  # settings
 TORCH_SHARE = 0.5  # of what torch would keep, which its own budget allows
 
@@ -151,7 +150,7 @@ def rows_of(case: Case) -> Iterator[Row]:
         if setting == TORCH:
             row = _beside_torch(case, expected)
         elif setting == SMALLEST:
-            row = _timed(_smallest(case, expected), checked, case.rounds)
+            row = _timed(_row(case, "min", expected), checked, case.rounds)
         else:
             is_peers = setting == CHECKPOINTS
             budget_nbytes = checked_nbytes if is_peers else eager_nbytes * setting // 100
@@ -170,15 +169,15 @@ def _trained(case: Case, prepare: Callable[[Any], Any]) -> Training:
     return training
 
 
-def _row(case: Case, budget_nbytes: int, expected: list[Tensor]) -> Row:
-    """One budget."""
+def _row(case: Case, budget: int | str, expected: list[Tensor]) -> Row:
+    """One budget: bytes, or "min", which asks for what the report then predicts."""
     torch.compiler.reset()
     gc.collect()
     started = time.perf_counter()
     told: list[str] = []
 
     def prepare(model: Any) -> Any:
-        return _planned(case, model, budget_nbytes)
+        return _planned(case, model, budget)
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -192,11 +191,12 @@ def _row(case: Case, budget_nbytes: int, expected: list[Tensor]) -> Row:
     scale = max(float(g.abs().max()) for g in expected)
     pairs = zip(found, expected, strict=True)
     error = max(float((a - b).abs().max()) for a, b in pairs if a.numel()) / scale
+    predicted = _predicted(training.model)
     return {
         "status": "ok",
-        "budget_nbytes": budget_nbytes,
+        "budget_nbytes": predicted["predicted_nbytes"] if budget == "min" else budget,
         "measured_nbytes": _worst(training.peak_nbytes()),
-        **_predicted(training.model),
+        **predicted,
         "gradient_error": _worst(error),
         "first_steps_seconds": _worst(first_seconds),
         "told": told,
@@ -204,8 +204,8 @@ def _row(case: Case, budget_nbytes: int, expected: list[Tensor]) -> Row:
     }
 
 
-def _planned(case: Case, model: Any, budget_nbytes: int) -> Any:
-    common = {"budget": budget_nbytes, "compiler": case.compiler, "time_limit": case.time_limit_s}
+def _planned(case: Case, model: Any, budget: int | str) -> Any:
+    common = {"budget": budget, "compiler": case.compiler, "time_limit": case.time_limit_s}
     if not WAYS[case.way].is_by_block:
         return autoremat.optimize(model, **common, verbose=False)
     options = {**common, "verbose": False}
@@ -222,21 +222,6 @@ def _predicted(model: nn.Module) -> Row:
         "predicted_nbytes": _worst(report.predicted_peak_nbytes),
         "has_one_plan": all(plan == other for other in _of_all(plan)),
     }
-
-
-def _smallest(case: Case, expected: list[Tensor]) -> Row:
-    """The leanest step: that of the smallest peak which a refusal names, or a report predicts."""
-    budget_nbytes = 1
-    for _ in range(SMALLEST_TRIES):
-        row = _row(case, budget_nbytes, expected)
-        if row["status"] == "refused":
-            budget_nbytes = row["smallest_peak_nbytes"]
-            continue
-        predicted_nbytes = row.get("predicted_nbytes") or row["measured_nbytes"]
-        if predicted_nbytes <= budget_nbytes:
-            break
-        budget_nbytes = predicted_nbytes
-    return row
 
 
 def _beside_torch(case: Case, expected: list[Tensor]) -> Row:

@@ -23,6 +23,7 @@ from autoremat.problem.lower import as_written
 from autoremat.problem.subject import Subject
 
 _FINENESS = 1 / 64  # to which an even share is found
+_LOWER = 0.95  # of the leanest step so far: what is tried next
 _RICHER = ", last runs"
 
 
@@ -131,13 +132,29 @@ class Runs:
 def allot(runs: Runs, budget_nbytes: int, around: Around, setting: Setting) -> list[Allotted]:
     """What each plan of each graph gets.
 
+    Where the budget cannot be kept, that of the leanest step that is found. Ways are searched for
+    beside a budget, and one far below what a step takes leads to none of use: so the next budget is
+    always a little below the step found last.
+
     Args:
         runs: the step.
         budget_nbytes: of all of it.
         around: what it holds beside its graphs.
         setting: how they are planned.
     """
-    parts = list(runs.parts.values())
+    shared, shares = _shared(runs, budget_nbytes, around, setting)
+    while (lower_nbytes := int(_LOWER * shared.peak_nbytes(shares))) > budget_nbytes:
+        other, lower = _shared(runs, lower_nbytes, around, setting)
+        if other.peak_nbytes(lower) >= shared.peak_nbytes(shares):
+            break
+        shared, shares = other, lower
+    return list(_allotted(runs, shared, shares, max(budget_nbytes, shared.peak_nbytes(shares))))
+
+
+def _shared(
+    runs: Runs, budget_nbytes: int, around: Around, setting: Setting
+) -> tuple[Shared, list[Share]]:
+    """A step whose graphs have ways for a budget, and the shares of these."""
     evenly = _evenly(runs, budget_nbytes, around)
     members = [
         Member(
@@ -149,8 +166,9 @@ def allot(runs: Runs, budget_nbytes: int, around: Around, setting: Setting) -> l
             ),
             part.resident.traffic.run_nbytes,
             part.resident.traffic.forward_nbytes,
+            name in runs.of_one_plan,
         )
-        for part, (found, kept_nbytes) in zip(parts, evenly, strict=True)
+        for (name, part), (found, kept_nbytes) in zip(runs.parts.items(), evenly, strict=True)
     ]
     shared = Shared(
         members,
@@ -161,15 +179,7 @@ def allot(runs: Runs, budget_nbytes: int, around: Around, setting: Setting) -> l
         runs.is_nested,
         runs.reduced_nbytes,
     )
-    shares = [
-        Share(share.lean)
-        if name in runs.of_one_plan and share.rich_runs < shared.runs_of(n)
-        else share
-        for n, (name, share) in enumerate(
-            zip(runs.parts, divide(shared, budget_nbytes), strict=True)
-        )
-    ]
-    return list(_allotted(runs, shared, shares, max(budget_nbytes, shared.peak_nbytes(shares))))
+    return shared, divide(shared, budget_nbytes)
 
 
 def _allotted(

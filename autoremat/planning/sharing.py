@@ -55,6 +55,7 @@ class Member:
         ways: how it could run, the leanest first.
         kept_nbytes: parameters that each run keeps gathered until its backward, in all ways.
         gathers_nbytes: more while it goes forward, in all ways.
+        has_one_plan: whether all of its runs have to go the same way.
     """
 
     resident_nbytes: int
@@ -62,6 +63,7 @@ class Member:
     ways: tuple[Way, ...]
     kept_nbytes: int = 0
     gathers_nbytes: int = 0
+    has_one_plan: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,11 @@ class Shared:
         """How often a graph runs."""
         return sum(1 for other in self.order if other == number)
 
+    def are_alike(self, number: int) -> bool:
+        """Whether all runs of a graph go the same way."""
+        member = self.members[number]
+        return member.has_one_plan or not self.is_nested or self.runs_of(number) < 2
+
     def _runs(self, shares: Sequence[Share]) -> Iterator[tuple[int, Way | None]]:
         """Each run's number and way, which a layer in eager mode has not."""
         left = Counter(self.order)
@@ -206,16 +213,17 @@ def _by_worth(shared: Shared, budget_nbytes: int) -> list[Share]:
 def _richer(
     shared: Shared, shares: Sequence[Share], number: int, hull: Sequence[int]
 ) -> tuple[Share, float]:
-    """A graph's share with one more rich run, and the time that each byte of it saves."""
-    share, ways = shares[number], shared.members[number].ways
-    if share.rich_runs == shared.runs_of(number) or share.rich == share.lean:
+    """A graph's share with more rich runs, and the time that each byte of them saves."""
+    share, ways, runs = shares[number], shared.members[number].ways, shared.runs_of(number)
+    if share.rich_runs == runs or share.rich == share.lean:
         further = hull[hull.index(share.rich) + 1 :]
         if not further:
             return share, 0.0
         share = Share(share.rich, further[0], 0)
     saved_us = ways[share.lean].time_us - ways[share.rich].time_us
     more_nbytes = ways[share.rich].crossing_nbytes - ways[share.lean].crossing_nbytes
-    return replace(share, rich_runs=share.rich_runs + 1), saved_us / max(1, more_nbytes)
+    rich_runs = runs if shared.are_alike(number) else share.rich_runs + 1
+    return replace(share, rich_runs=rich_runs), saved_us / max(1, more_nbytes)
 
 
 def _best_pair(
@@ -237,7 +245,7 @@ def _best_pair(
         return low
 
     alone = [Share(way, way) for way in range(len(ways))]
-    if runs < 2 or not shared.is_nested:
+    if shared.are_alike(number):
         return [*shares[:number], min(alone, key=rank), *shares[number + 1 :]]
     pairs = combinations(range(len(ways)), 2)
     mixed = [Share(lean, rich, most_rich_runs(lean, rich)) for lean, rich in pairs]

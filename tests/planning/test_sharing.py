@@ -17,9 +17,11 @@ def step(order: list[int], *members: Member, is_nested: bool = True, **around: i
     return Shared(members, order, (), Around(**around), 0, is_nested)
 
 
-def block(*ways: Way, resident_nbytes: int = 100, gradient_nbytes: int = 0) -> Member:
+def block(
+    *ways: Way, resident_nbytes: int = 100, gradient_nbytes: int = 0, has_one_plan: bool = False
+) -> Member:
     """A graph that could run in these ways."""
-    return Member(resident_nbytes, gradient_nbytes, ways)
+    return Member(resident_nbytes, gradient_nbytes, ways, has_one_plan=has_one_plan)
 
 
 def test_what_a_run_keeps_is_beside_the_later_runs_only():
@@ -47,6 +49,23 @@ def test_no_pair_of_ways_is_faster_within_the_budget(budget_nbytes: int):
     fitting = [[Share(*share)] for share in every]
     fitting = [share for share in fitting if shared.peak_nbytes(share) <= budget_nbytes]
     assert shared.time_us([found]) == min(map(shared.time_us, fitting))
+
+
+@pytest.mark.parametrize("budget_nbytes", [240, 290, 350, 420, 600])
+def test_runs_that_have_to_be_alike_get_the_fastest_way_that_all_can_go(budget_nbytes: int):
+    """What the last runs could have of their own goes to a graph whose runs may differ."""
+    shared = step([0, 1] * 4, block(LEAN, MIDDLE, RICH, has_one_plan=True), block(LEAN, RICH))
+    found = divide(shared, budget_nbytes)
+    assert shared.peak_nbytes(found) <= budget_nbytes
+    alike = [[Share(way)] for way in range(3)]
+    pairs = [[Share(0, 1, runs)] for runs in range(5)]
+    fitting = [
+        [*first, *second]
+        for first, second in itertools.product(alike, pairs)
+        if shared.peak_nbytes([*first, *second]) <= budget_nbytes
+    ]
+    assert shared.time_us(found) == min(map(shared.time_us, fitting))
+    assert found[0].rich_runs in (0, 4)
 
 
 def test_bytes_go_where_they_save_the_most():
