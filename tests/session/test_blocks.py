@@ -235,6 +235,19 @@ def test_as_little_as_can_be_is_said_of_all_runs(through: str):
     assert compiles(model.blocks[0])[1:] == [2, 4]
 
 
+@pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")
+def test_no_budget_leads_to_a_leaner_step_than_as_little_as_can_be():
+    """Nor does one below it, which the leanest step exceeds by as little."""
+    peaks = []
+    for budget in ("min", budget_at(0.2), budget_at(0.1)):
+        model = blockwise(budget)
+        for _ in range(3):
+            step(model, (BATCH,))
+        peaks.append(peak_of(model))
+    assert peaks[0] <= 1.02 * min(peaks)
+    assert peaks[0] < budget_at(0.25)
+
+
 @pytest.mark.parametrize("is_evaluated", [False, True])
 def test_equal_mappings_of_one_step_are_one(is_evaluated: bool):
     """Written anew for each block: one budget, also where nothing was planned in a first call."""
