@@ -14,7 +14,7 @@ from typing import NamedTuple
 from autoremat_solver.policies import recompute_all
 
 from autoremat.ask.options import Setting
-from autoremat.planning.nesting import Around, Beside, beside, placed
+from autoremat.planning.nesting import Around, Beside, Returned, beside, placed
 from autoremat.planning.part import Part
 from autoremat.planning.sharing import Member, Share, Shared, Way, divide
 from autoremat.planning.simulated import plans_at_once
@@ -82,7 +82,7 @@ class Runs:
     Attributes:
         parts: its graphs, by name, in the order of their first runs.
         order: the number of each run: of a graph, or beyond those of a layer in eager mode.
-        eager_gradients: bytes of gradients, by layer in eager mode.
+        gradients: by run, what its backward returns.
         existing_nbytes: gradients that exist before it.
         is_nested: whether the backward of a later run comes first.
         of_one_plan: graphs all of whose runs have to have the same.
@@ -90,15 +90,10 @@ class Runs:
 
     parts: Mapping[str, Part]
     order: Sequence[int]
-    eager_gradients: Sequence[int]
+    gradients: Sequence[Returned]
     existing_nbytes: int
     is_nested: bool = True
     of_one_plan: Set[str] = frozenset()
-
-    @property
-    def gradients(self) -> list[int]:
-        """By number, gradients of parameters that a backward returns."""
-        return [*(part.gradient_nbytes for part in self.parts.values()), *self.eager_gradients]
 
     @property
     def reduced_nbytes(self) -> int:
@@ -118,12 +113,11 @@ class Runs:
     def beside(self, crossing: Sequence[int], around: Around) -> list[Beside]:
         """What is held beside each graph, where they keep so much from forward to backward."""
         kept = [part.resident.traffic.run_nbytes for part in self.parts.values()]
-        crossing = [*map(sum, zip(crossing, kept, strict=True)), *(0 for _ in self.eager_gradients)]
-        gradients = self.gradients
+        held = [crossing[n] + kept[n] if n < len(kept) else 0 for n in self.order]
         resident_nbytes, reduced_nbytes = self.resident_nbytes, self.reduced_nbytes
         result = []
         for number, part in enumerate(self.parts.values()):
-            found = beside(self.order, number, crossing, gradients, reduced_nbytes)
+            found = beside(self.order, number, held, self.gradients, reduced_nbytes)
             later = Around(held_nbytes=resident_nbytes - part.step_resident_nbytes)
             result.append(around.beside(later.beside(found.beyond(self.existing_nbytes))))
         return result
@@ -159,7 +153,6 @@ def _shared(
     members = [
         Member(
             runs.resident_nbytes + part.between_nbytes,
-            part.gradient_nbytes,
             tuple(
                 _as_run(part, way)
                 for way in ways_of(part.subject, found, kept_nbytes, budget_nbytes, setting)
@@ -173,7 +166,7 @@ def _shared(
     shared = Shared(
         members,
         runs.order,
-        runs.eager_gradients,
+        runs.gradients,
         around,
         runs.existing_nbytes,
         runs.is_nested,

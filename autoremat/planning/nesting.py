@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import NamedTuple
 
 from autoremat.problem.lower import Lowered
 
@@ -40,11 +41,24 @@ class Beside:
         return Beside(self.held_nbytes, max(0, self.gradients_nbytes - existing_nbytes))
 
 
+class Returned(NamedTuple):
+    """Gradients of parameters that the backward of a run returns.
+
+    Attributes:
+        nbytes: of those that are there from then on; of parameters that later runs read as well
+            there were some already.
+        adding_nbytes: more while such are added up: autograd makes sums, one after the other.
+    """
+
+    nbytes: int
+    adding_nbytes: int = 0
+
+
 def beside(
     order: Sequence[int],
     number: int,
-    crossing_nbytes: Sequence[int],
-    gradient_nbytes: Sequence[int],
+    crossing: Sequence[int],
+    gradients: Sequence[Returned],
     reduced_nbytes: int = 0,
 ) -> Beside:
     """What is held beside a graph in that of its runs which finds the most.
@@ -52,15 +66,15 @@ def beside(
     Args:
         order: the number of the graph of each run.
         number: the graph.
-        crossing_nbytes: by number, what crosses from a graph's forward to its backward.
-        gradient_nbytes: by number, gradients of parameters that a graph's backward returns.
+        crossing: by run, bytes that cross from its forward to its backward.
+        gradients: by run, what its backward returns.
         reduced_nbytes: more once any backward has returned some: what they are reduced from.
     """
-    held = list(accumulate((crossing_nbytes[n] for n in order), initial=0))
-    returned = list(accumulate((gradient_nbytes[n] for n in order), initial=0))
+    held = list(accumulate(crossing, initial=0))
+    returned = list(accumulate((gradient.nbytes for gradient in gradients), initial=0))
     moved = [*(reduced_nbytes for _ in order[1:]), 0]  # no backward comes before that of the last
     found = [
-        (held[run], returned[-1] - returned[run + 1] + moved[run])
+        (held[run], returned[-1] - returned[run + 1] + gradients[run].adding_nbytes + moved[run])
         for run, graph in enumerate(order)
         if graph == number
     ]

@@ -97,6 +97,22 @@ class Part:
         returned_nbytes = self.subject.lowered.storages.total_nbytes(gradients)
         return int(self.resident.traffic.gradient_share * returned_nbytes)
 
+    @functools.cached_property
+    def viewing_gradients(self) -> frozenset[int]:
+        """Bytes of each gradient of a parameter that is a view.
+
+        Autograd adds nothing to such a one where it lies, but makes a sum.
+        """
+        joint, storages = self.subject.joint, self.subject.lowered.storages
+        returned = _gradients_by_input(joint)
+        found = (returned[node] for node in joint.static_inputs if node in returned)
+        return frozenset(
+            storages.nbytes[name]
+            for node in found
+            for name in storages.of_node[node]
+            if storages.root.get(name) is not node
+        )
+
     def report(self, found: Beside) -> GraphReport:
         """The graph's report, so much being held beside it."""
         if found not in self._reports:

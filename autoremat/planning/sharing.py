@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from autoremat.planning.nesting import Around, Beside
+from autoremat.planning.nesting import Around, Beside, Returned
 
 _ROUNDS = 4  # of giving each graph the best pair of ways
 _FINENESS = 1 / 128  # to which the smallest peak of a step is found
@@ -51,7 +51,6 @@ class Member:
 
     Attributes:
         resident_nbytes: live all the time, as far as this graph counts it.
-        gradient_nbytes: gradients of parameters that each of its backwards returns.
         ways: how it could run, the leanest first.
         kept_nbytes: parameters that each run keeps gathered until its backward, in all ways.
         gathers_nbytes: more while it goes forward, in all ways.
@@ -59,7 +58,6 @@ class Member:
     """
 
     resident_nbytes: int
-    gradient_nbytes: int
     ways: tuple[Way, ...]
     kept_nbytes: int = 0
     gathers_nbytes: int = 0
@@ -88,7 +86,7 @@ class Shared:
     Attributes:
         members: its graphs.
         order: the number of each run: of a graph, or beyond those of a layer in eager mode.
-        eager_gradients: bytes of gradients, by layer in eager mode.
+        gradients: by run, what its backward returns.
         around: what it holds beside its graphs.
         existing_nbytes: gradients that exist before it, to which its own are added.
         is_nested: whether the backward of a later run comes first; else all runs of a graph are
@@ -98,7 +96,7 @@ class Shared:
 
     members: Sequence[Member]
     order: Sequence[int]
-    eager_gradients: Sequence[int]
+    gradients: Sequence[Returned]
     around: Around
     existing_nbytes: int
     is_nested: bool = True
@@ -114,13 +112,15 @@ class Shared:
 
     def _peaks(self, shares: Sequence[Share]) -> Iterator[int]:
         """Of each run, and at last of code in eager mode."""
-        later = sum(map(self._gradient_nbytes, self.order))
+        later = sum(gradient.nbytes for gradient in self.gradients)
         held, around = self.around.held_nbytes, self.around
         for run, (number, way) in enumerate(self._runs(shares), start=1):
-            later -= self._gradient_nbytes(number)
+            gradient = self.gradients[run - 1]
+            later -= gradient.nbytes
             if way is None:
                 continue
-            returned = around.returned_nbytes + max(0, later - self.existing_nbytes)
+            returned = later + gradient.adding_nbytes - self.existing_nbytes
+            returned = around.returned_nbytes + max(0, returned)
             returned += self.reduced_nbytes if run < len(self.order) else 0
             forward_nbytes = way.forward_nbytes + self.members[number].gathers_nbytes
             own = max(forward_nbytes, returned + way.backward_nbytes)
@@ -152,11 +152,6 @@ class Shared:
                 continue
             share, ways = shares[number], self.members[number].ways
             yield number, ways[share.rich if left[number] < share.rich_runs else share.lean]
-
-    def _gradient_nbytes(self, number: int) -> int:
-        if number < len(self.members):
-            return self.members[number].gradient_nbytes
-        return self.eager_gradients[number - len(self.members)]
 
 
 def divide(shared: Shared, budget_nbytes: int) -> list[Share]:

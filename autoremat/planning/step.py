@@ -8,15 +8,46 @@ Guarantees: a graph that runs several times counts as often, each time as the pl
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from autoremat.ask.options import Setting
+from autoremat.memory.meter import storages_nbytes
 from autoremat.planning.allotting import Allotted, Runs, allot, graph_of_plan, richer
-from autoremat.planning.nesting import Around, Beside
+from autoremat.planning.nesting import Around, Beside, Returned
 from autoremat.planning.part import Part
 from autoremat.reporting import GraphReport
+
+
+@dataclass(eq=False)
+class Ran:
+    """A run of a step.
+
+    Attributes:
+        name: of the plan, or of a layer in eager mode.
+        again_nbytes: gradients of parameters that later runs read as well.
+        adding_nbytes: as of `Returned`.
+    """
+
+    name: str
+    again_nbytes: int = 0
+    adding_nbytes: int = 0
+
+    def note_reader(self, parameter: torch.Tensor, later: Part) -> None:
+        """A later run reads one of its parameters as well."""
+        whole_nbytes = storages_nbytes([parameter], parameter.device)
+        nbytes = int(later.resident.traffic.gradient_share * whole_nbytes)
+        self.again_nbytes += nbytes
+        if whole_nbytes in later.viewing_gradients:
+            self.adding_nbytes = max(self.adding_nbytes, nbytes)
+
+    def returned(self, nbytes: int) -> Returned:
+        """What its backward returns, if it returns so much alone."""
+        return Returned(max(0, nbytes - self.again_nbytes), self.adding_nbytes)
 
 
 @dataclass
@@ -27,8 +58,6 @@ class Step:
 
     Attributes:
         parts: plans by name: that of the graph, or `richer` of it.
-        runs: names of the plans that ran in the latest step, in its order; None if nobody tells.
-        longest: graphs of the step with the most runs so far, in its order.
         rich_from: by graph whose last runs have a plan of their own, the first of them.
         planned_runs: by graph, how many runs its plans were made for; further ones are lean.
         provisional: graphs that were planned to keep little, as nobody knew how often they run.
@@ -39,8 +68,6 @@ class Step:
     """
 
     parts: dict[str, Part] = field(default_factory=dict)
-    runs: list[str] | None = None
-    longest: list[str] = field(default_factory=list)
     rich_from: dict[str, int] = field(default_factory=dict)
     planned_runs: dict[str, int] = field(default_factory=dict)
     provisional: set[str] = field(default_factory=set)
@@ -48,6 +75,9 @@ class Step:
     eager_gradient_nbytes: dict[str, int] = field(default_factory=dict)
     existing_gradient_nbytes: int = 0
     checkpointed: set[str] = field(default_factory=set)
+    _ran: list[Ran] | None = None  # in the latest step, in its order; None if nobody tells
+    _longest: list[Ran] = field(default_factory=list)  # the same of that with the most runs so far
+    _readers: dict[int, tuple[weakref.ref[torch.Tensor], Ran]] = field(default_factory=dict)
     _plain: set[str] = field(default_factory=set)  # of this step, those with a run in none
     _waiting: list[str] = field(default_factory=list)  # planned, and did not run yet
     _thread: int = 0
@@ -60,13 +90,17 @@ class Step:
         """
         self.note_longest()
         self.most_runs = max(self.most_runs, len(self.runs or ()))
-        self.runs, self._waiting, self._thread = [*open_runs], [], threading.get_ident()
+        if self.runs is None or self.runs != list(open_runs):
+            self._ran = [Ran(name) for name in open_runs]
+            self._readers.clear()
+        self._waiting, self._thread = [], threading.get_ident()
         self._plain.intersection_update(map(graph_of_plan, open_runs))
 
     def note_longest(self) -> None:
         """A step is over, or as good as over."""
-        if len(self.graphs) >= len(self.longest):
-            self.longest = self.graphs
+        now = self._all_ran
+        if len(now) >= len(self._longest):
+            self._longest = [replace(ran, name=graph_of_plan(ran.name)) for ran in now]
 
     def add(self, name: str, part: Part) -> None:
         """Keep a graph that was planned."""
@@ -91,16 +125,22 @@ class Step:
         if part.is_checkpointed != is_there:
             self.parts[plan] = replace(part, is_checkpointed=is_there, _reports={})
 
-    def ran(self, name: str) -> None:
-        """A graph runs its forward."""
-        if self.runs is not None and self._is_here and name in self.parts:
-            self.runs.append(name)
-            self._waiting = [other for other in self._waiting if other != name]
+    def ran(self, name: str, parameters: Iterable[torch.Tensor] = ()) -> None:
+        """A graph runs its forward, and gradients of these come from its backward."""
+        if self._ran is None or not self._is_here or name not in self.parts:
+            return
+        self._ran.append(ran := Ran(name))
+        self._waiting = [other for other in self._waiting if other != name]
+        for parameter in (p for p in parameters if p.requires_grad):
+            found, before = self._readers.get(id(parameter), (None, None))
+            if found is not None and before is not None and found() is parameter:
+                before.note_reader(parameter, self.parts[name])
+            self._readers[id(parameter)] = (weakref.ref(parameter), ran)
 
     def ran_eagerly(self, layer: str, gradient_nbytes: int) -> None:
         """A layer ran in eager mode; its gradients come from the backward of its last run on."""
-        if self.runs is not None and self._is_here:
-            self.runs = [*(name for name in self.runs if name != layer), layer]
+        if self._ran is not None and self._is_here:
+            self._ran = [*(ran for ran in self._ran if ran.name != layer), Ran(layer)]
             self.eager_gradient_nbytes[layer] = gradient_nbytes
 
     def earlier(self, name: str) -> list[Part]:
@@ -122,11 +162,25 @@ class Step:
         return self._thread == threading.get_ident()
 
     @property
+    def runs(self) -> list[str] | None:
+        """Names of the plans that ran in the latest step, in its order; None if nobody tells."""
+        return None if self._ran is None else [ran.name for ran in self._ran]
+
+    @property
+    def longest(self) -> list[str]:
+        """Graphs of the step with the most runs so far, in its order."""
+        return [ran.name for ran in self._longest]
+
+    @property
+    def _all_ran(self) -> list[Ran]:
+        """What has run or will, in the latest step."""
+        waiting = self.parts if self._ran is None else self._waiting
+        return [*(self._ran or ()), *map(Ran, waiting)]
+
+    @property
     def _order(self) -> list[str]:
         """The graph of each run."""
-        if self.runs is None:
-            return list(self.parts)
-        return [*self.runs, *self._waiting]
+        return [ran.name for ran in self._all_ran]
 
     def reports(self, around: Around) -> Iterator[GraphReport]:
         """Of every graph of the step in this order, so much being held beside all of them."""
@@ -150,7 +204,7 @@ class Step:
             setting: how they are planned.
             is_nested: whether the backward of a later run comes first; else all runs are alike.
         """
-        runs = replace(self._runs_in(self.longest), is_nested=is_nested)
+        runs = replace(self._runs_in(self._longest), is_nested=is_nested)
         return allot(runs, budget_nbytes, around, setting)
 
     def take(self, parts: Mapping[str, Part], rich_from: Mapping[str, int]) -> None:
@@ -167,7 +221,12 @@ class Step:
             **rich_from
         }
         self.planned_runs = {**self.planned_runs, **Counter(self.longest)}
-        self.runs = [self._plan_for(g, self.longest[:n]) for n, g in enumerate(self.longest)]
+        graphs_now = self.longest
+        self._ran = [
+            replace(ran, name=self._plan_for(ran.name, graphs_now[:n]))
+            for n, ran in enumerate(self._longest)
+        ]
+        self._readers.clear()
 
     def next_plan(self, graph: str) -> str:
         """The plan of a graph that runs now."""
@@ -212,18 +271,20 @@ class Step:
     @property
     def _now(self) -> Runs:
         """The latest step."""
-        return self._runs_in(self._order)
+        return self._runs_in(self._all_ran)
 
-    def _runs_in(self, order: Sequence[str]) -> Runs:
+    def _runs_in(self, all_ran: Sequence[Ran]) -> Runs:
         """A step that runs graphs, and layers in eager mode, in this order."""
+        order = [ran.name for ran in all_ran]
         parts = {name: self.parts[name] for name in order if name in self.parts}
-        layers = list(dict.fromkeys(name for name in order if name not in parts))
+        layers = dict.fromkeys(name for name in order if name not in parts)
         numbers = {name: number for number, name in enumerate([*parts, *layers])}
-        gradients = [self.eager_gradient_nbytes.get(name, 0) for name in layers]
+        returned = {name: part.gradient_nbytes for name, part in parts.items()}
+        returned |= {name: self.eager_gradient_nbytes.get(name, 0) for name in layers}
         return Runs(
             parts,
             [numbers[name] for name in order],
-            gradients,
+            [ran.returned(returned[ran.name]) for ran in all_ran],
             self.existing_gradient_nbytes,
             of_one_plan=self.checkpointed,
         )

@@ -285,7 +285,7 @@ class Steps:
         is_larger: bool,
     ) -> None:
         """One of its graphs is about to run: what is there already counts beside it."""
-        self.graphs.ran(name)
+        self.graphs.ran(name, (arg for arg in args if isinstance(arg, torch.nn.Parameter)))
         with self._looking():
             if is_larger:
                 peak_nbytes = find_part().peak_nbytes(self._account.get(name, Beside()))

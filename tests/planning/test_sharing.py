@@ -6,22 +6,27 @@ import itertools
 
 import pytest
 
-from autoremat.planning.nesting import Around
+from autoremat.planning.nesting import Around, Returned
 from autoremat.planning.sharing import Member, Share, Shared, Way, divide
 
 LEAN, MIDDLE, RICH = Way(10, 20, 60, 130.0), Way(20, 30, 60, 110.0), Way(50, 50, 60, 100.0)
 
 
-def step(order: list[int], *members: Member, is_nested: bool = True, **around: int) -> Shared:
-    """A step of these graphs."""
-    return Shared(members, order, (), Around(**around), 0, is_nested)
+def step(
+    order: list[int],
+    *members: Member,
+    is_nested: bool = True,
+    gradient_nbytes: int = 0,
+    **around: int,
+) -> Shared:
+    """A step of these graphs, each run of which returns gradients of its own."""
+    gradients = [Returned(gradient_nbytes)] * len(order)
+    return Shared(members, order, gradients, Around(**around), 0, is_nested)
 
 
-def block(
-    *ways: Way, resident_nbytes: int = 100, gradient_nbytes: int = 0, has_one_plan: bool = False
-) -> Member:
+def block(*ways: Way, resident_nbytes: int = 100, has_one_plan: bool = False) -> Member:
     """A graph that could run in these ways."""
-    return Member(resident_nbytes, gradient_nbytes, ways, has_one_plan=has_one_plan)
+    return Member(resident_nbytes, ways, has_one_plan=has_one_plan)
 
 
 def test_what_a_run_keeps_is_beside_the_later_runs_only():
@@ -35,7 +40,7 @@ def test_what_a_run_keeps_is_beside_the_later_runs_only():
 
 def test_gradients_of_later_runs_are_there_in_the_backward_of_earlier_ones():
     """The first run finds seven of them, and nothing that crosses."""
-    shared = step([0] * 8, block(LEAN, gradient_nbytes=30))
+    shared = step([0] * 8, block(LEAN), gradient_nbytes=30)
     assert shared.peak_nbytes([Share(0)]) == 100 + 60 + 7 * 30
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoremat.planning.nesting import Beside, beside
+from autoremat.planning.nesting import Beside, Returned, beside
 
 
 @pytest.mark.parametrize(
@@ -23,12 +23,15 @@ from autoremat.planning.nesting import Beside, beside
 )
 def test_what_earlier_runs_hold_and_later_ones_have_returned(order, number, held, gradients):
     """Graphs keep 100, 200 and 400 bytes for their backward and return 10, 20 and 40."""
-    assert beside(order, number, (100, 200, 400), (10, 20, 40)) == Beside(held, gradients)
+    crossing = [(100, 200, 400)[n] for n in order]
+    returned = [Returned((10, 20, 40)[n]) for n in order]
+    assert beside(order, number, crossing, returned) == Beside(held, gradients)
 
 
 def test_the_first_run_may_find_the_most_in_its_backward():
     """Where later gradients are larger than what crosses: the sum is that of the first run."""
-    found = beside([0, 1, 0], 0, (5, 5), (100, 1000))
+    returned = [Returned(100), Returned(1000), Returned(100)]
+    found = beside([0, 1, 0], 0, (5, 5, 5), returned)
     assert found == Beside(held_nbytes=10, gradients_nbytes=1100 - 10)
     assert found.most_nbytes == 1100
 
@@ -37,3 +40,11 @@ def test_existing_gradients_are_no_new_ones():
     """What later runs return is added to gradients that are resident already."""
     assert Beside(7, 50).beyond(20) == Beside(7, 30)
     assert Beside(7, 50).beyond(80) == Beside(7, 0)
+
+
+def test_gradients_of_a_parameter_that_several_runs_read_are_there_once():
+    """Three runs return 100 each: the second finds those of the last, and adds up one by one."""
+    returned = [Returned(0, 60), Returned(0, 60), Returned(100)]
+    assert beside([0, 1, 2], 0, (0, 0, 0), returned) == Beside(0, 160)
+    assert beside([0, 1, 2], 1, (0, 0, 0), returned) == Beside(0, 160)
+    assert beside([0, 1, 2], 2, (0, 0, 0), returned) == Beside(0, 0)

@@ -235,6 +235,41 @@ def test_as_little_as_can_be_is_said_of_all_runs(through: str):
     assert compiles(model.blocks[0])[1:] == [2, 4]
 
 
+class Repeated(Stack):
+    """One block that runs eight times: its runs share all parameters, and their gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([self.blocks[0]] * BLOCKS)
+
+
+class Tied(Stack):
+    """A large matrix that the first and the last graph read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(3000, WIDTH) / 100)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + (x @ self.table[:WIDTH].T).tanh()
+        torch._dynamo.graph_break()
+        x = super().forward(x)[None]
+        torch._dynamo.graph_break()
+        return (x * self.table.mean(0)).sum()
+
+
+@pytest.mark.parametrize("make", [Repeated, Tied])
+def test_a_gradient_that_several_runs_return_counts_once(make: Callable[[], Stack]):
+    """To the first one that comes, later ones are added."""
+    model, batch = make_seeded(make), BATCH[:8].clone()
+    planned = model.blocks[0] if make is Repeated else model
+    autoremat.optimize(planned, **options(UNBOUNDED))
+    for _ in range(3):
+        step(model, (batch,))
+    predicted = autoremat.report(planned).predicted_peak_nbytes
+    assert peak_of(model, batch) <= predicted <= 1.05 * peak_of(model, batch)
+
+
 @pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")
 def test_no_budget_leads_to_a_leaner_step_than_as_little_as_can_be():
     """Nor does one below it, which the leanest step exceeds by as little."""
