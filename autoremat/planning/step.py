@@ -77,24 +77,29 @@ class Step:
     checkpointed: set[str] = field(default_factory=set)
     _ran: list[Ran] | None = None  # in the latest step, in its order; None if nobody tells
     _longest: list[Ran] = field(default_factory=list)  # the same of that with the most runs so far
+    _part: list[Ran] = field(default_factory=list)  # the longest of this step's parts before now
     _readers: dict[int, tuple[weakref.ref[torch.Tensor], Ran]] = field(default_factory=dict)
     _plain: set[str] = field(default_factory=set)  # of this step, those with a run in none
     _waiting: list[str] = field(default_factory=list)  # planned, and did not run yet
     _thread: int = 0
 
-    def begin(self, open_runs: Sequence[str] = ()) -> None:
+    def begin(self, open_runs: Sequence[str] = (), *, goes_on: bool = False) -> None:
         """A forward begins, of which each run of a graph will be told.
 
         Args:
             open_runs: graphs of forwards before it, whose backward is still to come.
+            goes_on: whether it is one of the same step: reentrant checkpoints take their forwards
+                again in the backward, one after the other, and each is a part of the step.
         """
         self.note_longest()
         self.most_runs = max(self.most_runs, len(self.runs or ()))
+        self._part = max(self._part, self._all_ran, key=len) if goes_on else []
         if self.runs is None or self.runs != list(open_runs):
             self._ran = [Ran(name) for name in open_runs]
             self._readers.clear()
         self._waiting, self._thread = [], threading.get_ident()
-        self._plain.intersection_update(map(graph_of_plan, open_runs))
+        if not goes_on:
+            self._plain.intersection_update(map(graph_of_plan, open_runs))
 
     def note_longest(self) -> None:
         """A step is over, or as good as over."""
@@ -184,14 +189,12 @@ class Step:
 
     def reports(self, around: Around) -> Iterator[GraphReport]:
         """Of every graph of the step in this order, so much being held beside all of them."""
-        found = self.beside(around)
+        found = _beside(self._most, around)
         yield from (self.parts[name].report(held) for name, held in found.items())
 
     def beside(self, around: Around) -> dict[str, Beside]:
-        """What is held beside each graph of the step, by name, in the order of their first runs."""
-        now = self._now
-        crossing = [part.crossing_nbytes for part in now.parts.values()]
-        return dict(zip(now.parts, now.beside(crossing, around), strict=True))
+        """What is held beside each graph of the step's latest part, by name, in their order."""
+        return _beside(self._runs_in(self._all_ran), around)
 
     def allotted(
         self, budget_nbytes: int, around: Around, setting: Setting, *, is_nested: bool
@@ -250,28 +253,28 @@ class Step:
 
     def graphs_peak_nbytes(self, around: Around) -> int:
         """The highest of its graphs, 0 without any."""
-        held = self.beside(around).items()
+        held = _beside(self._most, around).items()
         return max((self.parts[name].peak_nbytes(found) for name, found in held), default=0)
 
     def eager_peak_nbytes(self, around: Around) -> int:
         """The highest while code in eager mode goes backward, as far as a step has shown it."""
-        now = self._now
-        parts = list(now.parts.values())
+        most = self._most
+        parts = list(most.parts.values())
         if not parts or not around.eager_nbytes:
             return 0
-        crossing_nbytes = sum(parts[n].crossing_nbytes for n in now.order if n < len(parts))
+        crossing_nbytes = sum(parts[n].crossing_nbytes for n in most.order if n < len(parts))
         resident_nbytes = max(part.resident_nbytes for part in parts)
         return resident_nbytes + crossing_nbytes + around.eager_nbytes
 
     @property
     def current(self) -> list[Part]:
         """The graphs of the step, each once."""
-        return list(self._now.parts.values())
+        return list(self._most.parts.values())
 
     @property
-    def _now(self) -> Runs:
-        """The latest step."""
-        return self._runs_in(self._all_ran)
+    def _most(self) -> Runs:
+        """The part of the latest step that runs the most graphs."""
+        return self._runs_in(max(self._all_ran, self._part, key=len))
 
     def _runs_in(self, all_ran: Sequence[Ran]) -> Runs:
         """A step that runs graphs, and layers in eager mode, in this order."""
@@ -288,3 +291,9 @@ class Step:
             self.existing_gradient_nbytes,
             of_one_plan=self.checkpointed,
         )
+
+
+def _beside(runs: Runs, around: Around) -> dict[str, Beside]:
+    """What is held beside each graph, by name."""
+    crossing = [part.crossing_nbytes for part in runs.parts.values()]
+    return dict(zip(runs.parts, runs.beside(crossing, around), strict=True))

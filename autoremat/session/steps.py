@@ -30,7 +30,7 @@ from autoremat.session.code import Code
 from autoremat.session.surroundings import Surroundings
 from autoremat.session.telling import Told
 from autoremat.watch.audit import Look, Present, names_of, sizes_of_runs
-from autoremat.watch.ledger import Roots, Run, note_run, open_runs
+from autoremat.watch.ledger import Roots, Run, has_reruns, note_rerun, note_run, open_runs
 
 REPLANS = 2  # of a step whose graphs do not fit together; the second if others were found then
 MOST_REPLANS = 8  # of one that runs ever more graphs
@@ -74,6 +74,8 @@ class Steps:
     number: int = field(default=0, init=False)
     compiled_in: list[int] = field(default_factory=list, init=False)
     _settled_for: list[str] = field(default_factory=list, init=False)
+    _backward: int | None = field(default=None, init=False)  # that its latest forward was in
+    _has_noted_call: bool = field(default=False, init=False)  # since the latest backward
 
     def __post_init__(self) -> None:
         """Nothing is known of them yet."""
@@ -103,12 +105,25 @@ class Steps:
         """Whether a backward through its graphs is still to come."""
         return bool(self._waiting)
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether a forward that begins now is of the step that is there.
+
+        A backward of that is to come; or it runs, and reentrant checkpoints take forwards again.
+        """
+        if self._waiting:
+            return True
+        backward = _torch.backward_number()
+        is_known = self.graphs.runs is not None and self._backward in (None, backward)
+        return is_known and backward is not None
+
     def begin(self) -> None:
         """A training call begins: one step with those before it whose backward is to come."""
-        waiting = self._waiting
-        self.number += not waiting
-        self.graphs.begin(waiting)
-        self.surroundings.begin_step(is_open=bool(waiting))
+        goes_on = self.goes_on
+        self.number += not goes_on
+        self.graphs.begin(self._waiting, goes_on=goes_on)
+        self.surroundings.begin_step(is_open=goes_on)
+        self._backward = _torch.backward_number()
 
     def notice(self) -> None:
         """Where nobody tells of steps: another one begins once a backward has come."""
@@ -116,9 +131,10 @@ class Steps:
             return
         waiting = self._waiting
         if self.graphs.runs is None or Counter(self.graphs.runs) != Counter(waiting):
-            if not waiting and not _torch.is_compiling():
+            if not self.goes_on and not _torch.is_compiling():
                 self.settle()
             self.begin()
+        self._backward = _torch.backward_number()
 
     @property
     def _waiting(self) -> list[str]:
@@ -245,6 +261,8 @@ class Steps:
             if is_checkpointed and _torch.is_in_backward():  # a rerun: what it saves counts there
                 return self._code_of(code, self.graphs.next_plan(name))[0](*args)
             given = sizes.given(args)
+            if _torch.is_in_backward():
+                note_rerun(self)
             self.notice()
             plan = self.graphs.next_plan(name)
             self.graphs.note_checkpoint(plan, is_there=is_checkpointed)
@@ -314,6 +332,26 @@ class Steps:
             device = self.device
             look = self.audit.at_backward(runs, roots, device, account, keeps_graph=keeps_graph)
             self._learn(look, is_final=True)
+
+    def reruns_begin(self, roots: Roots) -> None:
+        """A backward begins in which its graphs may run; see `ledger.Owner`."""
+        self._has_noted_call = False
+        if self.is_told or self._waiting:
+            return
+        if self._backward is not None:  # no forward has told of this step
+            self.settle()
+            self._backward = None
+            self.graphs.begin()
+            self.surroundings.begin_step(is_open=False)
+            self.number += 1
+        with self._looking():
+            self.audit.at_reruns(roots, self.device)
+
+    def note_plain_run(self) -> None:
+        """A graph runs that keeps nothing: a reentrant checkpoint may be around it."""
+        if not self._has_noted_call and has_reruns(self) and not _torch.is_in_backward():
+            self._has_noted_call = True
+            self.audit.arguments.around.note()
 
     @contextlib.contextmanager
     def _looking(self) -> Iterator[None]:

@@ -98,7 +98,7 @@ class Training:
 
     def begin(self, inputs: object, caller: Hashable) -> Session:
         """A call of one of the modules begins: the session that it runs under."""
-        if not self.session.steps.is_open:  # else its backward is to come: it is the same step
+        if not self.session.steps.goes_on:
             self.members.begin_step()
             self._current = self._variant_now()
             self._measure_where_free(self._current)

@@ -20,7 +20,13 @@ import torch
 
 from autoremat import _torch
 from autoremat.memory.calls import CallsAround
-from autoremat.memory.meter import gradient_of, gradients_of, state_of, storage_sizes
+from autoremat.memory.meter import (
+    gradient_of,
+    gradients_of,
+    state_of,
+    storage_sizes,
+    storages_nbytes,
+)
 from autoremat.memory.optimizers import StepOptimizers, parameters_of
 from autoremat.memory.spread import Sharing, Spread
 from autoremat.planning.nesting import Beside
@@ -208,8 +214,7 @@ class Audit:
             device: where it runs.
             sizes: what its symbolic sizes stand for.
         """
-        kept_nbytes = sum(nbytes for _, nbytes in returned_storages(device))
-        about = math.ceil(PER_OCTAVE * math.log2(1 + kept_nbytes))  # not whenever it grows a little
+        about = _about(device)
         # Reentrant checkpoints let go of it one by one, while gradients come.
         situation = (name, about if _torch.is_in_backward() else about > 0, *names_of(runs))
         if self.is_known(situation, (*sizes, *sizes_of_runs(runs), about)):
@@ -220,7 +225,7 @@ class Audit:
         on_the_way = Results()
         on_the_way.note_saved(args, device)
         self.saved.add(on_the_way)
-        found = account().get(name) if runs or kept_nbytes else None
+        found = account().get(name) if runs or about else None
         if found is None:
             return None
         part = find_part()
@@ -235,6 +240,17 @@ class Audit:
         """A call of the model has ended: what code in eager mode has saved in it stays."""
         if runs and not self.is_known(("end", *names_of(runs)), sizes_of_runs(runs)):
             self.saved.note_saved(outputs, device)
+
+    def at_reruns(self, roots: Roots, device: torch.device) -> None:
+        """A backward begins in which graphs may run: what its nodes have saved is there till then.
+
+        Args:
+            roots: where the backward begins.
+            device: of the session's graphs.
+        """
+        if not self.is_known(("reruns", names_behind(roots))):
+            tensors = (root for root in roots if isinstance(root, torch.Tensor))
+            self.saved.note_saved(tensors, device)
 
     def at_backward(
         self,
@@ -257,7 +273,9 @@ class Audit:
         """
         if not runs:
             return None
-        situation = (names_behind(roots), keeps_graph, self.present.has_gradients, *names_of(runs))
+        within = _about(device) if _torch.is_in_backward() else None
+        facts = (keeps_graph, self.present.has_gradients, within)
+        situation = (names_behind(roots), *facts, *names_of(runs))
         if self.is_known(situation, sizes_of_runs(runs)):
             return None
         parts = account()
@@ -274,7 +292,11 @@ class Audit:
         if foreseen.reached and all(run.owner.audit is not self for run in foreseen.reached):
             return None  # another model's backward, which tells
         spread = self.present.spread
-        look = _look(parts, foreseen, held.base_nbytes, spread, keeps_graph=keeps_graph)
+        base_nbytes = held.base_nbytes
+        if within is not None:  # the backward around this one holds the gradients it begins with
+            tensors = (root for root in roots if isinstance(root, torch.Tensor))
+            base_nbytes += storages_nbytes(tensors, device)
+        look = _look(parts, foreseen, base_nbytes, spread, keeps_graph=keeps_graph)
         return look._replace(situation=situation)
 
     def live_nbytes(self, runs: Sequence[Run], device: torch.device) -> int:
@@ -304,6 +326,12 @@ class Audit:
         counted -= present.keys()
         apart = sum(nbytes for key, nbytes in known.items() if key not in counted)
         return _Held(known, saved, expected_nbytes + apart)
+
+
+def _about(device: torch.device) -> int:
+    """How much graphs have returned that is held: a number that stays while it grows a little."""
+    kept_nbytes = sum(nbytes for _, nbytes in returned_storages(device))
+    return math.ceil(PER_OCTAVE * math.log2(1 + kept_nbytes))
 
 
 def names_of(runs: Sequence[Run]) -> tuple[Hashable, ...]:

@@ -37,6 +37,9 @@ class Owner(Protocol):
     def backward_begins(self, roots: Roots, *, keeps_graph: bool) -> None:
         """A backward begins that may reach runs of its graphs."""
 
+    def reruns_begin(self, roots: Roots) -> None:
+        """A backward begins in which its graphs may run, as they did in one before."""
+
 
 @dataclass(eq=False)
 class Run:
@@ -84,6 +87,7 @@ class _Books:
     open: weakref.WeakValueDictionary[int, Run] = field(default_factory=weakref.WeakValueDictionary)
     returned: dict[int, _Returned] = field(default_factory=dict)
     most_returned: int = _FEW  # when there are more, those that are gone are left out
+    rerunning: weakref.WeakSet[Owner] = field(default_factory=weakref.WeakSet)
     told_nbytes: dict[int, int] = field(default_factory=dict)  # by budget, in this step
     has_gone_back: bool = False  # since the latest forward: the next one begins another step
 
@@ -171,6 +175,17 @@ def note_run(
     _books.open[number] = run
 
 
+def note_rerun(owner: Owner) -> None:
+    """A graph begins to run in a backward, as those in reentrant checkpoints do."""
+    _watch()
+    _books.rerunning.add(owner)
+
+
+def has_reruns(owner: Owner) -> bool:
+    """Whether graphs of this one have run in a backward."""
+    return owner in _books.rerunning
+
+
 def note_returned(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
     """A graph has returned these, which may outlive its run; identities of their storages."""
     returned = {
@@ -184,12 +199,22 @@ def note_returned(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
     return frozenset(returned)
 
 
-def noting_returned(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """A compiled graph whose runs keep nothing: only what it returns is noted."""
+def noting_returned(
+    compiled: Callable[..., Any], before: Callable[[], object]
+) -> Callable[..., Any]:
+    """A compiled graph whose runs keep nothing: only what it returns is noted.
+
+    Args:
+        compiled: the graph.
+        before: called before each run.
+    """
 
     def run(*args: Any) -> Any:
+        is_real = not _torch.is_compiling()
+        if is_real:
+            before()
         outputs = compiled(*args)
-        if not _torch.is_compiling():
+        if is_real:
             note_returned(output for output in outputs if isinstance(output, torch.Tensor))
         return outputs
 
@@ -216,7 +241,9 @@ def _watch() -> None:
 
 def _backward_begins(roots: Roots, keeps_graph: bool) -> None:
     # Without a run that waits, a backward of anything costs as little as can be.
-    if not _books.open or _torch.is_compiling():
+    if not (_books.open or _books.rerunning) or _torch.is_compiling():
         return
+    for owner in [] if _torch.is_in_backward() else list(_books.rerunning):
+        owner.reruns_begin(roots)
     for owner in dict.fromkeys(run.owner for run in list(_books.open.values())):
         owner.backward_begins(roots, keeps_graph=keeps_graph)
