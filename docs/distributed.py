@@ -1,12 +1,13 @@
 """Regenerate `distributed.md` and the rows beside it, `distributed.json`.
 
     python docs/distributed.py [--quick] [--resume] [--only WAY;...] [--models NAME;...]
-    python docs/distributed.py --compiles [--resume]
+    python docs/distributed.py --compiles --whole [--resume]
 
 Each model, way and number of processes is a group of processes of its own (gloo, on the CPU), one
 group after the other, each process on one thread. One that fails or passes `--timeout` between two
 rows is a row that says so. Rows are stored as they come; `--resume` runs only what is missing. With
-`--compiles` only the rows of one process against the number of layers are run.
+`--compiles` and `--whole` only the rows of one process are run: against the number of layers, and
+of blocks beside the whole model.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ import multiprocessing
 import os
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import distributed_compiles
+import distributed_whole
 from distributed_models import MODELS, WAYS
 from distributed_page import page
 from distributed_worker import CHECKPOINTS, SMALLEST, TORCH, Case, serve
@@ -34,6 +37,7 @@ SETTINGS = (75, 50, 35, SMALLEST, CHECKPOINTS, TORCH)
 PRELOADED = [
     "distributed_worker",
     "distributed_compiles",
+    "distributed_whole",
     "autoremat.api",
     "autoremat._torch.compiling",
 ]
@@ -77,27 +81,45 @@ def run_case(case: Case, timeout: float) -> Iterator[Row]:
 
 def run_compiles(args: argparse.Namespace, store: Store) -> Iterator[Row]:
     """The rows against the number of layers, each of a process of its own."""
+    for layers in distributed_compiles.LAYERS:
+        for budget in distributed_compiles.BUDGETS:
+            facts = {"key": distributed_compiles.key(layers, budget), "layers": layers}
+            facts["shared"] = budget
+            yield from run_alone(distributed_compiles.serve, (layers, budget), facts, args, store)
+
+
+def run_whole(args: argparse.Namespace, store: Store) -> Iterator[Row]:
+    """The rows of blocks beside the whole model, each of a process of its own."""
+    for model in args.models:
+        for share in distributed_whole.SHARES:
+            facts = {"key": distributed_whole.key(model, share), "whole": model, "share": share}
+            yield from run_alone(distributed_whole.serve, (model, share), facts, args, store)
+
+
+def run_alone(
+    target: Callable[..., None],
+    case: tuple[Any, ...],
+    facts: Row,
+    args: argparse.Namespace,
+    store: Store,
+) -> Iterator[Row]:
+    """The row that a process of its own sends, if it is to be made."""
+    if args.resume and store.rows.get(facts["key"], {}).get("status") == "ok":
+        return
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     given = {"compiler": args.compiler, "time_limit": args.time_limit}
-    for layers in distributed_compiles.LAYERS:
-        for budget in distributed_compiles.BUDGETS:
-            key = distributed_compiles.key(layers, budget)
-            if args.resume and store.rows.get(key, {}).get("status") == "ok":
-                continue
-            receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(
-                target=distributed_compiles.serve, args=(layers, budget, given, sender)
-            )
-            process.start()
-            sender.close()
-            try:
-                found = receiver.recv() if receiver.poll(args.timeout) else None
-            except EOFError:
-                found = None
-            process.kill()
-            process.join()
-            yield found or {"key": key, "status": "failed", "layers": layers, "shared": budget}
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=target, args=(*case, given, sender))
+    process.start()
+    sender.close()
+    try:
+        found = receiver.recv() if receiver.poll(args.timeout) else {"status": "timeout"}
+    except EOFError:
+        found = {"status": "failed"}
+    process.kill()
+    process.join()
+    yield {**facts, **found}
 
 
 def _received(case: Case, receiver: Connection, timeout: float) -> Iterator[Row]:
@@ -134,6 +156,9 @@ def missing(case: Case, store: Store) -> Case:
 
 def summary(row: Row) -> str:
     """One line for the terminal."""
+    if "whole" in row and row["status"] == "ok":
+        points = distributed_whole.points(row)
+        return f"{points:+.2f} points, {row['time_ratio']:.2f} of the whole model's time"
     if row["status"] == "ok" and "compiles" in row:
         seconds = ", ".join(f"{one:.1f}" for one in row["first_steps_seconds"])
         return f"{row['compiles']} compiles, {seconds} s, {row['peak_share']:.3f} of the budget"
@@ -157,7 +182,8 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one small model, two processes")
-    parser.add_argument("--compiles", action="store_true", help="only against the number of layers")
+    parser.add_argument("--compiles", action="store_true", help="against the number of layers")
+    parser.add_argument("--whole", action="store_true", help="blocks beside the whole model")
     parser.add_argument("--models", type=lambda text: text.split(";"), help="names, by semicolon")
     parser.add_argument("--only", type=lambda text: text.split(";"), help="ways, by semicolon")
     parser.add_argument("--worlds", type=lambda text: [int(n) for n in text.split(",")])
@@ -184,10 +210,12 @@ def main() -> None:
     store = Store(
         args.out.with_suffix(".json"), page, describe("distributed.py", ("torch",), **settings)
     )
-    for row in run_compiles(args, store) if args.compiles else ():
+    compiles = run_compiles(args, store) if args.compiles else ()
+    whole = run_whole(args, store) if args.whole else ()
+    for row in (*compiles, *whole):
         store.add(row)
         print(f"{row['key']:32s} {summary(row)}", flush=True)
-    for case in [] if args.page or args.compiles else cases(args):
+    for case in [] if args.page or args.compiles or args.whole else cases(args):
         case = missing(case, store) if args.resume else case
         store.rows.pop(case.key("failed"), None)
         for row in run_case(case, args.timeout) if case.settings else ():

@@ -44,7 +44,7 @@ class Case:
         model: a name of `MODELS`.
         way: a name of `WAYS`.
         world: how many processes.
-        settings: budgets in percent of the step without a plan; 0 the smallest that is known of,
+        settings: budgets in percent of the step without a plan; 0 as little as can be,
             -1 the peak of the step with checkpoints, -2 that of blocks compiled under torch's own
             budget.
         compiler: "eager" or "inductor".
