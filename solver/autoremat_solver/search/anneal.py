@@ -299,7 +299,10 @@ class Annealer:
         return self._schedule.removal(self._chance.choice(runs))
 
     def _best_of(self, closures: Iterator[list[int]], boundary: int) -> Insertion | None:
-        """Of operations to run again at a boundary those that gain most."""
+        """Of operations to run again at a boundary those that gain most.
+
+        Each is counted as it is weighed, and what comes of it once more, as every move is.
+        """
         best, best_worse = None, math.inf
         for ops in closures:
             edit = self._schedule.insertion(ops, boundary)

@@ -128,8 +128,7 @@ def _solve_integers(search: Search, budget_nbytes: int, effort: Effort) -> None:
 def _find_smallest(search: Search, budget_nbytes: int, effort: Effort) -> None:
     search.lean = search.apart()
     search.smallest = smallest_candidate(search.lean, effort)
-    for member in search.lean.front.members:
-        search.front.add(member)
+    search.take_over(search.lean)
 
 
 def _anneal_smallest(search: Search, budget_nbytes: int, effort: Effort) -> None:
@@ -141,8 +140,7 @@ def _anneal_smallest(search: Search, budget_nbytes: int, effort: Effort) -> None
         goal_nbytes = resident_nbytes + int(GOAL * (search.smallest.peak_nbytes - resident_nbytes))
         _anneal(search.lean, goal_nbytes, effort.part(1 / left))
         search.smallest = search.lean.front.smallest
-    for member in search.lean.front.members:
-        search.front.add(member)
+    search.take_over(search.lean)
 
 
 def _quicken_smallest(search: Search, budget_nbytes: int, effort: Effort) -> None:
@@ -152,8 +150,7 @@ def _quicken_smallest(search: Search, budget_nbytes: int, effort: Effort) -> Non
     peak_nbytes = search.smallest.peak_nbytes
     _rearrange(search.lean, peak_nbytes, effort)
     search.smallest = search.lean.front.fastest_within(peak_nbytes)
-    for member in search.lean.front.members:
-        search.front.add(member)
+    search.take_over(search.lean)
     search.lean = None
 
 

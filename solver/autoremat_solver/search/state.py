@@ -68,6 +68,11 @@ class Search:
         other.front = copy.copy(self.portfolio)
         return other
 
+    def take_over(self, other: Search) -> None:
+        """Add what another search has found."""
+        for member in other.front.members:
+            self.front.add(member)
+
     @property
     def fastest(self) -> Candidate:
         """The fastest plan found."""
