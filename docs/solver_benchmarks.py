@@ -91,18 +91,17 @@ def jobs_of(graph: str, path: Path, store: Store, args: argparse.Namespace) -> I
                 yield replace(base, section="effort", share=share, effort=effort)
 
 
-def solve_before(graph: str, path: Path, store: Store, args: argparse.Namespace) -> None:
-    """Ask the solver of an earlier checkout for the same plans, in the time that its page gave."""
+def do_before(job: Job, store: Store, args: argparse.Namespace) -> None:
+    """Ask the solver of an earlier checkout for the same plan, in the time that its page gave."""
     worker = str(args.before / "docs" / "solver_benchmark_worker.py")
-    for share in args.budgets:
-        job = Job("before", graph, str(path), share)
-        if args.resume and has_row(store, job):
-            continue
-        asked = {"section": "solve", "graph": graph, "path": str(path.resolve()), "share": share}
-        asked["time_limit"] = BEFORE_S
-        row = run([sys.executable, worker, json.dumps(asked)], args.timeout)
-        store.add({"key": job.key, "section": "before", "graph": graph, "share": share, **row})
-        print(f"{job.key:40s} {summary(row)}", flush=True)
+    ours = replace(job, section="before")
+    if args.resume and has_row(store, ours):
+        return
+    asked = {"section": job.section, "graph": job.graph, "path": str(Path(job.path).resolve())}
+    asked |= {"share": job.share, "time_limit": BEFORE_S}
+    row = run([sys.executable, worker, json.dumps(asked)], args.timeout)
+    store.add({"key": ours.key, "section": "before", "graph": job.graph, "share": job.share, **row})
+    print(f"{ours.key:40s} {summary(row)}", flush=True)
 
 
 def published_jobs(args: argparse.Namespace) -> Iterator[Job]:
@@ -308,10 +307,12 @@ def main() -> None:
             path = capture(graph, store, args)
             for job in jobs_of(graph, path, store, args) if path is not None else ():
                 do(job, store, args)
-            if args.before and path is not None and graph in TEN:
-                solve_before(graph, path, store, args)
+                if args.before and job.section == "solve" and graph in TEN:
+                    do_before(job, store, args)
         for job in (*published_jobs(args), *layered_jobs(args)):
             do(job, store, args)
+            if args.before and job.section == "published":
+                do_before(job, store, args)
         for graph, share in REPEATED if args.repeats else ():
             if graph in args.graphs:
                 repeat(graph, share, store, args)

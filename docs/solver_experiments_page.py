@@ -33,6 +33,7 @@ Columns = dict[str, Callable[[Row], str]]
 Point = tuple[str, float | None]
 
 BEFORE_S = 10.0  # the time limit that the page of the earlier solver was made with
+WORSE = 0.2  # points by which a plan may be worse than the earlier solver's
 
 LEFT_OUT_SHARES: list[float | None] = [50.0, 25.0, None]
 NOISE = 0.05  # points below which two plans count as equally good
@@ -172,9 +173,40 @@ def before(rows: Sequence[Row], graphs: Sequence[str]) -> str:
     return "\n".join([BEFORE_TEXT, table(columns, present), _gains(earlier, now, (*shares, None))])
 
 
+def no_worse(rows: Sequence[Row]) -> list[tuple[str, bool]]:
+    """Where both solvers have a plan, whether this one's is as good, but for next to nothing.
+
+    At the floor a lower peak is better, whatever it takes.
+    """
+    now = {**_by_point(rows, "solve"), **_by_point(rows, "published")}
+    return [
+        (str(row["key"]), _no_worse(now[point], row))
+        for point, row in _by_point(rows, "before").items()
+        if point in now and not unsolved(row)
+    ]
+
+
+def _no_worse(row: Row, earlier: Row) -> bool:
+    if unsolved(row):
+        return False
+    if row["share"] is None and peak_points(row) < peak_points(earlier) - NOISE:
+        return True
+    slower = extra_points(row) - extra_points(earlier)
+    wider = 100 * (row["gap"] - earlier["gap"])
+    return slower <= WORSE and wider <= WORSE
+
+
 def floor() -> str:
     """What was tried where the gap is largest."""
     return FLOOR_TEXT
+
+
+def in_short(row: Row | None) -> str:
+    """Extra time and gap, and at the floor the peak, too."""
+    if row is None or unsolved(row):
+        return extra_or_dash(row)
+    peak = f" at {percent(peak_points(row), 1)}" if row["share"] is None else ""
+    return f"{extra_or_dash(row)} ({percent(100 * row['gap'])}){peak}"
 
 
 def left_out(rows: Sequence[Row], graphs: Sequence[str]) -> str:
@@ -301,15 +333,9 @@ def _by_point(rows: Sequence[Row], section: str) -> dict[Point, Row]:
 def _beside(
     earlier: dict[Point, Row], now: dict[Point, Row], share: float | None
 ) -> Callable[[Row], str]:
-    def text(row: Row | None) -> str:
-        if row is None or unsolved(row):
-            return extra_or_dash(row)
-        peak = f" at {percent(peak_points(row), 1)}" if share is None else ""
-        return f"{extra_or_dash(row)} ({percent(100 * row['gap'])}){peak}"
-
     def cell(line: Row) -> str:
         both = [rows.get((line["graph"], share)) for rows in (earlier, now)]
-        return " → ".join(map(text, both)) if any(both) else ""
+        return " → ".join(map(in_short, both)) if any(both) else ""
 
     return cell
 

@@ -150,6 +150,14 @@ def test_published_figures_stand_beside_ours() -> None:
     assert line == "| RL100 | 80 % | 10.00 % | 10.00 % | 2.0 | feasible | 2.3 % | 0.3 % |"
 
 
+def test_an_earlier_solver_stands_beside_published_instances() -> None:
+    """Only where it was run."""
+    earlier = row("before", "random_layered_n100", 80.0, time_us=1200.0, gap=0.2)
+    text = page(row("published", "random_layered_n100", 80.0), earlier)
+    (line,) = lines_with(text, "| RL100 | 80 % |")
+    assert line.endswith("| feasible | 20.00 % (20.00 %) | 2.3 % | 0.3 % |")
+
+
 def test_sources_of_published_figures_are_in_the_references() -> None:
     """Keys are those of `references.md`."""
     references = (DOCS / "references.md").read_text(encoding="utf-8")
@@ -329,6 +337,27 @@ def test_an_earlier_solver_stands_beside_this_one() -> None:
     assert lines_with(text, "| vit_12 |", "- → 10.00 % (10.00 %)")
     assert lines_with(text, "- 50 %: -50.00 % over 1 graphs")
     assert "## Before" not in page(*now)
+
+
+def test_a_plan_worse_than_the_earlier_solver_s_is_named() -> None:
+    """By time or by gap; at the floor a lower peak is no worse, and a refusal always is."""
+    now = [
+        row("solve", "unet", 50.0),
+        row("solve", "vit_12", 50.0),
+        row("solve", "t5_6_6", 50.0, outcome="INFEASIBLE"),
+        row("solve", "bert_12", None, peak_nbytes=180 * MIB),
+        row("published", "fcn8_train", 90.0),
+    ]
+    earlier = [
+        row("before", "unet", 50.0, time_us=1097.0),
+        row("before", "vit_12", 50.0, time_us=1098.5),
+        row("before", "t5_6_6", 50.0),
+        row("before", "bert_12", None, time_us=1050.0),
+        row("before", "fcn8_train", 90.0, gap=0.097),
+    ]
+    text = page(*now, *earlier)
+    named = "before/unet/50; before/t5_6_6/50; before/fcn8_train/90"
+    assert lines_with(text, "| extra time and gap at most 0.2 points", "| 5 | 2 |", named)
 
 
 def test_effort_per_improvement_stands_over_n_log_n() -> None:
