@@ -43,7 +43,6 @@ __all__ = [
     "address_of",
     "arg_tree_leaves",
     "arguments_of",
-    "backward_number",
     "base_of",
     "can_be_bounded",
     "compiled_backward_of",
@@ -119,13 +118,7 @@ def is_checkpointed() -> bool:
 
 def is_in_backward() -> bool:
     """Whether a backward is running in this thread."""
-    return backward_number() is not None
-
-
-def backward_number() -> int | None:
-    """What tells the backward that runs in this thread from others; None if there is none."""
-    number = int(torch._C._current_graph_task_id())
-    return None if number == -1 else number
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def profiler_is_active() -> bool:

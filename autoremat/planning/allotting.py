@@ -24,6 +24,7 @@ from autoremat.problem.subject import Subject
 
 _FINENESS = 1 / 64  # to which an even share is found
 _LOWER = 0.95  # of the leanest step so far: what is tried next
+_WORTH, _ROUNDS = 0.99, 5  # of it: what makes another round worthwhile; and how many there are
 _RICHER = ", last runs"
 
 
@@ -137,12 +138,16 @@ def allot(runs: Runs, budget_nbytes: int, around: Around, setting: Setting) -> l
         setting: how they are planned.
     """
     shared, shares = _shared(runs, budget_nbytes, around, setting)
-    while (lower_nbytes := int(_LOWER * shared.peak_nbytes(shares))) > budget_nbytes:
-        other, lower = _shared(runs, lower_nbytes, around, setting)
-        if other.peak_nbytes(lower) >= shared.peak_nbytes(shares):
+    peak_nbytes = shared.peak_nbytes(shares)
+    for _ in range(_ROUNDS):
+        lower_nbytes = int(_LOWER * peak_nbytes)
+        if lower_nbytes <= budget_nbytes:
             break
-        shared, shares = other, lower
-    return list(_allotted(runs, shared, shares, max(budget_nbytes, shared.peak_nbytes(shares))))
+        other, lower = _shared(runs, lower_nbytes, around, setting)
+        if other.peak_nbytes(lower) > _WORTH * peak_nbytes:
+            break
+        shared, shares, peak_nbytes = other, lower, other.peak_nbytes(lower)
+    return list(_allotted(runs, shared, shares, max(budget_nbytes, peak_nbytes)))
 
 
 def _shared(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from autoremat_solver import Plan, Problem, simulate
 from autoremat_solver.simulate import instance_spans
@@ -26,6 +27,18 @@ from autoremat.problem.lower import RNG_STATE, as_written, without_spare_states
 from autoremat.problem.shell import LOSS_BOUNDARY
 from autoremat.problem.subject import Subject
 from autoremat.reporting import GraphReport
+
+
+class Gradient(NamedTuple):
+    """Of a parameter.
+
+    Attributes:
+        nbytes: of it.
+        is_view: whether it is one of another result.
+    """
+
+    nbytes: int
+    is_view: bool
 
 
 @dataclass(frozen=True)
@@ -98,20 +111,20 @@ class Part:
         return int(self.resident.traffic.gradient_share * returned_nbytes)
 
     @functools.cached_property
-    def viewing_gradients(self) -> frozenset[int]:
-        """Bytes of each gradient of a parameter that is a view.
-
-        Autograd adds nothing to such a one where it lies, but makes a sum.
-        """
+    def gradients(self) -> dict[int, Gradient]:
+        """What the backward returns for parameters, by the number of the argument."""
         joint, storages = self.subject.joint, self.subject.lowered.storages
-        returned = _gradients_by_input(joint)
-        found = (returned[node] for node in joint.static_inputs if node in returned)
-        return frozenset(
-            storages.nbytes[name]
-            for node in found
-            for name in storages.of_node[node]
-            if storages.root.get(name) is not node
-        )
+        returned, share = _gradients_by_input(joint), self.resident.traffic.gradient_share
+        static = set(joint.static_inputs)
+        numbered = enumerate(joint.primals)
+        found = {n: returned[node] for n, node in numbered if node in static and node in returned}
+        return {
+            number: Gradient(
+                int(share * storages.total_nbytes([node])),
+                any(storages.root.get(name) is not node for name in storages.of_node[node]),
+            )
+            for number, node in found.items()
+        }
 
     def report(self, found: Beside) -> GraphReport:
         """The graph's report, so much being held beside it."""

@@ -114,8 +114,8 @@ class Shared:
         """Of each run, and at last of code in eager mode."""
         later = sum(gradient.nbytes for gradient in self.gradients)
         held, around = self.around.held_nbytes, self.around
-        for run, (number, way) in enumerate(self._runs(shares), start=1):
-            gradient = self.gradients[run - 1]
+        runs = zip(self._runs(shares), self.gradients, strict=True)
+        for run, ((number, way), gradient) in enumerate(runs, start=1):
             later -= gradient.nbytes
             if way is None:
                 continue

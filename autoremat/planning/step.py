@@ -8,46 +8,17 @@ Guarantees: a graph that runs several times counts as often, each time as the pl
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-
-import torch
+from typing import Any
 
 from autoremat.ask.options import Setting
-from autoremat.memory.meter import storages_nbytes
 from autoremat.planning.allotting import Allotted, Runs, allot, graph_of_plan, richer
-from autoremat.planning.nesting import Around, Beside, Returned
+from autoremat.planning.nesting import Around, Beside
 from autoremat.planning.part import Part
+from autoremat.planning.ran import Ran, Readers, apart
 from autoremat.reporting import GraphReport
-
-
-@dataclass(eq=False)
-class Ran:
-    """A run of a step.
-
-    Attributes:
-        name: of the plan, or of a layer in eager mode.
-        again_nbytes: gradients of parameters that later runs read as well.
-        adding_nbytes: as of `Returned`.
-    """
-
-    name: str
-    again_nbytes: int = 0
-    adding_nbytes: int = 0
-
-    def note_reader(self, parameter: torch.Tensor, later: Part) -> None:
-        """A later run reads one of its parameters as well."""
-        whole_nbytes = storages_nbytes([parameter], parameter.device)
-        nbytes = int(later.resident.traffic.gradient_share * whole_nbytes)
-        self.again_nbytes += nbytes
-        if whole_nbytes in later.viewing_gradients:
-            self.adding_nbytes = max(self.adding_nbytes, nbytes)
-
-    def returned(self, nbytes: int) -> Returned:
-        """What its backward returns, if it returns so much alone."""
-        return Returned(max(0, nbytes - self.again_nbytes), self.adding_nbytes)
 
 
 @dataclass
@@ -55,6 +26,8 @@ class Step:
     """The graphs that were planned so far.
 
     Steps that several threads take at once are not told apart: the latest to begin is the step.
+    A step has several parts where reentrant checkpoints take forwards again in its backward, one
+    after the other: each part is a row of runs that are nested. Else it is one.
 
     Attributes:
         parts: plans by name: that of the graph, or `richer` of it.
@@ -75,10 +48,10 @@ class Step:
     eager_gradient_nbytes: dict[str, int] = field(default_factory=dict)
     existing_gradient_nbytes: int = 0
     checkpointed: set[str] = field(default_factory=set)
-    _ran: list[Ran] | None = None  # in the latest step, in its order; None if nobody tells
-    _longest: list[Ran] = field(default_factory=list)  # the same of that with the most runs so far
-    _part: list[Ran] = field(default_factory=list)  # the longest of this step's parts before now
-    _readers: dict[int, tuple[weakref.ref[torch.Tensor], Ran]] = field(default_factory=dict)
+    _ran: list[Ran] | None = None  # in the latest part of a step; None if nobody tells
+    _earlier: list[list[Ran]] = field(default_factory=list)  # parts of the same step before it
+    _longest: list[list[Ran]] = field(default_factory=list)  # of the step with the most runs so far
+    _readers: Readers = field(default_factory=Readers)
     _plain: set[str] = field(default_factory=set)  # of this step, those with a run in none
     _waiting: list[str] = field(default_factory=list)  # planned, and did not run yet
     _thread: int = 0
@@ -88,12 +61,11 @@ class Step:
 
         Args:
             open_runs: graphs of forwards before it, whose backward is still to come.
-            goes_on: whether it is one of the same step: reentrant checkpoints take their forwards
-                again in the backward, one after the other, and each is a part of the step.
+            goes_on: whether it is one of the same step.
         """
         self.note_longest()
         self.most_runs = max(self.most_runs, len(self.runs or ()))
-        self._part = max(self._part, self._all_ran, key=len) if goes_on else []
+        self._earlier = self._step if goes_on else []
         if self.runs is None or self.runs != list(open_runs):
             self._ran = [Ran(name) for name in open_runs]
             self._readers.clear()
@@ -103,15 +75,15 @@ class Step:
 
     def note_longest(self) -> None:
         """A step is over, or as good as over."""
-        now = self._all_ran
-        if len(now) >= len(self._longest):
-            self._longest = [replace(ran, name=graph_of_plan(ran.name)) for ran in now]
+        now = self._step
+        if sum(map(len, now)) >= sum(map(len, self._longest)):
+            self._longest = [[replace(ran, name=ran.graph) for ran in part] for part in now]
 
     def add(self, name: str, part: Part) -> None:
         """Keep a graph that was planned."""
         self.parts[name] = part
         self.existing_gradient_nbytes = part.resident.parts.gradients_nbytes
-        if self._is_here:
+        if self.is_here:
             self._waiting.append(name)
 
     def drop(self, name: str) -> None:
@@ -130,21 +102,17 @@ class Step:
         if part.is_checkpointed != is_there:
             self.parts[plan] = replace(part, is_checkpointed=is_there, _reports={})
 
-    def ran(self, name: str, parameters: Iterable[torch.Tensor] = ()) -> None:
-        """A graph runs its forward, and gradients of these come from its backward."""
-        if self._ran is None or not self._is_here or name not in self.parts:
+    def ran(self, name: str, args: Sequence[Any] = ()) -> None:
+        """A graph runs its forward, with these arguments."""
+        if self._ran is None or not self.is_here or name not in self.parts:
             return
         self._ran.append(ran := Ran(name))
         self._waiting = [other for other in self._waiting if other != name]
-        for parameter in (p for p in parameters if p.requires_grad):
-            found, before = self._readers.get(id(parameter), (None, None))
-            if found is not None and before is not None and found() is parameter:
-                before.note_reader(parameter, self.parts[name])
-            self._readers[id(parameter)] = (weakref.ref(parameter), ran)
+        self._readers.note(ran, self.parts[name], args)
 
     def ran_eagerly(self, layer: str, gradient_nbytes: int) -> None:
         """A layer ran in eager mode; its gradients come from the backward of its last run on."""
-        if self._ran is not None and self._is_here:
+        if self._ran is not None and self.is_here:
             self._ran = [*(ran for ran in self._ran if ran.name != layer), Ran(layer)]
             self.eager_gradient_nbytes[layer] = gradient_nbytes
 
@@ -163,7 +131,8 @@ class Step:
         return order[: order.index(name)] if name in order else order
 
     @property
-    def _is_here(self) -> bool:
+    def is_here(self) -> bool:
+        """Whether this thread takes the step."""
         return self._thread == threading.get_ident()
 
     @property
@@ -173,47 +142,76 @@ class Step:
 
     @property
     def longest(self) -> list[str]:
-        """Graphs of the step with the most runs so far, in its order."""
-        return [ran.name for ran in self._longest]
+        """Graphs of the step with the most runs so far, part by part, in their order."""
+        return [ran.name for part in self._longest for ran in part]
 
     @property
-    def _all_ran(self) -> list[Ran]:
-        """What has run or will, in the latest step."""
+    def _latest(self) -> list[Ran]:
+        """What has run or will, in the latest part of the latest step."""
         waiting = self.parts if self._ran is None else self._waiting
         return [*(self._ran or ()), *map(Ran, waiting)]
 
     @property
+    def _step(self) -> list[list[Ran]]:
+        """The parts of the latest step."""
+        return apart([*self._earlier, self._latest])
+
+    @property
     def _order(self) -> list[str]:
-        """The graph of each run."""
-        return [ran.name for ran in self._all_ran]
+        """The plan of each run in its latest part."""
+        return [ran.name for ran in self._latest]
 
     def reports(self, around: Around) -> Iterator[GraphReport]:
-        """Of every graph of the step in this order, so much being held beside all of them."""
-        found = _beside(self._most, around)
+        """Of every graph of the step, that part first which takes the most."""
+        found: dict[str, Beside] = {}
+        for runs in sorted(self._runs, key=lambda runs: -self._peak_of(runs, around)):
+            found = _beside(runs, around) | found
         yield from (self.parts[name].report(held) for name, held in found.items())
 
     def beside(self, around: Around) -> dict[str, Beside]:
         """What is held beside each graph of the step's latest part, by name, in their order."""
-        return _beside(self._runs_in(self._all_ran), around)
+        return _beside(self._runs_in(self._latest), around)
+
+    @property
+    def orders(self) -> list[list[Ran]]:
+        """The parts of the longest step by which its graphs are planned, each by the first."""
+        seen: set[str] = set()
+        found = []
+        for part in self._longest:
+            graphs = {ran.graph for ran in part}
+            if not graphs <= seen:
+                found.append(part)
+            seen |= graphs
+        return found
 
     def allotted(
-        self, budget_nbytes: int, around: Around, setting: Setting, *, is_nested: bool
+        self,
+        order: Sequence[Ran],
+        budget_nbytes: int,
+        around: Around,
+        setting: Setting,
+        *,
+        is_nested: bool,
     ) -> list[Allotted]:
-        """What each plan of each graph gets of the budget, in the longest step so far.
+        """What each plan of each graph gets of the budget.
 
         Args:
+            order: a part of the longest step so far.
             budget_nbytes: of the whole step.
             around: what is held beside its graphs.
             setting: how they are planned.
             is_nested: whether the backward of a later run comes first; else all runs are alike.
         """
-        runs = replace(self._runs_in(self._longest), is_nested=is_nested)
+        runs = replace(self._runs_in(order), is_nested=is_nested)
         return allot(runs, budget_nbytes, around, setting)
 
-    def take(self, parts: Mapping[str, Part], rich_from: Mapping[str, int]) -> None:
+    def take(
+        self, order: Sequence[Ran], parts: Mapping[str, Part], rich_from: Mapping[str, int]
+    ) -> None:
         """Run its graphs under other plans from now on.
 
         Args:
+            order: the part of the longest step that they were made for.
             parts: by name of the plan.
             rich_from: by graph whose last runs have a plan of their own, the first of them.
         """
@@ -223,24 +221,30 @@ class Step:
         self.rich_from = {n: r for n, r in self.rich_from.items() if n not in graphs} | {
             **rich_from
         }
-        self.planned_runs = {**self.planned_runs, **Counter(self.longest)}
-        graphs_now = self.longest
-        self._ran = [
-            replace(ran, name=self._plan_for(ran.name, graphs_now[:n]))
-            for n, ran in enumerate(self._longest)
-        ]
+        runs = Counter(ran.graph for ran in order)
+        self.planned_runs |= {graph: runs[graph] for graph in graphs}
+        planned = [self._planned(part) for part in self._longest]
+        self._earlier, self._ran = planned[1:], planned[0]
         self._readers.clear()
+
+    def _planned(self, part: Sequence[Ran]) -> list[Ran]:
+        """A part of a step under the plans that there are now."""
+        graphs = [ran.graph for ran in part]
+        return [
+            replace(ran, name=self._plan_for(ran.graph, graphs[:number]))
+            for number, ran in enumerate(part)
+        ]
 
     def next_plan(self, graph: str) -> str:
         """The plan of a graph that runs now."""
-        if self.runs is None or not self._is_here:
+        if self.runs is None or not self.is_here:
             return graph
         return self._plan_for(graph, list(map(graph_of_plan, self.runs)))
 
     @property
     def graphs(self) -> list[str]:
-        """The graphs of the latest step's runs, whatever their plans."""
-        return list(map(graph_of_plan, self._order))
+        """The graphs of the latest step's runs, whatever their plans, part by part."""
+        return [ran.graph for part in self._step for ran in part]
 
     def _plan_for(self, graph: str, before: Sequence[str]) -> str:
         first_run, runs = self.rich_from.get(graph), before.count(graph)
@@ -253,28 +257,36 @@ class Step:
 
     def graphs_peak_nbytes(self, around: Around) -> int:
         """The highest of its graphs, 0 without any."""
-        held = _beside(self._most, around).items()
+        return max((self._peak_of(runs, around) for runs in self._runs), default=0)
+
+    def _peak_of(self, runs: Runs, around: Around) -> int:
+        held = _beside(runs, around).items()
         return max((self.parts[name].peak_nbytes(found) for name, found in held), default=0)
 
     def eager_peak_nbytes(self, around: Around) -> int:
         """The highest while code in eager mode goes backward, as far as a step has shown it."""
-        most = self._most
-        parts = list(most.parts.values())
-        if not parts or not around.eager_nbytes:
+        if not self.current or not around.eager_nbytes:
             return 0
-        crossing_nbytes = sum(parts[n].crossing_nbytes for n in most.order if n < len(parts))
-        resident_nbytes = max(part.resident_nbytes for part in parts)
+        resident_nbytes = max(part.resident_nbytes for part in self.current)
+        crossing_nbytes = max(
+            sum(parts[n].crossing_nbytes for n in runs.order if n < len(parts))
+            for runs in self._runs
+            for parts in [list(runs.parts.values())]
+        )
         return resident_nbytes + crossing_nbytes + around.eager_nbytes
 
     @property
     def current(self) -> list[Part]:
         """The graphs of the step, each once."""
-        return list(self._most.parts.values())
+        found: dict[str, Part] = {}
+        for runs in self._runs:
+            found |= runs.parts
+        return list(found.values())
 
     @property
-    def _most(self) -> Runs:
-        """The part of the latest step that runs the most graphs."""
-        return self._runs_in(max(self._all_ran, self._part, key=len))
+    def _runs(self) -> list[Runs]:
+        """The parts of the latest step."""
+        return [self._runs_in(part) for part in self._step]
 
     def _runs_in(self, all_ran: Sequence[Ran]) -> Runs:
         """A step that runs graphs, and layers in eager mode, in this order."""

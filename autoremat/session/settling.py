@@ -7,7 +7,7 @@ plans, up to two for each graph, under which the steps run from now on.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from autoremat import _torch
@@ -16,6 +16,7 @@ from autoremat.planning.asked import store
 from autoremat.planning.curve import Curve
 from autoremat.planning.part import Part
 from autoremat.planning.pipeline import choose
+from autoremat.planning.ran import Ran
 from autoremat.session.reports import explained
 from autoremat.session.steps import Steps
 
@@ -35,10 +36,29 @@ def plan_anew(steps: Steps, graphs: Mapping[str, _torch.DynamoGraph]) -> dict[st
     is_least, around = steps.options.budget.is_least, steps.surroundings.now
     target_nbytes = 0 if is_least else steps.budget_nbytes
     setting, is_nested = steps.options.setting, steps.is_nested
+    planned: dict[str, list[Part]] = {}
+    for order in steps.graphs.orders:
+        step = functools.partial(
+            steps.graphs.allotted, order, around=around, setting=setting, is_nested=is_nested
+        )
+        planned |= _planned_part(steps, graphs, order, step, target_nbytes, set(planned))
+    return planned
+
+
+def _planned_part(
+    steps: Steps,
+    graphs: Mapping[str, _torch.DynamoGraph],
+    order: Sequence[Ran],
+    allotted_of: Callable[[int], list[Allotted]],
+    target_nbytes: int,
+    done: Set[str],
+) -> dict[str, list[Part]]:
+    """The same of a part of a step, but for what is done."""
+    around = steps.surroundings.now
     for _ in range(TRIES):
-        found = steps.graphs.allotted(target_nbytes, around, setting, is_nested=is_nested)
+        found = [a for a in allotted_of(target_nbytes) if a.graph not in done]
         parts = {allotted.plan: _planned(steps, graphs, allotted) for allotted in found}
-        steps.graphs.take(parts, {a.graph: a.first_run for a in found if a.first_run})
+        steps.graphs.take(order, parts, {a.graph: a.first_run for a in found if a.first_run})
         above_nbytes = steps.graphs.peak_nbytes(around) - steps.budget_nbytes
         if above_nbytes <= 0 or any(a.budget_nbytes > target_nbytes for a in found):
             break

@@ -30,7 +30,15 @@ from autoremat.session.code import Code
 from autoremat.session.surroundings import Surroundings
 from autoremat.session.telling import Told
 from autoremat.watch.audit import Look, Present, names_of, sizes_of_runs
-from autoremat.watch.ledger import Roots, Run, has_reruns, note_rerun, note_run, open_runs
+from autoremat.watch.ledger import (
+    Roots,
+    Run,
+    has_reruns,
+    latest_backward,
+    note_rerun,
+    note_run,
+    open_runs,
+)
 
 REPLANS = 2  # of a step whose graphs do not fit together; the second if others were found then
 MOST_REPLANS = 8  # of one that runs ever more graphs
@@ -54,6 +62,7 @@ class Steps:
         settle: plans the step anew if that is due.
         settlings: how often it was planned anew.
         number: of the latest step, from 1 on.
+        backward: of the latest that went through a run of its graphs, or in which one began.
         compiled_in: number of the step, for each time that a graph was compiled.
         is_nested: whether each backward so far came before those of earlier runs.
         surroundings: what is held beside the graphs.
@@ -72,9 +81,9 @@ class Steps:
     settlings: int = field(default=0, init=False)
     is_nested: bool = field(default=True, init=False)
     number: int = field(default=0, init=False)
+    backward: int = field(default=-1, init=False)
     compiled_in: list[int] = field(default_factory=list, init=False)
     _settled_for: list[str] = field(default_factory=list, init=False)
-    _backward: int | None = field(default=None, init=False)  # that its latest forward was in
     _has_noted_call: bool = field(default=False, init=False)  # since the latest backward
 
     def __post_init__(self) -> None:
@@ -109,32 +118,38 @@ class Steps:
     def goes_on(self) -> bool:
         """Whether a forward that begins now is of the step that is there.
 
-        A backward of that is to come; or it runs, and reentrant checkpoints take forwards again.
+        A backward of that is to come; or it is the one that runs, in which reentrant checkpoints
+        take forwards again.
         """
-        if self._waiting:
-            return True
-        backward = _torch.backward_number()
-        is_known = self.graphs.runs is not None and self._backward in (None, backward)
-        return is_known and backward is not None
+        return bool(self._waiting) or self._is_in_backward
+
+    @property
+    def _is_in_backward(self) -> bool:
+        """Whether a backward runs that went through the latest step, or in which it began."""
+        return _torch.is_in_backward() and self.backward == latest_backward()
 
     def begin(self) -> None:
         """A training call begins: one step with those before it whose backward is to come."""
-        goes_on = self.goes_on
+        waiting = self._waiting
+        goes_on = bool(waiting) or self._is_in_backward
         self.number += not goes_on
-        self.graphs.begin(self._waiting, goes_on=goes_on)
-        self.surroundings.begin_step(is_open=goes_on)
-        self._backward = _torch.backward_number()
+        self.graphs.begin(waiting, goes_on=goes_on)
+        if _torch.is_in_backward():
+            self.backward = latest_backward()
+        else:
+            self.surroundings.begin_step(is_open=goes_on)
 
     def notice(self) -> None:
         """Where nobody tells of steps: another one begins once a backward has come."""
         if self.is_told or self.offline:
             return
-        waiting = self._waiting
-        if self.graphs.runs is None or Counter(self.graphs.runs) != Counter(waiting):
-            if not self.goes_on and not _torch.is_compiling():
+        waiting, graphs = self._waiting, self.graphs
+        is_new = graphs.runs is None or Counter(graphs.runs) != Counter(waiting)
+        is_elsewhere = not graphs.is_here and _torch.is_in_backward()  # CUDA's has its own thread
+        if is_new or is_elsewhere:
+            if not (waiting or self._is_in_backward or _torch.is_compiling()):
                 self.settle()
             self.begin()
-        self._backward = _torch.backward_number()
 
     @property
     def _waiting(self) -> list[str]:
@@ -303,7 +318,7 @@ class Steps:
         is_larger: bool,
     ) -> None:
         """One of its graphs is about to run: what is there already counts beside it."""
-        self.graphs.ran(name, (arg for arg in args if isinstance(arg, torch.nn.Parameter)))
+        self.graphs.ran(name, args)
         with self._looking():
             if is_larger:
                 peak_nbytes = find_part().peak_nbytes(self._account.get(name, Beside()))
@@ -336,15 +351,9 @@ class Steps:
     def reruns_begin(self, roots: Roots) -> None:
         """A backward begins in which its graphs may run; see `ledger.Owner`."""
         self._has_noted_call = False
-        if self.is_told or self._waiting:
-            return
-        if self._backward is not None:  # no forward has told of this step
-            self.settle()
-            self._backward = None
-            self.graphs.begin()
-            self.surroundings.begin_step(is_open=False)
-            self.number += 1
         with self._looking():
+            if not self._waiting:
+                self.surroundings.begin_step(is_open=False)
             self.audit.at_reruns(roots, self.device)
 
     def note_plain_run(self) -> None:

@@ -248,9 +248,8 @@ class Audit:
             roots: where the backward begins.
             device: of the session's graphs.
         """
-        if not self.is_known(("reruns", names_behind(roots))):
-            tensors = (root for root in roots if isinstance(root, torch.Tensor))
-            self.saved.note_saved(tensors, device)
+        if not self.is_known(("reruns", names_behind(roots)), (_about(device),)):
+            self.saved.note_saved(_tensors_of(roots), device)
 
     def at_backward(
         self,
@@ -294,8 +293,7 @@ class Audit:
         spread = self.present.spread
         base_nbytes = held.base_nbytes
         if within is not None:  # the backward around this one holds the gradients it begins with
-            tensors = (root for root in roots if isinstance(root, torch.Tensor))
-            base_nbytes += storages_nbytes(tensors, device)
+            base_nbytes += storages_nbytes(_tensors_of(roots), device)
         look = _look(parts, foreseen, base_nbytes, spread, keeps_graph=keeps_graph)
         return look._replace(situation=situation)
 
@@ -315,7 +313,7 @@ class Audit:
         """By all models that take part in the step, and by losses that eager code has made."""
         known, saved, expected_nbytes = dict(returned_storages(device)), dict[int, int](), 0
         counted = {key for run in runs for key in run.returned}
-        losses = storage_sizes((root for root in roots if isinstance(root, torch.Tensor)), device)
+        losses = storage_sizes(_tensors_of(roots), device)
         known |= {key: nbytes for key, nbytes in losses.items() if key not in counted}
         present: dict[int, int] = {}  # a buffer may be what a graph has returned: it counts in both
         for audit in dict.fromkeys([self, *(run.owner.audit for run in runs)]):
@@ -326,6 +324,11 @@ class Audit:
         counted -= present.keys()
         apart = sum(nbytes for key, nbytes in known.items() if key not in counted)
         return _Held(known, saved, expected_nbytes + apart)
+
+
+def _tensors_of(roots: Roots) -> list[torch.Tensor]:
+    """Where a backward begins, but for edges."""
+    return [root for root in roots if isinstance(root, torch.Tensor)]
 
 
 def _about(device: torch.device) -> int:

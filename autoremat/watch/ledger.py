@@ -33,6 +33,7 @@ class Owner(Protocol):
 
     audit: Any  # `audit.Audit`: knows what the model holds
     is_nested: bool  # whether each of its backwards came before those of earlier runs
+    backward: int  # number of the latest that went through a run of its graphs
 
     def backward_begins(self, roots: Roots, *, keeps_graph: bool) -> None:
         """A backward begins that may reach runs of its graphs."""
@@ -89,6 +90,7 @@ class _Books:
     most_returned: int = _FEW  # when there are more, those that are gone are left out
     rerunning: weakref.WeakSet[Owner] = field(default_factory=weakref.WeakSet)
     told_nbytes: dict[int, int] = field(default_factory=dict)  # by budget, in this step
+    backwards: int = 0  # so far, but for those inside of others
     has_gone_back: bool = False  # since the latest forward: the next one begins another step
 
     def keep(self, returned: Mapping[int, _Returned]) -> None:
@@ -181,6 +183,11 @@ def note_rerun(owner: Owner) -> None:
     _books.rerunning.add(owner)
 
 
+def latest_backward() -> int:
+    """Number of the backward that runs, or ran last: of the outermost one."""
+    return _books.backwards
+
+
 def has_reruns(owner: Owner) -> bool:
     """Whether graphs of this one have run in a backward."""
     return owner in _books.rerunning
@@ -228,6 +235,8 @@ def _backward_runs(number: int, _gradients: Any) -> None:
     if _torch.keeps_graph():
         return
     run = _books.open.pop(number, None)
+    if run is not None:
+        run.owner.backward = _books.backwards
     later = (other for n, other in list(_books.open.items()) if n > number)
     if run is not None and any(other.owner is run.owner for other in later):
         run.owner.is_nested = False
@@ -240,10 +249,12 @@ def _watch() -> None:
 
 
 def _backward_begins(roots: Roots, keeps_graph: bool) -> None:
+    is_outer = not _torch.is_in_backward()
+    _books.backwards += is_outer
     # Without a run that waits, a backward of anything costs as little as can be.
     if not (_books.open or _books.rerunning) or _torch.is_compiling():
         return
-    for owner in [] if _torch.is_in_backward() else list(_books.rerunning):
+    for owner in list(_books.rerunning) if is_outer else ():
         owner.reruns_begin(roots)
     for owner in dict.fromkeys(run.owner for run in list(_books.open.values())):
         owner.backward_begins(roots, keeps_graph=keeps_graph)

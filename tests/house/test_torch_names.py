@@ -805,23 +805,6 @@ def test_is_checkpointed():
     assert found == ["00", "10", "11", "00", "01", "00"]
 
 
-def test_backward_number():
-    """One in all reruns of a backward, another one in the next, and none outside."""
-    found = []
-
-    def note(x: torch.Tensor) -> torch.Tensor:
-        found.append(_torch.backward_number())
-        return x.sin()
-
-    x = torch.ones(2, requires_grad=True)
-    for _ in range(2):
-        first = checkpoint(note, x, use_reentrant=True)
-        checkpoint(note, first, use_reentrant=True).sum().backward()
-    assert found[:2] == found[4:6] == [None, None]
-    assert found[2] == found[3] is not None
-    assert found[6] == found[7] not in (found[2], None)
-
-
 def test_address_of():
     """That of the data, without a copy of what is copied on write, and 0 where there is none."""
     x = torch.zeros(4)

@@ -28,7 +28,7 @@ from autoremat_solver.search.smallest import smallest_candidate
 from autoremat_solver.search.state import Search
 
 # A gap at which the longer searches are left out; it grows with the problem: they gain less there.
-GOOD_ENOUGH, MOST_GAP = 2e-3, 1e-2
+GOOD_ENOUGH, MOST_GAP = 1e-3, 1e-2
 MEDIUM = 750  # operations up to which the first one holds
 SMALL = 600  # operations of a problem that gets a stage's effort; others get it in proportion
 LEAST, MOST = 0.03, 3.0  # times a stage's effort, that any problem gets

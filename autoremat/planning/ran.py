@@ -1,0 +1,85 @@
+"""The runs of a step, as they happen.
+
+Enters: a plan's name whenever its graph runs, with its arguments. Leaves: `Ran`s in their order,
+and what the backward of each returns. Guarantees: holds no tensor.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autoremat.planning.allotting import graph_of_plan
+from autoremat.planning.nesting import Returned
+from autoremat.planning.part import Part
+
+
+@dataclass(eq=False)
+class Ran:
+    """A run of a step.
+
+    Attributes:
+        name: of the plan, or of a layer in eager mode.
+        again_nbytes: gradients of parameters of which later runs return some as well.
+        adding_nbytes: as of `Returned`.
+    """
+
+    name: str
+    again_nbytes: int = 0
+    adding_nbytes: int = 0
+
+    @property
+    def graph(self) -> str:
+        """Name of the graph, or of the layer."""
+        return graph_of_plan(self.name)
+
+    def returned(self, nbytes: int) -> Returned:
+        """What its backward returns, if it returns so much alone."""
+        return Returned(max(0, nbytes - self.again_nbytes), self.adding_nbytes)
+
+
+class Readers:
+    """Which run read a parameter last, of those whose backward returns a gradient of it."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._latest: dict[int, tuple[weakref.ref[torch.Tensor], Ran]] = {}
+
+    def clear(self) -> None:
+        """Another step begins."""
+        self._latest.clear()
+
+    def note(self, ran: Ran, part: Part, args: Sequence[Any]) -> None:
+        """A run of a graph begins, with these arguments.
+
+        Where torch has parted arguments into tensors of its own, nothing is known of them.
+        """
+        if len(args) != len(part.subject.joint.primals):
+            return
+        for number, gradient in part.gradients.items():
+            parameter = args[number]
+            found, before = self._latest.get(id(parameter), (None, None))
+            if found is not None and before is not None and found() is parameter:
+                before.again_nbytes += gradient.nbytes
+                if gradient.is_view:  # autograd adds nothing to it where it lies, but makes a sum
+                    before.adding_nbytes = max(before.adding_nbytes, gradient.nbytes)
+            self._latest[id(parameter)] = (weakref.ref(parameter), ran)
+
+
+def apart(parts: Sequence[list[Ran]]) -> list[list[Ran]]:
+    """The parts of a step, each without those all of whose runs another one has as well.
+
+    The longest first; of equal ones the latest.
+    """
+    found: list[tuple[list[Ran], Counter[str]]] = []
+    latest_first = list(reversed(parts))
+    for part in sorted(latest_first, key=len, reverse=True):
+        runs = Counter(ran.graph for ran in part)
+        if not any(runs <= others for _, others in found):
+            found.append((part, runs))
+    return [part for part, _ in found]
