@@ -36,7 +36,7 @@ Chains up to 48 from the start, tried once, found a plan for that graph of 500 s
 7.4 in place of 4.3 % for 1,000 nodes at 80 %.
 
 One graph of 2,000 nodes has no plan at 70 %, nor with twice the effort. Whether there is one is not
-known: the proven floor, 7 % of the baseline's peak, is far below.
+known: the proven floor, 5 % of the baseline's peak, is far below.
 """
 
 GROWTH_TEXT = """\
