@@ -47,7 +47,7 @@ class Returned(NamedTuple):
     Attributes:
         nbytes: of those that are there from then on; of parameters that later runs read as well
             there were some already.
-        adding_nbytes: more while such are added up: autograd makes sums, one after the other.
+        adding_nbytes: by how much adding such up, one after the other, is above the peak before.
     """
 
     nbytes: int

@@ -24,7 +24,7 @@ from autoremat.planning.curve import Curve
 from autoremat.planning.nesting import Beside, placed
 from autoremat.planning.sizes import Symbols, peak_at, sizes_of, subject_at
 from autoremat.problem.lower import RNG_STATE, as_written, without_spare_states
-from autoremat.problem.shell import LOSS_BOUNDARY
+from autoremat.problem.shell import LOSS_BOUNDARY, OPTIMIZER_STEP
 from autoremat.problem.subject import Subject
 from autoremat.reporting import GraphReport
 
@@ -186,6 +186,14 @@ class Part:
         plan = self.choice.solution.plan
         forward, backward = shared_out(problem, plan, self.choice.peak_nbytes, self.counted)
         return forward, max(forward, backward) if self.is_checkpointed else backward
+
+    @functools.cached_property
+    def end_nbytes(self) -> int:
+        """Live as the backward ends, above what is resident and what is held beside the graph."""
+        problem, plan = self.subject.lowered.problem, self.choice.solution.plan
+        live_nbytes = simulate(without_spare_states(problem, plan), plan).live_nbytes
+        last = -2 if OPTIMIZER_STEP in problem.op_by_name else -1
+        return live_nbytes[last] - problem.resident_nbytes
 
     @functools.cached_property
     def keeping_peak_nbytes(self) -> int:

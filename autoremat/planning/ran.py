@@ -26,7 +26,7 @@ class Ran:
     Attributes:
         name: of the plan, or of a layer in eager mode.
         again_nbytes: gradients of parameters of which later runs return some as well.
-        adding_nbytes: as of `Returned`.
+        adding_nbytes: what autograd takes to add to one of them, as its backward ends.
     """
 
     name: str
@@ -38,9 +38,12 @@ class Ran:
         """Name of the graph, or of the layer."""
         return graph_of_plan(self.name)
 
-    def returned(self, nbytes: int) -> Returned:
-        """What its backward returns, if it returns so much alone."""
-        return Returned(max(0, nbytes - self.again_nbytes), self.adding_nbytes)
+    def returned(self, part: Part) -> Returned:
+        """What its backward returns by a plan."""
+        adding_nbytes = self.adding_nbytes
+        if adding_nbytes:  # only what is above the peak before
+            adding_nbytes = max(0, part.end_nbytes + adding_nbytes - part.own_peaks[1])
+        return Returned(max(0, part.gradient_nbytes - self.again_nbytes), adding_nbytes)
 
 
 class Readers:

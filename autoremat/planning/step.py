@@ -15,7 +15,7 @@ from typing import Any
 
 from autoremat.ask.options import Setting
 from autoremat.planning.allotting import Allotted, Runs, allot, graph_of_plan, richer
-from autoremat.planning.nesting import Around, Beside
+from autoremat.planning.nesting import Around, Beside, Returned
 from autoremat.planning.part import Part
 from autoremat.planning.ran import Ran, Readers, apart
 from autoremat.reporting import GraphReport
@@ -294,12 +294,15 @@ class Step:
         parts = {name: self.parts[name] for name in order if name in self.parts}
         layers = dict.fromkeys(name for name in order if name not in parts)
         numbers = {name: number for number, name in enumerate([*parts, *layers])}
-        returned = {name: part.gradient_nbytes for name, part in parts.items()}
-        returned |= {name: self.eager_gradient_nbytes.get(name, 0) for name in layers}
         return Runs(
             parts,
             [numbers[name] for name in order],
-            [ran.returned(returned[ran.name]) for ran in all_ran],
+            [
+                ran.returned(parts[ran.name])
+                if ran.name in parts
+                else Returned(self.eager_gradient_nbytes.get(ran.name, 0))
+                for ran in all_ran
+            ],
             self.existing_gradient_nbytes,
             of_one_plan=self.checkpointed,
         )
