@@ -1048,7 +1048,8 @@ def test_gradient_nbytes_into_and_sequence_number():
 @pytest.mark.parametrize("keep", [False, True])
 def test_keeps_graph_and_watch_backwards(keep: bool, monkeypatch: pytest.MonkeyPatch):
     """Each backward that Python code begins is seen before it runs, and told apart."""
-    monkeypatch.setattr(torch.autograd, "_engine_run_backward", torch.autograd._engine_run_backward)
+    unwatched = torch.autograd.graph._engine_run_backward  # tests before this one may have watched
+    monkeypatch.setattr(torch.autograd, "_engine_run_backward", unwatched)
     monkeypatch.setattr("autoremat._torch.running._backward_watchers", [])
     seen: list[object] = []
     _torch.watch_backwards(lambda roots, keeps: seen.append((roots[0] is loss, keeps)))
