@@ -165,7 +165,7 @@ class Step:
         """Of every graph of the step, that part first which takes the most."""
         found: dict[str, Beside] = {}
         for runs in sorted(self._runs, key=lambda runs: -self._peak_of(runs, around)):
-            found = _beside(runs, around) | found
+            found |= {n: held for n, held in _beside(runs, around).items() if n not in found}
         yield from (self.parts[name].report(held) for name, held in found.items())
 
     def beside(self, around: Around) -> dict[str, Beside]:
