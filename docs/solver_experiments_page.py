@@ -138,8 +138,8 @@ What was measured before, on earlier captures of these graphs; figures are extra
   of 61.0 %, BERT 58.2 % in place of 60.7 %, GPT-2 40.8 % in place of 41.7 %, Mixtral 55.4 % in
   place of 55.8 %, T5 50.9 % in place of 51.0 %, in 27 to 50 s each. Half as much again in the stage
   that quickens the smallest peak: BERT 59.6 %, GPT-2 41.6 %, ResNet-50 the same.
-- *Half as much again for the search for the smallest peak*, in the present capture: ViT comes to
-  11.0 in place of 11.2 % of the baseline's peak, and to 42.4 in place of 43.8 %.
+- *Half as much again for the search for the smallest peak*, which is used since: ViT comes to 11.0
+  in place of 11.2 % of the baseline's peak, and to 42.4 in place of 43.8 %.
 
 So ResNet-50's gap would be near 2.7 % with both. The others need a bound that sees whole values in
 many windows at once, and a search that changes what is kept in several layers at once.

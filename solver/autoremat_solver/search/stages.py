@@ -236,7 +236,7 @@ def _is_refused_and_free(search: Search, budget_nbytes: int) -> bool:
 FASTEST = (Stage("prices", "min-cuts at seven prices of memory", _price, 0, _is_unpriced),)
 CHAINS = Stage("chains", "dynamic programs over chains of blocks", _cut_into_chains, 0, _is_uncut)
 SMALLEST = Stage(
-    "smallest", "the smallest peak, step by step", _find_smallest, 3_000_000, _needs_smallest
+    "smallest", "the smallest peak, step by step", _find_smallest, 4_500_000, _needs_smallest
 )
 LOWER = Stage(
     "anneal smallest", "free orders, lower", _anneal_smallest, 30_000_000, _is_refused_and_free
