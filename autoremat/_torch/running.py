@@ -45,6 +45,7 @@ __all__ = [
     "arguments_of",
     "base_of",
     "can_be_bounded",
+    "checkpoint_region",
     "compiled_backward_of",
     "compiled_call",
     "extent",
@@ -52,7 +53,6 @@ __all__ = [
     "getitem",
     "gradient_nbytes_into",
     "has_results",
-    "is_checkpointed",
     "is_compiled_backward",
     "is_getitem",
     "is_in_backward",
@@ -107,13 +107,16 @@ def module_calls() -> list[tuple[nn.Module, Any]]:
     return calls[::-1]
 
 
-def is_checkpointed() -> bool:
-    """Whether what autograd saves now is dropped, and made again by a rerun in the backward.
+def checkpoint_region() -> int:
+    """Identity of the checkpoint that drops what autograd saves now; 0 if none does.
 
-    So it is in a non-reentrant `torch.utils.checkpoint`, and in that rerun itself.
+    So it is in a non-reentrant `torch.utils.checkpoint`, and in its rerun in the backward. It is
+    that of the hook by which tensors are asked for: it lives until the last of them is gone.
     """
     hooks = _autograd._top_saved_tensors_default_hooks(False)
-    return hooks is not None and hooks[0].__module__ == torch.utils.checkpoint.__name__
+    if hooks is None or hooks[0].__module__ != torch.utils.checkpoint.__name__:
+        return 0
+    return id(hooks[1])
 
 
 def is_in_backward() -> bool:

@@ -7,14 +7,23 @@ plan that is to be made: one for a graph, or two, if its last runs are to keep m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import NamedTuple
 
 from autoremat_solver.policies import recompute_all
 
 from autoremat.ask.options import Setting
-from autoremat.planning.nesting import Around, Beside, Returned, beside, placed
+from autoremat.planning.nesting import (
+    Around,
+    Beside,
+    Kept,
+    Region,
+    Returned,
+    beside_each,
+    highest,
+    placed,
+)
 from autoremat.planning.part import Part
 from autoremat.planning.sharing import Member, Share, Shared, Way, divide
 from autoremat.planning.simulated import plans_at_once
@@ -84,17 +93,17 @@ class Runs:
         parts: its graphs, by name, in the order of their first runs.
         order: the number of each run: of a graph, or beyond those of a layer in eager mode.
         gradients: by run, what its backward returns.
+        regions: by run, of which checkpoint it is in.
         existing_nbytes: gradients that exist before it.
         is_nested: whether the backward of a later run comes first.
-        of_one_plan: graphs all of whose runs have to have the same.
     """
 
     parts: Mapping[str, Part]
     order: Sequence[int]
     gradients: Sequence[Returned]
+    regions: Sequence[Region]
     existing_nbytes: int
     is_nested: bool = True
-    of_one_plan: Set[str] = frozenset()
 
     @property
     def reduced_nbytes(self) -> int:
@@ -111,17 +120,43 @@ class Runs:
         """
         return max((part.step_resident_nbytes for part in self.parts.values()), default=0)
 
+    def kept(self, crossing: Sequence[int]) -> list[Kept]:
+        """What each run keeps for its backward, where the graphs hand so much to theirs."""
+        outputs = [part.outputs_nbytes for part in self.parts.values()]
+        return [
+            Kept.of(crossing[n], outputs[n], region) if n < len(outputs) else Kept(0)
+            for n, region in zip(self.order, self.regions, strict=True)
+        ]
+
     def beside(self, crossing: Sequence[int], around: Around) -> list[Beside]:
-        """What is held beside each graph, where they keep so much from forward to backward."""
-        kept = [part.resident.traffic.run_nbytes for part in self.parts.values()]
-        held = [crossing[n] + kept[n] if n < len(kept) else 0 for n in self.order]
-        resident_nbytes, reduced_nbytes = self.resident_nbytes, self.reduced_nbytes
+        """What is held beside each graph, where they hand so much to their backwards."""
+        gathered = [part.resident.traffic.run_nbytes for part in self.parts.values()]
+        kept = [
+            found.beside(gathered[n]) if n < len(gathered) else found
+            for n, found in zip(self.order, self.kept(crossing), strict=True)
+        ]
+        each = list(beside_each(kept, self.gradients, self.existing_nbytes, self.reduced_nbytes))
+        resident_nbytes = self.resident_nbytes
         result = []
         for number, part in enumerate(self.parts.values()):
-            found = beside(self.order, number, held, self.gradients, reduced_nbytes)
+            found = highest(found for n, found in zip(self.order, each, strict=True) if n == number)
             later = Around(held_nbytes=resident_nbytes - part.step_resident_nbytes)
-            result.append(around.beside(later.beside(found.beyond(self.existing_nbytes))))
+            result.append(around.beside(later.beside(found)))
         return result
+
+    def has_region(self, number: int) -> bool:
+        """Whether a run of a graph is in a checkpoint: a rerun has to save what the first has."""
+        runs = zip(self.order, self.regions, strict=True)
+        return any(n == number and region.number for n, region in runs)
+
+    def hands_on(self, number: int) -> bool:
+        """Whether anything runs between the forward of a run of a graph and its backward.
+
+        Of one that is in a checkpoint, the forward of its rerun.
+        """
+        numbers = [region.number for region in self.regions]
+        pairs = zip(self.order, numbers, numbers[1:], strict=False)  # nothing is behind the last
+        return any(n == number and own in (0, later) for n, own, later in pairs)
 
 
 def allot(runs: Runs, budget_nbytes: int, around: Around, setting: Setting) -> list[Allotted]:
@@ -164,14 +199,18 @@ def _shared(
             ),
             part.resident.traffic.run_nbytes,
             part.resident.traffic.forward_nbytes,
-            name in runs.of_one_plan,
+            runs.has_region(number),
+            part.outputs_nbytes,
         )
-        for (name, part), (found, kept_nbytes) in zip(runs.parts.items(), evenly, strict=True)
+        for number, (part, (found, kept_nbytes)) in enumerate(
+            zip(runs.parts.values(), evenly, strict=True)
+        )
     ]
     shared = Shared(
         members,
         runs.order,
         runs.gradients,
+        runs.regions,
         around,
         runs.existing_nbytes,
         runs.is_nested,
@@ -190,12 +229,11 @@ def _allotted(
     by_plan = replace(runs, parts=of_plans, order=order)
     found = by_plan.beside([plan.way.crossing_nbytes for plan in plans], shared.around)
     for number, plan in enumerate(plans):
-        is_last = order[-1] == number and order.count(number) == 1
         yield Allotted(
             names[plan.graph],
             plan.first_run,
             found[number],
-            None if is_last or parts[plan.graph].is_checkpointed else plan.way.crossing_nbytes,
+            plan.way.crossing_nbytes if by_plan.hands_on(number) else None,
             budget_nbytes,
         )
 
@@ -274,11 +312,10 @@ def _ends(part: Part) -> tuple[Way, Way]:
 
 
 def _as_run(part: Part, way: Way) -> Way:
-    """A way to run a graph, as it is where checkpoints drop what it saves and run it again."""
-    if not part.is_checkpointed:
+    """A way to run a graph, as it is where checkpoints run its forward again."""
+    if not part.is_run_again:
         return way
-    backward_nbytes = max(way.forward_nbytes, way.backward_nbytes)
-    return replace(way, crossing_nbytes=part.outputs_nbytes, backward_nbytes=backward_nbytes)
+    return replace(way, backward_nbytes=max(way.forward_nbytes, way.backward_nbytes))
 
 
 def _between(lean: Way, rich: Way, share: float) -> Way:

@@ -7,13 +7,15 @@ between the forward and the backward of an earlier one:
 
 While it lasts, the earlier ones hold what crosses from their forward to their backward; and while
 the backward of an earlier one lasts, the gradients are there that the later ones have returned.
+
+In a region of `torch.utils.checkpoint` that is not reentrant, runs drop what crosses. As its last
+run's backward begins, all of the region runs again: from then on the earlier ones hold it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import NamedTuple
 
 from autoremat.problem.lower import Lowered
@@ -25,7 +27,8 @@ class Beside:
 
     Attributes:
         held_nbytes: while it runs: what crosses the forwards and backwards of earlier runs.
-        gradients_nbytes: in its backward, more: gradients that later runs have returned.
+        gradients_nbytes: in its backward, more: gradients that later runs have returned, and what
+            earlier ones of its region have made again.
     """
 
     held_nbytes: int = 0
@@ -36,50 +39,111 @@ class Beside:
         """In its backward, all of it."""
         return self.held_nbytes + self.gradients_nbytes
 
-    def beyond(self, existing_nbytes: int) -> Beside:
-        """The same where gradients exist already, to which those of later runs are added."""
-        return Beside(self.held_nbytes, max(0, self.gradients_nbytes - existing_nbytes))
-
 
 class Returned(NamedTuple):
-    """Gradients of parameters that the backward of a run returns.
+    """What is there from the backward of a run on.
 
     Attributes:
-        nbytes: of those that are there from then on; of parameters that later runs read as well
+        nbytes: gradients of parameters that it returns; of those that later runs read as well
             there were some already.
         adding_nbytes: by how much adding such up, one after the other, is above the peak before.
+        left_nbytes: what it had returned in its forward and somebody holds until the step's end.
     """
 
     nbytes: int
     adding_nbytes: int = 0
+    left_nbytes: int = 0
 
 
-def beside(
-    order: Sequence[int],
-    number: int,
-    crossing: Sequence[int],
+class Region(NamedTuple):
+    """Of a checkpoint, that a run is in.
+
+    Attributes:
+        number: of it; 0 if the run is in none.
+        is_gone: whether nobody held any more what the run had returned, as a backward began.
+        state_nbytes: what the checkpoint keeps for itself, if the run is its first.
+    """
+
+    number: int = 0
+    is_gone: bool = False
+    state_nbytes: int = 0
+
+
+NOWHERE = Region()
+
+
+class Kept(NamedTuple):
+    """What a run keeps for its backward.
+
+    Attributes:
+        nbytes: from its forward on.
+        state_nbytes: more, from before its forward on: what the checkpoint keeps for itself.
+        passing_nbytes: more, until the next run has gone forward.
+        again_nbytes: more, once its region runs again.
+        region: number of the region; 0 if in none.
+    """
+
+    nbytes: int
+    state_nbytes: int = 0
+    passing_nbytes: int = 0
+    again_nbytes: int = 0
+    region: int = 0
+
+    @classmethod
+    def of(cls, crossing_nbytes: int, outputs_nbytes: int, region: Region) -> Kept:
+        """By a run of a graph that hands so much to its backward, and returns so much of it."""
+        if not region.number:
+            return cls(crossing_nbytes)
+        nbytes, passing_nbytes = (0, outputs_nbytes) if region.is_gone else (outputs_nbytes, 0)
+        return cls(nbytes, region.state_nbytes, passing_nbytes, crossing_nbytes, region.number)
+
+    @property
+    def waiting_nbytes(self) -> int:
+        """What is there until its backward, or its region's rerun."""
+        return self.nbytes + self.state_nbytes
+
+    def beside(self, nbytes: int) -> Kept:
+        """With so much more that is kept in any case."""
+        return self._replace(nbytes=self.nbytes + nbytes)
+
+
+def beside_each(
+    kept: Iterable[Kept],
     gradients: Sequence[Returned],
+    existing_nbytes: int = 0,
     reduced_nbytes: int = 0,
-) -> Beside:
-    """What is held beside a graph in that of its runs which finds the most.
+) -> Iterator[tuple[int, int]]:
+    """What is held beside each run: in its first forward, and in its backward.
 
     Args:
-        order: the number of the graph of each run.
-        number: the graph.
-        crossing: by run, bytes that cross from its forward to its backward.
+        kept: by run, what it keeps for its backward.
         gradients: by run, what its backward returns.
+        existing_nbytes: gradients that exist before the step, to which these are added.
         reduced_nbytes: more once any backward has returned some: what they are reduced from.
     """
-    held = list(accumulate(crossing, initial=0))
-    returned = list(accumulate((gradient.nbytes for gradient in gradients), initial=0))
-    moved = [*(reduced_nbytes for _ in order[1:]), 0]  # no backward comes before that of the last
-    found = [
-        (held[run], returned[-1] - returned[run + 1] + gradients[run].adding_nbytes + moved[run])
-        for run, graph in enumerate(order)
-        if graph == number
-    ]
-    most_nbytes, held_nbytes = max(map(sum, found)), max(held for held, _ in found)
-    return Beside(held_nbytes, most_nbytes - held_nbytes)
+    later_nbytes = sum(gradient.nbytes for gradient in gradients)
+    left_nbytes = sum(gradient.left_nbytes for gradient in gradients)
+    held_nbytes = passing_nbytes = again_nbytes = region = 0
+    left = len(gradients)
+    for run, gradient in zip(kept, gradients, strict=True):
+        left -= 1
+        later_nbytes -= gradient.nbytes
+        left_nbytes -= gradient.left_nbytes
+        if run.region != region:
+            region, again_nbytes = run.region, 0
+        returned_nbytes = max(0, later_nbytes + gradient.adding_nbytes - existing_nbytes)
+        moved_nbytes = reduced_nbytes if left else 0  # no backward comes before that of the last
+        most_nbytes = held_nbytes + again_nbytes + left_nbytes + returned_nbytes + moved_nbytes
+        yield held_nbytes + run.state_nbytes + passing_nbytes, most_nbytes
+        held_nbytes += run.waiting_nbytes
+        passing_nbytes = run.passing_nbytes
+        again_nbytes += run.again_nbytes
+
+
+def highest(found: Iterable[tuple[int, int]]) -> Beside:
+    """What is held beside a graph, in those of its runs that find the most."""
+    held, most = zip(*found, strict=True)
+    return Beside(max(held), max(0, max(most) - max(held)))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from its forward to its backward, and its peaks beside anything else or at other
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -56,8 +56,8 @@ class Part:
         resident: what the step held whatever the plan, when the graph was planned.
         growth: by which factor its symbolic sizes may grow within the budget.
         is_resized: whether its symbolic sizes stand for others than it was planned for.
-        is_checkpointed: whether what its forward saves is dropped, and its forward runs again
-            before its backward.
+        is_run_again: whether a checkpoint runs its forward again as its backward begins.
+        is_given_away: whether what it returns is gone by then.
     """
 
     subject: Subject
@@ -70,7 +70,8 @@ class Part:
     resident: Resident
     growth: float = 1.0
     is_resized: bool = False
-    is_checkpointed: bool = False
+    is_run_again: bool = False
+    is_given_away: bool = False
     _reports: dict[Beside, GraphReport] = field(default_factory=dict)
 
     @property
@@ -86,8 +87,6 @@ class Part:
     @functools.cached_property
     def crossing_nbytes(self) -> int:
         """Bytes that live from the forward's end to the backward's start."""
-        if self.is_checkpointed:
-            return self.outputs_nbytes
         joint, storages = self.subject.joint, self.subject.lowered.storages
         names = {node.name for node in self.choice.backward.graph.find_nodes(op="placeholder")}
         saved = {node for node in joint.nodes if node.name in names} - set(joint.tangents)
@@ -100,6 +99,12 @@ class Part:
     def outputs_nbytes(self) -> int:
         """Of them, what the graph returned to the user's code."""
         return self.subject.lowered.storages.total_nbytes(self.subject.joint.fwd_outputs)
+
+    @property
+    def held_tangents_nbytes(self) -> int:
+        """Of the gradients that its backward is given, those that whoever began it holds."""
+        shell = self.subject.lowered.shell
+        return sum(shell.tangents[name] for name in shell.held)
 
     @functools.cached_property
     def gradient_nbytes(self) -> int:
@@ -125,6 +130,16 @@ class Part:
             )
             for number, node in found.items()
         }
+
+    @functools.cached_property
+    def run_again(self) -> Part:
+        """The same in a checkpoint."""
+        return replace(self, is_run_again=True, _reports={})
+
+    @functools.cached_property
+    def given_away(self) -> Part:
+        """The same where what it returns is gone as its backward begins."""
+        return replace(self, is_given_away=True, _reports={})
 
     def report(self, found: Beside) -> GraphReport:
         """The graph's report, so much being held beside it."""
@@ -185,7 +200,9 @@ class Part:
         problem = as_chosen(self.subject, self.choice).lowered.problem
         plan = self.choice.solution.plan
         forward, backward = shared_out(problem, plan, self.choice.peak_nbytes, self.counted)
-        return forward, max(forward, backward) if self.is_checkpointed else backward
+        if self.is_given_away:
+            backward -= self._given_away_nbytes
+        return forward, max(forward, backward) if self.is_run_again else backward
 
     @functools.cached_property
     def end_nbytes(self) -> int:
@@ -203,12 +220,30 @@ class Part:
         boundary = plan.schedule.index(LOSS_BOUNDARY)
         spans = instance_spans(problem, plan)
         kept = {name for name, born, last in spans if born < boundary < last}
-        keeping = replace(problem, outputs=tuple(dict.fromkeys((*problem.outputs, *kept))))
+        return self.own_peaks[1] + self._with_outputs(dict.fromkeys((*problem.outputs, *kept)))
+
+    @property
+    def _given_away_nbytes(self) -> int:
+        """By how much the backward is lower where nobody holds what the forward has returned."""
+        joint, of_node = self.subject.joint, self.subject.lowered.storages.of_node
+        forward, backward = (
+            {name for node in nodes for name in of_node[node]}
+            for nodes in (joint.fwd_outputs, joint.bwd_outputs)
+        )
+        outputs = self.subject.lowered.problem.outputs
+        return -self._with_outputs(n for n in outputs if n in backward or n not in forward)
+
+    def _with_outputs(self, outputs: Iterable[str]) -> int:
+        """By how much the backward is higher where these stay, and no other values."""
+        problem = as_chosen(self.subject, self.choice).lowered.problem
+        plan = self.choice.solution.plan
+        boundary = plan.schedule.index(LOSS_BOUNDARY)
+        other = replace(problem, outputs=tuple(outputs))
         before, after = (
             max(simulate(without_spare_states(p, plan), plan).live_nbytes[boundary:])
-            for p in (problem, keeping)
+            for p in (problem, other)
         )
-        return self.own_peaks[1] + after - before
+        return after - before
 
     def _baseline(self, found: Beside) -> Baseline:
         """The step without a plan, so much being held beside the graph."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from autoremat.planning.allotting import graph_of_plan
-from autoremat.planning.nesting import Returned
+from autoremat.planning.nesting import NOWHERE, Kept, Region, Returned
 from autoremat.planning.part import Part
 
 
@@ -25,11 +25,16 @@ class Ran:
 
     Attributes:
         name: of the plan, or of a layer in eager mode.
+        region: of which checkpoint it is in.
+        lasting_nbytes: what it had returned and somebody held as its backward began; None if no
+            such run has gone backward.
         again_nbytes: gradients of parameters of which later runs return some as well.
         adding_nbytes: what autograd takes to add to one of them, as its backward ends.
     """
 
     name: str
+    region: Region = NOWHERE
+    lasting_nbytes: int | None = None
     again_nbytes: int = 0
     adding_nbytes: int = 0
 
@@ -38,12 +43,36 @@ class Ran:
         """Name of the graph, or of the layer."""
         return graph_of_plan(self.name)
 
+    def expect(self, like: Ran | None) -> None:
+        """Its results will last as long as those of one in an earlier step."""
+        if like is not None:
+            self.region = self.region._replace(is_gone=like.region.is_gone)
+            self.lasting_nbytes = like.lasting_nbytes
+
+    def kept(self, part: Part) -> Kept:
+        """What it keeps for its backward by a plan."""
+        return Kept.of(part.crossing_nbytes, part.outputs_nbytes, self.region)
+
     def returned(self, part: Part) -> Returned:
-        """What its backward returns by a plan."""
+        """What is there after its backward by a plan."""
         adding_nbytes = self.adding_nbytes
         if adding_nbytes:  # only what is above the peak before
             adding_nbytes = max(0, part.end_nbytes + adding_nbytes - part.own_peaks[1])
-        return Returned(max(0, part.gradient_nbytes - self.again_nbytes), adding_nbytes)
+        gradient_nbytes = max(0, part.gradient_nbytes - self.again_nbytes)
+        return Returned(gradient_nbytes, adding_nbytes, self.left_by(part))
+
+    def left_by(self, part: Part) -> int:
+        """What outlives its backward of what it returned, and of the gradients of that."""
+        if not self.lasting_nbytes:
+            return 0
+        return min(self.lasting_nbytes, part.outputs_nbytes) + part.held_tangents_nbytes
+
+
+def as_run(part: Part, runs: Sequence[Ran]) -> Part:
+    """A plan as these runs of it are, all taken together."""
+    if any(ran.region.number for ran in runs):
+        part = part.run_again
+    return part.given_away if all(ran.lasting_nbytes == 0 for ran in runs) else part
 
 
 class Readers:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from autoremat.planning.nesting import Around, Beside, Returned
+from autoremat.planning.nesting import Around, Beside, Kept, Region, Returned, beside_each
 
 _ROUNDS = 4  # of giving each graph the best pair of ways
 _FINENESS = 1 / 128  # to which the smallest peak of a step is found
@@ -55,6 +55,7 @@ class Member:
         kept_nbytes: parameters that each run keeps gathered until its backward, in all ways.
         gathers_nbytes: more while it goes forward, in all ways.
         has_one_plan: whether all of its runs have to go the same way.
+        outputs_nbytes: what it returns, whichever way it goes.
     """
 
     resident_nbytes: int
@@ -62,6 +63,12 @@ class Member:
     kept_nbytes: int = 0
     gathers_nbytes: int = 0
     has_one_plan: bool = False
+    outputs_nbytes: int = 0
+
+    def kept(self, way: Way, region: Region) -> Kept:
+        """What a run of it keeps for its backward."""
+        kept = Kept.of(way.crossing_nbytes, self.outputs_nbytes, region)
+        return kept.beside(self.kept_nbytes)
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,7 @@ class Shared:
         members: its graphs.
         order: the number of each run: of a graph, or beyond those of a layer in eager mode.
         gradients: by run, what its backward returns.
+        regions: by run, of which checkpoint it is in.
         around: what it holds beside its graphs.
         existing_nbytes: gradients that exist before it, to which its own are added.
         is_nested: whether the backward of a later run comes first; else all runs of a graph are
@@ -97,6 +105,7 @@ class Shared:
     members: Sequence[Member]
     order: Sequence[int]
     gradients: Sequence[Returned]
+    regions: Sequence[Region]
     around: Around
     existing_nbytes: int
     is_nested: bool = True
@@ -112,22 +121,21 @@ class Shared:
 
     def _peaks(self, shares: Sequence[Share]) -> Iterator[int]:
         """Of each run, and at last of code in eager mode."""
-        later = sum(gradient.nbytes for gradient in self.gradients)
-        held, around = self.around.held_nbytes, self.around
-        runs = zip(self._runs(shares), self.gradients, strict=True)
-        for run, ((number, way), gradient) in enumerate(runs, start=1):
-            later -= gradient.nbytes
+        runs, around = list(self._runs(shares)), self.around
+        kept = [
+            self.members[number].kept(way, region) if way else Kept(0)
+            for (number, way), region in zip(runs, self.regions, strict=True)
+        ]
+        found = beside_each(kept, self.gradients, self.existing_nbytes, self.reduced_nbytes)
+        for (number, way), (held, most) in zip(runs, found, strict=True):
             if way is None:
                 continue
-            returned = later + gradient.adding_nbytes - self.existing_nbytes
-            returned = around.returned_nbytes + max(0, returned)
-            returned += self.reduced_nbytes if run < len(self.order) else 0
-            forward_nbytes = way.forward_nbytes + self.members[number].gathers_nbytes
-            own = max(forward_nbytes, returned + way.backward_nbytes)
-            yield self.members[number].resident_nbytes + held + own
-            held += way.crossing_nbytes + self.members[number].kept_nbytes
+            member = self.members[number]
+            forward = held + way.forward_nbytes + member.gathers_nbytes
+            backward = most + around.returned_nbytes + way.backward_nbytes
+            yield member.resident_nbytes + around.held_nbytes + max(forward, backward)
         resident = max(member.resident_nbytes for member in self.members)
-        yield resident + held - around.held_nbytes + around.eager_nbytes
+        yield resident + sum(run.waiting_nbytes for run in kept) + around.eager_nbytes
 
     def time_us(self, shares: Sequence[Share]) -> float:
         """Of all runs."""

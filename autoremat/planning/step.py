@@ -7,17 +7,19 @@ Guarantees: a graph that runs several times counts as often, each time as the pl
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from autoremat import _torch
 from autoremat.ask.options import Setting
 from autoremat.planning.allotting import Allotted, Runs, allot, graph_of_plan, richer
-from autoremat.planning.nesting import Around, Beside, Returned
+from autoremat.planning.nesting import Around, Beside, Region, Returned
 from autoremat.planning.part import Part
-from autoremat.planning.ran import Ran, Readers, apart
+from autoremat.planning.ran import Ran, Readers, apart, as_run
 from autoremat.reporting import GraphReport
 
 
@@ -37,7 +39,6 @@ class Step:
         most_runs: of graphs in one step, as far as steps before the latest have shown.
         eager_gradient_nbytes: of layers among the runs that are in eager mode, by their names.
         existing_gradient_nbytes: gradients that existed already when a graph was planned.
-        checkpointed: graphs of which a run was in a checkpoint: the rerun has to save the same.
     """
 
     parts: dict[str, Part] = field(default_factory=dict)
@@ -47,31 +48,36 @@ class Step:
     most_runs: int = 0
     eager_gradient_nbytes: dict[str, int] = field(default_factory=dict)
     existing_gradient_nbytes: int = 0
-    checkpointed: set[str] = field(default_factory=set)
     _ran: list[Ran] | None = None  # in the latest part of a step; None if nobody tells
     _earlier: list[list[Ran]] = field(default_factory=list)  # parts of the same step before it
     _longest: list[list[Ran]] = field(default_factory=list)  # of the step with the most runs so far
     _readers: Readers = field(default_factory=Readers)
-    _plain: set[str] = field(default_factory=set)  # of this step, those with a run in none
+    _expected: dict[str, Iterator[Ran]] = field(default_factory=dict)  # by graph, in their order
     _waiting: list[str] = field(default_factory=list)  # planned, and did not run yet
     _thread: int = 0
 
-    def begin(self, open_runs: Sequence[str] = (), *, goes_on: bool = False) -> None:
+    def begin(self, open_runs: Sequence[Ran] = (), *, goes_on: bool = False) -> None:
         """A forward begins, of which each run of a graph will be told.
 
         Args:
-            open_runs: graphs of forwards before it, whose backward is still to come.
+            open_runs: of forwards before it, whose backward is still to come.
             goes_on: whether it is one of the same step.
         """
         self.note_longest()
         self.most_runs = max(self.most_runs, len(self.runs or ()))
         self._earlier = self._step if goes_on else []
-        if self.runs is None or self.runs != list(open_runs):
-            self._ran = [Ran(name) for name in open_runs]
+        if self.runs is None or self.runs != [ran.name for ran in open_runs]:
+            self._ran = list(open_runs)
             self._readers.clear()
         self._waiting, self._thread = [], threading.get_ident()
         if not goes_on:
-            self._plain.intersection_update(map(graph_of_plan, open_runs))
+            self._expect()
+
+    def _expect(self) -> None:
+        """A step begins, whose runs will be like those of the longest one."""
+        longest = [ran for part in self._longest for ran in part]
+        graphs = dict.fromkeys(ran.graph for ran in longest)
+        self._expected = {g: iter([ran for ran in longest if ran.graph == g]) for g in graphs}
 
     def note_longest(self) -> None:
         """A step is over, or as good as over."""
@@ -91,24 +97,19 @@ class Step:
         self.parts.pop(name, None)
         self._waiting = [other for other in self._waiting if other != name]
 
-    def note_checkpoint(self, plan: str, *, is_there: bool) -> None:
-        """A graph is about to run by a plan, in a checkpoint or in none.
-
-        Where a step has runs of both kinds, all count as if they were in none.
-        """
-        graph, part = graph_of_plan(plan), self.parts[plan]
-        (self.checkpointed if is_there else self._plain).add(graph)
-        is_there = is_there and graph not in self._plain
-        if part.is_checkpointed != is_there:
-            self.parts[plan] = replace(part, is_checkpointed=is_there, _reports={})
-
-    def ran(self, name: str, args: Sequence[Any] = ()) -> None:
-        """A graph runs its forward, with these arguments."""
+    def ran(self, name: str, args: Sequence[Any] = (), region: int = 0) -> Ran:
+        """A graph runs its forward, with these arguments, in this region of a checkpoint."""
+        ran = Ran(name, Region(region))
         if self._ran is None or not self.is_here or name not in self.parts:
-            return
-        self._ran.append(ran := Ran(name))
+            return ran
+        before = self._ran[-1].region.number if self._ran else 0
+        if region not in (0, before) and self.parts[name].subject.device.type == "cpu":
+            ran.region = Region(region, state_nbytes=_torch.rng_state_nbytes())
+        ran.expect(next(self._expected.get(ran.graph, iter(())), None))
+        self._ran.append(ran)
         self._waiting = [other for other in self._waiting if other != name]
         self._readers.note(ran, self.parts[name], args)
+        return ran
 
     def ran_eagerly(self, layer: str, gradient_nbytes: int) -> None:
         """A layer ran in eager mode; its gradients come from the backward of its last run on."""
@@ -118,17 +119,19 @@ class Step:
 
     def earlier(self, name: str) -> list[Part]:
         """The graphs that ran before one that is being planned, each once."""
-        return [self.parts[other] for other in dict.fromkeys(self._before(name))]
+        return [self.parts[other] for other in dict.fromkeys(r.name for r in self._before(name))]
 
     def held_nbytes(self, name: str) -> int:
         """What crosses the forwards and backwards of the runs before that of a graph."""
-        before = (self.parts[other] for other in self._before(name))
-        return sum(part.crossing_nbytes + part.resident.traffic.run_nbytes for part in before)
+        before = [(ran, self.parts[ran.name]) for ran in self._before(name)]
+        return sum(
+            ran.kept(part).waiting_nbytes + part.resident.traffic.run_nbytes for ran, part in before
+        )
 
-    def _before(self, name: str) -> list[str]:
-        """Of the runs before a graph's first one; a recompile takes the old place."""
-        order = [other for other in self._order if other in self.parts]
-        return order[: order.index(name)] if name in order else order
+    def _before(self, name: str) -> list[Ran]:
+        """The runs before a graph's first one; a recompile takes the old place."""
+        order = [ran for ran in self._latest if ran.name in self.parts]
+        return list(itertools.takewhile(lambda ran: ran.name != name, order))
 
     @property
     def is_here(self) -> bool:
@@ -156,17 +159,13 @@ class Step:
         """The parts of the latest step."""
         return apart([*self._earlier, self._latest])
 
-    @property
-    def _order(self) -> list[str]:
-        """The plan of each run in its latest part."""
-        return [ran.name for ran in self._latest]
-
     def reports(self, around: Around) -> Iterator[GraphReport]:
         """Of every graph of the step, that part first which takes the most."""
-        found: dict[str, Beside] = {}
-        for runs in sorted(self._runs, key=lambda runs: -self._peak_of(runs, around)):
-            found |= {n: held for n, held in _beside(runs, around).items() if n not in found}
-        yield from (self.parts[name].report(held) for name, held in found.items())
+        found: dict[str, tuple[Part, Beside]] = {}
+        for runs in sorted(self._runs, key=lambda runs: -_peak_of(runs, around)):
+            held = _beside(runs, around)
+            found |= {n: (runs.parts[n], held[n]) for n in held if n not in found}
+        yield from (part.report(held) for part, held in found.values())
 
     def beside(self, around: Around) -> dict[str, Beside]:
         """What is held beside each graph of the step's latest part, by name, in their order."""
@@ -257,11 +256,7 @@ class Step:
 
     def graphs_peak_nbytes(self, around: Around) -> int:
         """The highest of its graphs, 0 without any."""
-        return max((self._peak_of(runs, around) for runs in self._runs), default=0)
-
-    def _peak_of(self, runs: Runs, around: Around) -> int:
-        held = _beside(runs, around).items()
-        return max((self.parts[name].peak_nbytes(found) for name, found in held), default=0)
+        return max((_peak_of(runs, around) for runs in self._runs), default=0)
 
     def eager_peak_nbytes(self, around: Around) -> int:
         """The highest while code in eager mode goes backward, as far as a step has shown it."""
@@ -269,9 +264,7 @@ class Step:
             return 0
         resident_nbytes = max(part.resident_nbytes for part in self.current)
         crossing_nbytes = max(
-            sum(parts[n].crossing_nbytes for n in runs.order if n < len(parts))
-            for runs in self._runs
-            for parts in [list(runs.parts.values())]
+            sum(kept.waiting_nbytes for kept in runs.kept(_crossing(runs))) for runs in self._runs
         )
         return resident_nbytes + crossing_nbytes + around.eager_nbytes
 
@@ -291,7 +284,11 @@ class Step:
     def _runs_in(self, all_ran: Sequence[Ran]) -> Runs:
         """A step that runs graphs, and layers in eager mode, in this order."""
         order = [ran.name for ran in all_ran]
-        parts = {name: self.parts[name] for name in order if name in self.parts}
+        parts = {
+            name: as_run(self.parts[name], [ran for ran in all_ran if ran.name == name])
+            for name in dict.fromkeys(order)
+            if name in self.parts
+        }
         layers = dict.fromkeys(name for name in order if name not in parts)
         numbers = {name: number for number, name in enumerate([*parts, *layers])}
         return Runs(
@@ -303,12 +300,22 @@ class Step:
                 else Returned(self.eager_gradient_nbytes.get(ran.name, 0))
                 for ran in all_ran
             ],
+            [ran.region for ran in all_ran],
             self.existing_gradient_nbytes,
-            of_one_plan=self.checkpointed,
         )
 
 
 def _beside(runs: Runs, around: Around) -> dict[str, Beside]:
     """What is held beside each graph, by name."""
-    crossing = [part.crossing_nbytes for part in runs.parts.values()]
-    return dict(zip(runs.parts, runs.beside(crossing, around), strict=True))
+    return dict(zip(runs.parts, runs.beside(_crossing(runs), around), strict=True))
+
+
+def _peak_of(runs: Runs, around: Around) -> int:
+    """The highest of its graphs, 0 without any."""
+    held = _beside(runs, around)
+    return max((part.peak_nbytes(held[name]) for name, part in runs.parts.items()), default=0)
+
+
+def _crossing(runs: Runs) -> list[int]:
+    """What each graph hands to its backward."""
+    return [part.crossing_nbytes for part in runs.parts.values()]

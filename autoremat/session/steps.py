@@ -23,6 +23,7 @@ from autoremat.memory.meter import state_of, storages_nbytes
 from autoremat.memory.residents import Resident
 from autoremat.planning.nesting import Around, Beside, placed
 from autoremat.planning.part import Part
+from autoremat.planning.ran import Ran, as_run
 from autoremat.planning.sizes import Sizes
 from autoremat.planning.step import Step
 from autoremat.problem.subject import Subject
@@ -143,7 +144,8 @@ class Steps:
         if self.is_told or self.offline:
             return
         waiting, graphs = self._waiting, self.graphs
-        is_new = graphs.runs is None or Counter(graphs.runs) != Counter(waiting)
+        names = Counter(ran.name for ran in waiting)
+        is_new = graphs.runs is None or Counter(graphs.runs) != names
         is_elsewhere = not graphs.is_here and _torch.is_in_backward()  # CUDA's has its own thread
         if is_new or is_elsewhere:
             if not (waiting or self._is_in_backward or _torch.is_compiling()):
@@ -151,9 +153,9 @@ class Steps:
             self.begin()
 
     @property
-    def _waiting(self) -> list[str]:
-        """Graphs that have run, in this order, and wait for their backward."""
-        return [run.name for run in self._runs_here if run.owner is self and run.name]
+    def _waiting(self) -> list[Ran]:
+        """Runs of graphs, in this order, that wait for their backward."""
+        return [run.ran for run in self._runs_here if run.owner is self and run.ran is not None]
 
     @property
     def _runs_here(self) -> list[Run]:
@@ -162,8 +164,7 @@ class Steps:
     def placed(self, subject: Subject, name: str) -> tuple[Subject, Beside]:
         """A graph that is being planned, with what the step is known to hold beside it."""
         around = self.surroundings.found
-        found = Beside(self.graphs.held_nbytes(name)).beyond(self.resident.parts.gradients_nbytes)
-        found = around.beside(found)
+        found = around.beside(Beside(self.graphs.held_nbytes(name)))
         lowered = placed(subject.lowered, found, around.room_nbytes)
         return replace(subject, lowered=lowered), found
 
@@ -271,25 +272,25 @@ class Steps:
             # Between buckets of DistributedDataParallel, Dynamo runs it on fake tensors.
             if _torch.is_compiling():
                 return code.first(*args)
-            is_checkpointed = _torch.is_checkpointed()
-            if is_checkpointed and _torch.is_in_backward():  # a rerun: what it saves counts there
+            region = _torch.checkpoint_region()
+            if region and _torch.is_in_backward():  # a rerun: what it saves counts there
                 return self._code_of(code, self.graphs.next_plan(name))[0](*args)
             given = sizes.given(args)
             if _torch.is_in_backward():
                 note_rerun(self)
             self.notice()
             plan = self.graphs.next_plan(name)
-            self.graphs.note_checkpoint(plan, is_there=is_checkpointed)
             compiled, part = self._code_of(code, plan)
+            ran = self.graphs.ran(plan, args, region)
 
             def find_part() -> Part:
-                return part.at(sizes.numbers(given))
+                return as_run(part, [ran]).at(sizes.numbers(given))
 
             self._forward_begins(plan, find_part, args, given, is_larger=sizes.are_beyond(given))
             outputs = compiled(*args)
             note_run(
                 self,
-                plan,
+                ran,
                 outputs=outputs,
                 device=self.device,
                 sizes=given,
@@ -317,7 +318,6 @@ class Steps:
         is_larger: bool,
     ) -> None:
         """One of its graphs is about to run: what is there already counts beside it."""
-        self.graphs.ran(name, args)
         with self._looking():
             if is_larger:
                 peak_nbytes = find_part().peak_nbytes(self._account.get(name, Beside()))
@@ -375,7 +375,7 @@ class Steps:
         """A call of the model ran in eager mode: its backward is looked into as well."""
         if not self.is_planned:
             self.device = device
-        note_run(self, "", outputs=outputs, device=device)
+        note_run(self, None, outputs=outputs, device=device)
 
     @contextlib.contextmanager
     def during_inference(self) -> Iterator[None]:
@@ -388,7 +388,7 @@ class Steps:
             yield
         peak_nbytes = self.audit.live_nbytes(runs, self.device) + made.peak_nbytes
         resident_nbytes = max((part.resident_nbytes for part in self.graphs.current), default=0)
-        crossing_nbytes = sum(run.crossing_nbytes for run in runs if run.owner is self)
+        crossing_nbytes = sum(run.held_nbytes for run in runs if run.owner is self)
         self.surroundings.note_inference(peak_nbytes - resident_nbytes - crossing_nbytes)
         self.tell_if_above(peak_nbytes)
 

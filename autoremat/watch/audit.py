@@ -23,9 +23,9 @@ from autoremat.memory.calls import CallsAround
 from autoremat.memory.meter import (
     gradient_of,
     gradients_of,
+    same_device,
     state_of,
     storage_sizes,
-    storages_nbytes,
 )
 from autoremat.memory.optimizers import StepOptimizers, parameters_of
 from autoremat.memory.spread import Sharing, Spread
@@ -33,7 +33,7 @@ from autoremat.planning.nesting import Beside
 from autoremat.planning.part import Part
 from autoremat.watch.eager_backward import Foreseen, first_nodes, foresee
 from autoremat.watch.eager_code import Results, nodes_behind
-from autoremat.watch.ledger import Roots, Run, returned_storages
+from autoremat.watch.ledger import Roots, Run, returned_storages, run_of
 
 NODES_OF_A_LOSS = 32  # that tell it from another
 EAGER_MARGIN = 1.1  # of what eager code is foreseen to make, for what of it cannot be seen
@@ -165,7 +165,7 @@ class _Held(NamedTuple):
 
     def live_nbytes(self, runs: Sequence[Run]) -> int:
         """With what these runs hold for their backward, but for what eager code saved."""
-        return self.base_nbytes + sum(run.crossing_nbytes for run in runs)
+        return self.base_nbytes + sum(run.held_nbytes for run in runs)
 
     def saved_beyond(self, counted: Mapping[int, int]) -> int:
         """Bytes of what code in eager mode has saved that counts neither here nor as known."""
@@ -291,9 +291,11 @@ class Audit:
         if foreseen.reached and all(run.owner.audit is not self for run in foreseen.reached):
             return None  # another model's backward, which tells
         spread = self.present.spread
-        base_nbytes = held.base_nbytes
-        if within is not None:  # the backward around this one holds the gradients it begins with
-            base_nbytes += storages_nbytes(_tensors_of(roots), device)
+        # Who began it holds the gradients that it begins with, each as large as its root. Those
+        # that a run takes its plan counts, unless the backward around this one holds them.
+        begun = [r for r in _tensors_of(roots) if within is not None or run_of(r.grad_fn) is None]
+        given_nbytes = sum(root.nbytes for root in begun if same_device(root.device, device))
+        base_nbytes = held.base_nbytes + given_nbytes
         look = _look(parts, foreseen, base_nbytes, spread, keeps_graph=keeps_graph)
         return look._replace(situation=situation)
 
@@ -368,7 +370,7 @@ def _look(
         if run in parts
     ]
     counted = max((part.resident_nbytes for part, _ in parts.values()), default=0)
-    crossing = sum(part.crossing_nbytes for part, _ in parts.values())
+    crossing = sum(run.held_nbytes for run in parts)
     if keeps_graph:  # what was saved for a graph stays beside it
         reached = [
             (part, found, beside + part.keeping_peak_nbytes - part.own_peaks[1])

@@ -33,14 +33,21 @@ _HANDED_ON = frozenset(
     for number in range(4)
 ) | {_torch.REGISTERS_REDUCTION}
 
-# Gradients' sizes that formulas of several operations take inside (derivatives.yaml of torch).
+# What formulas of several operations take inside beside what they make, in sizes of their largest
+# gradient (derivatives.yaml of torch; measured one by one, in whole sizes).
 _INSIDE = {
-    f"{name}Backward0": count
-    for name, count in {
-        **dict.fromkeys(("Abs", "Cos", "Log1P", "Log2", "Sgn", "Sin", "Sqrt"), 1),
-        **dict.fromkeys(("Div", "Pow", "Reciprocal", "Rsqrt", "Var", "LinalgVectorNorm"), 2),
-        **dict.fromkeys(("Erf", "Norm", "Std"), 3),
+    name if "Backward" in name else f"{name}Backward0": count
+    for count, names in {
+        1: "Abs Addcmul ClampBackward1 Copysign Cosh Digamma Exp2 Expm1 Hypot I0 Lgamma Log10 Log1P"
+        " Log2 NativeBatchNorm PowBackward2 Sgn Sin Sinh Sqrt",
+        2: "Amax Amin Atan Cos Cumsum Dist Div LinalgVectorNorm Logsumexp Maximum Minimum NanToNum"
+        " Nansum Pow Prod ProdBackward1 Reciprocal Rsqrt SoftMarginLoss Tan Var Xlogy",
+        3: "Acosh Asinh Atanh Logaddexp MaxBackward1 MinBackward1 Norm Std",
+        4: "Addcdiv Asin Cumprod Erf Erfc Erfinv",
+        5: "Acos Atan2 PowBackward1",
+        7: "Logcumsumexp Sinc",
     }.items()
+    for name in names.split()
 }
 
 # Layers of libraries, which lay out weights and their gradients in a way of their own: measured for
@@ -96,7 +103,7 @@ def foresee(
         held |= saved_storages(node, known, device, only_held=True)
     counted = {*known, *held}
     saved = {node: saved_storages(node, counted, device) for node in nodes}
-    others = sum(run.crossing_nbytes for run in runs if run not in reached.values())
+    others = sum(run.held_nbytes for run in runs if run not in reached.values())
     counted.update(*saved.values())
     others += sum(nbytes for key, nbytes in saved_so_far.items() if key not in counted)
     live_nbytes = others + sum(held.values())
@@ -135,12 +142,13 @@ class _Walk:
     beside_nbytes: dict[Run, int] = field(default_factory=dict)
     _savers: Counter[int] = field(default_factory=Counter)
     _gradients: dict[Any, dict[int, int]] = field(default_factory=dict)
+    _run_again: set[int] = field(default_factory=set)  # regions of checkpoints
 
     def __post_init__(self) -> None:
         sizes = {key: n for found in self.saved.values() for key, n in found.items()}
         self._savers.update(key for found in self.saved.values() for key in found)
         self.live_nbytes += sum(sizes.values())
-        self.live_nbytes += sum(run.crossing_nbytes for run in self.planned.values())
+        self.live_nbytes += sum(run.held_nbytes for run in self.planned.values())
         self.eager_peak_nbytes = self.live_nbytes
 
     def run(self, node: Any) -> None:
@@ -148,10 +156,12 @@ class _Walk:
         taken_nbytes = sum(self._gradients.pop(node, {}).values())
         run = self.planned.get(node)
         if run is not None:  # a plan counts the gradients that it is given
-            self.beside_nbytes[run] = self.live_nbytes - run.crossing_nbytes - taken_nbytes
+            self._run_region(run.region)
+            own_nbytes = run.held_nbytes + run.again_nbytes
+            self.beside_nbytes[run] = self.live_nbytes - own_nbytes - taken_nbytes
         made_nbytes = self._make(node, taken_nbytes)
         if run is None and not _torch.accumulates(node):  # that makes nothing
-            inside_nbytes = _INSIDE.get(node.name(), 0) * taken_nbytes
+            inside_nbytes = _inside_nbytes(node, taken_nbytes)
             if any(word in node.name() for word in _LIBRARIES):
                 inside_nbytes += 2 * made_nbytes
             self.eager_peak_nbytes = max(
@@ -160,6 +170,13 @@ class _Walk:
         if not _hands_on(node):
             made_nbytes -= taken_nbytes
         self.live_nbytes += made_nbytes - (0 if self.keeps_graph else self._released_by(node))
+
+    def _run_region(self, region: int) -> None:
+        """The last run of a checkpoint goes backward: all of them run again."""
+        if region and region not in self._run_again:
+            self._run_again.add(region)
+            again = (run for run in self.planned.values() if run.region == region)
+            self.live_nbytes += sum(run.again_nbytes for run in again)
 
     def _make(self, node: Any, taken_nbytes: int) -> int:
         """Gradients for what is behind the node: bytes of those that are no views of its own."""
@@ -183,11 +200,24 @@ class _Walk:
         return made_nbytes - (spare_nbytes if _hands_on(node) else 0)
 
     def _released_by(self, node: Any) -> int:
-        released = self.planned[node].crossing_nbytes if node in self.planned else 0
+        run = self.planned.get(node)
+        released = 0
+        if run is not None:
+            released = run.held_nbytes + run.again_nbytes - run.left_nbytes
         for key, nbytes in self.saved.get(node, {}).items():
             self._savers[key] -= 1
             released += 0 if self._savers[key] else nbytes
         return released
+
+
+def _inside_nbytes(node: Any, taken_nbytes: int) -> int:
+    """What a node takes beside its gradients, of which those that it makes may be the larger."""
+    count = _INSIDE.get(node.name(), 0)
+    if not count:
+        return 0
+    sources = ((source, number) for source, number in node.next_functions if source is not None)
+    made = (_torch.gradient_nbytes_into(source)[number] for source, number in sources)
+    return count * max([taken_nbytes, *made])
 
 
 def _hands_on(node: Any) -> bool:

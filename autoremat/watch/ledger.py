@@ -21,6 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from autoremat import _torch
 from autoremat.memory.meter import same_device, storages_of
 from autoremat.planning.part import Part
+from autoremat.planning.ran import Ran
 
 _FEW = 64
 SAME = 1.02  # peaks that differ by less are told of once
@@ -48,7 +49,7 @@ class Run:
 
     Attributes:
         owner: of the graph.
-        name: of the graph; "" for a call in eager mode.
+        ran: as the step of the graph has it; None for a call in eager mode.
         device: where it ran.
         sizes: what the graph's symbolic sizes stood for.
         find_graph: finds the graph at these sizes, when it is asked for.
@@ -56,7 +57,7 @@ class Run:
     """
 
     owner: Owner
-    name: str
+    ran: Ran | None
     device: torch.device
     sizes: tuple[int, ...] = ()
     find_graph: Callable[[], Part] | None = None
@@ -68,9 +69,37 @@ class Run:
         return None if self.find_graph is None else self.find_graph()
 
     @property
-    def crossing_nbytes(self) -> int:
-        """What it holds until its backward, what it returned included."""
+    def name(self) -> str:
+        """Of the plan that the graph ran by; "" for a call in eager mode."""
+        return "" if self.ran is None else self.ran.name
+
+    @property
+    def region(self) -> int:
+        """Number of the region of a checkpoint that it ran in; 0 if in none."""
+        return 0 if self.ran is None else self.ran.region.number
+
+    @property
+    def held_nbytes(self) -> int:
+        """What it holds now for its backward, what it returned included."""
+        if self.ran is not None and self.region:
+            return self.returned_nbytes + self.ran.region.state_nbytes
         return 0 if self.graph is None else self.graph.crossing_nbytes
+
+    @property
+    def again_nbytes(self) -> int:
+        """What it will hold more, once its region runs again."""
+        return self.graph.crossing_nbytes if self.graph and self.region else 0
+
+    @property
+    def left_nbytes(self) -> int:
+        """What outlives its backward of what it returned, as far as is known."""
+        return 0 if self.graph is None or self.ran is None else self.ran.left_by(self.graph)
+
+    @property
+    def returned_nbytes(self) -> int:
+        """What it has returned and somebody holds."""
+        found = (_books.returned.get(key) for key in self.returned)
+        return sum(kept.nbytes for kept in found if kept and not kept.storage.expired())
 
 
 class _Returned(NamedTuple):
@@ -144,7 +173,7 @@ def is_news(budget_nbytes: int, peak_nbytes: int, *, is_final: bool) -> bool:
 
 def note_run(
     owner: Owner,
-    name: str,
+    ran: Ran | None,
     *,
     outputs: Sequence[Any],
     device: torch.device,
@@ -155,7 +184,7 @@ def note_run(
 
     Args:
         owner: of the graph.
-        name: of the graph; "" for a call in eager mode.
+        ran: as of `Run`.
         outputs: what it returned; without a gradient to come, it holds nothing.
         device: where it ran.
         sizes: as of `Run`, and so is `find_graph`.
@@ -163,14 +192,14 @@ def note_run(
     """
     tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
     nodes = (tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None)
-    node: Any = _torch.compiled_backward_of(tensors) if name else next(nodes, None)
+    node: Any = next(nodes, None) if ran is None else _torch.compiled_backward_of(tensors)
     if node is None or run_of(node) is not None:
         return
     _watch()
     if _books.has_gone_back:
         _books.told_nbytes.clear()
         _books.has_gone_back = False
-    run = Run(owner, name, device, sizes, find_graph, note_returned(tensors))
+    run = Run(owner, ran, device, sizes, find_graph, note_returned(tensors))
     number = next(_numbers)
     node.metadata[_KEY] = run
     node.register_prehook(functools.partial(_backward_runs, number))
@@ -237,6 +266,8 @@ def _backward_runs(number: int, _gradients: Any) -> None:
     run = _books.open.pop(number, None)
     if run is not None:
         run.owner.backward = _books.backwards
+        if run.ran is not None:
+            run.ran.lasting_nbytes = run.returned_nbytes
     later = (other for n, other in list(_books.open.items()) if n > number)
     if run is not None and any(other.owner is run.owner for other in later):
         run.owner.is_nested = False
@@ -254,6 +285,9 @@ def _backward_begins(roots: Roots, keeps_graph: bool) -> None:
     # Without a run that waits, a backward of anything costs as little as can be.
     if not (_books.open or _books.rerunning) or _torch.is_compiling():
         return
+    for run in list(_books.open.values()):
+        if run.ran is not None and run.region:
+            run.ran.region = run.ran.region._replace(is_gone=not run.returned_nbytes)
     for owner in list(_books.rerunning) if is_outer else ():
         owner.reruns_begin(roots)
     for owner in dict.fromkeys(run.owner for run in list(_books.open.values())):

@@ -788,12 +788,12 @@ def test_memory_that_another_thread_frees_goes_when_its_address_is_used_again():
         pytest.skip("The allocator of this system did not use an address again.")
 
 
-def test_is_checkpointed():
+def test_checkpoint_region():
     """In a non-reentrant checkpoint and in its rerun, which runs in a backward."""
     found = []
 
     def note(x: torch.Tensor) -> torch.Tensor:
-        found.append(f"{_torch.is_checkpointed():d}{_torch.is_in_backward():d}")
+        found.append(f"{bool(_torch.checkpoint_region()):d}{_torch.is_in_backward():d}")
         return x.sin()
 
     x = torch.ones(2, requires_grad=True)
@@ -803,6 +803,23 @@ def test_is_checkpointed():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
         note(x)
     assert found == ["00", "10", "11", "00", "01", "00"]
+
+
+def test_checkpoint_region_tells_regions_apart():
+    """As long as anything waits for them: equal within one, different between two."""
+    found: list[int] = []
+
+    def note(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            found.append(_torch.checkpoint_region())
+            x = x.sin()
+        return x
+
+    x = torch.ones(2, requires_grad=True)
+    for _ in range(20):
+        x = checkpoint(note, x, use_reentrant=False)
+    assert found[::2] == found[1::2]
+    assert len(set(found)) == 20
 
 
 def test_address_of():

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from autoremat.planning.nesting import Around, Returned
+from autoremat.planning.nesting import Around, Region, Returned
 from autoremat.planning.sharing import Member, Share, Shared, Way, divide
 
 LEAN, MIDDLE, RICH = Way(10, 20, 60, 130.0), Way(20, 30, 60, 110.0), Way(50, 50, 60, 100.0)
@@ -17,11 +17,13 @@ def step(
     *members: Member,
     is_nested: bool = True,
     gradient_nbytes: int = 0,
+    checkpoints: list[int] | None = None,
     **around: int,
 ) -> Shared:
     """A step of these graphs, each run of which returns gradients of its own."""
     gradients = [Returned(gradient_nbytes)] * len(order)
-    return Shared(members, order, gradients, Around(**around), 0, is_nested)
+    regions = [Region(number) for number in checkpoints or [0] * len(order)]
+    return Shared(members, order, gradients, regions, Around(**around), 0, is_nested)
 
 
 def block(*ways: Way, resident_nbytes: int = 100, has_one_plan: bool = False) -> Member:
@@ -101,3 +103,13 @@ def test_the_leanest_has_the_smallest_peak_not_the_smallest_sum():
     least_nbytes = min(shared.peak_nbytes([Share(*share)]) for share in every)
     for budget_nbytes in (0, 150, least_nbytes):
         assert shared.peak_nbytes(divide(shared, budget_nbytes)) == least_nbytes
+
+
+def test_what_checkpoints_drop_is_free_but_for_the_rest_of_each():
+    """Two regions of two runs each: only the first run of a region is beside another."""
+    one_plan = block(LEAN, RICH, has_one_plan=True)
+    shared = step([0, 0, 0, 0], one_plan, checkpoints=[1, 1, 2, 2])
+    assert shared.peak_nbytes([Share(1)]) == 100 + 50 + 60
+    assert divide(shared, 210) == [Share(1)]
+    assert divide(shared, 200) == [Share(0)]
+    assert divide(step([0, 0, 0, 0], one_plan, checkpoints=[1, 2, 3, 4]), 160) == [Share(1)]

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor 
 
 BLOCKS = 8
 BATCH = many_rows()
+STATE = torch.get_rng_state().nbytes  # of a generator, which a checkpoint keeps
 
 
 class Body(nn.Module):
@@ -120,7 +121,7 @@ def test_blocks_in_checkpoints_keep_what_they_return():
     for _ in range(3):
         close(reference, step(model, (BATCH,)), 1e-5)
     predicted, highest = autoremat.report(model.blocks[0]).predicted_peak_nbytes, peak_of(model)
-    assert highest <= predicted <= highest + 2 * BATCH.nbytes
+    assert highest <= predicted <= highest + STATE
     assert compiles(model.blocks[0])[2] == 4
 
 
@@ -143,6 +144,114 @@ def test_some_blocks_in_checkpoints_have_the_plan_of_the_others(every: int):
         close(reference, step(model, (BATCH,)), 1e-5)
     assert peak_of(model) <= budget
     assert [graph.name for graph in autoremat.report(model.blocks[0]).graphs] == ["graph 0"]
+
+
+class InRegions(Stack):
+    """Checkpoints around several blocks each, and around every `each`-th such group only."""
+
+    def __init__(self, blocks: int, each: int = 1, *, collects: bool = False) -> None:
+        super().__init__()
+        self.size, self.each, self.collects = blocks, each, collects
+
+    def forward(self, x: Tensor) -> Tensor:
+        def run(x: Tensor, first: int) -> list[Tensor]:
+            found = []
+            for block in self.blocks[first : first + self.size]:
+                x = block(x)
+                found = [*found, x] if self.collects else [x]
+            return found
+
+        x, found = self.stem(x), []
+        for number, first in enumerate(range(0, BLOCKS, self.size)):
+            is_checkpointed = number % self.each == 0
+            *rest, x = (
+                checkpoint(run, x, first, use_reentrant=False) if is_checkpointed else run(x, first)
+            )
+            found += rest
+        return sum(x.square().mean() for x in (*found, x))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Stack,
+        partial(Stack, 1),
+        partial(Stack, 3),
+        partial(InRegions, 2),
+        partial(InRegions, 4, 2),
+        partial(InRegions, BLOCKS),
+    ],
+)
+@pytest.mark.parametrize("share", [1.1, 0.85])
+def test_blocks_in_checkpoints_are_predicted_to_the_byte(make: Callable[[], Stack], share: float):
+    """A region of several runs holds in its backward what each of them saves."""
+    reference, budget = step(make_seeded(make), (BATCH,)), int(share * peak_of(make_seeded(make)))
+    model = blockwise(budget, make)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", autoremat.OverBudgetWarning)  # of the first step
+        for _ in range(4):
+            close(reference, step(model, (BATCH,)), 1e-5)
+    report, highest = autoremat.report(model.blocks[0]), peak_of(model)
+    assert highest <= report.predicted_peak_nbytes <= highest + STATE
+    assert highest <= max(budget, int(1.02 * peak_of(blockwise_at_least(make))))
+
+
+def test_what_blocks_in_a_checkpoint_return_waits_if_it_is_collected():
+    """What eager code saves of it counts besides: predicted a little too high."""
+    make = partial(InRegions, 4, collects=True)
+    model = after(blockwise(UNBOUNDED, make), 3)
+    predicted, highest = autoremat.report(model.blocks[0]).predicted_peak_nbytes, peak_of(model)
+    assert highest <= predicted <= 1.15 * highest
+
+
+def blockwise_at_least(make: Callable[[], Stack]) -> Stack:
+    """The leanest that there is, after it has settled."""
+    return after(blockwise("min", make), 3)
+
+
+class Head(nn.Module):
+    """A loss, and what it is of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(WIDTH, 2000)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        results = self.wide(x)
+        return results.logsumexp(-1).mean(), results
+
+
+class Holding(Stack):
+    """Its last graph returns much, which the caller holds while the others go backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = Head()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def test_results_that_the_caller_holds_are_beside_earlier_graphs():
+    """All of the step: what of its backwards comes first, and what waits for the others."""
+    torch._dynamo.reset()
+    model, given = make_seeded(Holding), options(UNBOUNDED)
+    for block in (*model.blocks, model.head):
+        block.compile(backend="autoremat", options=given)
+
+    def take() -> None:
+        loss, results = model(BATCH)
+        loss.backward()
+        del results
+
+    for _ in range(4):
+        take()
+        model.zero_grad(set_to_none=True)
+    highest = resident_nbytes(model, BATCH) + measure_peak(take, device="cpu")
+    assert highest <= autoremat.report(model.head).predicted_peak_nbytes <= 1.1 * highest
 
 
 def test_what_reentrant_checkpoints_keep_counts():

@@ -200,16 +200,15 @@ def test_a_graph_that_runs_in_every_layer_counts_as_often():
     model.zero_grad(set_to_none=True)
     report = autoremat.report(model)
     assert len(report.graphs) < 8
-    loss_gradient_nbytes = 4  # the loss is eager mode's
     highest, resident = report.predicted_peak_nbytes, report.resident_nbytes
-    assert measured(model, (x,)) == highest + loss_gradient_nbytes
+    assert measured(model, (x,)) == highest
     budget = resident + int(0.8 * (highest - resident))
     model = optimized(BrokenLayers, budget)
     for _ in range(2):
         same(reference, step(model, (x,)))
         model.zero_grad(set_to_none=True)
     predicted = autoremat.report(model).predicted_peak_nbytes
-    assert measured(model, (x,)) - loss_gradient_nbytes <= predicted <= budget
+    assert measured(model, (x,)) <= predicted <= budget
 
 
 class Between(Chain):

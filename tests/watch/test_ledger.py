@@ -55,7 +55,7 @@ def test_a_run_is_open_from_its_forward_to_its_backward():
     step(model, (many_rows(),))
     loss = model(many_rows())
     (run,) = open_runs(CPU)
-    assert run.crossing_nbytes > 5 * many_rows().nbytes
+    assert run.held_nbytes > 5 * many_rows().nbytes
     loss.backward()
     assert not open_runs(CPU)
 
