@@ -315,7 +315,8 @@ def _as_run(part: Part, way: Way) -> Way:
     """A way to run a graph, as it is where checkpoints run its forward again."""
     if not part.is_run_again:
         return way
-    return replace(way, backward_nbytes=max(way.forward_nbytes, way.backward_nbytes))
+    again_nbytes = way.forward_nbytes + sum(part.subject.lowered.shell.tangents.values())
+    return replace(way, backward_nbytes=max(again_nbytes, way.backward_nbytes))
 
 
 def _between(lean: Way, rich: Way, share: float) -> Way:

@@ -58,6 +58,7 @@ class Part:
         is_resized: whether its symbolic sizes stand for others than it was planned for.
         is_run_again: whether a checkpoint runs its forward again as its backward begins.
         is_given_away: whether what it returns is gone by then.
+        is_kept: whether its backward keeps what crosses to it, for another backward.
     """
 
     subject: Subject
@@ -72,6 +73,7 @@ class Part:
     is_resized: bool = False
     is_run_again: bool = False
     is_given_away: bool = False
+    is_kept: bool = False
     _reports: dict[Beside, GraphReport] = field(default_factory=dict)
 
     @property
@@ -95,12 +97,12 @@ class Part:
         states_nbytes = sum(value.nbytes for value in held if value.name.endswith(RNG_STATE))
         return storages.total_nbytes(saved | set(joint.fwd_outputs)) + states_nbytes
 
-    @property
+    @functools.cached_property
     def outputs_nbytes(self) -> int:
         """Of them, what the graph returned to the user's code."""
         return self.subject.lowered.storages.total_nbytes(self.subject.joint.fwd_outputs)
 
-    @property
+    @functools.cached_property
     def held_tangents_nbytes(self) -> int:
         """Of the gradients that its backward is given, those that whoever began it holds."""
         shell = self.subject.lowered.shell
@@ -137,6 +139,11 @@ class Part:
         return replace(self, is_run_again=True, _reports={})
 
     @functools.cached_property
+    def kept(self) -> Part:
+        """The same where its backward keeps its graph."""
+        return replace(self, is_kept=True, _reports={})
+
+    @functools.cached_property
     def given_away(self) -> Part:
         """The same where what it returns is gone as its backward begins."""
         return replace(self, is_given_away=True, _reports={})
@@ -158,6 +165,10 @@ class Part:
         forward_nbytes, backward_nbytes = self.own_peaks
         own = (forward_nbytes + self.resident.traffic.forward_nbytes, backward_nbytes)
         return self.resident_nbytes + _beside(own, found)
+
+    def peak_in_backward(self, found: Beside) -> int:
+        """The peak of the backward alone, so much being held beside the graph."""
+        return self.resident_nbytes + self.own_peaks[1] + found.most_nbytes
 
     def with_optimizer(self, resident: Resident) -> Part:
         """The same graph and plan, beside the optimizer of a step that holds this."""
@@ -202,7 +213,12 @@ class Part:
         forward, backward = shared_out(problem, plan, self.choice.peak_nbytes, self.counted)
         if self.is_given_away:
             backward -= self._given_away_nbytes
-        return forward, max(forward, backward) if self.is_run_again else backward
+        if self.is_kept:
+            backward += self._kept_nbytes
+        if self.is_run_again:  # beside the gradients that it is given
+            tangents_nbytes = sum(self.subject.lowered.shell.tangents.values())
+            backward = max(forward + tangents_nbytes, backward)
+        return forward, backward
 
     @functools.cached_property
     def end_nbytes(self) -> int:
@@ -212,15 +228,15 @@ class Part:
         last = -2 if OPTIMIZER_STEP in problem.op_by_name else -1
         return live_nbytes[last] - problem.resident_nbytes
 
-    @functools.cached_property
-    def keeping_peak_nbytes(self) -> int:
-        """Of a backward that keeps its graph: what crosses to it stays. As of `own_peaks`."""
+    @property
+    def _kept_nbytes(self) -> int:
+        """By how much the backward is higher where what crosses to it stays."""
         problem = as_chosen(self.subject, self.choice).lowered.problem
         plan = self.choice.solution.plan
         boundary = plan.schedule.index(LOSS_BOUNDARY)
         spans = instance_spans(problem, plan)
         kept = {name for name, born, last in spans if born < boundary < last}
-        return self.own_peaks[1] + self._with_outputs(dict.fromkeys((*problem.outputs, *kept)))
+        return self._with_outputs(dict.fromkeys((*problem.outputs, *kept)))
 
     @property
     def _given_away_nbytes(self) -> int:

@@ -6,6 +6,7 @@ and what the backward of each returns. Guarantees: holds no tensor.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import Counter
 from collections.abc import Sequence
@@ -26,15 +27,17 @@ class Ran:
     Attributes:
         name: of the plan, or of a layer in eager mode.
         region: of which checkpoint it is in.
-        lasting_nbytes: what it had returned and somebody held as its backward began; None if no
-            such run has gone backward.
+        lasting: share of what it had returned that somebody held as its backward began; None if
+            no such run has gone backward.
+        is_kept: whether a backward has gone through it that keeps its graph.
         again_nbytes: gradients of parameters of which later runs return some as well.
         adding_nbytes: what autograd takes to add to one of them, as its backward ends.
     """
 
     name: str
     region: Region = NOWHERE
-    lasting_nbytes: int | None = None
+    lasting: float | None = None
+    is_kept: bool = False
     again_nbytes: int = 0
     adding_nbytes: int = 0
 
@@ -47,7 +50,7 @@ class Ran:
         """Its results will last as long as those of one in an earlier step."""
         if like is not None:
             self.region = self.region._replace(is_gone=like.region.is_gone)
-            self.lasting_nbytes = like.lasting_nbytes
+            self.lasting, self.is_kept = like.lasting, like.is_kept
 
     def kept(self, part: Part) -> Kept:
         """What it keeps for its backward by a plan."""
@@ -63,16 +66,16 @@ class Ran:
 
     def left_by(self, part: Part) -> int:
         """What outlives its backward of what it returned, and of the gradients of that."""
-        if not self.lasting_nbytes:
+        if not self.lasting:
             return 0
-        return min(self.lasting_nbytes, part.outputs_nbytes) + part.held_tangents_nbytes
+        return math.ceil(self.lasting * part.outputs_nbytes) + part.held_tangents_nbytes
 
 
 def as_run(part: Part, runs: Sequence[Ran]) -> Part:
-    """A plan as these runs of it are, all taken together."""
+    """A plan as these runs of it are, all taken together, in a backward that keeps nothing."""
     if any(ran.region.number for ran in runs):
         part = part.run_again
-    return part.given_away if all(ran.lasting_nbytes == 0 for ran in runs) else part
+    return part.given_away if all(ran.lasting == 0 for ran in runs) else part
 
 
 class Readers:

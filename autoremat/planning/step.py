@@ -245,6 +245,11 @@ class Step:
         """The graphs of the latest step's runs, whatever their plans, part by part."""
         return [ran.graph for part in self._step for ran in part]
 
+    @property
+    def kept(self) -> set[str]:
+        """The graphs of the latest step through which a backward has gone that keeps its graph."""
+        return {ran.graph for part in self._step for ran in part if ran.is_kept}
+
     def _plan_for(self, graph: str, before: Sequence[str]) -> str:
         first_run, runs = self.rich_from.get(graph), before.count(graph)
         is_rich = first_run is not None and first_run <= runs < self.planned_runs[graph]
@@ -285,7 +290,7 @@ class Step:
         """A step that runs graphs, and layers in eager mode, in this order."""
         order = [ran.name for ran in all_ran]
         parts = {
-            name: as_run(self.parts[name], [ran for ran in all_ran if ran.name == name])
+            name: _as_in_step(self.parts[name], [ran for ran in all_ran if ran.name == name])
             for name in dict.fromkeys(order)
             if name in self.parts
         }
@@ -308,6 +313,12 @@ class Step:
 def _beside(runs: Runs, around: Around) -> dict[str, Beside]:
     """What is held beside each graph, by name."""
     return dict(zip(runs.parts, runs.beside(_crossing(runs), around), strict=True))
+
+
+def _as_in_step(part: Part, runs: Sequence[Ran]) -> Part:
+    """A plan as its runs are, whichever backward goes through them."""
+    part = as_run(part, runs)
+    return part.kept if any(ran.is_kept for ran in runs) else part
 
 
 def _peak_of(runs: Runs, around: Around) -> int:

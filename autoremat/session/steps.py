@@ -85,6 +85,7 @@ class Steps:
     backward: int = field(default=-1, init=False)
     compiled_in: list[int] = field(default_factory=list, init=False)
     _settled_for: list[str] = field(default_factory=list, init=False)
+    _kept_when_settled: set[str] = field(default_factory=set, init=False)
     _has_noted_call: bool = field(default=False, init=False)  # since the latest backward
 
     def __post_init__(self) -> None:
@@ -186,6 +187,7 @@ class Steps:
     def _is_other(self) -> bool:
         """Whether it runs other graphs, or beside other things, than it was planned for."""
         is_other = self.surroundings.now != self.surroundings.planned
+        is_other = is_other or self.graphs.kept != self._kept_when_settled
         return is_other or (bool(self._settled_for) and self.graphs.graphs != self._settled_for)
 
     @property
@@ -216,6 +218,7 @@ class Steps:
         self.replans -= 0 if is_longer and self._settled_for else 1
         self.settlings += 1
         self._settled_for = self.graphs.longest
+        self._kept_when_settled = self.graphs.kept
         self.graphs.provisional.clear()
         self.surroundings.settled()
         self.told.planned_anew()
@@ -274,17 +277,18 @@ class Steps:
                 return code.first(*args)
             region = _torch.checkpoint_region()
             if region and _torch.is_in_backward():  # a rerun: what it saves counts there
-                return self._code_of(code, self.graphs.next_plan(name))[0](*args)
+                return self._code_of(code, name)[0](*args)
             given = sizes.given(args)
             if _torch.is_in_backward():
                 note_rerun(self)
             self.notice()
-            plan = self.graphs.next_plan(name)
+            # A rerun has to save what its run has saved: all in checkpoints run by one plan.
+            plan = name if region else self.graphs.next_plan(name)
             compiled, part = self._code_of(code, plan)
             ran = self.graphs.ran(plan, args, region)
 
             def find_part() -> Part:
-                return as_run(part, [ran]).at(sizes.numbers(given))
+                return as_run(part.at(sizes.numbers(given)), [ran])
 
             self._forward_begins(plan, find_part, args, given, is_larger=sizes.are_beyond(given))
             outputs = compiled(*args)

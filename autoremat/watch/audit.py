@@ -290,10 +290,13 @@ class Audit:
         )
         if foreseen.reached and all(run.owner.audit is not self for run in foreseen.reached):
             return None  # another model's backward, which tells
+        for run in foreseen.reached if keeps_graph else ():
+            if run.ran is not None:
+                run.ran.is_kept = True
         spread = self.present.spread
         # Who began it holds the gradients that it begins with, each as large as its root. Those
         # that a run takes its plan counts, unless the backward around this one holds them.
-        begun = [r for r in _tensors_of(roots) if within is not None or run_of(r.grad_fn) is None]
+        begun = [root for root in _tensors_of(roots) if within is not None or not _is_run(root)]
         given_nbytes = sum(root.nbytes for root in begun if same_device(root.device, device))
         base_nbytes = held.base_nbytes + given_nbytes
         look = _look(parts, foreseen, base_nbytes, spread, keeps_graph=keeps_graph)
@@ -326,6 +329,11 @@ class Audit:
         counted -= present.keys()
         apart = sum(nbytes for key, nbytes in known.items() if key not in counted)
         return _Held(known, saved, expected_nbytes + apart)
+
+
+def _is_run(root: torch.Tensor) -> bool:
+    """Whether a run of a graph has made a tensor, and none of autograd's nodes after it."""
+    return root.grad_fn is not None and run_of(root.grad_fn) is not None
 
 
 def _tensors_of(roots: Roots) -> list[torch.Tensor]:
@@ -365,21 +373,19 @@ def _look(
 ) -> Look:
     """What a backward will take, and how much of it the account of the step does not have."""
     reached = [
-        (*parts[run], beside + _moved_nbytes(spread, parts[run][0], is_first=not number))
+        (run, *parts[run], beside + _moved_nbytes(spread, parts[run][0], is_first=not number))
         for number, (run, beside) in enumerate(foreseen.beside_nbytes.items())
         if run in parts
     ]
     counted = max((part.resident_nbytes for part, _ in parts.values()), default=0)
     crossing = sum(run.held_nbytes for run in parts)
-    if keeps_graph:  # what was saved for a graph stays beside it
-        reached = [
-            (part, found, beside + part.keeping_peak_nbytes - part.own_peaks[1])
-            for part, found, beside in reached
-        ]
-    peaks = [base_nbytes + beside + part.own_peaks[1] for part, _, beside in reached]
+    peaks = [
+        base_nbytes + beside + (part.kept if keeps_graph else part).own_peaks[1]
+        for _, part, _, beside in reached
+    ]
     more = [
-        base_nbytes + beside - part.resident_nbytes - found.most_nbytes
-        for part, found, beside in reached
+        peak_nbytes - _as_counted(run, part).peak_in_backward(found)
+        for peak_nbytes, (run, part, found, _) in zip(peaks, reached, strict=True)
     ]
     made_nbytes = foreseen.eager_peak_nbytes - foreseen.first_nbytes
     eager_nbytes = base_nbytes + foreseen.first_nbytes + int(EAGER_MARGIN * made_nbytes)
@@ -391,6 +397,11 @@ def _look(
         eager_nbytes - counted - crossing,
         not reached or any(part.is_resized for part, _ in parts.values()),
     )
+
+
+def _as_counted(run: Run, part: Part) -> Part:
+    """The graph of a run as the step's account has it: for the backward that takes the most."""
+    return part.kept if run.ran is not None and run.ran.is_kept else part
 
 
 def _moved_nbytes(spread: Spread, part: Part, *, is_first: bool) -> int:

@@ -43,6 +43,14 @@ class Owner(Protocol):
         """A backward begins in which its graphs may run, as they did in one before."""
 
 
+class Returned(NamedTuple):
+    """A storage that a run has returned; its identity is its own as long as this lives."""
+
+    storage: StorageWeakRef
+    nbytes: int
+    device: torch.device
+
+
 @dataclass(eq=False)
 class Run:
     """One forward of a planned graph. Only its node of autograd's graph holds it.
@@ -53,7 +61,7 @@ class Run:
         device: where it ran.
         sizes: what the graph's symbolic sizes stood for.
         find_graph: finds the graph at these sizes, when it is asked for.
-        returned: identities of the storages that it returned.
+        returned: the storages that it returned, by identity.
     """
 
     owner: Owner
@@ -61,7 +69,7 @@ class Run:
     device: torch.device
     sizes: tuple[int, ...] = ()
     find_graph: Callable[[], Part] | None = None
-    returned: frozenset[int] = frozenset()
+    returned: Mapping[int, Returned] = field(default_factory=dict)
 
     @functools.cached_property
     def graph(self) -> Part | None:
@@ -98,16 +106,13 @@ class Run:
     @property
     def returned_nbytes(self) -> int:
         """What it has returned and somebody holds."""
-        found = (_books.returned.get(key) for key in self.returned)
-        return sum(kept.nbytes for kept in found if kept and not kept.storage.expired())
+        found = self.returned.values()
+        return sum(kept.nbytes for kept in found if not kept.storage.expired())
 
-
-class _Returned(NamedTuple):
-    """A storage that a run has returned."""
-
-    storage: StorageWeakRef
-    nbytes: int
-    device: torch.device
+    @property
+    def lasting(self) -> float:
+        """The share of what it has returned that somebody holds."""
+        return self.returned_nbytes / max(1, sum(kept.nbytes for kept in self.returned.values()))
 
 
 @dataclass
@@ -115,14 +120,14 @@ class _Books:
     """Of this process: its memory is one."""
 
     open: weakref.WeakValueDictionary[int, Run] = field(default_factory=weakref.WeakValueDictionary)
-    returned: dict[int, _Returned] = field(default_factory=dict)
+    returned: dict[int, Returned] = field(default_factory=dict)
     most_returned: int = _FEW  # when there are more, those that are gone are left out
     rerunning: weakref.WeakSet[Owner] = field(default_factory=weakref.WeakSet)
     told_nbytes: dict[int, int] = field(default_factory=dict)  # by budget, in this step
     backwards: int = 0  # so far, but for those inside of others
     has_gone_back: bool = False  # since the latest forward: the next one begins another step
 
-    def keep(self, returned: Mapping[int, _Returned]) -> None:
+    def keep(self, returned: Mapping[int, Returned]) -> None:
         """A run has returned these."""
         self.returned |= returned
         if len(self.returned) > self.most_returned:
@@ -222,17 +227,17 @@ def has_reruns(owner: Owner) -> bool:
     return owner in _books.rerunning
 
 
-def note_returned(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
-    """A graph has returned these, which may outlive its run; identities of their storages."""
+def note_returned(tensors: Iterable[torch.Tensor]) -> Mapping[int, Returned]:
+    """A graph has returned these, which may outlive its run; their storages by identity."""
     returned = {
-        _torch.storage_identity(storage): _Returned(
+        _torch.storage_identity(storage): Returned(
             StorageWeakRef(storage), storage.nbytes(), tensor.device
         )
         for tensor in tensors
         for storage in storages_of(tensor)
     }
     _books.keep(returned)
-    return frozenset(returned)
+    return returned
 
 
 def noting_returned(
@@ -267,7 +272,7 @@ def _backward_runs(number: int, _gradients: Any) -> None:
     if run is not None:
         run.owner.backward = _books.backwards
         if run.ran is not None:
-            run.ran.lasting_nbytes = run.returned_nbytes
+            run.ran.lasting = run.lasting
     later = (other for n, other in list(_books.open.items()) if n > number)
     if run is not None and any(other.owner is run.owner for other in later):
         run.owner.is_nested = False
@@ -285,7 +290,7 @@ def _backward_begins(roots: Roots, keeps_graph: bool) -> None:
     # Without a run that waits, a backward of anything costs as little as can be.
     if not (_books.open or _books.rerunning) or _torch.is_compiling():
         return
-    for run in list(_books.open.values()):
+    for run in list(_books.open.values()) if is_outer else ():
         if run.ran is not None and run.region:
             run.ran.region = run.ran.region._replace(is_gone=not run.returned_nbytes)
     for owner in list(_books.rerunning) if is_outer else ():

@@ -209,6 +209,25 @@ def blockwise_at_least(make: Callable[[], Stack]) -> Stack:
     return after(blockwise("min", make), 3)
 
 
+def test_checkpoints_that_come_and_go_save_what_their_reruns_save():
+    """All runs in them go by one plan, also where others have one of their own."""
+    reference, budget = step(make_seeded(Stack), (BATCH,)), budget_at(0.6)
+    model = blockwise(budget)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", autoremat.OverBudgetWarning)
+        for every in (0, 0, 1, 0, 2, 1):
+            model.every = every
+            close(reference, step(model, (BATCH,)), 1e-5)
+
+
+def test_a_backward_may_begin_at_a_parameter_too():
+    """As of losses that weigh each other."""
+    model, weight = blockwise(UNBOUNDED, strict=True), nn.Parameter(torch.zeros(()))
+    for _ in range(3):
+        torch.autograd.backward([model(BATCH), weight])
+    assert weight.grad == 3
+
+
 class Head(nn.Module):
     """A loss, and what it is of."""
 

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autoremat_solver.program._library import highs
 from autoremat_solver.program.formulation import LinearProgram, Row
 
 Vector = NDArray[np.float64]
@@ -68,15 +69,12 @@ class Relaxation:
             program: columns within [0, upper].
             work: what all runs together may take: iterations times the program's numbers.
         """
-        import highspy
-
         self._costs = np.array(program.costs)
         self._uppers = np.array(program.uppers)
         self._lowers = np.zeros(len(self._costs))
         self._blocks = [_Rows.of(program.rows)]
         self.work = work
-        new_model: Any = highspy.Highs
-        self._model = new_model()
+        self._model: Any = highs().Highs()
         for option, setting in OPTIONS.items():
             self._model.setOptionValue(option, setting)
         self._model.passModel(_linear_program(program, self._blocks[0]))

@@ -17,6 +17,7 @@ import highspy
 import numpy as np
 import pulp
 
+from autoremat_solver.program._library import highs
 from autoremat_solver.program.formulation import Formulation, LinearProgram
 
 PIVOTS = 50_000  # simplex iterations of one relaxation
@@ -152,6 +153,7 @@ def _stated(program: LinearProgram) -> Any:
             problem += pulp.LpConstraint(pulp.LpAffineExpression(row), 1, rhs=lower)
         if upper < math.inf:
             problem += pulp.LpConstraint(pulp.LpAffineExpression(row), -1, rhs=upper)
+    highs()
     solver = pulp.HiGHS(mip=False, msg=False, threads=1, random_seed=0)
     solver.createAndConfigureSolver(problem)
     solver.buildSolverModel(problem)
