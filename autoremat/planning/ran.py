@@ -27,8 +27,8 @@ class Ran:
     Attributes:
         name: of the plan, or of a layer in eager mode.
         region: of which checkpoint it is in.
-        lasting: share of what it had returned that somebody held as its backward began; None if
-            no such run has gone backward.
+        is_given_away: whether nobody held any more what it had returned, as its backward began.
+        lasting: share of what it had returned that somebody held after its backward.
         is_kept: whether a backward has gone through it that keeps its graph.
         again_nbytes: gradients of parameters of which later runs return some as well.
         adding_nbytes: what autograd takes to add to one of them, as its backward ends.
@@ -36,7 +36,8 @@ class Ran:
 
     name: str
     region: Region = NOWHERE
-    lasting: float | None = None
+    is_given_away: bool = False
+    lasting: float = 0.0
     is_kept: bool = False
     again_nbytes: int = 0
     adding_nbytes: int = 0
@@ -50,7 +51,8 @@ class Ran:
         """Its results will last as long as those of one in an earlier step."""
         if like is not None:
             self.region = self.region._replace(is_gone=like.region.is_gone)
-            self.lasting, self.is_kept = like.lasting, like.is_kept
+            self.is_given_away, self.lasting = like.is_given_away, like.lasting
+            self.is_kept = like.is_kept
 
     def kept(self, part: Part) -> Kept:
         """What it keeps for its backward by a plan."""
@@ -75,7 +77,7 @@ def as_run(part: Part, runs: Sequence[Ran]) -> Part:
     """A plan as these runs of it are, all taken together, in a backward that keeps nothing."""
     if any(ran.region.number for ran in runs):
         part = part.run_again
-    return part.given_away if all(ran.lasting == 0 for ran in runs) else part
+    return part.given_away if all(ran.is_given_away for ran in runs) else part
 
 
 class Readers:

@@ -106,13 +106,12 @@ class Run:
     @property
     def returned_nbytes(self) -> int:
         """What it has returned and somebody holds."""
-        found = self.returned.values()
-        return sum(kept.nbytes for kept in found if not kept.storage.expired())
+        return _living_nbytes(self.returned)
 
-    @property
-    def lasting(self) -> float:
-        """The share of what it has returned that somebody holds."""
-        return self.returned_nbytes / max(1, sum(kept.nbytes for kept in self.returned.values()))
+
+def _living_nbytes(returned: Mapping[int, Returned]) -> int:
+    """Of storages that were returned, those that somebody holds."""
+    return sum(kept.nbytes for kept in returned.values() if not kept.storage.expired())
 
 
 @dataclass
@@ -125,6 +124,9 @@ class _Books:
     rerunning: weakref.WeakSet[Owner] = field(default_factory=weakref.WeakSet)
     told_nbytes: dict[int, int] = field(default_factory=dict)  # by budget, in this step
     backwards: int = 0  # so far, but for those inside of others
+    gone_back: tuple[Ran, Mapping[int, Returned]] = field(
+        default_factory=lambda: (Ran(""), {})
+    )  # what did so last
     has_gone_back: bool = False  # since the latest forward: the next one begins another step
 
     def keep(self, returned: Mapping[int, Returned]) -> None:
@@ -272,7 +274,13 @@ def _backward_runs(number: int, _gradients: Any) -> None:
     if run is not None:
         run.owner.backward = _books.backwards
         if run.ran is not None:
-            run.ran.lasting = run.lasting
+            # Only now its graph has let go of those results that it needed itself.
+            ran, returned = _books.gone_back
+            ran.lasting = _living_nbytes(returned) / max(
+                1, sum(r.nbytes for r in returned.values())
+            )
+            run.ran.is_given_away = not run.returned_nbytes
+            _books.gone_back = run.ran, run.returned
     later = (other for n, other in list(_books.open.items()) if n > number)
     if run is not None and any(other.owner is run.owner for other in later):
         run.owner.is_nested = False
