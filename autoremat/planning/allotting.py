@@ -7,7 +7,7 @@ plan that is to be made: one for a graph, or two, if its last runs are to keep m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import astuple, dataclass, replace
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ from autoremat.problem.subject import Subject
 _FINENESS = 1 / 64  # to which an even share is found
 _LOWER = 0.95  # of the leanest step so far: what is tried next
 _WORTH, _ROUNDS = 0.99, 5  # of it: what makes another round worthwhile; and how many there are
+_FEW = 3  # searches for each graph in the rounds after the first
 _RICHER = ", last runs"
 
 
@@ -122,19 +123,15 @@ class Runs:
 
     def kept(self, crossing: Sequence[int]) -> list[Kept]:
         """What each run keeps for its backward, where the graphs hand so much to theirs."""
-        outputs = [part.outputs_nbytes for part in self.parts.values()]
+        parts = list(self.parts.values())
         return [
-            Kept.of(crossing[n], outputs[n], region) if n < len(outputs) else Kept(0)
+            parts[n].kept_by(region, crossing[n]) if n < len(parts) else Kept.of(region)
             for n, region in zip(self.order, self.regions, strict=True)
         ]
 
     def beside(self, crossing: Sequence[int], around: Around) -> list[Beside]:
         """What is held beside each graph, where they hand so much to their backwards."""
-        gathered = [part.resident.traffic.run_nbytes for part in self.parts.values()]
-        kept = [
-            found.beside(gathered[n]) if n < len(gathered) else found
-            for n, found in zip(self.order, self.kept(crossing), strict=True)
-        ]
+        kept = self.kept(crossing)
         each = list(beside_each(kept, self.gradients, self.existing_nbytes, self.reduced_nbytes))
         resident_nbytes = self.resident_nbytes
         result = []
@@ -164,7 +161,7 @@ def allot(runs: Runs, budget_nbytes: int, around: Around, setting: Setting) -> l
 
     Where the budget cannot be kept, that of the leanest step that is found. Ways are searched for
     beside a budget, and one far below what a step takes leads to none of use: so the next budget is
-    always a little below the step found last.
+    always a little below the step found last, and needs few more ways than are known by then.
 
     Args:
         runs: the step.
@@ -172,41 +169,51 @@ def allot(runs: Runs, budget_nbytes: int, around: Around, setting: Setting) -> l
         around: what it holds beside its graphs.
         setting: how they are planned.
     """
-    shared, shares = _shared(runs, budget_nbytes, around, setting)
+    ways = _ways(runs, budget_nbytes, around, setting)
+    shared = _shared(runs, ways, around)
+    shares = divide(shared, budget_nbytes)
     peak_nbytes = shared.peak_nbytes(shares)
     for _ in range(_ROUNDS):
         lower_nbytes = int(_LOWER * peak_nbytes)
         if lower_nbytes <= budget_nbytes:
             break
-        other, lower = _shared(runs, lower_nbytes, around, setting)
+        more = _ways(runs, lower_nbytes, around, setting, searches=_FEW)
+        ways = [known | new for known, new in zip(ways, more, strict=True)]
+        other = _shared(runs, ways, around)
+        lower = divide(other, lower_nbytes)
         if other.peak_nbytes(lower) > _WORTH * peak_nbytes:
             break
         shared, shares, peak_nbytes = other, lower, other.peak_nbytes(lower)
     return list(_allotted(runs, shared, shares, max(budget_nbytes, peak_nbytes)))
 
 
-def _shared(
-    runs: Runs, budget_nbytes: int, around: Around, setting: Setting
-) -> tuple[Shared, list[Share]]:
-    """A step whose graphs have ways for a budget, and the shares of these."""
+def _ways(
+    runs: Runs, budget_nbytes: int, around: Around, setting: Setting, **searches: int
+) -> list[set[Way]]:
+    """How each graph could run beside the others in a budget."""
     evenly = _evenly(runs, budget_nbytes, around)
+    return [
+        {
+            _as_run(part, way)
+            for way in ways_of(part.subject, found, kept, budget_nbytes, setting, **searches)
+        }
+        for part, (found, kept) in zip(runs.parts.values(), evenly, strict=True)
+    ]
+
+
+def _shared(runs: Runs, ways: Sequence[Set[Way]], around: Around) -> Shared:
+    """A step whose graphs could run in these ways."""
     members = [
         Member(
             runs.resident_nbytes + part.between_nbytes,
-            tuple(
-                _as_run(part, way)
-                for way in ways_of(part.subject, found, kept_nbytes, budget_nbytes, setting)
-            ),
-            part.resident.traffic.run_nbytes,
+            tuple(sorted(of_part, key=astuple)),
+            part.kept_by,
             part.resident.traffic.forward_nbytes,
             runs.has_region(number),
-            part.outputs_nbytes,
         )
-        for number, (part, (found, kept_nbytes)) in enumerate(
-            zip(runs.parts.values(), evenly, strict=True)
-        )
+        for number, (part, of_part) in enumerate(zip(runs.parts.values(), ways, strict=True))
     ]
-    shared = Shared(
+    return Shared(
         members,
         runs.order,
         runs.gradients,
@@ -216,7 +223,6 @@ def _shared(
         runs.is_nested,
         runs.reduced_nbytes,
     )
-    return shared, divide(shared, budget_nbytes)
 
 
 def _allotted(

@@ -90,21 +90,31 @@ class Kept(NamedTuple):
     region: int = 0
 
     @classmethod
-    def of(cls, crossing_nbytes: int, outputs_nbytes: int, region: Region) -> Kept:
-        """By a run of a graph that hands so much to its backward, and returns so much of it."""
+    def of(
+        cls,
+        region: Region,
+        crossing_nbytes: int = 0,
+        outputs_nbytes: int = 0,
+        gathered_nbytes: int = 0,
+    ) -> Kept:
+        """By a run of a graph.
+
+        Args:
+            region: that it is in.
+            crossing_nbytes: what it hands to its backward.
+            outputs_nbytes: what it returns of that.
+            gathered_nbytes: parameters that stay gathered until then.
+        """
         if not region.number:
-            return cls(crossing_nbytes)
-        nbytes, passing_nbytes = (0, outputs_nbytes) if region.is_gone else (outputs_nbytes, 0)
+            return cls(gathered_nbytes + crossing_nbytes)
+        passing_nbytes = outputs_nbytes if region.is_gone else 0
+        nbytes = gathered_nbytes + outputs_nbytes - passing_nbytes
         return cls(nbytes, region.state_nbytes, passing_nbytes, crossing_nbytes, region.number)
 
     @property
     def waiting_nbytes(self) -> int:
         """What is there until its backward, or its region's rerun."""
         return self.nbytes + self.state_nbytes
-
-    def beside(self, nbytes: int) -> Kept:
-        """With so much more that is kept in any case."""
-        return self._replace(nbytes=self.nbytes + nbytes)
 
 
 def beside_each(

@@ -21,7 +21,7 @@ from autoremat.graph.joint_graph import JointGraph
 from autoremat.memory.residents import Resident
 from autoremat.planning.choice import Baseline, Choice, as_chosen
 from autoremat.planning.curve import Curve
-from autoremat.planning.nesting import Beside, placed
+from autoremat.planning.nesting import Beside, Kept, Region, placed
 from autoremat.planning.sizes import Symbols, peak_at, sizes_of, subject_at
 from autoremat.problem.lower import RNG_STATE, as_written, without_spare_states
 from autoremat.problem.shell import LOSS_BOUNDARY, OPTIMIZER_STEP
@@ -147,6 +147,11 @@ class Part:
     def given_away(self) -> Part:
         """The same where what it returns is gone as its backward begins."""
         return replace(self, is_given_away=True, _reports={})
+
+    def kept_by(self, region: Region, crossing_nbytes: int) -> Kept:
+        """What a run of it in a region keeps, where it hands so much to its backward."""
+        gathered_nbytes = self.resident.traffic.run_nbytes
+        return Kept.of(region, crossing_nbytes, self.outputs_nbytes, gathered_nbytes)
 
     def report(self, found: Beside) -> GraphReport:
         """The graph's report, so much being held beside it."""

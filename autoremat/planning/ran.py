@@ -56,7 +56,7 @@ class Ran:
 
     def kept(self, part: Part) -> Kept:
         """What it keeps for its backward by a plan."""
-        return Kept.of(part.crossing_nbytes, part.outputs_nbytes, self.region)
+        return part.kept_by(self.region, part.crossing_nbytes)
 
     def returned(self, part: Part) -> Returned:
         """What is there after its backward by a plan."""

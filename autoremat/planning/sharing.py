@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -52,23 +52,16 @@ class Member:
     Attributes:
         resident_nbytes: live all the time, as far as this graph counts it.
         ways: how it could run, the leanest first.
-        kept_nbytes: parameters that each run keeps gathered until its backward, in all ways.
+        kept_by: what a run of it in a region keeps, where it hands so much to its backward.
         gathers_nbytes: more while it goes forward, in all ways.
         has_one_plan: whether all of its runs have to go the same way.
-        outputs_nbytes: what it returns, whichever way it goes.
     """
 
     resident_nbytes: int
     ways: tuple[Way, ...]
-    kept_nbytes: int = 0
+    kept_by: Callable[[Region, int], Kept] = Kept.of
     gathers_nbytes: int = 0
     has_one_plan: bool = False
-    outputs_nbytes: int = 0
-
-    def kept(self, way: Way, region: Region) -> Kept:
-        """What a run of it keeps for its backward."""
-        kept = Kept.of(way.crossing_nbytes, self.outputs_nbytes, region)
-        return kept.beside(self.kept_nbytes)
 
 
 @dataclass(frozen=True)
@@ -123,7 +116,7 @@ class Shared:
         """Of each run, and at last of code in eager mode."""
         runs, around = list(self._runs(shares)), self.around
         kept = [
-            self.members[number].kept(way, region) if way else Kept(0)
+            self.members[number].kept_by(region, way.crossing_nbytes) if way else Kept.of(region)
             for (number, way), region in zip(runs, self.regions, strict=True)
         ]
         found = beside_each(kept, self.gradients, self.existing_nbytes, self.reduced_nbytes)

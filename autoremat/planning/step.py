@@ -111,10 +111,11 @@ class Step:
         self._readers.note(ran, self.parts[name], args)
         return ran
 
-    def ran_eagerly(self, layer: str, gradient_nbytes: int) -> None:
+    def ran_eagerly(self, layer: str, gradient_nbytes: int, region: int = 0) -> None:
         """A layer ran in eager mode; its gradients come from the backward of its last run on."""
         if self._ran is not None and self.is_here:
-            self._ran = [*(ran for ran in self._ran if ran.name != layer), Ran(layer)]
+            before = [ran for ran in self._ran if ran.name != layer]
+            self._ran = [*before, Ran(layer, Region(region))]
             self.eager_gradient_nbytes[layer] = gradient_nbytes
 
     def earlier(self, name: str) -> list[Part]:
@@ -123,10 +124,8 @@ class Step:
 
     def held_nbytes(self, name: str) -> int:
         """What crosses the forwards and backwards of the runs before that of a graph."""
-        before = [(ran, self.parts[ran.name]) for ran in self._before(name)]
-        return sum(
-            ran.kept(part).waiting_nbytes + part.resident.traffic.run_nbytes for ran, part in before
-        )
+        before = self._before(name)
+        return sum(ran.kept(self.parts[ran.name]).waiting_nbytes for ran in before)
 
     def _before(self, name: str) -> list[Ran]:
         """The runs before a graph's first one; a recompile takes the old place."""

@@ -25,8 +25,9 @@ from autoremat.problem.lower import as_written
 from autoremat.problem.shell import LOSS_BOUNDARY
 from autoremat.problem.subject import Subject
 
-_WAYS = 8  # limits to what is kept, at most
+_LIMITS = 9  # to what is kept, at most
 _EFFORT = 0.3  # of each solve: what is chosen in the end is searched for with all of it
+_BOUND = 0.05  # of the usual effort for bounds: they only say whether it is worth while to go on
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,13 @@ class _Found:
 
 
 def ways_of(
-    subject: Subject, found: Beside, kept_nbytes: int, budget_nbytes: int, setting: Setting
+    subject: Subject,
+    found: Beside,
+    kept_nbytes: int,
+    budget_nbytes: int,
+    setting: Setting,
+    *,
+    searches: int = _LIMITS,
 ) -> tuple[Way, ...]:
     """Ways to run a graph, the leanest first.
 
@@ -47,11 +54,14 @@ def ways_of(
         kept_nbytes: what it will keep from forward to backward, about.
         budget_nbytes: of the whole step.
         setting: how it is planned.
+        searches: how many there are at most, each with a limit of its own to what is kept; few
+            are near `kept_nbytes`.
     """
-    asked = (fingerprint(subject.joint), subject.lowered.problem, found, kept_nbytes, budget_nbytes)
+    problem = subject.lowered.problem
+    asked = (fingerprint(subject.joint), problem, found, kept_nbytes, budget_nbytes, searches)
 
     def searched() -> _Found:
-        ways = _searched(subject, found, kept_nbytes, budget_nbytes, setting)
+        ways = _searched(subject, found, kept_nbytes, budget_nbytes, setting, searches)
         return _Found([astuple(way) for way in ways])
 
     known = answer(repr((asked, setting.time_limit_s)), _Found, searched, subject.device)
@@ -59,14 +69,20 @@ def ways_of(
 
 
 def _searched(
-    subject: Subject, found: Beside, kept_nbytes: int, budget_nbytes: int, setting: Setting
+    subject: Subject,
+    found: Beside,
+    kept_nbytes: int,
+    budget_nbytes: int,
+    setting: Setting,
+    searches: int,
 ) -> tuple[Way, ...]:
     cut_off = CutOff(setting.time_limit_s)
     problem = subject.lowered.problem
     leanest, richest = (way_of(subject, p(problem)) for p in (recompute_all, as_written))
     ways = [leanest, richest]
     solved: list[tuple[int, int]] = []  # limits, and what the fastest plan within each keeps
-    for limit_nbytes in _limits(leanest.crossing_nbytes, richest.crossing_nbytes, kept_nbytes):
+    limits = _limits(leanest.crossing_nbytes, richest.crossing_nbytes, kept_nbytes)
+    for limit_nbytes in limits[:searches]:
         if cut_off.is_over:
             break
         if not any(least <= limit_nbytes <= limit for limit, least in solved):
@@ -78,7 +94,7 @@ def _searched(
 
 def _limits(least_nbytes: int, most_nbytes: int, kept_nbytes: int) -> list[int]:
     """What a graph may keep at most, in even steps: first what it will keep about, then others."""
-    steps = [n * (most_nbytes - least_nbytes) // _WAYS for n in range(_WAYS)]
+    steps = [n * (most_nbytes - least_nbytes) // (_LIMITS - 1) for n in range(_LIMITS - 1)]
     spread = [least_nbytes + step for step in steps]
     return sorted({kept_nbytes, *spread}, key=lambda limit: abs(limit - kept_nbytes))
 
@@ -118,7 +134,9 @@ def _fastest(
     for held in (found, Beside()):
         room_nbytes = room_beside(subject, held, kept_nbytes, budget_nbytes)
         lowered = placed(subject.lowered, held, room_nbytes)
-        solver = Solver(lowered.problem, time_limit_s=cut_off.left_s, effort=_EFFORT)
+        solver = Solver(
+            lowered.problem, time_limit_s=cut_off.left_s, effort=_EFFORT, bound_effort=_BOUND
+        )
         solution = solver.solve(budget_nbytes)
         ways.append(way_of(subject, solution.plan))
         if solution.status is not Status.INFEASIBLE:

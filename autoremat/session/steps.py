@@ -418,8 +418,11 @@ class Steps:
 
     def leave_layer_eager(self, layer: torch.nn.Module, results: Any) -> None:
         """Tell that layers of a kind run in eager mode between the planned graphs."""
+        region = _torch.checkpoint_region()
+        if region and _torch.is_in_backward():  # a rerun: the run before it is known
+            return
         self.surroundings.eager_results.note(results)
         trainable = [parameter for parameter in layer.parameters() if parameter.requires_grad]
         gradient_nbytes = storages_nbytes(trainable, trainable[0].device) if trainable else 0
-        self.graphs.ran_eagerly(f"layer {id(layer)}", gradient_nbytes)
+        self.graphs.ran_eagerly(f"layer {id(layer)}", gradient_nbytes, region)
         self.told.fall_back("AR109", kind=type(layer).__name__)

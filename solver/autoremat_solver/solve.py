@@ -44,6 +44,8 @@ class Solver:
         time_limit_s: wall-clock seconds of each call of a method that is given no other, after
             which no further stage begins; 0 keeps to simple strategies.
         effort: factor of what each stage may count up to.
+        bound_effort: the same for bounds, `effort` if not given; who needs the plan more than its
+            certificate gives less.
         without: names of stages (`stages.STAGES`) to leave out, to see what they are worth.
         strict: raise `CertificateError` where a bound or a floor is above a plan that exists; else
             it is a warning, and the plan comes without certificate.
@@ -59,18 +61,19 @@ class Solver:
         *,
         time_limit_s: float = 30.0,
         effort: float = 1.0,
+        bound_effort: float | None = None,
         without: Collection[str] = (),
         strict: bool = False,
     ) -> None:
         """Simulate the simple strategies."""
-        _require_limits(time_limit_s, effort)
+        _require_limits(time_limit_s, effort=effort, bound_effort=bound_effort or 0.0)
         if unknown := set(without) - {stage.name for stage in STAGES}:
             known = ", ".join(stage.name for stage in STAGES)
             raise ValueError(f"No stage is called {min(unknown)!r}; there are: {known}.")
         self.problem = problem
         self.time_limit_s = time_limit_s
         self.strict = strict
-        self._effort, self._without = effort, frozenset(without)
+        self._effort, self._bound_effort, self._without = effort, bound_effort, frozenset(without)
         require_consistent(index(problem))
         self._reduction = reduce(problem)
         self._search = Search(index(self._reduction.problem))
@@ -180,9 +183,10 @@ class Solver:
     def _run(self, time_limit_s: float | None, effort: float | None) -> Run:
         limit_s = self.time_limit_s if time_limit_s is None else time_limit_s
         factor = self._effort if effort is None else effort
-        _require_limits(limit_s, factor)
+        _require_limits(limit_s, effort=factor)
         run = Run(CutOff(limit_s), factor, self._without)
-        self._search.bound_effort = run.effort if limit_s > 0 else LATE_BOUND
+        usual = factor if self._bound_effort is None else self._bound_effort
+        self._search.bound_effort = usual if limit_s > 0 else LATE_BOUND
         return run
 
     def _smallest(self) -> Candidate:
@@ -300,11 +304,12 @@ def _unbeaten(found: list[Solution]) -> list[Solution]:
     return result
 
 
-def _require_limits(time_limit_s: float, effort: float) -> None:
+def _require_limits(time_limit_s: float, **factors: float) -> None:
     if not time_limit_s >= 0:
         raise ValueError(f"time_limit_s is {time_limit_s}: give seconds, 0 or more.")
-    if not 0 <= effort < math.inf:
-        raise ValueError(f"effort is {effort}: give a factor, 0 or more.")
+    for name, factor in factors.items():
+        if not 0 <= factor < math.inf:
+            raise ValueError(f"{name} is {factor}: give a factor, 0 or more.")
 
 
 def _require_budget(budget_nbytes: int) -> None:

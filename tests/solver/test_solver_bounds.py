@@ -198,6 +198,14 @@ def test_more_effort_or_a_further_target_never_lowers_the_bound() -> None:
     assert again.time_us(62, effort=0.0) == all_of_it
 
 
+def test_a_solver_that_works_less_for_bounds_proves_less_and_finds_no_less() -> None:
+    """What its bounds leave open it searches for."""
+    problem = chain(24)
+    usual, less = (Solver(problem, bound_effort=n).solve(62) for n in (None, 0.0))
+    assert less.bound_us < usual.bound_us
+    assert less.timeline.time_us <= usual.timeline.time_us
+
+
 def test_a_value_kept_only_to_recompute_others_counts() -> None:
     """v0 (4 bytes) -> v1 (1 byte) -> v2 (8 bytes), read by b1; b0 needs all of a 10-byte budget.
 

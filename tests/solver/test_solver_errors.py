@@ -181,6 +181,8 @@ def test_negative_numbers_are_errors() -> None:
         solve(tiny(), -1)
     with pytest.raises(ValueError, match="time_limit_s"):
         Solver(tiny(), time_limit_s=-1)
+    with pytest.raises(ValueError, match="bound_effort is -1"):
+        Solver(tiny(), bound_effort=-1)
 
 
 @pytest.mark.parametrize("limit", [{"time_limit_s": -1.0}, {"effort": -1.0}, {"effort": math.nan}])
