@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from autoremat._torch.checkpoints import *  # noqa: F403
     from autoremat._torch.compiling import *  # noqa: F403
     from autoremat._torch.distributed import *  # noqa: F403
     from autoremat._torch.dynamo import *  # noqa: F403
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
     from autoremat._torch.running import *  # noqa: F403
     from autoremat._torch.spreading import *  # noqa: F403
 
-MODULES = ("running", "spreading", "meta", "distributed", "compiling", "dynamo", "inductor")
+MODULES = (
+    *("running", "checkpoints", "spreading", "meta"),
+    *("distributed", "compiling", "dynamo", "inductor"),
+)
 """In the order in which a name is looked for: what imports least comes first."""
 
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import sympy
 import torch
-import torch.utils.checkpoint
 from torch import fx, nn
 from torch._C import _autograd
 from torch._C._profiler import _ExtraFields_Allocation
@@ -45,7 +44,6 @@ __all__ = [
     "arguments_of",
     "base_of",
     "can_be_bounded",
-    "checkpoint_region",
     "compiled_backward_of",
     "compiled_call",
     "extent",
@@ -62,11 +60,13 @@ __all__ = [
     "module_calls",
     "own_call",
     "profiler_is_active",
+    "raw_saved",
     "real_execution",
     "recording_memory",
     "restores_rng_state",
     "rng_state_nbytes",
     "saved_by",
+    "saved_names",
     "sequence_number",
     "set_compiled_call",
     "size_hint",
@@ -105,18 +105,6 @@ def module_calls() -> list[tuple[nn.Module, Any]]:
             known = frame.f_locals  # of no frame that outlives the call: Python may keep them in it
             calls.append((known["self"], (known["args"], known["kwargs"])))
     return calls[::-1]
-
-
-def checkpoint_region() -> int:
-    """Identity of the checkpoint that drops what autograd saves now; 0 if none does.
-
-    So it is in a non-reentrant `torch.utils.checkpoint`, and in its rerun in the backward. It is
-    that of the hook by which tensors are asked for: it lives until the last of them is gone.
-    """
-    hooks = _autograd._top_saved_tensors_default_hooks(False)
-    if hooks is None or hooks[0].__module__ != torch.utils.checkpoint.__name__:
-        return 0
-    return id(hooks[1])
 
 
 def is_in_backward() -> bool:
@@ -421,18 +409,27 @@ def saved_by(node: Any) -> list[Any]:
 
     A tensor that a hook has packed is given as the hook left it: unpacking is the backward's.
     """
-    names = ["saved_tensors"] if hasattr(type(node), "saved_tensors") else []
-    names += [name for name in dir(node) if name.startswith("_saved_")]
     found: list[Any] = []
-    for name in names:
+    for name in saved_names(node):
         with suppress(RuntimeError):  # freed, or overwritten since
             found += _as_kept(node, name)
     return found
 
 
-def _as_kept(node: Any, name: str) -> list[Any]:
+def saved_names(node: Any) -> list[str]:
+    """Attributes of a node of autograd's graph that give what it keeps for its backward."""
+    names = ["saved_tensors"] if hasattr(type(node), "saved_tensors") else []
+    return names + [name for name in dir(node) if name.startswith("_saved_")]
+
+
+def raw_saved(node: Any, name: str) -> Sequence[Any]:
+    """What is behind such an attribute, as autograd keeps it; empty where it is no tensor."""
     raw = getattr(node, f"_raw_{name.removeprefix('_')}", ())
-    kept = raw if isinstance(raw, (tuple, list)) else (raw,)
+    return raw if isinstance(raw, (tuple, list)) else (raw,)
+
+
+def _as_kept(node: Any, name: str) -> list[Any]:
+    kept = raw_saved(node, name)
     if all(saved.unpack_hook is None for saved in kept):
         return [getattr(node, name)]
     return [saved.data for saved in kept if saved.unpack_hook is not None]

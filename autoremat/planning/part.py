@@ -198,12 +198,15 @@ class Part:
         planned = sizes_of(self.subject)
         if all(planned.get(symbol) == number for symbol, number in numbers.items()):
             return self
+        resized = subject_at(self.subject, numbers)
+        if resized.lowered.problem == self.subject.lowered.problem:
+            return self  # all that differs is how its inputs are laid out
         subject, plan = as_chosen(self.subject, self.choice), self.choice.solution.plan
         peak_nbytes = peak_at(subject, plan, self.peak_nbytes(Beside()), numbers)
         choice = replace(self.choice, peak_nbytes=peak_nbytes, torchs=None)
         return replace(
             self,
-            subject=subject_at(subject, numbers),
+            subject=resized if subject is self.subject else subject_at(subject, numbers),
             choice=choice,
             counted=Beside(),
             is_resized=True,

@@ -8,6 +8,7 @@ for what was found. Guarantees: what goes wrong while a step is looked into neve
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -277,7 +278,8 @@ class Steps:
                 return code.first(*args)
             region = _torch.checkpoint_region()
             if region and _torch.is_in_backward():  # a rerun: what it saves counts there
-                return self._code_of(code, name)[0](*args)
+                again = functools.partial(self._code_of(code, name)[0], *args)
+                return self.audit.reruns.note_graph(args, again)
             given = sizes.given(args)
             if _torch.is_in_backward():
                 note_rerun(self)

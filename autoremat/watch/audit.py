@@ -8,6 +8,7 @@ that steps which are all alike cost nothing.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import operator
@@ -31,6 +32,7 @@ from autoremat.memory.optimizers import StepOptimizers, parameters_of
 from autoremat.memory.spread import Sharing, Spread
 from autoremat.planning.nesting import Beside
 from autoremat.planning.part import Part
+from autoremat.watch.checkpointed import Reruns
 from autoremat.watch.eager_backward import Foreseen, first_nodes, foresee
 from autoremat.watch.eager_code import Results, nodes_behind
 from autoremat.watch.ledger import Roots, Run, returned_storages, run_of
@@ -182,6 +184,7 @@ class Audit:
         self.arguments = Arguments()
         self.given = given
         self.saved = Results()  # by code in eager mode, of forwards that have run
+        self.reruns = Reruns()
         self._seen: defaultdict[Hashable, Counter[tuple[int, ...]]] = defaultdict(Counter)
 
     @property
@@ -287,6 +290,9 @@ class Audit:
             device=device,
             keeps_graph=keeps_graph,
             gradient_shares=self.present.spread.gradient_shares,
+            find_remade=functools.partial(
+                self.reruns.of, device=device, find_known=lambda: self._known(device)
+            ),
         )
         if foreseen.reached and all(run.owner.audit is not self for run in foreseen.reached):
             return None  # another model's backward, which tells
@@ -329,6 +335,15 @@ class Audit:
         counted -= present.keys()
         apart = sum(nbytes for key, nbytes in known.items() if key not in counted)
         return _Held(known, saved, expected_nbytes + apart)
+
+    def _known(self, device: torch.device) -> set[int]:
+        """Identities of what is there now, whatever a checkpoint makes again."""
+        held = (results.held(device) for results in (self.given, self.saved))
+        around = self.arguments.around.storages(device)
+        kept = dict(returned_storages(device))
+        return {
+            key for found in (self.present.storages(device), around, kept, *held) for key in found
+        }
 
 
 def _is_run(root: torch.Tensor) -> bool:
@@ -387,8 +402,9 @@ def _look(
         peak_nbytes - _as_counted(run, part).peak_in_backward(found)
         for peak_nbytes, (run, part, found, _) in zip(peaks, reached, strict=True)
     ]
-    made_nbytes = foreseen.eager_peak_nbytes - foreseen.first_nbytes
-    eager_nbytes = base_nbytes + foreseen.first_nbytes + int(EAGER_MARGIN * made_nbytes)
+    exact_nbytes = foreseen.first_nbytes + foreseen.remade_nbytes
+    made_nbytes = foreseen.eager_peak_nbytes - exact_nbytes
+    eager_nbytes = base_nbytes + exact_nbytes + int(EAGER_MARGIN * made_nbytes)
     eager_nbytes += max(0, spread.traffic.window_nbytes - _passing_nbytes(spread))
     beside_nbytes = max(more, default=0)
     return Look(

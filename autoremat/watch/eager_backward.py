@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from autoremat import _torch
+from autoremat.watch.checkpointed import Remade
 from autoremat.watch.eager_code import nodes_behind, saved_storages
 from autoremat.watch.ledger import Run, run_of
 
@@ -55,6 +56,9 @@ _INSIDE = {
 _LIBRARIES = ("Mkldnn", "Cudnn", "Miopen")
 
 
+FindRemade = Callable[[Sequence[Any], Collection[Any]], Mapping[Any, Remade]]
+
+
 @dataclass(frozen=True)
 class Foreseen:
     """A backward that is about to begin; bytes beyond what the step found live.
@@ -63,12 +67,14 @@ class Foreseen:
         first_nbytes: live as it begins: what planned graphs hold for it, and what eager code has
             saved.
         eager_peak_nbytes: the highest while such code goes backward.
+        remade_nbytes: of that, what checkpoints have made again.
         beside_nbytes: for each run of a planned graph, what is live beside what it holds itself.
         reached: all runs that it goes through, those in eager mode among them.
     """
 
     first_nbytes: int
     eager_peak_nbytes: int
+    remade_nbytes: int
     beside_nbytes: Mapping[Run, int]
     reached: Collection[Run]
 
@@ -82,6 +88,7 @@ def foresee(
     device: torch.device,
     keeps_graph: bool,
     gradient_shares: Mapping[int, float] = MappingProxyType({}),
+    find_remade: FindRemade = lambda nodes, planned: {},
 ) -> Foreseen:
     """Follow a backward through autograd's graph.
 
@@ -94,6 +101,8 @@ def foresee(
         device: what is elsewhere does not count.
         keeps_graph: whether what was saved stays afterwards.
         gradient_shares: of parameters whose gradients processes reduce, by identity: what stays.
+        find_remade: finds what nodes in checkpoints will hold; given all nodes, and those of
+            planned graphs.
     """
     nodes = list(nodes_behind(first_nodes(roots)))
     reached = {node: run for node in nodes if (run := run_of(node)) is not None}
@@ -107,7 +116,8 @@ def foresee(
     counted.update(*saved.values())
     others += sum(nbytes for key, nbytes in saved_so_far.items() if key not in counted)
     live_nbytes = others + sum(held.values())
-    walk = _Walk(planned, saved, gradient_shares, keeps_graph, live_nbytes)
+    remade = find_remade(nodes, planned)
+    walk = _Walk(planned, saved, remade, gradient_shares, keeps_graph, live_nbytes)
     first_nbytes = walk.live_nbytes
     waiting = Counter(source for node in nodes for source, _ in node.next_functions if source)
     numbers = {node: n for n, node in enumerate(nodes)}
@@ -121,7 +131,13 @@ def foresee(
             if not waiting[source]:
                 heapq.heappush(ready, (-_torch.sequence_number(source), numbers[source]))
     reached_runs = frozenset(reached.values())
-    return Foreseen(first_nbytes, walk.eager_peak_nbytes, walk.beside_nbytes, reached_runs)
+    return Foreseen(
+        first_nbytes,
+        walk.eager_peak_nbytes,
+        walk.remade_at_peak_nbytes,
+        walk.beside_nbytes,
+        reached_runs,
+    )
 
 
 def first_nodes(roots: Sequence[Any]) -> list[Any]:
@@ -135,18 +151,24 @@ class _Walk:
 
     planned: Mapping[Any, Run]
     saved: Mapping[Any, Mapping[int, int]]
+    remade: Mapping[Any, Remade]
     gradient_shares: Mapping[int, float]
     keeps_graph: bool
     live_nbytes: int
     eager_peak_nbytes: int = 0
+    remade_at_peak_nbytes: int = 0
     beside_nbytes: dict[Run, int] = field(default_factory=dict)
     _savers: Counter[int] = field(default_factory=Counter)
     _gradients: dict[Any, dict[int, int]] = field(default_factory=dict)
     _run_again: set[int] = field(default_factory=set)  # regions of checkpoints
+    _remade_nbytes: int = 0
+    _remakers: Counter[int] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         sizes = {key: n for found in self.saved.values() for key, n in found.items()}
         self._savers.update(key for found in self.saved.values() for key in found)
+        for remade in self.remade.values():
+            self._remakers.update(key for sizes in remade.values() for key in sizes)
         self.live_nbytes += sum(sizes.values())
         self.live_nbytes += sum(run.held_nbytes for run in self.planned.values())
         self.eager_peak_nbytes = self.live_nbytes
@@ -154,7 +176,9 @@ class _Walk:
     def run(self, node: Any) -> None:
         """One node: its gradients come, those behind it are made, its own go."""
         taken_nbytes = sum(self._gradients.pop(node, {}).values())
-        run = self.planned.get(node)
+        run, remade = self.planned.get(node), self.remade.get(node, {})
+        for region in remade:
+            self._run_region(region)
         if run is not None:  # a plan counts the gradients that it is given
             self._run_region(run.region)
             own_nbytes = run.held_nbytes + run.again_nbytes
@@ -164,19 +188,35 @@ class _Walk:
             inside_nbytes = _inside_nbytes(node, taken_nbytes)
             if any(word in node.name() for word in _LIBRARIES):
                 inside_nbytes += 2 * made_nbytes
-            self.eager_peak_nbytes = max(
-                self.eager_peak_nbytes, self.live_nbytes + made_nbytes + inside_nbytes
-            )
+            # A gradient is there beside the one that it is added to.
+            most_nbytes = made_nbytes if _hands_on(node) else sum(_made_by(node))
+            peak_nbytes = self.live_nbytes + max(made_nbytes, most_nbytes) + inside_nbytes
+            if peak_nbytes > self.eager_peak_nbytes:
+                self.eager_peak_nbytes = peak_nbytes
+                self.remade_at_peak_nbytes = self._remade_nbytes
         if not _hands_on(node):
             made_nbytes -= taken_nbytes
         self.live_nbytes += made_nbytes - (0 if self.keeps_graph else self._released_by(node))
+        for sizes in remade.values():  # which are gone in any case
+            self._hold_again(-self._dropped(sizes))
 
     def _run_region(self, region: int) -> None:
-        """The last run of a checkpoint goes backward: all of them run again."""
+        """The first of a checkpoint goes backward: all of it runs again."""
         if region and region not in self._run_again:
             self._run_again.add(region)
             again = (run for run in self.planned.values() if run.region == region)
             self.live_nbytes += sum(run.again_nbytes for run in again)
+            found = [remade.get(region, {}) for remade in self.remade.values()]
+            self._hold_again(sum({k: n for sizes in found for k, n in sizes.items()}.values()))
+
+    def _hold_again(self, nbytes: int) -> None:
+        self._remade_nbytes += nbytes
+        self.live_nbytes += nbytes
+
+    def _dropped(self, sizes: Mapping[int, int]) -> int:
+        """Of what a node held again, what no other one does."""
+        self._remakers.subtract(sizes.keys())
+        return sum(nbytes for key, nbytes in sizes.items() if not self._remakers[key])
 
     def _make(self, node: Any, taken_nbytes: int) -> int:
         """Gradients for what is behind the node: bytes of those that are no views of its own."""
@@ -213,11 +253,13 @@ class _Walk:
 def _inside_nbytes(node: Any, taken_nbytes: int) -> int:
     """What a node takes beside its gradients, of which those that it makes may be the larger."""
     count = _INSIDE.get(node.name(), 0)
-    if not count:
-        return 0
+    return count * max([taken_nbytes, *_made_by(node)]) if count else 0
+
+
+def _made_by(node: Any) -> list[int]:
+    """The gradients that a node makes, each for what is behind it."""
     sources = ((source, number) for source, number in node.next_functions if source is not None)
-    made = (_torch.gradient_nbytes_into(source)[number] for source, number in sources)
-    return count * max([taken_nbytes, *made])
+    return [_torch.gradient_nbytes_into(source)[number] for source, number in sources]
 
 
 def _hands_on(node: Any) -> bool:

@@ -129,7 +129,8 @@ def _saved_in_eager_mode(node: Any, device: torch.device) -> Iterator[tuple[torc
     run = run_of(node)
     is_planned = run is not None and bool(run.name)
     with _torch.real_execution():  # asked for a saved value, autograd makes a tensor of it
-        for value, is_held in _saved(node):
+        inputs = ((value, False) for value in _torch.checkpoint_inputs(node))
+        for value, is_held in (*_saved(node), *inputs):
             if not same_device(value.device, device) or _counts_elsewhere(value):
                 continue
             if not is_planned or value.grad_fn is not None:

@@ -822,6 +822,58 @@ def test_checkpoint_region_tells_regions_apart():
     assert len(set(found)) == 20
 
 
+def test_checkpoints_of_tells_what_is_made_again():
+    """What each node had saved, by its number among all of the region, and not before it runs."""
+    seen: list[tuple[Any, Any]] = []
+    x = torch.ones(2, requires_grad=True)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return (x.sin() * 2).exp()
+
+    for debug in (False, True):
+        seen.clear()
+        found = checkpoint(run, x, use_reentrant=False, debug=debug)
+        exp, sin = found.grad_fn, found.grad_fn.next_functions[0][0].next_functions[0][0]
+        ((one, of_exp),), ((other, of_sin),) = map(_torch.checkpoints_of, (exp, sin))
+        assert one.region == other.region != 0
+        assert one.kind == other.kind
+        assert "[2]" in one.kind
+        assert (one.numbers()[of_sin], one.numbers()[of_exp]) == (0, 1)
+        one.after_rerun(lambda inputs, tensors: seen.append((inputs, tensors)))
+        del one, other
+        found.sum().backward()
+        (((given,), (of_first, of_last)),) = seen
+        assert given is not None
+        torch.testing.assert_close(of_first, torch.ones(2))
+        torch.testing.assert_close(of_last, run(torch.ones(2)))
+    assert _torch.checkpoints_of(x.sin().grad_fn) == []
+
+
+def test_checkpoint_inputs_are_what_regions_run_again_on():
+    """Of one region within another, the outer one makes them again."""
+
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(torch.sin, x.exp(), use_reentrant=False)
+
+    x = torch.ones(2, requires_grad=True) * 2
+    node = checkpoint(torch.sin, x, use_reentrant=False).grad_fn
+    assert [value.data_ptr() for value in _torch.checkpoint_inputs(node)] == [x.data_ptr()]
+    assert _torch.checkpoint_inputs(x.sin().grad_fn) == []
+    inner = checkpoint(outer, x, use_reentrant=False).grad_fn
+    assert _torch.checkpoint_inputs(inner) == []
+    assert len({made.region for made, _ in _torch.checkpoints_of(inner)}) == 2
+
+
+def test_raw_saved_and_saved_names():
+    """As autograd keeps them: what is no tensor has nothing behind it."""
+    node = torch.ones(2, requires_grad=True).sum(0).sin().grad_fn
+    assert "_saved_self" in _torch.saved_names(node)
+    (kept,) = _torch.raw_saved(node, "_saved_self")
+    assert kept.unpack_hook is None
+    (sum_node,) = (source for source, _ in node.next_functions)
+    assert not _torch.raw_saved(sum_node, "_saved_dim")
+
+
 def test_address_of():
     """That of the data, without a copy of what is copied on write, and 0 where there is none."""
     x = torch.zeros(4)
