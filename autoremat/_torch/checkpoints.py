@@ -6,6 +6,7 @@ in place of each tensor; as the first one is asked for, all of the region runs a
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -15,12 +16,13 @@ from typing import Any
 import torch
 from torch._C import _autograd
 from torch.utils import checkpoint as _checkpoint
+from torch.utils._pytree import tree_leaves
 
 from autoremat._torch.running import raw_saved, saved_names
 
 __all__ = ["Checkpoint", "checkpoint_inputs", "checkpoint_region", "checkpoints_of"]
 
-AfterRerun = Callable[[Sequence[Any], list[torch.Tensor | None]], None]
+Remade = list[torch.Tensor | None]
 
 
 def checkpoint_region() -> int:
@@ -48,61 +50,92 @@ class Checkpoint:
         self._frame = frame
 
     @property
-    def kind(self) -> str:
-        """What tells it from others: shapes, types and devices of all that it has dropped."""
-        return repr((len(self._frame.weak_holders), getattr(self._frame, "x_metadatas", ())))
+    def shapes(self) -> str | None:
+        """And types and devices, of all that it has dropped; None if it is to check nothing."""
+        known = self._frame.x_metadatas
+        return None if not known or None in known else repr(known)
 
     def numbers(self) -> dict[int, int]:
         """Number of each tensor that it has dropped and somebody waits for, by its holder's id."""
         holders = enumerate(reference() for reference in self._frame.weak_holders)
         return {id(holder): number for number, holder in holders if holder is not None}
 
-    def after_rerun(self, then: AfterRerun) -> None:
-        """Call this once, as soon as all is made again: with what went in, and what was dropped.
+    def watch_rerun(
+        self, begins: Callable[[], object], ends: Callable[[Sequence[Any], Remade | None], object]
+    ) -> None:
+        """Call these once, before and after all is made again.
 
-        Of the latter, what nobody waits for any more is None.
+        They are to raise nothing: a backward of the user's is around them.
+
+        Args:
+            begins: before.
+            ends: after, with what went in and what was dropped: None for what nobody waits for any
+                more, and for all of it if the rerun has failed.
         """
         waiting, rerun = weakref.ref(self._frame), self._frame.recompute_fn
+        if hasattr(rerun, "__wrapped__"):  # somebody watches already
+            return
 
-        def measured(*inputs: Any) -> None:
-            frame = waiting()
+        def watched(*inputs: Any) -> None:
+            frame, is_made = waiting(), False
             assert frame is not None, "it is what calls this"
             frame.recompute_fn = rerun
+            begins()
             try:
                 rerun(*inputs)
-            finally:  # torch leaves it by an exception, as soon as it has enough
-                then(inputs, list(_remade(frame)))
+                is_made = True
+            except _checkpoint._StopRecomputationError:  # torch has all that it needs
+                is_made = True
+                raise
+            finally:
+                known, made = list(inputs), None
+                with suppress(Exception):  # another release of torch: nothing is learned
+                    known += _keywords(rerun)
+                    made = _remade(frame) if is_made else None
+                ends(known, made)
 
-        self._frame.recompute_fn = measured
-
-
-def _remade(frame: Any) -> Iterator[torch.Tensor | None]:
-    group, found = list(frame.recomputed.items())[-1]
-    for reference in frame.weak_holders:
-        holder = reference()
-        handle = None if holder is None else holder.handles.get(group)
-        yield None if handle is None else found.get(handle)
+        watched.__wrapped__ = rerun  # type: ignore[attr-defined]
+        self._frame.recompute_fn = watched
 
 
 def checkpoints_of(node: Any) -> list[tuple[Checkpoint, int]]:
     """The checkpoints that make again what a node of autograd's graph saved; ids of holders.
 
-    Of a checkpoint within another one, that makes what goes into the inner one.
+    Of checkpoints within others, these make what goes into the inner ones.
     """
-    found = list(_dropped(_kept_by(node)))
-    frames = {id(checkpoint._frame): checkpoint._frame for checkpoint, _ in found}
-    for frame in frames.values():
-        found += _dropped(_inputs(frame))
-    return found
+    return [
+        (Checkpoint(id(saved.unpack_hook), frame), id(saved.data))
+        for saved, frame in _dropped(_kept_by(node), set())
+    ]
 
 
 def checkpoint_inputs(node: Any) -> list[torch.Tensor]:
     """What the checkpoints hold that a node of autograd's graph is in: what they run again on."""
-    frames = {
-        id(checkpoint._frame): checkpoint._frame for checkpoint, _ in _dropped(_kept_by(node))
-    }
-    inputs = (saved for frame in frames.values() for saved in _inputs(frame))
-    return [saved.unpack() for saved in inputs if saved.unpack_hook is None]
+    frames = {id(frame): frame for _, frame in _dropped(_kept_by(node), set())}
+    found = []
+    for frame in frames.values():
+        found += [saved.data for saved in _inputs(frame) if saved.unpack_hook is None]
+        found += _keywords(inspect.unwrap(frame.recompute_fn))
+    return [value for value in found if isinstance(value, torch.Tensor)]
+
+
+def _dropped(kept: Iterable[Any], seen: set[int]) -> Iterator[tuple[Any, Any]]:
+    """Of what autograd keeps, what a checkpoint has dropped: with it, and with those around it."""
+    for saved in kept:
+        frame = _frame_of(saved.unpack_hook)
+        if frame is not None:
+            yield saved, frame
+            if id(frame) not in seen:
+                seen.add(id(frame))
+                yield from _dropped(_inputs(frame), seen)
+
+
+def _frame_of(unpack: Any) -> Any | None:
+    """The checkpoint that a hook belongs to."""
+    if not isinstance(unpack, FunctionType) or unpack.__module__ != _checkpoint.__name__:
+        return None
+    cells = (cell.cell_contents for cell in unpack.__closure__ or ())
+    return next((value for value in cells if isinstance(value, _checkpoint._CheckpointFrame)), None)
 
 
 def _kept_by(node: Any) -> Iterator[Any]:
@@ -117,23 +150,23 @@ def _inputs(frame: Any) -> Iterator[Any]:
     if hasattr(frame, "input_saver"):  # torch 2.11: a node keeps them, of which there is a result
         yield from _kept_by(frame.input_saver.grad_fn)
         return
-    yield from (value for value in frame.saved_args if hasattr(value, "unpack_hook"))
+    yield from (value for value in frame.saved_args if isinstance(value, _autograd.SavedTensor))
 
 
-def _dropped(kept: Iterable[Any]) -> Iterator[tuple[Checkpoint, int]]:
-    for saved in kept:
-        frame = _frame_of(saved.unpack_hook)
-        if frame is not None:
-            yield Checkpoint(id(saved.unpack_hook), frame), id(saved.data)
+def _keywords(rerun: Any) -> list[Any]:
+    """What it was given by name."""
+    names = rerun.__code__.co_freevars if isinstance(rerun, FunctionType) else ()
+    cells = dict(zip(names, getattr(rerun, "__closure__", None) or (), strict=True))
+    return tree_leaves(cells["kwargs"].cell_contents) if "kwargs" in cells else []
 
 
-def _frame_of(unpack: Any) -> Any | None:
-    """What a checkpoint's hook belongs to; for `debug=True` there is another one around it."""
-    if not isinstance(unpack, FunctionType) or unpack.__module__ != _checkpoint.__name__:
+def _remade(frame: Any) -> Remade | None:
+    """What a rerun has made, by number; None if another backward asked for it."""
+    group: Any = _checkpoint.GraphExecGroup._get_current_group()
+    group = torch._C._current_graph_task_id() if group is None else group
+    if group not in frame.recomputed:
         return None
-    for cell in unpack.__closure__ or ():
-        value = cell.cell_contents
-        if isinstance(value, _checkpoint._CheckpointFrame):
-            return value
-    inner = (_frame_of(cell.cell_contents) for cell in unpack.__closure__ or ())
-    return next((frame for frame in inner if frame is not None), None)
+    holders = [reference() for reference in frame.weak_holders]
+    handles = [None if holder is None else holder.handles.get(group) for holder in holders]
+    found = frame.recomputed[group]
+    return [None if handle is None else found.get(handle) for handle in handles]

@@ -102,7 +102,8 @@ class Step:
         ran = Ran(name, Region(region))
         if self._ran is None or not self.is_here or name not in self.parts:
             return ran
-        before = self._ran[-1].region.number if self._ran else 0
+        planned = (ran for ran in reversed(self._ran) if ran.name in self.parts)
+        before = next((ran.region.number for ran in planned), 0)
         if region not in (0, before) and self.parts[name].subject.device.type == "cpu":
             ran.region = Region(region, state_nbytes=_torch.rng_state_nbytes())
         ran.expect(next(self._expected.get(ran.graph, iter(())), None))

@@ -279,7 +279,7 @@ class Steps:
             region = _torch.checkpoint_region()
             if region and _torch.is_in_backward():  # a rerun: what it saves counts there
                 again = functools.partial(self._code_of(code, name)[0], *args)
-                return self.audit.reruns.note_graph(args, again)
+                return self.audit.reruns.run_graph(args, again)
             given = sizes.given(args)
             if _torch.is_in_backward():
                 note_rerun(self)

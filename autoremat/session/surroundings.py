@@ -52,7 +52,11 @@ class Surroundings:
         one has that accumulates gradients, and not each is looked into every time.
         """
         if is_final:
-            self._backwards[look.situation] = (look.beside_nbytes, look.eager_nbytes)
+            found = look.beside_nbytes, look.eager_nbytes
+            if look.is_partial:  # it shows less than one before it may have shown
+                before = self._backwards.get(look.situation, found)
+                found = max(before[0], found[0]), max(before[1], found[1])
+            self._backwards[look.situation] = found
         else:
             self._forwards[look.situation] = look.beside_nbytes
         self.found = self._highest()

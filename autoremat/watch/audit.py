@@ -41,6 +41,7 @@ NODES_OF_A_LOSS = 32  # that tell it from another
 EAGER_MARGIN = 1.1  # of what eager code is foreseen to make, for what of it cannot be seen
 PER_OCTAVE = 64  # sizes of what graphs have returned that count as different: by about 1 %
 LOOKS = 2  # at each situation: the first may come before lazy state exists
+PARTIAL_LOOKS = 8  # beside these, at checkpoints that have not run again yet: their sizes may vary
 
 
 class Look(NamedTuple):
@@ -53,6 +54,7 @@ class Look(NamedTuple):
         is_told_only: whether no plan learns of it: graphs run at other sizes than were planned, or
             the backward goes through none.
         situation: what tells it from others.
+        is_partial: whether checkpoints will make again what is not known yet.
     """
 
     peak_nbytes: int
@@ -60,6 +62,7 @@ class Look(NamedTuple):
     eager_nbytes: int = 0
     is_told_only: bool = False
     situation: Hashable = None
+    is_partial: bool = False
 
 
 class Present:
@@ -186,6 +189,7 @@ class Audit:
         self.saved = Results()  # by code in eager mode, of forwards that have run
         self.reruns = Reruns()
         self._seen: defaultdict[Hashable, Counter[tuple[int, ...]]] = defaultdict(Counter)
+        self._partial = Counter[Hashable]()  # looks, by situation, that could not see all
 
     @property
     def present(self) -> Present:
@@ -282,6 +286,7 @@ class Audit:
             return None
         parts = account()
         held = self._held(runs, device, roots)
+        audits = self._audits_of(runs)
         foreseen = foresee(
             roots,
             runs,
@@ -291,7 +296,7 @@ class Audit:
             keeps_graph=keeps_graph,
             gradient_shares=self.present.spread.gradient_shares,
             find_remade=functools.partial(
-                self.reruns.of, device=device, find_known=lambda: self._known(device)
+                self.reruns.of, device=device, find_known=lambda: _known(audits, device)
             ),
         )
         if foreseen.reached and all(run.owner.audit is not self for run in foreseen.reached):
@@ -306,7 +311,10 @@ class Audit:
         given_nbytes = sum(root.nbytes for root in begun if same_device(root.device, device))
         base_nbytes = held.base_nbytes + given_nbytes
         look = _look(parts, foreseen, base_nbytes, spread, keeps_graph=keeps_graph)
-        return look._replace(situation=situation)
+        if not foreseen.is_complete and self._partial[situation] < PARTIAL_LOOKS:
+            self._partial[situation] += 1
+            self._seen[situation][sizes_of_runs(runs)] -= 1  # to be looked into again
+        return look._replace(situation=situation, is_partial=not foreseen.is_complete)
 
     def live_nbytes(self, runs: Sequence[Run], device: torch.device) -> int:
         """What is live while these runs wait for their backward, but for what eager code saved."""
@@ -327,7 +335,7 @@ class Audit:
         losses = storage_sizes(_tensors_of(roots), device)
         known |= {key: nbytes for key, nbytes in losses.items() if key not in counted}
         present: dict[int, int] = {}  # a buffer may be what a graph has returned: it counts in both
-        for audit in dict.fromkeys([self, *(run.owner.audit for run in runs)]):
+        for audit in self._audits_of(runs):
             present |= audit.present.storages(device) | audit.arguments.around.storages(device)
             known |= audit.given.held(device) | present
             saved |= audit.saved.held(device)
@@ -336,14 +344,18 @@ class Audit:
         apart = sum(nbytes for key, nbytes in known.items() if key not in counted)
         return _Held(known, saved, expected_nbytes + apart)
 
-    def _known(self, device: torch.device) -> set[int]:
-        """Identities of what is there now, whatever a checkpoint makes again."""
-        held = (results.held(device) for results in (self.given, self.saved))
-        around = self.arguments.around.storages(device)
-        kept = dict(returned_storages(device))
-        return {
-            key for found in (self.present.storages(device), around, kept, *held) for key in found
-        }
+    def _audits_of(self, runs: Sequence[Run]) -> list[Audit]:
+        """Of all models that take part in the step."""
+        return list(dict.fromkeys([self, *(run.owner.audit for run in runs)]))
+
+
+def _known(audits: Sequence[Audit], device: torch.device) -> set[int]:
+    """Identities of what is there now, whatever a checkpoint makes again."""
+    found = dict(returned_storages(device))
+    for audit in audits:
+        found |= audit.present.storages(device) | audit.arguments.around.storages(device)
+        found |= audit.given.held(device) | audit.saved.held(device)
+    return set(found)
 
 
 def _is_run(root: torch.Tensor) -> bool:
@@ -402,9 +414,9 @@ def _look(
         peak_nbytes - _as_counted(run, part).peak_in_backward(found)
         for peak_nbytes, (run, part, found, _) in zip(peaks, reached, strict=True)
     ]
-    exact_nbytes = foreseen.first_nbytes + foreseen.remade_nbytes
-    made_nbytes = foreseen.eager_peak_nbytes - exact_nbytes
-    eager_nbytes = base_nbytes + exact_nbytes + int(EAGER_MARGIN * made_nbytes)
+    made_nbytes = foreseen.eager_peak_nbytes - foreseen.first_nbytes - foreseen.remade_nbytes
+    margin_nbytes = int((EAGER_MARGIN - 1) * max(0, made_nbytes))
+    eager_nbytes = base_nbytes + foreseen.eager_peak_nbytes + margin_nbytes
     eager_nbytes += max(0, spread.traffic.window_nbytes - _passing_nbytes(spread))
     beside_nbytes = max(more, default=0)
     return Look(

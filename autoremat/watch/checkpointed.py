@@ -2,7 +2,8 @@
 
 Enters: autograd's nodes as a backward begins. Leaves: for each node in a checkpoint that is not
 reentrant, what it will hold once its region runs again. Guarantees: no rerun is taken that torch
-would not take; a region holds what the first rerun of one alike was measured to hold.
+would not take; a region holds what the first rerun of one alike was measured to hold; what goes
+wrong in a look ends no backward.
 
 Until a region has run again there is nothing of it to see but shapes: two of them may be one
 tensor, and one may be a parameter. So a rerun is looked at as it ends, for the next step.
@@ -11,7 +12,8 @@ tensor, and one may be a parameter. So a rerun is looked at as it ends, for the 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,16 +23,26 @@ from autoremat import _torch
 from autoremat.memory.meter import rounded_nbytes, same_device, storages_of, tensors_in
 from autoremat.watch.eager_code import Results
 
-Remade = Mapping[int, Mapping[int, int]]
-"""What a node will hold once regions run again: by region, bytes by a number of the storage."""
+Remade = Mapping[int, Mapping[Hashable, int]]
+"""What a node will hold once regions run again: by region, bytes by what tells storages apart."""
 
 
 @dataclass
 class _Region:
-    """The nodes of a checkpoint, and the ids of their holders."""
+    """A checkpoint that waits, and the numbers of what its nodes have saved in it."""
 
     checkpoint: _torch.Checkpoint
-    holders: defaultdict[Any, list[int]] = field(default_factory=lambda: defaultdict(list))
+    by_node: defaultdict[Any, list[int]] = field(default_factory=lambda: defaultdict(list))
+
+    def kind(self, planned: Collection[Any], device: torch.device) -> Hashable | None:
+        """What tells it from others; None if shapes are not known."""
+        shapes = self.checkpoint.shapes
+        names = [(node.name(), node in planned, *n) for node, n in self.by_node.items()]
+        return None if shapes is None else (str(device), shapes, *names)
+
+    def numbers_of(self, planned: Collection[Any]) -> set[int]:
+        """Of what nodes of planned graphs have saved."""
+        return {n for node, numbers in self.by_node.items() if node in planned for n in numbers}
 
 
 _Layout = list[dict[int, int]]  # by tensor: bytes of its storages by their numbers
@@ -41,9 +53,9 @@ class Reruns:
 
     def __init__(self) -> None:
         """Nothing is known."""
-        self._layouts: dict[tuple[str, str], _Layout] = {}
-        self._by_graphs, self._to_graphs = Results(), Results()  # in reruns that are looked at
-        self._looks = 0  # at reruns to come
+        self._layouts: dict[Hashable, _Layout] = {}
+        self._looks = 0  # at reruns that go on
+        self._by_graphs, self._to_graphs = Results(), Results()  # in these
 
     def of(
         self,
@@ -51,8 +63,8 @@ class Reruns:
         planned: Collection[Any],
         device: torch.device,
         find_known: Callable[[], Collection[int]],
-    ) -> Mapping[Any, Remade]:
-        """What each of these nodes will hold, as far as reruns so far have shown it.
+    ) -> tuple[Mapping[Any, Remade], bool]:
+        """What each of these nodes will hold, and whether reruns so far have shown all of it.
 
         Args:
             nodes: of autograd's graph.
@@ -60,32 +72,30 @@ class Reruns:
             device: what is elsewhere does not count.
             find_known: finds identities of storages that count elsewhere.
         """
-        regions: dict[int, _Region] = {}
-        for node in nodes:
-            for checkpoint, holder in _torch.checkpoints_of(node):
-                region = regions.setdefault(checkpoint.region, _Region(checkpoint))
-                region.holders[node].append(holder)
-        found: defaultdict[Any, dict[int, dict[int, int]]] = defaultdict(dict)
-        first = 0
-        for region in regions.values():
-            if region.holders.keys() <= set(planned):
+        regions = _regions_of(nodes)
+        found: defaultdict[Any, dict[int, dict[Hashable, int]]] = defaultdict(dict)
+        is_complete = True
+        for number, region in regions.items():
+            if all(node in planned for node in region.by_node):
                 continue
-            kind = (region.checkpoint.kind, str(device))
+            kind = region.kind(planned, device)
             layout = self._layouts.get(kind)
             if layout is None:
-                self._look_at_rerun(region, planned, device, kind, find_known)
+                is_complete = False
+                if kind is not None:
+                    self._look_at_rerun(region, planned, device, kind, find_known)
                 continue
-            numbers = region.checkpoint.numbers()
-            for node, holders in region.holders.items():
-                entries = [layout[numbers[holder]] for holder in holders if holder in numbers]
-                sizes = {first + n: size for entry in entries for n, size in entry.items()}
+            for node, numbers in region.by_node.items():
+                entries = [layout[n] for n in numbers]
+                sizes: dict[Hashable, int] = {}
+                for entry in entries:
+                    sizes |= {(number, n): nbytes for n, nbytes in entry.items()}
                 if sizes:
-                    found[node][region.checkpoint.region] = sizes
-            first += len(layout)
-        return found
+                    found[node][number] = sizes
+        return found, is_complete
 
-    def note_graph(self, args: Any, run: Callable[[], Any]) -> Any:
-        """A planned graph runs in a rerun: what it makes is in its plan, what it is given is not.
+    def run_graph(self, args: Any, run: Callable[[], Any]) -> Any:
+        """Run a planned graph in a rerun: what it makes is in its plan, what it is given is not.
 
         Its run may not end: torch leaves the rerun as soon as it has enough.
         """
@@ -101,30 +111,42 @@ class Reruns:
         region: _Region,
         planned: Collection[Any],
         device: torch.device,
-        kind: tuple[str, str],
+        kind: Hashable,
         find_known: Callable[[], Collection[int]],
     ) -> None:
         """Learn what a region holds as soon as it has run again."""
-        numbers = region.checkpoint.numbers()
-        by_plans = {
-            numbers[holder]
-            for node, holders in region.holders.items()
-            for holder in (holders if node in planned else ())
-            if holder in numbers
-        }
-        self._looks += 1
+        by_plans = region.numbers_of(planned)
 
-        def note(inputs: Sequence[Any], tensors: list[torch.Tensor | None]) -> None:
-            counted = _storages([tensors[number] for number in by_plans])
-            counted -= self._to_graphs.held(device).keys()  # those of code in eager mode
-            counted |= {*_storages(inputs), *find_known(), *self._by_graphs.held(device)}
-            self._layouts[kind] = _layout(tensors, counted, device)
+        def begin() -> None:
+            self._looks += 1
+
+        def end(inputs: Sequence[Any], tensors: list[torch.Tensor | None] | None) -> None:
             self._looks -= 1
+            with suppress(Exception):  # nothing is learned, and the backward goes on
+                if tensors is not None:
+                    counted = _storages([tensors[number] for number in by_plans])
+                    counted -= self._to_graphs.held(device).keys()  # those of code in eager mode
+                    counted |= {*_storages(inputs), *find_known()}
+                    counted |= self._by_graphs.held(device).keys()
+                    self._layouts[kind] = _layout(tensors, counted, device)
             if not self._looks:
                 self._by_graphs.clear()
                 self._to_graphs.clear()
 
-        region.checkpoint.after_rerun(note)
+        region.checkpoint.watch_rerun(begin, end)
+
+
+def _regions_of(nodes: Iterable[Any]) -> dict[int, _Region]:
+    """The checkpoints that nodes are in, by what identifies them."""
+    regions: dict[int, _Region] = {}
+    numbers: dict[int, dict[int, int]] = {}
+    for node in nodes:
+        for checkpoint, holder in _torch.checkpoints_of(node):
+            known = numbers.setdefault(checkpoint.region, {}) or checkpoint.numbers()
+            numbers[checkpoint.region] = known
+            region = regions.setdefault(checkpoint.region, _Region(checkpoint))
+            region.by_node[node].append(known[holder])
+    return regions
 
 
 def _storages(values: Any) -> set[int]:

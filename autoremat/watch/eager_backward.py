@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -56,7 +56,7 @@ _INSIDE = {
 _LIBRARIES = ("Mkldnn", "Cudnn", "Miopen")
 
 
-FindRemade = Callable[[Sequence[Any], Collection[Any]], Mapping[Any, Remade]]
+FindRemade = Callable[[Sequence[Any], Collection[Any]], tuple[Mapping[Any, Remade], bool]]
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ class Foreseen:
         remade_nbytes: of that, what checkpoints have made again.
         beside_nbytes: for each run of a planned graph, what is live beside what it holds itself.
         reached: all runs that it goes through, those in eager mode among them.
+        is_complete: whether it is known what all checkpoints will make again.
     """
 
     first_nbytes: int
@@ -77,6 +78,7 @@ class Foreseen:
     remade_nbytes: int
     beside_nbytes: Mapping[Run, int]
     reached: Collection[Run]
+    is_complete: bool = True
 
 
 def foresee(
@@ -88,7 +90,7 @@ def foresee(
     device: torch.device,
     keeps_graph: bool,
     gradient_shares: Mapping[int, float] = MappingProxyType({}),
-    find_remade: FindRemade = lambda nodes, planned: {},
+    find_remade: FindRemade = lambda nodes, planned: ({}, True),
 ) -> Foreseen:
     """Follow a backward through autograd's graph.
 
@@ -101,8 +103,8 @@ def foresee(
         device: what is elsewhere does not count.
         keeps_graph: whether what was saved stays afterwards.
         gradient_shares: of parameters whose gradients processes reduce, by identity: what stays.
-        find_remade: finds what nodes in checkpoints will hold; given all nodes, and those of
-            planned graphs.
+        find_remade: finds what nodes in checkpoints will hold, and whether all of it is known;
+            given all nodes, and those of planned graphs.
     """
     nodes = list(nodes_behind(first_nodes(roots)))
     reached = {node: run for node in nodes if (run := run_of(node)) is not None}
@@ -116,7 +118,7 @@ def foresee(
     counted.update(*saved.values())
     others += sum(nbytes for key, nbytes in saved_so_far.items() if key not in counted)
     live_nbytes = others + sum(held.values())
-    remade = find_remade(nodes, planned)
+    remade, is_complete = find_remade(nodes, planned)
     walk = _Walk(planned, saved, remade, gradient_shares, keeps_graph, live_nbytes)
     first_nbytes = walk.live_nbytes
     waiting = Counter(source for node in nodes for source, _ in node.next_functions if source)
@@ -137,6 +139,7 @@ def foresee(
         walk.remade_at_peak_nbytes,
         walk.beside_nbytes,
         reached_runs,
+        is_complete,
     )
 
 
@@ -162,7 +165,7 @@ class _Walk:
     _gradients: dict[Any, dict[int, int]] = field(default_factory=dict)
     _run_again: set[int] = field(default_factory=set)  # regions of checkpoints
     _remade_nbytes: int = 0
-    _remakers: Counter[int] = field(default_factory=Counter)
+    _remakers: Counter[Hashable] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         sizes = {key: n for found in self.saved.values() for key, n in found.items()}
@@ -189,8 +192,8 @@ class _Walk:
             if any(word in node.name() for word in _LIBRARIES):
                 inside_nbytes += 2 * made_nbytes
             # A gradient is there beside the one that it is added to.
-            most_nbytes = made_nbytes if _hands_on(node) else sum(_made_by(node))
-            peak_nbytes = self.live_nbytes + max(made_nbytes, most_nbytes) + inside_nbytes
+            beside_nbytes = made_nbytes if _hands_on(node) else sum(_made_by(node))
+            peak_nbytes = self.live_nbytes + beside_nbytes + inside_nbytes
             if peak_nbytes > self.eager_peak_nbytes:
                 self.eager_peak_nbytes = peak_nbytes
                 self.remade_at_peak_nbytes = self._remade_nbytes
@@ -198,7 +201,7 @@ class _Walk:
             made_nbytes -= taken_nbytes
         self.live_nbytes += made_nbytes - (0 if self.keeps_graph else self._released_by(node))
         for sizes in remade.values():  # which are gone in any case
-            self._hold_again(-self._dropped(sizes))
+            self._change(-self._dropped(sizes))
 
     def _run_region(self, region: int) -> None:
         """The first of a checkpoint goes backward: all of it runs again."""
@@ -207,13 +210,14 @@ class _Walk:
             again = (run for run in self.planned.values() if run.region == region)
             self.live_nbytes += sum(run.again_nbytes for run in again)
             found = [remade.get(region, {}) for remade in self.remade.values()]
-            self._hold_again(sum({k: n for sizes in found for k, n in sizes.items()}.values()))
+            self._change(sum({k: n for sizes in found for k, n in sizes.items()}.values()))
 
-    def _hold_again(self, nbytes: int) -> None:
+    def _change(self, nbytes: int) -> None:
+        """So much more, or less, of what checkpoints have made again is there."""
         self._remade_nbytes += nbytes
         self.live_nbytes += nbytes
 
-    def _dropped(self, sizes: Mapping[int, int]) -> int:
+    def _dropped(self, sizes: Mapping[Hashable, int]) -> int:
         """Of what a node held again, what no other one does."""
         self._remakers.subtract(sizes.keys())
         return sum(nbytes for key, nbytes in sizes.items() if not self._remakers[key])

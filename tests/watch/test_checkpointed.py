@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -48,6 +49,12 @@ def foreseen_of(result: Tensor, leaf: Tensor, reruns: Reruns) -> Foreseen:
     )
 
 
+def learned_nbytes(reruns: Reruns) -> int:
+    """What the only kind of region was seen to make."""
+    (layout,) = reruns._layouts.values()
+    return sum({number: size for sizes in layout for number, size in sizes.items()}.values())
+
+
 @pytest.mark.parametrize("run", [waves, layer])
 def test_what_a_region_holds_again_is_known_once_one_alike_has_run(run: Callable[..., Tensor]):
     """The first two regions are alike, so what the first rerun shows holds for both."""
@@ -84,19 +91,80 @@ def test_regions_within_regions_are_each_of_a_kind():
 def test_what_is_no_work_of_the_region_counts_elsewhere():
     """A parameter, and the tensor that goes in."""
     reruns, leaf = Reruns(), torch.rand(400, 500).requires_grad_()
-    for _ in range(2):
+    for number in range(2):
         x = leaf * 1.0
-        loss = checkpoint(lambda x: x * leaf, x, use_reentrant=False).sum()
+        loss = checkpoint(lambda x: (x * leaf).exp(), x, use_reentrant=False).sum()
         foreseen = foreseen_of(loss, leaf, reruns)
         loss.backward()
-    assert foreseen.remade_nbytes == 0
+        assert foreseen.is_complete == bool(number)
+    assert learned_nbytes(reruns) == leaf.nbytes  # the result of `exp` alone
+
+
+def test_what_goes_in_by_name_counts_as_what_goes_in():
+    reruns, leaf = Reruns(), torch.rand(400, 500).requires_grad_()
+
+    def run(x: Tensor, *, other: Tensor) -> Tensor:
+        return (x * other).exp()
+
+    for _ in range(2):
+        loss = checkpoint(run, leaf * 1.0, other=leaf * 2.0, use_reentrant=False).sum()
+        foreseen = foreseen_of(loss, leaf, reruns)
+        loss.backward()
+    assert learned_nbytes(reruns) == leaf.nbytes
+    assert foreseen.first_nbytes == pytest.approx(2 * leaf.nbytes, abs=64)
+
+
+@pytest.mark.parametrize("options", [{"determinism_check": "none"}, {"early_stop": False}, {}])
+def test_a_rerun_that_fails_ends_as_it_would(options: dict[str, Any]):
+    """And the next step is learned from, unless shapes are not known."""
+    reruns, leaf = Reruns(), torch.rand(400, 500).requires_grad_()
+    runs = 0
+
+    def run(x: Tensor) -> Tensor:
+        nonlocal runs
+        runs += 1
+        if runs == 2:
+            raise torch.OutOfMemoryError("in the rerun")
+        return x.sin().exp()
+
+    def step() -> Foreseen:
+        loss = checkpoint(run, leaf * 1.0, use_reentrant=False, **options).sum()
+        foreseen = foreseen_of(loss, leaf, reruns)
+        loss.backward()
+        return foreseen
+
+    with pytest.raises(torch.OutOfMemoryError, match="in the rerun"):
+        step()
+    assert not step().is_complete
+    assert step().is_complete == ("determinism_check" not in options)
+    assert reruns._looks == 0
+
+
+def test_what_a_look_does_wrong_ends_no_backward():
+    reruns, leaf = Reruns(), torch.rand(400, 500).requires_grad_()
+    loss = checkpoint(waves, leaf * 1.0, use_reentrant=False).sum()
+
+    def find_known() -> set[int]:
+        raise RuntimeError("a defect")
+
+    foresee(
+        [loss],
+        [],
+        known=(),
+        saved_so_far={},
+        device=CPU,
+        keeps_graph=False,
+        find_remade=lambda nodes, planned: reruns.of(nodes, planned, CPU, find_known),
+    )
+    loss.backward()
+    assert leaf.grad is not None
 
 
 def test_nothing_is_left_of_a_look():
     """A region that never runs again is gone as soon as its graph is, without a collection."""
     reruns, leaf = Reruns(), torch.rand(400, 500).requires_grad_()
     loss = checkpoint(waves, leaf * 1.0, use_reentrant=False).sum()
-    foreseen_of(loss, leaf, reruns)
+    assert not foreseen_of(loss, leaf, reruns).is_complete
     (found, _), *_ = _torch.checkpoints_of(loss.grad_fn.next_functions[0][0])
     frame = weakref.ref(found._frame)
     del loss, found
