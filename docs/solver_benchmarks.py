@@ -212,7 +212,7 @@ def run(
     environment: dict[str, str] = ENVIRONMENT,
     before: Callable[[], None] | None = None,
 ) -> Row:
-    """The row that a process printed in its last line, or one that says how it failed."""
+    """The row that a process printed last (a library may greet, too), or how it failed."""
     try:
         ended = subprocess.run(
             command,
@@ -228,8 +228,8 @@ def run(
         lines = ended.stderr.strip().splitlines()
         why = next((line for line in reversed(lines) if line and not line[0].isspace()), "")
         return {"status": "crash", "message": f"exit code {ended.returncode}: {why[:300]}"}
-    lines = ended.stdout.strip().splitlines()
-    return {"status": "ok", **(json.loads(lines[-1]) if lines else {})}
+    rows = [line for line in ended.stdout.splitlines() if line.startswith("{")]
+    return {"status": "ok", **(json.loads(rows[-1]) if rows else {})}
 
 
 def summary(row: Row) -> str:
