@@ -76,18 +76,20 @@ class Kept(NamedTuple):
     """What a run keeps for its backward.
 
     Attributes:
-        nbytes: from its forward on.
+        saved_nbytes: from its forward on.
         state_nbytes: more, from before its forward on: what the checkpoint keeps for itself.
         passing_nbytes: more, until the next run has gone forward.
         again_nbytes: more, once its region runs again.
         region: number of the region; 0 if in none.
+        gathered_nbytes: more, from its forward on: parameters that stay gathered.
     """
 
-    nbytes: int
+    saved_nbytes: int
     state_nbytes: int = 0
     passing_nbytes: int = 0
     again_nbytes: int = 0
     region: int = 0
+    gathered_nbytes: int = 0
 
     @classmethod
     def of(
@@ -106,15 +108,26 @@ class Kept(NamedTuple):
             gathered_nbytes: parameters that stay gathered until then.
         """
         if not region.number:
-            return cls(gathered_nbytes + crossing_nbytes)
+            return cls(crossing_nbytes, gathered_nbytes=gathered_nbytes)
         passing_nbytes = outputs_nbytes if region.is_gone else 0
-        nbytes = gathered_nbytes + outputs_nbytes - passing_nbytes
-        return cls(nbytes, region.state_nbytes, passing_nbytes, crossing_nbytes, region.number)
+        return cls(
+            outputs_nbytes - passing_nbytes,
+            region.state_nbytes,
+            passing_nbytes,
+            crossing_nbytes,
+            region.number,
+            gathered_nbytes,
+        )
 
     @property
     def waiting_nbytes(self) -> int:
         """What is there until its backward, or its region's rerun."""
-        return self.nbytes + self.state_nbytes
+        return self.known_nbytes + self.gathered_nbytes
+
+    @property
+    def known_nbytes(self) -> int:
+        """The same without what a look finds gathered: `Around.eager_nbytes` has that."""
+        return self.saved_nbytes + self.state_nbytes
 
 
 def beside_each(

@@ -128,7 +128,7 @@ class Shared:
             backward = most + around.returned_nbytes + way.backward_nbytes
             yield member.resident_nbytes + around.held_nbytes + max(forward, backward)
         resident = max(member.resident_nbytes for member in self.members)
-        yield resident + sum(run.waiting_nbytes for run in kept) + around.eager_nbytes
+        yield resident + sum(run.known_nbytes for run in kept) + around.eager_nbytes
 
     def time_us(self, shares: Sequence[Share]) -> float:
         """Of all runs."""

@@ -269,7 +269,7 @@ class Step:
             return 0
         resident_nbytes = max(part.resident_nbytes for part in self.current)
         crossing_nbytes = max(
-            sum(kept.waiting_nbytes for kept in runs.kept(_crossing(runs))) for runs in self._runs
+            sum(kept.known_nbytes for kept in runs.kept(_crossing(runs))) for runs in self._runs
         )
         return resident_nbytes + crossing_nbytes + around.eager_nbytes
 

@@ -100,6 +100,7 @@ def test_a_layer_in_eager_mode_does_not_part_the_checkpoint_that_it_is_in():
 
 def test_parameters_that_stay_gathered_wait_in_a_checkpoint_and_outside():
     assert Kept.of(Region(), 200, 20, 5).waiting_nbytes == 205
+    assert Kept.of(Region(), 200, 20, 5).known_nbytes == 200  # beside code in eager mode
     assert Kept.of(Region(7, is_gone=True), 200, 20, 5).waiting_nbytes == 5
 
 
