@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._C import _autograd
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from autoremat._torch.running import raw_saved, saved_names
 
-__all__ = ["Checkpoint", "checkpoint_inputs", "checkpoint_region", "checkpoints_of"]
+__all__ = ["Checkpoint", "Taken", "checkpoint_inputs", "checkpoint_region", "checkpoints_of"]
 
 Remade = list[torch.Tensor | None]
 
@@ -98,14 +98,26 @@ class Checkpoint:
         self._frame.recompute_fn = watched
 
 
-def checkpoints_of(node: Any) -> list[tuple[Checkpoint, int]]:
-    """The checkpoints that make again what a node of autograd's graph saved; ids of holders.
+class Taken(NamedTuple):
+    """What a checkpoint has dropped and makes again.
 
-    Of checkpoints within others, these make what goes into the inner ones.
+    Attributes:
+        checkpoint: which one.
+        holder: id of what stands in its place.
+        goes_in: whether a checkpoint within this one runs again on it; else a node saved it.
     """
+
+    checkpoint: Checkpoint
+    holder: int
+    goes_in: bool
+
+
+def checkpoints_of(node: Any) -> list[Taken]:
+    """What checkpoints make again for a node of autograd's graph: those that it is in."""
+    saved = {id(kept.data) for kept, _ in _dropped(_kept_by(node), set(), is_deep=False)}
     return [
-        (Checkpoint(id(saved.unpack_hook), frame), id(saved.data))
-        for saved, frame in _dropped(_kept_by(node), set())
+        Taken(Checkpoint(id(kept.unpack_hook), frame), id(kept.data), id(kept.data) not in saved)
+        for kept, frame in _dropped(_kept_by(node), set())
     ]
 
 
@@ -119,13 +131,15 @@ def checkpoint_inputs(node: Any) -> list[torch.Tensor]:
     return [value for value in found if isinstance(value, torch.Tensor)]
 
 
-def _dropped(kept: Iterable[Any], seen: set[int]) -> Iterator[tuple[Any, Any]]:
+def _dropped(
+    kept: Iterable[Any], seen: set[int], *, is_deep: bool = True
+) -> Iterator[tuple[Any, Any]]:
     """Of what autograd keeps, what a checkpoint has dropped: with it, and with those around it."""
     for saved in kept:
         frame = _frame_of(saved.unpack_hook)
         if frame is not None:
             yield saved, frame
-            if id(frame) not in seen:
+            if is_deep and id(frame) not in seen:
                 seen.add(id(frame))
                 yield from _dropped(_inputs(frame), seen)
 

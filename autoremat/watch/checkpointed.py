@@ -29,10 +29,17 @@ Remade = Mapping[int, Mapping[Hashable, int]]
 
 @dataclass
 class _Region:
-    """A checkpoint that waits, and the numbers of what its nodes have saved in it."""
+    """A checkpoint that waits.
+
+    Attributes:
+        checkpoint: which one.
+        by_node: numbers of what it makes again for each of its nodes.
+        going_in: of these, what checkpoints within it run again on.
+    """
 
     checkpoint: _torch.Checkpoint
     by_node: defaultdict[Any, list[int]] = field(default_factory=lambda: defaultdict(list))
+    going_in: set[int] = field(default_factory=set)
 
     def kind(self, planned: Collection[Any], device: torch.device) -> Hashable | None:
         """What tells it from others; None if shapes are not known."""
@@ -40,9 +47,10 @@ class _Region:
         names = [(node.name(), node in planned, *n) for node, n in self.by_node.items()]
         return None if shapes is None else (str(device), shapes, *names)
 
-    def numbers_of(self, planned: Collection[Any]) -> set[int]:
-        """Of what nodes of planned graphs have saved."""
-        return {n for node, numbers in self.by_node.items() if node in planned for n in numbers}
+    def saved_by(self, planned: Collection[Any]) -> set[int]:
+        """Numbers of what nodes of planned graphs have saved."""
+        found = {n for node, numbers in self.by_node.items() if node in planned for n in numbers}
+        return found - self.going_in
 
 
 _Layout = list[dict[int, int]]  # by tensor: bytes of its storages by their numbers
@@ -76,7 +84,7 @@ class Reruns:
         found: defaultdict[Any, dict[int, dict[Hashable, int]]] = defaultdict(dict)
         is_complete = True
         for number, region in regions.items():
-            if all(node in planned for node in region.by_node):
+            if not region.going_in and all(node in planned for node in region.by_node):
                 continue
             kind = region.kind(planned, device)
             layout = self._layouts.get(kind)
@@ -115,7 +123,7 @@ class Reruns:
         find_known: Callable[[], Collection[int]],
     ) -> None:
         """Learn what a region holds as soon as it has run again."""
-        by_plans = region.numbers_of(planned)
+        by_plans, going_in = region.saved_by(planned), region.going_in  # no look holds the region
 
         def begin() -> None:
             self._looks += 1
@@ -126,8 +134,9 @@ class Reruns:
                 if tensors is not None:
                     counted = _storages([tensors[number] for number in by_plans])
                     counted -= self._to_graphs.held(device).keys()  # those of code in eager mode
+                    inner = _storages([tensors[number] for number in going_in])
+                    counted |= self._by_graphs.held(device).keys() - inner
                     counted |= {*_storages(inputs), *find_known()}
-                    counted |= self._by_graphs.held(device).keys()
                     self._layouts[kind] = _layout(tensors, counted, device)
             if not self._looks:
                 self._by_graphs.clear()
@@ -141,11 +150,12 @@ def _regions_of(nodes: Iterable[Any]) -> dict[int, _Region]:
     regions: dict[int, _Region] = {}
     numbers: dict[int, dict[int, int]] = {}
     for node in nodes:
-        for checkpoint, holder in _torch.checkpoints_of(node):
+        for checkpoint, holder, goes_in in _torch.checkpoints_of(node):
             known = numbers.setdefault(checkpoint.region, {}) or checkpoint.numbers()
             numbers[checkpoint.region] = known
             region = regions.setdefault(checkpoint.region, _Region(checkpoint))
             region.by_node[node].append(known[holder])
+            region.going_in |= {known[holder]} if goes_in else set()
     return regions
 
 

@@ -834,14 +834,17 @@ def test_checkpoints_of_tells_what_is_made_again():
         seen.clear()
         found = checkpoint(run, x, use_reentrant=False, debug=debug)
         exp, sin = found.grad_fn, found.grad_fn.next_functions[0][0].next_functions[0][0]
-        ((one, of_exp),), ((other, of_sin),) = map(_torch.checkpoints_of, (exp, sin))
+        (taken,), ((other, of_sin, _),) = map(_torch.checkpoints_of, (exp, sin))
+        assert isinstance(taken, _torch.Taken)
+        one, of_exp, goes_in = taken
+        assert not goes_in
         assert one.region == other.region != 0
         assert one.shapes == other.shapes
         assert "[2]" in (one.shapes or "")
         assert (one.numbers()[of_sin], one.numbers()[of_exp]) == (0, 1)
         one.watch_rerun(lambda: seen.append("begins"), lambda *made: seen.append(made))
         other.watch_rerun(seen.clear, lambda *made: seen.clear())  # one looks on already
-        del one, other
+        del one, other, taken
         found.sum().backward()
         begins, ((given,), (of_first, of_last)) = seen
         assert begins == "begins"
@@ -865,7 +868,9 @@ def test_checkpoint_inputs_are_what_regions_run_again_on():
     assert [value.data_ptr() for value in _torch.checkpoint_inputs(inner)] == [x.data_ptr()]
     node = checkpoint(lambda x, other: x * other, x, other=x + 1, use_reentrant=False).grad_fn
     assert len(_torch.checkpoint_inputs(node)) == 2
-    assert len({made.region for made, _ in _torch.checkpoints_of(inner)}) == 2
+    (own, going_in) = _torch.checkpoints_of(inner)
+    assert own.checkpoint.region != going_in.checkpoint.region
+    assert (own.goes_in, going_in.goes_in) == (False, True)
 
 
 def test_raw_saved_and_saved_names():

@@ -229,6 +229,28 @@ def test_code_in_eager_mode_in_checkpoints_counts(share: float):
     assert highest <= budget
 
 
+class Within(Stack):
+    """Each block in a checkpoint, and groups of four of these in one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        def run(x: Tensor, first: int) -> Tensor:
+            for block in self.blocks[first : first + 4]:
+                x = checkpoint(block, x, use_reentrant=False)
+            return x
+
+        x = self.stem(x)
+        for first in range(0, BLOCKS, 4):
+            x = checkpoint(run, x, first, use_reentrant=False)
+        return x.square().mean()
+
+
+def test_what_goes_into_checkpoints_within_checkpoints_is_there_again_together():
+    """As soon as the outer one runs again; states of generators that inner ones keep are not."""
+    model = after(blockwise(UNBOUNDED, Within), 3)
+    predicted, highest = autoremat.report(model.blocks[0]).predicted_peak_nbytes, peak_of(model)
+    assert highest - BLOCKS * STATE <= predicted <= highest + STATE
+
+
 class Recurrent(Stack):
     """An LSTM amid the blocks, whose result is laid out in another way than what goes in."""
 

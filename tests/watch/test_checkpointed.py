@@ -165,7 +165,7 @@ def test_nothing_is_left_of_a_look():
     reruns, leaf = Reruns(), torch.rand(400, 500).requires_grad_()
     loss = checkpoint(waves, leaf * 1.0, use_reentrant=False).sum()
     assert not foreseen_of(loss, leaf, reruns).is_complete
-    (found, _), *_ = _torch.checkpoints_of(loss.grad_fn.next_functions[0][0])
+    (found, *_), *_ = _torch.checkpoints_of(loss.grad_fn.next_functions[0][0])
     frame = weakref.ref(found._frame)
     del loss, found
     assert frame() is None
