@@ -114,16 +114,15 @@ class Taken(NamedTuple):
 
 def checkpoints_of(node: Any) -> list[Taken]:
     """What checkpoints make again for a node of autograd's graph: those that it is in."""
-    saved = {id(kept.data) for kept, _ in _dropped(_kept_by(node), set(), is_deep=False)}
     return [
-        Taken(Checkpoint(id(kept.unpack_hook), frame), id(kept.data), id(kept.data) not in saved)
-        for kept, frame in _dropped(_kept_by(node), set())
+        Taken(Checkpoint(id(kept.unpack_hook), frame), id(kept.data), goes_in)
+        for kept, frame, goes_in in _dropped(_kept_by(node), set())
     ]
 
 
 def checkpoint_inputs(node: Any) -> list[torch.Tensor]:
     """What the checkpoints hold that a node of autograd's graph is in: what they run again on."""
-    frames = {id(frame): frame for _, frame in _dropped(_kept_by(node), set())}
+    frames = {id(frame): frame for _, frame, _ in _dropped(_kept_by(node), set())}
     found = []
     for frame in frames.values():
         found += [saved.data for saved in _inputs(frame) if saved.unpack_hook is None]
@@ -132,16 +131,19 @@ def checkpoint_inputs(node: Any) -> list[torch.Tensor]:
 
 
 def _dropped(
-    kept: Iterable[Any], seen: set[int], *, is_deep: bool = True
-) -> Iterator[tuple[Any, Any]]:
-    """Of what autograd keeps, what a checkpoint has dropped: with it, and with those around it."""
+    kept: Iterable[Any], seen: set[int], *, goes_in: bool = False
+) -> Iterator[tuple[Any, Any, bool]]:
+    """Of what autograd keeps, what a checkpoint has dropped: with it, and with those around it.
+
+    And whether it goes into a checkpoint within.
+    """
     for saved in kept:
         frame = _frame_of(saved.unpack_hook)
         if frame is not None:
-            yield saved, frame
-            if is_deep and id(frame) not in seen:
+            yield saved, frame, goes_in
+            if id(frame) not in seen:
                 seen.add(id(frame))
-                yield from _dropped(_inputs(frame), seen)
+                yield from _dropped(_inputs(frame), seen, goes_in=True)
 
 
 def _frame_of(unpack: Any) -> Any | None:

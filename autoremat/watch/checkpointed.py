@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from autoremat import _torch
-from autoremat.memory.meter import rounded_nbytes, same_device, storages_of, tensors_in
+from autoremat.memory.meter import storage_identities, storage_sizes, tensors_in
 from autoremat.watch.eager_code import Results
 
 Remade = Mapping[int, Mapping[Hashable, int]]
@@ -132,11 +132,11 @@ class Reruns:
             self._looks -= 1
             with suppress(Exception):  # nothing is learned, and the backward goes on
                 if tensors is not None:
-                    counted = _storages([tensors[number] for number in by_plans])
+                    counted = _identities([tensors[number] for number in by_plans])
                     counted -= self._to_graphs.held(device).keys()  # those of code in eager mode
-                    inner = _storages([tensors[number] for number in going_in])
+                    inner = _identities([tensors[number] for number in going_in])
                     counted |= self._by_graphs.held(device).keys() - inner
-                    counted |= {*_storages(inputs), *find_known()}
+                    counted |= {*_identities(inputs), *find_known()}
                     self._layouts[kind] = _layout(tensors, counted, device)
             if not self._looks:
                 self._by_graphs.clear()
@@ -159,10 +159,9 @@ def _regions_of(nodes: Iterable[Any]) -> dict[int, _Region]:
     return regions
 
 
-def _storages(values: Any) -> set[int]:
-    """Identities of those behind the tensors in a nest of values."""
-    storages = (storage for tensor in tensors_in(values) for storage in storages_of(tensor))
-    return set(map(_torch.storage_identity, storages))
+def _identities(values: Any) -> set[int]:
+    """Of the storages behind the tensors in a nest of values."""
+    return set(storage_identities(tensors_in(values)))
 
 
 def _layout(
@@ -172,14 +171,7 @@ def _layout(
     numbers: dict[int, int] = {}
     found: _Layout = []
     for tensor in tensors:
-        is_here = tensor is not None and same_device(tensor.device, device)
-        storages = storages_of(tensor) if tensor is not None and is_here else []
-        apart = {_torch.storage_identity(s): s.nbytes() for s in storages}
-        found.append(
-            {
-                numbers.setdefault(key, len(numbers)): rounded_nbytes(nbytes, device)
-                for key, nbytes in apart.items()
-                if key not in counted
-            }
-        )
+        sizes = {} if tensor is None else storage_sizes([tensor], device)
+        own = {key: nbytes for key, nbytes in sizes.items() if key not in counted}
+        found.append({numbers.setdefault(key, len(numbers)): n for key, n in own.items()})
     return found

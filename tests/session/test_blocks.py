@@ -83,6 +83,14 @@ def budget_at(share: float) -> int:
     return resident + int(share * (highest - resident))
 
 
+def settle(model: nn.Module, reference: Any) -> None:
+    """Steps until nothing changes any more, all with these gradients; the first may be above."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", autoremat.OverBudgetWarning)
+        for _ in range(4):
+            close(reference, step(model, (BATCH,)), 1e-5)
+
+
 def compiles(model: nn.Module) -> list[int]:
     """How often graphs were compiled, in which step the latest, and how many steps there were."""
     facts = {fact.name: fact.text for fact in autoremat.report(model).facts}
@@ -187,10 +195,7 @@ def test_blocks_in_checkpoints_are_predicted_to_the_byte(make: Callable[[], Stac
     """A region of several runs holds in its backward what each of them saves."""
     reference, budget = step(make_seeded(make), (BATCH,)), int(share * peak_of(make_seeded(make)))
     model = blockwise(budget, make)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", autoremat.OverBudgetWarning)  # of the first step
-        for _ in range(4):
-            close(reference, step(model, (BATCH,)), 1e-5)
+    settle(model, reference)
     report, highest = autoremat.report(model.blocks[0]), peak_of(model)
     assert highest <= report.predicted_peak_nbytes <= highest + STATE
     assert highest <= max(budget, int(1.02 * peak_of(blockwise_at_least(make))))
@@ -220,10 +225,7 @@ def test_code_in_eager_mode_in_checkpoints_counts(share: float):
     """What it saves cannot be seen before a region has run again, and is known from then on."""
     reference, budget = step(make_seeded(Mixed), (BATCH,)), int(share * peak_of(make_seeded(Mixed)))
     model = blockwise(budget, Mixed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", autoremat.OverBudgetWarning)  # of the first steps
-        for _ in range(4):
-            close(reference, step(model, (BATCH,)), 1e-5)
+    settle(model, reference)
     report, highest = autoremat.report(model.blocks[0]), peak_of(model)
     assert highest <= report.predicted_peak_nbytes <= 1.01 * highest
     assert highest <= budget
@@ -271,10 +273,7 @@ def test_another_layout_is_no_other_size():
     reference = step(make_seeded(Recurrent), (BATCH,))
     budget = int(0.8 * peak_of(make_seeded(Recurrent)))
     model = blockwise(budget, Recurrent)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", autoremat.OverBudgetWarning)  # of the first steps
-        for _ in range(4):
-            close(reference, step(model, (BATCH,)), 1e-5)
+    settle(model, reference)
     assert peak_of(model) <= budget
 
 
