@@ -254,17 +254,16 @@ def test_what_goes_into_checkpoints_within_checkpoints_is_there_again_together()
 
 
 class Recurrent(Stack):
-    """An LSTM amid the blocks, whose result is laid out in another way than what goes in."""
+    """Before every other block an LSTM, whose result is laid out in another way than a block's."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(WIDTH, WIDTH)
+        self.layers = nn.ModuleList(nn.LSTM(WIDTH, WIDTH, batch_first=True) for _ in range(BLOCKS))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x).unflatten(0, (8, -1))
-        for number, block in enumerate(self.blocks):
-            x = self.lstm(x.transpose(0, 1))[0].transpose(0, 1) if number == 2 else x
-            x = block(x)
+        for number, (block, layer) in enumerate(zip(self.blocks, self.layers, strict=True)):
+            x = block(layer(x)[0] if number % 2 else x)
         return x.square().mean()
 
 
