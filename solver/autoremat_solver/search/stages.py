@@ -242,7 +242,7 @@ LOWER = Stage(
     "anneal smallest", "free orders, lower", _anneal_smallest, 30_000_000, _is_refused_and_free
 )
 QUICKEN = Stage(
-    "quicken smallest", "ruin and repair at that peak", _quicken_smallest, 9_000_000, _is_refused
+    "quicken smallest", "ruin and repair at that peak", _quicken_smallest, 18_000_000, _is_refused
 )
 LEANEST = (CHAINS, SMALLEST, LOWER, QUICKEN)
 AT_BUDGET = (
