@@ -50,10 +50,16 @@ class Checkpoint:
         self._frame = frame
 
     @property
-    def shapes(self) -> str | None:
-        """And types and devices, of all that it has dropped; None if it is to check nothing."""
+    def shapes(self) -> str:
+        """And types and devices, of all that it has dropped.
+
+        If it is to check nothing, of what it runs again on.
+        """
         known = self._frame.x_metadatas
-        return None if not known or None in known else repr(known)
+        if None not in known:
+            return repr(known)
+        given = [saved.data for saved in _inputs(self._frame) if saved.unpack_hook is None]
+        return repr([(value.shape, value.dtype, value.device) for value in given])
 
     def numbers(self) -> dict[int, int]:
         """Number of each tensor that it has dropped and somebody waits for, by its holder's id."""
@@ -61,26 +67,28 @@ class Checkpoint:
         return {id(holder): number for number, holder in holders if holder is not None}
 
     def watch_rerun(
-        self, begins: Callable[[], object], ends: Callable[[Sequence[Any], Remade | None], object]
+        self, begins: Callable[[Sequence[Any]], object], ends: Callable[[Remade | None], object]
     ) -> None:
         """Call these once, before and after all is made again.
 
         They are to raise nothing: a backward of the user's is around them.
 
         Args:
-            begins: before.
-            ends: after, with what went in and what was dropped: None for what nobody waits for any
-                more, and for all of it if the rerun has failed.
+            begins: before, with what goes in.
+            ends: after, with what was dropped: None for what nobody waits for any more, and for all
+                of it if the rerun has failed.
         """
         waiting, rerun = weakref.ref(self._frame), self._frame.recompute_fn
         if hasattr(rerun, "__wrapped__"):  # somebody watches already
             return
 
         def watched(*inputs: Any) -> None:
-            frame, is_made = waiting(), False
+            frame, is_watched, is_made = waiting(), False, False
             assert frame is not None, "it is what calls this"
             frame.recompute_fn = rerun
-            begins()
+            with suppress(Exception):  # another release of torch: nothing is learned
+                begins([*inputs, *_kept_beside(rerun)])
+                is_watched = True
             try:
                 rerun(*inputs)
                 is_made = True
@@ -88,11 +96,11 @@ class Checkpoint:
                 is_made = True
                 raise
             finally:
-                known, made = list(inputs), None
-                with suppress(Exception):  # another release of torch: nothing is learned
-                    known += _keywords(rerun)
+                made = None
+                with suppress(Exception):  # as above
                     made = _remade(frame) if is_made else None
-                ends(known, made)
+                if is_watched:
+                    ends(made)
 
         watched.__wrapped__ = rerun  # type: ignore[attr-defined]
         self._frame.recompute_fn = watched
@@ -126,7 +134,7 @@ def checkpoint_inputs(node: Any) -> list[torch.Tensor]:
     found = []
     for frame in frames.values():
         found += [saved.data for saved in _inputs(frame) if saved.unpack_hook is None]
-        found += _keywords(inspect.unwrap(frame.recompute_fn))
+        found += _kept_beside(inspect.unwrap(frame.recompute_fn))
     return [value for value in found if isinstance(value, torch.Tensor)]
 
 
@@ -169,11 +177,22 @@ def _inputs(frame: Any) -> Iterator[Any]:
     yield from (value for value in frame.saved_args if isinstance(value, _autograd.SavedTensor))
 
 
-def _keywords(rerun: Any) -> list[Any]:
-    """What it was given by name."""
-    names = rerun.__code__.co_freevars if isinstance(rerun, FunctionType) else ()
-    cells = dict(zip(names, getattr(rerun, "__closure__", None) or (), strict=True))
-    return tree_leaves(cells["kwargs"].cell_contents) if "kwargs" in cells else []
+def _kept_beside(rerun: Any) -> list[Any]:
+    """What it is given by name, and what the policy of a selective checkpoint has kept for it.
+
+    Its results are taken out as the rerun comes by them.
+    """
+    if not isinstance(rerun, FunctionType):  # another release of torch
+        return []
+    cells = dict(zip(rerun.__code__.co_freevars, rerun.__closure__ or (), strict=True))
+    given, context = (
+        cells[name].cell_contents if name in cells else None
+        for name in ("kwargs", "recompute_context")
+    )
+    is_selective = isinstance(context, _checkpoint._CachedTorchDispatchMode)
+    kept = tree_leaves(context.storage if is_selective else None)
+    versions = (value for value in kept if isinstance(value, _checkpoint._VersionWrapper))
+    return [*tree_leaves(given), *(version.val for version in versions)]
 
 
 def _remade(frame: Any) -> Remade | None:

@@ -29,6 +29,7 @@ from autoremat._torch import (
     address_of,
     memory_events,
     profiler_is_active,
+    real_execution,
     recording_memory,
     sharded_tensors,
     sparse_parts,
@@ -155,7 +156,8 @@ def _watch_free(address: int, storage: torch.UntypedStorage) -> weakref.finalize
 
 
 def _mark_free(address: int) -> None:
-    with record_function(f"{_FREED}{address}"):
+    # In a rerun of a selective checkpoint its mode would ask for the mark among what was saved.
+    with real_execution(), record_function(f"{_FREED}{address}"):
         pass
 
 

@@ -3,7 +3,7 @@
 Enters: autograd's nodes as a backward begins. Leaves: for each node in a checkpoint that is not
 reentrant, what it will hold once its region runs again. Guarantees: no rerun is taken that torch
 would not take; a region holds what the first rerun of one alike was measured to hold; what goes
-wrong in a look ends no backward.
+wrong in a look ends no backward, and is raised where the next one is asked for.
 
 Until a region has run again there is nothing of it to see but shapes: two of them may be one
 tensor, and one may be a parameter. So a rerun is looked at as it ends, for the next step.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,17 +34,18 @@ class _Region:
         checkpoint: which one.
         by_node: numbers of what it makes again for each of its nodes.
         going_in: of these, what checkpoints within it run again on.
+        unreached: numbers of what it makes again for nodes that this backward does not reach.
     """
 
     checkpoint: _torch.Checkpoint
     by_node: defaultdict[Any, list[int]] = field(default_factory=lambda: defaultdict(list))
     going_in: set[int] = field(default_factory=set)
+    unreached: set[int] = field(default_factory=set)
 
-    def kind(self, planned: Collection[Any], device: torch.device) -> Hashable | None:
-        """What tells it from others; None if shapes are not known."""
-        shapes = self.checkpoint.shapes
+    def kind(self, planned: Collection[Any], device: torch.device) -> Hashable:
+        """What tells it from others."""
         names = [(node.name(), node in planned, *n) for node, n in self.by_node.items()]
-        return None if shapes is None else (str(device), shapes, *names)
+        return str(device), self.checkpoint.shapes, *names
 
     def saved_by(self, planned: Collection[Any]) -> set[int]:
         """Numbers of what nodes of planned graphs have saved."""
@@ -63,6 +63,7 @@ class Reruns:
         """Nothing is known."""
         self._layouts: dict[Hashable, _Layout] = {}
         self._looks = 0  # at reruns that go on
+        self._defect: Exception | None = None  # of the latest look, until it is told
         self._by_graphs, self._to_graphs = Results(), Results()  # in these
 
     def of(
@@ -74,12 +75,21 @@ class Reruns:
     ) -> tuple[Mapping[Any, Remade], bool]:
         """What each of these nodes will hold, and whether reruns so far have shown all of it.
 
+        What others will hold, which this backward does not reach, is under None: it stays.
+
         Args:
             nodes: of autograd's graph.
             planned: those of them that belong to planned graphs, of which plans tell.
             device: what is elsewhere does not count.
             find_known: finds identities of storages that count elsewhere.
+
+        Raises:
+            Exception: what went wrong in a look at a rerun since this was asked last; that look
+                was in the middle of a backward, and has shown nothing.
         """
+        if self._defect is not None:
+            defect, self._defect = self._defect, None
+            raise defect
         regions = _regions_of(nodes)
         found: defaultdict[Any, dict[int, dict[Hashable, int]]] = defaultdict(dict)
         is_complete = True
@@ -90,10 +100,9 @@ class Reruns:
             layout = self._layouts.get(kind)
             if layout is None:
                 is_complete = False
-                if kind is not None:
-                    self._look_at_rerun(region, planned, device, kind, find_known)
+                self._look_at_rerun(region, planned, device, kind, find_known)
                 continue
-            for node, numbers in region.by_node.items():
+            for node, numbers in (*region.by_node.items(), (None, region.unreached)):
                 entries = [layout[n] for n in numbers]
                 sizes: dict[Hashable, int] = {}
                 for entry in entries:
@@ -125,19 +134,24 @@ class Reruns:
         """Learn what a region holds as soon as it has run again."""
         by_plans, going_in = region.saved_by(planned), region.going_in  # no look holds the region
 
-        def begin() -> None:
+        given = Results()  # a policy may have kept some of it, which is gone when nobody saves it
+
+        def begin(inputs: Sequence[Any]) -> None:
+            given.note(inputs)
             self._looks += 1
 
-        def end(inputs: Sequence[Any], tensors: list[torch.Tensor | None] | None) -> None:
+        def end(tensors: list[torch.Tensor | None] | None) -> None:
             self._looks -= 1
-            with suppress(Exception):  # nothing is learned, and the backward goes on
+            try:
                 if tensors is not None:
                     counted = _identities([tensors[number] for number in by_plans])
                     counted -= self._to_graphs.held(device).keys()  # those of code in eager mode
                     inner = _identities([tensors[number] for number in going_in])
                     counted |= self._by_graphs.held(device).keys() - inner
-                    counted |= {*_identities(inputs), *find_known()}
+                    counted |= {*given.held(device), *find_known()}
                     self._layouts[kind] = _layout(tensors, counted, device)
+            except Exception as error:  # the backward goes on
+                self._defect = error.with_traceback(None)  # whose frames hold tensors
             if not self._looks:
                 self._by_graphs.clear()
                 self._to_graphs.clear()
@@ -156,6 +170,9 @@ def _regions_of(nodes: Iterable[Any]) -> dict[int, _Region]:
             region = regions.setdefault(checkpoint.region, _Region(checkpoint))
             region.by_node[node].append(known[holder])
             region.going_in |= {known[holder]} if goes_in else set()
+    for number, region in regions.items():
+        reached = {n for found in region.by_node.values() for n in found}
+        region.unreached = set(numbers[number].values()) - reached
     return regions
 
 

@@ -5,6 +5,7 @@ A torch release that moves or changes one fails here, by its name.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
 import os
@@ -22,7 +23,7 @@ from torch import Tensor, fx, nn
 from torch._functorch import partitioners
 from torch._library.fake_class_registry import FakeScriptObject
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from autoremat import _torch
 from autoremat.emit.op_by_op import compile_eager
@@ -842,13 +843,12 @@ def test_checkpoints_of_tells_what_is_made_again():
         assert one.shapes == other.shapes
         assert "[2]" in (one.shapes or "")
         assert (one.numbers()[of_sin], one.numbers()[of_exp]) == (0, 1)
-        one.watch_rerun(lambda: seen.append("begins"), lambda *made: seen.append(made))
-        other.watch_rerun(seen.clear, lambda *made: seen.clear())  # one looks on already
+        one.watch_rerun(seen.append, seen.append)
+        other.watch_rerun(lambda given: seen.clear(), lambda made: seen.clear())  # one looks on
         del one, other, taken
         found.sum().backward()
-        begins, ((given,), (of_first, of_last)) = seen
-        assert begins == "begins"
-        assert given is not None
+        (given,), (of_first, of_last) = seen
+        assert given.data_ptr() == x.data_ptr()
         torch.testing.assert_close(of_first, torch.ones(2))
         torch.testing.assert_close(of_last, run(torch.ones(2)))
     assert _torch.checkpoints_of(x.sin().grad_fn) == []
@@ -868,6 +868,10 @@ def test_checkpoint_inputs_are_what_regions_run_again_on():
     assert [value.data_ptr() for value in _torch.checkpoint_inputs(inner)] == [x.data_ptr()]
     node = checkpoint(lambda x, other: x * other, x, other=x + 1, use_reentrant=False).grad_fn
     assert len(_torch.checkpoint_inputs(node)) == 2
+    kept = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.sin.default])
+    found = checkpoint(lambda x: x.sin().exp().cos(), x, use_reentrant=False, context_fn=kept)
+    _, of_policy = _torch.checkpoint_inputs(found.grad_fn)
+    torch.testing.assert_close(of_policy, x.detach().sin())
     (own, going_in) = _torch.checkpoints_of(inner)
     assert own.checkpoint.region != going_in.checkpoint.region
     assert (own.goes_in, going_in.goes_in) == (False, True)

@@ -18,6 +18,8 @@ import autoremat
 from autoremat import _torch
 from autoremat.backend import session_behind
 from autoremat.memory.meter import measure_peak, resident_nbytes
+from autoremat.watch.audit import LOOKS, PARTIAL_LOOKS
+from autoremat.watch.eager_backward import Foreseen, foresee
 from tests.tiny import WIDTH, Chain, many_rows
 from tests.training import UNBOUNDED, close, make_seeded, measured, optimized, step
 
@@ -229,6 +231,40 @@ def test_code_in_eager_mode_in_checkpoints_counts(share: float):
     report, highest = autoremat.report(model.blocks[0]), peak_of(model)
     assert highest <= report.predicted_peak_nbytes <= 1.01 * highest
     assert highest <= budget
+
+
+class Varying(Stack):
+    """Beside its blocks a checkpoint whose sizes are new in each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.rand(100))
+        self.length = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        def run(weights: Tensor, length: int) -> Tensor:
+            return weights[:length].exp().sum()
+
+        self.length += 1
+        x = self.stem(x) + checkpoint(run, self.weights, self.length, use_reentrant=False)
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+def test_looks_at_checkpoints_whose_sizes_vary_come_to_an_end(monkeypatch: pytest.MonkeyPatch):
+    """Each step has what was never seen, and steps that are all alike cost nothing at last."""
+    looks: list[int] = []
+
+    def note(*args: Any, **options: Any) -> Foreseen:
+        looks.append(model.length)
+        return foresee(*args, **options)
+
+    monkeypatch.setattr("autoremat.watch.audit.foresee", note)
+    model = blockwise(UNBOUNDED, Varying)
+    after(model, 20)
+    assert LOOKS < len(looks) <= LOOKS + PARTIAL_LOOKS
+    assert max(looks) < 20
 
 
 class Within(Stack):

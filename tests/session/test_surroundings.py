@@ -34,3 +34,15 @@ def test_what_was_planned_for_stays_known_until_a_backward_shows_otherwise():
     assert found.found == Around(120, 400, 40)
     found.learn(Look(0, 130, 0, situation="backward"), is_final=True)
     assert found.found == Around(120, 10, 0)
+
+
+def test_a_look_that_could_not_see_all_takes_nothing_back():
+    """Of a backward through checkpoints that have not run again yet; a look at all of it counts."""
+    found = surroundings()
+    partial = Look(0, 600, 10, situation="backward, gradients", is_partial=True)
+    found.learn(partial, is_final=True)
+    assert found.found == Around(100, 500, 40)
+    found.learn(partial._replace(beside_nbytes=200, eager_nbytes=60), is_final=True)
+    assert found.found == Around(100, 500, 60)
+    found.learn(Look(0, 200, 10, situation="backward, gradients"), is_final=True)
+    assert found.found == Around(100, 200, 40)
