@@ -329,13 +329,13 @@ def test_an_instance_whose_baseline_differs_is_refused(tmp_path: Path) -> None:
 
 def test_an_earlier_solver_stands_beside_this_one() -> None:
     """Twice the extra time before is half of it now; a budget that it refused counts for none."""
-    now = [row("solve", "unet", 50.0), row("solve", "vit_12", 50.0)]
+    now = [row("solve", "unet", 50.0, bound_us=1080.0), row("solve", "vit_12", 50.0)]
     earlier = row("before", "unet", 50.0, time_us=1200.0, gap=0.2)
     refused = row("before", "vit_12", 50.0, outcome="INFEASIBLE")
     text = page(*now, earlier, refused)
     assert lines_with(text, "| unet |", "20.00 % (20.00 %) → 10.00 % (10.00 %)")
     assert lines_with(text, "| vit_12 |", "- → 10.00 % (10.00 %)")
-    assert lines_with(text, "- 50 %: -50.00 % over 1 graphs")
+    assert lines_with(text, "- 50 %: -50.00 % (the bounds allow -60.00 %) over 1 graphs")
     assert "## Before" not in page(*now)
 
 
