@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import solver_experiments_page as experiments
+import solver_floor_page as floor
 import solver_layered_page as layered_graphs
 from page_tables import Row, above_resident, mib, number, percent, table, verdicts, versions
 from solver_benchmark_cells import (
@@ -133,7 +134,7 @@ def page(runs: Sequence[Row], rows: Iterable[Row], graphs: Sequence[str] = GRAPH
         *(_graph(graph, [row for row in solves if row["graph"] == graph]) for graph in graphs),
         _published(rows),
         layered_graphs.layered(rows),
-        experiments.floor(),
+        floor.TEXT,
         experiments.before(rows, TEN),
         experiments.left_out(rows, TEN),
         experiments.effort(rows),
