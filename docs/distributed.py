@@ -1,18 +1,19 @@
 """Regenerate `distributed.md` and the rows beside it, `distributed.json`.
 
     python docs/distributed.py [--quick] [--resume] [--only WAY;...] [--models NAME;...]
-    python docs/distributed.py --compiles --whole [--resume]
+    python docs/distributed.py --compiles | --whole [--resume]
 
 Each model, way and number of processes is a group of processes of its own (gloo, on the CPU), one
 group after the other, each process on one thread. One that fails or passes `--timeout` between two
 rows is a row that says so. Rows are stored as they come; `--resume` runs only what is missing. With
-`--compiles` and `--whole` only the rows of one process are run: against the number of layers, and
-of blocks beside the whole model.
+`--compiles` or `--whole` only those rows of one process are run: against the number of layers, or
+of blocks beside the whole model; without any choice, everything.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import multiprocessing
 import os
 import tempfile
@@ -48,9 +49,10 @@ def cases(args: argparse.Namespace) -> list[Case]:
     """Every model in every way."""
     return [
         Case(model, way, world, args.settings, args.compiler, args.time_limit)
+        for world in (1, *args.worlds)
         for model in args.models
         for way in args.only
-        for world in ([1] if way == "blocks" else args.worlds)
+        if (world == 1) == (way == "blocks")
     ]
 
 
@@ -190,12 +192,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--settings", type=lambda text: tuple(int(n) for n in text.split(",")))
     parser.add_argument("--compiler", choices=("eager", "inductor"), default="eager")
     parser.add_argument("--out", type=Path, default=PAGE, help="the page; its rows lie beside it")
-    parser.add_argument("--time-limit", type=float, default=5.0, help="of a solve, in seconds")
-    parser.add_argument("--timeout", type=float, default=400.0, help="of a row, in seconds")
+    parser.add_argument("--time-limit", type=float, default=30.0, help="of a solve, in seconds")
+    parser.add_argument("--timeout", type=float, default=900.0, help="of a row, in seconds")
     parser.add_argument("--resume", action="store_true", help="keep the rows that are there")
     parser.add_argument("--page", action="store_true", help="only rewrite the page from the rows")
     args = parser.parse_args()
     full = [name for name in MODELS if name != "gpt, 2 layers"]
+    chosen = ("quick", "page", "only", "models", "worlds", "settings")
+    parts = ("compiles", "whole")
+    args.groups = not (args.page or args.compiles or args.whole)
+    if not any(getattr(args, name) for name in (*chosen, *parts)):
+        args.compiles = args.whole = True
     args.models = args.models or (["gpt, 8 layers"] if args.quick else full)
     args.only = args.only or list(WAYS)
     args.worlds = args.worlds or ([2] if args.quick else [2, 4])
@@ -212,10 +219,10 @@ def main() -> None:
     )
     compiles = run_compiles(args, store) if args.compiles else ()
     whole = run_whole(args, store) if args.whole else ()
-    for row in (*compiles, *whole):
+    for row in itertools.chain(compiles, whole):
         store.add(row)
         print(f"{row['key']:32s} {summary(row)}", flush=True)
-    for case in [] if args.page or args.compiles or args.whole else cases(args):
+    for case in cases(args) if args.groups else []:
         case = missing(case, store) if args.resume else case
         store.rows.pop(case.key("failed"), None)
         for row in run_case(case, args.timeout) if case.settings else ():

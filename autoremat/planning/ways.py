@@ -11,7 +11,6 @@ from dataclasses import astuple, dataclass
 
 from autoremat_solver import Plan, Problem, Solver, simulate
 from autoremat_solver.effort import CutOff
-from autoremat_solver.plan import Status
 from autoremat_solver.policies import recompute_all
 
 from autoremat.ask.options import Setting
@@ -27,6 +26,7 @@ from autoremat.problem.subject import Subject
 
 _LIMITS = 9  # to what is kept, at most
 _EFFORT = 0.3  # of each solve: what is chosen in the end is searched for with all of it
+_LEFT_OUT = ("quicken smallest",)  # what is refused beside the others is not what will run
 _BOUND = 0.05  # of the usual effort for bounds: they only say whether it is worth while to go on
 
 
@@ -135,10 +135,14 @@ def _fastest(
         room_nbytes = room_beside(subject, held, kept_nbytes, budget_nbytes)
         lowered = placed(subject.lowered, held, room_nbytes)
         solver = Solver(
-            lowered.problem, time_limit_s=cut_off.left_s, effort=_EFFORT, bound_effort=_BOUND
+            lowered.problem,
+            time_limit_s=cut_off.left_s,
+            effort=_EFFORT,
+            bound_effort=_BOUND,
+            without=_LEFT_OUT,
         )
-        solution = solver.solve(budget_nbytes)
-        ways.append(way_of(subject, solution.plan))
-        if solution.status is not Status.INFEASIBLE:
+        plan = solver.plan(budget_nbytes)
+        ways.append(way_of(subject, plan))
+        if simulate(lowered.problem, plan).peak_nbytes <= budget_nbytes:
             break
     return ways

@@ -98,14 +98,24 @@ class Solver:
         """
         _require_budget(budget_nbytes)
         began, run = time.monotonic(), self._run(time_limit_s, effort)
-        run.through(FASTEST, self._search, budget_nbytes)
-        fastest = self._search.fastest
-        if fastest.peak_nbytes > budget_nbytes or not self._search.fastest_is_proven:
-            run.through(AT_BUDGET, self._search, budget_nbytes)
-        best = self._valid_within(budget_nbytes)
-        if best is not None:
-            return self._solution(best, Status.FEASIBLE, budget_nbytes, began, run)
-        return self._solution(self._smallest(), Status.INFEASIBLE, budget_nbytes, began, run)
+        best = self._searched(budget_nbytes, run)
+        status = Status.FEASIBLE if best.peak_nbytes <= budget_nbytes else Status.INFEASIBLE
+        return self._solution(best, status, budget_nbytes, began, run)
+
+    def plan(self, budget_nbytes: int) -> Plan:
+        """The plan of `solve`, without its certificate: for who asks for many to choose from.
+
+        Like that one's it is above the budget where none within it is found.
+
+        Args:
+            budget_nbytes: bytes live at any step, resident ones included.
+
+        Raises:
+            TypeError: if the budget is no integer.
+            ValueError: if it is negative.
+        """
+        _require_budget(budget_nbytes)
+        return self._plan(self._searched(budget_nbytes, self._run(None, None)))
 
     def smallest_peak(
         self, *, time_limit_s: float | None = None, effort: float | None = None
@@ -200,6 +210,14 @@ class Solver:
             self._search.front.drop(smallest)
             smallest = self._search.front.smallest
         return smallest
+
+    def _searched(self, budget_nbytes: int, run: Run) -> Candidate:
+        """The fastest member that fits, else the smallest."""
+        run.through(FASTEST, self._search, budget_nbytes)
+        fastest = self._search.fastest
+        if fastest.peak_nbytes > budget_nbytes or not self._search.fastest_is_proven:
+            run.through(AT_BUDGET, self._search, budget_nbytes)
+        return self._valid_within(budget_nbytes) or self._smallest()
 
     def _valid_within(self, budget_nbytes: int) -> Candidate | None:
         """The fastest member that fits and passes the independent check."""
