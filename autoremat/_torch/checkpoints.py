@@ -51,15 +51,8 @@ class Checkpoint:
 
     @property
     def shapes(self) -> str:
-        """And types and devices, of all that it has dropped.
-
-        If it is to check nothing, of what it runs again on.
-        """
-        known = self._frame.x_metadatas
-        if None not in known:
-            return repr(known)
-        given = [saved.data for saved in _inputs(self._frame) if saved.unpack_hook is None]
-        return repr([(value.shape, value.dtype, value.device) for value in given])
+        """And types and devices, of all that it has dropped; None of each if it checks nothing."""
+        return repr(self._frame.x_metadatas)
 
     def numbers(self) -> dict[int, int]:
         """Number of each tensor that it has dropped and somebody waits for, by its holder's id."""
@@ -83,12 +76,12 @@ class Checkpoint:
             return
 
         def watched(*inputs: Any) -> None:
-            frame, is_watched, is_made = waiting(), False, False
+            frame, kept, is_made = waiting(), [], False
             assert frame is not None, "it is what calls this"
             frame.recompute_fn = rerun
-            with suppress(Exception):  # another release of torch: nothing is learned
-                begins([*inputs, *_kept_beside(rerun)])
-                is_watched = True
+            with suppress(Exception):  # another release of torch: it counts as made again
+                kept = _kept_beside(rerun)
+            begins([*inputs, *kept])
             try:
                 rerun(*inputs)
                 is_made = True
@@ -99,8 +92,7 @@ class Checkpoint:
                 made = None
                 with suppress(Exception):  # as above
                     made = _remade(frame) if is_made else None
-                if is_watched:
-                    ends(made)
+                ends(made)
 
         watched.__wrapped__ = rerun  # type: ignore[attr-defined]
         self._frame.recompute_fn = watched
@@ -128,14 +120,31 @@ def checkpoints_of(node: Any) -> list[Taken]:
     ]
 
 
-def checkpoint_inputs(node: Any) -> list[torch.Tensor]:
-    """What the checkpoints hold that a node of autograd's graph is in: what they run again on."""
+def checkpoint_inputs(
+    node: Any, known: dict[int, list[torch.Tensor]] | None = None
+) -> list[torch.Tensor]:
+    """What the checkpoints hold that a node of autograd's graph is in: what they run again on.
+
+    Args:
+        node: of autograd's graph.
+        known: what checkpoints hold, by their identity, for calls that follow each other; each
+            that is not there is added.
+    """
+    known = {} if known is None else known
     frames = {id(frame): frame for _, frame, _ in _dropped(_kept_by(node), set())}
-    found = []
-    for frame in frames.values():
-        found += [saved.data for saved in _inputs(frame) if saved.unpack_hook is None]
-        found += _kept_beside(inspect.unwrap(frame.recompute_fn))
-    return [value for value in found if isinstance(value, torch.Tensor)]
+    for key, frame in frames.items():
+        if key not in known:
+            known[key] = [v for v in _held_by(frame) if isinstance(v, torch.Tensor)]
+    return [value for key in frames for value in known[key]]
+
+
+def _held_by(frame: Any) -> Iterator[Any]:
+    """What a checkpoint runs again on, and what backwards before this one have made again of it."""
+    yield from (saved.data for saved in _inputs(frame) if saved.unpack_hook is None)
+    yield from _inputs_within(frame)
+    yield from _kept_beside(inspect.unwrap(frame.recompute_fn))
+    for made in frame.recomputed.values():
+        yield from made.values()
 
 
 def _dropped(
@@ -177,22 +186,35 @@ def _inputs(frame: Any) -> Iterator[Any]:
     yield from (value for value in frame.saved_args if isinstance(value, _autograd.SavedTensor))
 
 
+def _inputs_within(frame: Any) -> list[Any]:
+    """The leaves of lists, tuples and mappings that go in, which autograd does not keep."""
+    if hasattr(frame, "input_saver"):  # torch 2.11
+        return tree_leaves(_cells_of(frame.input_saver.grad_fn.get_args).get("args"))
+    return tree_leaves(frame.saved_args)
+
+
 def _kept_beside(rerun: Any) -> list[Any]:
     """What it is given by name, and what the policy of a selective checkpoint has kept for it.
 
     Its results are taken out as the rerun comes by them.
     """
-    if not isinstance(rerun, FunctionType):  # another release of torch
-        return []
-    cells = dict(zip(rerun.__code__.co_freevars, rerun.__closure__ or (), strict=True))
-    given, context = (
-        cells[name].cell_contents if name in cells else None
-        for name in ("kwargs", "recompute_context")
-    )
+    cells = _cells_of(rerun)
+    context = cells.get("recompute_context")
     is_selective = isinstance(context, _checkpoint._CachedTorchDispatchMode)
     kept = tree_leaves(context.storage if is_selective else None)
     versions = (value for value in kept if isinstance(value, _checkpoint._VersionWrapper))
-    return [*tree_leaves(given), *(version.val for version in versions)]
+    return [*tree_leaves(cells.get("kwargs")), *(version.val for version in versions)]
+
+
+def _cells_of(function: Any) -> dict[str, Any]:
+    """What a function has in its closure, by name; nothing in another release of torch."""
+    if not isinstance(function, FunctionType):
+        return {}
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # nothing is in it yet
+            found[name] = cell.cell_contents
+    return found
 
 
 def _remade(frame: Any) -> Remade | None:

@@ -32,20 +32,29 @@ class _Region:
 
     Attributes:
         checkpoint: which one.
-        by_node: numbers of what it makes again for each of its nodes.
+        numbers: of what it makes again and somebody waits for, by what stands in its place.
+        by_node: of these, what it makes again for each of its nodes.
         going_in: of these, what checkpoints within it run again on.
-        unreached: numbers of what it makes again for nodes that this backward does not reach.
     """
 
     checkpoint: _torch.Checkpoint
+    numbers: Mapping[int, int]
     by_node: defaultdict[Any, list[int]] = field(default_factory=lambda: defaultdict(list))
     going_in: set[int] = field(default_factory=set)
-    unreached: set[int] = field(default_factory=set)
+
+    @property
+    def unreached(self) -> list[int]:
+        """Numbers of what it makes again for nodes that this backward does not reach."""
+        reached = {n for numbers in self.by_node.values() for n in numbers}
+        return sorted(set(self.numbers.values()) - reached)
 
     def kind(self, planned: Collection[Any], device: torch.device) -> Hashable:
-        """What tells it from others."""
-        names = [(node.name(), node in planned, *n) for node, n in self.by_node.items()]
-        return str(device), self.checkpoint.shapes, *names
+        """What tells it from others: a checkpoint that checks nothing knows no shapes."""
+        nodes = [
+            (node.name(), node in planned, *_torch.gradient_nbytes_into(node), *numbers)
+            for node, numbers in self.by_node.items()
+        ]
+        return str(device), self.checkpoint.shapes, *self.unreached, *nodes
 
     def saved_by(self, planned: Collection[Any]) -> set[int]:
         """Numbers of what nodes of planned graphs have saved."""
@@ -94,7 +103,8 @@ class Reruns:
         found: defaultdict[Any, dict[int, dict[Hashable, int]]] = defaultdict(dict)
         is_complete = True
         for number, region in regions.items():
-            if not region.going_in and all(node in planned for node in region.by_node):
+            is_of_graphs = all(node in planned for node in region.by_node)
+            if is_of_graphs and not region.going_in and not region.unreached:
                 continue
             kind = region.kind(planned, device)
             layout = self._layouts.get(kind)
@@ -137,8 +147,11 @@ class Reruns:
         given = Results()  # a policy may have kept some of it, which is gone when nobody saves it
 
         def begin(inputs: Sequence[Any]) -> None:
-            given.note(inputs)
             self._looks += 1
+            try:
+                given.note(inputs)
+            except Exception as error:
+                self._note(error)
 
         def end(tensors: list[torch.Tensor | None] | None) -> None:
             self._looks -= 1
@@ -150,29 +163,31 @@ class Reruns:
                     counted |= self._by_graphs.held(device).keys() - inner
                     counted |= {*given.held(device), *find_known()}
                     self._layouts[kind] = _layout(tensors, counted, device)
-            except Exception as error:  # the backward goes on
-                self._defect = error.with_traceback(None)  # whose frames hold tensors
+            except Exception as error:
+                self._note(error)
             if not self._looks:
                 self._by_graphs.clear()
                 self._to_graphs.clear()
 
         region.checkpoint.watch_rerun(begin, end)
 
+    def _note(self, defect: Exception) -> None:
+        """What a look did wrong, without the frames that hold tensors: the backward goes on."""
+        defect.__context__ = defect.__cause__ = None
+        self._defect = defect.with_traceback(None)
+
 
 def _regions_of(nodes: Iterable[Any]) -> dict[int, _Region]:
     """The checkpoints that nodes are in, by what identifies them."""
     regions: dict[int, _Region] = {}
-    numbers: dict[int, dict[int, int]] = {}
     for node in nodes:
         for checkpoint, holder, goes_in in _torch.checkpoints_of(node):
-            known = numbers.setdefault(checkpoint.region, {}) or checkpoint.numbers()
-            numbers[checkpoint.region] = known
-            region = regions.setdefault(checkpoint.region, _Region(checkpoint))
-            region.by_node[node].append(known[holder])
-            region.going_in |= {known[holder]} if goes_in else set()
-    for number, region in regions.items():
-        reached = {n for found in region.by_node.values() for n in found}
-        region.unreached = set(numbers[number].values()) - reached
+            if checkpoint.region not in regions:
+                regions[checkpoint.region] = _Region(checkpoint, checkpoint.numbers())
+            region = regions[checkpoint.region]
+            number = region.numbers[holder]
+            region.by_node[node].append(number)
+            region.going_in |= {number} if goes_in else set()
     return regions
 
 

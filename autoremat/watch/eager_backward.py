@@ -110,16 +110,21 @@ def foresee(
     reached = {node: run for node in nodes if (run := run_of(node)) is not None}
     planned = {node: run for node, run in reached.items() if run.name}
     held: dict[int, int] = {}
+    held_by: dict[int, list[torch.Tensor]] = {}
     for node in nodes:
-        held |= saved_storages(node, known, device, only_held=True)
+        held |= saved_storages(node, known, device, only_held=True, held_by=held_by)
     counted = {*known, *held}
-    saved = {node: saved_storages(node, counted, device) for node in nodes}
+    saved = {node: saved_storages(node, counted, device, held_by=held_by) for node in nodes}
+    held_by.clear()
+    again_nbytes: Counter[int] = Counter()
+    for run in {*runs, *planned.values()}:
+        again_nbytes[run.region] += run.again_nbytes
     others = sum(run.held_nbytes for run in runs if run not in reached.values())
     counted.update(*saved.values())
     others += sum(nbytes for key, nbytes in saved_so_far.items() if key not in counted)
     live_nbytes = others + sum(held.values())
     remade, is_complete = find_remade(nodes, planned)
-    walk = _Walk(planned, saved, remade, gradient_shares, keeps_graph, live_nbytes)
+    walk = _Walk(planned, saved, remade, again_nbytes, gradient_shares, keeps_graph, live_nbytes)
     first_nbytes = walk.live_nbytes
     waiting = Counter(source for node in nodes for source, _ in node.next_functions if source)
     numbers = {node: n for n, node in enumerate(nodes)}
@@ -155,6 +160,7 @@ class _Walk:
     planned: Mapping[Any, Run]
     saved: Mapping[Any, Mapping[int, int]]
     remade: Mapping[Any, Remade]
+    again_nbytes: Mapping[int, int]  # of the runs in each region of a checkpoint, reached or not
     gradient_shares: Mapping[int, float]
     keeps_graph: bool
     live_nbytes: int
@@ -207,8 +213,7 @@ class _Walk:
         """The first of a checkpoint goes backward: all of it runs again."""
         if region and region not in self._run_again:
             self._run_again.add(region)
-            again = (run for run in self.planned.values() if run.region == region)
-            self.live_nbytes += sum(run.again_nbytes for run in again)
+            self.live_nbytes += self.again_nbytes[region]
             found = [remade.get(region, {}) for remade in self.remade.values()]
             self._change(sum({k: n for sizes in found for k, n in sizes.items()}.values()))
 

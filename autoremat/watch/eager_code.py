@@ -74,7 +74,7 @@ def _results_saved_by(node: Any, device: torch.device) -> Results:
     key = f"{_KEY}, {device}"
     if key not in node.metadata:
         found = Results()
-        found.note([value for value, _ in _saved_in_eager_mode(node, device)])
+        found.note([value for value, _ in _saved_in_eager_mode(node, device, None)])
         node.metadata[key] = found
     results: Results = node.metadata[key]
     return results
@@ -103,7 +103,12 @@ def held_nbytes(
 
 
 def saved_storages(
-    node: Any, known: Collection[int], device: torch.device, *, only_held: bool = False
+    node: Any,
+    known: Collection[int],
+    device: torch.device,
+    *,
+    only_held: bool = False,
+    held_by: dict[int, list[torch.Tensor]] | None = None,
 ) -> dict[int, int]:
     """Bytes of what a node of eager code has saved for the backward, by the storages' identities.
 
@@ -113,9 +118,10 @@ def saved_storages(
         known: identities of storages that count elsewhere.
         device: what is elsewhere does not count.
         only_held: only what Python code holds as well, as labels are: it outlives the backward.
+        held_by: as of `_torch.checkpoint_inputs`, of nodes that are asked for one after the other.
     """
     found: dict[int, int] = {}
-    for value, is_held in _saved_in_eager_mode(node, device):
+    for value, is_held in _saved_in_eager_mode(node, device, held_by):
         if is_held or not only_held:
             for storage in storages_of(value):
                 identity = _torch.storage_identity(storage)
@@ -124,12 +130,14 @@ def saved_storages(
     return found
 
 
-def _saved_in_eager_mode(node: Any, device: torch.device) -> Iterator[tuple[torch.Tensor, bool]]:
+def _saved_in_eager_mode(
+    node: Any, device: torch.device, held_by: dict[int, list[torch.Tensor]] | None
+) -> Iterator[tuple[torch.Tensor, bool]]:
     """What of a node counts nowhere else, and whether Python code holds it as well."""
     run = run_of(node)
     is_planned = run is not None and bool(run.name)
     with _torch.real_execution():  # asked for a saved value, autograd makes a tensor of it
-        inputs = ((value, False) for value in _torch.checkpoint_inputs(node))
+        inputs = ((value, False) for value in _torch.checkpoint_inputs(node, held_by))
         for value, is_held in (*_saved(node), *inputs):
             if not same_device(value.device, device) or _counts_elsewhere(value):
                 continue

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils.checkpoint import checkpoint
 
 import autoremat
 from autoremat import OverBudgetWarning
@@ -74,6 +75,33 @@ class SurroundedOwn(Surrounded):
     kind = OwnLSTM
 
 
+class InCheckpoints(nn.Module):
+    """Parts in checkpoints, each with a recurrent layer in its middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(InCheckpoint() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = checkpoint(part, x, use_reentrant=False)
+        return x.square().mean()
+
+
+class InCheckpoint(nn.Module):
+    """One of these parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.behind = (nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.recurrent = nn.LSTM(WIDTH, WIDTH, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + torch.tanh(F.gelu(self.before(x)))
+        x = self.recurrent(x)[0]
+        return x + torch.tanh(F.gelu(self.behind(x)))
+
+
 KINDS = [Surrounded, SurroundedGRU, SurroundedRNN, SurroundedOwn]
 
 
@@ -99,6 +127,20 @@ def test_both_sides_are_planned_and_the_step_is_that_of_eager_mode(make: type[nn
     same(roomy, lean)
     same(roomy, step(tight, (sequences(),)))  # planned for what the layer was found to take
     assert recomputes(tight) > recomputes(model)
+
+
+def test_a_layer_in_a_checkpoint_is_no_end_of_it():
+    """What the graphs on both sides of it save is there again together."""
+    reference = step(make_seeded(InCheckpoints), (sequences(),))
+    model = make_seeded(InCheckpoints)
+    autoremat.optimize(list(model.parts), UNBOUNDED, compiler="eager", verbose=False)
+    for _ in range(3):
+        close(reference, step(model, (sequences(),)), 1e-5)
+    model.zero_grad(set_to_none=True)
+    resident = resident_nbytes(model, sequences())
+    highest = resident + measure_peak(lambda: model(sequences()).backward(), device="cpu")
+    predicted = autoremat.report(model.parts[0]).predicted_peak_nbytes
+    assert highest <= predicted <= 1.1 * highest
 
 
 @pytest.mark.thorough

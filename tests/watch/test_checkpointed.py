@@ -137,11 +137,8 @@ def test_what_this_backward_does_not_reach_stays():
     """A region of two results: the caller holds the other one on."""
     reruns, leaf = Reruns(), torch.rand(400, 500).requires_grad_()
 
-    def run(x: Tensor) -> tuple[Tensor, Tensor]:
-        return x.sin().exp(), x.cos().exp().sin().exp().cos()
-
     for _ in range(2):
-        result, held = checkpoint(run, leaf * 1.0, use_reentrant=False)
+        result, held = checkpoint(two_results, leaf * 1.0, use_reentrant=False)
         total = result.sum()
         foreseen = foreseen_of(total, leaf, reruns)
         del result
@@ -151,6 +148,82 @@ def test_what_this_backward_does_not_reach_stays():
     assert learned_nbytes(reruns) == 3 * leaf.nbytes  # three exponentials, one of them reached
     foreseen_nbytes = foreseen.eager_peak_nbytes - foreseen.first_nbytes
     assert 0.9 * measured_nbytes <= foreseen_nbytes <= 1.2 * measured_nbytes
+
+
+def two_results(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.sin().exp(), x.cos().exp().sin().exp().cos()
+
+
+def test_what_nobody_held_when_it_was_learned_is_learned_again():
+    """Three exponentials are made again where the second result is held, else one."""
+    reruns, leaf = Reruns(), torch.rand(400, 500).requires_grad_()
+    for holds, is_known in ((False, False), (False, True), (True, False), (True, True)):
+        result, held = checkpoint(two_results, leaf * 1.0, use_reentrant=False)
+        if not holds:
+            del held
+        total = result.sum()
+        foreseen = foreseen_of(total, leaf, reruns)
+        assert foreseen.is_complete == is_known
+        del result
+        leaf.grad = None
+        measured_nbytes = measure_peak(total.backward, device=CPU)
+    foreseen_nbytes = foreseen.eager_peak_nbytes - foreseen.first_nbytes
+    assert 0.9 * measured_nbytes <= foreseen_nbytes <= 1.2 * measured_nbytes
+
+
+def test_what_is_not_reached_counts_in_a_region_of_planned_graphs_too():
+    """Nobody's plan tells of it."""
+    reruns, leaf = Reruns(), torch.rand(400, 500).requires_grad_()
+    for _ in range(2):
+        result, _held = checkpoint(two_results, leaf * 1.0, use_reentrant=False)
+        nodes = list(nodes_behind([result.grad_fn]))
+        found, is_complete = reruns.of(nodes, set(nodes), CPU, set)
+        result.sum().backward()
+    assert is_complete
+    (unreached,) = found[None].values()
+    assert sum(unreached.values()) == 2 * leaf.nbytes
+
+
+def test_regions_that_check_nothing_are_told_apart_by_what_they_make():
+    """Of two that are given the same, one is 64 times as wide inside."""
+    reruns, leaf = Reruns(), torch.rand(100, 8).requires_grad_()
+    weights = [torch.rand(8, width) for width in (8, 512)]
+
+    def run(x: Tensor, weight: Tensor) -> Tensor:
+        return (x @ weight).exp().sin() @ weight.T
+
+    for _ in range(2):
+        x = leaf * 1.0
+        for weight in weights:
+            x = checkpoint(run, x, weight, use_reentrant=False, determinism_check="none")
+        loss = x.sum()
+        foreseen = foreseen_of(loss, leaf, reruns)
+        leaf.grad = None
+        measured_nbytes = measure_peak(loss.backward, device=CPU)
+    assert foreseen.is_complete
+    foreseen_nbytes = foreseen.eager_peak_nbytes - foreseen.first_nbytes
+    assert 0.9 * measured_nbytes <= foreseen_nbytes <= 1.3 * measured_nbytes
+
+
+def test_what_goes_in_within_a_list_is_held():
+    """Autograd does not keep it: the checkpoint does."""
+    reruns, leaf = Reruns(), torch.rand(400, 500).requires_grad_()
+
+    def run(x: Tensor, others: list[Tensor]) -> Tensor:
+        return (x * others[0]).exp()
+
+    loss = checkpoint(run, leaf * 1.0, [leaf * 2.0], use_reentrant=False).sum()
+    foreseen = foreseen_of(loss, leaf, reruns)
+    assert foreseen.first_nbytes == pytest.approx(2 * leaf.nbytes, abs=64)
+
+
+def test_what_an_earlier_backward_has_made_again_is_held():
+    """As long as the nodes of the other result are."""
+    reruns, leaf = Reruns(), torch.rand(400, 500).requires_grad_()
+    first, second = checkpoint(two_results, leaf * 1.0, use_reentrant=False)
+    before = foreseen_of(second.sum(), leaf, reruns).first_nbytes
+    first.sum().backward(retain_graph=True)
+    assert foreseen_of(second.sum(), leaf, reruns).first_nbytes >= before + 2 * leaf.nbytes
 
 
 @pytest.mark.parametrize("options", [{"determinism_check": "none"}, {"early_stop": False}, {}])
@@ -180,8 +253,14 @@ def test_a_rerun_that_fails_ends_as_it_would(options: dict[str, Any]):
 
 
 def test_what_a_look_does_wrong_ends_no_backward_and_is_told_by_the_next_one():
-    """Once; from then on looks are taken as before."""
+    """Once; from then on looks are taken as before, and nothing of the step is held meanwhile."""
     reruns, leaf = Reruns(), torch.rand(400, 500).requires_grad_()
+    seen: list[weakref.ref[Tensor]] = []
+
+    def run(x: Tensor) -> Tensor:
+        inner = x.sin()
+        seen.append(weakref.ref(inner))
+        return (inner.exp() * x.cos()).sin()
 
     def find_known() -> set[int]:
         raise RuntimeError("a defect")
@@ -191,12 +270,13 @@ def test_what_a_look_does_wrong_ends_no_backward_and_is_told_by_the_next_one():
         reruns.of(nodes, (), CPU, find)
 
     def loss_of_step() -> Tensor:
-        return checkpoint(waves, leaf * 1.0, use_reentrant=False).sum()
+        return checkpoint(run, leaf * 1.0, use_reentrant=False).sum()
 
     loss = loss_of_step()
     look(loss, find_known)
     loss.backward()
     assert leaf.grad is not None
+    assert [reference() for reference in seen] == [None, None]
     with pytest.raises(RuntimeError, match="a defect"):
         look(loss_of_step(), set)
     loss = loss_of_step()
