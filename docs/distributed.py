@@ -46,14 +46,14 @@ GRACE_SECONDS = 5.0
 
 
 def cases(args: argparse.Namespace) -> list[Case]:
-    """Every model in every way."""
-    return [
+    """Every model in every way, the fewest processes first."""
+    found = [
         Case(model, way, world, args.settings, args.compiler, args.time_limit)
-        for world in (1, *args.worlds)
         for model in args.models
         for way in args.only
-        if (world == 1) == (way == "blocks")
+        for world in ([1] if way == "blocks" else args.worlds)
     ]
+    return sorted(found, key=lambda case: case.world)
 
 
 def run_case(case: Case, timeout: float) -> Iterator[Row]:

@@ -57,6 +57,36 @@ def test_who_is_strict_gets_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         Solver(problem(), time_limit_s=0, strict=True).fastest()
 
 
+@pytest.mark.parametrize("share", [0.9, 1.0, 1.5])
+def test_a_plan_without_its_certificate_is_the_one_that_has_it(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also below the smallest peak; no bound is made for it."""
+    smallest = Solver(problem()).smallest_peak().timeline.peak_nbytes
+    budget = int(share * smallest)
+    certified = Solver(problem(), bound_effort=0.05).solve(budget)
+    asked: list[int] = []
+    original = Bounds.time_us
+
+    def counting(self: Bounds, budget_nbytes: int, **options: float | None) -> float:
+        asked.append(budget_nbytes)
+        return original(self, budget_nbytes, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Bounds, "time_us", counting)
+    assert Solver(problem(), bound_effort=0.05).plan(budget) == certified.plan
+    without = len(asked)
+    Solver(problem(), bound_effort=0.05).solve(budget)
+    assert len(asked) == 2 * without + 1
+
+
+def test_a_plan_is_asked_for_in_bytes() -> None:
+    """As of `solve`."""
+    with pytest.raises(ValueError, match="negative"):
+        Solver(problem()).plan(-1)
+    with pytest.raises(TypeError):
+        Solver(problem()).plan(1.5)  # type: ignore[arg-type]
+
+
 def test_noise_of_sums_is_no_defect() -> None:
     """Times added up in another order; anything above that is one."""
     assert holds("bound in us", 1.0 + NOISE / 2, 1.0, strict=True)
