@@ -94,6 +94,11 @@ class TensorSpec:
         return extent(self.shape, self.stride)
 
     @property
+    def is_contiguous(self) -> bool:
+        """Whether its elements follow each other in memory as they do in the tensor."""
+        return self.stride == torch.empty(self.shape, device="meta").stride()
+
+    @property
     def distinct_nbytes(self) -> int:
         """Bytes of the distinct elements: a broadcast dimension counts once."""
         pairs = zip(self.shape, self.stride, strict=True)

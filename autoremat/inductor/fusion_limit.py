@@ -9,7 +9,7 @@ memory is at its peak that undoes the recompute; elsewhere fusions are as free a
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,8 @@ class FusionLimit(_torch.CustomSchedulerPass):
         """Limit the fusion of these scheduler nodes, if any of them recomputes."""
         if any(RECOMPUTED in name for name in _torch.origin_names(nodes)):
             numbers, predecessors, found = _torch.kernels_before_fusion(nodes)
-            kernels = Kernels(predecessors, tuple(Buffer(*fields) for fields in found))
+            loops = tuple(not node.is_extern() for node in nodes)
+            kernels = Kernels(predecessors, tuple(Buffer(*fields) for fields in found), loops)
             limit_nbytes = peak_nbytes(kernels, range(len(kernels.predecessors)))
             _torch.limit_fusion(
                 nodes, numbers, lambda fused: peak_nbytes(kernels, fused) <= limit_nbytes
@@ -38,7 +39,7 @@ class FusionLimit(_torch.CustomSchedulerPass):
 
     def uuid(self) -> tuple[str, str]:
         """A key for Inductor's caches; it changes when the rule does."""
-        return ("autoremat", "fusion limit 2")
+        return ("autoremat", "fusion limit 3")
 
 
 @dataclass(frozen=True)
@@ -67,17 +68,20 @@ class Kernels:
     Attributes:
         predecessors: for each kernel those that must run before it.
         buffers: what they make and read.
+        loops: for each kernel, whether Inductor writes it: it may write over what it reads last.
     """
 
     predecessors: tuple[tuple[int, ...], ...]
     buffers: tuple[Buffer, ...]
+    loops: tuple[bool, ...]
 
 
 def peak_nbytes(kernels: Kernels, fused: Sequence[int]) -> int:
     """Highest live bytes when fused kernels run in the order of their first ones.
 
-    Nothing is assumed to be reused in place or to stay in registers: both happen, but neither can
-    be relied on before code is generated.
+    What ends in a loop that makes another buffer of its size is taken to be written over: else a
+    fusion far from there might take as much more as the two of them. Nothing is assumed to stay in
+    registers, on which one cannot rely before code is generated.
 
     Args:
         kernels: what would run without fusion.
@@ -86,21 +90,38 @@ def peak_nbytes(kernels: Kernels, fused: Sequence[int]) -> int:
     step_of = {first: step for step, first in enumerate(_order(kernels, fused))}
     steps = [step_of[first] for first in fused]
     change = [0] * (len(step_of) + 1)
+    made, ended = (Counter[tuple[int, int]]() for _ in range(2))  # by step and size
     live = 0
     for buffer in kernels.buffers:
+        born = 0 if buffer.maker is None else steps[buffer.maker]
         if buffer.maker is None:
             live += buffer.freed_nbytes
         else:
-            change[steps[buffer.maker]] += buffer.allocated_nbytes
+            change[born] += buffer.allocated_nbytes
+            made[born, buffer.allocated_nbytes] += 1
         if not buffer.is_kept:
-            users = [steps[reader] for reader in buffer.readers]
-            born = steps[buffer.maker] if buffer.maker is not None else 0
-            change[max(users, default=born) + 1] -= buffer.freed_nbytes
+            last = max((steps[reader] for reader in buffer.readers), default=born)
+            change[last + 1] -= buffer.freed_nbytes
+            if last > born or buffer.maker is None:
+                ended[last, buffer.freed_nbytes] += 1
     peak = live
-    for nbytes in change:
+    over_nbytes = _over_nbytes(kernels, step_of, made & ended)
+    for step, nbytes in enumerate(change):
         live += nbytes
-        peak = max(peak, live)
+        peak = max(peak, live - over_nbytes.get(step, 0))
     return peak
+
+
+def _over_nbytes(
+    kernels: Kernels, step_of: Mapping[int, int], found: Counter[tuple[int, int]]
+) -> dict[int, int]:
+    """By step, bytes of what is written over: as many buffers of a size are made as end there."""
+    loops = {step for first, step in step_of.items() if kernels.loops[first]}
+    over: Counter[int] = Counter()
+    for (step, nbytes), count in found.items():
+        if step in loops:
+            over[step] += count * nbytes
+    return over
 
 
 def _order(kernels: Kernels, fused: Sequence[int]) -> list[int]:

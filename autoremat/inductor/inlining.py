@@ -132,7 +132,8 @@ def inlined_nodes(
                 inlined.add(node)
                 found[node] = expression
                 continue
-        own = frozenset(made) or (frozenset() if reads else frozenset(storages.of_node[node]))
+        is_made_of_others = reads or computes
+        own = frozenset(made or (() if is_made_of_others else storages.of_node[node]))
         found[node] = _Expression(own) if own else _Expression(reads, computes)
     return frozenset(inlined)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autoremat_solver import Phase, Plan, Problem, simulate
-from autoremat_solver.simulate import instance_spans
+from autoremat_solver.simulate import occupied_spans
 
 LEAST = 0.02  # of what is above resident: less is not worth another search
 MOST_PEAKS = 100  # that are lowered one after the other
@@ -41,7 +41,7 @@ def _lower_at_peak(problem: Problem, plan: Plan, read_nbytes: int) -> Problem | 
     """With smaller values where the plan's peak is; None if there is nothing to make smaller."""
     timeline = simulate(problem, plan)
     step, missing_nbytes = timeline.peak_step, timeline.peak_nbytes - read_nbytes
-    spans = instance_spans(problem, plan)
+    spans = occupied_spans(problem, plan)
     live = (name for name, born, last in spans if born <= step <= last)
     sizes = {name: problem.value_by_name[name].nbytes for name in live if _is_late(problem, name)}
     smaller: dict[str, int] = {}

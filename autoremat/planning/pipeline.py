@@ -23,6 +23,7 @@ from autoremat.cost.op_times import profile_nodes
 from autoremat.graph.constraints import Constraints, find_constraints, with_selected
 from autoremat.graph.joint_graph import JointGraph, prepare
 from autoremat.graph.storages import Storages, find_storages
+from autoremat.inductor.in_place import as_loops
 from autoremat.inductor.inlining import inlined_nodes, shared_by_layers
 from autoremat.planning.asked import choose_as_asked
 from autoremat.planning.choice import Choice
@@ -84,6 +85,8 @@ def state(
     if costs is None:
         costs = _price(graph.joint, inlined, setting)
     lowered = lower(graph.joint, graph.storages, constraints, costs, shell, inlined=inlined)
+    if setting.compiler != "eager":
+        lowered = as_loops(lowered)
     return Subject(graph.joint, constraints, lowered, graph.device, costs)
 
 

@@ -135,7 +135,9 @@ def with_buffers(lowered: Lowered, joint: JointGraph, buffers: Collection[fx.Nod
         known = problem.op_by_name.get(node.name)
         if known is None:
             known = Op(node.name, (), storages.made_by[node], 0.0, 0, _phase(node, joint))
-        return replace(known, inputs=reads.of(node))
+        inputs = reads.of(node)
+        overwrites = tuple(name for name in known.overwrites if name in inputs)
+        return replace(known, inputs=inputs, overwrites=overwrites)
 
     forward, backward = _in_step_order(joint, derived)
     new = {n: Value(n, storages.nbytes[n]) for node in buffers for n in storages.made_by[node]}
@@ -167,8 +169,7 @@ def _layout_nbytes(joint: JointGraph, storages: Storages) -> int:
 def _is_contiguous(value: object) -> bool:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return True
-    spec = tensor_spec(value)
-    return spec.stride == torch.empty(spec.shape, device="meta").stride()
+    return tensor_spec(value).is_contiguous
 
 
 def _handed_out(made: Collection[str], joint: JointGraph, reads: _Reads) -> Iterator[str]:

@@ -15,7 +15,7 @@ from itertools import accumulate
 
 from autoremat_solver import Phase, Plan, Problem, StepKind, Timeline, simulate
 from autoremat_solver.plan_document import without_recompute
-from autoremat_solver.simulate import backward_start, instance_spans
+from autoremat_solver.simulate import backward_start, occupied_spans
 
 from autoremat.reporting.fields import ReportError, check_fields
 
@@ -219,7 +219,7 @@ def _spans(problem: Problem, plan: Plan) -> tuple[Span, ...]:
     start = backward_start(problem, plan)
     outputs = frozenset(problem.outputs)
     spans = []
-    for name, born, last in instance_spans(problem, plan):
+    for name, born, last in occupied_spans(problem, plan):
         nbytes = problem.value_by_name[name].nbytes
         if nbytes:
             is_own = problem.producer_of[name].phase is Phase.BACKWARD

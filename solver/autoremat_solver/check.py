@@ -121,12 +121,16 @@ def _read_violations(problem: Problem, ops: list[Op]) -> list[str]:
 
 
 def _live_nbytes(problem: Problem, ops: list[Op]) -> list[int]:
-    """Live bytes at every step: plus what it makes, less what nobody reads after it."""
+    """Live bytes at every step: plus what it makes, less what nobody reads after it.
+
+    What an operation writes over goes as it begins, if this plan needs it no more.
+    """
     pinned = set(problem.outputs)
     instance: dict[str, int] = {}
     reads: list[list[int]] = []
     readers_left: list[int] = []
     size: list[int] = []
+    name_of: list[str] = []
     made: list[list[int]] = []
     for op in ops:
         reads.append([instance[name] for name in set(op.inputs)])
@@ -137,6 +141,7 @@ def _live_nbytes(problem: Problem, ops: list[Op]) -> list[int]:
             again = name in pinned and name in instance
             number = len(size)
             size.append(problem.value_by_name[name].nbytes)
+            name_of.append(name)
             readers_left.append(1 if name in pinned and not again else 0)
             made[-1].append(number)
             if not again:
@@ -145,9 +150,12 @@ def _live_nbytes(problem: Problem, ops: list[Op]) -> list[int]:
     result = []
     for op, read, new in zip(ops, reads, made, strict=True):
         total += sum(size[number] for number in new)
-        result.append(total + op.workspace_nbytes)
         for number in read:
             readers_left[number] -= 1
+        ended = [size[n] for n in read if name_of[n] in op.overwrites and readers_left[n] == 0]
+        room_nbytes = sum(size[number] for number in new)
+        taken_nbytes = max((nbytes for nbytes in ended if nbytes <= room_nbytes), default=0)
+        result.append(total + op.workspace_nbytes - taken_nbytes)
         total -= sum(size[n] for n in {*read, *new} if readers_left[n] == 0)
     return result
 

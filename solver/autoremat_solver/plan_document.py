@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from autoremat_solver.plan import Plan, Solution, Timeline
 from autoremat_solver.problem import Problem
-from autoremat_solver.simulate import instance_spans, simulate
+from autoremat_solver.simulate import occupied_spans, simulate
 
 PLAN_SCHEMA = "autoremat.solver_plan/1"
 CURVE_SCHEMA = "autoremat.solver_curve/1"
@@ -57,7 +57,7 @@ def peak_step(problem: Problem, plan: Plan, count: int = 5) -> PeakStep:
     timeline = simulate(problem, plan)
     step = timeline.peak_step
     op = problem.op_by_name[plan.steps[step].target]
-    live = [name for name, born, last in instance_spans(problem, plan) if born <= step <= last]
+    live = [name for name, born, last in occupied_spans(problem, plan) if born <= step <= last]
     sizes = [(name, problem.value_by_name[name].nbytes) for name in live]
     return PeakStep(
         op=op.name,
@@ -70,7 +70,7 @@ def peak_step(problem: Problem, plan: Plan, count: int = 5) -> PeakStep:
 
 def digest(problem: Problem) -> str:
     """A SHA-256 of all that the problem states: equal problems have equal digests."""
-    text = json.dumps(asdict(problem), sort_keys=True, separators=(",", ":"))
+    text = json.dumps(problem.as_data(), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -73,6 +73,9 @@ class Op:
         workspace_nbytes: bytes live only while it runs, inputs and outputs not counted.
         phase: when it may run first; BACKWARD operations run exactly once.
         recomputable: whether it may run more than once.
+        overwrites: inputs in whose memory it may leave its results. Where a plan needs the instance
+            of one no more, and the results have room for it, it is not there beside them; of
+            several, the largest.
     """
 
     name: str
@@ -82,6 +85,7 @@ class Op:
     workspace_nbytes: int = 0
     phase: Phase = Phase.FORWARD
     recomputable: bool = True
+    overwrites: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +154,12 @@ class Problem:
         """The operation that makes each value."""
         return {name: op for op in self.ops for name in op.outputs}
 
+    def most_taken_nbytes(self, op: Op) -> int:
+        """The largest of what an operation may write over that its results have room for."""
+        room_nbytes = sum(self.value_by_name[name].nbytes for name in op.outputs)
+        sizes = (self.value_by_name[n].nbytes for n in op.overwrites if n not in self.outputs)
+        return max((nbytes for nbytes in sizes if nbytes <= room_nbytes), default=0)
+
     def first_backward(self, ops: Sequence[str]) -> int:
         """Index of the first BACKWARD operation of these; how many they are if there is none."""
         backward = (i for i, op in enumerate(ops) if self.op_by_name[op].phase is Phase.BACKWARD)
@@ -178,7 +188,15 @@ class Problem:
 
     def to_json(self) -> str:
         """This problem as JSON text; `from_json` gives an equal one back."""
-        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
+        return json.dumps({"schema": SCHEMA, **self.as_data()}, indent=1)
+
+    def as_data(self) -> dict[str, Any]:
+        """This problem as plain values; operations that overwrite nothing do not say so."""
+        data = asdict(self)
+        for op in data["ops"]:
+            if not op["overwrites"]:
+                del op["overwrites"]
+        return data
 
     @classmethod
     def from_json(cls, text: str) -> Problem:
@@ -220,6 +238,7 @@ def _op_from_json(data: dict[str, Any]) -> Op:
     fields = dict(data)
     fields["inputs"] = tuple(fields["inputs"])
     fields["outputs"] = tuple(fields["outputs"])
+    fields["overwrites"] = tuple(fields.get("overwrites", ()))
     try:
         fields["phase"] = Phase(fields["phase"])
     except ValueError as error:
@@ -267,6 +286,12 @@ def _check_references(problem: Problem) -> None:
         for name in (*op.inputs, *op.outputs):
             if name not in known:
                 raise ProblemError(f"Operation {op.name!r} names the unknown value {name!r}.")
+        for name in op.overwrites:
+            if name not in op.inputs or op.phase is Phase.ANY:
+                raise ProblemError(
+                    f"Operation {op.name!r} overwrites {name!r}: it has to read that, and to have "
+                    "a phase."
+                )
     for name in problem.outputs:
         if name not in known:
             raise ProblemError(f"The outputs name the unknown value {name!r}.")

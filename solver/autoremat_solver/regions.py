@@ -86,6 +86,7 @@ class _Runs:
             name=run_name(op.name, run),
             inputs=tuple(self._read(name, region, run) for name in op.inputs),
             outputs=tuple(run_name(name, run) for name in op.outputs),
+            overwrites=tuple(self._read(name, region, run) for name in op.overwrites),
         )
 
     def _read(self, value: str, region: Region | None, run: int) -> str:

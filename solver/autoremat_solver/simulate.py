@@ -41,9 +41,13 @@ def measure(indexed: Indexed, steps: list[int]) -> Timeline:
     """`simulate` for a schedule of operation numbers."""
     nbytes = indexed.nbytes
     change = [0] * (len(steps) + 1)
-    for value, born, last_read in spans_of(indexed, steps):
+    spans = spans_of(indexed, steps)
+    for value, born, last_read in spans:
         change[born] += nbytes[value]
         change[last_read + 1] -= nbytes[value]
+    for step, (value, _, _) in taken_over(indexed, steps, spans).items():
+        change[step] -= nbytes[value]
+        change[step + 1] += nbytes[value]
     live = list(accumulate(change[:-1], initial=indexed.problem.resident_nbytes))[1:]
     workspace = indexed.workspace_nbytes
     live = [nbytes + workspace[op] for nbytes, op in zip(live, steps, strict=True)]
@@ -90,6 +94,32 @@ def instance_spans(problem: Problem, plan: Plan) -> list[tuple[str, int, int]]:
     indexed = index(problem)
     spans = spans_of(indexed, indexed.numbers(plan))
     return [(problem.values[value].name, born, last) for value, born, last in spans]
+
+
+def occupied_spans(problem: Problem, plan: Plan) -> list[tuple[str, int, int]]:
+    """The same, but for what is written over: from that step on its memory is the result's.
+
+    So bytes of these spans and workspaces of operations add up to what is live at each step.
+    """
+    indexed = index(problem)
+    steps = indexed.numbers(plan)
+    spans = spans_of(indexed, steps)
+    taken = set(taken_over(indexed, steps, spans).values())
+    return [(problem.values[span[0]].name, span[1], span[2] - (span in taken)) for span in spans]
+
+
+def taken_over(indexed: Indexed, steps: list[int], spans: list[Span]) -> dict[int, Span]:
+    """By step, the instance that is written over there: it ends, and the results have room."""
+    found: dict[int, Span] = {}
+    for span in spans:
+        value, _, last = span
+        op = steps[last]
+        if value in indexed.overwrites[op] and not indexed.pinned[value]:
+            room_nbytes = sum(indexed.nbytes[made] for made in indexed.outputs[op])
+            least_nbytes = indexed.nbytes[found[last][0]] if last in found else 0
+            if least_nbytes < indexed.nbytes[value] <= room_nbytes:
+                found[last] = span
+    return found
 
 
 def backward_start(problem: Problem, plan: Plan) -> int:

@@ -29,12 +29,20 @@ def _gelu() -> Kernels:
     """
     x = Buffer(0, 4, None, (0, 3), is_kept=False)
     w, h = value(1, nbytes=1, is_kept=True), value(3, nbytes=1, is_kept=True)
-    return Kernels(((), (0,), (), (2,)), (x, value(0, 1), w, value(2, 3), h))
+    return Kernels(((), (0,), (), (2,)), (x, value(0, 1), w, value(2, 3), h), (False,) * 4)
 
 
 def test_without_fusion_the_peak_is_that_of_the_planned_order(gelu: Kernels):
     """At kernel 3 `x`, `w`, `g` and `h` are live."""
     assert peak_nbytes(gelu, ALONE) == 4 + 1 + 4 + 1
+
+
+@pytest.mark.parametrize(("is_loop", "nbytes"), [(True, 12), (False, 20)])
+def test_a_loop_writes_over_what_it_reads_last(is_loop: bool, nbytes: int):
+    """`a` of 8 bytes, of which it makes `b` of 4 and `c` of 8; a library's call holds all three."""
+    a, b, c = value(0, 1, nbytes=8), value(1, nbytes=4), value(1, nbytes=8, is_kept=True)
+    kernels = Kernels(((), (0,)), (a, b, c), (True, is_loop))
+    assert peak_nbytes(kernels, range(2)) == nbytes
 
 
 def test_a_fusion_holds_all_that_its_kernels_hold_at_once(gelu: Kernels):
@@ -58,7 +66,7 @@ def test_a_kernel_drawn_ahead_of_its_place_makes_its_result_live_longer():
 
     kernel  0: a    1: reads a    2: b    3: reads b    with a peak of one at a time
     """
-    kernels = Kernels(((), (0,), (), (2,)), (value(0, 1), value(2, 3)))
+    kernels = Kernels(((), (0,), (), (2,)), (value(0, 1), value(2, 3)), (True,) * 4)
     assert peak_nbytes(kernels, ALONE) == 4
     assert peak_nbytes(kernels, [0, 1, 0, 3]) == 8
 

@@ -100,8 +100,16 @@ class Exhaustive:
                 return  # a read would see the new instance: the old one could have been let go
             if not old:
                 held.add(Instance(name, is_late))
-        if used <= self.budget_nbytes:
-            yield op.time_us, State(done, frozenset(held), state.ran | {op.name})
+        room = sum(self.size[name] for name in op.outputs)
+        for over in [None, *(i for i in state.held if i.name in op.overwrites)]:
+            if over is None:
+                taken, left = 0, held
+            elif over.name in self.pinned or self.size[over.name] > room:
+                continue
+            else:  # it ends here
+                taken, left = self.size[over.name], held - {over}
+            if used - taken <= self.budget_nbytes:
+                yield op.time_us, State(done, frozenset(left), state.ran | {op.name})
 
     def read(self, name: str, held: set[Instance], is_late: bool) -> Instance | None:
         """The held instance that a read may see now."""

@@ -54,6 +54,18 @@ def random_step(seed: int, shape: Shape = TINY) -> Problem:
     return draw.problem(rng.choice((0, 0, 1, 2, 3)))
 
 
+def random_overwriting_step(seed: int, shape: Shape = TINY) -> Problem:
+    """A random step, most of whose operations may leave their results where they read."""
+    problem, rng = random_step(seed, shape), random.Random(seed)
+
+    def op(known: Op) -> Op:
+        if rng.random() < 0.2:
+            return known
+        return replace(known, overwrites=tuple(rng.sample(known.inputs, len(known.inputs))))
+
+    return replace(problem, ops=tuple(map(op, problem.ops)))
+
+
 def random_graph(seed: int, shape: Shape = TINY) -> Problem:
     """A graph without phases: close to a chain, or not at all."""
     draw = _Draw(random.Random(seed), shape)

@@ -58,7 +58,7 @@ def _footprints(spine: Spine) -> Iterator[int]:
     for op, phase in enumerate(indexed.phase):
         if phase is Phase.ANY:
             own = {*indexed.inputs[op], *indexed.outputs[op]}
-            nbytes = sum(indexed.nbytes[v] for v in own) + indexed.workspace_nbytes[op]
+            nbytes = sum(indexed.nbytes[v] for v in own) + indexed.least_extra_nbytes[op]
             yield indexed.problem.resident_nbytes + nbytes
 
 
@@ -98,7 +98,7 @@ def _events(spine: Spine, at: int, held: Held) -> Iterator[tuple[int, int, Held]
         live = held.union(made, spine.inputs[op])
         load = spine.between_nbytes[at] + sum(size[v] for v in live)
         before = held.difference(v for v in made if spine.remade[v]).union(spine.inputs[op])
-        yield load + indexed.workspace_nbytes[op], at, before
+        yield load + indexed.least_extra_nbytes[op], at, before
 
 
 def _forward_peak(spine: Spine, held: Held) -> int:

@@ -368,7 +368,7 @@ class IntervalProgram:
         held = self._held(a, point)
         run = point.runs[a]
         total = self._between(a) + float(held @ self._nbytes)
-        ws = np.array(self._indexed.workspace_nbytes)
+        ws = np.array(self._indexed.least_extra_nbytes)
         own = np.maximum(0.0, run[self._own_op] - held[self._own_value])
         own = own * self._nbytes[self._own_value]
         loads = total + run * ws
@@ -399,7 +399,7 @@ class IntervalProgram:
         own = {v for v in self._own[op] if held[v] <= run}
         later = self.spine.reads[self.ends[a]] if a + 1 < len(self.cuts) else frozenset[int]()
         terms = self._held_terms(a, point, later, own)
-        nbytes = sum(self._indexed.nbytes[v] for v in own) + self._indexed.workspace_nbytes[op]
+        nbytes = sum(self._indexed.nbytes[v] for v in own) + self._indexed.least_extra_nbytes[op]
         terms.append((nbytes, int(self.runs[a, op]), NONE))
         return Load(self._between(a), terms)
 

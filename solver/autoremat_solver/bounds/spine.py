@@ -181,7 +181,7 @@ def _fixed(
     resident = indexed.problem.resident_nbytes
     here = list(accumulate(at[:-1], initial=resident))[1:]
     return (
-        [n + indexed.workspace_nbytes[op] for n, op in zip(here, ops, strict=True)],
+        [n + indexed.least_extra_nbytes[op] for n, op in zip(here, ops, strict=True)],
         list(accumulate(before[:-1], initial=resident))[1:],
     )
 
@@ -205,7 +205,7 @@ def _forward_load(indexed: Indexed, read_at_once: frozenset[int]) -> ForwardLoad
         change[born] += nbytes
         change[until[v]] -= nbytes
     live = list(accumulate(change[:-1], initial=indexed.problem.resident_nbytes))[1:]
-    workspace = indexed.workspace_nbytes
+    workspace = indexed.least_extra_nbytes
     return ForwardLoad(
         [nbytes + workspace[op] for nbytes, op in zip(live, ops, strict=True)], until
     )

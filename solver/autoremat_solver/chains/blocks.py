@@ -333,7 +333,7 @@ class _Measure:
             b = self._block_of_place[place]
             live = {v for v in (*across[place], *indexed.outputs[op]) if not indexed.pinned[v]}
             live -= self.ambient
-            nbytes = sum(indexed.nbytes[v] for v in live) + indexed.workspace_nbytes[op]
+            nbytes = sum(indexed.nbytes[v] for v in live) + indexed.least_extra_nbytes[op]
             of_cut = sum(indexed.nbytes[v] for v in live & self.cuts[b])
             passed[b] = max(passed[b], nbytes)
             kept[b] = max(kept[b], nbytes - of_cut)
@@ -354,7 +354,7 @@ class _Measure:
         kept = passed = 0
         for step, op in enumerate(ops):
             own.update(indexed.outputs[op])
-            nbytes = sum(indexed.nbytes[v] for v in own) + indexed.workspace_nbytes[op]
+            nbytes = sum(indexed.nbytes[v] for v in own) + indexed.least_extra_nbytes[op]
             of_cut = sum(indexed.nbytes[v] for v in cut if last.get(v, -1) >= step)
             kept, passed = max(kept, nbytes), max(passed, nbytes + of_cut)
             own = {v for v in own if last.get(v, -1) > step}

@@ -33,6 +33,7 @@ class Indexed:
         nbytes: per value.
         producer: per value, the operation that makes it.
         pinned: per value, whether it is one of the problem's outputs.
+        overwrites: per operation, the values that it may write over.
     """
 
     problem: Problem
@@ -44,6 +45,7 @@ class Indexed:
     nbytes: list[int]
     producer: list[int]
     pinned: list[bool]
+    overwrites: list[tuple[int, ...]]
     _derived: dict[Callable[..., Any], Any] = field(default_factory=dict, repr=False, compare=False)
 
     def derived(self, make: Callable[[Indexed], T]) -> T:
@@ -57,6 +59,16 @@ class Indexed:
     def total_nbytes(self) -> int:
         """Bytes of all values together."""
         return sum(self.nbytes)
+
+    @cached_property
+    def least_extra_nbytes(self) -> list[int]:
+        """Per operation, what it takes at least beside what it reads and makes.
+
+        Below 0 where it may write over what it reads: under plans that need that no more.
+        """
+        ops = self.problem.ops
+        taken = map(self.problem.most_taken_nbytes, ops)
+        return [op.workspace_nbytes - nbytes for op, nbytes in zip(ops, taken, strict=True)]
 
     @cached_property
     def backward_ops(self) -> list[int]:
@@ -264,6 +276,7 @@ def index(problem: Problem) -> Indexed:
         outputs=[tuple(number[name] for name in op.outputs) for op in problem.ops],
         time_us=[op.time_us for op in problem.ops],
         workspace_nbytes=[op.workspace_nbytes for op in problem.ops],
+        overwrites=[tuple(number[name] for name in op.overwrites) for op in problem.ops],
         phase=[op.phase for op in problem.ops],
         nbytes=[value.nbytes for value in problem.values],
         producer=producer,

@@ -72,6 +72,7 @@ def _without_empty(problem: Problem) -> Problem:
             op,
             inputs=tuple(name for name in op.inputs if name not in empty),
             outputs=tuple(name for name in op.outputs if name not in empty),
+            overwrites=tuple(name for name in op.overwrites if name not in empty),
         )
         for op in problem.ops
     )
@@ -118,6 +119,13 @@ class _Reads:
     def nbytes(self, names: set[str] | frozenset[str]) -> int:
         return sum(self.value[name].nbytes for name in names)
 
+    def live_nbytes(self, op: Op, live: set[str], ended: set[str]) -> int:
+        """Bytes while an operation runs beside which these are live, and after which these end."""
+        room_nbytes = sum(self.value[name].nbytes for name in op.outputs)
+        sizes = (self.value[name].nbytes for name in op.overwrites if name in ended)
+        taken_nbytes = max((nbytes for nbytes in sizes if nbytes <= room_nbytes), default=0)
+        return self.nbytes(live) + op.workspace_nbytes - taken_nbytes
+
     def ends_by(self, name: str, place: int) -> bool:
         """Whether nobody reads the value after that place, nor keeps it."""
         return name not in self.pinned and all(reader <= place for reader in self.readers[name])
@@ -157,7 +165,8 @@ def _joins(reads: _Reads, run: Sequence[Op], place: int) -> bool:
         return False
     _, inputs, outputs = _ends(reads, [*run, op], place)
     lowest, highest = _peaks(reads, [*run, op], before - len(run) + 1, backward=True)
-    return lowest == highest >= reads.nbytes(inputs | outputs)
+    taken_over = frozenset(_taken_over(reads, [*run, op], inputs, outputs))
+    return lowest == highest >= reads.nbytes(inputs | outputs) - reads.nbytes(taken_over)
 
 
 def _forward_end(reads: _Reads, first: int) -> int:
@@ -215,6 +224,19 @@ def _ends(reads: _Reads, run: Sequence[Op], last: int) -> tuple[set[str], set[st
     return inner, inputs, made - inner
 
 
+def _taken_over(
+    reads: _Reads, run: Sequence[Op], inputs: set[str], outputs: set[str]
+) -> tuple[str, ...]:
+    """What a run of the backward may write over as one operation: what always ends with it."""
+    if run[-1].phase is not Phase.BACKWARD:
+        return ()
+    found = {name for op in run for name in op.overwrites} & inputs & reads.backward_made
+    fitting = [n for n in sorted(found) if reads.value[n].nbytes <= reads.nbytes(outputs)]
+    last = reads.problem.ops.index(run[-1])
+    ended = [name for name in fitting if reads.ends_by(name, last)]
+    return tuple(sorted(ended, key=lambda name: reads.value[name].nbytes)[-1:])
+
+
 def _peaks(reads: _Reads, run: Sequence[Op], first: int, *, backward: bool) -> tuple[int, int]:
     """Peak of a run's own values and workspace if its inputs die early, and if they stay.
 
@@ -227,12 +249,13 @@ def _peaks(reads: _Reads, run: Sequence[Op], first: int, *, backward: bool) -> t
     for place, op in enumerate(run, first):
         live |= set(op.outputs)
         stay |= set(op.outputs)
-        lowest = max(lowest, reads.nbytes(live) + op.workspace_nbytes)
-        highest = max(highest, reads.nbytes(stay) + op.workspace_nbytes)
         later = {name for after in run[place - first + 1 :] for name in after.inputs}
         dead = {n for n in (made & live) | fixed if reads.ends_by(n, place)}
+        early = dead | {n for n in live - made - fixed if n not in later}
+        lowest = max(lowest, reads.live_nbytes(op, live, early))
+        highest = max(highest, reads.live_nbytes(op, stay, dead))
         stay -= dead
-        live -= dead | {n for n in live - made - fixed if n not in later}
+        live -= early
     return lowest, highest
 
 
@@ -241,13 +264,17 @@ def _as_one(reads: _Reads, run: Sequence[Op], first: int) -> Op:
     backward = run[0].phase is Phase.BACKWARD
     _, peak_nbytes = _peaks(reads, run, first, backward=backward)
     _, inputs, outputs = _ends(reads, run, first + len(run) - 1)
+    taken_over = _taken_over(reads, run, inputs, outputs)
     order = [name for op in run for name in (*op.inputs, *op.outputs)]
     return Op(
         name=f"{run[0].name}...{run[-1].name}",
         inputs=tuple(name for name in dict.fromkeys(order) if name in inputs),
         outputs=tuple(name for op in run for name in op.outputs if name in outputs),
         time_us=sum(op.time_us for op in run),
-        workspace_nbytes=peak_nbytes - reads.nbytes(inputs | outputs),
+        workspace_nbytes=peak_nbytes
+        - reads.nbytes(inputs | outputs)
+        + reads.nbytes(frozenset(taken_over)),
         phase=run[0].phase,
         recomputable=all(op.recomputable for op in run),
+        overwrites=taken_over,
     )

@@ -9,6 +9,7 @@ reads up to the next write.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,8 @@ class Events:
         nbytes: per value.
         pinned: per value.
         workspace_nbytes: per operation.
+        overwrites: pairs of a value and an operation that may write over it, each as one number,
+            sorted; only of values that the operation's results have room for.
     """
 
     value: NDArray[np.integer[Any]]
@@ -47,6 +50,7 @@ class Events:
     nbytes: Ints
     pinned: Bools
     workspace_nbytes: Ints
+    overwrites: Ints
 
 
 def events_of(indexed: Indexed) -> Events:
@@ -69,7 +73,17 @@ def events_of(indexed: Indexed) -> Events:
         nbytes=np.array(indexed.nbytes, dtype=np.int64),
         pinned=np.array(indexed.pinned, dtype=np.bool_),
         workspace_nbytes=np.array(indexed.workspace_nbytes, dtype=np.int64),
+        overwrites=np.array(sorted(_overwrites(indexed)), dtype=np.int64),
     )
+
+
+def _overwrites(indexed: Indexed) -> Iterator[int]:
+    count = len(indexed.inputs)
+    for op, values in enumerate(indexed.overwrites):
+        room_nbytes = sum(indexed.nbytes[v] for v in indexed.outputs[op])
+        for v in values:
+            if indexed.nbytes[v] <= room_nbytes and not indexed.pinned[v]:
+                yield v * count + op
 
 
 def fast_measure(indexed: Indexed, steps: list[int]) -> Timeline:
@@ -127,6 +141,11 @@ def live_nbytes(events: Events, ops: Ints, spans: Spans) -> Ints:
     change = np.bincount(spans.born, weights=size, minlength=len(ops) + 1)
     change -= np.bincount(spans.last + 1, weights=size, minlength=len(ops) + 1)
     live: Ints = np.cumsum(change[:-1]).astype(np.int64) + events.workspace_nbytes[ops]
+    if len(events.overwrites):
+        ends_here = np.isin(spans.value * len(events.count) + ops[spans.last], events.overwrites)
+        taken = np.zeros(len(ops), dtype=np.int64)
+        np.maximum.at(taken, spans.last[ends_here], events.nbytes[spans.value[ends_here]])
+        live -= taken
     return live
 
 

@@ -219,7 +219,7 @@ class Formulation:
         live, result = indexed.problem.resident_nbytes, []
         for k, op in enumerate(indexed.backward_ops):
             live += change[k]
-            result.append(live + indexed.workspace_nbytes[op])
+            result.append(live + indexed.least_extra_nbytes[op])
         return result
 
     @cached_property

@@ -1,0 +1,120 @@
+"""What Inductor is expected to write over, and what the code that it generates takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from autoremat_solver import Problem
+from autoremat_solver.model.indexed import index
+from autoremat_solver.simulate import spans_of, taken_over
+from torch import Tensor, nn
+
+import autoremat
+from autoremat.ask.options import Setting
+from autoremat.memory.meter import resident_nbytes
+from autoremat.problem.lower import as_written
+from autoremat.problem.subject import Subject
+from tests.joint_graphs import subject_of
+from tests.tiny import WIDTH
+
+BATCH = 4 * WIDTH
+LOGITS_NBYTES = 4 * BATCH * 64 * WIDTH
+INDUCTOR = Setting(compiler="inductor")
+
+
+def given() -> Tensor:
+    return torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+def stated(make: Callable[[], nn.Module]) -> Subject:
+    torch.manual_seed(0)
+    return subject_of(make(), given(), INDUCTOR)
+
+
+def overwritten(problem: Problem) -> dict[str, str]:
+    """What ends in the results of operations where each of them runs once, by their names."""
+    indexed = index(problem)
+    steps = indexed.numbers(as_written(problem))
+    found = taken_over(indexed, steps, spans_of(indexed, steps))
+    ops, values = problem.ops, problem.values
+    return {ops[steps[step]].name: values[span[0]].name for step, span in found.items()}
+
+
+class Classifier(nn.Module):
+    """Its loss takes more than all the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(WIDTH, 64 * WIDTH)
+        self.labels = torch.arange(BATCH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(x), self.labels)
+
+
+class Softmax(Classifier):
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.head(x).softmax(-1).square() * 3.0).sum()
+
+
+class Activation(Classifier):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.head(x)).square().sum()
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("make", [Classifier, Softmax, Activation])
+def test_the_backward_works_in_the_memory_of_what_was_saved(make: Callable[[], nn.Module]):
+    """One storage of the size of the logits, as in the code that is generated."""
+    torch.manual_seed(0)
+    model = make()
+    found = autoremat.plan(model, given(), budget=1 << 40, policy="save-all", verbose=False)
+    timeline = found.graphs[0].timeline
+    assert timeline is not None
+    resident = resident_nbytes(model, given())
+    read, modelled = found.predicted_peak_nbytes - resident, timeline.peak_nbytes - resident
+    assert modelled == pytest.approx(read, rel=0.1)
+    assert read < 2 * LOGITS_NBYTES
+
+
+class Transposed(Classifier):
+    """The gradient comes back in another layout than what was saved has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (torch.tanh(self.head(x)).t().contiguous().sin() ** 2).sum()
+
+
+class Returned(Classifier):
+    """The caller holds what the backward reads."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        found = torch.tanh(self.head(x))
+        return found.square().sum(), found
+
+
+def test_what_is_returned_is_not_written_over():
+    """Whoever holds it may look at it."""
+    subject = stated(Returned)
+    (held,) = (n for n in subject.lowered.problem.outputs if n.startswith("tanh"))
+    assert held not in overwritten(subject.lowered.problem).values()
+
+
+def test_another_layout_is_not_written_over():
+    """What is read across is still needed where the result would be left."""
+    subject = stated(Transposed)
+    nodes = subject.lowered.node_of
+    found = overwritten(subject.lowered.problem)
+    assert found
+    for name, value in found.items():
+        written, read = (nodes[n].meta["val"] for n in (name, value))
+        assert written.numel() == read.numel()
+        assert written.is_contiguous() == read.is_contiguous()
+
+
+def test_op_by_op_nothing_is_written_over():
+    """Each operation of torch makes a tensor of its own."""
+    subject = subject_of(Classifier(), given(), Setting(compiler="eager"))
+    assert not any(op.overwrites for op in subject.lowered.problem.ops)
