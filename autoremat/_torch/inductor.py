@@ -316,13 +316,14 @@ def kernels_before_fusion(
     dict[str, int],
     tuple[tuple[int, ...], ...],
     tuple[tuple[int, int, int | None, tuple[int, ...], bool], ...],
+    tuple[bool, ...],
 ]:
     """Inductor's scheduler nodes by their positions; inside a compile only.
 
     Returns:
         Positions by the names of operations; for each node the nodes that must run before it; of
         each buffer bytes when made and when freed, maker (None: an input), readers, and whether it
-        is an output.
+        is an output; for each node whether Inductor writes its loop.
     """
     scheduler, outputs = nodes[0].scheduler, OrderedSet(V.graph.get_output_names())
     _, inputs = memory.prepare_planning_info(
@@ -349,7 +350,7 @@ def kernels_before_fusion(
         tuple(sorted(position[before] for before in node.mpi_node.pred_nodes)) for node in nodes
     )
     numbers = {part.get_name(): position[node] for node in nodes for part in node.get_nodes()}
-    return numbers, predecessors, buffers
+    return numbers, predecessors, buffers, tuple(not node.is_extern() for node in nodes)
 
 
 def limit_fusion(

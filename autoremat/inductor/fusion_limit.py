@@ -24,8 +24,7 @@ class FusionLimit(_torch.CustomSchedulerPass):
     def __call__(self, nodes: list[Any]) -> list[Any]:
         """Limit the fusion of these scheduler nodes, if any of them recomputes."""
         if any(RECOMPUTED in name for name in _torch.origin_names(nodes)):
-            numbers, predecessors, found = _torch.kernels_before_fusion(nodes)
-            loops = tuple(not node.is_extern() for node in nodes)
+            numbers, predecessors, found, loops = _torch.kernels_before_fusion(nodes)
             kernels = Kernels(predecessors, tuple(Buffer(*fields) for fields in found), loops)
             limit_nbytes = peak_nbytes(kernels, range(len(kernels.predecessors)))
             _torch.limit_fusion(

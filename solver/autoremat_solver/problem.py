@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -154,10 +154,10 @@ class Problem:
         """The operation that makes each value."""
         return {name: op for op in self.ops for name in op.outputs}
 
-    def most_taken_nbytes(self, op: Op) -> int:
-        """The largest of what an operation may write over that its results have room for."""
+    def taken_nbytes(self, op: Op, ended: Collection[str]) -> int:
+        """What an operation writes over if these values end with it: the largest that has room."""
         room_nbytes = sum(self.value_by_name[name].nbytes for name in op.outputs)
-        sizes = (self.value_by_name[n].nbytes for n in op.overwrites if n not in self.outputs)
+        sizes = (self.value_by_name[name].nbytes for name in op.overwrites if name in ended)
         return max((nbytes for nbytes in sizes if nbytes <= room_nbytes), default=0)
 
     def first_backward(self, ops: Sequence[str]) -> int:

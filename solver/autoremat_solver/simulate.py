@@ -111,7 +111,7 @@ def occupied_spans(problem: Problem, plan: Plan) -> list[tuple[str, int, int]]:
 def taken_over(indexed: Indexed, steps: list[int], spans: list[Span]) -> dict[int, Span]:
     """By step, the instance that is written over there: it ends, and the results have room."""
     found: dict[int, Span] = {}
-    for span in spans:
+    for span in spans if any(indexed.overwrites) else ():
         value, _, last = span
         op = steps[last]
         if value in indexed.overwrites[op] and not indexed.pinned[value]:

@@ -651,7 +651,8 @@ def test_fusion_can_be_refused():
     class Refusing(_torch.CustomSchedulerPass):  # type: ignore[misc]
         def __call__(self, nodes: list[Any]) -> list[Any]:
             self.origins = _torch.origin_names(nodes)
-            self.numbers, self.before, self.buffers = _torch.kernels_before_fusion(nodes)
+            found = _torch.kernels_before_fusion(nodes)
+            self.numbers, self.before, self.buffers, self.loops = found
             _torch.limit_fusion(nodes, self.numbers, self.admits)
             return nodes
 
@@ -668,18 +669,20 @@ def test_fusion_can_be_refused():
     assert _torch.pre_fusion_pass() is None
     refusing = Refusing()
     run = torch.compile(
-        lambda x: (x.neg(), x.abs(), x.exp()), options={"_pre_fusion_custom_pass": refusing}
+        lambda x: (x.neg(), x.abs(), x.exp(), x @ x),
+        options={"_pre_fusion_custom_pass": refusing},
     )
     x = torch.ones(64, 64)
     assert torch.equal(run(x)[1], x)
-    assert len(refusing.origins) == 3
-    assert set(refusing.numbers.values()) == {0, 1, 2}
-    assert len(set(asked[0])) == 2
+    assert len(refusing.origins) == 4
+    assert set(refusing.numbers.values()) == {0, 1, 2, 3}
+    assert refusing.loops == (True, True, True, False)  # the product is a library's
+    assert len(set(asked[0])) == 3
     assert asked[1:]
-    assert all(fused == [0, 0, 0] for fused in asked[1:])
-    assert refusing.before == ((), (), ())
+    assert all(fused == [0, 0, 0, 3] for fused in asked[1:])
+    assert refusing.before == ((), (), (), ())
     made = [buffer for buffer in refusing.buffers if buffer[2] is not None]
-    assert [buffer[0] for buffer in made] == [64 * 64 * 4] * 3
+    assert [buffer[0] for buffer in made] == [64 * 64 * 4] * 4
     assert all(is_output for *_, is_output in made)
 
 

@@ -91,7 +91,7 @@ def test_the_plan_decides_what_the_forward_writes_over(schedule: str, live: tupl
 
 
 def test_a_result_has_no_more_room_than_its_own():
-    """Of several that would do, the first that has room."""
+    """Of several that would do, the largest that has room."""
     values = tuple(Value(v.name, 50 if v.name == "x" else v.nbytes) for v in problem().values)
     larger = replace(with_op("first", overwrites=("x", "g")), values=values)
     assert simulate(larger, ONCE).live_nbytes == (50, 51, 90, 43)
@@ -126,7 +126,8 @@ def test_reduced_problems_have_the_same_peaks(seed: int):
 
 
 def test_runs_of_a_region_write_over_their_own():
-    """Values of one run have the names of that run."""
+    """Values of one run have the names of that run; without it some of the steps take more."""
+    gained = 0
     for seed in range(20):
         parted = random_regions(seed)
         free = tuple(replace(v, must_save=False, must_recompute=False) for v in parted.values)
@@ -135,10 +136,11 @@ def test_runs_of_a_region_write_over_their_own():
             replace(op, overwrites=op.inputs) if op.phase is Phase.BACKWARD else op
             for op in parted.ops
         )
-        parted = replace(parted, ops=over)
+        plain, parted = parted, replace(parted, ops=over)
         plan = Plan.of(op.name for op in parted.ops)
         assert check(unrolled(parted), Plan.of(op.name for op in unrolled(parted).ops)) == []
-        assert simulate(parted, plan).peak_nbytes > 0
+        gained += sum(simulate(parted, plan).live_nbytes) < sum(simulate(plain, plan).live_nbytes)
+    assert gained >= 5
 
 
 def test_a_problem_says_what_it_overwrites_and_nothing_else():

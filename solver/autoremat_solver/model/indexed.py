@@ -66,9 +66,9 @@ class Indexed:
 
         Below 0 where it may write over what it reads: under plans that need that no more.
         """
-        ops = self.problem.ops
-        taken = map(self.problem.most_taken_nbytes, ops)
-        return [op.workspace_nbytes - nbytes for op, nbytes in zip(ops, taken, strict=True)]
+        problem = self.problem
+        may_end = problem.value_by_name.keys() - set(problem.outputs)
+        return [op.workspace_nbytes - problem.taken_nbytes(op, may_end) for op in problem.ops]
 
     @cached_property
     def backward_ops(self) -> list[int]:

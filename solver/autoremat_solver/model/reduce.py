@@ -121,9 +121,7 @@ class _Reads:
 
     def live_nbytes(self, op: Op, live: set[str], ended: set[str]) -> int:
         """Bytes while an operation runs beside which these are live, and after which these end."""
-        room_nbytes = sum(self.value[name].nbytes for name in op.outputs)
-        sizes = (self.value[name].nbytes for name in op.overwrites if name in ended)
-        taken_nbytes = max((nbytes for nbytes in sizes if nbytes <= room_nbytes), default=0)
+        taken_nbytes = self.problem.taken_nbytes(op, ended)
         return self.nbytes(live) + op.workspace_nbytes - taken_nbytes
 
     def ends_by(self, name: str, place: int) -> bool:
@@ -165,7 +163,7 @@ def _joins(reads: _Reads, run: Sequence[Op], place: int) -> bool:
         return False
     _, inputs, outputs = _ends(reads, [*run, op], place)
     lowest, highest = _peaks(reads, [*run, op], before - len(run) + 1, backward=True)
-    taken_over = frozenset(_taken_over(reads, [*run, op], inputs, outputs))
+    taken_over = _taken_over(reads, [*run, op], place, inputs, outputs)
     return lowest == highest >= reads.nbytes(inputs | outputs) - reads.nbytes(taken_over)
 
 
@@ -225,16 +223,17 @@ def _ends(reads: _Reads, run: Sequence[Op], last: int) -> tuple[set[str], set[st
 
 
 def _taken_over(
-    reads: _Reads, run: Sequence[Op], inputs: set[str], outputs: set[str]
-) -> tuple[str, ...]:
-    """What a run of the backward may write over as one operation: what always ends with it."""
-    if run[-1].phase is not Phase.BACKWARD:
-        return ()
+    reads: _Reads, run: Sequence[Op], last: int, inputs: set[str], outputs: set[str]
+) -> frozenset[str]:
+    """What a run of the backward writes over as one operation: of what always ends with it."""
     found = {name for op in run for name in op.overwrites} & inputs & reads.backward_made
-    fitting = [n for n in sorted(found) if reads.value[n].nbytes <= reads.nbytes(outputs)]
-    last = reads.problem.ops.index(run[-1])
-    ended = [name for name in fitting if reads.ends_by(name, last)]
-    return tuple(sorted(ended, key=lambda name: reads.value[name].nbytes)[-1:])
+    if not found or run[-1].phase is not Phase.BACKWARD:
+        return frozenset()
+    room_nbytes = reads.nbytes(outputs)
+    fitting = (n for n in sorted(found) if reads.value[n].nbytes <= room_nbytes)
+    ended = (name for name in fitting if reads.ends_by(name, last))
+    largest = max(ended, key=lambda name: reads.value[name].nbytes, default=None)
+    return frozenset() if largest is None else frozenset({largest})
 
 
 def _peaks(reads: _Reads, run: Sequence[Op], first: int, *, backward: bool) -> tuple[int, int]:
@@ -263,18 +262,17 @@ def _as_one(reads: _Reads, run: Sequence[Op], first: int) -> Op:
     """One operation with the time and the peak of a run that begins at a place."""
     backward = run[0].phase is Phase.BACKWARD
     _, peak_nbytes = _peaks(reads, run, first, backward=backward)
-    _, inputs, outputs = _ends(reads, run, first + len(run) - 1)
-    taken_over = _taken_over(reads, run, inputs, outputs)
+    last = first + len(run) - 1
+    _, inputs, outputs = _ends(reads, run, last)
+    taken_over = _taken_over(reads, run, last, inputs, outputs)
     order = [name for op in run for name in (*op.inputs, *op.outputs)]
     return Op(
         name=f"{run[0].name}...{run[-1].name}",
         inputs=tuple(name for name in dict.fromkeys(order) if name in inputs),
         outputs=tuple(name for op in run for name in op.outputs if name in outputs),
         time_us=sum(op.time_us for op in run),
-        workspace_nbytes=peak_nbytes
-        - reads.nbytes(inputs | outputs)
-        + reads.nbytes(frozenset(taken_over)),
+        workspace_nbytes=peak_nbytes - reads.nbytes(inputs | outputs) + reads.nbytes(taken_over),
         phase=run[0].phase,
         recomputable=all(op.recomputable for op in run),
-        overwrites=taken_over,
+        overwrites=tuple(taken_over),
     )
