@@ -171,7 +171,7 @@ def _peak_violations(
         if a != b
     ][:1]
     peak = max(live, default=0)
-    if budget_nbytes is not None and peak > budget_nbytes:
+    if live and budget_nbytes is not None and peak > budget_nbytes:
         step = live.index(peak)
         found.append(
             f"Step {step} ({ops[step].name!r}) has {peak:,} bytes live, "

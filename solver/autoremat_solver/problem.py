@@ -286,6 +286,8 @@ def _check_references(problem: Problem) -> None:
         for name in (*op.inputs, *op.outputs):
             if name not in known:
                 raise ProblemError(f"Operation {op.name!r} names the unknown value {name!r}.")
+        if len(set(op.overwrites)) < len(op.overwrites):
+            raise ProblemError(f"Operation {op.name!r} overwrites a value twice: {op.overwrites}.")
         for name in op.overwrites:
             if name not in op.inputs or op.phase is Phase.ANY:
                 raise ProblemError(

@@ -100,6 +100,8 @@ def test_a_result_has_no_more_room_than_its_own():
 
 def test_only_what_is_read_is_written_over():
     """Nothing else ends there."""
+    with pytest.raises(ProblemError, match="'second' overwrites a value twice"):
+        with_op("second", overwrites=("gf", "gf"))
     with pytest.raises(ProblemError, match="'second' overwrites 'x': it has to read that"):
         with_op("second", overwrites=("x",))
 
