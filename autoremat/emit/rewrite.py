@@ -99,6 +99,8 @@ class _Writer:
         node = self._lowered.node_of[step.target]
         repeat = step.kind is StepKind.RECOMPUTE
         self._ran.add(step.target)
+        if repeat:
+            self._forget_inlined(node)
         arguments = {source: self._read(source) for source in node.all_input_nodes}
         self._bind(node, self._emit(node, arguments.__getitem__, repeat))
         if not self._in_backward:
@@ -146,6 +148,17 @@ class _Writer:
         self._current[node] = emitted
         self._derived_from[node] = sources
         return emitted
+
+    def _forget_inlined(self, node: fx.Node) -> None:
+        """Let a repeat compute anew what is computed on the way: shared, it would be kept."""
+        behind = list(node.all_input_nodes)
+        while behind:
+            source = behind.pop()
+            is_derived = source in self._lowered.derived and source in self._current
+            if is_derived and not self._is_element_of_operation(source):
+                if self._lowered.storages.made_by[source]:
+                    del self._current[source]
+                behind += source.all_input_nodes
 
     def _read_sizes(self, op_name: str) -> None:
         """Take the sizes of what was made while it is there: the backward may read them later."""

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from autoremat_solver import Plan
 from torch import Tensor
 
+from autoremat.ask.options import Setting
 from autoremat.emit.rewrite import rewrite
 from autoremat.emit.split import PartitionError, partition
-from tests.joint_graphs import Analysed, analyse, drawn, leaf, plan
+from tests.joint_graphs import Analysed, analyse, drawn, leaf, plan, subject_of
 
 
 def chain(x: Tensor) -> Tensor:
@@ -157,6 +158,32 @@ def test_views_are_made_again_where_they_are_read():
     _, backward = partition(written, num_fwd_outputs=1)
     saved = [n for n in backward.graph.find_nodes(op="placeholder") if n.name != "tangents_1"]
     assert all(node.op == "placeholder" and is_base(node) for node in saved)
+
+
+def test_each_repeat_computes_anew_what_is_computed_on_the_way():
+    """What Inductor would inline is a value of nobody: two repeats do not share one.
+
+    `div` is made of `mm` alone; the negation, exponential and sum between are inlined.
+    """
+
+    def function(x: Tensor) -> Tensor:
+        h = (x @ x).detach()
+        return ((h / (1.0 + (-h).exp())) @ x).sin().sum()
+
+    subject = subject_of(function, leaf(4, 4), Setting(compiler="inductor"))
+    names = [op.name for op in subject.lowered.problem.ops]
+    assert "div" in names
+    assert "exp" not in names
+    start = names.index("backward_begins") + 1
+    twice = Plan.of([*names[:start], "div", *names[start:-1], "div", names[-1]])
+    once = Plan.of([*names[:start], "div", *names[start:]])
+    made = [
+        sum(node.target is torch.ops.aten.exp.default for node in written.module.graph.nodes)
+        for written in (
+            rewrite(subject.joint, subject.lowered, subject.constraints, p) for p in (once, twice)
+        )
+    ]
+    assert made[1] == made[0] + 1
 
 
 @pytest.mark.parametrize("repeats", [False, True], ids=["no repeat", "a repeat"])
