@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from autoremat._torch.inductor import *  # noqa: F403
     from autoremat._torch.meta import *  # noqa: F403
     from autoremat._torch.running import *  # noqa: F403
+    from autoremat._torch.scheduling import *  # noqa: F403
     from autoremat._torch.spreading import *  # noqa: F403
 
 MODULES = (
     *("running", "checkpoints", "spreading", "meta"),
-    *("distributed", "compiling", "dynamo", "inductor"),
+    *("distributed", "compiling", "dynamo", "inductor", "scheduling"),
 )
 """In the order in which a name is looked for: what imports least comes first."""
 

@@ -47,6 +47,7 @@ __all__ = [
     "compile_number",
     "default_partition",
     "donated_inputs",
+    "donates_saved_values",
     "dynamo_counters",
     "extract_forward_and_backward",
     "fake_mode_of",
@@ -221,6 +222,11 @@ def extract_forward_and_backward(
     return forward, backward
 
 
+def donates_saved_values() -> bool:
+    """Whether compiled backwards may write over saved values that nobody else holds."""
+    return bool(torch._functorch.config.donated_buffer)
+
+
 def donated_inputs(
     forward: fx.GraphModule, backward: fx.GraphModule, *, num_fwd_outputs: int
 ) -> frozenset[str]:
@@ -229,7 +235,7 @@ def donated_inputs(
     AOTAutograd's own rule: saved tensors that share no storage with inputs of the forward nor with
     results.
     """
-    if not torch._functorch.config.donated_buffer or any(
+    if not donates_saved_values() or any(
         map(graph_compile.contain_metadata_mutation_ops, (forward, backward))
     ):
         return frozenset()

@@ -7,7 +7,7 @@ import functools
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from operator import getitem
@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 from torch._higher_order_ops.auto_functionalize import get_mutable_args
-from torch._inductor import custom_graph_pass, ir, list_mode_options, list_options, memory
 from torch._inductor import graph as inductor_graph
+from torch._inductor import ir, list_mode_options, list_options
 from torch._inductor.codegen.triton import TritonOverrides
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
@@ -27,8 +27,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.ops_handler import OpsHandler
 from torch._inductor.select_algorithm import extern_kernels
 from torch._inductor.utils import BoxedBool
-from torch._inductor.virtualized import V, ops
-from torch.utils._ordered_set import OrderedSet
+from torch._inductor.virtualized import ops
 
 from autoremat._torch.running import extent
 
@@ -37,7 +36,6 @@ __all__ = [
     "SEEDED_DRAWS",
     "SEED_MAKERS",
     "CustomPartitionerFn",
-    "CustomSchedulerPass",
     "InductorError",
     "caches_are_off",
     "compile_fx",
@@ -50,14 +48,12 @@ __all__ = [
     "inductor_settings",
     "inlining_limits",
     "is_kept_for_reuse",
-    "kernels_before_fusion",
-    "limit_fusion",
     "list_options",
     "loading_kernels_by",
     "options_of_mode",
-    "origin_names",
-    "pre_fusion_pass",
+    "prefers_channels_last",
     "wrapper_namespace",
+    "writes_in_place",
 ]
 
 # Whether Inductor's kernels on CUDA may draw four numbers at a time, which depends on their shape:
@@ -70,12 +66,6 @@ DRAWS_FOUR_AT_A_TIME = hasattr(TritonOverrides, "_can_use_4x_random") and getatt
 _prims = torch.ops.prims
 SEED_MAKERS = frozenset({_prims.inductor_seeds.default, _prims.inductor_seed.default})
 SEEDED_DRAWS = frozenset({_prims.inductor_random.default, _prims.inductor_randint.default})
-
-# What Inductor's caches accept as a pass over scheduler nodes; before 2.12 the class for graphs.
-CustomSchedulerPass: Any = getattr(
-    custom_graph_pass, "CustomSchedulerPass", custom_graph_pass.CustomGraphPass
-)
-
 
 _ops: Any = torch.ops.higher_order
 # Operators of which Inductor may make the form that writes, by the arguments that it writes to.
@@ -260,15 +250,14 @@ def options_of_mode(mode: str) -> dict[str, Any] | None:
         return None
 
 
-def pre_fusion_pass() -> Any:
-    """The pass over scheduler nodes that the user has configured, if any."""
-    return torch._inductor.config._pre_fusion_custom_pass
+def prefers_channels_last(module: fx.GraphModule) -> bool:
+    """Whether Inductor would give the convolutions of a graph what they read with channels last."""
+    return GraphLowering.decide_layout_opt(module, is_inference=False)
 
 
-def origin_names(nodes: Sequence[Any]) -> set[str]:
-    """Names of the graph nodes that Inductor's scheduler nodes compute."""
-    parts = (part.node for node in nodes for part in node.get_nodes())
-    return {origin.name for part in parts for origin in getattr(part, "origins", ())}
+def writes_in_place() -> bool:
+    """Whether Inductor may leave the result of a loop in the memory of what the loop reads."""
+    return bool(torch._inductor.config.inplace_buffers)
 
 
 def in_place_results(node: fx.Node) -> list[tuple[fx.Node, list[fx.Node]]]:
@@ -308,85 +297,6 @@ def _updated(node: fx.Node) -> Iterator[tuple[object, Any]]:
         if bases is None:
             bases = [kwargs[name] for name in get_mutable_args(operator)[0]]
         yield from enumerate(bases, start=len(node.meta["val"]) - len(bases))
-
-
-def kernels_before_fusion(
-    nodes: Sequence[Any],
-) -> tuple[
-    dict[str, int],
-    tuple[tuple[int, ...], ...],
-    tuple[tuple[int, int, int | None, tuple[int, ...], bool], ...],
-    tuple[bool, ...],
-]:
-    """Inductor's scheduler nodes by their positions; inside a compile only.
-
-    Returns:
-        Positions by the names of operations; for each node the nodes that must run before it; of
-        each buffer bytes when made and when freed, maker (None: an input), readers, and whether it
-        is an output; for each node whether Inductor writes its loop.
-    """
-    scheduler, outputs = nodes[0].scheduler, OrderedSet(V.graph.get_output_names())
-    _, inputs = memory.prepare_planning_info(
-        list(nodes),
-        scheduler.name_to_buf,
-        scheduler.name_to_fused_node,
-        OrderedSet(V.graph.graph_inputs.keys()),
-        outputs,
-    )
-    position = {node: number for number, node in enumerate(nodes)}
-    made: list[tuple[Any, int | None]] = [(b, None) for b in inputs.values()]
-    made += [(b, position[node]) for node in nodes for b in node.get_outputs()]
-    buffers = tuple(
-        (
-            int(buffer.mpi_buffer.size_alloc),
-            int(buffer.mpi_buffer.size_free),
-            maker,
-            tuple(sorted(position[reader] for reader in buffer.mpi_buffer.succ_nodes)),
-            buffer.get_name() in outputs,
-        )
-        for buffer, maker in made
-    )
-    predecessors = tuple(
-        tuple(sorted(position[before] for before in node.mpi_node.pred_nodes)) for node in nodes
-    )
-    numbers = {part.get_name(): position[node] for node in nodes for part in node.get_nodes()}
-    return numbers, predecessors, buffers, tuple(not node.is_extern() for node in nodes)
-
-
-def limit_fusion(
-    nodes: Sequence[Any], numbers: Mapping[str, int], admits: Callable[[Sequence[int]], bool]
-) -> None:
-    """Let the nodes' own scheduler ask, last of all, whether two may become one kernel.
-
-    `inductor_choices_class`, which is documented, does not serve: torch 2.13 makes one object of
-    it per thread, at the thread's first compile, and keeps that for all later ones of anybody.
-
-    Args:
-        nodes: the nodes before any fusion.
-        numbers: their positions by the names of operations (`kernels_before_fusion`).
-        admits: is given, for each position, the first one in the same kernel, as it would be. What
-            is fused already is asked of the scheduler each time: it fuses less than it asks about.
-    """
-    scheduler = nodes[0].scheduler
-    makes_cycle = scheduler.will_fusion_create_cycle
-
-    def refuses(node1: Any, node2: Any) -> bool:
-        return makes_cycle(node1, node2) or not admits(_fused(scheduler, numbers, node1, node2))
-
-    scheduler.will_fusion_create_cycle = refuses
-
-
-def _fused(scheduler: Any, numbers: Mapping[str, int], *joined: Any) -> list[int]:
-    """For each position the first one in its kernel, if the joined nodes become one."""
-    names = {part.get_name() for node in joined for part in node.get_nodes()}
-    of_position = {numbers[name]: id(scheduler.name_to_fused_node[name]) for name in numbers}
-    together = {of_position[numbers[name]] for name in names}
-    first: dict[int, int] = {}
-    kernels = (of_position[position] for position in range(len(of_position)))
-    return [
-        first.setdefault(0 if kernel in together else kernel, position)
-        for position, kernel in enumerate(kernels)
-    ]
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from autoremat import _torch
+from autoremat._torch import Kernels
 from autoremat.emit.rewrite import RECOMPUTED
 
 
@@ -24,11 +24,11 @@ class FusionLimit(_torch.CustomSchedulerPass):
     def __call__(self, nodes: list[Any]) -> list[Any]:
         """Limit the fusion of these scheduler nodes, if any of them recomputes."""
         if any(RECOMPUTED in name for name in _torch.origin_names(nodes)):
-            numbers, predecessors, found, loops = _torch.kernels_before_fusion(nodes)
-            kernels = Kernels(predecessors, tuple(Buffer(*fields) for fields in found), loops)
+            kernels = _torch.kernels_before_fusion(nodes)
             limit_nbytes = peak_nbytes(kernels, range(len(kernels.predecessors)))
+            _torch.limit_reuse(nodes, limit_nbytes)
             _torch.limit_fusion(
-                nodes, numbers, lambda fused: peak_nbytes(kernels, fused) <= limit_nbytes
+                nodes, kernels.numbers, lambda fused: peak_nbytes(kernels, fused) <= limit_nbytes
             )
         return nodes
 
@@ -38,49 +38,14 @@ class FusionLimit(_torch.CustomSchedulerPass):
 
     def uuid(self) -> tuple[str, str]:
         """A key for Inductor's caches; it changes when the rule does."""
-        return ("autoremat", "fusion limit 3")
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """Memory of one kernel's result, or of an input that may be freed.
-
-    Attributes:
-        allocated_nbytes: bytes taken when its maker runs.
-        freed_nbytes: bytes returned after its last reader.
-        maker: the kernel that makes it; None for an input.
-        readers: the kernels that read it.
-        is_kept: whether it is live at the end.
-    """
-
-    allocated_nbytes: int
-    freed_nbytes: int
-    maker: int | None
-    readers: tuple[int, ...]
-    is_kept: bool
-
-
-@dataclass(frozen=True)
-class Kernels:
-    """Kernels numbered in the planned order.
-
-    Attributes:
-        predecessors: for each kernel those that must run before it.
-        buffers: what they make and read.
-        loops: for each kernel, whether Inductor writes it: it may write over what it reads last.
-    """
-
-    predecessors: tuple[tuple[int, ...], ...]
-    buffers: tuple[Buffer, ...]
-    loops: tuple[bool, ...]
+        return ("autoremat", "fusion limit 4")
 
 
 def peak_nbytes(kernels: Kernels, fused: Sequence[int]) -> int:
     """Highest live bytes when fused kernels run in the order of their first ones.
 
-    What ends in a loop that makes another buffer of its size is taken to be written over: else a
-    fusion far from there might take as much more as the two of them. Nothing is assumed to stay in
-    registers, on which one cannot rely before code is generated.
+    What is written over is counted once. Nothing is assumed to stay in registers, on which one
+    cannot rely before code is generated.
 
     Args:
         kernels: what would run without fusion.
@@ -89,7 +54,6 @@ def peak_nbytes(kernels: Kernels, fused: Sequence[int]) -> int:
     step_of = {first: step for step, first in enumerate(_order(kernels, fused))}
     steps = [step_of[first] for first in fused]
     change = [0] * (len(step_of) + 1)
-    made, ended = (Counter[tuple[int, int]]() for _ in range(2))  # by step and size
     live = 0
     for buffer in kernels.buffers:
         born = 0 if buffer.maker is None else steps[buffer.maker]
@@ -97,29 +61,26 @@ def peak_nbytes(kernels: Kernels, fused: Sequence[int]) -> int:
             live += buffer.freed_nbytes
         else:
             change[born] += buffer.allocated_nbytes
-            made[born, buffer.allocated_nbytes] += 1
         if not buffer.is_kept:
             last = max((steps[reader] for reader in buffer.readers), default=born)
             change[last + 1] -= buffer.freed_nbytes
-            if last > born or buffer.maker is None:
-                ended[last, buffer.freed_nbytes] += 1
+    over_nbytes = _over_nbytes(kernels, steps)
     peak = live
-    over_nbytes = _over_nbytes(kernels, step_of, made & ended)
     for step, nbytes in enumerate(change):
         live += nbytes
-        peak = max(peak, live - over_nbytes.get(step, 0))
+        peak = max(peak, live - over_nbytes[step])
     return peak
 
 
-def _over_nbytes(
-    kernels: Kernels, step_of: Mapping[int, int], found: Counter[tuple[int, int]]
-) -> dict[int, int]:
-    """By step, bytes of what is written over: as many buffers of a size are made as end there."""
-    loops = {step for first, step in step_of.items() if kernels.loops[first]}
+def _over_nbytes(kernels: Kernels, steps: Sequence[int]) -> Counter[int]:
+    """Bytes of what is written over, by step."""
     over: Counter[int] = Counter()
-    for (step, nbytes), count in found.items():
-        if step in loops:
-            over[step] += count * nbytes
+    for possible in kernels.overwrites:
+        step = steps[possible[0].kernel]
+        for overwrite in possible:
+            if all(steps[kernel] < step for kernel in overwrite.earlier):
+                over[step] += overwrite.nbytes
+                break
     return over
 
 

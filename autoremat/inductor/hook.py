@@ -95,14 +95,16 @@ def configured(config: dict[str, Any]) -> contextlib.AbstractContextManager[None
 
 
 def _with_own(config: dict[str, Any]) -> dict[str, Any]:
-    """Limited fusion, unless the user hooks in there, and no masked vectors at the ends of loops.
+    """Limited fusion, unless the user hooks in there, and two of Inductor's habits left off.
 
-    With them, gradients of a Falcon-Mamba are wrong (torch 2.13 on the CPU); `docs/torch_issues.md`
-    says what is known and was ruled out.
+    With masked vectors at the ends of loops, gradients of a Falcon-Mamba are wrong (torch 2.13 on
+    the CPU); `docs/torch_issues.md` says what is known and was ruled out. A sum of a few terms that
+    is written out as additions is put off to where it is read, and holds its terms until then: of
+    T5's position bias those of all layers, so that no plan takes less.
 
     The partitioner is called while it holds, so the wrappers that are read have it as well.
     """
-    own: dict[str, Any] = {"cpp.enable_loop_tail_vec": False}
+    own: dict[str, Any] = {"cpp.enable_loop_tail_vec": False, "unroll_reductions_threshold": 1}
     if _torch.pre_fusion_pass() is None:
         own["_pre_fusion_custom_pass"] = FusionLimit()
     return {**own, **config}

@@ -187,6 +187,11 @@ def is_pointwise(node: fx.Node) -> bool:
     return torch.Tag.pointwise in target.tags and not is_random(node)
 
 
+def is_by_element(node: fx.Node) -> bool:
+    """Whether each element of the result is computed from those in the same place."""
+    return is_pointwise(node) and torch.Tag.pointwise in getattr(node.target, "tags", ())
+
+
 def is_heavy(node: fx.Node) -> bool:
     """Whether Inductor would rather keep the result on the CPU than compute it twice."""
     target, value = node.target, _torch.fake_value(node)

@@ -57,6 +57,10 @@ def _lower_at_peak(problem: Problem, plan: Plan, read_nbytes: int) -> Problem | 
 
 
 def _is_late(problem: Problem, name: str) -> bool:
-    """Whether the backward alone makes a value, for itself."""
+    """Whether the backward alone makes a value, for itself, and in memory of its own.
+
+    What may take the memory of another value does so by its size: made smaller, it would not.
+    """
     maker = problem.producer_of.get(name)
-    return maker is not None and maker.phase is Phase.BACKWARD and name not in problem.outputs
+    is_own = maker is not None and maker.phase is Phase.BACKWARD and not maker.overwrites
+    return is_own and name not in problem.outputs

@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -641,49 +640,6 @@ def test_what_another_thread_compiles_meanwhile_is_loaded():
         thread.start()
         thread.join()
     assert torch.equal(results[0], 2 * x)
-
-
-@pytest.mark.inductor
-def test_fusion_can_be_refused():
-    """The pass sees scheduler nodes; it is asked what may become one kernel, by what is one."""
-    asked: list[list[int]] = []
-
-    class Refusing(_torch.CustomSchedulerPass):  # type: ignore[misc]
-        def __call__(self, nodes: list[Any]) -> list[Any]:
-            self.origins = _torch.origin_names(nodes)
-            found = _torch.kernels_before_fusion(nodes)
-            self.numbers, self.before, self.buffers, self.loops = found
-            _torch.limit_fusion(nodes, self.numbers, self.admits)
-            return nodes
-
-        def admits(self, fused: list[int]) -> bool:
-            asked.append(list(fused))
-            return len(asked) == 1  # the first two, but not the third with them
-
-        def uuid(self) -> str:
-            return f"refusing {time.time_ns()}"  # a hit in Inductor's cache would call nothing
-
-        def __deepcopy__(self, memo: object) -> Any:
-            return self
-
-    assert _torch.pre_fusion_pass() is None
-    refusing = Refusing()
-    run = torch.compile(
-        lambda x: (x.neg(), x.abs(), x.exp(), x @ x),
-        options={"_pre_fusion_custom_pass": refusing},
-    )
-    x = torch.ones(64, 64)
-    assert torch.equal(run(x)[1], x)
-    assert len(refusing.origins) == 4
-    assert set(refusing.numbers.values()) == {0, 1, 2, 3}
-    assert refusing.loops == (True, True, True, False)  # the product is a library's
-    assert len(set(asked[0])) == 3
-    assert asked[1:]
-    assert all(fused == [0, 0, 0, 3] for fused in asked[1:])
-    assert refusing.before == ((), (), (), ())
-    made = [buffer for buffer in refusing.buffers if buffer[2] is not None]
-    assert [buffer[0] for buffer in made] == [64 * 64 * 4] * 4
-    assert all(is_output for *_, is_output in made)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -1674,3 +1630,26 @@ def test_backend_compiler_failed():
     with pytest.raises(_torch.BackendCompilerFailed) as raised:
         torch.compile(torch.sin, backend=backend)(torch.ones(2))
     assert isinstance(raised.value.inner_exception, ValueError)
+
+
+def test_what_the_configuration_lets_be_written_over():
+    """Inductor's results in place of what they are made from; saved values in the backward."""
+    assert _torch.writes_in_place()
+    assert _torch.donates_saved_values()
+    with torch._inductor.config.patch(inplace_buffers=False):
+        assert not _torch.writes_in_place()
+    with torch._functorch.config.patch(donated_buffer=False):
+        assert not _torch.donates_saved_values()
+
+
+def test_convolutions_are_given_channels_last():
+    """Where there are any, and the configuration does not forbid it."""
+
+    def traced(layer: nn.Module, x: Tensor) -> fx.GraphModule:
+        return capture(lambda x: layer(x).sum(), x).module
+
+    convolution = traced(nn.Conv2d(2, 2, 3), torch.ones(1, 2, 8, 8))
+    assert _torch.prefers_channels_last(convolution)
+    assert not _torch.prefers_channels_last(traced(nn.Linear(2, 2), torch.ones(1, 2)))
+    with torch._inductor.config.patch(layout_optimization=False):
+        assert not _torch.prefers_channels_last(convolution)

@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 import autoremat
 import autoremat.inductor.hook
-from autoremat.inductor.fusion_limit import Buffer, Kernels, peak_nbytes
+from autoremat._torch import Kernels, Overwrite, ScheduledBuffer
+from autoremat.inductor.fusion_limit import peak_nbytes
 from tests.training import UNBOUNDED, close, measured, optimized, refusal, step
 
 
-def value(maker: int, *readers: int, nbytes: int = 4, is_kept: bool = False) -> Buffer:
+def value(maker: int, *readers: int, nbytes: int = 4, is_kept: bool = False) -> ScheduledBuffer:
     """A result of one kernel."""
-    return Buffer(nbytes, nbytes, maker, readers, is_kept)
+    return ScheduledBuffer(nbytes, nbytes, maker, readers, is_kept)
 
 
 ALONE = range(4)
@@ -27,9 +28,9 @@ def _gelu() -> Kernels:
 
     kernel  0: y = f(x)    1: w = y * y (small)    2: g    3: h = f'(x) * g
     """
-    x = Buffer(0, 4, None, (0, 3), is_kept=False)
+    x = ScheduledBuffer(0, 4, None, (0, 3), is_kept=False)
     w, h = value(1, nbytes=1, is_kept=True), value(3, nbytes=1, is_kept=True)
-    return Kernels(((), (0,), (), (2,)), (x, value(0, 1), w, value(2, 3), h), (False,) * 4)
+    return Kernels({}, ((), (0,), (), (2,)), (x, value(0, 1), w, value(2, 3), h), ())
 
 
 def test_without_fusion_the_peak_is_that_of_the_planned_order(gelu: Kernels):
@@ -37,12 +38,25 @@ def test_without_fusion_the_peak_is_that_of_the_planned_order(gelu: Kernels):
     assert peak_nbytes(gelu, ALONE) == 4 + 1 + 4 + 1
 
 
-@pytest.mark.parametrize(("is_loop", "nbytes"), [(True, 12), (False, 20)])
-def test_a_loop_writes_over_what_it_reads_last(is_loop: bool, nbytes: int):
-    """`a` of 8 bytes, of which it makes `b` of 4 and `c` of 8; a library's call holds all three."""
+@pytest.mark.parametrize("overwrites", [True, False])
+def test_what_is_written_over_counts_once(overwrites: bool):
+    """`a` of 8 bytes, of which a kernel makes `b` of 4 and `c` of 8, perhaps in place of `a`."""
     a, b, c = value(0, 1, nbytes=8), value(1, nbytes=4), value(1, nbytes=8, is_kept=True)
-    kernels = Kernels(((), (0,)), (a, b, c), (True, is_loop))
-    assert peak_nbytes(kernels, range(2)) == nbytes
+    over = ((Overwrite(1, 8, ()),),) if overwrites else ()
+    assert peak_nbytes(Kernels({}, ((), (0,)), (a, b, c), over), range(2)) == 20 - 8 * overwrites
+
+
+def test_what_another_reads_in_the_same_kernel_is_not_written_over():
+    """`a`, read by 1 and then 2, which would take its memory: not once they are one kernel.
+
+    Where 2 may also write over `b`, it takes that.
+    """
+    a, b, c, d = value(0, 1, 2), value(0, 2), value(1, is_kept=True), value(2, is_kept=True)
+    order, buffers = ((), (0,), (0,)), (a, b, c, d)
+    only_a = Kernels({}, order, buffers, ((Overwrite(2, 4, (1,)),),))
+    either = Kernels({}, order, buffers, ((Overwrite(2, 4, (1,)), Overwrite(2, 4, ())),))
+    assert [peak_nbytes(only_a, fused) for fused in ([0, 1, 2], [0, 1, 1])] == [12, 16]
+    assert [peak_nbytes(either, fused) for fused in ([0, 1, 2], [0, 1, 1])] == [12, 12]
 
 
 def test_a_fusion_holds_all_that_its_kernels_hold_at_once(gelu: Kernels):
@@ -66,7 +80,7 @@ def test_a_kernel_drawn_ahead_of_its_place_makes_its_result_live_longer():
 
     kernel  0: a    1: reads a    2: b    3: reads b    with a peak of one at a time
     """
-    kernels = Kernels(((), (0,), (), (2,)), (value(0, 1), value(2, 3)), (True,) * 4)
+    kernels = Kernels({}, ((), (0,), (), (2,)), (value(0, 1), value(2, 3)), ())
     assert peak_nbytes(kernels, ALONE) == 4
     assert peak_nbytes(kernels, [0, 1, 0, 3]) == 8
 

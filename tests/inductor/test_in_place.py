@@ -114,6 +114,45 @@ def test_another_layout_is_not_written_over():
         assert written.is_contiguous() == read.is_contiguous()
 
 
+class Moved(Classifier):
+    """The elements are taken from other places."""
+
+    def __init__(self, move: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.move = move
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.move(self.head(x)).square().sum()
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda y: y[:, torch.arange(y.shape[1]).flip(0)],
+        lambda y: y.gather(1, torch.arange(y.shape[1]).flip(0).expand_as(y)),
+        lambda y: y + torch.zeros_like(y).index_fill(1, torch.tensor([0]), 1.0),
+    ],
+    ids=["index", "gather", "like"],
+)
+def test_what_is_read_in_other_places_is_not_written_over(move: Callable[[Tensor], Tensor]):
+    """Nor by what takes no more than its shape."""
+    lowered = stated(lambda: Moved(move)).lowered
+    writers = [op for op in lowered.problem.ops if op.overwrites]
+    assert all(torch.Tag.pointwise in lowered.node_of[op.name].target.tags for op in writers)
+
+
+def test_the_users_configuration_is_asked():
+    """No writes in place, or none over what the forward has saved for the backward."""
+    with torch._inductor.config.patch(inplace_buffers=False):
+        assert not overwritten(stated(Activation).lowered.problem)
+    saved = overwritten(stated(Activation).lowered.problem)["tanh_backward"]
+    with torch._functorch.config.patch(donated_buffer=False):
+        kept = overwritten(stated(Activation).lowered.problem)
+    assert saved == "tanh"
+    assert "tanh_backward" not in kept
+    assert kept["tanh"] == "addmm"  # the forward's own
+
+
 def test_op_by_op_nothing_is_written_over():
     """Each operation of torch makes a tensor of its own."""
     subject = subject_of(Classifier(), given(), Setting(compiler="eager"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -58,6 +60,17 @@ def test_what_the_forward_makes_or_the_step_returns_keeps_its_size() -> None:
     problem = step("gb")
     found = corrected(problem, save_all_but(problem), 1100)
     assert found is None
+
+
+def test_what_takes_the_memory_of_another_keeps_its_size() -> None:
+    """A smaller result would have no room for what it writes over."""
+    problem = step()
+    over = tuple(replace(op, overwrites=("b",)) if op.name == "bb" else op for op in problem.ops)
+    problem = replace(problem, ops=over)
+    assert peak(problem, save_all_but(problem)) == RESIDENT + 420
+    assert corrected(problem, save_all_but(problem), RESIDENT + 300) is not None
+    found = corrected(problem, save_all_but(problem), RESIDENT + 300)
+    assert found is None or found.value_by_name["gb"].nbytes == 400
 
 
 class LanguageModel(nn.Module):

@@ -1,0 +1,99 @@
+"""Copies of images and weights that Inductor makes for convolutions, and what they add up to."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autoremat
+from autoremat import _torch
+from autoremat.ask.options import Setting
+from autoremat.memory.meter import resident_nbytes
+from tests.joint_graphs import subject_of
+
+INDUCTOR = Setting(compiler="inductor")
+IMAGE_NBYTES = 4 * 2 * 3 * 32 * 32
+WEIGHT_NBYTES = 4 * 8 * 3 * 3 * 3
+
+
+class Convolutions(nn.Module):
+    """Three by three, and one by one: that lies in both ways at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.narrow(self.wide(x).relu()).square().sum()
+
+
+def image() -> Tensor:
+    return torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def copied(model: nn.Module, given: Tensor, setting: Setting = INDUCTOR) -> list[int]:
+    """Bytes of the copies in a problem."""
+    problem = subject_of(model, given, setting).lowered.problem
+    names = [name for name in problem.outputs if name.endswith("with channels last")]
+    return sorted(problem.value_by_name[name].nbytes for name in names)
+
+
+def test_what_does_not_lie_with_channels_last_is_copied_once():
+    """The image and the weight of three by three."""
+    assert copied(Convolutions(), image()) == [WEIGHT_NBYTES, IMAGE_NBYTES]
+
+
+def test_what_lies_with_channels_last_is_not_copied():
+    """As users of convolutions are told to keep it."""
+    model = Convolutions().to(memory_format=torch.channels_last)
+    assert copied(model, image().to(memory_format=torch.channels_last)) == []
+    assert copied(model, image()) == [IMAGE_NBYTES]
+
+
+def test_what_others_have_made_is_not_copied():
+    """They make it with channels last."""
+
+    class Scaled(Convolutions):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x * 2.0)
+
+    assert copied(Scaled(), image()) == [WEIGHT_NBYTES]
+
+
+def test_nothing_is_copied_op_by_op_or_where_the_user_forbids_it():
+    """Torch's own convolution reads what there is."""
+    assert copied(Convolutions(), image(), Setting(compiler="eager")) == []
+    with torch._inductor.config.patch(layout_optimization=False):
+        assert copied(Convolutions(), image()) == []
+
+
+def test_without_convolutions_there_is_nothing_to_lay_out():
+    """A linear layer."""
+    subject = subject_of(nn.Sequential(nn.Linear(4, 4)), torch.ones(2, 4), INDUCTOR)
+    assert not _torch.prefers_channels_last(subject.joint.module)
+
+
+class Patches(nn.Module):
+    """A large image, of which little is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, 2, 8, stride=8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.embed(x).tanh().square().sum()
+
+
+@pytest.mark.inductor
+def test_the_copy_is_read_in_the_generated_code():
+    """The peak is next to nothing but the copy of the image."""
+    given = torch.randn(4, 3, 128, 128, generator=torch.Generator().manual_seed(1))
+    model = Patches()
+    found = autoremat.plan(model, given, budget=1 << 40, policy="save-all", verbose=False)
+    timeline = found.graphs[0].timeline
+    assert timeline is not None
+    resident = resident_nbytes(model, given)
+    read, modelled = found.predicted_peak_nbytes - resident, timeline.peak_nbytes - resident
+    assert read > given.nbytes
+    assert modelled == pytest.approx(read, rel=0.1)
