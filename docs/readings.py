@@ -44,7 +44,7 @@ def page(runs: list[Row], rows: list[Row]) -> str:
     errors = [abs(error(reading)) for row in done for reading in row["readings"]]
     counts = [len(row["readings"]) for row in done if "peak" in row]
     parts = [INTRODUCTION]
-    if errors:
+    if errors and counts:
         parts.append(
             f"{len(errors)} readings: half of them within {percent(statistics.median(errors))}, "
             f"{sum(found <= 3 for found in errors)} within 3 %, the worst off by "

@@ -7,10 +7,11 @@ import functools
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from operator import getitem
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ __all__ = [
     "inductor_result_nbytes",
     "inductor_settings",
     "inlining_limits",
+    "is_as_torch_has_it",
     "is_kept_for_reuse",
     "list_options",
     "loading_kernels_by",
@@ -250,9 +252,20 @@ def options_of_mode(mode: str) -> dict[str, Any] | None:
         return None
 
 
-def prefers_channels_last(module: fx.GraphModule) -> bool:
-    """Whether Inductor would give the convolutions of a graph what they read with channels last."""
+def prefers_channels_last(nodes: Iterable[fx.Node]) -> bool:
+    """Whether Inductor would give the convolutions of a module what they read with channels last.
+
+    Args:
+        nodes: the module's.
+    """
+    module: Any = SimpleNamespace(graph=SimpleNamespace(nodes=list(nodes)))
     return GraphLowering.decide_layout_opt(module, is_inference=False)
+
+
+def is_as_torch_has_it(option: str) -> bool:
+    """Whether nobody has set an option of Inductor's configuration."""
+    config: Any = torch._inductor.config
+    return bool(config._is_default(option))
 
 
 def writes_in_place() -> bool:

@@ -164,10 +164,13 @@ def _overwrites(node: Any, numbers: Mapping[str, int]) -> Iterator[Overwrite]:
     results = [buffer for buffer in node.get_outputs() if _may_lie_elsewhere(buffer.node)]
     for read in node.read_writes.reads if len(results) == 1 else ():
         buffer = _overwritable(node.scheduler, read.name)
-        if buffer is None or not can_match_buffer_size(buffer.node, results[0].node):
+        if buffer is None:
             continue
         users = {user.node.get_name(): user for user in buffer.users}
-        if not users.keys() <= numbers.keys() or not users[node.get_name()].can_inplace:
+        own = users.get(node.get_name())
+        if own is None or not own.can_inplace or not users.keys() <= numbers.keys():
+            continue
+        if not can_match_buffer_size(buffer.node, results[0].node):
             continue
         places = _places(node, read.name)
         earlier = {
@@ -184,7 +187,8 @@ def _overwrites(node: Any, numbers: Mapping[str, int]) -> Iterator[Overwrite]:
 def _may_lie_elsewhere(result: ir.Buffer) -> bool:
     """Whether a result has memory of its own choice."""
     fixed = result.get_inputs_that_alias_output() or result.get_mutation_names()
-    return bool(result.should_allocate() and not fixed)
+    is_shared = isinstance(result.get_output_spec(), _SHARED)
+    return bool(result.should_allocate() and not fixed and not is_shared)
 
 
 def _overwritable(scheduler: Any, name: str) -> Any:
@@ -195,7 +199,7 @@ def _overwritable(scheduler: Any, name: str) -> Any:
     is_fixed = (name in graph.graph_inputs and donated is None) or name in graph.never_reuse_buffers
     if buffer is None or buffer.node is None or is_fixed or name in graph.constants:
         return None
-    layouts = (ir.NoneLayout, ir.MultiOutputLayout, ir.MutationLayoutSHOULDREMOVE)
+    layouts = (ir.NoneLayout, ir.MultiOutputLayout, ir.MutationLayoutSHOULDREMOVE, *_SHARED)
     maker = buffer.defining_op
     is_view = (
         maker is not None
@@ -233,6 +237,9 @@ def limit_fusion(
 
     scheduler.will_fusion_create_cycle = refuses
 
+
+# Layouts of memory that other processes see; a release may be without.
+_SHARED: tuple[Any, ...] = tuple(filter(None, [getattr(ir, "CommBufferLayout", None)]))
 
 # What the peak of a scheduler's code may be.
 _limits_nbytes: WeakKeyDictionary[Any, int] = WeakKeyDictionary()

@@ -151,13 +151,15 @@ class _Writer:
 
     def _forget_inlined(self, node: fx.Node) -> None:
         """Let a repeat compute anew what is computed on the way: shared, it would be kept."""
+        seen: set[fx.Node] = set()
         behind = list(node.all_input_nodes)
         while behind:
             source = behind.pop()
-            is_derived = source in self._lowered.derived and source in self._current
+            is_derived = source in self._lowered.derived and source not in seen
             if is_derived and not self._is_element_of_operation(source):
-                if self._lowered.storages.made_by[source]:
-                    del self._current[source]
+                seen.add(source)
+                if self._lowered.storages.made_by.get(source):
+                    self._current.pop(source, None)
                 behind += source.all_input_nodes
 
     def _read_sizes(self, op_name: str) -> None:

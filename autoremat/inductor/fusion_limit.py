@@ -1,4 +1,4 @@
-"""Inductor's fusion held to the peak of the planned order.
+"""Inductor's fusion, and what it keeps for reuse, held to the peak of the planned order.
 
 Enters: the kernels of a backward with recomputes, in the plan's order, before Inductor fuses them.
 Leaves: the same kernels; a fusion that would raise their peak is refused. Fusing two kernels puts

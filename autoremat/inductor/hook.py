@@ -95,7 +95,7 @@ def configured(config: dict[str, Any]) -> contextlib.AbstractContextManager[None
 
 
 def _with_own(config: dict[str, Any]) -> dict[str, Any]:
-    """Limited fusion, unless the user hooks in there, and two of Inductor's habits left off.
+    """Limited fusion and reuse, unless the user hooks in there, and two habits left off.
 
     With masked vectors at the ends of loops, gradients of a Falcon-Mamba are wrong (torch 2.13 on
     the CPU); `docs/torch_issues.md` says what is known and was ruled out. A sum of a few terms that
@@ -104,7 +104,9 @@ def _with_own(config: dict[str, Any]) -> dict[str, Any]:
 
     The partitioner is called while it holds, so the wrappers that are read have it as well.
     """
-    own: dict[str, Any] = {"cpp.enable_loop_tail_vec": False, "unroll_reductions_threshold": 1}
+    own: dict[str, Any] = {"cpp.enable_loop_tail_vec": False}
+    if _torch.is_as_torch_has_it("unroll_reductions_threshold"):
+        own["unroll_reductions_threshold"] = 1
     if _torch.pre_fusion_pass() is None:
         own["_pre_fusion_custom_pass"] = FusionLimit()
     return {**own, **config}

@@ -1,13 +1,17 @@
 """Inputs of the graph that Inductor lays out anew for convolutions.
 
 Enters: a lowered graph. Leaves: the same, in which the first convolution that reads an image or a
-weight makes a copy of it besides. Inductor gives convolutions what they read with the channels
-last; what lies in another way is copied in the forward, and the backward is handed that copy. Other
-values are made the way they are read. Like `inlining` it is a forecast.
+weight makes a copy of it besides. Inductor gives convolutions of images what they read with the
+channels last; what lies in another way is copied in the forward. The backward is handed the copy
+in place of the input that it would read; a copy that it does not read ends with the convolution.
+Other values are made the way they are read. Like `inlining` it is a forecast, a little too high:
+what the backward is handed counts until it ends, and once more where the convolution is repeated.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -15,49 +19,61 @@ from autoremat_solver import Op, Value
 from torch import fx
 
 from autoremat import _torch
+from autoremat.cost.calls import TensorSpec, tensor_spec
 from autoremat.graph.joint_graph import JointGraph
 from autoremat.problem.lower import Lowered
 
-CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
+aten = torch.ops.aten
+
+LAID_OUT = " with channels last"
+"""What follows the name of an input's storage in the name of the copy."""
 
 
 def with_laid_out_inputs(lowered: Lowered, joint: JointGraph) -> Lowered:
-    """The same graph, with the copies of its inputs; they are live until the end."""
-    if not _torch.prefers_channels_last(joint.module):
+    """The same graph, with the copies of its inputs."""
+    if not _torch.prefers_channels_last(joint.forward):
         return lowered
-    copies: dict[fx.Node, Value] = {}
+    copies: dict[str, Value] = {}
 
     def op(known: Op) -> Op:
         node = lowered.node_of[known.name]
-        is_convolution = node.target is torch.ops.aten.convolution.default
-        read = [source for source in node.args[:2] if isinstance(source, fx.Node)]
-        new = {
-            source: Value(f"{source.name} with channels last", _nbytes(source))
-            for source in (read if is_convolution else ())
-            if source not in copies and _is_laid_out_anew(source)
-        }
-        copies.update(new)
-        return replace(known, outputs=(*known.outputs, *(value.name for value in new.values())))
+        read = dict.fromkeys(node.args[:2]) if node.target is aten.convolution.default else ()
+        found = {source: _laid_out_anew(source) for source in read if isinstance(source, fx.Node)}
+        kept: list[str] = []
+        workspace_nbytes = known.workspace_nbytes
+        for source, spec in found.items():
+            if spec is None:
+                continue
+            (storage,) = lowered.storages.of_node[source]
+            name, nbytes = f"{storage}{LAID_OUT}", math.prod(spec.shape) * spec.dtype.itemsize
+            if not any(user in joint.backward for user in source.users):
+                workspace_nbytes += nbytes
+            elif name not in copies:
+                copies[name] = Value(name, nbytes)
+                kept.append(name)
+        return replace(known, outputs=(*known.outputs, *kept), workspace_nbytes=workspace_nbytes)
 
     forward = tuple(map(op, lowered.graph.forward))
-    made = {value.name: value for value in copies.values()}
     graph = replace(
         lowered.graph,
         forward=forward,
-        values={**lowered.graph.values, **made},
-        outputs=(*lowered.graph.outputs, *made),
+        values={**lowered.graph.values, **copies},
+        outputs=(*lowered.graph.outputs, *copies),
     )
     return replace(lowered, graph=graph)
 
 
-def _is_laid_out_anew(source: fx.Node) -> bool:
-    value = _torch.fake_value(source)
-    if source.op != "placeholder" or not isinstance(value, torch.Tensor):
-        return False
-    memory_format = CHANNELS_LAST.get(value.dim())
-    return memory_format is not None and not value.is_contiguous(memory_format=memory_format)
+def laid_out_nbytes(values: Iterable[Value]) -> int:
+    """Of values, the bytes of copies that cross to the backward."""
+    return sum(value.nbytes for value in values if value.name.endswith(LAID_OUT))
 
 
-def _nbytes(source: fx.Node) -> int:
+def _laid_out_anew(source: fx.Node) -> TensorSpec | None:
+    """How an input lies that is copied; in numbers, since asking sizes that vary guards them."""
     value = _torch.fake_value(source)
-    return _torch.size_hint(value.numel()) * value.element_size()
+    is_image = isinstance(value, torch.Tensor) and value.dim() == 4
+    if source.op != "placeholder" or not is_image:
+        return None
+    spec = tensor_spec(value)
+    like = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta")
+    return None if like.is_contiguous(memory_format=torch.channels_last) else spec

@@ -2,8 +2,8 @@
 
 Enters: a problem, a plan of it, and the peak of the code that was generated for that plan. Leaves:
 the problem with smaller values, of which plan and time are the same. What the backward alone makes
-it makes once under every plan, and Inductor may compute it inside the kernel that reads it, or
-write it over what is read: what a reading found not to be there is not there under other plans.
+it makes once under every plan, and Inductor may compute it inside the kernel that reads it: what a
+reading found not to be there is not there under other plans.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from torch import fx
 from autoremat import _torch
 from autoremat.ask.plan_file import StoredGraph
 from autoremat.graph.joint_graph import JointGraph
+from autoremat.inductor.laid_out import laid_out_nbytes
 from autoremat.memory.residents import Resident
 from autoremat.planning.choice import Baseline, Choice, as_chosen
 from autoremat.planning.curve import Curve
@@ -95,7 +96,8 @@ class Part:
         plan = self.choice.solution.plan
         held = without_spare_states(self.subject.lowered.problem, plan).values
         states_nbytes = sum(value.nbytes for value in held if value.name.endswith(RNG_STATE))
-        return storages.total_nbytes(saved | set(joint.fwd_outputs)) + states_nbytes
+        handed_nbytes = storages.total_nbytes(saved | set(joint.fwd_outputs))
+        return handed_nbytes + states_nbytes + laid_out_nbytes(held)
 
     @functools.cached_property
     def outputs_nbytes(self) -> int:

@@ -17,6 +17,7 @@ from autoremat_solver import Op, Plan, simulate
 
 from autoremat import _torch
 from autoremat.graph.storages import find_storages
+from autoremat.inductor.laid_out import LAID_OUT
 from autoremat.planning.choice import Choice
 from autoremat.problem.subject import Subject
 
@@ -55,7 +56,7 @@ def subject_at(subject: Subject, numbers: Symbols) -> Subject:
         forward=scaled(graph.forward),
         backward=scaled(graph.backward),
         values={
-            name: replace(value, nbytes=value.nbytes + grown.get(name, 0))
+            name: replace(value, nbytes=value.nbytes + grown.get(name.removesuffix(LAID_OUT), 0))
             for name, value in graph.values.items()
         },
     )

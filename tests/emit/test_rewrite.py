@@ -186,6 +186,35 @@ def test_each_repeat_computes_anew_what_is_computed_on_the_way():
     assert made[1] == made[0] + 1
 
 
+def test_repeats_that_read_the_same_at_different_depths_share_nothing():
+    """One of them reads the exponential, the other the sum that is made of it."""
+
+    def function(x: Tensor) -> Tensor:
+        h = (x @ x).detach()
+        e = h.neg()
+        return ((e * h) @ x).sin().sum() + ((h / (1.0 + e)) @ x).sin().sum()
+
+    subject = subject_of(function, leaf(4, 4), Setting(compiler="inductor"))
+    names = [op.name for op in subject.lowered.problem.ops]
+    multiplied = next(n for n in names if n.startswith("mul"))
+    assert "div" in names
+    assert "neg" not in names
+    start = names.index("backward_begins") + 1
+    repeated = Plan.of([*names[:start], multiplied, "div", *names[start:]])
+    written = rewrite(subject.joint, subject.lowered, subject.constraints, repeated)
+    again = [n for n in written.module.graph.nodes if n.name.endswith("_recomputed")]
+    negated = [
+        next(s for s in (*n.all_input_nodes, *n.all_input_nodes[-1].all_input_nodes) if is_neg(s))
+        for n in again
+    ]
+    assert len(set(negated)) == len(again) == 2
+
+
+def is_neg(node: torch.fx.Node) -> bool:
+    """Whether a node is a negation."""
+    return node.target is torch.ops.aten.neg.default
+
+
 @pytest.mark.parametrize("repeats", [False, True], ids=["no repeat", "a repeat"])
 def test_a_gradient_summed_late_is_computed_in_its_place(repeats: bool):
     """With a repeat, the sum reads a view of the early product, which Inductor does not fuse.

@@ -1649,7 +1649,15 @@ def test_convolutions_are_given_channels_last():
         return capture(lambda x: layer(x).sum(), x).module
 
     convolution = traced(nn.Conv2d(2, 2, 3), torch.ones(1, 2, 8, 8))
-    assert _torch.prefers_channels_last(convolution)
-    assert not _torch.prefers_channels_last(traced(nn.Linear(2, 2), torch.ones(1, 2)))
+    assert _torch.prefers_channels_last(convolution.graph.nodes)
+    linear = traced(nn.Linear(2, 2), torch.ones(1, 2))
+    assert not _torch.prefers_channels_last(linear.graph.nodes)
     with torch._inductor.config.patch(layout_optimization=False):
-        assert not _torch.prefers_channels_last(convolution)
+        assert not _torch.prefers_channels_last(convolution.graph.nodes)
+
+
+def test_whether_an_option_is_as_torch_has_it():
+    """What the user has set is theirs."""
+    assert _torch.is_as_torch_has_it("unroll_reductions_threshold")
+    with torch._inductor.config.patch(unroll_reductions_threshold=5):
+        assert not _torch.is_as_torch_has_it("unroll_reductions_threshold")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import autoremat
 import autoremat.backend
+from autoremat.inductor.hook import configured
 from tests.training import (
     UNBOUNDED,
     close,
@@ -250,6 +251,20 @@ def test_loops_end_without_masked_vectors(asked: dict[str, bool], expected: bool
     assert patches[TAIL_VECTORS] is expected
     with torch._inductor.config.patch(patches):  # torch knows the option by this name
         assert torch._inductor.config.cpp.enable_loop_tail_vec is expected
+
+
+def test_small_sums_are_loops_unless_the_user_sets_a_limit():
+    """By the configuration of the process or of the compile."""
+    option = "unroll_reductions_threshold"
+    config = torch._inductor.config
+    before = config.unroll_reductions_threshold
+    with configured({}):
+        assert config.unroll_reductions_threshold == 1
+    with configured({option: 3}):
+        assert config.unroll_reductions_threshold == 3
+    with config.patch({option: 5}), configured({}):
+        assert config.unroll_reductions_threshold == 5
+    assert config.unroll_reductions_threshold == before > 1
 
 
 @pytest.mark.thorough

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 import autoremat
 from autoremat import _torch
 from autoremat.ask.options import Setting
+from autoremat.inductor.laid_out import laid_out_nbytes
 from autoremat.memory.meter import resident_nbytes
+from autoremat.planning.sizes import sizes_of, subject_at
 from tests.joint_graphs import subject_of
 
 INDUCTOR = Setting(compiler="inductor")
@@ -61,6 +63,36 @@ def test_what_others_have_made_is_not_copied():
     assert copied(Scaled(), image()) == [WEIGHT_NBYTES]
 
 
+def test_what_the_backward_does_not_read_ends_with_the_convolution():
+    """Nobody asks for the gradients of a frozen one: its copies are its workspace."""
+    model = Convolutions()
+    model.wide.requires_grad_(False)
+    assert copied(model, image()) == []
+    problems = [
+        subject_of(net, image(), INDUCTOR).lowered.problem for net in (model, Convolutions())
+    ]
+    workspaces = [{op.name: op.workspace_nbytes for op in problem.ops} for problem in problems]
+    more = {name: n - workspaces[1].get(name, n) for name, n in workspaces[0].items()}
+    assert more.pop("convolution") == WEIGHT_NBYTES + IMAGE_NBYTES
+
+
+def test_volumes_are_read_as_they_are():
+    """Inductor lays out images."""
+    volume = torch.randn(1, 2, 8, 8, 8)
+    assert copied(nn.Sequential(nn.Conv3d(2, 3, 3), nn.Tanh()), volume) == []
+
+
+def test_a_copy_grows_with_the_batch():
+    """That of the image; the weight's stays."""
+    given = image()
+    torch._dynamo.mark_dynamic(given, 0)
+    subject = subject_of(Convolutions(), given, INDUCTOR)
+    (symbol, size), *_ = sizes_of(subject).items()
+    values = subject_at(subject, {symbol: 3 * size}).lowered.problem.values
+    assert laid_out_nbytes(subject.lowered.problem.values) == WEIGHT_NBYTES + IMAGE_NBYTES
+    assert laid_out_nbytes(values) == WEIGHT_NBYTES + 3 * IMAGE_NBYTES
+
+
 def test_nothing_is_copied_op_by_op_or_where_the_user_forbids_it():
     """Torch's own convolution reads what there is."""
     assert copied(Convolutions(), image(), Setting(compiler="eager")) == []
@@ -71,7 +103,7 @@ def test_nothing_is_copied_op_by_op_or_where_the_user_forbids_it():
 def test_without_convolutions_there_is_nothing_to_lay_out():
     """A linear layer."""
     subject = subject_of(nn.Sequential(nn.Linear(4, 4)), torch.ones(2, 4), INDUCTOR)
-    assert not _torch.prefers_channels_last(subject.joint.module)
+    assert not _torch.prefers_channels_last(subject.joint.forward)
 
 
 class Patches(nn.Module):
