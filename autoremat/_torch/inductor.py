@@ -263,9 +263,12 @@ def prefers_channels_last(nodes: Iterable[fx.Node]) -> bool:
 
 
 def is_as_torch_has_it(option: str) -> bool:
-    """Whether nobody has set an option of Inductor's configuration."""
+    """Whether an option of Inductor's configuration has the value that torch gives it.
+
+    Its own `_is_default` says no for ever once somebody has patched the option for a while.
+    """
     config: Any = torch._inductor.config
-    return bool(config._is_default(option))
+    return bool(getattr(config, option) == config._config[option].default)
 
 
 def writes_in_place() -> bool:

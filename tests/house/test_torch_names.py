@@ -1661,3 +1661,4 @@ def test_whether_an_option_is_as_torch_has_it():
     assert _torch.is_as_torch_has_it("unroll_reductions_threshold")
     with torch._inductor.config.patch(unroll_reductions_threshold=5):
         assert not _torch.is_as_torch_has_it("unroll_reductions_threshold")
+    assert _torch.is_as_torch_has_it("unroll_reductions_threshold")
