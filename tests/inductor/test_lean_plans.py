@@ -16,7 +16,7 @@ from autoremat.planning import read
 WIDTH, LENGTH, BATCH, VOCABULARY = 64, 64, 4, 1024
 HEADS = 4
 
-pytestmark = [pytest.mark.inductor, pytest.mark.slow]
+pytestmark = [pytest.mark.inductor, pytest.mark.thorough]
 
 
 class Gated(nn.Module):
