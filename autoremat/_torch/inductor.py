@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch._higher_order_ops.auto_functionalize import get_mutable_args
 from torch._inductor import graph as inductor_graph
-from torch._inductor import ir, list_mode_options, list_options
+from torch._inductor import ir, list_mode_options, list_options, lowering
 from torch._inductor.codegen.triton import TritonOverrides
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
@@ -41,6 +41,7 @@ __all__ = [
     "caches_are_off",
     "compile_fx",
     "compile_without_cache",
+    "generates_loops",
     "in_place_results",
     "inductor_config",
     "inductor_layout",
@@ -346,6 +347,17 @@ def _limit(name: str, device: torch.device) -> int:
     of_all = getattr(config, f"_realize_{name}_threshold_default", asked)  # 2.11 has one for all
     of_device = getattr(config, f"realize_{device.type}_{name}_threshold", of_all)
     return int(of_device if asked is None else asked)
+
+
+def generates_loops(target: Any) -> bool:
+    """Whether Inductor generates code for an operator, rather than call a library's.
+
+    Lowerings to products, convolutions and the like live in modules of their own; those to torch's
+    kernels are listed. A few decide by shape or device, and call torch's kernel after all.
+    """
+    found = lowering.lowerings.get(target)
+    of_module = getattr(found, "__module__", None) == lowering.__name__
+    return of_module and target not in lowering.fallbacks
 
 
 @functools.cache

@@ -27,6 +27,8 @@ SMALL_SHARE = 0.25  # of a value's bytes: what it is made from is little
 _POINTWISE_NAMES = frozenset(
     {
         "aten::_to_copy",
+        "aten::_unsafe_index",
+        "aten::_unsafe_masked_index",
         "aten::arange",
         "aten::clone",
         "aten::constant_pad_nd",
@@ -132,7 +134,7 @@ def inlined_nodes(
                 inlined.add(node)
                 found[node] = expression
                 continue
-        is_made_of_others = reads or computes
+        is_made_of_others = (reads or computes) and not _torch.is_getitem(node)
         own = frozenset(made or (() if is_made_of_others else storages.of_node[node]))
         found[node] = _Expression(own) if own else _Expression(reads, computes)
     return frozenset(inlined)
@@ -208,11 +210,15 @@ def _num_constants(node: fx.Node) -> int:
 
 
 def is_fusible(node: fx.Node) -> bool:
-    """Whether Inductor generates the node's loop itself, so that its inputs can be inlined."""
+    """Whether Inductor generates the node's loop itself, so that its inputs can be inlined.
+
+    A concatenation is no loop: those of its inputs write into its memory.
+    """
     target = node.target
     if not isinstance(target, _torch.OpOverload):
         return False
-    return is_pointwise(node) or target.name().split(".")[0] in _REDUCTION_NAMES
+    names = {"aten::cat", *_REDUCTION_NAMES}
+    return is_pointwise(node) or target.name().split(".")[0] in names
 
 
 def _readers(node: fx.Node, storages: Storages) -> list[fx.Node]:

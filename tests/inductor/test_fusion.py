@@ -51,6 +51,27 @@ def test_what_is_expensive_is_kept_for_its_readers():
     assert "mul" in forecast(cheap)
 
 
+def test_what_is_written_into_a_concatenation_takes_no_memory_beside_it():
+    """The part that is computed, but not the product."""
+    analysed = analyse(lambda x: torch.cat([(x @ x) * 2.0, x @ x]).sum(), leaf(8, 8))
+    assert "mul" in forecast(analysed)
+    assert "mm" not in forecast(analysed)
+
+
+def test_one_result_of_several_is_one_that_is_read():
+    """Of a variance and its mean, which are two values, each loop reads one."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        variance, mean = torch.var_mean(x, 1)
+        return (variance + y).sin().sum() + mean.sum()
+
+    analysed = analyse(function, leaf(8, 8), leaf(8))
+    with torch._inductor.config.patch(realize_reads_threshold=2):
+        assert "add" in forecast(analysed)  # it is read twice, and reads two
+    with torch._inductor.config.patch(realize_reads_threshold=1):
+        assert "add" not in forecast(analysed)
+
+
 @pytest.mark.inductor
 def test_a_long_sum_is_forecast_as_inductor_generates_it():
     """In one loop or in two, by the limit of this torch for the CPU."""

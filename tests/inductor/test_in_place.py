@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 import autoremat
 from autoremat.ask.options import Setting
+from autoremat.inductor.in_place import as_loops
 from autoremat.memory.meter import resident_nbytes
 from autoremat.problem.lower import as_written
 from autoremat.problem.subject import Subject
@@ -157,3 +159,19 @@ def test_op_by_op_nothing_is_written_over():
     """Each operation of torch makes a tensor of its own."""
     subject = subject_of(Classifier(), given(), Setting(compiler="eager"))
     assert not any(op.overwrites for op in subject.lowered.problem.ops)
+
+
+def test_what_inductor_makes_loops_of_has_no_workspace():
+    """Whatever torch's own operators take, unlike those that are called as they are."""
+
+    def function(x: Tensor) -> Tensor:
+        return F.max_pool2d(torch.cat([x @ x, x]).sin()[None], 2).cumsum(-1).sum()
+
+    subject = subject_of(function, torch.randn(8, 8, requires_grad=True), Setting(compiler="eager"))
+    graph = subject.lowered.graph
+    forward = tuple(replace(op, workspace_nbytes=64) for op in graph.forward)
+    given = replace(subject.lowered, graph=replace(graph, forward=forward))
+    found = {op.name: op.workspace_nbytes for op in as_loops(given).graph.forward}
+    loops = {"cat", "sin", "max_pool2d_with_indices", "sum_1"}
+    assert found == {name: 0 if name in loops else 64 for name in found}
+    assert {"mm", "cumsum", *loops} <= found.keys()
