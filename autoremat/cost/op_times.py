@@ -80,6 +80,7 @@ _MATMUL_SIZE = {"cpu": 768, "cuda": 8192}
 def profile_nodes(
     nodes: Sequence[fx.Node],
     *,
+    as_compiled: Callable[[Call], Call] | None = None,
     cache_path: Path | None = None,
     progress: Progress | None = None,
 ) -> dict[fx.Node, OpCost]:
@@ -87,10 +88,13 @@ def profile_nodes(
 
     Args:
         nodes: nodes of a joint graph, which have fake values.
+        as_compiled: each call as the compiler will make it, if not as the graph has it.
         cache_path: the SQLite file; the user's cache directory if not given.
         progress: called with (measurements done, measurements to do).
     """
     calls = {node: call_of(node) for node in nodes if not is_free(node)}
+    if as_compiled is not None:
+        calls = {node: call and as_compiled(call) for node, call in calls.items()}
     keys = {node: call_key(call) for node, call in calls.items() if call is not None}
     costs = dict.fromkeys(nodes, FREE)
     devices = {call.device for call in calls.values() if call is not None}

@@ -17,6 +17,7 @@ import torch
 from autoremat_solver import Solver
 from torch import fx
 
+from autoremat import _torch
 from autoremat.ask.options import Setting
 from autoremat.cost.calls import OpCost, estimate_nodes
 from autoremat.cost.op_times import profile_nodes
@@ -25,7 +26,7 @@ from autoremat.graph.joint_graph import JointGraph, prepare
 from autoremat.graph.storages import Storages, find_storages
 from autoremat.inductor.in_place import as_loops
 from autoremat.inductor.inlining import inlined_nodes, shared_by_layers
-from autoremat.inductor.laid_out import with_laid_out_inputs
+from autoremat.inductor.laid_out import as_laid_out, with_copies
 from autoremat.planning.asked import choose_as_asked
 from autoremat.planning.choice import Choice
 from autoremat.planning.first_found import choose_once
@@ -87,7 +88,7 @@ def state(
         costs = _price(graph.joint, inlined, setting)
     lowered = lower(graph.joint, graph.storages, constraints, costs, shell, inlined=inlined)
     if setting.compiler != "eager":
-        lowered = with_laid_out_inputs(as_loops(lowered), graph.joint)
+        lowered = with_copies(as_loops(lowered), graph.joint)
     return Subject(graph.joint, constraints, lowered, graph.device, costs)
 
 
@@ -169,4 +170,5 @@ def _price(
     if setting.spec is not None:
         return estimate_nodes(priced, setting.spec.ceilings)
     timed = functools.partial(current().advance, unit="timings")
-    return profile_nodes(priced, progress=timed)
+    lays_out = setting.compiler != "eager" and _torch.prefers_channels_last(joint.forward)
+    return profile_nodes(priced, as_compiled=as_laid_out if lays_out else None, progress=timed)

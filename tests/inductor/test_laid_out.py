@@ -9,7 +9,8 @@ from torch import Tensor, nn
 import autoremat
 from autoremat import _torch
 from autoremat.ask.options import Setting
-from autoremat.inductor.laid_out import laid_out_nbytes
+from autoremat.cost.calls import Call, TensorSpec
+from autoremat.inductor.laid_out import as_laid_out, laid_out_nbytes
 from autoremat.memory.meter import resident_nbytes
 from autoremat.planning.sizes import sizes_of, subject_at
 from tests.joint_graphs import subject_of
@@ -104,6 +105,48 @@ def test_without_convolutions_there_is_nothing_to_lay_out():
     """A linear layer."""
     subject = subject_of(nn.Sequential(nn.Linear(4, 4)), torch.ones(2, 4), INDUCTOR)
     assert not _torch.prefers_channels_last(subject.joint.forward)
+
+
+class Normed(nn.Module):
+    """Convolutions, each with a norm over groups."""
+
+    def __init__(self, layers: int = 6) -> None:
+        super().__init__()
+        self.layers = nn.Sequential()
+        for _ in range(layers):
+            self.layers.extend([nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.SiLU()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).square().mean()
+
+
+@pytest.mark.inductor
+def test_what_norms_over_groups_take_is_read_about_as_it_is_modelled():
+    """Where some of it is recomputed."""
+    given = torch.randn(4, 8, 64, 64, generator=torch.Generator().manual_seed(1))
+    model = Normed()
+    resident = resident_nbytes(model, given)
+    unplanned = autoremat.plan(model, given, budget=1 << 40, verbose=False).predicted_peak_nbytes
+    budget = resident + (unplanned - resident) * 9 // 10
+    found = autoremat.plan(model, given, budget=budget, verbose=False)
+    timeline = found.graphs[0].timeline
+    assert timeline is not None
+    read, modelled = found.predicted_peak_nbytes - resident, timeline.peak_nbytes - resident
+    assert modelled == pytest.approx(read, rel=0.01)
+
+
+def test_convolutions_are_measured_as_they_are_called():
+    """With the channels last; other operators as the graph has them."""
+    spec = TensorSpec((2, 3, 8, 8), (192, 64, 8, 1), torch.float32, torch.device("cpu"))
+    weight = TensorSpec((4, 3, 3, 3), (27, 9, 3, 1), torch.float32, torch.device("cpu"))
+    aten = torch.ops.aten
+    call = Call(aten.convolution.default, (spec, weight, None, [1, 1]), {}, (spec,), (1536,))
+    laid_out = as_laid_out(call)
+    assert [s.stride for s in laid_out.inputs] == [(192, 1, 24, 3), (27, 1, 9, 3)]
+    assert laid_out.outputs[0].stride == (192, 1, 24, 3)
+    assert laid_out.args[2:] == call.args[2:]
+    relu = Call(aten.relu.default, (spec,), {}, (spec,), (1536,))
+    assert as_laid_out(relu) == relu
 
 
 class Patches(nn.Module):
