@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch._inductor import custom_graph_pass, ir, memory
+from torch._inductor.codegen.cpp import CppScheduling
 from torch._inductor.codegen.wrapper import EfficientPeakEstimate, can_match_buffer_size
 from torch._inductor.scheduler import NopKernelSchedulerNode, SchedulerNode
 from torch._inductor.virtualized import V
@@ -22,9 +23,11 @@ __all__ = [
     "CustomSchedulerPass",
     "Kernels",
     "Overwrite",
+    "Scheduled",
     "ScheduledBuffer",
     "kernels_before_fusion",
     "limit_fusion",
+    "limit_joining",
     "limit_reuse",
     "origin_names",
     "pre_fusion_pass",
@@ -138,16 +141,13 @@ def _kernels(nodes: Sequence[Any]) -> Kernels:
     position = {node: number for number, node in enumerate(nodes)}
     made: list[tuple[Any, int | None]] = [(b, None) for b in inputs.values()]
     made += [(b, position[node]) for node in nodes for b in node.get_outputs()]
-    buffers = tuple(
-        ScheduledBuffer(
-            int(buffer.mpi_buffer.size_alloc),
-            int(buffer.mpi_buffer.size_free),
-            maker,
-            tuple(sorted(position[reader] for reader in buffer.mpi_buffer.succ_nodes)),
-            buffer.get_name() in outputs,
-        )
-        for buffer, maker in made
-    )
+    own: dict[str, ScheduledBuffer] = {}
+    for buffer, maker in made:
+        planned, name = buffer.mpi_buffer, buffer.get_name()
+        readers = {position[reader] for reader in planned.succ_nodes}
+        sizes = int(planned.size_alloc), int(planned.size_free)
+        own[name] = ScheduledBuffer(*sizes, maker, tuple(sorted(readers)), name in outputs)
+    buffers = tuple(_in_one_memory(own, {b.get_name(): _whole(b) for b, _ in made}))
     predecessors = tuple(
         tuple(sorted(position[before] for before in node.mpi_node.pred_nodes)) for node in nodes
     )
@@ -155,6 +155,32 @@ def _kernels(nodes: Sequence[Any]) -> Kernels:
     parts = [part for node in nodes for part in node.get_nodes()]
     possible = (tuple(_overwrites(part, numbers)) for part in parts)
     return Kernels(numbers, predecessors, buffers, tuple(filter(None, possible)))
+
+
+def _whole(buffer: Any) -> str:
+    """The name of the memory that a buffer lies in: of a concatenation, if it is a part of one."""
+    name, node = buffer.get_name(), getattr(buffer, "node", None)  # an input has none
+    while node is not None and isinstance(node.get_output_spec(), ir.NonOwningLayout):
+        name = node.layout.view.get_name()
+        node = V.graph.get_buffer(name)
+    return str(name)
+
+
+def _in_one_memory(
+    buffers: Mapping[str, ScheduledBuffer], wholes: Mapping[str, str]
+) -> Iterator[ScheduledBuffer]:
+    """Parts of a concatenation have its memory, which is there from the first of them on."""
+    parts: dict[str, list[ScheduledBuffer]] = {}
+    for name, whole in wholes.items():
+        parts.setdefault(whole, []).append(buffers[name])
+    for whole, found in parts.items():
+        makers = [part.maker for part in found if part.maker is not None]
+        yield replace(
+            buffers[whole],
+            maker=min(makers, default=None),
+            readers=tuple(sorted({reader for part in found for reader in part.readers})),
+            is_kept=any(part.is_kept for part in found),
+        )
 
 
 def _overwrites(node: Any, numbers: Mapping[str, int]) -> Iterator[Overwrite]:
@@ -236,6 +262,62 @@ def limit_fusion(
         return makes_cycle(node1, node2) or not admits(_fused(scheduler, numbers, node1, node2))
 
     scheduler.will_fusion_create_cycle = refuses
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A kernel as it is fused, in the order in which code is generated.
+
+    Attributes:
+        parts: numbers of the kernels before fusion.
+        may_join: whether it may go into one function with those before it.
+    """
+
+    parts: tuple[int, ...]
+    may_join: bool
+
+
+def limit_joining(
+    nodes: Sequence[Any],
+    numbers: Mapping[str, int],
+    ends: Callable[[Sequence[Scheduled]], Collection[int]],
+) -> None:
+    """Let the nodes' functions on the CPU end where they are told to.
+
+    Inductor puts kernels that follow each other into one C++ function, for which all of what they
+    make is allocated before it is called, and after which all of what they read is freed.
+
+    Args:
+        nodes: the nodes before any fusion.
+        numbers: their positions by the names of operations (`kernels_before_fusion`).
+        ends: is given the kernels when the first is generated; says after which a function ends.
+    """
+    scheduler = nodes[0].scheduler
+    devices = {device for node in nodes if (device := node.get_device()) is not None}
+    for backend in (scheduler.get_backend(device) for device in devices):
+        if isinstance(backend, CppScheduling):
+            backend.ready_to_flush = _ready_to_flush(backend, numbers, ends)
+
+
+def _ready_to_flush(
+    backend: CppScheduling,
+    numbers: Mapping[str, int],
+    ends: Callable[[Sequence[Scheduled]], Collection[int]],
+) -> Callable[[], bool]:
+    is_ready, scheduler = backend.ready_to_flush, backend.scheduler
+
+    @functools.cache
+    def last_nodes() -> set[Any]:
+        kernels = [
+            Scheduled(
+                tuple(sorted({numbers[part.get_name()] for part in node.get_nodes()})),
+                not (node.is_extern() or node.is_template()),
+            )
+            for node in scheduler.nodes
+        ]
+        return {scheduler.nodes[end] for end in ends(kernels)}
+
+    return lambda: is_ready() or scheduler.current_node in last_nodes()
 
 
 # Layouts of memory that other processes see; a release may be without.

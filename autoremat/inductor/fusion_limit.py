@@ -9,12 +9,14 @@ memory is at its peak that undoes the recompute; elsewhere fusions are as free a
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from autoremat import _torch
-from autoremat._torch import Kernels
+from autoremat._torch import Kernels, Scheduled
 from autoremat.emit.rewrite import RECOMPUTED
 
 
@@ -30,6 +32,9 @@ class FusionLimit(_torch.CustomSchedulerPass):
             _torch.limit_fusion(
                 nodes, kernels.numbers, lambda fused: peak_nbytes(kernels, fused) <= limit_nbytes
             )
+            _torch.limit_joining(
+                nodes, kernels.numbers, functools.partial(ends_of_functions, kernels, limit_nbytes)
+            )
         return nodes
 
     def __deepcopy__(self, memo: object) -> FusionLimit:
@@ -38,7 +43,7 @@ class FusionLimit(_torch.CustomSchedulerPass):
 
     def uuid(self) -> tuple[str, str]:
         """A key for Inductor's caches; it changes when the rule does."""
-        return ("autoremat", "fusion limit 4")
+        return ("autoremat", "fusion limit 6")
 
 
 def peak_nbytes(kernels: Kernels, fused: Sequence[int]) -> int:
@@ -52,24 +57,63 @@ def peak_nbytes(kernels: Kernels, fused: Sequence[int]) -> int:
         fused: for each kernel, the first one that it is fused with; itself if it is alone.
     """
     step_of = {first: step for step, first in enumerate(_order(kernels, fused))}
-    steps = [step_of[first] for first in fused]
-    change = [0] * (len(step_of) + 1)
-    live = 0
+    peak = live = _given_nbytes(kernels)
+    for change in _changes(kernels, [step_of[first] for first in fused]):
+        peak = max(peak, live + change.taken_nbytes - change.over_nbytes)
+        live += change.taken_nbytes - change.freed_nbytes
+    return peak
+
+
+def ends_of_functions(
+    kernels: Kernels, limit_nbytes: int, scheduled: Sequence[Scheduled]
+) -> set[int]:
+    """After which kernels a function ends, so that what they take together is within a limit.
+
+    Args:
+        kernels: before fusion.
+        limit_nbytes: the peak that is not to be exceeded.
+        scheduled: as they are fused, in their order; those that may join others form functions.
+    """
+    step_of = {part: step for step, kernel in enumerate(scheduled) for part in kernel.parts}
+    changes = _changes(kernels, [step_of[part] for part in range(len(kernels.predecessors))])
+    ends: set[int] = set()
+    live, held = _given_nbytes(kernels), 0  # held: freed when the function ends
+    for step, (kernel, change) in enumerate(zip(scheduled, changes, strict=True)):
+        new_nbytes = change.taken_nbytes - change.over_nbytes
+        is_alone = not (kernel.may_join and scheduled[step - 1].may_join)
+        if is_alone or live + new_nbytes > limit_nbytes:
+            live, held = live - held, 0
+            ends.add(step - 1)
+        live += new_nbytes
+        held += change.freed_nbytes - change.over_nbytes
+    return ends - {-1}
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What a step takes, of that what it takes over, and what is freed after it; in bytes."""
+
+    taken_nbytes: int
+    over_nbytes: int
+    freed_nbytes: int
+
+
+def _given_nbytes(kernels: Kernels) -> int:
+    return sum(b.freed_nbytes for b in kernels.buffers if b.maker is None)
+
+
+def _changes(kernels: Kernels, steps: Sequence[int]) -> list[_Change]:
+    """By step; the steps are those of the kernels."""
+    taken, freed = Counter[int](), Counter[int]()
     for buffer in kernels.buffers:
         born = 0 if buffer.maker is None else steps[buffer.maker]
-        if buffer.maker is None:
-            live += buffer.freed_nbytes
-        else:
-            change[born] += buffer.allocated_nbytes
+        if buffer.maker is not None:
+            taken[born] += buffer.allocated_nbytes
         if not buffer.is_kept:
             last = max((steps[reader] for reader in buffer.readers), default=born)
-            change[last + 1] -= buffer.freed_nbytes
-    over_nbytes = _over_nbytes(kernels, steps)
-    peak = live
-    for step, nbytes in enumerate(change):
-        live += nbytes
-        peak = max(peak, live - over_nbytes[step])
-    return peak
+            freed[last] += buffer.freed_nbytes
+    over = _over_nbytes(kernels, steps)
+    return [_Change(taken[n], over[n], freed[n]) for n in range(max(steps, default=-1) + 1)]
 
 
 def _over_nbytes(kernels: Kernels, steps: Sequence[int]) -> Counter[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,8 +11,8 @@ from torch import Tensor, nn
 
 import autoremat
 import autoremat.inductor.hook
-from autoremat._torch import Kernels, Overwrite, ScheduledBuffer
-from autoremat.inductor.fusion_limit import peak_nbytes
+from autoremat._torch import Kernels, Overwrite, Scheduled, ScheduledBuffer
+from autoremat.inductor.fusion_limit import ends_of_functions, peak_nbytes
 from tests.training import UNBOUNDED, close, measured, optimized, refusal, step
 
 
@@ -83,6 +85,46 @@ def test_a_kernel_drawn_ahead_of_its_place_makes_its_result_live_longer():
     kernels = Kernels({}, ((), (0,), (), (2,)), (value(0, 1), value(2, 3)), ())
     assert peak_nbytes(kernels, ALONE) == 4
     assert peak_nbytes(kernels, [0, 1, 0, 3]) == 8
+
+
+def scheduled(*may_join: bool) -> list[Scheduled]:
+    """Kernels that nothing was fused with."""
+    return [Scheduled((number,), joins) for number, joins in enumerate(may_join)]
+
+
+CHAIN = Kernels(
+    {}, ((), (0,), (1,), (2,)), tuple(value(n, n + 1, is_kept=n == 3) for n in range(4)), ()
+)
+
+
+@pytest.mark.parametrize(
+    ("limit_nbytes", "ends"),
+    [(16, set()), (15, {2}), (12, {2}), (11, {1, 2}), (8, {1, 2}), (4, {0, 1, 2})],
+)
+def test_a_function_ends_where_all_that_it_makes_would_be_too_much(
+    limit_nbytes: int, ends: set[int]
+):
+    """Each of four kernels makes 4 bytes of those of the one before, which are freed at the end."""
+    assert ends_of_functions(CHAIN, limit_nbytes, scheduled(*[True] * 4)) == ends
+
+
+def test_what_a_function_writes_over_counts_once():
+    """The third kernel in place of what it reads."""
+    over = replace(CHAIN, overwrites=((Overwrite(2, 4, ()),),))
+    assert ends_of_functions(CHAIN, 12, scheduled(*[True] * 4)) == {2}
+    assert ends_of_functions(over, 12, scheduled(*[True] * 4)) == set()
+
+
+def test_what_calls_a_library_is_no_part_of_a_function():
+    """What was held before it is free when it runs."""
+    assert ends_of_functions(CHAIN, 8, scheduled(True, True, False, True)) == {1, 2}
+    assert ends_of_functions(CHAIN, 1 << 20, scheduled(True, False, True, True)) == {0, 1}
+
+
+def test_fused_kernels_are_judged_together():
+    """The first two as one, in the order in which they are generated."""
+    fused = [Scheduled((0, 1), True), Scheduled((2,), True), Scheduled((3,), True)]
+    assert ends_of_functions(CHAIN, 12, fused) == {1}
 
 
 class Blocks(nn.Module):
