@@ -26,6 +26,7 @@ __all__ = [
     "is_effect_token",
     "keep_in_forward",
     "mark_visible_outputs",
+    "materialise",
     "meta_of_copy",
     "module_name",
     "module_stack",
@@ -43,6 +44,7 @@ __all__ = [
 _BY_AUTOGRAD = "autograd_backward"
 _CUSTOM = "custom"
 _DESCRIPTOR = "desc"
+_MATERIALISED = "inductor_realize_to_strides"
 _MODULE_NAME = "module_fqn"  # in what users note: by torchtitan
 _MODULES = ("nn_module_stack", "fwd_nn_module_stack")
 _PART = "partitioner_tag"
@@ -87,6 +89,11 @@ def move_to_backward(node: fx.Node) -> None:
     """Let torch take a node for the backward's, where no policy applies."""
     node.meta[_PART] = "is_backward"
     node.meta.pop(_POLICY, None)
+
+
+def materialise(node: fx.Node) -> None:
+    """Let Inductor make a tensor where it stands, instead of where it is first read."""
+    node.meta[_MATERIALISED] = True
 
 
 def must_stay_in_backward(node: fx.Node) -> None:

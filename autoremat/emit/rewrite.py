@@ -102,9 +102,18 @@ class _Writer:
         if repeat:
             self._forget_inlined(node)
         arguments = {source: self._read(source) for source in node.all_input_nodes}
-        self._bind(node, self._emit(node, arguments.__getitem__, repeat))
+        copy = self._emit(node, arguments.__getitem__, repeat)
+        if self._in_backward and self._repeats:
+            self._materialise(copy)
+        self._bind(node, copy)
         if not self._in_backward:
             self._read_sizes(step.target)
+
+    def _materialise(self, copy: fx.Node) -> None:
+        """Hold Inductor to the plan's order: it would compute a loop where it is first read."""
+        loop = copy.all_input_nodes[0] if copy.target is aten.squeeze.dim else copy
+        if torch.Tag.pointwise in getattr(loop.target, "tags", ()):
+            _torch.materialise(loop)
 
     def finish_forward(self) -> None:
         """Fix the forward's outputs and what it saves; later reads of views make new views."""

@@ -314,3 +314,18 @@ def test_attention_that_the_backward_runs_again_runs_once_in_the_forward():
         for m in (forward, backward)
     ]
     assert runs == [1, 0, 1]
+
+
+def test_a_lean_backward_is_made_in_the_order_of_its_plan(chain_of_three: Analysed):
+    """Each loop where it stands; what recomputes nothing is left to Inductor."""
+    marks = []
+    for schedule in (
+        "sin exp sin_1 sum_1 backward_begins sin exp cos mul mul_1 cos_1 mul_2",
+        "sin exp sin_1 sum_1 backward_begins cos mul mul_1 cos_1 mul_2",
+    ):
+        parts = chain_of_three.joint, chain_of_three.lowered, chain_of_three.constraints
+        nodes = rewrite(*parts, plan(schedule)).module.graph.nodes
+        marks.append([node.name for node in nodes if "inductor_realize_to_strides" in node.meta])
+    lean, full = marks
+    assert lean == ["sin_recomputed", "exp_recomputed", "cos", "mul", "mul_1", "cos_1", "mul_2"]
+    assert full == []

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.utils import run_and_get_code
 
 from autoremat import _torch
@@ -164,6 +165,72 @@ def test_fusion_can_be_refused():
     assert len(set(asked[0])) == 3
     assert asked[1:]
     assert all(fused == [0, 0, 0, 3] for fused in asked[1:])
+
+
+class Mark(CustomGraphPass):
+    """Has sines made where they stand."""
+
+    def __call__(self, graph: fx.Graph) -> None:
+        for node in graph.nodes:
+            if node.target is torch.ops.aten.sin.default:
+                _torch.materialise(node)
+
+    def uuid(self) -> str:
+        return f"mark {time.time_ns()}"
+
+    def __deepcopy__(self, memo: object) -> Any:
+        return self
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_a_loop_is_made_where_it_stands(is_marked: bool):
+    """Before the product, not where it is read after that."""
+
+    def function(x: Tensor) -> tuple[Tensor]:
+        wave = x.sin()
+        return ((x @ x) * wave,)
+
+    options = {"post_grad_custom_pre_pass": Mark()} if is_marked else {}
+    found = kernels_of(function, **options)
+    assert found.predecessors == (((), (), (0, 1)) if is_marked else ((), (0,)))
+
+
+def test_parts_of_a_concatenation_have_its_memory():
+    """Two halves that are computed into it, of which one goes on: it is there from the first on."""
+
+    def function(x: Tensor) -> tuple[Tensor]:
+        left, right = (x @ x).sin(), x.cos()
+        return (torch.cat([left, right]) @ x,)
+
+    found = kernels_of(function)
+    made = [(b.maker, b.allocated_nbytes) for b in found.buffers if b.maker is not None]
+    assert sorted(nbytes for _, nbytes in made) == [NBYTES, 2 * NBYTES, 2 * NBYTES]
+    assert made[1] == (1, 2 * NBYTES)
+
+
+@pytest.mark.parametrize("every", [1, 2, 4])
+def test_functions_end_where_they_are_told_to(every: int):
+    """Loops that nothing fuses; by itself Inductor puts all of them into one."""
+    seen: list[Sequence[_torch.Scheduled]] = []
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        for _ in range(3):
+            x = x / (x.sum(1, keepdim=True) + 1.0)
+        return (x,)
+
+    def ends(kernels: Sequence[_torch.Scheduled]) -> set[int]:
+        seen.append(kernels)
+        return set(range(every - 1, len(kernels), every))
+
+    def limit(nodes: Sequence[Any]) -> None:
+        _torch.limit_joining(nodes, _torch.kernels_before_fusion(nodes).numbers, ends)
+
+    source = source_of(function, limit, max_fusion_size=1)
+    (kernels,) = seen
+    assert len(kernels) == 4
+    assert all(kernel.may_join for kernel in kernels)
+    calls = source[source.index("def call(") :].count("cpp_fused")
+    assert calls == -(-len(kernels) // every)
 
 
 @pytest.mark.parametrize(("limit_nbytes", "is_held"), [(1 << 40, True), (0, False)])
