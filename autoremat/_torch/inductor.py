@@ -70,6 +70,12 @@ _prims = torch.ops.prims
 SEED_MAKERS = frozenset({_prims.inductor_seeds.default, _prims.inductor_seed.default})
 SEEDED_DRAWS = frozenset({_prims.inductor_random.default, _prims.inductor_randint.default})
 
+_aten = torch.ops.aten
+# Their lowerings call torch's kernels, though they are not listed as such.
+_SORTS = frozenset(
+    {_aten.sort, _aten.topk, _aten.kthvalue, _aten.median, _aten.nanmedian, _aten.mode}
+)
+
 _ops: Any = torch.ops.higher_order
 # Operators of which Inductor may make the form that writes, by the arguments that it writes to.
 _UPDATES: dict[Any, tuple[int, ...]] = {
@@ -353,11 +359,12 @@ def generates_loops(target: Any) -> bool:
     """Whether Inductor generates code for an operator, rather than call a library's.
 
     Lowerings to products, convolutions and the like live in modules of their own; those to torch's
-    kernels are listed. A few decide by shape or device, and call torch's kernel after all.
+    kernels are listed, but for what is sorted. A few decide by type or shape.
     """
     found = lowering.lowerings.get(target)
     of_module = getattr(found, "__module__", None) == lowering.__name__
-    return of_module and target not in lowering.fallbacks
+    is_sort = getattr(target, "overloadpacket", None) in _SORTS
+    return of_module and target not in lowering.fallbacks and not is_sort
 
 
 @functools.cache

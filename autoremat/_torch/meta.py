@@ -92,7 +92,10 @@ def move_to_backward(node: fx.Node) -> None:
 
 
 def materialise(node: fx.Node) -> None:
-    """Let Inductor make a tensor where it stands, instead of where it is first read."""
+    """Let Inductor make a tensor where it stands, instead of where it is first read.
+
+    It lies as the graph says, which Inductor has brought up to date by how its inputs really lie.
+    """
     node.meta[_MATERIALISED] = True
 
 

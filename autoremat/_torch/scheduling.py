@@ -11,7 +11,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch._inductor import custom_graph_pass, ir, memory
-from torch._inductor.codegen.cpp import CppScheduling
 from torch._inductor.codegen.wrapper import EfficientPeakEstimate, can_match_buffer_size
 from torch._inductor.scheduler import NopKernelSchedulerNode, SchedulerNode
 from torch._inductor.virtualized import V
@@ -57,14 +56,15 @@ class ScheduledBuffer:
     Attributes:
         allocated_nbytes: bytes taken when its maker runs.
         freed_nbytes: bytes returned after its last reader.
-        maker: the kernel that makes it; None for an input.
+        makers: the kernels that make it: one, or those of the parts of a concatenation, of which
+            the first takes the memory of all; none for an input.
         readers: the kernels that read it.
         is_kept: whether it is live at the end.
     """
 
     allocated_nbytes: int
     freed_nbytes: int
-    maker: int | None
+    makers: tuple[int, ...]
     readers: tuple[int, ...]
     is_kept: bool
 
@@ -139,14 +139,14 @@ def _kernels(nodes: Sequence[Any]) -> Kernels:
         outputs,
     )
     position = {node: number for number, node in enumerate(nodes)}
-    made: list[tuple[Any, int | None]] = [(b, None) for b in inputs.values()]
-    made += [(b, position[node]) for node in nodes for b in node.get_outputs()]
+    made: list[tuple[Any, tuple[int, ...]]] = [(b, ()) for b in inputs.values()]
+    made += [(b, (position[node],)) for node in nodes for b in node.get_outputs()]
     own: dict[str, ScheduledBuffer] = {}
-    for buffer, maker in made:
+    for buffer, makers in made:
         planned, name = buffer.mpi_buffer, buffer.get_name()
         readers = {position[reader] for reader in planned.succ_nodes}
         sizes = int(planned.size_alloc), int(planned.size_free)
-        own[name] = ScheduledBuffer(*sizes, maker, tuple(sorted(readers)), name in outputs)
+        own[name] = ScheduledBuffer(*sizes, makers, tuple(sorted(readers)), name in outputs)
     buffers = tuple(_in_one_memory(own, {b.get_name(): _whole(b) for b, _ in made}))
     predecessors = tuple(
         tuple(sorted(position[before] for before in node.mpi_node.pred_nodes)) for node in nodes
@@ -160,24 +160,24 @@ def _kernels(nodes: Sequence[Any]) -> Kernels:
 def _whole(buffer: Any) -> str:
     """The name of the memory that a buffer lies in: of a concatenation, if it is a part of one."""
     name, node = buffer.get_name(), getattr(buffer, "node", None)  # an input has none
-    while node is not None and isinstance(node.get_output_spec(), ir.NonOwningLayout):
-        name = node.layout.view.get_name()
-        node = V.graph.get_buffer(name)
+    if node is not None and isinstance(node.get_output_spec(), ir.NonOwningLayout):
+        whole = node.layout.view.get_name()
+        if isinstance(V.graph.get_buffer(whole), ir.ConcatKernel):
+            return str(whole)
     return str(name)
 
 
 def _in_one_memory(
     buffers: Mapping[str, ScheduledBuffer], wholes: Mapping[str, str]
 ) -> Iterator[ScheduledBuffer]:
-    """Parts of a concatenation have its memory, which is there from the first of them on."""
+    """Parts of a concatenation have its memory."""
     parts: dict[str, list[ScheduledBuffer]] = {}
     for name, whole in wholes.items():
         parts.setdefault(whole, []).append(buffers[name])
     for whole, found in parts.items():
-        makers = [part.maker for part in found if part.maker is not None]
         yield replace(
             buffers[whole],
-            maker=min(makers, default=None),
+            makers=tuple(sorted({maker for part in found for maker in part.makers})),
             readers=tuple(sorted({reader for part in found for reader in part.readers})),
             is_kept=any(part.is_kept for part in found),
         )
@@ -270,11 +270,11 @@ class Scheduled:
 
     Attributes:
         parts: numbers of the kernels before fusion.
-        may_join: whether it may go into one function with those before it.
+        may_share: whether it may be in one C++ function with its neighbours.
     """
 
     parts: tuple[int, ...]
-    may_join: bool
+    may_share: bool
 
 
 def limit_joining(
@@ -292,15 +292,15 @@ def limit_joining(
         numbers: their positions by the names of operations (`kernels_before_fusion`).
         ends: is given the kernels when the first is generated; says after which a function ends.
     """
-    scheduler = nodes[0].scheduler
     devices = {device for node in nodes if (device := node.get_device()) is not None}
-    for backend in (scheduler.get_backend(device) for device in devices):
-        if isinstance(backend, CppScheduling):
+    for device in devices:
+        if device.type == "cpu":
+            backend = nodes[0].scheduler.get_backend(device)
             backend.ready_to_flush = _ready_to_flush(backend, numbers, ends)
 
 
 def _ready_to_flush(
-    backend: CppScheduling,
+    backend: Any,
     numbers: Mapping[str, int],
     ends: Callable[[Sequence[Scheduled]], Collection[int]],
 ) -> Callable[[], bool]:
@@ -308,16 +308,24 @@ def _ready_to_flush(
 
     @functools.cache
     def last_nodes() -> set[Any]:
-        kernels = [
-            Scheduled(
-                tuple(sorted({numbers[part.get_name()] for part in node.get_nodes()})),
-                not (node.is_extern() or node.is_template()),
-            )
-            for node in scheduler.nodes
-        ]
-        return {scheduler.nodes[end] for end in ends(kernels)}
+        nodes: list[Any] = []
+        kernels: list[Scheduled] = []
+        for node in scheduler.nodes:
+            parts = {numbers[part.get_name()] for part in node.get_nodes()}
+            if isinstance(node, NopKernelSchedulerNode) and nodes:  # never asked about
+                kernels[-1] = replace(kernels[-1], parts=(*kernels[-1].parts, *sorted(parts)))
+            else:
+                nodes.append(node)
+                kernels.append(Scheduled(tuple(sorted(parts)), _may_share(node)))
+        return {nodes[end] for end in ends(kernels)}
 
     return lambda: is_ready() or scheduler.current_node in last_nodes()
+
+
+def _may_share(node: Any) -> bool:
+    device = node.get_device()
+    is_on_cpu = device is not None and device.type == "cpu"
+    return is_on_cpu and not (node.is_extern() or node.is_template())
 
 
 # Layouts of memory that other processes see; a release may be without.

@@ -72,21 +72,23 @@ def ends_of_functions(
     Args:
         kernels: before fusion.
         limit_nbytes: the peak that is not to be exceeded.
-        scheduled: as they are fused, in their order; those that may join others form functions.
+        scheduled: as they are fused, in their order.
     """
     step_of = {part: step for step, kernel in enumerate(scheduled) for part in kernel.parts}
     changes = _changes(kernels, [step_of[part] for part in range(len(kernels.predecessors))])
     ends: set[int] = set()
     live, held = _given_nbytes(kernels), 0  # held: freed when the function ends
+    could_share = False
     for step, (kernel, change) in enumerate(zip(scheduled, changes, strict=True)):
         new_nbytes = change.taken_nbytes - change.over_nbytes
-        is_alone = not (kernel.may_join and scheduled[step - 1].may_join)
-        if is_alone or live + new_nbytes > limit_nbytes:
+        shares = could_share and kernel.may_share and live + new_nbytes <= limit_nbytes
+        if step and not shares:
             live, held = live - held, 0
             ends.add(step - 1)
         live += new_nbytes
         held += change.freed_nbytes - change.over_nbytes
-    return ends - {-1}
+        could_share = kernel.may_share
+    return ends
 
 
 @dataclass(frozen=True)
@@ -99,15 +101,15 @@ class _Change:
 
 
 def _given_nbytes(kernels: Kernels) -> int:
-    return sum(b.freed_nbytes for b in kernels.buffers if b.maker is None)
+    return sum(b.freed_nbytes for b in kernels.buffers if not b.makers)
 
 
 def _changes(kernels: Kernels, steps: Sequence[int]) -> list[_Change]:
     """By step; the steps are those of the kernels."""
     taken, freed = Counter[int](), Counter[int]()
     for buffer in kernels.buffers:
-        born = 0 if buffer.maker is None else steps[buffer.maker]
-        if buffer.maker is not None:
+        born = min((steps[maker] for maker in buffer.makers), default=0)
+        if buffer.makers:
             taken[born] += buffer.allocated_nbytes
         if not buffer.is_kept:
             last = max((steps[reader] for reader in buffer.readers), default=born)

@@ -21,7 +21,7 @@ from torch import fx
 
 from autoremat import _torch
 from autoremat.cost.calls import TensorSpec, tensor_spec
-from autoremat.inductor.inlining import is_by_element
+from autoremat.inductor.inlining import is_by_element, is_fusible
 from autoremat.problem.lower import Lowered
 
 
@@ -40,7 +40,8 @@ def as_loops(lowered: Lowered) -> Lowered:
         is_loop = may_write and is_by_element(node) and _is_strided(_torch.fake_value(node))
         found = _read_in_place(lowered, node, known.inputs) if is_loop else ()
         own = (name for name in found if known.phase is Phase.FORWARD or name not in others)
-        workspace_nbytes = 0 if _has_loops(node) else known.workspace_nbytes
+        is_generated = is_fusible(node) or _torch.generates_loops(node.target)
+        workspace_nbytes = 0 if is_generated else known.workspace_nbytes
         overwrites = tuple(dict.fromkeys(own))
         return replace(known, workspace_nbytes=workspace_nbytes, overwrites=overwrites)
 
@@ -65,11 +66,6 @@ def _read_in_place(lowered: Lowered, result: fx.Node, reads: Collection[str]) ->
             yield from (name for name in names if storages.nbytes[name] in sizes)
         elif source in lowered.derived and (is_by_element(source) or not storages.made_by[source]):
             waiting += source.all_input_nodes  # computed on the way
-
-
-def _has_loops(node: fx.Node) -> bool:
-    target = node.target
-    return isinstance(target, _torch.OpOverload) and _torch.generates_loops(target)
 
 
 def _is_strided(value: object) -> bool:

@@ -1,12 +1,12 @@
 """What Inductor lays out anew for convolutions.
 
-Enters: a lowered graph. Leaves: the same, with the copies. Inductor gives convolutions of images
-what they read with the channels last. An image or a weight that comes in another way is copied by
-the first convolution that reads it; the backward is handed the copy in place of the input that it
-would read, and a copy that it does not read ends with the convolution. What a loop makes by groups
-of channels is copied where a convolution reads it as an image. Other values are made the way they
-are read. Like `inlining` it is a forecast, a little too high: what the backward is handed counts
-until it ends.
+Enters: a lowered graph. Leaves: the same, in which the first convolution that reads an image or a
+weight makes a copy of it besides; and calls as they are then made. Inductor gives convolutions of
+images what they read with the channels last; what comes in another way is copied in the forward.
+The backward is handed the copy in place of the input that it would read; a copy that it does not
+read ends with the convolution. Other values are made the way they are read. Like `inlining` it is a
+forecast, a little too high: what the backward is handed counts until it ends, and once more where
+the convolution is repeated.
 """
 
 from __future__ import annotations
@@ -35,19 +35,22 @@ LAID_OUT = " with channels last"
 """What follows the name of an input's storage in the name of the copy."""
 
 
-def with_copies(lowered: Lowered, joint: JointGraph) -> Lowered:
-    """The same graph, with what is copied for convolutions."""
+def with_laid_out_inputs(lowered: Lowered, joint: JointGraph) -> Lowered:
+    """The same graph, with the copies of its inputs."""
     if not _torch.prefers_channels_last(joint.forward):
         return lowered
-    storages, graph = lowered.storages, lowered.graph
     copies: dict[str, Value] = {}
 
     def op(known: Op) -> Op:
         node = lowered.node_of[known.name]
+        read = dict.fromkeys(node.args[:2]) if node.target is aten.convolution.default else ()
+        found = {source: _laid_out_anew(source) for source in read if isinstance(source, fx.Node)}
         kept: list[str] = []
         workspace_nbytes = known.workspace_nbytes
-        for source, spec in _copied_inputs(node).items():
-            (storage,) = storages.of_node[source]
+        for source, spec in found.items():
+            if spec is None:
+                continue
+            (storage,) = lowered.storages.of_node[source]
             name, nbytes = f"{storage}{LAID_OUT}", math.prod(spec.shape) * spec.dtype.itemsize
             if not any(user in joint.backward for user in source.users):
                 workspace_nbytes += nbytes
@@ -56,17 +59,14 @@ def with_copies(lowered: Lowered, joint: JointGraph) -> Lowered:
                 kept.append(name)
         return replace(known, outputs=(*known.outputs, *kept), workspace_nbytes=workspace_nbytes)
 
-    forward, backward = (tuple(map(op, ops)) for ops in (graph.forward, graph.backward))
-    values, outputs = {**graph.values, **copies}, (*graph.outputs, *copies)
-    found = replace(graph, forward=forward, backward=backward, values=values, outputs=outputs)
-    return replace(lowered, graph=found)
-
-
-def _copied_inputs(node: fx.Node) -> dict[fx.Node, TensorSpec]:
-    """What is copied of what a convolution of the forward reads, and how it lies."""
-    read = dict.fromkeys(node.args[:2]) if node.target is aten.convolution.default else ()
-    found = {source: _laid_out_anew(source) for source in read if isinstance(source, fx.Node)}
-    return {source: spec for source, spec in found.items() if spec is not None}
+    forward = tuple(map(op, lowered.graph.forward))
+    graph = replace(
+        lowered.graph,
+        forward=forward,
+        values={**lowered.graph.values, **copies},
+        outputs=(*lowered.graph.outputs, *copies),
+    )
+    return replace(lowered, graph=graph)
 
 
 def as_laid_out(call: Call) -> Call:

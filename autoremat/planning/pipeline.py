@@ -26,7 +26,7 @@ from autoremat.graph.joint_graph import JointGraph, prepare
 from autoremat.graph.storages import Storages, find_storages
 from autoremat.inductor.in_place import as_loops
 from autoremat.inductor.inlining import inlined_nodes, shared_by_layers
-from autoremat.inductor.laid_out import as_laid_out, with_copies
+from autoremat.inductor.laid_out import as_laid_out, with_laid_out_inputs
 from autoremat.planning.asked import choose_as_asked
 from autoremat.planning.choice import Choice
 from autoremat.planning.first_found import choose_once
@@ -88,7 +88,7 @@ def state(
         costs = _price(graph.joint, inlined, setting)
     lowered = lower(graph.joint, graph.storages, constraints, costs, shell, inlined=inlined)
     if setting.compiler != "eager":
-        lowered = with_copies(as_loops(lowered), graph.joint)
+        lowered = with_laid_out_inputs(as_loops(lowered), graph.joint)
     return Subject(graph.joint, constraints, lowered, graph.device, costs)
 
 

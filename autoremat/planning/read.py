@@ -168,14 +168,19 @@ def _lean_plans(solver: Solver, fastest: Solution, cut_off: CutOff) -> Iterator[
 
 
 def _shifted(target: int, choice: Choice, budget_nbytes: int, problem: Problem) -> int:
-    """The next target for the model: moved by what the last reading missed the budget by."""
+    """The next target for the model: moved by what the last reading missed the budget by.
+
+    Below it by more: what the code takes besides does not shrink with the plan, so that a target
+    that only just fits by the last reading is missed again.
+    """
     modelled = simulate(problem, choice.solution.plan).peak_nbytes
     resident = problem.resident_nbytes
     scale = (modelled - resident) / max(1, choice.needed_nbytes - resident)
     aimed = resident + int((budget_nbytes - resident) * scale)
     if choice.fits:
         return max(aimed, target + 1)
-    return min(aimed, modelled - 1, target - 1)
+    missed = choice.needed_nbytes - budget_nbytes
+    return min(aimed - 2 * missed, modelled - 1, target - 1)
 
 
 def _time(choice: Choice) -> float:

@@ -67,11 +67,11 @@ def test_kernels_before_fusion():
     product, negative, last = found.buffers[-3:]
     assert sorted(found.numbers.values()) == [0, 1, 2]
     assert found.predecessors == ((), (0,), (0,))
-    assert (product.maker, set(product.readers), product.is_kept) == (0, {1, 2}, False)
-    assert {negative.maker, last.maker} == {1, 2}
+    assert (product.makers, set(product.readers), product.is_kept) == ((0,), {1, 2}, False)
+    assert {negative.makers, last.makers} == {(1,), (2,)}
     assert negative.is_kept
     assert last.is_kept
-    assert {b.allocated_nbytes for b in found.buffers if b.maker is not None} == {NBYTES}
+    assert {b.allocated_nbytes for b in found.buffers if b.makers} == {NBYTES}
 
 
 def over_itself(x: Tensor) -> tuple[Tensor]:
@@ -126,9 +126,9 @@ def test_another_reader_has_to_come_before():
     found = kernels_of(function)
     ((overwrite,),) = found.overwrites
     (largest,) = set(overwrite.earlier)
-    made = {b.maker: b.allocated_nbytes for b in found.buffers}
-    assert made[overwrite.kernel] == NBYTES
-    assert made[largest] == 4 * SIDE
+    made = {b.makers: b.allocated_nbytes for b in found.buffers}
+    assert made[overwrite.kernel,] == NBYTES
+    assert made[largest,] == 4 * SIDE
 
 
 def test_nodes_know_no_more_of_memory_than_before():
@@ -203,9 +203,9 @@ def test_parts_of_a_concatenation_have_its_memory():
         return (torch.cat([left, right]) @ x,)
 
     found = kernels_of(function)
-    made = [(b.maker, b.allocated_nbytes) for b in found.buffers if b.maker is not None]
+    made = [(b.makers, b.allocated_nbytes) for b in found.buffers if b.makers]
     assert sorted(nbytes for _, nbytes in made) == [NBYTES, 2 * NBYTES, 2 * NBYTES]
-    assert made[1] == (1, 2 * NBYTES)
+    assert ((1, 2, 3), 2 * NBYTES) in made
 
 
 @pytest.mark.parametrize("every", [1, 2, 4])
@@ -228,9 +228,25 @@ def test_functions_end_where_they_are_told_to(every: int):
     source = source_of(function, limit, max_fusion_size=1)
     (kernels,) = seen
     assert len(kernels) == 4
-    assert all(kernel.may_join for kernel in kernels)
+    assert all(kernel.may_share for kernel in kernels)
     calls = source[source.index("def call(") :].count("cpp_fused")
     assert calls == -(-len(kernels) // every)
+
+
+def test_a_concatenation_belongs_to_the_kernel_before_it():
+    """It is none itself: Inductor never asks whether a function ends after it."""
+
+    def function(x: Tensor) -> tuple[Tensor]:
+        return (torch.cat([x.sin(), x.cos()]).sum(1),)
+
+    def ends(kernels: Sequence[_torch.Scheduled]) -> set[int]:
+        return {n for n, kernel in enumerate(kernels) if len(kernel.parts) > 1}
+
+    def limit(nodes: Sequence[Any]) -> None:
+        _torch.limit_joining(nodes, _torch.kernels_before_fusion(nodes).numbers, ends)
+
+    source = source_of(function, limit, max_fusion_size=1)
+    assert source[source.index("def call(") :].count("cpp_fused") == 2
 
 
 @pytest.mark.parametrize(("limit_nbytes", "is_held"), [(1 << 40, True), (0, False)])

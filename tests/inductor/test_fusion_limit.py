@@ -18,7 +18,7 @@ from tests.training import UNBOUNDED, close, measured, optimized, refusal, step
 
 def value(maker: int, *readers: int, nbytes: int = 4, is_kept: bool = False) -> ScheduledBuffer:
     """A result of one kernel."""
-    return ScheduledBuffer(nbytes, nbytes, maker, readers, is_kept)
+    return ScheduledBuffer(nbytes, nbytes, (maker,), readers, is_kept)
 
 
 ALONE = range(4)
@@ -30,7 +30,7 @@ def _gelu() -> Kernels:
 
     kernel  0: y = f(x)    1: w = y * y (small)    2: g    3: h = f'(x) * g
     """
-    x = ScheduledBuffer(0, 4, None, (0, 3), is_kept=False)
+    x = ScheduledBuffer(0, 4, (), (0, 3), is_kept=False)
     w, h = value(1, nbytes=1, is_kept=True), value(3, nbytes=1, is_kept=True)
     return Kernels({}, ((), (0,), (), (2,)), (x, value(0, 1), w, value(2, 3), h), ())
 
@@ -125,6 +125,16 @@ def test_fused_kernels_are_judged_together():
     """The first two as one, in the order in which they are generated."""
     fused = [Scheduled((0, 1), True), Scheduled((2,), True), Scheduled((3,), True)]
     assert ends_of_functions(CHAIN, 12, fused) == {1}
+
+
+def test_a_part_that_is_drawn_ahead_takes_the_memory_of_its_concatenation():
+    """Of two parts, made at 2 and 3 and read at 4, the later one: beside what is made at 1."""
+    x, large = ScheduledBuffer(0, 2, (), (3,), is_kept=False), value(1, 2, nbytes=20)
+    parts = ScheduledBuffer(8, 8, (2, 3), (4,), is_kept=False)
+    first, last = value(0, 1), value(4, nbytes=1, is_kept=True)
+    kernels = Kernels({}, ((), (0,), (1,), (), (2, 3)), (x, first, large, parts, last), ())
+    assert peak_nbytes(kernels, range(5)) == 2 + 20 + 8
+    assert peak_nbytes(kernels, [0, 1, 2, 0, 4]) == 8 + 4 + 20
 
 
 class Blocks(nn.Module):
