@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,14 @@ from page_tables import (
     number,
     percent,
     table,
+    table_of_cells,
     verdicts,
     versions,
 )
 
 COMPILERS = ["eager", "inductor"]
-BUDGETS = ["100", "75", "50", "35", "25", "smallest"]
+BUDGETS = {"eager": ["100", "75", "50", "35", "25", "smallest"], "inductor": ["smallest"]}
+OURS = "autoremat"
 TOLERANCE = {"eager": 2.0, "inductor": 5.0}  # percent, of predicted against measured peak
 
 HEADER = """\
@@ -43,23 +46,63 @@ planned under a budget that does not bind. **Slope error** is the relative diffe
 gradient's length and a finite difference of the loss along it, under one seed: with the same mask
 in forward and backward it is small, with different masks it is large.
 
-torch's `activation_memory_budget` is measured at 0.5 and 0.1; beside each budget stands the
-fastest setting whose peak is within it. It is known to give wrong gradients with dropout
-(pytorch#190758): see its slope error.
+Under Inductor the budgets are what others take. Beside `torch.compile` stand checkpoints of every
+layer, selective ones (matrix products, convolutions and attention are saved) and torch's
+`activation_memory_budget` at 0.7, 0.5, 0.3 and 0.1; **over it** is our step time over theirs, at
+their own measured peak. Torch's budget is known to give wrong gradients with dropout
+(pytorch#190758): see its slope error. **Foretold** is the step time that the plan was chosen by,
+over that of `torch.compile`, less what was measured, over that.
 """
 
 
 def page(runs: Sequence[Row], rows: Iterable[Row], models: Sequence[str]) -> str:
     """The whole page."""
     rows = list(rows)
-    sections = [HEADER, verdicts(_promises(rows, models))]
+    sections = [HEADER, verdicts(_promises(rows, models)), beside_others(rows, models)]
     for compiler in COMPILERS:
         for model in models:
             part = [r for r in rows if r["model"] == model and r["compiler"] == compiler]
-            if any(r["variant"] == "autoremat" for r in part) or len(part) > 1:
+            if any(r["variant"] == OURS for r in part) or len(part) > 1:
                 sections.append(_section(model, compiler, part, _eager(rows, model)))
     sections += [_missing(rows, models), _runs(runs)]
     return "\n".join(sections)
+
+
+def beside_others(rows: list[Row], models: Sequence[str]) -> str:
+    """Under Inductor: our smallest peak over that of any other, and our times at their peaks."""
+    lines = []
+    known = {row["key"]: row for row in rows}
+    for model in models:
+        of_model = [r for r in rows if r["model"] == model and r["compiler"] == "inductor"]
+        ran = [r for r in of_model if r["status"] == "ok"]
+        ours = [r for r in ran if r["variant"] == OURS]
+        others = [r["peak_nbytes"] for r in ran if r["variant"] != OURS]
+        smallest = [r["peak_nbytes"] for r in ours if is_smallest(r)]
+        times = [ratio for r in ours if (ratio := over_other(r, known)) is not None]
+        if others and smallest:
+            lines.append((model, smallest[0], min(others), smallest[0] / min(others), times))
+    if not lines:
+        return ""
+    all_times = [time for *_, times in lines for time in times]
+    cells = [
+        [model, mib(ours), mib(other), f"{ratio:.2f}", _ratio(mean(times)), _ratio(most(times))]
+        for model, ours, other, ratio, times in lines
+    ]
+    ratios = [ratio for *_, ratio, _ in lines]
+    last = ["geometric mean", "", "", _ratio(mean(ratios)), _ratio(mean(all_times))]
+    names = ["model", "ours, MiB", "theirs", "ratio", "time at their peaks", "the slowest"]
+    heading = "## Beside what users have, under Inductor\n\nThe smallest peaks, and step times.\n\n"
+    return heading + table_of_cells(names, [*cells, [*last, _ratio(most(all_times))]])
+
+
+def mean(ratios: Sequence[float]) -> float | None:
+    """The geometric one; None of nothing."""
+    return statistics.geometric_mean(ratios) if ratios else None
+
+
+def most(ratios: Sequence[float]) -> float | None:
+    """The largest; None of nothing."""
+    return max(ratios, default=None)
 
 
 def _section(model: str, compiler: str, rows: list[Row], eager: Row | None) -> str:
@@ -71,20 +114,22 @@ def _section(model: str, compiler: str, rows: list[Row], eager: Row | None) -> s
         f"{mib(eager['peak_nbytes'])} MiB, of which gradients {mib(eager['gradient_nbytes'])} "
         f"MiB; {number(eager.get('step_seconds')) or '?'} s per step.\n"
     )
-    ours = sorted((r for r in rows if r["variant"] == "autoremat"), key=_share, reverse=True)
-    others = [r for r in rows if r["variant"] != "autoremat" and r is not eager]
-    return "\n".join([title, facts, _our_table(ours, others, compiler), _peer_table(others)])
+    ours = sorted((r for r in rows if r["variant"] == OURS), key=_budget, reverse=True)
+    others = [r for r in rows if r["variant"] != OURS and r is not eager]
+    return "\n".join([title, facts, _our_table(ours, others), _peer_table(others)])
 
 
-def _our_table(ours: list[Row], peers: list[Row], compiler: str) -> str:
+def _our_table(ours: list[Row], peers: list[Row]) -> str:
     columns: dict[str, Callable[[Row], str]] = {
-        "budget": _budget_name,
+        "budget": lambda r: budget_name(r, peers),
         "MiB": lambda r: mib(above_resident(r, "budget_nbytes")),
         "peak": lambda r: mib(r.get("peak_nbytes")),
         "within": lambda r: _yes(_within(r)),
         "predicted": lambda r: mib(above_resident(r, "predicted_peak_nbytes")),
         "error": lambda r: percent(_prediction_error(r)),
         "time": _time,
+        "over it": lambda r: _ratio(over_other(r, {p["key"]: p for p in peers})),
+        "foretold": lambda r: percent(time_error(r, peers), 0),
         "gradient error": _gradient_error,
         "buffer error": lambda r: _science(r.get("buffer_error_float64", r.get("buffer_error"))),
         "bitwise": lambda r: _yes(r.get("bitwise")),
@@ -94,8 +139,6 @@ def _our_table(ours: list[Row], peers: list[Row], compiler: str) -> str:
         "solve s": lambda r: number(r.get("solve_seconds")),
         "first step s": lambda r: number(r.get("first_step_seconds")),
     }
-    if compiler == "inductor":
-        columns["torch's best there"] = lambda r: _torch_best(r, peers)
     return table(columns, ours)
 
 
@@ -114,7 +157,7 @@ def _peer_table(peers: list[Row]) -> str:
 
 
 def _promises(rows: list[Row], models: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
-    ours = [r for r in rows if r["variant"] == "autoremat"]
+    ours = [r for r in rows if r["variant"] == OURS]
     ran = [r for r in ours if r["status"] == "ok"]
     yield (
         "no point crashed or timed out",
@@ -159,7 +202,7 @@ def _promises(rows: list[Row], models: Sequence[str]) -> Iterator[tuple[str, lis
         [
             (r["key"], r["peak_nbytes"] <= 45 * MIB)
             for r in ran
-            if r["model"] == "mlp" and r["setting"] is None
+            if r["model"] == "mlp" and is_smallest(r)
         ],
     )
 
@@ -176,7 +219,7 @@ def _monotone(rows: list[Row], models: Sequence[str]) -> Iterator[tuple[str, boo
 def _smallest(rows: list[Row]) -> Iterator[tuple[str, bool]]:
     """Whether what `InfeasibleBudget` names as smallest is the smallest that was accepted."""
     for row in rows:
-        if row["setting"] is None:
+        if is_smallest(row):
             alike = [
                 r for r in rows if (r["model"], r["compiler"]) == (row["model"], row["compiler"])
             ]
@@ -190,7 +233,9 @@ def _missing(rows: list[Row], models: Sequence[str]) -> str:
     untimed = [r["key"] for r in rows if r["status"] == "ok" and "time_ratio" not in r]
     for compiler in COMPILERS:
         for model in models:
-            gaps = [b for b in BUDGETS if f"{model}/{compiler}/autoremat/{b}" not in measured]
+            gaps = [
+                b for b in BUDGETS[compiler] if f"{model}/{compiler}/{OURS}/{b}" not in measured
+            ]
             if gaps:
                 lines.append(f'- {model}, compiler="{compiler}": budget {", ".join(gaps)}')
     if untimed:
@@ -212,33 +257,42 @@ def _runs(runs: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _torch_best(row: Row, peers: list[Row]) -> str:
-    """The fastest setting of torch's budget whose peak is within this row's budget."""
-    budget = above_resident(row, "budget_nbytes")
-    if budget is None:
-        return ""
-    fits = [
-        p
-        for p in peers
-        if p["variant"] == "torch budget" and p["status"] == "ok" and p["peak_nbytes"] <= budget
-    ]
-    if not fits:
-        return "none"
-    best = min(fits, key=lambda p: p.get("time_ratio", float("inf")))
-    return f"{best['setting']}: {mib(best['peak_nbytes'])} ({_time(best)})"
-
-
 def _eager(rows: list[Row], model: str) -> Row | None:
     found = [r for r in rows if r["key"] == f"{model}/eager/plain" and r["status"] == "ok"]
     return found[0] if found else None
 
 
-def _share(row: Row) -> float:
-    return -1.0 if row["setting"] is None else float(row["setting"])
+def _budget(row: Row) -> float:
+    return float(row.get("budget_nbytes") or 0)
 
 
-def _budget_name(row: Row) -> str:
-    return "smallest" if row["setting"] is None else f"{row['setting']:.0f} %"
+def is_smallest(row: Row) -> bool:
+    """Whether a row of ours is the plan with the smallest peak."""
+    return row["setting"] is None and row.get("beside") is None
+
+
+def budget_name(row: Row, peers: Iterable[Row]) -> str:
+    """Of a row of ours: what it was asked for."""
+    if row.get("beside") is not None:
+        return f"as {_peer_name(next(p for p in peers if p['key'] == row['beside']))}"
+    return "smallest" if is_smallest(row) else f"{row['setting']:.0f} %"
+
+
+def over_other(row: Row, rows: Mapping[str, Row]) -> float | None:
+    """The step time of a row of ours over that of the one whose peak is its budget."""
+    other = rows.get(row.get("beside") or "")
+    if other is None or "time_ratio" not in row or "time_ratio" not in other:
+        return None
+    return float(row["time_ratio"] / other["time_ratio"])
+
+
+def time_error(row: Row, peers: Iterable[Row]) -> float | None:
+    """Percent by which the foretold step time over torch's own is off the measured one."""
+    plain = next((p for p in peers if p["variant"] == "plain"), {})
+    if "time_ratio" not in row or "time_ratio" not in plain or "predicted_time_us" not in row:
+        return None
+    foretold = row["predicted_time_us"] / row["baseline_time_us"]
+    return float(100.0 * (foretold / (row["time_ratio"] / plain["time_ratio"]) - 1.0))
 
 
 def _peer_name(row: Row) -> str:
@@ -246,6 +300,7 @@ def _peer_name(row: Row) -> str:
     names = {
         "plain": base,
         "checkpoint": f"{base} + per-layer checkpoint",
+        "selective": f"{base} + selective checkpoint",
         "torch budget": f"{base}, activation_memory_budget={row['setting']}",
     }
     return names[row["variant"]]
@@ -278,7 +333,11 @@ def _gradient_error(row: Row) -> str:
 
 
 def _time(row: Row) -> str:
-    return "" if row.get("time_ratio") is None else f"{row['time_ratio']:.2f}"
+    return _ratio(row.get("time_ratio"))
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
 
 
 def _science(value: float | None) -> str:

@@ -23,14 +23,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
+from benchmark_models import MODELS
 from own_process import forget_plans
 from torch import Tensor, nn
 
 import autoremat
 from autoremat import _torch
-from autoremat.comparison.layers import checkpoint_module
+from autoremat.comparison.layers import checkpoint_layers
 from autoremat.comparison.serve import seconds, serve
-from tests.models import CASES, Case
+from tests.models import Case
 
 SEED = 1234
 WARM_UPS = 2
@@ -46,18 +47,22 @@ class Point:
     compiler: str
     """`eager` (op by op) or `inductor`."""
     variant: str
-    """`plain`, `checkpoint`, `torch budget` (with `setting`) or `autoremat` (with `budget`)."""
+    """`plain`, `checkpoint`, `selective`, `torch budget` (`setting`) or `autoremat` (`budget`)."""
     setting: float | None = None
     """torch's `activation_memory_budget`; for autoremat the share of eager's peak in percent."""
     budget_nbytes: int | None = None
     """The budget, resident included; None with `autoremat` asks for the smallest feasible one."""
     time_limit: float = 30.0
+    beside: str | None = None
+    """Key of the row whose measured peak is the budget."""
 
     @property
     def key(self) -> str:
         """A name that is unique within a run."""
         parts = [self.model, self.compiler, self.variant]
-        if self.variant == "autoremat":
+        if self.beside is not None:
+            parts.append("at " + "/".join(self.beside.split("/")[2:]))
+        elif self.variant == "autoremat":
             parts.append("smallest" if self.setting is None else f"{self.setting:g}")
         elif self.setting is not None:
             parts.append(f"{self.setting:g}")
@@ -80,7 +85,7 @@ def main() -> None:
 
 def measure_point(point: Point) -> tuple[dict[str, Any], Callable[[], Tensor] | None]:
     """Return the row of a point and its training step (None where the budget is infeasible)."""
-    eager = _reference(CASES[point.model]())
+    eager = _reference(MODELS[point.model]())
     unplanned = None
     if point.variant == "autoremat" and point.compiler == "eager":
         unplanned = _result(_planned(point, UNBOUNDED))
@@ -118,10 +123,10 @@ def prepare(point: Point, budget_nbytes: int | None) -> Case:
     if point.variant == "autoremat":
         assert budget_nbytes is not None
         return _planned(point, budget_nbytes)
-    case = CASES[point.model]()
-    if point.variant == "checkpoint":
-        for name in case.layers:
-            checkpoint_module(case.model, name)
+    case = MODELS[point.model]()
+    if point.variant in ("checkpoint", "selective"):
+        selective = point.variant == "selective"
+        checkpoint_layers(case.model, case.step, selective=selective)
     if point.compiler == "inductor":
         case.model.compile()
     return case
@@ -165,7 +170,7 @@ def finite_difference_error(case: Case, step: Callable[[], Tensor]) -> float:
 
 
 def _planned(point: Point, budget_nbytes: int) -> Case:
-    return _optimize(CASES[point.model](), point, budget_nbytes)
+    return _optimize(MODELS[point.model](), point, budget_nbytes)
 
 
 def _optimize(case: Case, point: Point, budget_nbytes: int) -> Case:
@@ -181,7 +186,7 @@ def _optimize(case: Case, point: Point, budget_nbytes: int) -> Case:
 
 def _smallest_feasible(point: Point) -> int:
     """Ask for next to nothing; the refusal names the smallest budget that has a plan."""
-    case = _planned(point, _resident(CASES[point.model]()) + 1)
+    case = _planned(point, _resident(MODELS[point.model]()) + 1)
     try:
         training_step(case)()
     except autoremat.InfeasibleBudget as error:
@@ -228,7 +233,7 @@ def _gradient_row(
 ) -> dict[str, Any]:
     """One step from the initial state against eager, and against the same graph unplanned."""
     with torch.no_grad():  # undo what the warm-up did to buffers
-        for name, buffer in CASES[point.model]().model.named_buffers():
+        for name, buffer in MODELS[point.model]().model.named_buffers():
             _buffer(case.model, name).copy_(buffer)
     got = _result(case)
     got = {name.replace(".wrapped.", "."): value for name, value in got.items()}
@@ -262,7 +267,7 @@ def _float64_row(point: Point) -> dict[str, Any]:
     """
 
     def make() -> Case:
-        return CASES[point.model](batch=8, size=96, dtype=torch.float64)
+        return MODELS[point.model](batch=8, size=96, dtype=torch.float64)
 
     case = make()
     resident, step = _resident(case), training_step(case)
@@ -292,7 +297,7 @@ def _plan_row(model: nn.Module, budget_nbytes: int | None) -> dict[str, Any]:
 def _budget_row(point: Point, budget_nbytes: int | None, error: Any) -> dict[str, Any]:
     return {
         "budget_nbytes": budget_nbytes,
-        "resident_nbytes": _resident(CASES[point.model]()),
+        "resident_nbytes": _resident(MODELS[point.model]()),
         "smallest_peak_nbytes": error.smallest_peak_nbytes,
         "floor_nbytes": error.floor_nbytes,
     }

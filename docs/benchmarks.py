@@ -1,12 +1,14 @@
 """Regenerate `benchmarks.md` and the rows beside it, `benchmarks.json`.
 
     python docs/benchmarks.py [--quick] [--models mlp,bert] [--compilers eager,inductor]
-                              [--budgets 100,75,50,35,25,smallest] [--resume]
+                              [--budgets 75,50,35,beside,smallest] [--resume]
 
 Each point (model, variant, budget) is measured in its own process (`benchmark_worker.py`), one
 after the other; the processes of a model then stay, and their steps are timed in turn, so that all
-variants of a model are timed in one run, interleaved. A point that crashes or passes `--timeout` is
-a row that says so. Rows are stored as they come; `--resume` measures only what is missing.
+variants of a model are timed in one run, interleaved. Under Inductor the budgets are the measured
+peaks of what users have without autoremat ("beside"), and the smallest that has a plan. A point
+that crashes or passes `--timeout` is a row that says so. Rows are stored as they come; `--resume`
+measures only what is missing.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from benchmark_models import MODELS
 from benchmark_page import page
 from benchmark_worker import SEED, Point
 from row_store import Row, Store, describe
@@ -30,30 +33,51 @@ from autoremat.comparison.process import Worker, median_step, ratios, rounds
 
 HERE = Path(__file__).parent
 ROWS, LOGS = HERE / "benchmarks.json", HERE / "benchmark_logs"
-MODELS = ["example_gpt", "gpt2", "llama", "bert", "resnet50", "unet", "mlp"]
-BUDGETS = ["100", "75", "50", "35", "25", "smallest"]
-TORCH_BUDGETS = [0.5, 0.1]
+BUDGETS = {
+    "eager": ["100", "75", "50", "35", "25", "smallest"],
+    "inductor": ["beside", "smallest"],
+}
+BESIDE = "beside"  # a budget: as much as each of the others takes
+OURS = "autoremat"
+TORCH_BUDGETS = [0.7, 0.5, 0.3, 0.1]
+ALIKE = 0.01  # peaks that differ by less are one budget
 
 
 def peers(model: str, compiler: str) -> Iterator[Point]:
     """What users have without autoremat: the rows that ours are compared with."""
     if compiler == "inductor":
         yield Point(model, compiler, "plain")
-        yield Point(model, compiler, "checkpoint")
-        for setting in TORCH_BUDGETS:
-            yield Point(model, compiler, "torch budget", setting)
-    else:
-        yield Point(model, compiler, "checkpoint")
+    for variant in ("checkpoint", "selective"):
+        yield Point(model, compiler, variant)
+    for setting in TORCH_BUDGETS if compiler == "inductor" else ():
+        yield Point(model, compiler, "torch budget", setting)
 
 
-def planned(model: str, compiler: str, eager: Row, args: argparse.Namespace) -> Iterator[Point]:
-    """Our rows: resident plus each share of what eager's step needs above it."""
-    for share in args.budgets:
-        setting = None if share == "smallest" else float(share)
-        budget = None
-        if setting is not None:
-            budget = eager["resident_nbytes"] + int(eager["peak_nbytes"] * setting / 100)
-        yield Point(model, compiler, "autoremat", setting, budget, args.time_limit)
+def planned(
+    model: str, compiler: str, eager: Row, others: Iterable[Row], args: argparse.Namespace
+) -> Iterator[Point]:
+    """Our rows: resident plus what another takes above it, or a share of what eager's step does."""
+    resident, limit = eager["resident_nbytes"], args.time_limit
+    for name in args.budgets or BUDGETS[compiler]:
+        if name == BESIDE:
+            for other in different(others):
+                budget = resident + other["peak_nbytes"]
+                yield Point(model, compiler, OURS, None, budget, limit, other["key"])
+        elif name == "smallest":
+            yield Point(model, compiler, OURS, None, None, limit)
+        else:
+            budget = resident + int(eager["peak_nbytes"] * float(name) / 100)
+            yield Point(model, compiler, OURS, float(name), budget, limit)
+
+
+def different(others: Iterable[Row]) -> Iterator[Row]:
+    """Of those that ran, from the smallest peak up, the first of those that are alike."""
+    last = 0.0
+    ran = (row for row in others if row["status"] == "ok")
+    for row in sorted(ran, key=lambda row: row["peak_nbytes"]):
+        if row["peak_nbytes"] > last * (1 + ALIKE):
+            last = row["peak_nbytes"]
+            yield row
 
 
 def run_model(model: str, compiler: str, store: Store, args: argparse.Namespace) -> None:
@@ -67,11 +91,18 @@ def run_model(model: str, compiler: str, store: Store, args: argparse.Namespace)
     workers: dict[str, Worker] = {eager_point.key: eager_worker}
     fresh: dict[str, Row] = {eager_point.key: eager}
     try:
-        for point in [*peers(model, compiler), *planned(model, compiler, eager, args)]:
-            if args.resume and is_done(store.rows.get(point.key)):
-                continue
-            workers[point.key], fresh[point.key] = start(point, args)
-            store.add(fresh[point.key])
+
+        def measure(points: Iterable[Point]) -> None:
+            for point in points:
+                if args.resume and is_done(store.rows.get(point.key)):
+                    continue
+                workers[point.key], fresh[point.key] = start(point, args)
+                store.add(fresh[point.key])
+
+        others = list(peers(model, compiler))
+        measure(others)
+        known = [store.rows[other.key] for other in others]
+        measure(planned(model, compiler, eager, known, args))
         if len(fresh) == 1 and is_done(store.rows[eager_point.key]):
             return
         sound = {key: w for key, w in workers.items() if fresh[key]["status"] == "ok"}
@@ -147,9 +178,11 @@ def arguments() -> argparse.Namespace:
         return text.split(",")
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--models", type=listed, default=MODELS)
+    parser.add_argument("--models", type=listed, default=list(MODELS))
     parser.add_argument("--compilers", type=listed, default=["eager", "inductor"])
-    parser.add_argument("--budgets", type=listed, default=BUDGETS, help="percent, or 'smallest'")
+    parser.add_argument(
+        "--budgets", type=listed, help="percent of eager's peak, 'beside' or 'smallest'"
+    )
     parser.add_argument("--rounds", type=int, default=9, help="timed steps of each variant")
     parser.add_argument("--time-limit", type=float, default=30.0, help="the solver's, in seconds")
     parser.add_argument("--timeout", type=float, default=900.0, help="of one point, in seconds")
@@ -165,7 +198,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Run what the command line asks for."""
     args = arguments()
-    store = Store(ROWS, partial(page, models=MODELS), describe_run(args))
+    store = Store(ROWS, partial(page, models=list(MODELS)), describe_run(args))
     if not args.page:
         for compiler in args.compilers:
             for model in args.models:

@@ -16,12 +16,14 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from benchmark_models import MODELS
 from own_process import in_own_process
 from page_tables import mib, percent, table, versions
-from readings_worker import MODELS, Point, row_of
+from readings_worker import Point, row_of
 from row_store import Row, Store, describe
 
 PAGE = Path(__file__).parent / "readings.md"
+USUAL = ["llama_8k", "gpt2_8k", "t5", "vit", "resnet50", "unet", "bert"]
 PRELOADED = ["readings_worker", "autoremat.api", "autoremat._torch.compiling"]
 
 INTRODUCTION = """# What is modelled, and what Inductor's code takes
@@ -80,7 +82,7 @@ COLUMNS = {
 def main() -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", type=lambda text: text.split(";"), default=list(MODELS))
+    parser.add_argument("--only", type=lambda text: text.split(";"), default=USUAL)
     parser.add_argument(
         "--percent", type=lambda text: [int(n) for n in text.split(",")], default=[60, 45, 30, 0]
     )

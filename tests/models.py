@@ -67,14 +67,16 @@ def example_gpt(layers: int = 12, batch: int = 8, dropout: float = 0.0) -> Case:
     return Case("example_gpt", model, inputs, call, itself, names, dropout=dropout > 0)
 
 
-def gpt2(layers: int = 12, batch: int = 4, tokens: int = 256) -> Case:
+def gpt2(
+    layers: int = 12, batch: int = 4, tokens: int = 256, vocabulary: int = 512, width: int = 128
+) -> Case:
     """Hugging Face's GPT-2 without dropout."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        vocab_size=512,
+        vocab_size=vocabulary,
         n_positions=tokens,
-        n_embd=128,
+        n_embd=width,
         n_layer=layers,
         n_head=4,
         resid_pdrop=0.0,
@@ -89,17 +91,20 @@ def gpt2(layers: int = 12, batch: int = 4, tokens: int = 256) -> Case:
     model = GPT2LMHeadModel(config).train()
     model.loss_type = "ForCausalLM"  # else its first loss warns, which breaks the graph
     names = tuple(f"transformer.h.{i}" for i in range(layers))
-    return Case("gpt2", model, _tokens(512, batch, tokens), call_with_labels, its_loss, names)
+    inputs = _tokens(vocabulary, batch, tokens)
+    return Case("gpt2", model, inputs, call_with_labels, its_loss, names)
 
 
-def llama(layers: int = 12, batch: int = 4, tokens: int = 256) -> Case:
+def llama(
+    layers: int = 12, batch: int = 4, tokens: int = 256, vocabulary: int = 512, width: int = 128
+) -> Case:
     """Hugging Face's Llama with grouped-query attention: four heads share two keys."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=512,
-        hidden_size=128,
-        intermediate_size=384,
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=3 * width,
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -112,7 +117,8 @@ def llama(layers: int = 12, batch: int = 4, tokens: int = 256) -> Case:
     torch.manual_seed(0)
     model = LlamaForCausalLM(config).train()
     names = tuple(f"model.layers.{i}" for i in range(layers))
-    return Case("llama", model, _tokens(512, batch, tokens), call_with_labels, its_loss, names)
+    inputs = _tokens(vocabulary, batch, tokens)
+    return Case("llama", model, inputs, call_with_labels, its_loss, names)
 
 
 def bert(layers: int = 12, batch: int = 8, tokens: int = 128) -> Case:

@@ -1,0 +1,71 @@
+"""What the benchmark's page makes of rows, and which budgets are taken from others."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "docs"))
+
+import benchmark_page
+import benchmarks
+
+MODEL = "bert"
+MIB = 1 << 20
+
+
+def row(variant: str, peak_mib: float, time_ratio: float, **more: Any) -> dict[str, Any]:
+    """Of a step that ran under Inductor."""
+    key = f"{MODEL}/inductor/{variant}"
+    return {
+        "key": key,
+        "model": MODEL,
+        "compiler": "inductor",
+        "variant": variant,
+        "status": "ok",
+        "setting": None,
+        "peak_nbytes": int(peak_mib * MIB),
+        "time_ratio": time_ratio,
+        **more,
+    }
+
+
+PLAIN, CHECKPOINT = row("plain", 100, 0.5), row("checkpoint", 50, 0.8)
+OURS = row("autoremat", 50, 0.6, key=f"{MODEL}/inductor/autoremat/at checkpoint")
+OURS |= {"beside": CHECKPOINT["key"], "predicted_time_us": 3.0, "baseline_time_us": 2.0}
+SMALLEST = row("autoremat", 25, 1.0)
+
+
+def test_our_time_is_held_against_the_one_whose_peak_we_were_given():
+    """Not against the fastest, nor where there is none."""
+    rows = {r["key"]: r for r in (PLAIN, CHECKPOINT)}
+    assert benchmark_page.over_other(OURS, rows) == pytest.approx(0.6 / 0.8)
+    assert benchmark_page.over_other(SMALLEST, rows) is None
+    assert benchmark_page.budget_name(OURS, rows.values()) == (
+        "as torch.compile + per-layer checkpoint"
+    )
+
+
+def test_what_was_foretold_is_held_against_torchs_own_step():
+    """One and a half times as long was foretold, and 1.2 times was measured."""
+    assert benchmark_page.time_error(OURS, [PLAIN]) == pytest.approx(100 * (1.5 / 1.2 - 1))
+    assert benchmark_page.time_error(OURS, [CHECKPOINT]) is None
+
+
+def test_the_summary_names_both_smallest_peaks():
+    """And the geometric mean over models."""
+    text = benchmark_page.beside_others([PLAIN, CHECKPOINT, OURS, SMALLEST], [MODEL, "mlp"])
+    assert f"| {MODEL} | 25.0 | 50.0 | 0.50 | 0.75 | 0.75 |" in text
+    assert "| geometric mean |  |  | 0.50 | 0.75 | 0.75 |" in text
+    assert benchmark_page.beside_others([PLAIN], [MODEL]) == ""
+
+
+def test_peaks_that_are_alike_are_one_budget():
+    """The lowest of them, so that none of them is above it; what did not run is none."""
+    alike = [row("torch budget", peak, 1.0) for peak in (50.2, 50.0, 75.0)]
+    crashed = {"status": "crash"}
+    found = [r["peak_nbytes"] / MIB for r in benchmarks.different([*alike, crashed, PLAIN])]
+    assert found == [50.0, 75.0, 100.0]
