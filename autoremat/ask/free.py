@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from autoremat.cost.op_times import free_nbytes
+from autoremat.cost.machine import free_nbytes
 from autoremat.errors import SteeringError
 from autoremat.graph.devices import device_nbytes
 from autoremat.units import format_nbytes

@@ -14,36 +14,19 @@ On CUDA the allocator's peak statistics are reset.
 from __future__ import annotations
 
 import functools
-import os
-import platform
 import re
-import statistics
-import sys
 import time
-import warnings
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
 
 import torch
 from torch import fx
-from torch.profiler import record_function
 
-from autoremat._torch import (
-    MemoryEvent,
-    fake_value,
-    memory_events,
-    profiler_is_active,
-    real_execution,
-    recording_memory,
-    tensor_leaves,
-)
-from autoremat.call_stack import users_level
-from autoremat.cost.agreed import ON_MACHINE, agree, agreed
-from autoremat.cost.cache import CostCache, DeviceCeilings, Measured
+from autoremat._torch import fake_value, tensor_leaves
+from autoremat.cost.agreed import agree, agreed
+from autoremat.cost.cache import CostCache, Measured
 from autoremat.cost.calls import (
     FREE,
     NOMINAL_CEILINGS,
@@ -57,24 +40,17 @@ from autoremat.cost.calls import (
     matmul_dtype,
     roofline_us,
 )
+from autoremat.cost.ceilings import ceilings_of
+from autoremat.cost.machine import free_nbytes, is_here, quiet_execution, settings_key
 from autoremat.cost.made_up_inputs import Inputs, draw_inputs, runs_alone
+from autoremat.cost.runs import Run, attempt, call_time_us, execute, peaks_of_runs
 from autoremat.cost.timings import Timing, implausible
 from autoremat.memory.meter import rounded_nbytes
 
 Progress = Callable[[int, int], None]
-Run = Callable[[], object]
-Draw = Callable[[], Run]
-Drawn = TypeVar("Drawn")
 
 _ROUNDS = 2
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4)  # before each round over what is implausible: load passes
-_TIMED_RUNS = 6
-_TIMED_NS = 10_000_000
-_MARK = "autoremat::workspace::"
-# Beside the model and under its budget: no more than it takes. On the CPU, what is larger measures
-# how fast the system hands out pages; on a GPU, what is smaller stays in its cache.
-_COPY_NBYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
-_MATMUL_SIZE = {"cpu": 768, "cuda": 8192}
 
 
 def profile_nodes(
@@ -126,7 +102,7 @@ def _costs(
 
 def _estimated(node: fx.Node, call: Call | None, cache: CostCache) -> OpCost:
     device = call.device if call is not None else _node_device(node)
-    return estimate(node, call, _ceilings(device, matmul_dtype(call), cache))
+    return estimate(node, call, ceilings_of(device, matmul_dtype(call), cache))
 
 
 def call_key(call: Call) -> str:
@@ -134,54 +110,6 @@ def call_key(call: Call) -> str:
     text = f"{call.target}|{call.args!r}|{call.kwargs!r}|{settings_key(call.device)}"
     # Equal devices of one machine, one per rank, share their figures.
     return re.sub(r", index=\d+", "", text)
-
-
-@functools.lru_cache(maxsize=64)
-def _settings_key(device: torch.device, threads: int, settings: tuple[Any, ...]) -> str:
-    name = torch.cuda.get_device_name(device) if _is_present(device) else _cpu_name()
-    machine = f"{ON_MACHINE}{name}|threads {threads}"
-    return f"torch {torch.__version__}|{device.type}|{settings}{machine}"
-
-
-def settings_key(device: torch.device) -> str:
-    """Text that names the device, the torch version and the settings that choose kernels."""
-    settings = (
-        torch.get_float32_matmul_precision(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.backends.cudnn.benchmark,
-        torch.backends.mkldnn.enabled,
-    )
-    return _settings_key(device, torch.get_num_threads(), settings)
-
-
-@functools.cache
-def _cpu_name() -> str:
-    """The processor's model, which tells machines apart that share a home directory."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    model = next(models, "") or platform.processor() or platform.machine()
-    return f"{model} {torch.backends.cpu.get_cpu_capability()}"
-
-
-def _is_present(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_available()
-
-
-def _is_here(device: torch.device) -> bool:
-    return device.type == "cpu" or _is_present(device)
-
-
-@contextmanager
-def quiet_execution(devices: Collection[torch.device]) -> Iterator[None]:
-    """Suspend fake tensors and gradients, and leave the random generators as they are."""
-    present = {device for device in devices if _is_present(device)}
-    current = torch.cuda.current_device() if present else 0
-    indices = sorted({current if d.index is None else d.index for d in present})
-    with real_execution(), torch.no_grad(), torch.random.fork_rng(devices=indices):
-        yield
 
 
 def _measured_cost(call: Call, found: Measured) -> OpCost:
@@ -226,7 +154,7 @@ def _measure_calls(
 def _time_round(calls: Mapping[str, Call], rounds: dict[str, list[float]]) -> None:
     """One more time for each call that runs."""
     for key, call in calls.items():
-        timed = _attempt(functools.partial(_inputs, call), functools.partial(_time_us, call))
+        timed = attempt(functools.partial(_inputs, call), functools.partial(call_time_us, call))
         if timed is not None:
             rounds[key].append(timed)
 
@@ -258,60 +186,12 @@ def _timing(call: Call, rounds_us: Iterable[float]) -> Timing:
     return Timing(tuple(rounds_us), f"{call.target} on {call.device}", expected_us)
 
 
-def _attempt(draw: Callable[[], Drawn], measure: Callable[[Drawn], Any]) -> Any | None:
-    """Measure on made-up inputs; None if they do not fit into memory or the operator refuses."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return measure(draw())
-    except Exception:
-        # Any operator may refuse made-up inputs, in any way it likes; it is then estimated.
-        return None
-
-
 def _inputs(call: Call) -> Inputs:
     """Made-up inputs, where the call's device is here and they leave most of its memory free."""
     taken_nbytes = sum(spec.span_nbytes for spec in (*call.inputs, *call.outputs))
-    if not _is_here(call.device) or taken_nbytes > free_nbytes(call.device) // 3:
+    if not is_here(call.device) or taken_nbytes > free_nbytes(call.device) // 3:
         raise MemoryError(f"{call.target} is too large to be run beside the model")
     return draw_inputs(call)
-
-
-def _time_us(call: Call, inputs: Inputs) -> float:
-    """Median time of one warm execution."""
-    _execute(call, inputs)
-    if call.device.type == "cuda":
-        return _cuda_time_us(call, inputs)
-    taken: list[int] = []
-    while len(taken) < _TIMED_RUNS and sum(taken) < _TIMED_NS:
-        start = time.perf_counter_ns()
-        result = _execute(call, inputs)
-        taken.append(time.perf_counter_ns() - start)
-        del result
-    return statistics.median(taken) / 1e3
-
-
-def _cuda_time_us(call: Call, inputs: Inputs) -> float:
-    """Median between device events; they are queued together so that launches overlap."""
-    taken: list[float] = []
-    batch = 1
-    while len(taken) < _TIMED_RUNS and sum(taken) < _TIMED_NS / 1e6:
-        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(batch)]
-        for start, end in pairs:
-            start.record()
-            _execute(call, inputs)
-            end.record()
-        torch.cuda.synchronize(call.device)
-        taken += [start.elapsed_time(end) for start, end in pairs]
-        batch = _TIMED_RUNS - 1 if taken[0] < 2.0 else 1
-    return statistics.median(taken) * 1e3
-
-
-def _execute(call: Call, inputs: Inputs) -> Any:
-    return call.target(*inputs.args, **inputs.kwargs)
-
-
-# --- peaks -------------------------------------------------------------------------------------
 
 
 def _peaks(calls: dict[str, Call]) -> dict[str, tuple[int, int]]:
@@ -326,144 +206,7 @@ def _peaks(calls: dict[str, Call]) -> dict[str, tuple[int, int]]:
 
 
 def _draw(call: Call) -> Run:
-    return functools.partial(_execute, call, _inputs(call))
-
-
-def peaks_of_runs(draws: Mapping[str, Draw], device: torch.device) -> dict[str, tuple[int, int]]:
-    """Bytes allocated at the highest point and at the end of one run each; failures are left out.
-
-    Args:
-        draws: by key, a function that makes inputs and returns the run on them.
-        device: where the runs allocate.
-    """
-    if not draws:
-        return {}
-    if device.type == "cuda":
-        ran = {key: _attempt(draw, _cuda_peak) for key, draw in draws.items()}
-        return {key: peak for key, peak in ran.items() if peak is not None}
-    return _cpu_peaks(draws)
-
-
-def _cuda_peak(run: Run) -> tuple[int, int]:
-    device = torch.cuda.current_device()
-    run()  # libraries take their workspace on the first run
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    result = run()
-    torch.cuda.synchronize(device)
-    kept = torch.cuda.memory_allocated(device) - before
-    del result
-    return torch.cuda.max_memory_allocated(device) - before, kept
-
-
-def _cpu_peaks(draws: Mapping[str, Draw]) -> dict[str, tuple[int, int]]:
-    """One profiler session over one warm run each, cut at the markers."""
-    if profiler_is_active():
-        warnings.warn(
-            "autoremat: operator workspaces cannot be measured while another torch profiler is "
-            "recording; operators are priced by estimate. Compile outside the profiled region.",
-            stacklevel=users_level(),
-        )
-        return {}
-
-    def marked(name: str) -> Callable[[Run], bool]:
-        def measure(run: Run) -> bool:
-            run()  # libraries fill their caches on the first run
-            with record_function(name):
-                result = run()
-            del result
-            return True
-
-        return measure
-
-    with recording_memory() as session:
-        ran = [_attempt(draw, marked(f"{_MARK}{i}")) for i, draw in enumerate(draws.values())]
-    peaks = _split_at_marks(memory_events(session, _MARK))
-    return {key: peaks.get(i, (0, 0)) for i, key in enumerate(draws) if ran[i]}
-
-
-def _split_at_marks(events: list[MemoryEvent]) -> dict[int, tuple[int, int]]:
-    """Highest and last running sum of allocations in each marker's span, by its number."""
-    peaks: dict[int, tuple[int, int]] = {}
-    current, end, live = -1, -1, 0
-    for event in events:
-        if event.name:
-            current, end, live = int(event.name.removeprefix(_MARK)), event.end_ns, 0
-            peaks[current] = (0, 0)
-        elif event.start_ns <= end:
-            live += event.nbytes
-            peaks[current] = (max(peaks[current][0], live), live)
-    return peaks
-
-
-def free_nbytes(device: torch.device) -> int:
-    """Bytes that can still be allocated on the device, by what the system says."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return min(_system_free_nbytes(), _container_free_nbytes())
-
-
-def _system_free_nbytes() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        available = next(line for line in lines if line.startswith("MemAvailable"))
-        return int(available.split()[1]) * 1024
-    except (OSError, StopIteration, ValueError):
-        pass
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    except (AttributeError, OSError, ValueError):
-        return 4 << 30
-
-
-def _container_free_nbytes() -> int:
-    """What a container's limit (cgroup v2) leaves."""
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = int((group / "memory.max").read_text())
-        return max(0, limit - int((group / "memory.current").read_text()))
-    except (OSError, ValueError):
-        return sys.maxsize
-
-
-# --- ceilings ----------------------------------------------------------------------------------
-
-
-def _ceilings(device: torch.device, dtype: torch.dtype, cache: CostCache) -> DeviceCeilings:
-    """A device's ceilings, looked up when an estimate needs them."""
-    key = f"ceilings|{dtype}|{settings_key(device)}"
-    found = agreed([key], DeviceCeilings) or cache.read([key], DeviceCeilings)
-    if not found and _is_here(device):
-        found = {key: measure_ceilings(device, dtype)}
-        cache.write(found)
-    found = found or {key: NOMINAL_CEILINGS["cpu" if device.type == "cpu" else "cuda"]}
-    return agree(found, DeviceCeilings)[key]
-
-
-def measure_ceilings(device: torch.device, dtype: torch.dtype) -> DeviceCeilings:
-    """Time a large copy, a matrix product and the smallest operator."""
-    size = _MATMUL_SIZE.get(device.type, 1024)
-    copied_nbytes = _COPY_NBYTES.get(device.type, 8 << 20)
-    aten = torch.ops.aten
-    source = torch.ones(copied_nbytes // 4, device=device)
-    copy_us = _bare_time_us(aten.clone.default, (source,), device)
-    launch_us = _bare_time_us(aten.clone.default, (source[:1],), device)
-    del source
-    matrix = torch.ones(size, size, dtype=dtype, device=device)
-    matmul_us = _bare_time_us(aten.mm.default, (matrix, matrix), device)
-    return DeviceCeilings(
-        copy_gbps=2 * copied_nbytes / copy_us / 1e3,
-        matmul_gflops=2 * size**3 / matmul_us / 1e3,
-        launch_us=launch_us,
-    )
-
-
-def _bare_time_us(target: Any, args: tuple[Any, ...], device: torch.device) -> float:
-    """Of the quietest round: a ceiling is the fastest that was seen."""
-    call = Call(target, args, {}, (), (), placed_on=device)
-    return min(_time_us(call, Inputs(args, {})) for _ in range(_ROUNDS + 1))
+    return functools.partial(execute, call, _inputs(call))
 
 
 def _node_device(node: fx.Node) -> torch.device:

@@ -17,8 +17,9 @@ from autoremat import _torch
 from autoremat.cost.agreed import agree, agreed
 from autoremat.cost.cache import CostCache, Measured
 from autoremat.cost.calls import TensorSpec
+from autoremat.cost.machine import quiet_execution, settings_key
 from autoremat.cost.made_up_inputs import OPAQUE
-from autoremat.cost.op_times import peaks_of_runs, quiet_execution, settings_key
+from autoremat.cost.runs import peaks_of_runs
 
 _LIBRARIES = ("torch.ops.", "extern_kernels.", "aten.")
 

@@ -18,7 +18,7 @@ import autoremat_solver
 import torch
 
 from autoremat import _torch
-from autoremat.cost.op_times import settings_key
+from autoremat.cost.machine import settings_key
 from autoremat.kept import Kept
 from autoremat.ranks.figures import known_figures, settled
 

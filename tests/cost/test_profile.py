@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autoremat import kept
 from autoremat.cost import calls as cost
+from autoremat.cost import ceilings
 from autoremat.cost import made_up_inputs as sample
 from autoremat.cost import op_times as profile
 from autoremat.cost.cache import CostCache, Measured
@@ -69,13 +70,13 @@ def price(node: fx.Node, cache: Path, **options) -> OpCost:
 def timed_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The operators whose time is taken, one entry for each round of runs."""
     seen: list[str] = []
-    original = profile._time_us
+    original = profile.call_time_us
 
     def spy(call, inputs):
         seen.append(str(call.target))
         return original(call, inputs)
 
-    monkeypatch.setattr(profile, "_time_us", spy)
+    monkeypatch.setattr(profile, "call_time_us", spy)
     return seen
 
 
@@ -146,7 +147,7 @@ def products(trace: Trace) -> list[fx.Node]:
 
 def timed_by(timer: Timer, monkeypatch: pytest.MonkeyPatch, nodes: list[fx.Node], cache: Path):
     """The costs of nodes under a timer."""
-    monkeypatch.setattr(profile, "_time_us", timer)
+    monkeypatch.setattr(profile, "call_time_us", timer)
     monkeypatch.setattr(profile, "_PAUSES_S", 4 * (0.0,))
     costs = profile_nodes(nodes, cache_path=cache)
     return [costs[node] for node in nodes]
@@ -212,8 +213,8 @@ def test_times_that_never_agree_are_not_kept_and_are_named(trace, cache, monkeyp
 def test_the_ceilings_are_the_fastest_that_was_seen(monkeypatch):
     """A round under load does not lower them."""
     timer = Timer(clone1=[9.0, 3.0, 8.0], mm768=[500.0, 100.0, 400.0])
-    monkeypatch.setattr(profile, "_time_us", timer)
-    found = profile.measure_ceilings(torch.device("cpu"), torch.float32)
+    monkeypatch.setattr(ceilings, "call_time_us", timer)
+    found = ceilings.measure_ceilings(torch.device("cpu"), torch.float32)
     assert found.launch_us == 3.0
     assert found.matmul_gflops == 2 * 768**3 / 100.0 / 1e3
 
@@ -222,7 +223,7 @@ def test_the_ceilings_are_the_fastest_that_was_seen(monkeypatch):
 def test_measuring_the_ceilings_takes_little_memory():
     """It happens inside the user's training process."""
     device = torch.device("cpu")
-    peak = measure_peak(lambda: profile.measure_ceilings(device, torch.float32), device="cpu")
+    peak = measure_peak(lambda: ceilings.measure_ceilings(device, torch.float32), device="cpu")
     assert peak <= 17 << 20
 
 
@@ -400,8 +401,8 @@ def test_what_refuses_made_up_inputs_is_estimated(trace, cache, monkeypatch):
         raise RuntimeError("not on these inputs")
 
     node = trace.call(aten.sin.default, trace.tensor(512, 512))
-    monkeypatch.setattr(profile, "_time_us", refuse)
-    monkeypatch.setattr(profile, "measure_ceilings", lambda *_: cost.NOMINAL_CEILINGS["cpu"])
+    monkeypatch.setattr(profile, "call_time_us", refuse)
+    monkeypatch.setattr(ceilings, "measure_ceilings", lambda *_: cost.NOMINAL_CEILINGS["cpu"])
     found = price(node, cache)
     assert not found.measured
     assert found.time_us > 1
