@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from autoremat._torch.distributed import *  # noqa: F403
     from autoremat._torch.dynamo import *  # noqa: F403
     from autoremat._torch.inductor import *  # noqa: F403
+    from autoremat._torch.kernels import *  # noqa: F403
     from autoremat._torch.meta import *  # noqa: F403
     from autoremat._torch.running import *  # noqa: F403
     from autoremat._torch.scheduling import *  # noqa: F403
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 MODULES = (
     *("running", "checkpoints", "spreading", "meta"),
-    *("distributed", "compiling", "dynamo", "inductor", "scheduling"),
+    *("distributed", "compiling", "dynamo", "inductor", "scheduling", "kernels"),
 )
 """In the order in which a name is looked for: what imports least comes first."""
 

@@ -201,7 +201,7 @@ def _in_order(parts: list[tuple[tuple[Any, ...], int]]) -> list[int]:
     return [by_index.get(index, 0) for index in range(max(by_index) + 1)]
 
 
-def _size_hint_of_expr(graph: Any, expression: Any) -> int:
+def size_hint_of_expr(graph: Any, expression: Any) -> int:
     """The number that a size in an Inductor graph stands for."""
     sizevars = graph.sizevars
     ask = getattr(sizevars, "optimization_hint", None) or sizevars.size_hint
@@ -239,7 +239,7 @@ def _as_numbers(graph: Any, layout: Any) -> Layout | None:
     if not isinstance(layout, ir.Layout):
         return None
     size, stride = (
-        tuple(_size_hint_of_expr(graph, number) for number in numbers)
+        tuple(size_hint_of_expr(graph, number) for number in numbers)
         for numbers in (layout.size, layout.stride)
     )
     return size, stride, layout.dtype, layout.device

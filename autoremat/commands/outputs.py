@@ -104,6 +104,7 @@ def report_document(report: Report, outputs: Mapping[str, Path]) -> dict[str, An
         "is_within_budget": report.is_within_budget,
         "baseline_time_us": report.baseline_time_us,
         "predicted_time_us": report.predicted_time_us,
+        "code_times_us": report.code_times_us,
         "bound_us": report.bound_us,
         "gap": report.gap if math.isfinite(report.gap) else None,
         "status": report.status.name.lower() if report.status else None,

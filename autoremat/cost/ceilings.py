@@ -1,11 +1,13 @@
 """How fast a device can go: what bounds a call that was not measured.
 
 Enters: a device. Leaves: its ceilings, measured once on this machine; nominal ones for a device
-that is not here. Guarantees: those of `agreed` and of the file of costs.
+that is not here; and what single operations of a loop take. Guarantees: those of `agreed` and of the
+file of costs.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +24,17 @@ _ROUNDS = 3  # of which the quietest counts: a ceiling is the fastest that was s
 # how fast the system hands out pages; on a GPU, what is smaller stays in its cache.
 _COPY_NBYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
 _MATMUL_SIZE = {"cpu": 768, "cuda": 8192}
+# In generated loops; what else there is takes a processor about one instruction.
+COSTLY = (
+    *("exp", "exp2", "expm1", "log", "log1p", "log2", "pow", "sigmoid", "tanh", "erf", "erfc"),
+    *("sin", "cos", "tan", "sqrt", "rsqrt"),
+)
+# Inductor's generator on a processor takes one element after the other, ten rounds of Philox each:
+# 17 ns where a plain operation takes 0.017 (AVX-512). No operator of torch's draws like that.
+_DRAWS = {"rand": 1000, "randn": 2000, "randint64": 1000}
+_MOVES = frozenset({"load", "store", "store_reduction", "output", "constant", "load_seed"})
+_NUM_ELEMENTS = 1 << 14
+_PLAIN_FLOPS = 2.0  # of a matrix product, while a loop does one operation
 
 
 def ceilings_of(device: torch.device, dtype: torch.dtype, cache: CostCache) -> DeviceCeilings:
@@ -57,3 +70,50 @@ def _bare_time_us(target: Any, args: tuple[Any, ...], device: torch.device) -> f
     """Of the quietest round: a ceiling is the fastest that was seen."""
     call = Call(target, args, {}, (), (), placed_on=device)
     return min(call_time_us(call, Inputs(args, {})) for _ in range(_ROUNDS))
+
+
+@dataclass(frozen=True)
+class ElementTimes:
+    """What a device takes to compute operations, an element of a loop each.
+
+    Attributes:
+        costly_ns: of those that take many instructions, in the order of `COSTLY`.
+        plain_ns: of any other.
+    """
+
+    costly_ns: list[float]
+    plain_ns: float
+
+    def of(self, operation: str) -> float:
+        """Nanoseconds of one element; reading and writing is no operation here."""
+        if operation in COSTLY:
+            return self.costly_ns[COSTLY.index(operation)]
+        return 0.0 if operation in _MOVES else self.plain_ns * _DRAWS.get(operation, 1)
+
+
+def element_times_of(
+    device: torch.device, ceilings: DeviceCeilings, cache: CostCache
+) -> ElementTimes:
+    """A processor's times, measured once; a GPU computes while it waits for its memory."""
+    nothing = ElementTimes([0.0] * len(COSTLY), 0.0)
+    if device.type != "cpu":
+        return nothing
+    key = f"elements|{settings_key(device)}"
+    found = agreed([key], ElementTimes) or cache.read([key], ElementTimes)
+    if not found:
+        found = {key: _measure_elements(device, ceilings)}
+        cache.write(found)
+    return agree(found, ElementTimes)[key]
+
+
+def _measure_elements(device: torch.device, ceilings: DeviceCeilings) -> ElementTimes:
+    """On values within the processor's cache, by torch's own vectorised operators."""
+    values = torch.linspace(0.1, 2.0, _NUM_ELEMENTS, device=device)
+    costly_ns: list[float] = []
+    for name in COSTLY:
+        operator = getattr(torch.ops.aten, name)
+        target = operator.Tensor_Tensor if name == "pow" else operator.default
+        args = (values, values) if name == "pow" else (values,)
+        taken_us = _bare_time_us(target, args, device) - ceilings.launch_us
+        costly_ns.append(max(0.0, 1e3 * taken_us / _NUM_ELEMENTS))
+    return ElementTimes(costly_ns, _PLAIN_FLOPS / ceilings.matmul_gflops)

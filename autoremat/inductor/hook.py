@@ -1,7 +1,8 @@
 """Inductor: the partitioner hook, and what its generated code will allocate.
 
 Enters: a planned forward and backward module. Leaves: the live bytes of the wrappers that
-Inductor generates for them, before any kernel is compiled; and a compiled step.
+Inductor generates for them, and what their kernels will take, before any is compiled; and a
+compiled step.
 The hook object that Inductor copies, pickles and hashes holds nothing: whoever splits is found by
 the context, so Inductor's own cache knows a forward or backward module in another process again.
 """
@@ -18,10 +19,12 @@ import torch
 from torch import fx
 
 from autoremat import _torch
+from autoremat.cost.cache import Measured
 from autoremat.cost.calls import TensorSpec
+from autoremat.cost.loop_times import loops_us
 from autoremat.graph.joint_graph import copy_module
 from autoremat.inductor.fusion_limit import FusionLimit
-from autoremat.inductor.library_workspaces import library_workspaces
+from autoremat.inductor.library_calls import library_calls, library_us
 from autoremat.inductor.wrapper import Buffers, WrapperMemory, call_function, read_wrapper
 from autoremat.memory.meter import rounded_nbytes
 
@@ -122,11 +125,13 @@ class Generated:
 
     Attributes:
         memory: what its wrapper allocates; its results are the module's, in their order.
+        time_us: what its calls of libraries take as they were measured, and its loops by estimate.
         strides: strides of the module's outputs, by the name of the node; Inductor may lay them
             out in another way than the graph says, and the backward is compiled for that.
     """
 
     memory: WrapperMemory
+    time_us: float
     strides: Mapping[str, tuple[int, ...]]
 
 
@@ -176,11 +181,15 @@ def generate(
     if not seen:  # nothing to compute: Inductor hands the inputs through
         live_nbytes = sum(dict(owned.values()).values())
         passed = tuple(owned.get(n.name) if isinstance(n, fx.Node) else None for n in results)
-        return Generated(WrapperMemory((live_nbytes,), passed), {})
+        return Generated(WrapperMemory((live_nbytes,), passed), 0.0, {})
     source, graph = seen[0]
     named = zip(results, _torch.inductor_output_strides(graph), strict=False)
+    function = call_function(source)
+    library = library_calls(function, lambda name: _layout(graph, name), device)
+    loops = _torch.generated_loops(graph)
     return Generated(
-        read_wrapper(source, _buffers(source, graph, placeholders, owned, device)),
+        read_wrapper(source, _buffers(library, graph, placeholders, owned, device)),
+        library_us(function, library) + loops_us(loops, device),
         {node.name: s for node, s in named if isinstance(node, fx.Node) and s is not None},
     )
 
@@ -214,7 +223,7 @@ def _stop_at_source(donated: Sequence[int]) -> Iterator[list[tuple[str, Any]]]:
 
 
 def _buffers(
-    source: str,
+    library: Mapping[str, Measured],
     graph: Any,
     placeholders: Sequence[fx.Node],
     owned: Mapping[str, tuple[int, int]],
@@ -230,13 +239,12 @@ def _buffers(
         storage, nbytes = owned.get(node.name, (-1, 0))
         input_nbytes.append(0 if storage in counted else nbytes)
         counted.add(storage)
-    measured = library_workspaces(call_function(source), lambda name: _layout(graph, name), device)
-    library = {text: (found.peak_nbytes, found.kept_nbytes) for text, found in measured.items()}
+    allocated = {text: (found.peak_nbytes, found.kept_nbytes) for text, found in library.items()}
     return Buffers(
         input_nbytes=input_nbytes,
         input_values=input_values,
         result_nbytes=_torch.inductor_result_nbytes(graph, device),
-        library_nbytes=library.get,
+        library_nbytes=allocated.get,
         round_nbytes=lambda nbytes: rounded_nbytes(nbytes, device),
         device_type=device.type,
     )

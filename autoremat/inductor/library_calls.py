@@ -1,6 +1,6 @@
-"""What the library calls in a generated wrapper take inside, measured on the device at hand.
+"""What the library calls in a generated wrapper take, in time and inside, measured here.
 
-Enters: the wrapper's source and the layout of its buffers. Leaves: bytes for each call's text.
+Enters: the wrapper's source and the layout of its buffers. Leaves: time and bytes of each call.
 Inductor lays tensors out anew (channels last, padding), so the operators are run here as the
 wrapper calls them, once per distinct call; what cannot run on made-up inputs counts as nothing.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
@@ -19,15 +20,16 @@ from autoremat.cost.cache import CostCache, Measured
 from autoremat.cost.calls import TensorSpec
 from autoremat.cost.machine import quiet_execution, settings_key
 from autoremat.cost.made_up_inputs import OPAQUE
-from autoremat.cost.runs import peaks_of_runs
+from autoremat.cost.runs import Draw, attempt, peaks_of_runs, time_us
 
+_ROUNDS = 3
 _LIBRARIES = ("torch.ops.", "extern_kernels.", "aten.")
 
 
-def library_workspaces(
+def library_calls(
     function: ast.AST, layout_of: Callable[[str], TensorSpec | None], device: torch.device
 ) -> dict[str, Measured]:
-    """Peak and kept bytes of each library call in a wrapper, by the call's text.
+    """Time, peak and kept bytes of each library call in a wrapper, by the call's text.
 
     Args:
         function: the wrapper's `call`.
@@ -44,10 +46,29 @@ def library_workspaces(
             for text, key in key_of.items()
             if key not in known and key not in stored
         }
-        found = {k: Measured(0.0, *both) for k, both in peaks_of_runs(draws, device).items()}
+        taken = _times(draws, device)
+        peaks = peaks_of_runs({key: draws[key] for key in taken}, device)
+        found = {key: Measured(taken[key], *both) for key, both in peaks.items()}
         cache.write(found)
         known |= agree(stored | found | cache.read(found, Measured), Measured)
     return {text: known[key] for text, key in key_of.items() if key in known}
+
+
+def library_us(function: ast.AST, measured: Mapping[str, Measured]) -> float:
+    """What all library calls in a wrapper take together."""
+    texts = (ast.unparse(node) for node in ast.walk(function) if isinstance(node, ast.Call))
+    return math.fsum(measured[text].time_us for text in texts if text in measured)
+
+
+def _times(draws: Mapping[str, Draw], device: torch.device) -> dict[str, float]:
+    """Of the quietest of a few rounds, which lie apart: load comes in bursts."""
+    taken: dict[str, float] = {}
+    for _ in range(_ROUNDS):
+        for key, draw in draws.items():
+            found = attempt(draw, functools.partial(time_us, device=device))
+            if found is not None:
+                taken[key] = min(found, taken.get(key, found))
+    return taken
 
 
 def _calls(
@@ -70,7 +91,7 @@ def _key(text: str, layouts: Mapping[str, TensorSpec], device: torch.device) -> 
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id in layouts:
             node.id = repr(layouts[node.id])
-    return f"wrapper|{ast.unparse(tree)}|{settings_key(device)}"
+    return f"wrapper call|{ast.unparse(tree)}|{settings_key(device)}"
 
 
 def _draw(text: str, layouts: Mapping[str, TensorSpec]) -> Callable[[], object]:

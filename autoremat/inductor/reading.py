@@ -1,11 +1,13 @@
-"""The peak of two modules as Inductor compiles them.
+"""Peak and time of two modules as Inductor compiles them.
 
-Enters: a graph, its shell and storages, and a forward and backward of it. Leaves: `Peaks`.
-Guarantees: they are those of the code that Inductor generates, what crosses from the forward and
-what stands around the graph included.
+Enters: a graph, its shell and storages, and a forward and backward of it. Leaves: a `Reading`.
+Guarantees: it is of the code that Inductor generates; in the peak, what crosses from the forward
+and what stands around the graph is included.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from torch import fx
 
@@ -15,9 +17,21 @@ from autoremat.problem.subject import Peaks, Subject
 from autoremat.progress import during
 
 
+class Reading(NamedTuple):
+    """What the code takes that Inductor generates for a plan.
+
+    Attributes:
+        peaks: resident bytes included.
+        time_us: of all its kernels; those of loops are estimated.
+    """
+
+    peaks: Peaks
+    time_us: float
+
+
 @during("read")
-def generated_peaks(subject: Subject, forward: fx.GraphModule, backward: fx.GraphModule) -> Peaks:
-    """Peaks of the code that Inductor generates for two modules, resident bytes included."""
+def read_code(subject: Subject, forward: fx.GraphModule, backward: fx.GraphModule) -> Reading:
+    """What the code takes that Inductor generates for two modules."""
     joint, shell, storages = subject.joint, subject.lowered.shell, subject.lowered.storages
     first = generate(
         forward,
@@ -60,4 +74,6 @@ def generated_peaks(subject: Subject, forward: fx.GraphModule, backward: fx.Grap
         after,
     )
     needed_nbytes = max(peak_nbytes, crossing_nbytes + shell.free_nbytes)
-    return Peaks(shell.resident_nbytes + peak_nbytes, shell.resident_nbytes + needed_nbytes)
+    resident = shell.resident_nbytes
+    peaks = Peaks(resident + peak_nbytes, resident + needed_nbytes)
+    return Reading(peaks, first.time_us + second.time_us)

@@ -3,7 +3,7 @@
 Enters: the wrapper's source and the sizes of its buffers. Leaves: the live bytes after each
 statement. The wrapper is a straight line of allocations, kernel calls, renamings and `del`s;
 they are followed by name, as Python would by reference count. Exact on what the wrapper
-allocates; what a library call takes inside is measured (`library_workspaces`).
+allocates; what a library call takes inside is measured (`library_calls`).
 """
 
 from __future__ import annotations

@@ -38,7 +38,8 @@ class Choice:
         fits: whether that is within the budget.
         baseline: tells what the step takes without a plan of ours, by the meter of `peak_nbytes`.
             Asked for the first time, it may have to read generated code.
-        is_read: whether that meter is the code that Inductor generates, not the simulator.
+        code_us: what the kernels of the code take that Inductor generates; None where that code is
+            not read, and the simulator is the meter.
         torchs: given for torch's own partition: what its plan is a plan of.
     """
 
@@ -50,16 +51,28 @@ class Choice:
     needed_nbytes: int
     fits: bool
     baseline: Callable[[], Baseline]
-    is_read: bool
+    code_us: float | None
     torchs: TorchPlan | None = None
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the meter is the code that Inductor generates."""
+        return self.code_us is not None
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """The step without a plan of ours: under Inductor torch's own partition, if that is safe."""
+    """The step without a plan of ours: under Inductor torch's own partition, if that is safe.
+
+    Attributes:
+        peak_nbytes: as of `Choice`.
+        time_us: of its operations, one by one.
+        code_us: as of `Choice`.
+    """
 
     peak_nbytes: int
     time_us: float
+    code_us: float | None = None
 
 
 def as_chosen(subject: Subject, choice: Choice) -> Subject:

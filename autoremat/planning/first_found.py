@@ -33,6 +33,7 @@ class Found:
         method: the strategy that found it.
         peak_nbytes: as of `Choice`.
         needed_nbytes: as of `Choice`.
+        code_us: as of `Choice`.
         status: as of `Solution`, as what follows.
     """
 
@@ -41,6 +42,7 @@ class Found:
     method: str
     peak_nbytes: int
     needed_nbytes: int
+    code_us: float | None
     status: str
     bound_us: float
     floor_nbytes: int
@@ -57,6 +59,7 @@ class Found:
             method=choice.method,
             peak_nbytes=choice.peak_nbytes,
             needed_nbytes=choice.needed_nbytes,
+            code_us=choice.code_us,
             status=solution.status.value,
             bound_us=solution.bound_us,
             floor_nbytes=solution.floor_nbytes,
@@ -121,7 +124,7 @@ def _applied(subject: Subject, found: Found, budget_nbytes: int, *, reads: bool)
         found.needed_nbytes,
         found.needed_nbytes <= budget_nbytes,
         unplanned.baseline if reads else functools.partial(simulated_baseline, subject),
-        is_read=reads,
+        found.code_us,
         torchs=torchs,
     )
 

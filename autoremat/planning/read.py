@@ -15,7 +15,8 @@ from autoremat_solver.certificate import holds
 from autoremat_solver.effort import CutOff
 from autoremat_solver.plan import Status
 
-from autoremat.inductor import real_peaks
+from autoremat.inductor import reading
+from autoremat.inductor.reading import Reading
 from autoremat.planning.choice import TORCH, Choice, Modules, as_proven, given, written_out
 from autoremat.planning.corrected import corrected
 from autoremat.planning.simulated import (
@@ -26,7 +27,7 @@ from autoremat.planning.simulated import (
     with_plan,
 )
 from autoremat.planning.torch_own import Unplanned
-from autoremat.problem.subject import Peaks, Subject
+from autoremat.problem.subject import Subject
 
 MOST_READINGS = 6  # of generated wrappers, per graph and budget, until a plan fits
 LOOSENINGS = 2  # readings spent after that on using the budget better
@@ -205,8 +206,8 @@ class Reader:
         """A plan of ours, as Inductor compiles it."""
         if solution.plan not in self._seen:
             modules = written_out(self.subject, solution.plan)
-            peaks = real_peaks.generated_peaks(self.subject, *modules)
-            self._seen[solution.plan] = self._choice(modules, solution, peaks)
+            code = reading.read_code(self.subject, *modules)
+            self._seen[solution.plan] = self._choice(modules, solution, code)
         return self._seen[solution.plan]
 
     def read_own(self, fastest: Solution | None = None, *, strict: bool = False) -> Choice:
@@ -225,13 +226,15 @@ class Reader:
                 bound_us = fastest.bound_us
             solution = replace(solution, bound_us=bound_us, seconds=fastest.seconds)
         solution = _judged(solution, strict=strict)
-        choice = self._choice((own.forward, own.backward), solution, self.unplanned.peaks)
+        choice = self._choice((own.forward, own.backward), solution, self.unplanned.code)
         return replace(choice, torchs=own.torchs)
 
-    def _choice(self, modules: Modules, solution: Solution, peaks: Peaks) -> Choice:
-        fits = peaks.needed_nbytes <= self._budget_nbytes
+    def _choice(self, modules: Modules, solution: Solution, code: Reading) -> Choice:
+        fits = code.peaks.needed_nbytes <= self._budget_nbytes
         baseline = self.unplanned.baseline
-        return Choice(*modules, solution.method, solution, *peaks, fits, baseline, is_read=True)
+        return Choice(
+            *modules, solution.method, solution, *code.peaks, fits, baseline, code.time_us
+        )
 
 
 def _judged(solution: Solution, *, strict: bool) -> Solution:

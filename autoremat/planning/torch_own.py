@@ -18,10 +18,11 @@ from autoremat import _torch
 from autoremat.emit.equivalence import first_difference
 from autoremat.graph.joint_graph import copy_module
 from autoremat.graph.random_draws import is_seeded, keep_draws
-from autoremat.inductor import real_peaks
+from autoremat.inductor import reading
+from autoremat.inductor.reading import Reading
 from autoremat.planning.choice import Baseline, written_out
 from autoremat.planning.torch_plan import TorchPlan, torch_plan
-from autoremat.problem.subject import Peaks, Subject
+from autoremat.problem.subject import Subject
 
 
 @dataclass(frozen=True)
@@ -75,18 +76,19 @@ class Unplanned:
         return Own(forward, backward, torchs, problem, problem.resident_nbytes + saved_nbytes)
 
     @cached_property
-    def peaks(self) -> Peaks:
+    def code(self) -> Reading:
         """Of torch's own partition; else of a plan that recomputes what it must alone."""
         own = self.own
         modules = (own.forward, own.backward) if own else written_out(self._subject, self._plan)
-        return real_peaks.generated_peaks(self._subject, *modules)
+        return reading.read_code(self._subject, *modules)
 
     def baseline(self) -> Baseline:
         """What the step takes without a plan of ours."""
         problem, plan = self._subject.lowered.problem, self._plan
         if self.own is not None:
             problem, plan = self.own.problem, self.own.torchs.plan
-        return Baseline(self.peaks.nbytes, simulate(problem, plan).time_us)
+        read = self.code
+        return Baseline(read.peaks.nbytes, simulate(problem, plan).time_us, read.time_us)
 
     @property
     def _plan(self) -> Plan:

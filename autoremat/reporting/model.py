@@ -89,7 +89,7 @@ class GraphReport:
         baseline_peak_nbytes: the same without a plan, by the same meter. Op by op that is the step
             without recompute; under Inductor, whose generated code is read, torch's own partition
             (where that would not be safe, the step without recompute).
-        predicted_time_us: duration of forward and backward under the plan.
+        predicted_time_us: duration of forward and backward under the plan, operation by operation.
         baseline_time_us: the same without a plan.
         bound_us: proven: no plan of the model within the budget is faster; 0 if nothing is proven.
         status: how far the solver got.
@@ -104,6 +104,10 @@ class GraphReport:
             measured without two rounds that agree.
         constraints: what the plan had to respect, one sentence each.
         left_out: stages of the search that did not run, as the time limit was over.
+        code_time_us: duration of the kernels that Inductor generates for the plan: calls of
+            libraries as they were measured, loops by what they move and compute. 0 where no code
+            was read.
+        baseline_code_time_us: the same without a plan.
     """
 
     name: str
@@ -122,6 +126,8 @@ class GraphReport:
     estimated_ops: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    code_time_us: float = 0.0
+    baseline_code_time_us: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuses fields of the wrong type."""
@@ -274,6 +280,14 @@ class Report:
     def baseline_time_us(self) -> float:
         """Duration of the step without a plan."""
         return math.fsum(graph.baseline_time_us for graph in self.graphs)
+
+    @property
+    def code_times_us(self) -> tuple[float, float] | None:
+        """Duration of the generated kernels without the plan and with it; None if not all known."""
+        times = [(graph.baseline_code_time_us, graph.code_time_us) for graph in self.graphs]
+        if not times or not all(before and after for before, after in times):
+            return None
+        return math.fsum(before for before, _ in times), math.fsum(after for _, after in times)
 
     @property
     def curve_left_out(self) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from autoremat.reporting.document import write
 from autoremat.reporting.model import Report, ValueAction
 from autoremat.reporting.text import (
     bound_text,
+    code_text,
     without_optimizer,
 )
 from autoremat.units import format_nbytes, format_nbytes_apart, format_us_apart
@@ -206,7 +207,9 @@ def _timing(report: Report) -> str:
     if not whole:
         return ""
     share = sum(step.time_us for step in steps if not step.is_estimated) / whole
-    return f"{100 * share:.1f} % of the step's time is of operations that were measured one by one."
+    one_by_one = f"{100 * share:.1f} % of the step's time is of operations measured one by one."
+    kernels = code_text(report)
+    return f"{one_by_one} Its kernels: {_with_micro(kernels)}." if kernels else one_by_one
 
 
 def _runs_on(report: Report) -> list[str]:

@@ -109,6 +109,7 @@ def _facts(report: Report) -> Iterable[str]:
         "Measured": _measured(report),
         "Peak at": _peak_place(report),
         "Step time": _times(report),
+        "Kernels": code_text(report),
         "Solver": _solver(report),
         "Runs on": ", ".join(filter(None, (report.device, report.compiler, _torch(report)))),
         "Estimated": _some(report.estimated_ops, "operation without a sound measurement"),
@@ -163,6 +164,14 @@ def _peak_place(report: Report) -> str:
 def _times(report: Report) -> str:
     before, after = format_us_apart(report.baseline_time_us, report.predicted_time_us)
     return f"{before} -> {after} predicted, {bound_text(report)}"
+
+
+def code_text(report: Report) -> str:
+    """What the step takes by the kernels that are generated for it, where their code was read."""
+    if report.code_times_us is None:
+        return ""
+    before, after = format_us_apart(*report.code_times_us)
+    return f"{before} -> {after} as generated: library calls measured, loops estimated"
 
 
 def bound_text(report: Report) -> str:

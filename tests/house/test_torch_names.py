@@ -608,7 +608,10 @@ def test_a_compile_can_be_stopped_at_its_source():
     sizes = _torch.inductor_result_nbytes(graph, torch.device("cpu"))
     assert sizes
     assert all(nbytes >= 0 for element in sizes.values() for nbytes in element)
-    assert _torch.inductor._size_hint_of_expr(graph, 3) == 3
+    assert _torch.inductor.size_hint_of_expr(graph, 3) == 3
+    (loop,) = _torch.generated_loops(graph)
+    assert loop.moved_nbytes == 8 * 4 + 4
+    assert (loop.computed["sin"], loop.computed["load"], loop.flops) == (8, 8, 0)
     size, stride, dtype, device = _torch.inductor_layout(graph, "primals_1")
     assert (size, stride, dtype, device.type) == ((8,), (1,), torch.float32, "cpu")
     assert _torch.inductor_layout(graph, "nothing") is None

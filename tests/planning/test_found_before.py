@@ -19,7 +19,7 @@ from torch import Tensor
 
 import autoremat
 from autoremat.ask.options import Setting
-from autoremat.inductor import real_peaks
+from autoremat.inductor import reading
 from autoremat.planning import found_before, pipeline
 from autoremat.planning.choice import Choice
 from autoremat.planning.found_before import FoundBefore
@@ -64,7 +64,7 @@ def nothing_is_searched() -> Iterator[None]:
     """Neither the solver nor generated code is asked."""
     with (
         mock.patch.object(pipeline, "search", side_effect=AssertionError),
-        mock.patch.object(real_peaks, "generate", side_effect=AssertionError),
+        mock.patch.object(reading, "generate", side_effect=AssertionError),
     ):
         yield
 
@@ -161,14 +161,14 @@ _PROCESS = """
 import torch, autoremat
 from unittest import mock
 from torch._dynamo.utils import counters
-from autoremat.inductor import real_peaks
+from autoremat.inductor import reading
 from autoremat.planning import pipeline
 from tests.tiny import Chain, many_rows
 torch.set_num_threads(1)
 torch.manual_seed(0)
 model = autoremat.optimize(Chain(), 230_000, verbose=False)
 with mock.patch.object(pipeline, "search", wraps=pipeline.search) as search:
-    with mock.patch.object(real_peaks, "generate", wraps=real_peaks.generate) as generate:
+    with mock.patch.object(reading, "generate", wraps=reading.generate) as generate:
         loss = model(many_rows())
         loss.backward()
         peak = autoremat.report(model).predicted_peak_nbytes

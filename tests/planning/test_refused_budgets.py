@@ -12,7 +12,7 @@ from autoremat_solver import Solution, Solver, Status, effort
 from torch import nn
 
 import autoremat
-from autoremat.inductor import real_peaks
+from autoremat.inductor import reading
 from autoremat.memory.meter import resident_nbytes
 from autoremat.planning import read
 from autoremat.planning.choice import Choice
@@ -79,15 +79,16 @@ class Clock:
 def count_readings(monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[Peaks]:
     """What is read from now on, each reading of so many seconds."""
     clock, seen = Clock(), []
-    original: Callable[..., Peaks] = real_peaks.generated_peaks
+    original: Callable[..., reading.Reading] = reading.read_code
 
-    def reading(*given: object) -> Peaks:
+    def slow(*given: object) -> reading.Reading:
         clock.now_s += seconds
-        seen.append(original(*given))
-        return seen[-1]
+        found = original(*given)
+        seen.append(found.peaks)
+        return found
 
     monkeypatch.setattr(effort, "time", clock)
-    monkeypatch.setattr(real_peaks, "generated_peaks", reading)
+    monkeypatch.setattr(reading, "read_code", slow)
     return seen
 
 

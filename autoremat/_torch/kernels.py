@@ -1,0 +1,61 @@
+"""Private names of Inductor's scheduler: the loops that it has generated, and what is in them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch._inductor.scheduler import SchedulerNode
+from torch._inductor.virtualized import V
+
+from autoremat._torch.inductor import size_hint_of_expr
+
+__all__ = ["Loop", "generated_loops"]
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What one kernel of generated code moves and computes.
+
+    Attributes:
+        moved_nbytes: read and written, what stays inside of the kernel left out.
+        computed: by the name of an operation, for how many elements it is computed.
+        flops: of the matrix product in a template, else 0.
+    """
+
+    moved_nbytes: int
+    computed: Mapping[str, int]
+    flops: int = 0
+
+
+def generated_loops(graph: Any) -> list[Loop]:
+    """The kernels of a graph whose code is generated, but for calls of libraries."""
+    with V.set_graph_handler(graph):
+        return list(_loops(graph.scheduler.nodes))
+
+
+def _loops(nodes: Any) -> Iterator[Loop]:
+    for node in nodes:
+        parts = [part for part in node.get_nodes() if isinstance(part, SchedulerNode)]
+        if not parts or node.is_extern():
+            continue
+        template = node.get_template_node()
+        flops = (template.get_origin_node() and node.estimate_flops()) if template else 0
+        computed = Counter[str]()
+        for part in parts:
+            computed += _computed(part)
+        yield Loop(int(node.get_read_write_buffers_sizes()), dict(computed), int(flops or 0))
+
+
+def _computed(part: SchedulerNode) -> Counter[str]:
+    """Of one loop body; what templates are made of has none."""
+    body = getattr(part, "_body", None)
+    if body is None:
+        return Counter()
+    elements = math.prod(
+        size_hint_of_expr(V.graph, extent) for sizes in part.get_ranges() for extent in sizes
+    )
+    return Counter({name: count * elements for name, count in body.op_counts.items()})
