@@ -57,6 +57,7 @@ class InfeasibleBudget(RuntimeError):
         left_out: those that did not, as the time limit was over.
         ranks: of several processes that train one model, those that cannot meet the budget; the
             numbers are of the one that needs most. Empty where nobody asked others.
+        advice: what would lower that peak, whatever the plan, one sentence each.
     """
 
     budget_nbytes: int
@@ -69,6 +70,7 @@ class InfeasibleBudget(RuntimeError):
     tried: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
+    advice: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """All fields become `args`: that is what pickle calls the class with."""
@@ -92,7 +94,8 @@ class InfeasibleBudget(RuntimeError):
     def _sentences(self) -> tuple[str, ...]:
         if self.is_resident_too_much:
             return self._resident_fact(), self._remedy()
-        return tuple(filter(None, (self._fact(), self._search(), self._cause(), self._remedy())))
+        sentences = (self._fact(), self._search(), self._cause(), self._remedy())
+        return (*filter(None, sentences), *self.advice)
 
     def _search(self) -> str:
         if self.left_out:

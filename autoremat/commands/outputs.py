@@ -110,6 +110,7 @@ def report_document(report: Report, outputs: Mapping[str, Path]) -> dict[str, An
         "status": report.status.name.lower() if report.status else None,
         "method": report.method,
         "peak_step": report.peak_step,
+        "advice": list(report.advice),
         "device": report.device,
         "compiler": report.compiler,
         "torch_version": report.torch_version,

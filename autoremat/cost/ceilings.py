@@ -1,8 +1,8 @@
 """How fast a device can go: what bounds a call that was not measured.
 
 Enters: a device. Leaves: its ceilings, measured once on this machine; nominal ones for a device
-that is not here; and what single operations of a loop take. Guarantees: those of `agreed` and of the
-file of costs.
+that is not here; and what single operations of a loop take. Guarantees: those of `agreed` and of
+the file of costs.
 """
 
 from __future__ import annotations

@@ -6,15 +6,12 @@ what is recomputed is read off the two modules, not off the plan: the report say
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import PurePath
 from typing import Any
 
-import torch
 from autoremat_solver import Phase, Problem
 from autoremat_solver.bounds.certified import Bounds
 from autoremat_solver.certificate import holds
@@ -26,6 +23,8 @@ from torch import fx
 from autoremat import _torch
 from autoremat.cost.calls import OpCost
 from autoremat.errors import LiveValue
+from autoremat.explain.advice import advice_of
+from autoremat.explain.places import op_name, source_of
 from autoremat.graph.modules import module_path
 from autoremat.planning.choice import Choice, as_chosen
 from autoremat.planning.torch_plan import handed_over
@@ -39,11 +38,6 @@ from autoremat.units import format_nbytes, format_us
 
 _MOST_NAMED = 5  # of the values that are live at a peak
 _COPY_SUFFIX = re.compile(r"_recomputed(_\d+)?$")
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-_TORCH_CODE, _OWN_CODE = (
-    f"{folder}{os.sep}"
-    for folder in (PurePath(torch.__file__).parent, PurePath(__file__).parents[1])
-)
 
 
 def explain(name: str, subject: Subject, choice: Choice) -> GraphReport:
@@ -84,6 +78,7 @@ def explain(name: str, subject: Subject, choice: Choice) -> GraphReport:
         left_out=solution.left_out,
         code_time_us=choice.code_us or 0.0,
         baseline_code_time_us=baseline.code_us or 0.0,
+        advice=advice_of(subject, choice),
     )
 
 
@@ -226,6 +221,7 @@ def facts_of_refusal(subject: Subject, choice: Choice, budget_nbytes: int) -> di
         "largest": _largest_live(subject, choice),
         "tried": solution.tried,
         "left_out": solution.left_out,
+        "advice": advice_of(subject, choice),
     }
 
 
@@ -273,25 +269,3 @@ def _kind(name: str, problem: Problem) -> str:
     if maker.phase is Phase.BACKWARD:
         return "gradient" if name in problem.outputs else "made by the backward"
     return "output" if name in problem.outputs else "activation"
-
-
-def source_of(node: fx.Node) -> str:
-    """The user's line that a node comes from, as "model.py:88"; "" where it is not known.
-
-    Within torch's own modules Dynamo keeps no lines: for a bare nn.Sequential there is none but
-    the one of ours that calls it.
-    """
-    found = _FRAME.findall(_torch.source_lines(node))
-    frames = [frame for frame in found if not frame[0].startswith(_OWN_CODE)]
-    for path, line in reversed(frames):
-        if not path.startswith(_TORCH_CODE):
-            return f"{PurePath(path).name}:{line}"
-    return f"{PurePath(frames[-1][0]).name}:{frames[-1][1]}" if frames else ""
-
-
-def op_name(node: fx.Node) -> str:
-    """The operator that a node applies, without its namespace."""
-    target = node.target
-    if isinstance(target, _torch.OpOverload):
-        return target.name().split("::")[-1]
-    return getattr(target, "__name__", str(target))

@@ -108,6 +108,7 @@ class GraphReport:
             libraries as they were measured, loops by what they move and compute. 0 where no code
             was read.
         baseline_code_time_us: the same without a plan.
+        advice: what would lower the peak whatever the plan, one sentence each.
     """
 
     name: str
@@ -128,6 +129,7 @@ class GraphReport:
     left_out: tuple[str, ...] = ()
     code_time_us: float = 0.0
     baseline_code_time_us: float = 0.0
+    advice: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuses fields of the wrong type."""
@@ -288,6 +290,12 @@ class Report:
         if not times or not all(before and after for before, after in times):
             return None
         return math.fsum(before for before, _ in times), math.fsum(after for _, after in times)
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """What would lower the peak of the graph that takes most, whatever the plan."""
+        graph = self.peak_graph
+        return graph.advice if graph is not None else ()
 
     @property
     def curve_left_out(self) -> tuple[str, ...]:

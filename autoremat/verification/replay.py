@@ -25,7 +25,7 @@ from autoremat.backend import with_own_code
 from autoremat.emit.op_by_op import compile_eager
 from autoremat.emit.planned_graph import PlannedGraph, fingerprint
 from autoremat.emit.torch_split import Modules
-from autoremat.explain.graph_report import op_name, source_of
+from autoremat.explain.places import op_name, source_of
 from autoremat.graph.joint_graph import ORIGIN, JointGraph
 from autoremat.session.session import Session
 from autoremat.verification.tensor_error import absolute_error, largest, relative_error
