@@ -29,7 +29,7 @@ _TABLE = (
 )
 
 Found = TypeVar("Found")
-"""A dataclass of numbers, texts and lists of them."""
+"""A dataclass of numbers, texts, None and lists of them."""
 
 
 class Kept:

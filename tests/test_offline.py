@@ -283,7 +283,7 @@ def test_operations_whose_times_contradict_each_other_are_named(tmp_path, monkey
     rounds = itertools.count()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(profile, "_PAUSES_S", (0.0,))
-    monkeypatch.setattr(profile, "_time_us", lambda *_: 4.0 ** -next(rounds))
+    monkeypatch.setattr(profile, "call_time_us", lambda *_: 4.0 ** -next(rounds))
     report = planned(Layers(2), batch())
     assert "gelu (its measured times contradict each other)" in report.estimated_ops
     assert "without a sound measurement" in report.summary()

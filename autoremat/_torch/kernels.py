@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch._inductor.scheduler import SchedulerNode
 from torch._inductor.virtualized import V
 
@@ -24,11 +25,13 @@ class Loop:
         moved_nbytes: read and written, what stays inside of the kernel left out.
         computed: by the name of an operation, for how many elements it is computed.
         flops: of the matrix product in a template, else 0.
+        dtype: of that product.
     """
 
     moved_nbytes: int
     computed: Mapping[str, int]
     flops: int = 0
+    dtype: torch.dtype = torch.float32
 
 
 def generated_loops(graph: Any) -> list[Loop]:
@@ -42,12 +45,15 @@ def _loops(nodes: Any) -> Iterator[Loop]:
         parts = [part for part in node.get_nodes() if isinstance(part, SchedulerNode)]
         if not parts or node.is_extern():
             continue
-        template = node.get_template_node()
-        flops = (template.get_origin_node() and node.estimate_flops()) if template else 0
         computed = Counter[str]()
         for part in parts:
             computed += _computed(part)
-        yield Loop(int(node.get_read_write_buffers_sizes()), dict(computed), int(flops or 0))
+        moved_nbytes = int(node.get_read_write_buffers_sizes())
+        if node.is_template():
+            dtype = node.get_template_node().get_dtype()
+            yield Loop(moved_nbytes, dict(computed), int(node.estimate_flops() or 0), dtype)
+        else:
+            yield Loop(moved_nbytes, dict(computed))
 
 
 def _computed(part: SchedulerNode) -> Counter[str]:

@@ -7,6 +7,7 @@ the file of costs.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from autoremat.cost.cache import CostCache, DeviceCeilings
 from autoremat.cost.calls import NOMINAL_CEILINGS, Call
 from autoremat.cost.machine import is_here, settings_key
 from autoremat.cost.made_up_inputs import Inputs
-from autoremat.cost.runs import call_time_us
+from autoremat.cost.runs import attempt, call_time_us
 
 _ROUNDS = 3  # of which the quietest counts: a ceiling is the fastest that was seen
 # Beside the model and under its budget: no more than it takes. On the CPU, what is larger measures
@@ -33,7 +34,7 @@ COSTLY = (
 # 17 ns where a plain operation takes 0.017 (AVX-512). No operator of torch's draws like that.
 _DRAWS = {"rand": 1000, "randn": 2000, "randint64": 1000}
 _MOVES = frozenset({"load", "store", "store_reduction", "output", "constant", "load_seed"})
-_NUM_ELEMENTS = 1 << 14
+_NUM_ELEMENTS = 1 << 20  # enough for all threads
 _PLAIN_FLOPS = 2.0  # of a matrix product, while a loop does one operation
 
 
@@ -42,7 +43,8 @@ def ceilings_of(device: torch.device, dtype: torch.dtype, cache: CostCache) -> D
     key = f"ceilings|{dtype}|{settings_key(device)}"
     found = agreed([key], DeviceCeilings) or cache.read([key], DeviceCeilings)
     if not found and is_here(device):
-        found = {key: measure_ceilings(device, dtype)}
+        measured = attempt(lambda: dtype, functools.partial(measure_ceilings, device))
+        found = {} if measured is None else {key: measured}
         cache.write(found)
     found = found or {key: NOMINAL_CEILINGS["cpu" if device.type == "cpu" else "cuda"]}
     return agree(found, DeviceCeilings)[key]
@@ -98,22 +100,24 @@ def element_times_of(
     nothing = ElementTimes([0.0] * len(COSTLY), 0.0)
     if device.type != "cpu":
         return nothing
-    key = f"elements|{settings_key(device)}"
+    key = f"ceilings|elements|{settings_key(device)}"
     found = agreed([key], ElementTimes) or cache.read([key], ElementTimes)
     if not found:
-        found = {key: _measure_elements(device, ceilings)}
+        measured = attempt(lambda: ceilings, functools.partial(_measure_elements, device))
+        found = {} if measured is None else {key: measured}
         cache.write(found)
-    return agree(found, ElementTimes)[key]
+    return agree(found, ElementTimes)[key] if found else nothing
 
 
 def _measure_elements(device: torch.device, ceilings: DeviceCeilings) -> ElementTimes:
-    """On values within the processor's cache, by torch's own vectorised operators."""
+    """By torch's own vectorised operators, on all threads, as loops of real size are."""
     values = torch.linspace(0.1, 2.0, _NUM_ELEMENTS, device=device)
+    moving_us = 2 * values.nbytes / (ceilings.copy_gbps * 1e3)
     costly_ns: list[float] = []
     for name in COSTLY:
         operator = getattr(torch.ops.aten, name)
         target = operator.Tensor_Tensor if name == "pow" else operator.default
         args = (values, values) if name == "pow" else (values,)
-        taken_us = _bare_time_us(target, args, device) - ceilings.launch_us
+        taken_us = _bare_time_us(target, args, device) - ceilings.launch_us - moving_us
         costly_ns.append(max(0.0, 1e3 * taken_us / _NUM_ELEMENTS))
     return ElementTimes(costly_ns, _PLAIN_FLOPS / ceilings.matmul_gflops)

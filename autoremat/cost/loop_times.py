@@ -22,9 +22,9 @@ def loops_us(loops: Collection[Loop], device: torch.device) -> float:
     if not loops:
         return 0.0
     with CostCache.open() as cache, quiet_execution({device}):
-        ceilings = ceilings_of(device, torch.float32, cache)
-        elements = element_times_of(device, ceilings, cache)
-    return math.fsum(loop_us(loop, ceilings, elements) for loop in loops)
+        ceilings = {loop.dtype: ceilings_of(device, loop.dtype, cache) for loop in loops}
+        elements = element_times_of(device, ceilings[next(iter(ceilings))], cache)
+    return math.fsum(loop_us(loop, ceilings[loop.dtype], elements) for loop in loops)
 
 
 def loop_us(loop: Loop, ceilings: DeviceCeilings, elements: ElementTimes) -> float:

@@ -18,7 +18,7 @@ from autoremat.cost.calls import Call, TensorSpec
 
 # These read a workspace that only their own forward can fill; on another they end the process.
 OPAQUE = ("_rnn", "_lstm", "_gru")
-_ADMITTED = frozenset({"aten", "prims"})
+ADMITTED = frozenset({"aten", "prims"})
 """Namespaces whose operators may run alone: no collectives, and nobody's custom operators, whose
 effects and input ranges are unknown."""
 
@@ -38,7 +38,7 @@ class Inputs:
 def runs_alone(call: Call) -> bool:
     """Whether the call may be run on made-up inputs."""
     name = call.target.overloadpacket.__name__
-    return call.target.namespace in _ADMITTED and not any(part in name for part in OPAQUE)
+    return call.target.namespace in ADMITTED and not any(part in name for part in OPAQUE)
 
 
 def draw_inputs(call: Call) -> Inputs:
@@ -47,7 +47,7 @@ def draw_inputs(call: Call) -> Inputs:
     unit = any(name in call.target.overloadpacket.__name__ for name in _PROBABILITIES)
 
     def draw(value: Any) -> Any:
-        return _draw(value, bound, unit) if isinstance(value, TensorSpec) else value
+        return made_up(value, bound, unit=unit) if isinstance(value, TensorSpec) else value
 
     args, kwargs = tree_map(draw, (call.args, call.kwargs))
     return Inputs(args, kwargs)
@@ -102,7 +102,8 @@ _INDEX_BOUNDS = {
 }
 
 
-def _draw(spec: TensorSpec, bound: int, unit: bool) -> torch.Tensor:
+def made_up(spec: TensorSpec, bound: int = 1, *, unit: bool = False) -> torch.Tensor:
+    """A tensor of made-up values: integers from 0 below the bound, numbers from 0 to 1 if asked."""
     dtype = spec.dtype
     storage = torch.empty(spec.span, dtype=dtype, device=spec.device)
     if bound > 1 or dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:

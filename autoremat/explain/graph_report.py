@@ -76,8 +76,8 @@ def explain(name: str, subject: Subject, choice: Choice) -> GraphReport:
             sorted({f"{op_name(n)} {why}" for n, why in subject.constraints.run_once.items()})
         ),
         left_out=solution.left_out,
-        code_time_us=choice.code_us or 0.0,
-        baseline_code_time_us=baseline.code_us or 0.0,
+        code_time_us=choice.code_us,
+        baseline_code_time_us=baseline.code_us,
         advice=advice_of(subject, choice),
     )
 

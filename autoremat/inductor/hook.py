@@ -1,4 +1,4 @@
-"""Inductor: the partitioner hook, and what its generated code will allocate.
+"""Inductor: the partitioner hook, and what its generated code will allocate and take.
 
 Enters: a planned forward and backward module. Leaves: the live bytes of the wrappers that
 Inductor generates for them, and what their kernels will take, before any is compiled; and a
@@ -9,6 +9,7 @@ the context, so Inductor's own cache knows a forward or backward module in anoth
 
 from __future__ import annotations
 
+import ast
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -125,13 +126,14 @@ class Generated:
 
     Attributes:
         memory: what its wrapper allocates; its results are the module's, in their order.
-        time_us: what its calls of libraries take as they were measured, and its loops by estimate.
+        time_us: what its calls of libraries take as they were measured, and its loops by estimate;
+            None where that is not known.
         strides: strides of the module's outputs, by the name of the node; Inductor may lay them
             out in another way than the graph says, and the backward is compiled for that.
     """
 
     memory: WrapperMemory
-    time_us: float
+    time_us: float | None
     strides: Mapping[str, tuple[int, ...]]
 
 
@@ -186,12 +188,24 @@ def generate(
     named = zip(results, _torch.inductor_output_strides(graph), strict=False)
     function = call_function(source)
     library = library_calls(function, lambda name: _layout(graph, name), device)
-    loops = _torch.generated_loops(graph)
     return Generated(
         read_wrapper(source, _buffers(library, graph, placeholders, owned, device)),
-        library_us(function, library) + loops_us(loops, device),
+        _time_us(function, library, graph, device),
         {node.name: s for node, s in named if isinstance(node, fx.Node) and s is not None},
     )
+
+
+def _time_us(
+    function: ast.AST, library: Mapping[str, Measured], graph: Any, device: torch.device
+) -> float | None:
+    """What the kernels of generated code take; it is told, and no plan may be lost to it."""
+    library_time_us = library_us(function, library)
+    if library_time_us is None:
+        return None
+    try:
+        return library_time_us + loops_us(_torch.generated_loops(graph), device)
+    except Exception:  # torch asks its nodes for bytes and FLOPs only to log them
+        return None
 
 
 def _restrided(value: Any, stride: tuple[int, ...] | None) -> Any:

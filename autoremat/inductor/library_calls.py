@@ -2,7 +2,8 @@
 
 Enters: the wrapper's source and the layout of its buffers. Leaves: time and bytes of each call.
 Inductor lays tensors out anew (channels last, padding), so the operators are run here as the
-wrapper calls them, once per distinct call; what cannot run on made-up inputs counts as nothing.
+wrapper calls them, once per distinct call. What cannot run on made-up inputs, or must not since it
+communicates or is somebody's own, takes nothing inside, and its time is not known.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ast
 import functools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
@@ -18,12 +20,16 @@ from autoremat import _torch
 from autoremat.cost.agreed import agree, agreed
 from autoremat.cost.cache import CostCache, Measured
 from autoremat.cost.calls import TensorSpec
-from autoremat.cost.machine import quiet_execution, settings_key
-from autoremat.cost.made_up_inputs import OPAQUE
-from autoremat.cost.runs import Draw, attempt, peaks_of_runs, time_us
+from autoremat.cost.machine import free_nbytes, quiet_execution, settings_key
+from autoremat.cost.made_up_inputs import ADMITTED, OPAQUE, made_up
+from autoremat.cost.runs import Draw, Run, attempt, peaks_of_runs, time_us
 
 _ROUNDS = 3
+_SLOW_US = 100_000.0  # such a call is taken once: its time is not of a burst of load
+_AGREEMENT = 3.0  # between the two quietest rounds, or the time is not kept
 _LIBRARIES = ("torch.ops.", "extern_kernels.", "aten.")
+# Beside those of `ADMITTED`, libraries that Inductor calls by operators of their own.
+_NAMESPACES = {*ADMITTED, "mkldnn", "mkl", "onednn", "quantized"}
 
 
 def library_calls(
@@ -36,77 +42,92 @@ def library_calls(
         layout_of: layout of a buffer or input, None for names that are no tensors.
         device: where the wrapper runs.
     """
-    calls = dict(_calls(function, layout_of))
+    calls = {
+        ast.unparse(node): _layouts(node, layout_of)
+        for node in _library_nodes(function)
+        if _runs_alone(ast.unparse(node.func))
+    }
     key_of = {text: _key(text, layouts, device) for text, layouts in calls.items()}
     with CostCache.open() as cache, quiet_execution({device}):
         known = agreed(set(key_of.values()), Measured)
         stored = cache.read(set(key_of.values()) - known.keys(), Measured)
         draws = {
-            key: functools.partial(_draw, text, calls[text])
+            key: functools.partial(_draw, text, calls[text], device)
             for text, key in key_of.items()
             if key not in known and key not in stored
         }
-        taken = _times(draws, device)
-        peaks = peaks_of_runs({key: draws[key] for key in taken}, device)
-        found = {key: Measured(taken[key], *both) for key, both in peaks.items()}
-        cache.write(found)
+        found, sound = _measured(draws, device)
+        cache.write({key: found[key] for key in sound})
         known |= agree(stored | found | cache.read(found, Measured), Measured)
     return {text: known[key] for text, key in key_of.items() if key in known}
 
 
-def library_us(function: ast.AST, measured: Mapping[str, Measured]) -> float:
-    """What all library calls in a wrapper take together."""
-    texts = (ast.unparse(node) for node in ast.walk(function) if isinstance(node, ast.Call))
-    return math.fsum(measured[text].time_us for text in texts if text in measured)
+def library_us(function: ast.AST, measured: Mapping[str, Measured]) -> float | None:
+    """What all library calls in a wrapper take together; None if that is not known of one."""
+    texts = [ast.unparse(node) for node in _library_nodes(function)]
+    if not measured.keys() >= set(texts):
+        return None
+    return math.fsum(measured[text].time_us for text in texts)
 
 
-def _times(draws: Mapping[str, Draw], device: torch.device) -> dict[str, float]:
-    """Of the quietest of a few rounds, which lie apart: load comes in bursts."""
-    taken: dict[str, float] = {}
-    for _ in range(_ROUNDS):
-        for key, draw in draws.items():
+def _measured(
+    draws: Mapping[str, Draw], device: torch.device
+) -> tuple[dict[str, Measured], set[str]]:
+    """What runs, by key, and of which the times agree; nothing while somebody else profiles."""
+    if _torch.profiler_is_active():
+        return {}, set()
+    rounds: dict[str, list[float]] = {key: [] for key in draws}
+    todo = dict(draws)
+    for _ in range(_ROUNDS):  # which lie apart: load comes in bursts
+        for key, draw in list(todo.items()):
             found = attempt(draw, functools.partial(time_us, device=device))
             if found is not None:
-                taken[key] = min(found, taken.get(key, found))
-    return taken
+                rounds[key].append(found)
+            if found is None or found > _SLOW_US:
+                del todo[key]
+    taken = {key: sorted(times) for key, times in rounds.items() if times}
+    peaks = peaks_of_runs({key: draws[key] for key in taken}, device)
+    sound = {key for key in peaks if taken[key][:2][-1] <= _AGREEMENT * taken[key][0]}
+    return {key: Measured(taken[key][0], *both) for key, both in peaks.items()}, sound
 
 
-def _calls(
-    function: ast.AST, layout_of: Callable[[str], TensorSpec | None]
-) -> Iterator[tuple[str, Mapping[str, TensorSpec]]]:
+def _library_nodes(function: ast.AST) -> Iterator[ast.Call]:
+    """The wrapper's calls of libraries, in no order."""
     for node in ast.walk(function):
-        if not isinstance(node, ast.Call):
-            continue
-        function_name = ast.unparse(node.func)
-        if not function_name.startswith(_LIBRARIES) or any(p in function_name for p in OPAQUE):
-            continue
-        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-        layouts = {name: layout for name in sorted(names) if (layout := layout_of(name))}
-        yield ast.unparse(node), layouts
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith(_LIBRARIES):
+            yield node
+
+
+def _runs_alone(name: str) -> bool:
+    """Whether a function may run on made-up inputs: it neither communicates nor asserts."""
+    is_operator = name.startswith("torch.ops.")
+    is_admitted = not is_operator or name.split(".")[2] in _NAMESPACES
+    return is_admitted and not any(part in name for part in (*OPAQUE, "_assert"))
+
+
+def _layouts(
+    node: ast.Call, layout_of: Callable[[str], TensorSpec | None]
+) -> dict[str, TensorSpec]:
+    names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    return {name: layout for name in sorted(names) if (layout := layout_of(name))}
 
 
 def _key(text: str, layouts: Mapping[str, TensorSpec], device: torch.device) -> str:
-    """Equal for calls that differ in the names of their buffers only."""
+    """Equal for calls that differ in the names of their buffers only, or in which GPU of a host."""
     tree = ast.parse(text, mode="eval")
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id in layouts:
             node.id = repr(layouts[node.id])
-    return f"wrapper call|{ast.unparse(tree)}|{settings_key(device)}"
+    key = f"wrapper call|{ast.unparse(tree)}|{settings_key(device)}"
+    return re.sub(r", index=\d+", "", key)
 
 
-def _draw(text: str, layouts: Mapping[str, TensorSpec]) -> Callable[[], object]:
-    """The call on made-up inputs."""
+def _draw(text: str, layouts: Mapping[str, TensorSpec], device: torch.device) -> Run:
+    """The call on made-up inputs, where they leave most of the device's memory free."""
+    taken_nbytes = sum(layout.span_nbytes for layout in layouts.values())
+    if taken_nbytes > free_nbytes(device) // 3:
+        raise MemoryError(f"{text} is too large to be run beside the model")
     code = compile(text, "<wrapper>", "eval")
     names = _torch.wrapper_namespace()
-    names.update({name: _tensor(layout) for name, layout in layouts.items()})
+    names.update({name: made_up(layout, unit=True) for name, layout in layouts.items()})
     return lambda: eval(code, names)
-
-
-def _tensor(layout: TensorSpec) -> torch.Tensor:
-    """Random numbers, or zeros, which are valid as indices."""
-    tensor = torch.empty_strided(
-        layout.shape, layout.stride, dtype=layout.dtype, device=layout.device
-    )
-    if layout.dtype.is_floating_point:
-        return tensor.uniform_(0.1, 1.0)
-    return tensor.zero_()

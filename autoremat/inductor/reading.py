@@ -22,11 +22,11 @@ class Reading(NamedTuple):
 
     Attributes:
         peaks: resident bytes included.
-        time_us: of all its kernels; those of loops are estimated.
+        time_us: of all its kernels, those of loops estimated; None if not all are known.
     """
 
     peaks: Peaks
-    time_us: float
+    time_us: float | None
 
 
 @during("read")
@@ -76,4 +76,6 @@ def read_code(subject: Subject, forward: fx.GraphModule, backward: fx.GraphModul
     needed_nbytes = max(peak_nbytes, crossing_nbytes + shell.free_nbytes)
     resident = shell.resident_nbytes
     peaks = Peaks(resident + peak_nbytes, resident + needed_nbytes)
-    return Reading(peaks, first.time_us + second.time_us)
+    times_us = (first.time_us, second.time_us)
+    known_us = [time_us for time_us in times_us if time_us is not None]
+    return Reading(peaks, sum(known_us) if len(known_us) == len(times_us) else None)

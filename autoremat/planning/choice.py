@@ -38,9 +38,9 @@ class Choice:
         fits: whether that is within the budget.
         baseline: tells what the step takes without a plan of ours, by the meter of `peak_nbytes`.
             Asked for the first time, it may have to read generated code.
-        code_us: what the kernels of the code take that Inductor generates; None where that code is
-            not read, and the simulator is the meter.
+        is_read: whether that meter is the code that Inductor generates, not the simulator.
         torchs: given for torch's own partition: what its plan is a plan of.
+        code_us: what the kernels of that code take; None where that is not known.
     """
 
     forward: fx.GraphModule
@@ -51,13 +51,9 @@ class Choice:
     needed_nbytes: int
     fits: bool
     baseline: Callable[[], Baseline]
-    code_us: float | None
+    is_read: bool
     torchs: TorchPlan | None = None
-
-    @property
-    def is_read(self) -> bool:
-        """Whether the meter is the code that Inductor generates."""
-        return self.code_us is not None
+    code_us: float | None = None
 
 
 @dataclass(frozen=True)

@@ -124,8 +124,9 @@ def _applied(subject: Subject, found: Found, budget_nbytes: int, *, reads: bool)
         found.needed_nbytes,
         found.needed_nbytes <= budget_nbytes,
         unplanned.baseline if reads else functools.partial(simulated_baseline, subject),
-        found.code_us,
+        is_read=reads,
         torchs=torchs,
+        code_us=found.code_us,
     )
 
 

@@ -233,7 +233,9 @@ class Reader:
         fits = code.peaks.needed_nbytes <= self._budget_nbytes
         baseline = self.unplanned.baseline
         return Choice(
-            *modules, solution.method, solution, *code.peaks, fits, baseline, code.time_us
+            *(*modules, solution.method, solution, *code.peaks, fits, baseline),
+            is_read=True,
+            code_us=code.time_us,
         )
 
 

@@ -137,7 +137,7 @@ def as_simulated(subject: Subject, solution: Solution, budget_nbytes: int, peaks
     modules = written_out(subject, solution.plan)
     fits = peaks.needed_nbytes <= budget_nbytes
     baseline = functools.partial(simulated_baseline, subject)
-    return Choice(*modules, solution.method, solution, *peaks, fits, baseline, None)
+    return Choice(*modules, solution.method, solution, *peaks, fits, baseline, is_read=False)
 
 
 def simulated_baseline(subject: Subject) -> Baseline:

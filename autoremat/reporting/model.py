@@ -105,8 +105,8 @@ class GraphReport:
         constraints: what the plan had to respect, one sentence each.
         left_out: stages of the search that did not run, as the time limit was over.
         code_time_us: duration of the kernels that Inductor generates for the plan: calls of
-            libraries as they were measured, loops by what they move and compute. 0 where no code
-            was read.
+            libraries as they were measured, loops by what they move and compute. None where no code
+            was read, or something in it has no known time.
         baseline_code_time_us: the same without a plan.
         advice: what would lower the peak whatever the plan, one sentence each.
     """
@@ -127,8 +127,8 @@ class GraphReport:
     estimated_ops: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
-    code_time_us: float = 0.0
-    baseline_code_time_us: float = 0.0
+    code_time_us: float | None = None
+    baseline_code_time_us: float | None = None
     advice: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -286,10 +286,12 @@ class Report:
     @property
     def code_times_us(self) -> tuple[float, float] | None:
         """Duration of the generated kernels without the plan and with it; None if not all known."""
-        times = [(graph.baseline_code_time_us, graph.code_time_us) for graph in self.graphs]
-        if not times or not all(before and after for before, after in times):
+        before = [graph.baseline_code_time_us for graph in self.graphs]
+        after = [graph.code_time_us for graph in self.graphs]
+        known = [time_us for time_us in (*before, *after) if time_us is not None]
+        if not known or len(known) < len(before) + len(after):
             return None
-        return math.fsum(before for before, _ in times), math.fsum(after for _, after in times)
+        return math.fsum(known[: len(before)]), math.fsum(known[len(before) :])
 
     @property
     def advice(self) -> tuple[str, ...]:

@@ -55,6 +55,7 @@ def facts(choice: Choice) -> tuple[Any, ...]:
         choice.peak_nbytes,
         choice.needed_nbytes,
         choice.fits,
+        choice.code_us,
         *written,
     )
 

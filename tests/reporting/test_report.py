@@ -385,6 +385,18 @@ def test_the_summary_of_a_small_report() -> None:
     )
 
 
+def test_times_of_kernels_are_told_where_those_of_all_graphs_are_known() -> None:
+    """A graph that really takes nothing is known; one of which nobody can say is not."""
+    timed = replace(GRAPH, code_time_us=90_500.0, baseline_code_time_us=88_000.0)
+    still = replace(GRAPH, code_time_us=0.0, baseline_code_time_us=0.0)
+    assert replace(REPORT, graphs=(timed, still)).code_times_us == (88_000.0, 90_500.0)
+    text = replace(REPORT, graphs=(timed,)).summary()
+    assert "\nKernels      88.0 ms -> 90.5 ms as generated: library calls measured" in text
+    for report in (REPORT, replace(REPORT, graphs=(timed, GRAPH)), replace(REPORT, graphs=())):
+        assert report.code_times_us is None
+        assert "Kernels" not in report.summary()
+
+
 def test_the_summary_folds_identical_layers() -> None:
     """Values that differ only in the number of their layer share one row."""
     layers = tuple(replace(SAVED, name=f"mm_{i}", module=f"layers.{i}.mlp") for i in range(12))

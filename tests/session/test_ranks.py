@@ -89,7 +89,7 @@ def own_times(rank: int) -> Iterator[None]:
         name = str(call.target).split(".")[1]
         return 10.0 * (30.0 if name in slow else 1 / 30 if name in fast else 1.0)
 
-    with mock.patch.object(op_times, "_time_us", time_us):
+    with mock.patch.object(op_times, "call_time_us", time_us):
         yield
 
 
@@ -129,7 +129,7 @@ def one_plans_first(rank: int) -> Any:
         if rank == LAST:
             step(autoremat.optimize(make_seeded(Mixed), BUDGET, **GIVEN), (batch(),))
         distributed.barrier()
-        with mock.patch.object(op_times, "_time_us", side_effect=AssertionError):
+        with mock.patch.object(op_times, "call_time_us", side_effect=AssertionError):
             return trained()
 
 
