@@ -56,13 +56,12 @@ def row_of(point: Point) -> Row:
     readings: list[Row] = []
     known = Reader._choice
 
-    def choice(self: Any, modules: Any, solution: Any, peaks: Any) -> Any:
-        found = known(self, modules, solution, peaks)
+    def choice(self: Any, modules: Any, solution: Any, code: Any) -> Any:
+        found = known(self, modules, solution, code)
         if found.torchs is None and not solution.method.startswith("torch"):
             modelled = solution.timeline.peak_nbytes - resident
-            readings.append(
-                {"method": solution.method, "modelled": modelled, "read": peaks.nbytes - resident}
-            )
+            read = code.peaks.nbytes - resident
+            readings.append({"method": solution.method, "modelled": modelled, "read": read})
         return found
 
     budget: int | str = resident + unplanned * point.percent // 100 if point.percent else "min"
