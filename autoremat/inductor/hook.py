@@ -30,6 +30,9 @@ from autoremat.inductor.wrapper import Buffers, WrapperMemory, call_function, re
 from autoremat.memory.meter import rounded_nbytes
 
 
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
 class Partitioner(Protocol):
     """What splits joint graphs."""
 
@@ -248,8 +251,8 @@ def _buffers(
     input_values: list[int | None] = []
     for node in placeholders:
         value = _torch.fake_value(node)
-        is_tensor = isinstance(value, torch.Tensor)
-        input_values.append(None if is_tensor else _torch.size_hint(value))
+        is_number = isinstance(value, _NUMBERS)  # else a tensor, or an opaque group of processes
+        input_values.append(_torch.size_hint(value) if is_number else None)
         storage, nbytes = owned.get(node.name, (-1, 0))
         input_nbytes.append(0 if storage in counted else nbytes)
         counted.add(storage)
