@@ -49,8 +49,8 @@ prediction is 6 to 12 % too high.
 
 All of it ran op by op. Under Inductor, a GPT of two layers on two processes at 60 % was tried once,
 by `--models 'gpt, 2 layers' --worlds 2 --settings=60 --compiler inductor`: TP measured 0.94 of the
-budget (predicted 4 % above), FSDP2 0.92, by block 0.95 (3 % above), DDP 1.00 (as predicted), gradients
-within 7e-7, at 0.50, 0.98, 0.94 and 0.84 of the time with checkpoints.
+budget (predicted 4 % above), FSDP2 0.92, by block 0.95 (3 % above), DDP 1.00 (as predicted), with
+gradients within 7e-7, at 0.50, 0.98, 0.94 and 0.84 of the time with checkpoints.
 
 Of such a model without a plan, torch's `FSDPMemTracker` counts 5.09 MB at the peak where 5.16 are
 measured as above, 1.3 % less. What it finds gathered (149,504 B) and in buffers of gathers (132,864
