@@ -163,7 +163,7 @@ class OverBudget(InfeasibleBudget):
     optimal_peak_nbytes: int = 0
 
     def _sentences(self) -> tuple[str, ...]:
-        return self._fact(), self._cause(), self._remedy()
+        return self._fact(), self._cause(), self._remedy(), *self.advice
 
     def _fact(self) -> str:
         budget, peak = format_nbytes_apart(self.budget_nbytes, self.smallest_peak_nbytes)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._inductor import ir
 from torch._inductor.scheduler import SchedulerNode
 from torch._inductor.virtualized import V
 
@@ -35,13 +36,19 @@ class Loop:
 
 
 def generated_loops(graph: Any) -> list[Loop]:
-    """The kernels of a graph whose code is generated, but for calls of libraries."""
+    """The kernels of a graph whose code is generated, but for calls of libraries.
+
+    Raises:
+        ValueError: if of one of them nobody knows what it does.
+    """
     with V.set_graph_handler(graph):
         return list(_loops(graph.scheduler.nodes))
 
 
 def _loops(nodes: Any) -> Iterator[Loop]:
     for node in nodes:
+        if any(isinstance(part.node, ir.UserDefinedTritonKernel) for part in node.get_nodes()):
+            raise ValueError("How long a kernel of the user's takes is not known.")
         parts = [part for part in node.get_nodes() if isinstance(part, SchedulerNode)]
         if not parts or node.is_extern():
             continue
@@ -50,8 +57,10 @@ def _loops(nodes: Any) -> Iterator[Loop]:
             computed += _computed(part)
         moved_nbytes = int(node.get_read_write_buffers_sizes())
         if node.is_template():
-            dtype = node.get_template_node().get_dtype()
-            yield Loop(moved_nbytes, dict(computed), int(node.estimate_flops() or 0), dtype)
+            dtype, flops = node.get_template_node().get_dtype(), node.estimate_flops()
+            if flops is None:
+                raise ValueError("How much a template computes is not known.")
+            yield Loop(moved_nbytes, dict(computed), int(flops), dtype)
         else:
             yield Loop(moved_nbytes, dict(computed))
 

@@ -33,6 +33,7 @@ __all__ = [
     "move_to_backward",
     "must_stay_in_backward",
     "overwritten_afterwards",
+    "results_of_tangents",
     "recompute_policy",
     "set_fake_value",
     "set_recompute_policy",
@@ -160,6 +161,19 @@ def _input_number(noted: Any, position: int) -> int:
     while isinstance(noted, SubclassGetAttrAOTInput):
         noted = noted.base
     return noted.idx if isinstance(noted, PlainAOTInput) else position
+
+
+def results_of_tangents(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """By incoming gradient the result of the forward that it is of, where torch has noted it."""
+    output = graph.output_node()
+    noted = tree_leaves(output.meta.get(_DESCRIPTOR))
+    pairs = zip(tree_leaves(output.args), noted, strict=False)
+    results = {str(found): node for node, found in pairs if isinstance(node, fx.Node)}
+    wanted = {
+        node: str(getattr(node.meta.get(_DESCRIPTOR), "output", None))
+        for node in graph.find_nodes(op="placeholder")
+    }
+    return {node: results[name] for node, name in wanted.items() if name in results}
 
 
 def overwritten_afterwards(graph: fx.Graph) -> set[fx.Node]:

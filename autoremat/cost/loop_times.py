@@ -23,7 +23,8 @@ def loops_us(loops: Collection[Loop], device: torch.device) -> float:
         return 0.0
     with CostCache.open() as cache, quiet_execution({device}):
         ceilings = {loop.dtype: ceilings_of(device, loop.dtype, cache) for loop in loops}
-        elements = element_times_of(device, ceilings[next(iter(ceilings))], cache)
+        of_floats = ceilings_of(device, torch.float32, cache)
+        elements = element_times_of(device, of_floats, cache)
     return math.fsum(loop_us(loop, ceilings[loop.dtype], elements) for loop in loops)
 
 

@@ -1,8 +1,9 @@
 """What a user can change about a model, so that its step takes less: each with its bytes and line.
 
-Enters: a planned graph. Leaves: sentences, the one that saves most first. Guarantees: each is about
-memory that the plan has at its peak or is given at the start of its backward, and no plan can
-avoid; nothing is advised that is little beside the peak.
+Enters: a planned graph, and the step at which it peaks. Leaves: sentences, the one that saves most
+first. Guarantees: each is about memory that is there at the peak of this plan and that no plan can
+free, since the training loop holds or hands it in; nothing is advised that is little beside the
+peak. No size is compared but by its hint: advice adds no guard to what is compiled.
 """
 
 from __future__ import annotations
@@ -10,79 +11,102 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from autoremat_solver import Plan
 from autoremat_solver.simulate import instance_spans
 from torch import fx
 
 from autoremat import _torch
 from autoremat.explain.places import source_of
-from autoremat.planning.choice import Choice
 from autoremat.problem.subject import Subject
 from autoremat.units import format_nbytes
 
 LEAST = 0.05  # of the peak above what is resident: less is not worth a change
 
 
-def advice_of(subject: Subject, choice: Choice) -> tuple[str, ...]:
-    """What would lower the peak of a graph, whatever the plan.
+def advice_of(subject: Subject, plan: Plan, step: int, peak_nbytes: int) -> tuple[str, ...]:
+    """What would lower the peak of a graph, whatever the plan; none where anything goes wrong.
 
     Args:
-        subject: with the problem that the choice's plan is a plan of.
-        choice: the plan.
+        subject: with the problem that the plan is one of.
+        plan: the plan.
+        step: at which it peaks.
+        peak_nbytes: resident bytes included.
     """
-    above = choice.peak_nbytes - subject.lowered.problem.resident_nbytes
-    found = [*_returned_beside_loss(subject), *_in_two_precisions(subject, choice)]
-    worth = [(nbytes, text) for nbytes, text in found if nbytes >= LEAST * above]
+    problem = subject.lowered.problem
+    try:
+        spans = instance_spans(problem, plan)
+        live = frozenset(name for name, born, last in spans if born <= step <= last)
+        found = [*_returned_beside_loss(subject, live), *_returned_and_cast(subject, live)]
+    except Exception:  # what is only told may cost nobody their plan
+        return ()
+    least_nbytes = LEAST * (peak_nbytes - problem.resident_nbytes)
+    worth = [(nbytes, text) for nbytes, text in found if nbytes >= least_nbytes]
     return tuple(text for _, text in sorted(worth, key=lambda one: -one[0]))
 
 
-def _returned_beside_loss(subject: Subject) -> Iterator[tuple[int, str]]:
-    """Results that a loss comes with: the backward is given gradients of all of them."""
+def _returned_beside_loss(subject: Subject, live: frozenset[str]) -> Iterator[tuple[int, str]]:
+    """Results that a loss comes with, of which the peak has the gradients that are handed in."""
     joint, storages = subject.joint, subject.lowered.storages
-    sizes = {node: storages.total_nbytes([node]) for node in joint.tangents if not _is_loss(node)}
-    if not any(map(_is_loss, joint.fwd_outputs)) or not sizes:
+    shell = subject.lowered.shell
+    if shell.later_gradients_nbytes or shell.room_nbytes or not any(map(_is_loss, joint.tangents)):
+        return  # what other graphs of the step read has a gradient by right
+    sizes = {
+        node: storages.total_nbytes([node])
+        for node in joint.tangents
+        if not _is_loss(node) and not live.isdisjoint(storages.of_node[node])
+    }
+    if not sizes:
         return
     largest = max(sizes, key=sizes.__getitem__)
-    like = _shape(largest)
-    named = next((node for node in joint.fwd_outputs if _shape(node) == like), None)
-    what = f"`{named.name}`{_at(named)}" if named is not None else "a result"
-    others = f" and {len(sizes) - 1} more results" if len(sizes) > 1 else ""
-    size = format_nbytes(sum(sizes.values()))
+    result = _torch.results_of_tangents(joint.module.graph).get(largest)
+    what = f"`{result.name}`{_at(result)}" if result is not None else "a result"
+    others = f" and {len(sizes) - 1} more" if len(sizes) > 1 else ""
+    nbytes = sum(sizes.values())
     yield (
-        sum(sizes.values()),
+        nbytes,
         f"The model returns {what}{others} beside its loss, so the backward is given a gradient "
-        f"of {size}, zeros if nobody uses it: return the loss alone, or detach() what is only "
-        "looked at.",
+        f"for that, {format_nbytes(nbytes)} at the peak, zeros where nobody uses it: if only the "
+        "loss is differentiated, return it alone, or detach() the rest.",
     )
 
 
-def _in_two_precisions(subject: Subject, choice: Choice) -> Iterator[tuple[int, str]]:
-    """The largest value that the peak has twice: as it was, and cast or made of the cast."""
-    problem, plan = subject.lowered.problem, choice.solution.plan
-    storages, step = subject.lowered.storages, choice.solution.timeline.peak_step
-    spans = instance_spans(problem, plan)
-    live = dict.fromkeys(name for name, born, last in spans if born <= step <= last)
-    roots = [storages.root[name] for name in live if name in storages.root]
+def _returned_and_cast(subject: Subject, live: frozenset[str]) -> Iterator[tuple[int, str]]:
+    """The largest result that the peak has in another precision as well, as the loss needs it."""
+    problem, storages, joint = subject.lowered.problem, subject.lowered.storages, subject.joint
+    held = live.intersection(problem.outputs)
     pairs: list[tuple[int, fx.Node, fx.Node]] = []
-    for node in subject.joint.forward:
-        source = _cast_from(node)
-        if source is None or live.keys().isdisjoint(storages.of_node[source]):
+    for node in joint.nodes:
+        source = _cast_from(node) if node in joint.forward else None
+        if source is None or held.isdisjoint(storages.of_node[source]):
             continue
-        cast = next((root for root in roots if _shape(root) == _shape(node)), None)
-        if cast is not None:
-            pairs.append(
-                (min(storages.total_nbytes([one]) for one in (source, cast)), source, cast)
-            )
-    if pairs:
-        nbytes, source, cast = max(pairs, key=lambda pair: (pair[0], pair[1].name))
-        first, second = (
-            str(_torch.fake_value(n).dtype).removeprefix("torch.") for n in (source, cast)
+        cast = next(
+            (one for one in _made_of(node) if live.intersection(storages.of_node[one])), None
         )
+        if cast is not None:
+            nbytes = min(storages.total_nbytes([one]) for one in (source, cast))
+            pairs.append((nbytes, source, cast))
+    if pairs:
+        nbytes, source, cast = max(pairs, key=lambda pair: pair[0])
+        first, second = (str(_dtype(one)).removeprefix("torch.") for one in (source, cast))
         yield (
             nbytes,
-            f"`{source.name}`{_at(source)} is there in {first} at the peak and, as `{cast.name}`, "
-            f"in {second}, at least {format_nbytes(nbytes)} more: compute the loss in chunks of "
-            "tokens, do not return what it is computed from, or leave it in one precision.",
+            f"The model returns `{source.name}`{_at(source)} in {first}, which the peak has beside "
+            f"`{cast.name}` in {second}, {format_nbytes(nbytes)} at least: compute the loss in "
+            "chunks of tokens, do not return what it is computed from, or leave it in one "
+            "precision.",
         )
+
+
+def _made_of(cast: fx.Node) -> Iterator[fx.Node]:
+    """A cast, and what is made of it in its own shape and type."""
+    seen, waiting = {cast}, [cast]
+    while waiting:
+        node = waiting.pop(0)
+        yield node
+        for user in node.users:
+            if user not in seen and user.op == "call_function" and _kind(user) == _kind(cast):
+                seen.add(user)
+                waiting.append(user)
 
 
 def _cast_from(node: fx.Node) -> fx.Node | None:
@@ -90,23 +114,30 @@ def _cast_from(node: fx.Node) -> fx.Node | None:
     sources = node.all_input_nodes if node.op == "call_function" else []
     if len(sources) != 1:
         return None
-    value, given = _torch.fake_value(node), _torch.fake_value(sources[0])
-    if not isinstance(value, torch.Tensor) or not isinstance(given, torch.Tensor):
+    own, given = _kind(node), _kind(sources[0])
+    if own is None or given is None or own[0] != given[0] or own[1] == given[1]:
         return None
-    is_cast = value.shape == given.shape and value.dtype != given.dtype
-    is_floating = value.dtype.is_floating_point and given.dtype.is_floating_point
-    return sources[0] if is_cast and is_floating else None
+    return sources[0] if own[1].is_floating_point and given[1].is_floating_point else None
+
+
+def _kind(node: fx.Node) -> tuple[tuple[int, ...], torch.dtype] | None:
+    """Shape, by hints, and type; None of what is no tensor."""
+    value = _torch.fake_value(node)
+    if not isinstance(value, torch.Tensor):
+        return None
+    return tuple(map(_torch.size_hint, value.shape)), value.dtype
+
+
+def _dtype(node: fx.Node) -> torch.dtype:
+    kind = _kind(node)
+    assert kind is not None, "casts are tensors"
+    return kind[1]
 
 
 def _is_loss(node: fx.Node) -> bool:
     """Whether it is one floating-point number."""
-    value = _torch.fake_value(node)
-    return isinstance(value, torch.Tensor) and not value.shape and value.dtype.is_floating_point
-
-
-def _shape(node: fx.Node) -> object:
-    value = _torch.fake_value(node)
-    return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else None
+    kind = _kind(node)
+    return kind is not None and not kind[0] and kind[1].is_floating_point
 
 
 def _at(node: fx.Node) -> str:

@@ -78,7 +78,7 @@ def explain(name: str, subject: Subject, choice: Choice) -> GraphReport:
         left_out=solution.left_out,
         code_time_us=choice.code_us,
         baseline_code_time_us=baseline.code_us,
-        advice=advice_of(subject, choice),
+        advice=advice_of(subject, solution.plan, timeline.peak_step, choice.peak_nbytes),
     )
 
 
@@ -221,7 +221,9 @@ def facts_of_refusal(subject: Subject, choice: Choice, budget_nbytes: int) -> di
         "largest": _largest_live(subject, choice),
         "tried": solution.tried,
         "left_out": solution.left_out,
-        "advice": advice_of(subject, choice),
+        "advice": advice_of(
+            subject, solution.plan, solution.timeline.peak_step, choice.peak_nbytes
+        ),
     }
 
 

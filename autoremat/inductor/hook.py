@@ -30,7 +30,7 @@ from autoremat.inductor.wrapper import Buffers, WrapperMemory, call_function, re
 from autoremat.memory.meter import rounded_nbytes
 
 
-_NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+_NUMBERS = (int, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class Partitioner(Protocol):

@@ -86,14 +86,20 @@ def test_every_operation_that_is_measured_is_one_of_torchs():
 
 def test_a_template_has_the_ceiling_of_its_type(monkeypatch: pytest.MonkeyPatch):
     """A product of halves is not as slow as one of floats."""
-    flops = {torch.float32: 100.0, torch.bfloat16: 1000.0}
+    flops, priced = {torch.float32: 100.0, torch.bfloat16: 1000.0}, []
     monkeypatch.setattr(
         loop_times,
         "ceilings_of",
         lambda device, dtype, cache: replace(CEILINGS, matmul_gflops=flops[dtype]),
     )
-    monkeypatch.setattr(loop_times, "element_times_of", lambda *_: ELEMENTS)
+
+    def elements(device: torch.device, given: DeviceCeilings, cache: CostCache) -> ElementTimes:
+        priced.append(given.matmul_gflops)
+        return ELEMENTS
+
+    monkeypatch.setattr(loop_times, "element_times_of", elements)
     half = Loop(0, {}, 10_000_000, torch.bfloat16)
     assert loop_times.loops_us([half], CPU) == pytest.approx(12.0)
     assert loop_times.loops_us([half, Loop(0, {})], CPU) == pytest.approx(14.0)
+    assert set(priced) == {100.0}  # whichever comes first
     assert loop_times.loops_us([], CPU) == 0.0

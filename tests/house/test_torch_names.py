@@ -1259,6 +1259,21 @@ def test_module_stack_and_source_lines():
     assert _torch.source_lines(module.graph.output_node()) == ""
 
 
+def test_results_of_tangents():
+    """Each incoming gradient is of the result that can be differentiated, not of one like it."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sin().sum(), x.detach() * 2, x.cos()
+
+    joint = capture(function, leaf(8))
+    found = _torch.results_of_tangents(joint.module.graph)
+    assert [node.target for node in found.values()] == [
+        torch.ops.aten.sum.default,
+        torch.ops.aten.cos.default,
+    ]
+    assert all(map(_torch.is_tangent, found))
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_inputs_that_are_overwritten_afterwards():
     """AOTAutograd writes to an input that needs a gradient once the compiled forward has run."""

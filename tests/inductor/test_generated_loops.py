@@ -25,18 +25,19 @@ class Stop(Exception):
 
 def loops_of(function: Callable[..., Any], *inputs: Tensor, **options: Any) -> list[Loop]:
     """The loops that are generated for a function."""
-    found: list[Loop] = []
+    found: list[list[Loop]] = []
 
     def stop(graph: Any) -> Any:
         graph.codegen()
-        found.extend(_torch.generated_loops(graph))
+        found.append(_torch.generated_loops(graph))
         raise Stop
 
     torch.compiler.reset()
     compiled = torch.compile(function, options={"fx_graph_cache": False}, **options)
     with _torch.loading_kernels_by(stop), torch.no_grad(), contextlib.suppress(Exception):
         compiled(*inputs)
-    return found
+    (loops,) = found
+    return loops
 
 
 def test_what_stays_inside_of_a_fused_kernel_is_not_moved() -> None:
