@@ -29,7 +29,6 @@ from autoremat.inductor.library_calls import library_calls, library_us
 from autoremat.inductor.wrapper import Buffers, WrapperMemory, call_function, read_wrapper
 from autoremat.memory.meter import rounded_nbytes
 
-
 _NUMBERS = (int, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
