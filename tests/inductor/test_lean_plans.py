@@ -77,10 +77,10 @@ def test_every_layer_is_read_as_it_was_modelled(
     shares: dict[str, float] = {}
     known = read.Reader._choice
 
-    def choice(self: Any, modules: Any, solution: Any, peaks: Any) -> Any:
+    def choice(self: Any, modules: Any, solution: Any, code: Any) -> Any:
         modelled_nbytes = solution.timeline.peak_nbytes - resident
-        shares[solution.method] = (peaks.nbytes - resident) / modelled_nbytes
-        return known(self, modules, solution, peaks)
+        shares[solution.method] = (code.peaks.nbytes - resident) / modelled_nbytes
+        return known(self, modules, solution, code)
 
     monkeypatch.setattr(read.Reader, "_choice", choice)
     autoremat.plan(model, ids, budget="min", time_limit=1, verbose=False)
