@@ -51,9 +51,7 @@ layer, selective ones (matrix products, convolutions and attention are saved) an
 `activation_memory_budget` at 0.7, 0.5, 0.3 and 0.1; **over it** is our step time over theirs, at
 their own measured peak. Torch's budget is known to give wrong gradients with dropout
 (pytorch#190758): see its slope error. **Foretold** is the step time that the plan was chosen by,
-over that of `torch.compile`, less what was measured, over that. Each point is a process of its own,
-with memory of its own, which alone was seen to change a step by a tenth: the plans of gpt2_8k for
-165 and 144 MiB take 0.99 and 0.92 here, and 835 and 844 ms in one process.
+over that of `torch.compile`, less what was measured, over that.
 """
 
 

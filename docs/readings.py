@@ -26,6 +26,8 @@ PAGE = Path(__file__).parent / "readings.md"
 USUAL = ["llama_8k", "gpt2_8k", "t5", "vit", "resnet50", "unet", "bert"]
 PRELOADED = ["readings_worker", "autoremat.api", "autoremat._torch.compiling"]
 
+PERCENT = [60, 45, 30, 0]
+
 INTRODUCTION = """# What is modelled, and what Inductor's code takes
 
 Under Inductor a plan is searched for on a problem of operations, and what counts is read from the
@@ -38,6 +40,11 @@ is resident (weights, gradients, optimizer state, batch). Nothing was run for th
 def error(reading: Row) -> float:
     """By how much more was read than modelled, in percent of what was read."""
     return float(100 * (reading["read"] - reading["modelled"]) / reading["read"])
+
+
+def point_keys(model: str, percents: list[int]) -> list[str]:
+    """Of the rows of a model."""
+    return [Point(model, percent, 0.0).key for percent in percents]
 
 
 def page(runs: list[Row], rows: list[Row]) -> str:
@@ -54,6 +61,10 @@ def page(runs: list[Row], rows: list[Row]) -> str:
             f"{statistics.median(counts):g} readings in the median.\n"
         )
     parts.append(table(COLUMNS, rows))
+    keys = {row["key"] for row in rows}
+    missing = [name for name in USUAL if not keys.issuperset(point_keys(name, PERCENT))]
+    if missing:
+        parts.append(f"\nNot all of it was run of {', '.join(missing)}.\n")
     parts += [
         f"\nRun {n + 1}: `{run['command']}`, {run['date']}, {run['cpu']}, {versions(run)}.\n"
         for n, run in enumerate(runs)
@@ -84,7 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", type=lambda text: text.split(";"), default=USUAL)
     parser.add_argument(
-        "--percent", type=lambda text: [int(n) for n in text.split(",")], default=[60, 45, 30, 0]
+        "--percent", type=lambda text: [int(n) for n in text.split(",")], default=PERCENT
     )
     parser.add_argument("--time-limit", type=float, default=30.0, help="of a search, in seconds")
     parser.add_argument("--timeout", type=float, default=900.0, help="of a point, in seconds")

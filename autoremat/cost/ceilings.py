@@ -8,8 +8,9 @@ the file of costs.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,6 +20,9 @@ from autoremat.cost.calls import NOMINAL_CEILINGS, Call
 from autoremat.cost.machine import is_here, settings_key
 from autoremat.cost.made_up_inputs import Inputs
 from autoremat.cost.runs import attempt, call_time_us
+
+Figure = TypeVar("Figure")
+"""A dataclass of numbers and lists of them."""
 
 _ROUNDS = 3  # of which the quietest counts: a ceiling is the fastest that was seen
 # Beside the model and under its budget: no more than it takes. On the CPU, what is larger measures
@@ -40,14 +44,25 @@ _PLAIN_FLOPS = 2.0  # of a matrix product, while a loop does one operation
 
 def ceilings_of(device: torch.device, dtype: torch.dtype, cache: CostCache) -> DeviceCeilings:
     """A device's ceilings, looked up when an estimate needs them."""
-    key = f"ceilings|{dtype}|{settings_key(device)}"
-    found = agreed([key], DeviceCeilings) or cache.read([key], DeviceCeilings)
+    nominal = NOMINAL_CEILINGS["cpu" if device.type == "cpu" else "cuda"]
+    measure = functools.partial(measure_ceilings, device, dtype)
+    return _once(f"ceilings|{dtype}|{settings_key(device)}", measure, device, nominal, cache)
+
+
+def _once(
+    key: str, measure: Callable[[], Figure], device: torch.device, nominal: Figure, cache: CostCache
+) -> Figure:
+    """What is measured once on a machine, for all ranks; if that is not possible, nominal figures.
+
+    Those are not kept: the next process may have the memory that this one lacked.
+    """
+    kind = type(nominal)
+    found = agreed([key], kind) or cache.read([key], kind)
     if not found and is_here(device):
-        measured = attempt(lambda: dtype, functools.partial(measure_ceilings, device))
+        measured = attempt(lambda: None, lambda _: measure())
         found = {} if measured is None else {key: measured}
         cache.write(found)
-    found = found or {key: NOMINAL_CEILINGS["cpu" if device.type == "cpu" else "cuda"]}
-    return agree(found, DeviceCeilings)[key]
+    return agree(found or {key: nominal}, kind)[key]
 
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype) -> DeviceCeilings:
@@ -100,13 +115,8 @@ def element_times_of(
     nothing = ElementTimes([0.0] * len(COSTLY), 0.0)
     if device.type != "cpu":
         return nothing
-    key = f"ceilings|elements|{settings_key(device)}"
-    found = agreed([key], ElementTimes) or cache.read([key], ElementTimes)
-    if not found:
-        measured = attempt(lambda: ceilings, functools.partial(_measure_elements, device))
-        found = {} if measured is None else {key: measured}
-        cache.write(found)
-    return agree(found, ElementTimes)[key] if found else nothing
+    measure = functools.partial(_measure_elements, device, ceilings)
+    return _once(f"ceilings|elements|{settings_key(device)}", measure, device, nothing, cache)
 
 
 def _measure_elements(device: torch.device, ceilings: DeviceCeilings) -> ElementTimes:

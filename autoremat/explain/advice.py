@@ -87,7 +87,8 @@ def _returned_and_cast(subject: Subject, live: frozenset[str]) -> Iterator[tuple
             pairs.append((nbytes, source, cast))
     if pairs:
         nbytes, source, cast = max(pairs, key=lambda pair: pair[0])
-        first, second = (str(_dtype(one)).removeprefix("torch.") for one in (source, cast))
+        types = (str(_torch.fake_value(one).dtype) for one in (source, cast))
+        first, second = (text.removeprefix("torch.") for text in types)
         yield (
             nbytes,
             f"The model returns `{source.name}`{_at(source)} in {first}, which the peak has beside "
@@ -126,12 +127,6 @@ def _kind(node: fx.Node) -> tuple[tuple[int, ...], torch.dtype] | None:
     if not isinstance(value, torch.Tensor):
         return None
     return tuple(map(_torch.size_hint, value.shape)), value.dtype
-
-
-def _dtype(node: fx.Node) -> torch.dtype:
-    kind = _kind(node)
-    assert kind is not None, "casts are tensors"
-    return kind[1]
 
 
 def _is_loss(node: fx.Node) -> bool:

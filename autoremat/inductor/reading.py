@@ -76,6 +76,6 @@ def read_code(subject: Subject, forward: fx.GraphModule, backward: fx.GraphModul
     needed_nbytes = max(peak_nbytes, crossing_nbytes + shell.free_nbytes)
     resident = shell.resident_nbytes
     peaks = Peaks(resident + peak_nbytes, resident + needed_nbytes)
-    times_us = (first.time_us, second.time_us)
-    known_us = [time_us for time_us in times_us if time_us is not None]
-    return Reading(peaks, sum(known_us) if len(known_us) == len(times_us) else None)
+    if first.time_us is None or second.time_us is None:
+        return Reading(peaks, None)
+    return Reading(peaks, first.time_us + second.time_us)
