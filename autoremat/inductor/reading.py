@@ -7,7 +7,7 @@ and what stands around the graph is included.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from torch import fx
 
@@ -17,16 +17,24 @@ from autoremat.problem.subject import Peaks, Subject
 from autoremat.progress import during
 
 
-class Reading(NamedTuple):
+@dataclass(frozen=True)
+class Reading:
     """What the code takes that Inductor generates for a plan.
 
     Attributes:
-        peaks: resident bytes included.
+        peak_nbytes: resident bytes included.
+        needed_nbytes: that, or more; as of `planning.choice.Choice`.
         time_us: of all its kernels, those of loops estimated; None if not all are known.
     """
 
-    peaks: Peaks
+    peak_nbytes: int
+    needed_nbytes: int
     time_us: float | None
+
+    @property
+    def peaks(self) -> Peaks:
+        """Both peaks."""
+        return Peaks(self.peak_nbytes, self.needed_nbytes)
 
 
 @during("read")
@@ -75,7 +83,6 @@ def read_code(subject: Subject, forward: fx.GraphModule, backward: fx.GraphModul
     )
     needed_nbytes = max(peak_nbytes, crossing_nbytes + shell.free_nbytes)
     resident = shell.resident_nbytes
-    peaks = Peaks(resident + peak_nbytes, resident + needed_nbytes)
-    if first.time_us is None or second.time_us is None:
-        return Reading(peaks, None)
-    return Reading(peaks, first.time_us + second.time_us)
+    times_us = [found.time_us for found in (first, second) if found.time_us is not None]
+    time_us = sum(times_us) if len(times_us) == 2 else None
+    return Reading(resident + peak_nbytes, resident + needed_nbytes, time_us)

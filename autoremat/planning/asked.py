@@ -12,13 +12,12 @@ from autoremat_solver import Plan, Problem, check
 from autoremat_solver.policies import per_segment, recompute_all, save_all_but, sqrt_segments
 from torch import fx
 
-from autoremat import _torch
-from autoremat.ask.plan_file import NodeRecord, StoredGraph, StoredPlan, require_same
+from autoremat.ask.plan_file import StoredGraph, StoredPlan, require_same
 from autoremat.ask.policy import Policy
 from autoremat.ask.steering import Steering
 from autoremat.errors import PlanMismatch
-from autoremat.graph.joint_graph import JointGraph
 from autoremat.planning.choice import TORCH, Choice
+from autoremat.planning.identity import fingerprint
 from autoremat.planning.unsearched import choose_fixed, choose_torch
 from autoremat.problem.segments import attention_cores, segments
 from autoremat.problem.shell import closed
@@ -114,26 +113,3 @@ def store(subject: Subject, choice: Choice) -> StoredGraph:
 def saved_names(backward: fx.GraphModule) -> tuple[str, ...]:
     """What a backward module receives, sorted."""
     return tuple(sorted(node.name for node in backward.graph.find_nodes(op="placeholder")))
-
-
-def fingerprint(joint: JointGraph) -> tuple[NodeRecord, ...]:
-    """What must be the same of a graph for a plan to be a plan of it."""
-    return tuple(_record(node) for node in joint.nodes)
-
-
-def _record(node: fx.Node) -> NodeRecord:
-    target = {"placeholder": "input", "output": "output"}.get(node.op)
-    if target is None:
-        target = getattr(node.target, "__name__", "") or str(node.target)
-        target = str(node.target) if isinstance(node.target, _torch.OpOverload) else target
-    return NodeRecord(
-        name=node.name,
-        target=target,
-        inputs=tuple(source.name for source in node.all_input_nodes),
-        results=tuple(map(_shape, _torch.tensor_leaves(_torch.fake_value(node)))),
-    )
-
-
-def _shape(tensor: torch.Tensor) -> str:
-    sizes = ", ".join(map(str, tensor.shape))
-    return f"{str(tensor.dtype).removeprefix('torch.')} ({sizes})"

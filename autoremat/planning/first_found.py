@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from autoremat_solver import Plan, Problem, Solution, check, simulate
 from autoremat_solver.plan import Status
 
-from autoremat.planning.asked import fingerprint, saved_names
+from autoremat.planning.asked import saved_names
 from autoremat.planning.choice import TORCH, Baseline, Choice, Modules, written_out
 from autoremat.planning.found_before import answer
+from autoremat.planning.identity import in_words
 from autoremat.planning.simulated import simulated_baseline
 from autoremat.planning.torch_own import Unplanned
 from autoremat.planning.torch_plan import TorchPlan
@@ -33,6 +34,7 @@ class Found:
         method: the strategy that found it.
         peak_nbytes: as of `Choice`.
         needed_nbytes: as of `Choice`.
+        fits: as of `Choice`.
         code_us: as of `Choice`.
         status: as of `Solution`, as what follows.
     """
@@ -42,6 +44,7 @@ class Found:
     method: str
     peak_nbytes: int
     needed_nbytes: int
+    fits: bool
     code_us: float | None
     status: str
     bound_us: float
@@ -59,6 +62,7 @@ class Found:
             method=choice.method,
             peak_nbytes=choice.peak_nbytes,
             needed_nbytes=choice.needed_nbytes,
+            fits=choice.fits,
             code_us=choice.code_us,
             status=solution.status.value,
             bound_us=solution.bound_us,
@@ -80,7 +84,7 @@ def choose_once(
         search: finds a plan.
         reads: whether peaks are read from generated code.
     """
-    stated = repr((fingerprint(subject.joint), subject.lowered.problem, reads))
+    stated = f"{in_words(subject)}, {reads}"
     own: list[Choice] = []
 
     def searched() -> Found:
@@ -90,13 +94,13 @@ def choose_once(
     question = f"{stated}, {budget_nbytes}, {asked}"
     found = answer(question, Found, searched, subject.device)
     choice = own[0] if own and Found.of(own[0]) == found else None
-    choice = choice or _applied(subject, found, budget_nbytes, reads=reads)
+    choice = choice or _applied(subject, found, reads=reads)
     choice = choice or (own[0] if own else search())
     known = functools.partial(answer, stated, Baseline, choice.baseline, subject.device)
     return replace(choice, baseline=functools.cache(known))
 
 
-def _applied(subject: Subject, found: Found, budget_nbytes: int, *, reads: bool) -> Choice | None:
+def _applied(subject: Subject, found: Found, *, reads: bool) -> Choice | None:
     """A plan that was found before; None where it is none of this graph."""
     unplanned = Unplanned(subject)
     written = _written(subject, found, unplanned)
@@ -122,7 +126,7 @@ def _applied(subject: Subject, found: Found, budget_nbytes: int, *, reads: bool)
         solution,
         found.peak_nbytes,
         found.needed_nbytes,
-        found.needed_nbytes <= budget_nbytes,
+        found.fits,
         unplanned.baseline if reads else functools.partial(simulated_baseline, subject),
         is_read=reads,
         torchs=torchs,

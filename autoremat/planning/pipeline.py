@@ -99,6 +99,7 @@ def choose(
     *,
     number: int = 0,
     refuses: bool = False,
+    least: bool = False,
 ) -> Choice:
     """The user's own choice of a plan, or the fastest plan found that fits, by a rank of the job.
 
@@ -108,18 +109,27 @@ def choose(
         setting: how it is planned.
         number: how many graphs of the step come before it.
         refuses: as for `search`.
+        least: the same.
     """
     steering, reads = setting.steering, setting.reads_inductor
     choice = choose_as_asked(subject, steering, number, budget_nbytes, reads=reads)
     if choice is not None:
         return choice
-    searched = functools.partial(search, subject, budget_nbytes, setting, refuses=refuses)
+    searched = functools.partial(
+        search, subject, budget_nbytes, setting, refuses=refuses, least=least
+    )
     asked = f"refuses={refuses}, time_limit={setting.time_limit_s}, strict={setting.strict}"
+    asked += f", least={least}"
     return choose_once(subject, budget_nbytes, asked, searched, reads=reads)
 
 
 def search(
-    subject: Subject, budget_nbytes: int, setting: Setting, *, refuses: bool = False
+    subject: Subject,
+    budget_nbytes: int,
+    setting: Setting,
+    *,
+    refuses: bool = False,
+    least: bool = False,
 ) -> Choice:
     """The fastest plan found that fits, whatever the user chose.
 
@@ -129,14 +139,19 @@ def search(
         setting: how it is planned.
         refuses: whether a plan that does not fit is refused, so that nothing has to be searched
             for where none can fit.
+        least: whether, if none fits, the smallest peak that is found is the budget.
     """
     if refuses and subject.lowered.shell.resident_nbytes > budget_nbytes:
         return choose_without_search(subject, budget_nbytes, reads=setting.reads_inductor)
     problem = subject.lowered.problem
     solver = Solver(problem, time_limit_s=setting.time_limit_s, strict=setting.strict)
     if setting.reads_inductor:
-        return choose_by_reading(subject, solver, budget_nbytes)
-    return choose_by_simulation(subject, solver, budget_nbytes)
+        return choose_by_reading(subject, solver, budget_nbytes, least=least)
+    choice = choose_by_simulation(subject, solver, budget_nbytes)
+    if choice.fits or not least:
+        return choice
+    solver = Solver(problem, time_limit_s=setting.time_limit_s, strict=setting.strict)
+    return choose_by_simulation(subject, solver, choice.needed_nbytes)
 
 
 def _constrain(

@@ -7,7 +7,7 @@ what is returned as fitting fits by what was read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autoremat_solver import Plan, Problem, Solution, Solver, simulate
@@ -15,10 +15,10 @@ from autoremat_solver.certificate import holds
 from autoremat_solver.effort import CutOff
 from autoremat_solver.plan import Status
 
-from autoremat.inductor import reading
 from autoremat.inductor.reading import Reading
 from autoremat.planning.choice import TORCH, Choice, Modules, as_proven, given, written_out
 from autoremat.planning.corrected import corrected
+from autoremat.planning.known_readings import read_once
 from autoremat.planning.simulated import (
     BY_LAYER,
     layer_by_layer,
@@ -36,18 +36,25 @@ LEAN_TARGETS = (1.0, 1.1, 1.25, 1.5)  # times the smallest modelled peak above w
 LATER_EFFORT = 0.3  # for each solve after the first: it knows more then
 
 
-def choose_by_reading(subject: Subject, solver: Solver, budget_nbytes: int) -> Choice:
+def choose_by_reading(
+    subject: Subject,
+    solver: Solver,
+    budget_nbytes: int,
+    *,
+    least: bool = False,
+    ladder: Sequence[Choice] = (),
+) -> Choice:
     """The fastest of a few candidates whose generated code is read to fit the budget.
 
-    The solver is asked for a target, starting from the budget. Where a reading finds less than was
-    modelled, the model is corrected; where it finds more, the target is shifted by that. A model
-    that refuses the budget is asked again when the code of the plan that recomputes every layer has
-    corrected it. If none fits, a fixed ladder of lean plans decides: it does not depend on the
-    budget, so the peak that it reaches is accepted when it is asked for. A reading lasts as long as
-    half a compile.
+    If none fits, a fixed ladder of lean plans decides: it does not depend on the budget, so the
+    peak that it reaches is accepted when it is asked for.
 
-    The solver's time limit is for all of it: when it is over, nothing more is searched for, and
-    nothing more is read once a plan fits.
+    Args:
+        subject: the graph.
+        solver: of its problem; its time limit is for the candidates, and again for the ladder.
+        budget_nbytes: of the whole step.
+        least: whether, if none fits, the smallest peak that is found is the budget.
+        ladder: lean plans that were read before.
     """
     cut_off = CutOff(solver.time_limit_s)
     reader = Reader(subject, budget_nbytes)
@@ -55,6 +62,30 @@ def choose_by_reading(subject: Subject, solver: Solver, budget_nbytes: int) -> C
     own = _own_if_it_may_fit(reader, fastest, budget_nbytes, strict=solver.strict)
     if own is not None and own.fits:
         return own
+    if budget_nbytes >= solver.problem.resident_nbytes:
+        found = _fitting(reader, solver, fastest, budget_nbytes, cut_off)
+        if found is not None:
+            return found
+    known = [*(ladder or _ladder(reader, solver, fastest)), *([own] if own else [])]
+    best = _best(known, budget_nbytes)
+    if best.fits or not least:
+        return best
+    return choose_by_reading(subject, solver, best.needed_nbytes, ladder=known)
+
+
+def _fitting(
+    reader: Reader, solver: Solver, fastest: Solution, budget_nbytes: int, cut_off: CutOff
+) -> Choice | None:
+    """The fastest that fits of the plans that are searched for at a budget; None if none does.
+
+    The solver is asked for a target, starting from the budget. Where a reading finds less than was
+    modelled, the model is corrected; where it finds more, the target is shifted by that. A model
+    that refuses the budget is asked again when the code of the plan that recomputes every layer has
+    corrected it. A reading lasts as long as half a compile.
+
+    The solver's time limit is for all of it: when it is over, nothing more is searched for, and
+    nothing more is read once a plan fits.
+    """
     model, target = solver, budget_nbytes
     best, loosenings = None, 0
     for turn in range(MOST_READINGS):
@@ -84,7 +115,7 @@ def choose_by_reading(subject: Subject, solver: Solver, budget_nbytes: int) -> C
         if next_target == target:
             break
         target = next_target
-    return best or _leanest(reader, solver, fastest, own)
+    return best
 
 
 def _by_layer(
@@ -129,12 +160,12 @@ def _own_if_it_may_fit(
     return reader.read_own(fastest, strict=strict)
 
 
-def _leanest(reader: Reader, solver: Solver, fastest: Solution, own: Choice | None) -> Choice:
-    """The fastest of the ladder that fits; if none does, the smallest real peak.
+def _ladder(reader: Reader, solver: Solver, fastest: Solution) -> list[Choice]:
+    """Lean plans, read: the smallest modelled peak need not be the smallest real one.
 
-    The smallest modelled one need not have it. Torch's own partition is among them, if `own` is
-    given, and what a refusal without a search rests on. Nothing else that was read counts: what a
-    refusal names has to be found again, whatever was asked for before.
+    What a refusal without a search rests on is among them. Nothing else that was read counts, but
+    for torch's own partition: what a refusal names has to be found again, whatever was asked for
+    before.
     """
     cut_off = CutOff(solver.time_limit_s)
     problem = solver.problem
@@ -150,10 +181,15 @@ def _leanest(reader: Reader, solver: Solver, fastest: Solution, own: Choice | No
         if cut_off.is_over and any(choice.fits for choice in choices):
             break
         choices.append(reader.read(_of_graph(solution, fastest, problem)))
-    known = [at_once, *choices] if own is None else [at_once, *choices, own]
-    fitting = [choice for choice in known if choice.fits]
-    best = min(fitting, key=_time) if fitting else min(known, key=lambda c: c.needed_nbytes)
-    return replace(best, solution=searched_by(best.solution, [c.solution for c in known]))
+    return [at_once, *choices]
+
+
+def _best(ladder: Sequence[Choice], budget_nbytes: int) -> Choice:
+    """The fastest that fits; if none does, the smallest real peak."""
+    ladder = [replace(c, fits=c.needed_nbytes <= budget_nbytes) for c in ladder]
+    fitting = [choice for choice in ladder if choice.fits]
+    best = min(fitting, key=_time) if fitting else min(ladder, key=lambda c: c.needed_nbytes)
+    return replace(best, solution=searched_by(best.solution, [c.solution for c in ladder]))
 
 
 def _lean_plans(solver: Solver, fastest: Solution, cut_off: CutOff) -> Iterator[Solution]:
@@ -206,7 +242,7 @@ class Reader:
         """A plan of ours, as Inductor compiles it."""
         if solution.plan not in self._seen:
             modules = written_out(self.subject, solution.plan)
-            code = reading.read_code(self.subject, *modules)
+            code = read_once(self.subject, *modules)
             self._seen[solution.plan] = self._choice(modules, solution, code)
         return self._seen[solution.plan]
 

@@ -18,9 +18,9 @@ from autoremat import _torch
 from autoremat.emit.equivalence import first_difference
 from autoremat.graph.joint_graph import copy_module
 from autoremat.graph.random_draws import is_seeded, keep_draws
-from autoremat.inductor import reading
 from autoremat.inductor.reading import Reading
 from autoremat.planning.choice import Baseline, written_out
+from autoremat.planning.known_readings import read_once
 from autoremat.planning.torch_plan import TorchPlan, torch_plan
 from autoremat.problem.subject import Subject
 
@@ -80,7 +80,7 @@ class Unplanned:
         """Of torch's own partition; else of a plan that recomputes what it must alone."""
         own = self.own
         modules = (own.forward, own.backward) if own else written_out(self._subject, self._plan)
-        return reading.read_code(self._subject, *modules)
+        return read_once(self._subject, *modules)
 
     def baseline(self) -> Baseline:
         """What the step takes without a plan of ours."""

@@ -411,14 +411,14 @@ class Session:
         is_least = self.options.budget.is_least
         refuses = self._refuses and number == 0 and not steps.settlings and not is_least
         placed, found = steps.placed(subject, name)
-        choice = self._cautious(name, placed) or choose(
-            placed, budget_nbytes, self._setting, number=number, refuses=refuses
+        cautious = self._cautious(name, placed)
+        if cautious is not None and is_least:  # the fastest that takes no more
+            budget_nbytes, cautious = max(budget_nbytes, cautious.needed_nbytes), None
+        choice = cautious or choose(
+            placed, budget_nbytes, self._setting, number=number, refuses=refuses, least=is_least
         )
-        if is_least and not (
-            choice.fits or self._setting.steering.choice
-        ):  # now that the least is known, the fastest that takes it
-            budget_nbytes = choice.needed_nbytes
-            choice = choose(placed, budget_nbytes, self._setting, number=number)
+        if is_least and choice.fits:
+            budget_nbytes = max(budget_nbytes, choice.needed_nbytes)
         growth = self._keep_to_sizes(placed, choice, budget_nbytes)
         offline = self._offline or Offline()
         if not choice.fits and refuses:

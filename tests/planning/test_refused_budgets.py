@@ -139,11 +139,11 @@ class Readings:
 
     def __init__(self, too_large: int, clock: Clock, last: int | None = None) -> None:
         self.seen: list[Reading] = []
-        self._too_large, self._clock, self._last = too_large, clock, last
+        self.too_large, self._clock, self._last = too_large, clock, last
 
     def read(self, solution: Solution) -> Reading:
         number = len(self.seen) + 1
-        self.seen.append(Reading(solution, -number, number > self._too_large))
+        self.seen.append(Reading(solution, -number, number > self.too_large))
         self._clock.now_s += 100.0 if number == self._last else 0.0
         return self.seen[-1]
 
@@ -154,7 +154,8 @@ def leanest(readings: Any) -> Choice:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(read, "leanest_at_once", lambda *_: readings.read(fastest))
         patch.setattr(read, "layer_by_layer", lambda _: None)
-        return read._leanest(readings, solver, fastest, None)
+        ladder = read._ladder(readings, solver, fastest)
+    return read._best(ladder, -1 - readings.too_large)
 
 
 @pytest.mark.parametrize("last", [2, None], ids=["late", "in time"])
