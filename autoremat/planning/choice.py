@@ -38,6 +38,7 @@ class Choice:
         fits: whether that is within the budget.
         baseline: tells what the step takes without a plan of ours, by the meter of `peak_nbytes`.
             Asked for the first time, it may have to read generated code.
+        baseline_time_us: tells the time of that, for which nothing is read.
         is_read: whether that meter is the code that Inductor generates, not the simulator.
         torchs: given for torch's own partition: what its plan is a plan of.
         code_us: what the kernels of that code take; None where that is not known.
@@ -51,6 +52,7 @@ class Choice:
     needed_nbytes: int
     fits: bool
     baseline: Callable[[], Baseline]
+    baseline_time_us: Callable[[], float]
     is_read: bool
     torchs: TorchPlan | None = None
     code_us: float | None = None
@@ -61,7 +63,7 @@ class Baseline:
     """The step without a plan of ours: under Inductor torch's own partition, if that is safe.
 
     Attributes:
-        peak_nbytes: as of `Choice`.
+        peak_nbytes: as of `Choice`; 0 where nobody has read it.
         time_us: of its operations, one by one.
         code_us: as of `Choice`.
     """

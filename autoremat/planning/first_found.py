@@ -103,6 +103,7 @@ def choose_once(
 def _applied(subject: Subject, found: Found, *, reads: bool) -> Choice | None:
     """A plan that was found before; None where it is none of this graph."""
     unplanned = Unplanned(subject)
+    simulated = functools.partial(simulated_baseline, subject)
     written = _written(subject, found, unplanned)
     if written is None:
         return None
@@ -127,7 +128,8 @@ def _applied(subject: Subject, found: Found, *, reads: bool) -> Choice | None:
         found.peak_nbytes,
         found.needed_nbytes,
         found.fits,
-        unplanned.baseline if reads else functools.partial(simulated_baseline, subject),
+        baseline=unplanned.baseline if reads else simulated,
+        baseline_time_us=unplanned.time_us if reads else lambda: simulated().time_us,
         is_read=reads,
         torchs=torchs,
         code_us=found.code_us,

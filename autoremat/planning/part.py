@@ -155,14 +155,24 @@ class Part:
         gathered_nbytes = self.resident.traffic.run_nbytes
         return Kept.of(region, crossing_nbytes, self.outputs_nbytes, gathered_nbytes)
 
-    def report(self, found: Beside) -> GraphReport:
-        """The graph's report, so much being held beside it."""
+    def report(self, found: Beside, *, reads: bool = True) -> GraphReport:
+        """The graph's report.
+
+        Args:
+            found: what is held beside it.
+            reads: whether code may be read to tell what the step takes without a plan.
+        """
         if found not in self._reports:
+            is_told = reads or not self.choice.is_read
+            before = (
+                self._baseline(found) if is_told else Baseline(0, self.choice.baseline_time_us())
+            )
             subject = replace(self.subject, lowered=placed(self.subject.lowered, found))
-            before = self._baseline(found)
             choice = replace(
                 self.choice, peak_nbytes=self.peak_nbytes(found), baseline=lambda: before
             )
+            if not is_told:
+                return self.explain(subject, choice)
             self._reports.clear()
             self._reports[found] = self.explain(subject, choice)
         return self._reports[found]

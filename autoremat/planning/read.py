@@ -267,9 +267,10 @@ class Reader:
 
     def _choice(self, modules: Modules, solution: Solution, code: Reading) -> Choice:
         fits = code.peaks.needed_nbytes <= self._budget_nbytes
-        baseline = self.unplanned.baseline
         return Choice(
-            *(*modules, solution.method, solution, *code.peaks, fits, baseline),
+            *(*modules, solution.method, solution, *code.peaks, fits),
+            baseline=self.unplanned.baseline,
+            baseline_time_us=self.unplanned.time_us,
             is_read=True,
             code_us=code.time_us,
         )

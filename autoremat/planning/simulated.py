@@ -136,8 +136,12 @@ def as_simulated(subject: Subject, solution: Solution, budget_nbytes: int, peaks
     """A solution as a choice, its peaks being the simulator's."""
     modules = written_out(subject, solution.plan)
     fits = peaks.needed_nbytes <= budget_nbytes
-    baseline = functools.partial(simulated_baseline, subject)
-    return Choice(*modules, solution.method, solution, *peaks, fits, baseline, is_read=False)
+    return Choice(
+        *(*modules, solution.method, solution, *peaks, fits),
+        baseline=functools.partial(simulated_baseline, subject),
+        baseline_time_us=lambda: simulated_baseline(subject).time_us,
+        is_read=False,
+    )
 
 
 def simulated_baseline(subject: Subject) -> Baseline:

@@ -84,11 +84,14 @@ class Unplanned:
 
     def baseline(self) -> Baseline:
         """What the step takes without a plan of ours."""
+        return Baseline(self.code.peak_nbytes, self.time_us(), self.code.time_us)
+
+    def time_us(self) -> float:
+        """Of its operations, for which nothing is read."""
         problem, plan = self._subject.lowered.problem, self._plan
         if self.own is not None:
             problem, plan = self.own.problem, self.own.torchs.plan
-        read = self.code
-        return Baseline(read.peaks.nbytes, simulate(problem, plan).time_us, read.time_us)
+        return simulate(problem, plan).time_us
 
     @property
     def _plan(self) -> Plan:

@@ -75,10 +75,10 @@ def _verdict(report: Report) -> str:
 
 
 def _peaks(report: Report) -> str:
-    before = format_nbytes(report.baseline_peak_nbytes)
-    after = format_nbytes(report.predicted_peak_nbytes)
+    before = f"{format_nbytes(report.baseline_peak_nbytes)} -> "
     highest = report.highest_peak_nbytes
-    text = f"peak {before} -> {after}"
+    text = f"peak {before if report.baseline_peak_nbytes else ''}"
+    text += format_nbytes(report.predicted_peak_nbytes)
     if report.measured_peak_nbytes is not None:
         text += f", measured {format_nbytes(report.measured_peak_nbytes)}"
     if highest <= report.budget_nbytes:

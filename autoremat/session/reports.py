@@ -24,12 +24,14 @@ from autoremat.session.steps import Steps
 COMPILES = "Compiles"  # the name of a fact
 
 
-def report_of(steps: Steps, measured_peak_nbytes: int | None) -> Report:
-    """What was planned so far."""
+def report_of(
+    steps: Steps, measured_peak_nbytes: int | None = None, *, reads: bool = True
+) -> Report:
+    """What was planned so far; whether code may be read for it as of `Part.report`."""
     parts, setting = steps.graphs.current, steps.options.setting
     curve = _step_curve(parts)
     asked = (sentence for part in parts for sentence in part.subject.constraints.asked)
-    graphs = tuple(steps.graphs.reports(steps.surroundings.now))
+    graphs = tuple(steps.graphs.reports(steps.surroundings.now, reads=reads))
     return Report(
         budget_nbytes=steps.budget_nbytes if parts else 0,
         resident=resident_of_step([part.resident.parts for part in parts], graphs),

@@ -14,6 +14,7 @@ import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ from autoremat.graph.random_draws import makes_seeds
 from autoremat.inductor.hook import Partitioner, compile_with_partition, configured
 from autoremat.memory.residents import GivenToGraphs, Resident, with_others
 from autoremat.planning.asked import store
-from autoremat.planning.choice import Choice
+from autoremat.planning.choice import Baseline, Choice
 from autoremat.planning.curve import curve_of
 from autoremat.planning.nesting import Around
 from autoremat.planning.part import Part, may_repeat
@@ -317,6 +318,10 @@ class Session:
         """What was planned so far."""
         return report_of(self.steps, self.measured_peak_nbytes)
 
+    def _report_at_once(self) -> Report:
+        """The same, without the peak that there would be without a plan, if that has to be read."""
+        return report_of(self.steps, self.measured_peak_nbytes, reads=False)
+
     def stored_plan(self) -> StoredPlan:
         """What was planned so far, for a file."""
         return stored_plan_of(self.steps)
@@ -347,12 +352,12 @@ class Session:
                 PlannedGraph(p.subject.joint, p.choice.forward, p.choice.backward).copied()
                 for p in plans
             ]
-        self.progress.finish(one_line(self.report()))
+        self.progress.finish(one_line(self._report_at_once()))
 
     def note_measured(self, peak_nbytes: int) -> None:
         """Keep the peak of a whole step, and warn if it exceeds the budget."""
         self.measured_peak_nbytes = peak_nbytes
-        report, is_least = self.report(), self.options.budget.is_least
+        report, is_least = self._report_at_once(), self.options.budget.is_least
         if report.graphs and peak_nbytes > report.budget_nbytes and not is_least:
             warnings.warn(
                 OverBudgetWarning(peak_nbytes, report.budget_nbytes, report.predicted_peak_nbytes),
@@ -383,7 +388,7 @@ class Session:
             progress.stage("solve")
             part = self._chosen(name, subject, between_nbytes)
             steps.graphs.add(name, part)
-            step_report = self.report()
+            step_report = self._report_at_once()
             # Gradients that exist may be gone before the backward, which tells if they are not.
             # What others held in an earlier step may be less by now, which looks will tell.
             if steps.surroundings.found == Around() and (
@@ -419,6 +424,7 @@ class Session:
         )
         if is_least and choice.fits:
             budget_nbytes = max(budget_nbytes, choice.needed_nbytes)
+        choice = replace(choice, baseline=functools.partial(self._resumed, name, choice.baseline))
         growth = self._keep_to_sizes(placed, choice, budget_nbytes)
         offline = self._offline or Offline()
         if not choice.fits and refuses:
@@ -434,6 +440,14 @@ class Session:
             resident=steps.resident,
             growth=growth,
         )
+
+    def _resumed(self, name: str, ask: Callable[[], Baseline]) -> Baseline:
+        """What asks a graph for more than its plan, as if it was being compiled still."""
+        graph = self._graphs.get(name)
+        if graph is None:  # it is
+            return ask()
+        with configured(self.options.inductor), graph.resumed():
+            return ask()
 
     def _cautious(self, name: str, placed: Subject) -> Choice | None:
         """What keeps the least, where a graph may run many times and nobody knows yet how often."""
