@@ -36,6 +36,7 @@ class Found:
         needed_nbytes: as of `Choice`.
         fits: as of `Choice`.
         code_us: as of `Choice`.
+        baseline_time_us: as `Choice` tells it.
         status: as of `Solution`, as what follows.
     """
 
@@ -46,6 +47,7 @@ class Found:
     needed_nbytes: int
     fits: bool
     code_us: float | None
+    baseline_time_us: float
     status: str
     bound_us: float
     floor_nbytes: int
@@ -64,6 +66,7 @@ class Found:
             needed_nbytes=choice.needed_nbytes,
             fits=choice.fits,
             code_us=choice.code_us,
+            baseline_time_us=choice.baseline_time_us(),
             status=solution.status.value,
             bound_us=solution.bound_us,
             floor_nbytes=solution.floor_nbytes,
@@ -129,7 +132,7 @@ def _applied(subject: Subject, found: Found, *, reads: bool) -> Choice | None:
         found.needed_nbytes,
         found.fits,
         baseline=unplanned.baseline if reads else simulated,
-        baseline_time_us=unplanned.time_us if reads else lambda: simulated().time_us,
+        baseline_time_us=lambda: found.baseline_time_us,
         is_read=reads,
         torchs=torchs,
         code_us=found.code_us,

@@ -30,7 +30,7 @@ from autoremat.inductor.laid_out import as_laid_out, with_laid_out_inputs
 from autoremat.planning.asked import choose_as_asked
 from autoremat.planning.choice import Choice
 from autoremat.planning.first_found import choose_once
-from autoremat.planning.read import choose_by_reading
+from autoremat.planning.read import ALIKE, choose_by_reading
 from autoremat.planning.simulated import choose_by_simulation
 from autoremat.planning.unsearched import choose_without_search
 from autoremat.problem.lower import lower
@@ -144,14 +144,16 @@ def search(
     if refuses and subject.lowered.shell.resident_nbytes > budget_nbytes:
         return choose_without_search(subject, budget_nbytes, reads=setting.reads_inductor)
     problem = subject.lowered.problem
-    solver = Solver(problem, time_limit_s=setting.time_limit_s, strict=setting.strict)
+    new = functools.partial(
+        Solver, problem, time_limit_s=setting.time_limit_s, strict=setting.strict
+    )
     if setting.reads_inductor:
+        solver = new(good_enough=ALIKE)
         return choose_by_reading(subject, solver, budget_nbytes, least=least)
-    choice = choose_by_simulation(subject, solver, budget_nbytes)
+    choice = choose_by_simulation(subject, new(), budget_nbytes)
     if choice.fits or not least:
         return choice
-    solver = Solver(problem, time_limit_s=setting.time_limit_s, strict=setting.strict)
-    return choose_by_simulation(subject, solver, choice.needed_nbytes)
+    return choose_by_simulation(subject, new(), choice.needed_nbytes)
 
 
 def _constrain(

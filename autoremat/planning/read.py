@@ -33,6 +33,7 @@ MOST_READINGS = 6  # of generated wrappers, per graph and budget, until a plan f
 LOOSENINGS = 2  # readings spent after that on using the budget better
 GOOD_USE = 0.92  # of the budget: a plan that reaches it is not loosened further
 LEAN_TARGETS = (1.0, 1.1, 1.25, 1.5)  # times the smallest modelled peak above what is resident
+ALIKE = 0.005  # a gap that no reading, nor any step, would tell from none
 LATER_EFFORT = 0.3  # for each solve after the first: it knows more then
 
 
@@ -137,7 +138,9 @@ def _learned(solver: Solver, choice: Choice) -> Solver | None:
 
 
 def _like(solver: Solver, problem: Problem) -> Solver:
-    return Solver(problem, time_limit_s=solver.time_limit_s, strict=solver.strict)
+    return Solver(
+        problem, time_limit_s=solver.time_limit_s, strict=solver.strict, good_enough=ALIKE
+    )
 
 
 def _of_graph(solution: Solution, fastest: Solution, problem: Problem) -> Solution:

@@ -46,6 +46,8 @@ class Solver:
         effort: factor of what each stage may count up to.
         bound_effort: the same for bounds, `effort` if not given; who needs the plan more than its
             certificate gives less.
+        good_enough: a gap at which the longer searches are left out; what is known of a problem of
+            this size decides if it is smaller than that.
         without: names of stages (`stages.STAGES`) to leave out, to see what they are worth.
         strict: raise `CertificateError` where a bound or a floor is above a plan that exists; else
             it is a warning, and the plan comes without certificate.
@@ -62,11 +64,14 @@ class Solver:
         time_limit_s: float = 30.0,
         effort: float = 1.0,
         bound_effort: float | None = None,
+        good_enough: float = 0.0,
         without: Collection[str] = (),
         strict: bool = False,
     ) -> None:
         """Simulate the simple strategies."""
-        _require_limits(time_limit_s, effort=effort, bound_effort=bound_effort or 0.0)
+        _require_limits(
+            time_limit_s, effort=effort, bound_effort=bound_effort or 0.0, good_enough=good_enough
+        )
         if unknown := set(without) - {stage.name for stage in STAGES}:
             known = ", ".join(stage.name for stage in STAGES)
             raise ValueError(f"No stage is called {min(unknown)!r}; there are: {known}.")
@@ -77,6 +82,7 @@ class Solver:
         require_consistent(index(problem))
         self._reduction = reduce(problem)
         self._search = Search(index(self._reduction.problem))
+        self._search.good_enough = good_enough
         self._checked: dict[int, Candidate] = {}  # by id, held so that no id means another
 
     def solve(

@@ -189,7 +189,7 @@ def _is_open(search: Search, budget_nbytes: int) -> bool:
     if best is None:
         return True
     enough = GOOD_ENOUGH * max(1.0, len(search.indexed.phase) / MEDIUM)
-    target_us = best.time_us / (1 + min(enough, MOST_GAP))
+    target_us = best.time_us / (1 + max(search.good_enough, min(enough, MOST_GAP)))
     return search.bound_us(budget_nbytes, target_us) < target_us
 
 

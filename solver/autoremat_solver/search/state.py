@@ -37,6 +37,7 @@ class Search:
         lean: the search that found it, which knows of no budget, until that plan is made faster.
         rows: the integer program of the budget that is being worked on.
         bound_effort: for bounds, as a share of the usual.
+        good_enough: a gap at which the longer searches are left out, whatever the problem.
     """
 
     def __init__(self, indexed: Indexed) -> None:
@@ -53,6 +54,7 @@ class Search:
         self.lean: Search | None = None
         self.rows: LazyRows | None = None
         self.bound_effort = 1.0
+        self.good_enough = 0.0
         self._fastest_is_proven: bool | None = None
         for member in simple_candidates(indexed):
             self.add_lasting(member)
