@@ -143,7 +143,10 @@ def _measure(model: str, ways: list[str], store: Store, timeout: float) -> None:
     """All rows of a model."""
     with tempfile.TemporaryDirectory() as caches:
         asked = Point(model, "", 0, caches)
-        unplanned = in_own_process(row_of, asked, timeout, PRELOADED).get("unplanned_nbytes", 0)
+        found = in_own_process(row_of, asked, timeout, PRELOADED)
+    if found["status"] != "ok":
+        raise SystemExit(f"The peak of {model} without a plan: {found['message']}")
+    unplanned = found["unplanned_nbytes"]
     for way in ways:
         with tempfile.TemporaryDirectory() as caches:
             for temperature in TEMPERATURES:
