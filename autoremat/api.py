@@ -261,6 +261,7 @@ def optimize(
     plan: str | Path | None = None,
     dropout: str | None = None,
     time_limit: float = 30.0,
+    tune: int = 0,
     strict: bool = False,
     verbose: bool = True,
 ) -> Models:
@@ -297,6 +298,8 @@ def optimize(
         time_limit: seconds to choose a plan, per graph. Under Inductor the code that it would
             generate is read meanwhile; that cannot be cut short, and however late it is, lean
             plans are read until one fits.
+        tune: how many of the first steps, 0 or at least 3, may run by other plans that fit, each
+            of which is compiled: that of the fastest step stays, and nothing is compiled later.
         strict: raise where a graph cannot be planned, instead of a warning and torch's plan.
         verbose: show progress and one summary line.
 
@@ -332,6 +335,7 @@ def optimize(
         plan=plan,
         dropout=dropout,
         time_limit=time_limit,
+        tune=tune,
         strict=strict,
         verbose=verbose,
     )

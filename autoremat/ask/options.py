@@ -72,12 +72,14 @@ class Options:
         setting: how its graphs are planned.
         verbose: show progress and the summary line.
         inductor: options that are not ours.
+        tune: how many of the first steps may try other plans.
     """
 
     budget: Budget
     setting: Setting
     verbose: bool
     inductor: dict[str, Any]
+    tune: int = 0
 
     @classmethod
     def parse(
@@ -92,6 +94,7 @@ class Options:
         dropout: str | None = None,
         time_limit: float = 30.0,
         strict: bool = False,
+        tune: int = 0,
         verbose: bool = True,
         inductor: Mapping[str, Any] | None = None,
         spec: DeviceSpec | None = None,
@@ -109,7 +112,8 @@ class Options:
         )
         limit_s, policy_of_draws = _time_limit_s(time_limit), parse_dropout(dropout)
         setting = Setting(compiler, spec, policy_of_draws, steering, limit_s, bool(strict))
-        return cls(_budget(budget, steering), setting, bool(verbose), dict(inductor or {}))
+        found = _budget(budget, steering)
+        return cls(found, setting, bool(verbose), dict(inductor or {}), _tune(tune, steering))
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Options:
@@ -145,6 +149,7 @@ class Options:
             **setting.steering.asked(),
             "dropout": str(setting.dropout),
             "time_limit": f"{setting.time_limit_s:g}",
+            "tune": str(self.tune),
         }
 
     def on(self, device: torch.device) -> Options:
@@ -190,6 +195,19 @@ def _budget(given: str | int | None, steering: Steering) -> Budget:
             f'options={{"budget": "40GB"}}, or in the environment, as {BUDGET_VARIABLE}.'
         )
     return Budget.parse("100%" if given is None else given)
+
+
+def _tune(given: object, steering: Steering) -> int:
+    if not isinstance(given, int) or isinstance(given, bool) or given in (1, 2) or given < 0:
+        raise ValueError(
+            f"tune is a number of steps, 0 or at least 3, not {given!r}: one by the plan that was "
+            "chosen, one in which another is compiled, and one by that."
+        )
+    if given and steering.choice:
+        raise ValueError(
+            f"tune={given} tries other plans than {steering.choice}: give one of the two."
+        )
+    return given
 
 
 def _time_limit_s(given: object) -> float:

@@ -13,14 +13,11 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from autoremat_solver import Plan, Solver, simulate
-from autoremat_solver.policies import save_all_but
 
-from autoremat import _torch
 from autoremat.ask.policy import parse_policy
-from autoremat.graph.joint_graph import copy_module
 from autoremat.planning.asked import policy_plan
 from autoremat.planning.choice import Choice, as_chosen
-from autoremat.planning.torch_plan import handed_over
+from autoremat.planning.peers import as_torch
 from autoremat.problem.lower import without_spare_states
 from autoremat.problem.subject import Subject
 from autoremat.progress import Progress, during
@@ -122,22 +119,12 @@ def _torch_settings(subject: Subject, deadline: float) -> tuple[list[CurvePoint]
             why.setdefault("the time limit was over", []).append(label)
             continue
         try:
-            plan = _torch_plan(subject, budget)
+            plan = as_torch(subject, budget)
         except Exception as error:  # a comparison that torch cannot make is no reason to fail
             why.setdefault(f"{type(error).__name__}: {error}", []).append(label)
             continue
         found.append(_point(subject, plan, label, PointKind.TORCH))
     return found, [f"without {'; '.join(labels)} ({reason})" for reason, labels in why.items()]
-
-
-def _torch_plan(subject: Subject, budget: float) -> Plan:
-    """What torch saves at a setting, and once more what its backward lacks."""
-    joint, lowered = subject.joint, subject.lowered
-    _, backward = _torch.min_cut(
-        copy_module(joint.module), num_fwd_outputs=joint.num_fwd_outputs, budget=budget
-    )
-    kept = handed_over(joint, lowered.storages, backward)
-    return save_all_but(lowered.problem, {v.name for v in lowered.problem.values} - kept)
 
 
 def _point(subject: Subject, plan: Plan, label: str, kind: PointKind) -> CurvePoint:

@@ -19,13 +19,8 @@ from autoremat.inductor.reading import Reading
 from autoremat.planning.choice import TORCH, Choice, Modules, as_proven, given, written_out
 from autoremat.planning.corrected import corrected
 from autoremat.planning.known_readings import read_once
-from autoremat.planning.simulated import (
-    BY_LAYER,
-    layer_by_layer,
-    leanest_at_once,
-    searched_by,
-    with_plan,
-)
+from autoremat.planning.peers import BY_LAYER, faster_peers, layer_by_layer
+from autoremat.planning.simulated import leanest_at_once, searched_by, with_plan
 from autoremat.planning.torch_own import Unplanned
 from autoremat.problem.subject import Subject
 
@@ -34,6 +29,9 @@ LOOSENINGS = 2  # readings spent after that on using the budget better
 GOOD_USE = 0.92  # of the budget: a plan that reaches it is not loosened further
 LEAN_TARGETS = (1.0, 1.1, 1.25, 1.5)  # times the smallest modelled peak above what is resident
 ALIKE = 0.005  # a gap that no reading, nor any step, would tell from none
+SLOWER = 0.01  # than a plan of a user's: by more than that, no plan may be
+MODELLED_TOO_HIGH = 1.25  # times what a plan takes: one that is modelled higher is not read
+PEERS = 3  # readings of plans of users
 LATER_EFFORT = 0.3  # for each solve after the first: it knows more then
 
 
@@ -66,7 +64,7 @@ def choose_by_reading(
     if budget_nbytes >= solver.problem.resident_nbytes:
         found = _fitting(reader, solver, fastest, budget_nbytes, cut_off)
         if found is not None:
-            return found
+            return _or_a_peer(reader, found, fastest, budget_nbytes, cut_off)
     known = [*(ladder or _ladder(reader, solver, fastest)), *([own] if own else [])]
     best = _best(known, budget_nbytes)
     if best.fits or not least:
@@ -117,6 +115,33 @@ def _fitting(
             break
         target = next_target
     return best
+
+
+def _or_a_peer(
+    reader: Reader, found: Choice, fastest: Solution, budget_nbytes: int, cut_off: CutOff
+) -> Choice:
+    """What users have done by hand, if that fits as compiled and is faster; else what was found.
+
+    Where the model was right and leaves no room for faster plans, nobody looks.
+    """
+    problem, resident = reader.subject.lowered.problem, reader.subject.lowered.shell.resident_nbytes
+    above, needed = (
+        nbytes - resident
+        for nbytes in (simulate(problem, found.solution.plan).peak_nbytes, found.needed_nbytes)
+    )
+    is_right = abs(above - needed) <= SLOWER * needed
+    is_full = found.needed_nbytes >= GOOD_USE * budget_nbytes
+    if cut_off.is_over or (is_right and is_full and found.solution.gap <= SLOWER):
+        return found
+    most_us = _time(found) / (1 + SLOWER)
+    faster = faster_peers(reader.subject, budget_nbytes, most_us, slack=MODELLED_TOO_HIGH)
+    for name, plan in faster[:PEERS]:
+        peer = reader.read(with_plan(fastest, problem, plan, name))
+        if peer.fits:
+            return peer
+        if cut_off.is_over:
+            break
+    return found
 
 
 def _by_layer(

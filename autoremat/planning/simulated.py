@@ -13,15 +13,14 @@ from dataclasses import replace
 
 from autoremat_solver import Plan, Problem, ProblemError, Solution, Solver, simulate
 from autoremat_solver.plan import Status
-from autoremat_solver.policies import per_segment, save_all_but
+from autoremat_solver.policies import save_all_but
 
 from autoremat.planning.choice import Baseline, Choice, as_proven, written_out
 from autoremat.problem.lower import Lowered, as_written, without_spare_states
-from autoremat.problem.segments import segments
 from autoremat.problem.subject import Peaks, Subject
 
 # Known without a search.
-FASTEST, SAVE_ALL, LEAN, BY_LAYER = "fastest", "save-all", "local search", "every-layer"
+FASTEST, SAVE_ALL, LEAN = "fastest", "save-all", "local search"
 
 
 def choose_by_simulation(subject: Subject, solver: Solver, budget_nbytes: int) -> Choice:
@@ -75,18 +74,6 @@ def plans_at_once(problem: Problem) -> dict[str, Plan]:
     with suppress(ProblemError):  # some values may not be saved
         found[SAVE_ALL] = save_all_but(problem)
     return found
-
-
-def layer_by_layer(subject: Subject) -> Plan | None:
-    """Every layer made again, as people do by hand; None without layers.
-
-    It is simulated to take more than the leanest plans. The code that is generated for it may take
-    less: it keeps of a loss what the backward can make again within the kernels that read it.
-    """
-    segment_of = segments(subject.joint, subject.lowered, layers=1)
-    with suppress(ProblemError):  # some values may neither be saved nor made again
-        return per_segment(subject.lowered.problem, segment_of) if segment_of else None
-    return None
 
 
 def leanest_at_once(subject: Subject, written: Callable[[Plan, str], Choice]) -> Choice:

@@ -23,6 +23,7 @@ aten = torch.ops.aten
 
 _BATCHED_PRODUCTS = frozenset({aten.bmm.default, aten.baddbmm.default})
 _PRODUCTS = _BATCHED_PRODUCTS | {aten.mm.default, aten.addmm.default, aten.convolution.default}
+_ATTENTION = "_scaled_dot_product_"  # how the operators of fused kernels are called
 _SOFTMAX = frozenset({aten._softmax.default, aten._safe_softmax.default, aten.exp.default})
 
 
@@ -91,6 +92,20 @@ def _grouped(layers: Iterable[ModuleCall], count: int) -> dict[ModuleCall, int]:
         found[layer] = segment
         members, before = members + 1, container
     return found
+
+
+def products(joint: JointGraph, storages: Storages) -> frozenset[str]:
+    """Values that matrix products, convolutions and fused attention make in the forward.
+
+    They are what selective checkpoints save: the rest of a layer is cheap to make again.
+    """
+    made = (node for node in joint.nodes if node not in joint.backward and _is_product(node))
+    return frozenset(name for node in made for name in storages.made_by[node])
+
+
+def _is_product(node: fx.Node) -> bool:
+    name = getattr(node.target, "__name__", "")
+    return node.target in _PRODUCTS or name.startswith(_ATTENTION)
 
 
 def attention_cores(joint: JointGraph, storages: Storages) -> list[frozenset[str]]:

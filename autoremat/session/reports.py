@@ -21,7 +21,7 @@ from autoremat.problem.subject import Subject
 from autoremat.reporting import LEFT_OUT, Fact, GraphReport, Report
 from autoremat.session.steps import Steps
 
-COMPILES = "Compiles"  # the name of a fact
+COMPILES, TUNED = "Compiles", "Tuned"  # names of facts
 
 
 def report_of(
@@ -46,6 +46,7 @@ def report_of(
         facts=(
             *environment_facts(steps.device),
             *_compiles(steps),
+            *([Fact(TUNED, steps.tuned)] if steps.tuned else []),
             *(Fact(LEFT_OUT, sentence) for sentence in curve.left_out),
         ),
         optimizer=steps.resident.optimizer,

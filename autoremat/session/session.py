@@ -13,8 +13,7 @@ import threading
 import warnings
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,7 +47,7 @@ from autoremat.graph.random_draws import makes_seeds
 from autoremat.inductor.hook import Partitioner, compile_with_partition, configured
 from autoremat.memory.residents import GivenToGraphs, Resident, with_others
 from autoremat.planning.asked import store
-from autoremat.planning.choice import Baseline, Choice
+from autoremat.planning.choice import Choice
 from autoremat.planning.curve import curve_of
 from autoremat.planning.nesting import Around
 from autoremat.planning.part import Part, may_repeat
@@ -60,10 +59,12 @@ from autoremat.problem.lower import as_written, shell_of
 from autoremat.problem.subject import Subject
 from autoremat.progress import Progress
 from autoremat.reporting import Report, one_line
+from autoremat.session.afterwards import with_later_baseline
 from autoremat.session.code import Code, Written
 from autoremat.session.reports import explained, report_of, stored_plan_of
 from autoremat.session.settling import plan_anew
 from autoremat.session.steps import Steps
+from autoremat.session.tuning import Tuning
 from autoremat.watch.eager_code import held_nbytes
 from autoremat.watch.ledger import noting_returned
 
@@ -110,6 +111,7 @@ class Session:
         self._graphs: dict[str, _torch.DynamoGraph] = {}
         self._fingerprints: dict[str, str] = {}  # of joint graphs
         self._settling = threading.RLock()
+        self._tuning = Tuning(steps, self._graphs, self._take, self.progress)
         settle = weakref.WeakMethod(self.settle)
         steps.settle = lambda: (found := settle()) is not None and found()
 
@@ -333,6 +335,7 @@ class Session:
         """
         with self._settling:
             if not self.steps.is_unsettled:
+                self._tuning.before_step()
                 return False
             try:
                 with self.progress, configured(self.options.inductor):
@@ -346,13 +349,17 @@ class Session:
     def _plan_anew(self) -> None:
         """Plans for all graphs at once; each is compiled when it runs."""
         self.steps.count_optimizer(self._find_resident(self.steps.device))
-        for name, plans in plan_anew(self.steps, self._graphs).items():
-            self.codes[name].keep(plans)
+        self._take(plan_anew(self.steps, self._graphs))
+        self.progress.finish(one_line(self._report_at_once()))
+
+    def _take(self, plans: Mapping[str, Sequence[Part]]) -> None:
+        """From now on graphs run by these."""
+        for name, parts in plans.items():
+            self.codes[name].keep(parts)
             self.planned[self._fingerprints[name]] = [
                 PlannedGraph(p.subject.joint, p.choice.forward, p.choice.backward).copied()
-                for p in plans
+                for p in parts
             ]
-        self.progress.finish(one_line(self._report_at_once()))
 
     def note_measured(self, peak_nbytes: int) -> None:
         """Keep the peak of a whole step, and warn if it exceeds the budget."""
@@ -424,7 +431,7 @@ class Session:
         )
         if is_least and choice.fits:
             budget_nbytes = max(budget_nbytes, choice.needed_nbytes)
-        choice = replace(choice, baseline=functools.partial(self._resumed, name, choice.baseline))
+        choice = with_later_baseline(choice, lambda: self._graphs.get(name), self.options)
         growth = self._keep_to_sizes(placed, choice, budget_nbytes)
         offline = self._offline or Offline()
         if not choice.fits and refuses:
@@ -440,14 +447,6 @@ class Session:
             resident=steps.resident,
             growth=growth,
         )
-
-    def _resumed(self, name: str, ask: Callable[[], Baseline]) -> Baseline:
-        """What asks a graph for more than its plan, as if it was being compiled still."""
-        graph = self._graphs.get(name)
-        if graph is None:  # it is
-            return ask()
-        with configured(self.options.inductor), graph.resumed():
-            return ask()
 
     def _cautious(self, name: str, placed: Subject) -> Choice | None:
         """What keeps the least, where a graph may run many times and nobody knows yet how often."""

@@ -17,6 +17,7 @@ from autoremat.planning.curve import Curve
 from autoremat.planning.part import Part
 from autoremat.planning.pipeline import choose
 from autoremat.planning.ran import Ran
+from autoremat.session.afterwards import with_later_baseline
 from autoremat.session.reports import explained
 from autoremat.session.steps import Steps
 
@@ -75,7 +76,7 @@ def _planned(steps: Steps, graphs: Mapping[str, _torch.DynamoGraph], allotted: A
         choice = choose(subject, allotted.budget_nbytes, steps.options.setting, number=1)
     return replace(
         part,
-        choice=choice,
+        choice=with_later_baseline(choice, lambda: graphs[allotted.graph], steps.options),
         counted=allotted.found,
         explain=functools.partial(explained, allotted.plan),
         stored=store(part.subject, choice),

@@ -65,6 +65,7 @@ class Steps:
         settlings: how often it was planned anew.
         number: of the latest step, from 1 on.
         backward: of the latest that went through a run of its graphs, or in which one began.
+        tuned: what came of trying several plans, in words; "" until then.
         compiled_in: number of the step, for each time that a graph was compiled.
         is_nested: whether each backward so far came before those of earlier runs.
         surroundings: what is held beside the graphs.
@@ -84,6 +85,7 @@ class Steps:
     is_nested: bool = field(default=True, init=False)
     number: int = field(default=0, init=False)
     backward: int = field(default=-1, init=False)
+    tuned: str = field(default="", init=False)
     compiled_in: list[int] = field(default_factory=list, init=False)
     _settled_for: list[str] = field(default_factory=list, init=False)
     _kept_when_settled: set[str] = field(default_factory=set, init=False)

@@ -37,13 +37,16 @@ def recompute_all(problem: Problem) -> Plan:
     return _plan(index(problem), frozenset())
 
 
-def per_segment(problem: Problem, segment_of: Mapping[str, int]) -> Plan:
+def per_segment(
+    problem: Problem, segment_of: Mapping[str, int], kept: Collection[str] = ()
+) -> Plan:
     """Save what enters each segment, and make the rest of it again when its backward runs.
 
     Args:
         problem: the step.
         segment_of: number of the segment of each operation that belongs to one; what others make
             is saved.
+        kept: values that are saved wherever they are made.
     """
     indexed = index(problem)
     readers: dict[str, set[int | None]] = {}
@@ -60,7 +63,7 @@ def per_segment(problem: Problem, segment_of: Mapping[str, int]) -> Plan:
         for name in op.outputs
         if readers.get(name, set()) <= {segment_of[op.name]}
     }
-    return save_all_but(problem, inner)
+    return save_all_but(problem, inner.difference(kept))
 
 
 def sqrt_segments(problem: Problem) -> Plan:

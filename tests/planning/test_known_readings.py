@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -9,8 +10,9 @@ from unittest import mock
 import pytest
 import torch
 from autoremat_solver.policies import recompute_all
-from torch import Tensor
+from torch import Tensor, nn
 
+import autoremat
 from autoremat.ask.options import Setting
 from autoremat.inductor import reading
 from autoremat.inductor.reading import Reading
@@ -18,7 +20,9 @@ from autoremat.planning.choice import written_out
 from autoremat.planning.known_readings import read_once
 from autoremat.problem.lower import as_written
 from autoremat.problem.subject import Subject
+from autoremat.session.session import Session
 from tests.joint_graphs import leaf, subject_of
+from tests.tiny import Blocks, Residual, many_rows
 
 EAGER = Setting(compiler="eager")
 
@@ -62,3 +66,47 @@ def test_another_split_or_another_size_is_read_apart(read):
     ]
     assert len(set(found)) == 3
     assert read.call_count == 3
+
+
+@pytest.mark.inductor
+def test_for_a_log_line_no_code_is_read_for_a_report_it_is(monkeypatch):
+    """The peak without a plan: no step needs it, and reading lasts as long as half a compile."""
+    seen: list[Reading] = []
+    counts: list[int] = []
+    read, report = reading.read_code, Session.report
+
+    def noted(*given: Any) -> Reading:
+        seen.append(read(*given))
+        return seen[-1]
+
+    def told(session: Session) -> autoremat.Report:
+        counts.append(len(seen))
+        found = report(session)
+        counts.append(len(seen))
+        return found
+
+    monkeypatch.setattr(reading, "read_code", noted)
+    monkeypatch.setattr(Session, "report", told)
+    torch._dynamo.reset()
+    found = autoremat.plan(Blocks(), many_rows(), budget="min", verbose=False)
+    assert counts == [counts[0], counts[0] + 1]
+    assert found.baseline_peak_nbytes == seen[-1].peak_nbytes > found.predicted_peak_nbytes
+
+
+@pytest.mark.thorough
+@pytest.mark.inductor
+def test_after_a_step_was_planned_anew_its_report_may_read_code():
+    """Nothing is being compiled any more."""
+
+    def two_calls(model: nn.Module) -> None:
+        (model(many_rows()) + model(many_rows())).backward()
+
+    model = Residual()
+    whole = autoremat.plan(model, many_rows(), budget="1GB", compiler="eager", verbose=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", autoremat.OverBudgetWarning)
+        autoremat.optimize(model, whole.predicted_peak_nbytes, verbose=False)
+        for _ in range(3):
+            two_calls(model)
+    found = autoremat.report(model)
+    assert found.baseline_peak_nbytes >= found.predicted_peak_nbytes > 0

@@ -1,0 +1,68 @@
+"""Plans that fit as well as the chosen one, and may be faster than the model knows.
+
+Enters: a stated graph, its chosen plan and the budget. Leaves: other choices. Guarantees: each
+fits, by the meter that the chosen one was measured with.
+"""
+
+from __future__ import annotations
+
+import math
+
+from autoremat_solver import Plan, Solver, simulate
+from autoremat_solver.plan import Status
+
+from autoremat.ask.options import Setting
+from autoremat.planning.choice import Choice
+from autoremat.planning.peers import faster_peers
+from autoremat.planning.read import ALIKE, LATER_EFFORT, MODELLED_TOO_HIGH
+from autoremat.planning.unsearched import choose_fixed
+from autoremat.problem.subject import Subject
+
+LEANER = 0.85  # of what the chosen plan takes: less to move may be worth more recompute
+MOST_TRIED = 4  # plans, each read, for as many rivals as there are to be
+
+
+def rivals(
+    subject: Subject, budget_nbytes: int, setting: Setting, chosen: Choice, most: int
+) -> list[Choice]:
+    """Up to so many other plans that fit, those first that the model takes to be fastest.
+
+    Args:
+        subject: the graph.
+        budget_nbytes: that they are to fit.
+        setting: how the graph is planned.
+        chosen: its plan.
+        most: how many.
+    """
+    problem, reads = subject.lowered.problem, setting.reads_inductor
+    slack = MODELLED_TOO_HIGH if reads else 1.0
+    names = {
+        plan: name
+        for name, plan in (
+            *_leaner(subject, setting, chosen),
+            *faster_peers(subject, budget_nbytes, math.inf, slack=slack),
+        )
+        if plan != chosen.solution.plan
+    }
+    found: list[Choice] = []
+    for plan in sorted(names, key=lambda plan: simulate(problem, plan).time_us)[:MOST_TRIED]:
+        choice = choose_fixed(subject, plan, names[plan], budget_nbytes, reads=reads)
+        if choice.fits:
+            found.append(choice)
+        if len(found) == most:
+            break
+    return found
+
+
+def _leaner(subject: Subject, setting: Setting, chosen: Choice) -> list[tuple[str, Plan]]:
+    """What the solver finds for a smaller budget."""
+    resident_nbytes = subject.lowered.problem.resident_nbytes
+    above_nbytes = chosen.solution.timeline.peak_nbytes - resident_nbytes
+    limit_s = setting.time_limit_s
+    solver = Solver(
+        subject.lowered.problem, time_limit_s=limit_s, effort=LATER_EFFORT, good_enough=ALIKE
+    )
+    solution = solver.solve(resident_nbytes + int(LEANER * above_nbytes))
+    if solution.status is Status.INFEASIBLE:
+        return []
+    return [(f"{solution.method}, leaner", solution.plan)]
