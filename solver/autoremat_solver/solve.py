@@ -147,10 +147,12 @@ class Solver:
         began, run = time.monotonic(), self._run(time_limit_s, None)
         run.through(FASTEST, self._search, 0)
         unlimited = 2 * self._search.indexed.total_nbytes + self.problem.resident_nbytes
-        best = self._valid_within(max(unlimited, self._search.fastest.peak_nbytes))
+        unlimited = max(unlimited, self._search.fastest.peak_nbytes)
+        best = self._valid_within(unlimited)
         assert best is not None, "the simple strategies pass the check"
         status = Status.OPTIMAL if self._search.fastest_is_proven else Status.FEASIBLE
-        return self._solution(best, status, best.peak_nbytes, began, run)
+        # A bound for what this one takes would not hold for faster plans that take more.
+        return self._solution(best, status, unlimited, began, run)
 
     def pareto(
         self,

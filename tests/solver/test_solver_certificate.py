@@ -57,6 +57,24 @@ def test_who_is_strict_gets_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         Solver(problem(), time_limit_s=0, strict=True).fastest()
 
 
+def test_what_bounds_the_fastest_plan_bounds_plans_that_take_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its bound is told of plans under any budget: one for its own peak might be above theirs."""
+    asked: list[int] = []
+    original = Bounds.time_us
+
+    def noted(self: Bounds, budget_nbytes: int, **options: float | None) -> float:
+        asked.append(budget_nbytes)
+        return original(self, budget_nbytes, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Bounds, "time_us", noted)
+    everything = sum(value.nbytes for value in problem().values)
+    Solver(problem()).fastest()
+    assert asked
+    assert min(asked) >= everything + problem().resident_nbytes
+
+
 @pytest.mark.parametrize("share", [0.9, 1.0, 1.5])
 def test_a_plan_without_its_certificate_is_the_one_that_has_it(
     share: float, monkeypatch: pytest.MonkeyPatch
