@@ -7,7 +7,7 @@ setting is saved; how it is written out, drawn again and compiled is ours, as fo
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from autoremat_solver import Plan, ProblemError, simulate
@@ -57,7 +57,12 @@ def peers(subject: Subject) -> Iterator[tuple[str, Plan]]:
 
 
 def faster_peers(
-    subject: Subject, budget_nbytes: int, time_us: float, *, slack: float = 1.0
+    subject: Subject,
+    budget_nbytes: int,
+    time_us: float,
+    *,
+    slack: float = 1.0,
+    is_late: Callable[[], bool] = lambda: False,
 ) -> list[tuple[str, Plan]]:
     """Those that are simulated to take less time, and about the budget or less; the fastest first.
 
@@ -66,6 +71,7 @@ def faster_peers(
         budget_nbytes: of the whole step.
         time_us: to beat.
         slack: times the budget above what is resident, that a plan may be simulated to take.
+        is_late: asked after each, whether the others are left out.
     """
     problem = subject.lowered.problem
     resident = problem.resident_nbytes
@@ -75,6 +81,8 @@ def faster_peers(
         above = timeline.peak_nbytes - resident
         if timeline.time_us < time_us and above <= slack * (budget_nbytes - resident):
             found.append((timeline.time_us, name, plan))
+        if is_late():
+            break
     return [(name, plan) for _, name, plan in sorted(found, key=lambda one: one[0])]
 
 

@@ -8,6 +8,7 @@ what is returned as fitting fits by what was read.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from autoremat_solver import Plan, Problem, Solution, Solver, simulate
@@ -134,13 +135,20 @@ def _or_a_peer(
     if cut_off.is_over or (is_right and is_full and found.solution.gap <= SLOWER):
         return found
     most_us = _time(found) / (1 + SLOWER)
-    faster = faster_peers(reader.subject, budget_nbytes, most_us, slack=MODELLED_TOO_HIGH)
+    faster = faster_peers(
+        reader.subject,
+        budget_nbytes,
+        most_us,
+        slack=MODELLED_TOO_HIGH,
+        is_late=lambda: cut_off.is_over,
+    )
     for name, plan in faster[:PEERS]:
-        peer = reader.read(with_plan(fastest, problem, plan, name))
-        if peer.fits:
-            return peer
         if cut_off.is_over:
             break
+        with suppress(Exception):  # what was found is not lost to a comparison
+            peer = reader.read(with_plan(fastest, problem, plan, name))
+            if peer.fits:
+                return peer
     return found
 
 

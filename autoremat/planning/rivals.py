@@ -7,8 +7,9 @@ fits, by the meter that the chosen one was measured with.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 
-from autoremat_solver import Plan, Solver, simulate
+from autoremat_solver import Plan, Solver
 from autoremat_solver.plan import Status
 
 from autoremat.ask.options import Setting
@@ -25,7 +26,7 @@ MOST_TRIED = 4  # plans, each read, for as many rivals as there are to be
 def rivals(
     subject: Subject, budget_nbytes: int, setting: Setting, chosen: Choice, most: int
 ) -> list[Choice]:
-    """Up to so many other plans that fit, those first that the model takes to be fastest.
+    """Up to so many other plans that fit: a leaner one, and those of users, the fastest first.
 
     Args:
         subject: the graph.
@@ -34,23 +35,20 @@ def rivals(
         chosen: its plan.
         most: how many.
     """
-    problem, reads = subject.lowered.problem, setting.reads_inductor
+    reads = setting.reads_inductor
     slack = MODELLED_TOO_HIGH if reads else 1.0
-    names = {
-        plan: name
-        for name, plan in (
-            *_leaner(subject, setting, chosen),
-            *faster_peers(subject, budget_nbytes, math.inf, slack=slack),
-        )
-        if plan != chosen.solution.plan
-    }
+    plans = [
+        *_leaner(subject, setting, chosen),
+        *faster_peers(subject, budget_nbytes, math.inf, slack=slack),
+    ]
     found: list[Choice] = []
-    for plan in sorted(names, key=lambda plan: simulate(problem, plan).time_us)[:MOST_TRIED]:
-        choice = choose_fixed(subject, plan, names[plan], budget_nbytes, reads=reads)
-        if choice.fits:
-            found.append(choice)
+    for name, plan in [one for one in plans if one[1] != chosen.solution.plan][:MOST_TRIED]:
         if len(found) == most:
             break
+        with suppress(Exception):  # one that cannot be compiled is no rival
+            choice = choose_fixed(subject, plan, name, budget_nbytes, reads=reads)
+            if choice.fits:
+                found.append(choice)
     return found
 
 

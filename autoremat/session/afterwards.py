@@ -14,7 +14,7 @@ from typing import TypeVar
 from autoremat import _torch
 from autoremat.ask.options import Options
 from autoremat.inductor.hook import configured
-from autoremat.planning.choice import Choice
+from autoremat.planning.choice import Baseline, Choice
 from autoremat.planning.nesting import placed
 from autoremat.planning.part import Part
 from autoremat.planning.rivals import rivals
@@ -43,9 +43,18 @@ def afterwards(
 def with_later_baseline(
     choice: Choice, graph: Callable[[], _torch.DynamoGraph | None], options: Options
 ) -> Choice:
-    """The choice, whose peak without a plan may be asked for at any time."""
-    later = functools.partial(afterwards, choice.baseline, graph, options)
-    return replace(choice, baseline=later)
+    """The choice, whose peak without a plan may be asked for at any time.
+
+    Where that cannot be told, only the time is: a report is no place to fail.
+    """
+
+    def baseline() -> Baseline:
+        try:
+            return afterwards(choice.baseline, graph, options)
+        except Exception:
+            return Baseline(0, choice.baseline_time_us())
+
+    return replace(choice, baseline=baseline)
 
 
 def rivals_of(
@@ -53,7 +62,7 @@ def rivals_of(
 ) -> list[Choice]:
     """Other choices for a planned graph, beside what its own was made beside; see `rivals`.
 
-    None where sizes vary from step to step: what one step takes says nothing of another.
+    There are none where sizes vary from step to step: what one step takes says nothing of another.
     """
     if sizes_of(part.subject):
         return []

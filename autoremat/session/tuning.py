@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -32,6 +33,8 @@ MOST_RIVALS = 2
 KNOWN_STEPS = 2  # until the optimizer's state is there, and what else the first steps show
 
 Plans = Mapping[str, Part]
+
+asked: Counter[str] = Counter()  # how often, in this process: ranks in lockstep ask alike
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class Tuning:
         self._schedule: Iterator[int] = iter(())
         self._times: list[list[float]] = []
         self._now, self._number, self._compiles, self._began = 0, 0, 0, 0.0
+        self._backward, self._graphs = 0, list[str]()
 
     def before_step(self) -> None:
         """A step is about to begin, and those before it are over."""
@@ -75,9 +79,10 @@ class Tuning:
             try:
                 self._go_on()
             except Exception as error:  # the step can go on as it did
+                self._steps.tuned = "given up"
+                self._steps.graphs.parts |= self._candidates[0] if self._candidates else {}
                 why = f"{type(error).__name__}: {error}"
                 self._steps.told.fall_back("AR116", cause=error, graph="The step", error=why)
-                self._steps.tuned = "given up"
             if self._steps.tuned:
                 self._progress.finish(f"autoremat: tuned: {self._steps.tuned}")
 
@@ -93,7 +98,8 @@ class Tuning:
         elif self._steps.number > self._number:
             self._note()
         else:
-            return  # another session's step
+            self._began = self._time_s()  # the step before was another session's
+            return
         self._number = self._steps.number
         number = next(self._schedule, None)
         if number is None:
@@ -119,10 +125,12 @@ class Tuning:
                 for name, part in plans.items()
                 if number < len(rivals[name])
             }
-            graphs.parts |= others
-            if self._steps.peak_nbytes <= limit_nbytes:
-                found.append({**plans, **others})
-            graphs.parts |= plans
+            try:
+                graphs.parts |= others
+                if self._steps.peak_nbytes <= limit_nbytes:
+                    found.append({**plans, **others})
+            finally:
+                graphs.parts |= plans
         return found
 
     def _rivals(self, name: str, part: Part) -> list[Choice]:
@@ -134,32 +142,39 @@ class Tuning:
         self._now = number
         self._steps.graphs.parts |= self._candidates[number]
         self._compiles = len(self._steps.compiled_in)
+        self._backward = self._steps.backward
         self._began = self._time_s()
 
     def _note(self) -> None:
-        """How long the step took, if nothing was compiled in it."""
-        seconds = self._time_s() - self._began
-        parts = self._steps.graphs.parts
-        ran = all(parts[n].choice is p.choice for n, p in self._candidates[self._now].items())
-        if ran and len(self._steps.compiled_in) == self._compiles:
+        """How long the step took, if it was a whole one like the others, and compiled nothing."""
+        seconds, steps = self._time_s() - self._began, self._steps
+        self._graphs = self._graphs or steps.graphs.graphs
+        parts, plans = steps.graphs.parts, self._candidates[self._now]
+        is_by_plan = all(parts[name].choice is part.choice for name, part in plans.items())
+        is_whole = steps.backward > self._backward and steps.graphs.graphs == self._graphs
+        if is_by_plan and is_whole and len(steps.compiled_in) == self._compiles:
             self._times[self._now].append(seconds)
 
     def _end(self) -> None:
         """The fastest stays; of several ranks' the first to say so is heard."""
         timed = [number for number, times in enumerate(self._times) if times]
         own = min(timed, key=lambda number: min(self._times[number]), default=0)
-        number = settled({self._question: Winner(own)}, Winner)[self._question].number
+        question = self._question
+        asked[question] += 1
+        question += f" {asked[question]}"
+        number = settled({question: Winner(own)}, Winner)[question].number
         stays = self._candidates[number]
         self._steps.graphs.parts |= stays
         self._take({name: [part] for name, part in stays.items()})
         words = [self._words(n, is_it=n == number) for n in timed]
-        self._steps.tuned = "; ".join(words) or "no other plan fits"
+        self._steps.tuned = "; ".join(words) or "no other plan to try"
 
     @property
     def _question(self) -> str:
         """What ranks that tried the same have in common."""
         graphs = [fingerprint(part.subject.joint) for part in self._candidates[0].values()]
-        return repr((self._count, graphs, *map(_methods, self._candidates)))
+        budget = self._steps.options.budget
+        return repr((self._count, str(budget), graphs, *map(_methods, self._candidates)))
 
     def _words(self, number: int, *, is_it: bool) -> str:
         took = format_us(1e6 * min(self._times[number]))

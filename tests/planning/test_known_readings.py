@@ -20,7 +20,9 @@ from autoremat.planning.choice import written_out
 from autoremat.planning.known_readings import read_once
 from autoremat.problem.lower import as_written
 from autoremat.problem.subject import Subject
+from autoremat.session import afterwards
 from autoremat.session.session import Session
+from autoremat.units import format_nbytes
 from tests.joint_graphs import leaf, subject_of
 from tests.tiny import Blocks, Residual, many_rows
 
@@ -110,3 +112,19 @@ def test_after_a_step_was_planned_anew_its_report_may_read_code():
             two_calls(model)
     found = autoremat.report(model)
     assert found.baseline_peak_nbytes >= found.predicted_peak_nbytes > 0
+
+
+def test_a_report_whose_peak_without_a_plan_cannot_be_read_is_a_report(monkeypatch):
+    """It says the planned peak alone."""
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no")
+
+    torch._dynamo.reset()
+    model = Blocks()
+    autoremat.optimize(model, "1GB", compiler="eager", verbose=False)
+    monkeypatch.setattr(afterwards, "afterwards", fail)
+    model(many_rows()).backward()
+    found = autoremat.report(model)
+    assert found.baseline_peak_nbytes == 0
+    assert found.summary().startswith(f"Peak {format_nbytes(found.predicted_peak_nbytes)} (")

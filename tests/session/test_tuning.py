@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -87,6 +88,37 @@ def test_the_fastest_as_measured_stays_and_nothing_is_compiled_later(bounds, clo
     assert fact(clock.model, COMPILES).startswith(compiles.split(",")[0])
 
 
+def test_a_call_without_a_backward_is_no_fast_step(bounds, clock):
+    """It takes a moment, whatever the plan: that says nothing of it."""
+    clock.seconds = {"leaner": 0.5}
+    clock.model = model = optimized(Blocks, bounds.at(0.6), tune=STEPS)
+    for number in range(TRIED + 1):
+        if number in (6, 8):
+            model(BATCH)
+            clock.now_s += 1e-3
+        else:
+            clock.step()
+    assert "(stays)" in fact(model, TUNED)
+    assert "1.0 ms" not in fact(model, TUNED)
+
+
+def test_a_second_tuning_of_the_same_graphs_goes_by_its_own_times(bounds, clock):
+    """What a job has agreed on for the first one is not asked of the second."""
+    heard: dict[str, Any] = {}
+
+    def settled(found: dict[str, Any], kind: type) -> dict[str, Any]:
+        return {key: heard.setdefault(key, one) for key, one in found.items()}
+
+    stayed = []
+    with mock.patch.object(tuning, "settled", settled):
+        for fastest in ("every-layer", "leaner"):
+            clock.seconds = {fastest: 0.5}
+            clock.model = optimized(Blocks, bounds.at(0.6), tune=STEPS)
+            stayed.append([clock.step() for _ in range(TRIED + 1)][-1])
+    assert stayed[0] == "every-layer"
+    assert "leaner" in stayed[1]
+
+
 def test_each_plan_keeps_the_budget_and_the_gradients(bounds):
     """Those that are tried, and the one that stays."""
     budget = bounds.at(0.6)
@@ -102,7 +134,7 @@ def test_where_no_other_plan_fits_nothing_is_tried(bounds, clock):
     """At the smallest peak."""
     clock.model = optimized(Blocks, bounds.smallest, tune=STEPS)
     assert len({clock.step() for _ in range(4)}) == 1
-    assert fact(clock.model, TUNED) == "no other plan fits"
+    assert fact(clock.model, TUNED) == "no other plan to try"
     assert fact(clock.model, COMPILES).startswith("1,")
 
 
@@ -146,10 +178,11 @@ def test_ranks_of_a_job_keep_the_same(bounds, clock):
     for fastest in ("every-layer", "leaner"):
         clock.seconds = {fastest: 0.5}
         clock.model = optimized(Blocks, bounds.at(0.6), tune=STEPS)
-        with mock.patch.object(tuning, "settled", settled):
-            for _ in range(TRIED):
-                clock.step()
-            stayed.append(clock.step())
+        with (
+            mock.patch.object(tuning, "settled", settled),
+            mock.patch.object(tuning, "asked", Counter()),  # a rank is a process of its own
+        ):
+            stayed.append([clock.step() for _ in range(TRIED + 1)][-1])
     assert stayed == ["every-layer"] * 2
 
 
