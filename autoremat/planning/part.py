@@ -243,7 +243,8 @@ class Part:
     @functools.cached_property
     def end_nbytes(self) -> int:
         """Live as the backward ends, above what is resident and what is held beside the graph."""
-        problem, plan = self.subject.lowered.problem, self.choice.solution.plan
+        problem = as_chosen(self.subject, self.choice).lowered.problem
+        plan = self.choice.solution.plan
         live_nbytes = simulate(without_spare_states(problem, plan), plan).live_nbytes
         last = -2 if OPTIMIZER_STEP in problem.op_by_name else -1
         return live_nbytes[last] - problem.resident_nbytes
