@@ -9,7 +9,6 @@ process of its own, one after the other, on one thread, with one compiler at a t
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -18,9 +17,9 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
-from benchmark_models import MODELS
 from first_steps_worker import PLAIN, Point, row_of
 from own_process import in_own_process
+from page_arguments import parsed, parser_of
 from page_tables import table, verdicts, versions
 from row_store import Row, Store, describe
 
@@ -117,17 +116,9 @@ def _columns(rows: dict[str, Row]) -> dict[str, object]:
 
 def main() -> None:
     """Run what the command line asks for."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", type=lambda text: text.split(";"), default=USUAL)
+    parser = parser_of(__doc__, USUAL, PAGE)
     parser.add_argument("--ways", type=lambda text: text.split(","), default=WAYS)
-    parser.add_argument("--timeout", type=float, default=900.0, help="of a step, in seconds")
-    parser.add_argument("--out", type=Path, default=PAGE, help="the page; its rows lie beside it")
-    parser.add_argument("--resume", action="store_true", help="keep the rows that are there")
-    parser.add_argument("--page", action="store_true", help="only rewrite the page from the rows")
-    args = parser.parse_args()
-    unknown = [name for name in args.only if name not in MODELS]
-    if unknown:
-        parser.error(f"Unknown model {unknown[0]!r}. There are: {'; '.join(MODELS)}.")
+    args = parsed(parser)
     run = describe("first_steps.py", ("torch", "highspy", "transformers"))
     store = Store(args.out.with_suffix(".json"), page, run)
     for model in [] if args.page else args.only:

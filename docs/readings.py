@@ -9,15 +9,14 @@ end by a time limit.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from benchmark_models import MODELS
 from own_process import in_own_process
+from page_arguments import parsed, parser_of
 from page_tables import mib, percent, table, versions
 from readings_worker import Point, row_of
 from row_store import Row, Store, describe
@@ -92,20 +91,12 @@ COLUMNS = {
 
 def main() -> None:
     """Run what the command line asks for."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", type=lambda text: text.split(";"), default=USUAL)
+    parser = parser_of(__doc__, USUAL, PAGE)
     parser.add_argument(
         "--percent", type=lambda text: [int(n) for n in text.split(",")], default=PERCENT
     )
     parser.add_argument("--time-limit", type=float, default=30.0, help="of a search, in seconds")
-    parser.add_argument("--timeout", type=float, default=900.0, help="of a point, in seconds")
-    parser.add_argument("--out", type=Path, default=PAGE, help="the page; its rows lie beside it")
-    parser.add_argument("--resume", action="store_true", help="keep the rows that are there")
-    parser.add_argument("--page", action="store_true", help="only rewrite the page from the rows")
-    args = parser.parse_args()
-    unknown = [name for name in args.only if name not in MODELS]
-    if unknown:
-        parser.error(f"Unknown model {unknown[0]!r}. There are: {'; '.join(MODELS)}.")
+    args = parsed(parser)
     run = describe("readings.py", ("torch", "highspy", "transformers"), time_limit=args.time_limit)
     store = Store(args.out.with_suffix(".json"), page, run)
     points = [Point(model, n, args.time_limit) for model in args.only for n in args.percent]

@@ -156,8 +156,8 @@ def compile_without_cache(
 ) -> Any:
     """Inductor's inner compile of one module under the ambient fake mode, caches unused.
 
-    Loops are written without vectors, which takes a quarter less time: what they allocate, and what
-    is fused, was decided before. Templates of matrix products are chosen by vectors.
+    Loops are written without vectors, which takes less time: what they allocate, and what is fused,
+    was decided before. Templates of matrix products are chosen by vectors.
     """
     patches: dict[str, Any] = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
     config = torch._inductor.config

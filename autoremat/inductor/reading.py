@@ -83,6 +83,7 @@ def read_code(subject: Subject, forward: fx.GraphModule, backward: fx.GraphModul
     )
     needed_nbytes = max(peak_nbytes, crossing_nbytes + shell.free_nbytes)
     resident = shell.resident_nbytes
-    times_us = [found.time_us for found in (first, second) if found.time_us is not None]
-    time_us = sum(times_us) if len(times_us) == 2 else None
-    return Reading(resident + peak_nbytes, resident + needed_nbytes, time_us)
+    peaks = (resident + peak_nbytes, resident + needed_nbytes)
+    if first.time_us is None or second.time_us is None:
+        return Reading(*peaks, None)
+    return Reading(*peaks, first.time_us + second.time_us)

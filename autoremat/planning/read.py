@@ -42,7 +42,7 @@ def choose_by_reading(
     budget_nbytes: int,
     *,
     least: bool = False,
-    ladder: Sequence[Choice] = (),
+    before: tuple[Reader, Sequence[Choice]] | None = None,
 ) -> Choice:
     """The fastest of a few candidates whose generated code is read to fit the budget.
 
@@ -54,10 +54,11 @@ def choose_by_reading(
         solver: of its problem; its time limit is for the candidates, and again for the ladder.
         budget_nbytes: of the whole step.
         least: whether, if none fits, the smallest peak that is found is the budget.
-        ladder: lean plans that were read before.
+        before: what has read for another budget, and the ladder that it has read.
     """
     cut_off = CutOff(solver.time_limit_s)
-    reader = Reader(subject, budget_nbytes)
+    reader, ladder = before or (Reader(subject, budget_nbytes), ())
+    reader.budget_nbytes = budget_nbytes
     fastest = solver.fastest(time_limit_s=cut_off.left_s)
     own = _own_if_it_may_fit(reader, fastest, budget_nbytes, strict=solver.strict)
     if own is not None and own.fits:
@@ -70,7 +71,7 @@ def choose_by_reading(
     best = _best(known, budget_nbytes)
     if best.fits or not least:
         return best
-    return choose_by_reading(subject, solver, best.needed_nbytes, ladder=known)
+    return choose_by_reading(subject, solver, best.needed_nbytes, before=(reader, known))
 
 
 def _fitting(
@@ -265,13 +266,18 @@ def _same(one: Solution, other: Solution) -> bool:
 
 
 class Reader:
-    """Writes plans out and reads the code that Inductor generates for them, each plan once."""
+    """Writes plans out and reads the code that Inductor generates for them, each plan once.
+
+    Attributes:
+        subject: the graph.
+        budget_nbytes: tells what fits.
+        unplanned: the graph without a plan of ours.
+    """
 
     def __init__(self, subject: Subject, budget_nbytes: int) -> None:
-        """Of one graph; what fits is told by the budget."""
-        self.subject = subject
+        """Nothing was read yet."""
+        self.subject, self.budget_nbytes = subject, budget_nbytes
         self.unplanned = Unplanned(subject)
-        self._budget_nbytes = budget_nbytes
         self._seen: dict[Plan, Choice] = {}
 
     def read(self, solution: Solution) -> Choice:
@@ -280,7 +286,8 @@ class Reader:
             modules = written_out(self.subject, solution.plan)
             code = read_once(self.subject, *modules)
             self._seen[solution.plan] = self._choice(modules, solution, code)
-        return self._seen[solution.plan]
+        found = self._seen[solution.plan]
+        return replace(found, fits=found.needed_nbytes <= self.budget_nbytes)
 
     def read_own(self, fastest: Solution | None = None, *, strict: bool = False) -> Choice:
         """Torch's own partition, which exists.
@@ -302,7 +309,7 @@ class Reader:
         return replace(choice, torchs=own.torchs)
 
     def _choice(self, modules: Modules, solution: Solution, code: Reading) -> Choice:
-        fits = code.peaks.needed_nbytes <= self._budget_nbytes
+        fits = code.needed_nbytes <= self.budget_nbytes
         return Choice(
             *(*modules, solution.method, solution, *code.peaks, fits),
             baseline=self.unplanned.baseline,

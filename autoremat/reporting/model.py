@@ -279,6 +279,11 @@ class Report:
         return math.fsum(graph.predicted_time_us for graph in self.graphs)
 
     @property
+    def knows_baseline_peak(self) -> bool:
+        """Whether the peak without a plan is known of every graph."""
+        return all(graph.baseline_peak_nbytes for graph in self.graphs)
+
+    @property
     def baseline_time_us(self) -> float:
         """Duration of the step without a plan."""
         return math.fsum(graph.baseline_time_us for graph in self.graphs)

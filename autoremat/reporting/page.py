@@ -66,7 +66,9 @@ def html(report: Report) -> str:
         report=report,
         fits=report.is_within_budget,
         state=_state(report),
-        before=format_nbytes(report.baseline_peak_nbytes),
+        before=format_nbytes(report.baseline_peak_nbytes)
+        if report.knows_baseline_peak
+        else "unknown",
         after=format_nbytes(report.predicted_peak_nbytes),
         cost=_cost(report),
         bars=_bars(report, scale),
@@ -126,10 +128,9 @@ def _scale(report: Report) -> int:
 
 
 def _bars(report: Report, scale: int) -> list[_Bar]:
-    peaks = [
-        ("Without a plan", report.baseline_peak_nbytes, "ghost"),
-        ("This plan", report.predicted_peak_nbytes, "plan"),
-    ]
+    peaks = [("This plan", report.predicted_peak_nbytes, "plan")]
+    if report.knows_baseline_peak:
+        peaks.insert(0, ("Without a plan", report.baseline_peak_nbytes, "ghost"))
     if report.measured_peak_nbytes is not None:
         peaks.append(("Measured", report.measured_peak_nbytes, "measured"))
     resident = min(report.resident_nbytes, scale)
@@ -152,7 +153,8 @@ def _tiles(report: Report) -> list[_Tile]:
     tiles = [_Tile("Budget", format_nbytes(report.budget_nbytes), f"{resident} are resident")]
     saved = 1 - report.predicted_peak_nbytes / max(1, report.baseline_peak_nbytes)
     peak = format_nbytes(report.predicted_peak_nbytes)
-    tiles.append(_Tile("Predicted peak", peak, f"{100 * saved:.1f} % below no plan"))
+    below = f"{100 * saved:.1f} % below no plan" if report.knows_baseline_peak else ""
+    tiles.append(_Tile("Predicted peak", peak, below))
     tiles.append(_measured_tile(report))
     extra = _extra(report)
     time_text = "unknown" if extra is None else f"{round(extra, 1) + 0.0:+.1f} %"

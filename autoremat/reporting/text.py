@@ -77,8 +77,7 @@ def _verdict(report: Report) -> str:
 def _peaks(report: Report) -> str:
     before = f"{format_nbytes(report.baseline_peak_nbytes)} -> "
     highest = report.highest_peak_nbytes
-    is_known = all(graph.baseline_peak_nbytes for graph in report.graphs)
-    text = f"peak {before if is_known else ''}"
+    text = f"peak {before if report.knows_baseline_peak else ''}"
     text += format_nbytes(report.predicted_peak_nbytes)
     if report.measured_peak_nbytes is not None:
         text += f", measured {format_nbytes(report.measured_peak_nbytes)}"

@@ -24,9 +24,7 @@ from autoremat.session.steps import Steps
 COMPILES, TUNED = "Compiles", "Tuned"  # names of facts
 
 
-def report_of(
-    steps: Steps, measured_peak_nbytes: int | None = None, *, reads: bool = True
-) -> Report:
+def report_of(steps: Steps, measured_peak_nbytes: int | None, *, reads: bool = True) -> Report:
     """What was planned so far; whether code may be read for it as of `Part.report`."""
     parts, setting = steps.graphs.current, steps.options.setting
     curve = _step_curve(parts)

@@ -424,9 +424,8 @@ class Session:
         refuses = self._refuses and number == 0 and not steps.settlings and not is_least
         placed, found = steps.placed(subject, name)
         cautious = self._cautious(name, placed)
-        if (
-            cautious is not None and is_least and not cautious.fits
-        ):  # the fastest that takes no more
+        if is_least and cautious is not None and not cautious.fits:
+            # The fastest that takes no more.
             budget_nbytes, cautious = max(budget_nbytes, cautious.needed_nbytes), None
         choice = cautious or choose(
             placed, budget_nbytes, self._setting, number=number, refuses=refuses, least=is_least

@@ -34,7 +34,7 @@ KNOWN_STEPS = 2  # until the optimizer's state is there, and what else the first
 
 Plans = Mapping[str, Part]
 
-asked: Counter[str] = Counter()  # how often, in this process: ranks in lockstep ask alike
+tunings: Counter[str] = Counter()  # of each kind in this process: as many on ranks in lockstep
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Tuning:
         self._backward, self._graphs = 0, list[str]()
 
     def before_step(self) -> None:
-        """A step is about to begin, and those before it are over."""
+        """A step that needs no other plan is about to begin, and those before it are over."""
         if not self._count or self._steps.tuned or not self._is_ready:
             return
         with self._progress:
@@ -88,9 +88,9 @@ class Tuning:
 
     @property
     def _is_ready(self) -> bool:
-        """Whether the step's graphs are known, and nothing is left to learn of them."""
+        """Whether the step's graphs are known, and what it holds beside them."""
         steps = self._steps
-        return steps.number >= KNOWN_STEPS and steps.is_planned and not steps.is_unsettled
+        return steps.number >= KNOWN_STEPS and steps.is_planned
 
     def _go_on(self) -> None:
         if not self._candidates or self._settlings != self._steps.settlings:
@@ -110,7 +110,7 @@ class Tuning:
     def _begin(self) -> None:
         self._settlings = self._steps.settlings
         self._candidates = self._found()
-        self._times = [[] for _ in self._candidates]
+        self._times, self._graphs = [[] for _ in self._candidates], []
         self._schedule = iter(schedule(len(self._candidates), self._count))
 
     def _found(self) -> list[Plans]:
@@ -160,8 +160,8 @@ class Tuning:
         timed = [number for number, times in enumerate(self._times) if times]
         own = min(timed, key=lambda number: min(self._times[number]), default=0)
         question = self._question
-        asked[question] += 1
-        question += f" {asked[question]}"
+        tunings[question] += 1
+        question += f" {tunings[question]}"
         number = settled({question: Winner(own)}, Winner)[question].number
         stays = self._candidates[number]
         self._steps.graphs.parts |= stays

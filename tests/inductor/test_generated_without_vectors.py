@@ -30,10 +30,8 @@ class Attention(nn.Module):
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
-        self.norm, self.heads = (
-            nn.LayerNorm(WIDTH, dtype=dtype),
-            nn.Linear(WIDTH, WIDTH, dtype=dtype),
-        )
+        self.norm = nn.LayerNorm(WIDTH, dtype=dtype)
+        self.heads = nn.Linear(WIDTH, WIDTH, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(x)

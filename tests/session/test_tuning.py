@@ -180,7 +180,7 @@ def test_ranks_of_a_job_keep_the_same(bounds, clock):
         clock.model = optimized(Blocks, bounds.at(0.6), tune=STEPS)
         with (
             mock.patch.object(tuning, "settled", settled),
-            mock.patch.object(tuning, "asked", Counter()),  # a rank is a process of its own
+            mock.patch.object(tuning, "tunings", Counter()),  # a rank is a process of its own
         ):
             stayed.append([clock.step() for _ in range(TRIED + 1)][-1])
     assert stayed == ["every-layer"] * 2

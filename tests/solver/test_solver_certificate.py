@@ -57,10 +57,8 @@ def test_who_is_strict_gets_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         Solver(problem(), time_limit_s=0, strict=True).fastest()
 
 
-def test_what_bounds_the_fastest_plan_bounds_plans_that_take_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its bound is told of plans under any budget: one for its own peak might be above theirs."""
+def budgets_bounded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The budgets that a bound is asked for from now on."""
     asked: list[int] = []
     original = Bounds.time_us
 
@@ -69,6 +67,14 @@ def test_what_bounds_the_fastest_plan_bounds_plans_that_take_more(
         return original(self, budget_nbytes, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Bounds, "time_us", noted)
+    return asked
+
+
+def test_what_bounds_the_fastest_plan_bounds_plans_that_take_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its bound is told of plans under any budget: one for its own peak might be above theirs."""
+    asked = budgets_bounded(monkeypatch)
     everything = sum(value.nbytes for value in problem().values)
     Solver(problem()).fastest()
     assert asked
@@ -83,14 +89,7 @@ def test_a_plan_without_its_certificate_is_the_one_that_has_it(
     smallest = Solver(problem()).smallest_peak().timeline.peak_nbytes
     budget = int(share * smallest)
     certified = Solver(problem(), bound_effort=0.05).solve(budget)
-    asked: list[int] = []
-    original = Bounds.time_us
-
-    def counting(self: Bounds, budget_nbytes: int, **options: float | None) -> float:
-        asked.append(budget_nbytes)
-        return original(self, budget_nbytes, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Bounds, "time_us", counting)
+    asked = budgets_bounded(monkeypatch)
     assert Solver(problem(), bound_effort=0.05).plan(budget) == certified.plan
     without = len(asked)
     Solver(problem(), bound_effort=0.05).solve(budget)
