@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from autoremat._torch.compiling import *  # noqa: F403
     from autoremat._torch.distributed import *  # noqa: F403
     from autoremat._torch.dynamo import *  # noqa: F403
+    from autoremat._torch.generating import *  # noqa: F403
     from autoremat._torch.inductor import *  # noqa: F403
     from autoremat._torch.kernels import *  # noqa: F403
     from autoremat._torch.meta import *  # noqa: F403
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 MODULES = (
     *("running", "checkpoints", "spreading", "meta"),
-    *("distributed", "compiling", "dynamo", "inductor", "scheduling", "kernels"),
+    *("distributed", "compiling", "dynamo", "inductor", "generating", "scheduling", "kernels"),
 )
 """In the order in which a name is looked for: what imports least comes first."""
 

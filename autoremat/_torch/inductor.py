@@ -7,8 +7,7 @@ import functools
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextvars import ContextVar
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import getitem
 from types import SimpleNamespace
@@ -17,17 +16,15 @@ from typing import Any
 import torch
 from torch import fx
 from torch._higher_order_ops.auto_functionalize import get_mutable_args
-from torch._inductor import graph as inductor_graph
 from torch._inductor import ir, list_mode_options, list_options, lowering
 from torch._inductor.codegen.triton import TritonOverrides
-from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.exc import InductorError
 from torch._inductor.fx_passes import reinplace
 from torch._inductor.graph import GraphLowering
 from torch._inductor.ops_handler import OpsHandler
 from torch._inductor.select_algorithm import extern_kernels
-from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import ops
 
 from autoremat._torch.running import extent
@@ -40,7 +37,6 @@ __all__ = [
     "InductorError",
     "caches_are_off",
     "compile_fx",
-    "compile_without_cache",
     "generates_loops",
     "in_place_results",
     "inductor_config",
@@ -52,7 +48,6 @@ __all__ = [
     "is_as_torch_has_it",
     "is_kept_for_reuse",
     "list_options",
-    "loading_kernels_by",
     "options_of_mode",
     "prefers_channels_last",
     "wrapper_namespace",
@@ -87,49 +82,6 @@ _UPDATES: dict[Any, tuple[int, ...]] = {
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]  # size and stride
 
-_Loading = Callable[[Any], Any]
-
-# What replaces the step to loaded kernels, and positions of what may be overwritten.
-_stopped: ContextVar[tuple[_Loading, list[int]] | None] = ContextVar("stopped", default=None)
-
-
-@contextlib.contextmanager
-def loading_kernels_by(replacement: _Loading, donated: Sequence[int] = ()) -> Iterator[None]:
-    """Replace Inductor's step from a scheduled graph to loaded kernels, in this context only.
-
-    What other threads compile meanwhile is loaded as ever.
-
-    Args:
-        replacement: is given the scheduled graph.
-        donated: positions of inputs that Inductor may overwrite in backwards compiled here. It asks
-            AOTAutograd's account of the graph, which is not there before the graph is split.
-    """
-    _install()
-    token = _stopped.set((replacement, list(donated)))
-    try:
-        yield
-    finally:
-        _stopped.reset(token)
-
-
-@functools.cache
-def _install() -> None:
-    """Let Inductor ask the context first; for the rest of the process."""
-    load, account = GraphLowering.compile_to_module, inductor_graph.get_donated_idxs
-
-    @functools.wraps(load)
-    def compile_to_module(self: GraphLowering) -> Any:
-        found = _stopped.get()
-        return load(self) if found is None else found[0](self)
-
-    @functools.wraps(account)
-    def get_donated_idxs() -> list[int] | None:
-        found = _stopped.get()
-        return account() if found is None else found[1]
-
-    GraphLowering.compile_to_module = compile_to_module  # type: ignore[method-assign]
-    inductor_graph.get_donated_idxs = get_donated_idxs
-
 
 def caches_are_off() -> bool:
     """Whether the user has turned off all caches of compiled code."""
@@ -145,34 +97,6 @@ def inductor_settings() -> str:
     left_out = ("trace.", "custom_partitioner_fn")
     own = [(name, value) for name, value in values if not name.startswith(left_out)]
     return repr([(name, v.uuid() if hasattr(v, "uuid") else v) for name, v in own])
-
-
-def compile_without_cache(
-    module: fx.GraphModule,
-    inputs: Sequence[Any],
-    *,
-    is_backward: bool,
-    static_input_idxs: Sequence[int],
-) -> Any:
-    """Inductor's inner compile of one module under the ambient fake mode, caches unused.
-
-    Loops are written without vectors, which takes less time: what they allocate, and what is fused,
-    was decided before. Templates of matrix products are chosen by vectors.
-    """
-    patches: dict[str, Any] = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
-    config = torch._inductor.config
-    if config.cpp.simdlen is None and not (config.max_autotune or config.max_autotune_gemm):
-        patches["cpp.simdlen"] = 1
-    with config.patch({"custom_partitioner_fn": None, **patches}):
-        return compile_fx_inner(
-            module,
-            inputs,
-            is_backward=is_backward,
-            static_input_idxs=static_input_idxs,
-            cudagraphs=BoxedBool(False),
-            graph_id=None,
-            boxed_forward_device_index=None,
-        )
 
 
 def inductor_result_nbytes(graph: Any, device: torch.device) -> dict[str, list[int]]:

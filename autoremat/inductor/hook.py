@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -79,12 +79,15 @@ def compile_with_partition(
         executor: given if no kernels are wanted: it compiles the modules instead.
     """
     patches = {**_with_own(config), "custom_partitioner_fn": PartitionerHook()}
-    keywords: dict[str, Any] = {} if executor is None else {"inner_compile": executor}
+    handed_over = _torch.handing_over() if executor is None else contextlib.nullcontext()
     token = _partitioner.set(partitioner)
     try:
-        with _torch.without_cached_partitions():
+        with _torch.without_cached_partitions(), handed_over:
             compiled: Any = _torch.compile_fx(
-                module, example_inputs, config_patches=patches, **keywords
+                module,
+                example_inputs,
+                inner_compile=_torch.compile_inner if executor is None else executor,
+                config_patches=patches,
             )
     finally:
         _partitioner.reset(token)
@@ -118,10 +121,6 @@ def _with_own(config: dict[str, Any]) -> dict[str, Any]:
     return {**own, **config}
 
 
-class _Generated(Exception):
-    """Stops a compile once its wrapper's source is there."""
-
-
 @dataclass(frozen=True)
 class Generated:
     """What Inductor makes of a module, short of kernels.
@@ -147,6 +146,7 @@ def generate(
     num_visible_outputs: int,
     device: torch.device,
     strides: Mapping[str, tuple[int, ...]] | None = None,
+    static: Collection[str] = (),
     donated: Collection[str] = (),
 ) -> Generated:
     """The wrapper that Inductor generates for a module, read.
@@ -159,6 +159,7 @@ def generate(
         num_visible_outputs: leading outputs whose strides the user sees.
         device: the device whose bytes are counted.
         strides: how inputs really lie, where that is known.
+        static: inputs of a forward that stay at one address; of a backward, all that is saved does.
         donated: inputs that the code may overwrite once nobody reads them any more.
 
     Raises:
@@ -173,20 +174,21 @@ def generate(
     for node in placeholders:
         value = _restrided(_torch.fake_value(node), (strides or {}).get(node.name))
         _torch.set_fake_value(node, value)
-    positions = [i for i, node in enumerate(placeholders) if node.name in donated]
+    donated_idxs = [i for i, node in enumerate(placeholders) if node.name in donated]
     saved = [i for i, node in enumerate(placeholders) if not _torch.is_tangent(node)]
-    with _stop_at_source(positions) as seen, contextlib.suppress(_Generated):
-        _torch.compile_without_cache(
-            module,
-            [_torch.fake_value(node) for node in placeholders],
-            is_backward=is_backward,
-            static_input_idxs=saved if is_backward else (),
-        )
-    if not seen:  # nothing to compute: Inductor hands the inputs through
+    static_idxs = [i for i, node in enumerate(placeholders) if node.name in static]
+    code = _torch.generated_code(
+        module,
+        [_torch.fake_value(node) for node in placeholders],
+        is_backward=is_backward,
+        static_input_idxs=saved if is_backward else static_idxs,
+        donated=donated_idxs,
+    )
+    if code is None:  # nothing to compute: Inductor hands the inputs through
         live_nbytes = sum(dict(owned.values()).values())
         passed = tuple(owned.get(n.name) if isinstance(n, fx.Node) else None for n in results)
         return Generated(WrapperMemory((live_nbytes,), passed), 0.0, {})
-    source, graph = seen[0]
+    source, graph = code
     named = zip(results, _torch.inductor_output_strides(graph), strict=False)
     function = call_function(source)
     library = library_calls(function, lambda name: _layout(graph, name), device)
@@ -218,24 +220,6 @@ def _restrided(value: Any, stride: tuple[int, ...] | None) -> Any:
         return value
     with _torch.fake_mode_of(value):
         return value.as_strided(value.size(), stride)
-
-
-@contextlib.contextmanager
-def _stop_at_source(donated: Sequence[int]) -> Iterator[list[tuple[str, Any]]]:
-    """While open, a compile ends with its wrapper's source instead of with kernels."""
-    seen: list[tuple[str, Any]] = []
-
-    def stop(graph: Any) -> Any:
-        code = graph.codegen()[0]
-        seen.append((getattr(code, "value", code), graph))
-        raise _Generated
-
-    with _torch.loading_kernels_by(stop, donated):
-        try:
-            yield seen
-        except Exception:
-            if not seen:  # Inductor wraps `_Generated` into an exception of its own
-                raise
 
 
 def _buffers(

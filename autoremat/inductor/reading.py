@@ -47,6 +47,7 @@ def read_code(subject: Subject, forward: fx.GraphModule, backward: fx.GraphModul
         owned={},
         num_visible_outputs=joint.num_fwd_outputs,
         device=subject.device,
+        static={node.name for node in joint.static_inputs},
     )
     results = _torch.arg_tree_leaves(*forward.graph.output_node().args)
     returned = first.memory.returned

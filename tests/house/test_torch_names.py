@@ -583,28 +583,14 @@ def test_custom_partitioner_of_inductor():
 
 @pytest.mark.inductor
 def test_a_compile_can_be_stopped_at_its_source():
-    """The patched step gets the scheduled graph, whose `codegen` gives the wrapper."""
-    seen: list[Any] = []
-
-    class Stop(Exception):
-        pass
-
-    def stop(graph: Any) -> Any:
-        seen.append((graph, graph.codegen()[0]))
-        raise Stop
-
+    """The wrapper's source and the scheduled graph are there, and no kernel is compiled."""
     captured = capture(lambda x: x.sin().sum(), leaf(8))
     forward, backward = _torch.min_cut(captured.module, num_fwd_outputs=1)
     inputs = [node.meta["val"] for node in placeholders(forward)]
     options: Any = {"is_backward": False, "static_input_idxs": ()}
-    with (
-        _torch.loading_kernels_by(stop),
-        inputs[0].fake_mode,
-        pytest.raises(Exception, match="Stop"),
-    ):
-        _torch.compile_without_cache(forward, inputs, **options)
-    graph, source = seen[0]
-    assert "def call" in getattr(source, "value", source)
+    with inputs[0].fake_mode:
+        source, graph = _torch.generated_code(forward, inputs, **options)
+    assert "def call" in source
     sizes = _torch.inductor_result_nbytes(graph, torch.device("cpu"))
     assert sizes
     assert all(nbytes >= 0 for element in sizes.values() for nbytes in element)
@@ -617,15 +603,10 @@ def test_a_compile_can_be_stopped_at_its_source():
     assert _torch.inductor_layout(graph, "nothing") is None
     assert _torch.inductor_output_strides(graph)[0] == ()
     options["is_backward"] = True
-    with (
-        _torch.loading_kernels_by(stop, donated=[0]),
-        inputs[0].fake_mode,
-        pytest.raises(Exception, match="Stop"),
-    ):
-        _torch.compile_without_cache(
-            backward, [node.meta["val"] for node in placeholders(backward)], **options
-        )
-    assert seen[1][0].bw_donated_idxs == [0]
+    values = [node.meta["val"] for node in placeholders(backward)]
+    with inputs[0].fake_mode:
+        _, graph = _torch.generated_code(backward, values, donated=[0], **options)
+    assert graph.bw_donated_idxs == [0]
 
 
 @pytest.mark.inductor
@@ -667,8 +648,8 @@ def test_what_the_cpu_keeps_for_reuse_is_asked_of_inductor():
 
 
 def test_inner_compile_takes_these_keywords():
-    """`compile_without_cache` calls it with them."""
-    parameters = inspect.signature(_torch.inductor.compile_fx_inner).parameters
+    """`generated_code` calls it with them."""
+    parameters = inspect.signature(torch._inductor.compile_fx.compile_fx_inner).parameters
     assert "kwargs" in parameters or "is_backward" in parameters
 
 
@@ -1225,23 +1206,13 @@ def test_names_of_modules_in_what_is_noted_on_nodes():
 @pytest.mark.inductor
 def test_visible_outputs_keep_their_strides():
     """Inductor asks which they are when it begins to lower a graph."""
-    seen: list[Any] = []
-
-    def stop(graph: Any) -> Any:
-        seen.append(graph)
-        raise AssertionError("stopped")
-
     module = capture(lambda x: x.sin().sum(), leaf(8)).module
     forward, _ = _torch.min_cut(module, num_fwd_outputs=1)
     _torch.mark_visible_outputs(forward.graph.output_node(), [0])
     inputs = [_torch.fake_value(node) for node in placeholders(forward)]
-    with (
-        _torch.loading_kernels_by(stop),
-        inputs[0].fake_mode,
-        pytest.raises(Exception, match="stopped"),
-    ):
-        _torch.compile_without_cache(forward, inputs, is_backward=False, static_input_idxs=())
-    assert list(seen[0].user_visible_output_strides.values()) == [()]
+    with inputs[0].fake_mode:
+        _, graph = _torch.generated_code(forward, inputs, is_backward=False, static_input_idxs=())
+    assert list(graph.user_visible_output_strides.values()) == [()]
 
 
 def test_module_stack_and_source_lines():

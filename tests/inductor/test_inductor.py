@@ -240,7 +240,9 @@ def test_loops_end_without_masked_vectors(asked: dict[str, bool], expected: bool
     """They gave wrong gradients (mamba in docs/compatibility.md); who asks for them has them."""
     seen: list[dict[str, Any]] = []
 
-    def compile_fx(module: Any, _inputs: Any, *, config_patches: dict[str, Any]) -> Any:
+    def compile_fx(
+        module: Any, _inputs: Any, *, config_patches: dict[str, Any], **_keywords: Any
+    ) -> Any:
         seen.append(config_patches)
         return module
 
