@@ -58,7 +58,12 @@ over that of `torch.compile`, less what was measured, over that.
 def page(runs: Sequence[Row], rows: Iterable[Row], models: Sequence[str]) -> str:
     """The whole page."""
     rows = list(rows)
-    sections = [HEADER, verdicts(_promises(rows, models)), beside_others(rows, models)]
+    sections = [
+        HEADER,
+        verdicts(_promises(rows, models)),
+        foretold(rows),
+        beside_others(rows, models),
+    ]
     for compiler in COMPILERS:
         for model in models:
             part = [r for r in rows if r["model"] == model and r["compiler"] == compiler]
@@ -66,6 +71,34 @@ def page(runs: Sequence[Row], rows: Iterable[Row], models: Sequence[str]) -> str
                 sections.append(_section(model, compiler, part, _eager(rows, model)))
     sections += [_missing(rows, models), _runs(runs)]
     return "\n".join(sections)
+
+
+def foretold(rows: Sequence[Row]) -> str:
+    """The picture of every point of ours, and how far off what was predicted is in the median."""
+    cells = []
+    for compiler in COMPILERS:
+        ran = [r for r in rows if r["compiler"] == compiler and r["status"] == "ok"]
+        peaks, times = [], []
+        for row in (r for r in ran if r["variant"] == OURS):
+            peers = [r for r in ran if r["model"] == row["model"]]
+            peaks.append(_prediction_error(row))
+            times.append(time_error(row, peers))
+        cells.append([compiler, *_errors(peaks), *_errors(times)])
+    names = ["compiler", "peaks", "median error", "within 10 %"]
+    names += ["times", "median error", "within 10 %"]
+    return (
+        "## Predicted and measured\n\n"
+        "![Every point: peaks, and step times over those without a plan](benchmarks.svg)\n\n"
+        + table_of_cells(names, cells)
+    )
+
+
+def _errors(found: Iterable[float | None]) -> list[str]:
+    sizes = [abs(error) for error in found if error is not None]
+    if not sizes:
+        return ["0", "", ""]
+    near = sum(size <= 10.0 for size in sizes)
+    return [str(len(sizes)), percent(statistics.median(sizes)), str(near)]
 
 
 def beside_others(rows: list[Row], models: Sequence[str]) -> str:

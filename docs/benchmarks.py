@@ -1,4 +1,4 @@
-"""Regenerate `benchmarks.md` and the rows beside it, `benchmarks.json`.
+"""Regenerate `benchmarks.md`, its picture, and the rows beside it, `benchmarks.json`.
 
     python docs/benchmarks.py [--quick] [--models mlp,bert] [--compilers eager,inductor]
                               [--budgets 75,50,35,beside,smallest] [--resume]
@@ -26,6 +26,7 @@ from pathlib import Path
 
 from benchmark_models import MODELS
 from benchmark_page import page
+from benchmark_plot import draw
 from benchmark_worker import SEED, Point
 from row_store import Row, Store, describe
 
@@ -33,6 +34,7 @@ from autoremat.comparison.process import Worker, median_step, ratios, rounds
 
 HERE = Path(__file__).parent
 ROWS, LOGS = HERE / "benchmarks.json", HERE / "benchmark_logs"
+PICTURE = HERE / "benchmarks.svg"
 BUDGETS = {
     "eager": ["100", "75", "50", "35", "25", "smallest"],
     "inductor": ["beside", "smallest"],
@@ -204,6 +206,7 @@ def main() -> None:
             for model in args.models:
                 run_model(model, compiler, store, args)
     store.write()
+    draw(store.rows.values(), PICTURE)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "docs"))
 
 import benchmark_page
+import benchmark_plot
 import benchmarks
 
 MODEL = "bert"
@@ -69,3 +70,22 @@ def test_peaks_that_are_alike_are_one_budget():
     crashed = {"status": "crash"}
     found = [r["peak_nbytes"] / MIB for r in benchmarks.different([*alike, crashed, PLAIN])]
     assert found == [50.0, 75.0, 100.0]
+
+
+def test_the_picture_has_a_dot_for_each_point_of_ours(tmp_path: Path) -> None:
+    """Peaks in MiB above what is resident, and times over those of the step without a plan."""
+    ours = OURS | {"predicted_peak_nbytes": 51 * MIB, "resident_nbytes": 0}
+    rows = [PLAIN, CHECKPOINT, ours]
+    assert benchmark_plot.peaks_of(rows) == [(50.0, 51.0)]
+    ((measured, predicted),) = benchmark_plot.times_of(rows)
+    assert (measured, predicted) == pytest.approx((1.2, 1.5))
+    benchmark_plot.draw(rows, tmp_path / "one.svg")
+    benchmark_plot.draw(rows, tmp_path / "two.svg")
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+
+
+def test_the_page_says_how_far_off_predictions_are() -> None:
+    """The median, and how many are within a tenth."""
+    ours = OURS | {"predicted_peak_nbytes": 51 * MIB, "resident_nbytes": 0}
+    text = benchmark_page.foretold([PLAIN, CHECKPOINT, ours])
+    assert "| inductor | 1 | 2.00 % | 1 | 1 | 25.00 % | 0 |" in text
