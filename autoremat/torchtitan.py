@@ -128,7 +128,8 @@ def tag(
     if not any(map(_torch.traced_by_autograd, module.graph.nodes)):
         raise ValueError(
             "The graph has no backward: none of its nodes is marked as traced by "
-            "torch.autograd.grad. Trace forward, loss and backward in one, with node metadata."
+            "torch.autograd.grad. Trace forward, loss and backward in one, with node metadata; "
+            f"torch 2.11 marks none, this is {torch.__version__}."
         )
     options = Options.parse(
         budget=budget, compiler="eager", dropout="save_masks", time_limit=time_limit, verbose=False

@@ -7,6 +7,7 @@ in place of each tensor; as the first one is asked for, all of the region runs a
 from __future__ import annotations
 
 import inspect
+import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -81,7 +82,7 @@ class Checkpoint:
             frame.recompute_fn = rerun
             with suppress(Exception):  # another release of torch: it counts as made again
                 kept = _kept_beside(rerun)
-            begins([*inputs, *kept])
+            begins([*tree_leaves(inputs), *kept])  # of torch 2.11, what goes in by name as well
             try:
                 rerun(*inputs)
                 is_made = True
@@ -180,8 +181,8 @@ def _kept_by(node: Any) -> Iterator[Any]:
 
 def _inputs(frame: Any) -> Iterator[Any]:
     """What a checkpoint keeps to run again, as autograd does."""
-    if hasattr(frame, "input_saver"):  # torch 2.11: a node keeps them, of which there is a result
-        yield from _kept_by(frame.input_saver.grad_fn)
+    if hasattr(frame, "input_saver"):  # torch 2.11: a node keeps them, behind an empty tensor
+        yield from itertools.islice(_kept_by(frame.input_saver.grad_fn), 1, None)
         return
     yield from (value for value in frame.saved_args if isinstance(value, _autograd.SavedTensor))
 
@@ -203,7 +204,7 @@ def _kept_beside(rerun: Any) -> list[Any]:
     is_selective = isinstance(context, _checkpoint._CachedTorchDispatchMode)
     kept = tree_leaves(context.storage if is_selective else None)
     versions = (value for value in kept if isinstance(value, _checkpoint._VersionWrapper))
-    return [*tree_leaves(cells.get("kwargs")), *(version.val for version in versions)]
+    return [*tree_leaves(cells.get("kwargs", ())), *(version.val for version in versions)]
 
 
 def _cells_of(function: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Enters: `Steps`. Leaves: plain data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -52,9 +52,14 @@ def report_of(steps: Steps, measured_peak_nbytes: int | None, *, reads: bool = T
     )
 
 
-def stored_plan_of(steps: Steps) -> StoredPlan:
-    """What was planned so far, for a file."""
-    parts = steps.graphs.parts  # where a graph has two plans, a file keeps the leaner one
+def stored_plan_of(steps: Steps, *, instead: Mapping[str, Part]) -> StoredPlan:
+    """What was planned so far, for a file.
+
+    Args:
+        steps: with graphs and their plans; of two plans of a graph, a file keeps the leaner one.
+        instead: graphs that are stored in another way than they run now.
+    """
+    parts = {**steps.graphs.parts, **instead}
     names = dict.fromkeys(steps.graphs.graphs)
     graphs = tuple(parts[name].stored for name in names if name in parts)
     setting = steps.options.setting

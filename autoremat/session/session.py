@@ -17,12 +17,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
-from autoremat_solver import simulate
-from autoremat_solver.policies import recompute_all
 from torch import fx
 
 from autoremat import _torch
-from autoremat.ask.options import Offline
 from autoremat.ask.plan_file import StoredPlan
 from autoremat.call_stack import users_level, with_stack_room
 from autoremat.emit.op_by_op import compile_eager
@@ -33,11 +30,9 @@ from autoremat.errors import (
     FallbackError,
     FallbackWarning,
     InfeasibleBudget,
-    OverBudget,
     OverBudgetWarning,
     SteeringError,
 )
-from autoremat.explain.graph_report import facts_of_refusal
 from autoremat.fallbacks import Unplannable
 from autoremat.graph.collectives import late_nbytes
 from autoremat.graph.devices import device_of, devices_of
@@ -45,31 +40,22 @@ from autoremat.graph.inline_regions import write_out_regions
 from autoremat.graph.joint_graph import JointGraph, copy_module
 from autoremat.graph.random_draws import makes_seeds
 from autoremat.inductor.hook import Partitioner, compile_with_partition, configured
-from autoremat.memory.residents import GivenToGraphs, Resident, with_others
-from autoremat.planning.asked import store
-from autoremat.planning.choice import Choice
-from autoremat.planning.curve import curve_of
+from autoremat.memory.residents import GivenToGraphs, Resident
 from autoremat.planning.nesting import Around
-from autoremat.planning.part import Part, may_repeat
-from autoremat.planning.pipeline import Graph, choose, graph_of, search, state
-from autoremat.planning.sizes import GUARDED_COMPILES, MANY_COMPILES, keep_to_sizes, room_to_grow
-from autoremat.planning.unsearched import choose_fixed
-from autoremat.planning.ways import crossing_nbytes
-from autoremat.problem.lower import as_written, shell_of
+from autoremat.planning.part import Part
+from autoremat.planning.pipeline import Graph, graph_of, state
+from autoremat.problem.lower import shell_of
 from autoremat.problem.subject import Subject
 from autoremat.progress import Progress
 from autoremat.reporting import Report, one_line
-from autoremat.session.afterwards import with_later_baseline
 from autoremat.session.code import Code, Written
-from autoremat.session.reports import explained, report_of, stored_plan_of
+from autoremat.session.first_plan import first_part
+from autoremat.session.reports import report_of, stored_plan_of
 from autoremat.session.settling import plan_anew
 from autoremat.session.steps import Steps
 from autoremat.session.tuning import Tuning
 from autoremat.watch.eager_code import held_nbytes
 from autoremat.watch.ledger import noting_returned
-
-_CAUTIOUS = "lean until a step has shown how often it runs"  # the method of a choice
-_MANY_RUNS = 128  # of one graph in a step: more than most have layers
 
 
 class Session:
@@ -325,8 +311,8 @@ class Session:
         return report_of(self.steps, self.measured_peak_nbytes, reads=False)
 
     def stored_plan(self) -> StoredPlan:
-        """What was planned so far, for a file."""
-        return stored_plan_of(self.steps)
+        """What was planned so far, for a file: no plan that is only tried."""
+        return stored_plan_of(self.steps, instead=self._tuning.first)
 
     def settle(self) -> bool:
         """Plan the step anew, if the steps so far have shown more than the first plan knew.
@@ -393,7 +379,9 @@ class Session:
             progress.stage("cost")
             subject = self._stated(graph, between_nbytes, is_first=not steps.graphs.parts)
             progress.stage("solve")
-            part = self._chosen(name, subject, between_nbytes)
+            part = first_part(
+                name, subject, between_nbytes, steps, self._graphs, may_refuse=self._refuses
+            )
             steps.graphs.add(name, part)
             step_report = self._report_at_once()
             # Gradients that exist may be gone before the backward, which tells if they are not.
@@ -416,55 +404,6 @@ class Session:
         )
         return state(graph, shell, self._setting, is_first=is_first)
 
-    def _chosen(self, name: str, subject: Subject, between_nbytes: int) -> Part:
-        """A graph of the step with the plan that it gets beside the others."""
-        steps, budget_nbytes = self.steps, self.steps.budget_nbytes
-        number = len(steps.graphs.earlier(name))
-        is_least = self.options.budget.is_least
-        refuses = self._refuses and number == 0 and not steps.settlings and not is_least
-        placed, found = steps.placed(subject, name)
-        cautious = self._cautious(name, placed)
-        if is_least and cautious is not None and not cautious.fits:
-            # The fastest that takes no more.
-            budget_nbytes, cautious = max(budget_nbytes, cautious.needed_nbytes), None
-        choice = cautious or choose(
-            placed, budget_nbytes, self._setting, number=number, refuses=refuses, least=is_least
-        )
-        if is_least and choice.fits:
-            budget_nbytes = max(budget_nbytes, choice.needed_nbytes)
-        choice = with_later_baseline(choice, lambda: self._graphs.get(name), self.options)
-        growth = self._keep_to_sizes(placed, choice, budget_nbytes)
-        offline = self._offline or Offline()
-        if not choice.fits and refuses:
-            raise self._refusal(placed, choice, budget_nbytes)
-        return Part(
-            subject,
-            choice,
-            between_nbytes,
-            counted=found,
-            explain=functools.partial(explained, name),
-            stored=store(subject, choice),
-            curve=curve_of(subject, choice, offline.curve_points, offline.curve_limit_s),
-            resident=steps.resident,
-            growth=growth,
-        )
-
-    def _cautious(self, name: str, placed: Subject) -> Choice | None:
-        """What keeps the least, where a graph may run many times and nobody knows yet how often."""
-        if self._setting.steering.choice or self._offline or not may_repeat(placed.joint):
-            return None
-        problem, reads = placed.lowered.problem, self._setting.reads_inductor
-        richest, plan = as_written(problem), recompute_all(problem)
-        most_nbytes = simulate(problem, richest).peak_nbytes
-        most_nbytes += _MANY_RUNS * crossing_nbytes(problem, richest)
-        if most_nbytes <= self.steps.budget_nbytes:
-            return None
-        choice = choose_fixed(placed, plan, _CAUTIOUS, self.steps.budget_nbytes, reads=reads)
-        if not choice.fits and not self.options.budget.is_least:
-            return None
-        self.steps.graphs.provisional.add(name)
-        return choice
-
     def _note_draws(self, joint: JointGraph) -> None:
         """Compiled code may draw other random numbers than eager code would."""
         if self._setting.compiler != "eager" and any(makes_seeds(node) for node in joint.nodes):
@@ -484,28 +423,3 @@ class Session:
         made.note_inputs(self._inputs)
         held += late_nbytes(joint, storages)
         return max(0, handed_in_nbytes - known_nbytes) + held
-
-    def _keep_to_sizes(self, placed: Subject, choice: Choice, budget_nbytes: int) -> float:
-        """By how much the graph's sizes may grow before another plan is made."""
-        # What other runs of a step hold grows as well: by how much, no graph of it knows.
-        is_alone = self.steps.graphs.most_runs < 2 and not self.steps.graphs.runs
-        growth = room_to_grow(placed, choice, budget_nbytes) if choice.fits and is_alone else 1.0
-        # Of what `optimize` has compiled, Dynamo may compile much more often.
-        often = MANY_COMPILES if self.steps.is_told else GUARDED_COMPILES
-        if _torch.compile_number() < often:
-            keep_to_sizes(placed, growth)
-        return growth
-
-    def _refusal(self, subject: Subject, choice: Choice, budget_nbytes: int) -> InfeasibleBudget:
-        """Of a first graph that does not fit; what comes later runs as lean as it can."""
-        more_nbytes = subject.lowered.problem.resident_nbytes - self.steps.resident.nbytes
-        facts = facts_of_refusal(subject, choice, budget_nbytes)
-        facts["resident"] = with_others(self.steps.resident.parts, more_nbytes)
-        asked = self._setting.steering.choice
-        if asked:
-            optimal = search(subject, budget_nbytes, self._setting, refuses=True)
-            return OverBudget(**facts, choice=asked, optimal_peak_nbytes=optimal.peak_nbytes)
-        error = InfeasibleBudget(**facts)
-        if subject.constraints.asked:
-            error.add_note("This respects save= and recompute=: without them, less may be enough.")
-        return error

@@ -87,6 +87,11 @@ class Tuning:
                 self._progress.finish(f"autoremat: tuned: {self._steps.tuned}")
 
     @property
+    def first(self) -> Plans:
+        """While others are tried, the plans that graphs had before; none after that."""
+        return {} if self._steps.tuned or not self._candidates else self._candidates[0]
+
+    @property
     def _is_ready(self) -> bool:
         """Whether the step's graphs are known, and what it holds beside them."""
         steps = self._steps

@@ -130,6 +130,19 @@ def test_each_plan_keeps_the_budget_and_the_gradients(bounds):
     assert fact(model, TUNED)
 
 
+def test_a_plan_that_is_only_tried_is_not_stored(bounds, clock, tmp_path):
+    """A file has the plan from before, and after the tuning the one that stays."""
+    clock.seconds = {"every-layer": 0.5}
+    clock.model = model = optimized(Blocks, bounds.at(0.6), tune=STEPS)
+    stored = []
+    for number in range(TRIED + 1):
+        clock.step()
+        autoremat.save_plan(model, tmp_path / str(number))
+        stored.append((tmp_path / str(number)).read_text())
+    assert len(set(stored[:-1])) == 1
+    assert stored[-1] != stored[0]
+
+
 def test_where_no_other_plan_fits_nothing_is_tried(bounds, clock):
     """At the smallest peak."""
     clock.model = optimized(Blocks, bounds.smallest, tune=STEPS)

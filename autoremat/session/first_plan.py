@@ -1,0 +1,139 @@
+"""The first plan of a graph, beside what is known of its step so far.
+
+Enters: a stated graph, and the `Steps` that it is one of. Leaves: a `Part` of the step. Guarantees:
+a graph that may run many times keeps the least until a step has shown how often it does; what
+does not fit is refused where nothing of the step has run yet.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+from autoremat_solver import simulate
+from autoremat_solver.policies import recompute_all
+
+from autoremat import _torch
+from autoremat.ask.options import Offline
+from autoremat.errors import InfeasibleBudget, OverBudget
+from autoremat.explain.graph_report import facts_of_refusal
+from autoremat.memory.residents import with_others
+from autoremat.planning.asked import store
+from autoremat.planning.choice import Choice
+from autoremat.planning.curve import curve_of
+from autoremat.planning.part import Part, may_repeat
+from autoremat.planning.pipeline import choose, search
+from autoremat.planning.sizes import GUARDED_COMPILES, MANY_COMPILES, keep_to_sizes, room_to_grow
+from autoremat.planning.unsearched import choose_fixed
+from autoremat.planning.ways import crossing_nbytes
+from autoremat.problem.lower import as_written
+from autoremat.problem.subject import Subject
+from autoremat.session.afterwards import with_later_baseline
+from autoremat.session.reports import explained
+from autoremat.session.steps import Steps
+
+_CAUTIOUS = "lean until a step has shown how often it runs"  # the method of a choice
+_MANY_RUNS = 128  # of one graph in a step: more than most have layers
+
+
+def first_part(
+    name: str,
+    subject: Subject,
+    between_nbytes: int,
+    steps: Steps,
+    dynamo: Mapping[str, _torch.DynamoGraph],
+    *,
+    may_refuse: bool,
+) -> Part:
+    """A graph of the step with the plan that it gets beside the others.
+
+    Args:
+        name: of the graph.
+        subject: the graph.
+        between_nbytes: what the code before it holds that no plan of an earlier graph counts.
+        steps: those that it is part of.
+        dynamo: their graphs, as Dynamo handed them over; this one may be there later.
+        may_refuse: whether a budget that cannot be met is an error in a first step.
+
+    Raises:
+        InfeasibleBudget: if it is, and no plan of a first graph fits.
+    """
+    options, budget_nbytes = steps.options, steps.budget_nbytes
+    setting, is_least = options.setting, options.budget.is_least
+    number = len(steps.graphs.earlier(name))
+    refuses = may_refuse and number == 0 and not steps.settlings and not is_least
+    placed, found = steps.placed(subject, name)
+    cautious = _cautious(name, placed, steps)
+    if is_least and cautious is not None and not cautious.fits:
+        # The fastest that takes no more.
+        budget_nbytes, cautious = max(budget_nbytes, cautious.needed_nbytes), None
+    choice = cautious or choose(
+        placed, budget_nbytes, setting, number=number, refuses=refuses, least=is_least
+    )
+    if is_least and choice.fits:
+        budget_nbytes = max(budget_nbytes, choice.needed_nbytes)
+    choice = with_later_baseline(choice, lambda: dynamo.get(name), options)
+    growth = _keep_to_sizes(placed, choice, budget_nbytes, steps)
+    offline = steps.offline or Offline()
+    if not choice.fits and refuses:
+        raise _refusal(placed, choice, budget_nbytes, steps)
+    return Part(
+        subject,
+        choice,
+        between_nbytes,
+        counted=found,
+        explain=functools.partial(explained, name),
+        stored=store(subject, choice),
+        curve=curve_of(subject, choice, offline.curve_points, offline.curve_limit_s),
+        resident=steps.resident,
+        growth=growth,
+    )
+
+
+def _cautious(name: str, placed: Subject, steps: Steps) -> Choice | None:
+    """What keeps the least, where a graph may run many times and nobody knows yet how often."""
+    setting = steps.options.setting
+    if setting.steering.choice or steps.offline or not may_repeat(placed.joint):
+        return None
+    problem = placed.lowered.problem
+    richest, plan = as_written(problem), recompute_all(problem)
+    most_nbytes = simulate(problem, richest).peak_nbytes
+    most_nbytes += _MANY_RUNS * crossing_nbytes(problem, richest)
+    if most_nbytes <= steps.budget_nbytes:
+        return None
+    reads = setting.reads_inductor
+    choice = choose_fixed(placed, plan, _CAUTIOUS, steps.budget_nbytes, reads=reads)
+    if not choice.fits and not steps.options.budget.is_least:
+        return None
+    steps.graphs.provisional.add(name)
+    return choice
+
+
+def _keep_to_sizes(placed: Subject, choice: Choice, budget_nbytes: int, steps: Steps) -> float:
+    """By how much the graph's sizes may grow before another plan is made."""
+    # What other runs of a step hold grows as well: by how much, no graph of it knows.
+    is_alone = steps.graphs.most_runs < 2 and not steps.graphs.runs
+    growth = room_to_grow(placed, choice, budget_nbytes) if choice.fits and is_alone else 1.0
+    # Of what `optimize` has compiled, Dynamo may compile much more often.
+    often = MANY_COMPILES if steps.is_told else GUARDED_COMPILES
+    if _torch.compile_number() < often:
+        keep_to_sizes(placed, growth)
+    return growth
+
+
+def _refusal(
+    subject: Subject, choice: Choice, budget_nbytes: int, steps: Steps
+) -> InfeasibleBudget:
+    """Of a first graph that does not fit; what comes later runs as lean as it can."""
+    more_nbytes = subject.lowered.problem.resident_nbytes - steps.resident.nbytes
+    facts = facts_of_refusal(subject, choice, budget_nbytes)
+    facts["resident"] = with_others(steps.resident.parts, more_nbytes)
+    setting = steps.options.setting
+    asked = setting.steering.choice
+    if asked:
+        optimal = search(subject, budget_nbytes, setting, refuses=True)
+        return OverBudget(**facts, choice=asked, optimal_peak_nbytes=optimal.peak_nbytes)
+    error = InfeasibleBudget(**facts)
+    if subject.constraints.asked:
+        error.add_note("This respects save= and recompute=: without them, less may be enough.")
+    return error
