@@ -251,7 +251,9 @@ def donated_inputs(
 
 
 def _fake_values(nodes: Sequence[Any]) -> list[Any]:
-    return [node.meta.get("val") if isinstance(node, fx.Node) else None for node in nodes]
+    """Those of tensors; in 2.11 the rule does not know that symbols are handed over as well."""
+    values = (node.meta.get("val") if isinstance(node, fx.Node) else None for node in nodes)
+    return [value if isinstance(value, torch.Tensor) else None for value in values]
 
 
 def _is_only_asserted(node: fx.Node) -> bool:

@@ -64,7 +64,7 @@ class Softmax(Classifier):
 
 class Activation(Classifier):
     def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.head(x)).square().sum()
+        return torch.sigmoid(self.head(x)).square().sum()
 
 
 @pytest.mark.inductor
@@ -86,21 +86,21 @@ class Transposed(Classifier):
     """The gradient comes back in another layout than what was saved has."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return (torch.tanh(self.head(x)).t().contiguous().sin() ** 2).sum()
+        return (torch.sigmoid(self.head(x)).t().contiguous().sin() ** 2).sum()
 
 
 class Returned(Classifier):
     """The caller holds what the backward reads."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        found = torch.tanh(self.head(x))
+        found = torch.sigmoid(self.head(x))
         return found.square().sum(), found
 
 
 def test_what_is_returned_is_not_written_over():
     """Whoever holds it may look at it."""
     subject = stated(Returned)
-    (held,) = (n for n in subject.lowered.problem.outputs if n.startswith("tanh"))
+    (held,) = (n for n in subject.lowered.problem.outputs if n.startswith("sigmoid"))
     assert held not in overwritten(subject.lowered.problem).values()
 
 
@@ -147,12 +147,12 @@ def test_the_users_configuration_is_asked():
     """No writes in place, or none over what the forward has saved for the backward."""
     with torch._inductor.config.patch(inplace_buffers=False):
         assert not overwritten(stated(Activation).lowered.problem)
-    saved = overwritten(stated(Activation).lowered.problem)["tanh_backward"]
+    saved = overwritten(stated(Activation).lowered.problem)["sigmoid_backward"]
     with torch._functorch.config.patch(donated_buffer=False):
         kept = overwritten(stated(Activation).lowered.problem)
-    assert saved == "tanh"
-    assert "tanh_backward" not in kept
-    assert kept["tanh"] == "addmm"  # the forward's own
+    assert saved == "sigmoid"
+    assert "sigmoid_backward" not in kept
+    assert kept["sigmoid"] == "addmm"  # the forward's own
 
 
 def test_op_by_op_nothing_is_written_over():
@@ -172,6 +172,6 @@ def test_what_inductor_makes_loops_of_has_no_workspace():
     forward = tuple(replace(op, workspace_nbytes=64) for op in graph.forward)
     given = replace(subject.lowered, graph=replace(graph, forward=forward))
     found = {op.name: op.workspace_nbytes for op in as_loops(given).graph.forward}
-    loops = {"cat", "sin", "max_pool2d_with_indices", "sum_1"}
+    loops = {"cat", "sin", "max_pool2d_with_indices", "sum_1", "zeros"}  # torch 2.11 has the last
     assert found == {name: 0 if name in loops else 64 for name in found}
-    assert {"mm", "cumsum", "sort", *loops} <= found.keys()
+    assert {"mm", "cumsum", "sort", *loops} - {"zeros"} <= found.keys()
