@@ -26,6 +26,7 @@ from autoremat.planning.torch_own import Unplanned
 from autoremat.problem.subject import Subject
 
 MOST_READINGS = 6  # of generated wrappers, per graph and budget, until a plan fits
+SURE_READINGS = 2  # of those, whatever the time: a ladder of lean plans has to be read as well
 LOOSENINGS = 2  # readings spent after that on using the budget better
 GOOD_USE = 0.92  # of the budget: a plan that reaches it is not loosened further
 LEAN_TARGETS = (1.0, 1.1, 1.25, 1.5)  # times the smallest modelled peak above what is resident
@@ -85,14 +86,16 @@ def _fitting(
     corrected it. A reading lasts as long as half a compile.
 
     The solver's time limit is for all of it: when it is over, nothing more is searched for, and
-    nothing more is read once a plan fits.
+    nothing more is read once a plan fits. If the first one that was read does not, one more is
+    searched for and read: what misses the budget by little is far from the leanest.
     """
     model, target = solver, budget_nbytes
     best, loosenings = None, 0
     for turn in range(MOST_READINGS):
-        if turn and cut_off.is_over:
+        if turn and cut_off.is_over and (best is not None or turn >= SURE_READINGS):
             break
-        limit_s = cut_off.left_s if turn else solver.time_limit_s
+        least_s = LATER_EFFORT * solver.time_limit_s
+        limit_s = max(cut_off.left_s, least_s) if turn else solver.time_limit_s
         solution = model.solve(target, time_limit_s=limit_s, effort=LATER_EFFORT if turn else None)
         if solution.status is Status.INFEASIBLE:
             by_layer, learned = _by_layer(reader, solver, fastest)
