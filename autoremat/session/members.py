@@ -198,7 +198,9 @@ class Members(Present):
 
 def _brought(given: Iterable[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
     """Of what calls were given, all but what graphs of the step have returned."""
-    returned = frozenset[int]().union(*(run.returned for run in open_runs(device)))
+    returned: set[int] = set()
+    for run in open_runs(device):
+        returned.update(run.returned)
     return [tensor for tensor in given if returned.isdisjoint(storage_identities([tensor]))]
 
 
