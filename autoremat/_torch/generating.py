@@ -9,28 +9,41 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
+from torch._dynamo.utils import count_calls
 from torch._inductor import compile_fx as inductor_compile
 from torch._inductor import graph as inductor_graph
 from torch._inductor.codecache import FxGraphCache, PyCodeCache
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.exc import InductorError
 from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import BoxedBool
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-__all__ = ["compile_inner", "generated_code", "handing_over", "loading_kernels_by"]
+__all__ = [
+    "backward_results_are_visible",
+    "compile_inner",
+    "generated_code",
+    "handing_over",
+    "loading_kernels_by",
+    "may_overwrite",
+]
 
 _Loading = Callable[[Any], Any]
+
+_STATIC = "_is_inductor_static"  # how Inductor marks inputs on a GPU that stay at one address
 
 # What replaces the step to loaded kernels, and positions of what may be overwritten.
 _stopped: ContextVar[tuple[_Loading, list[int]] | None] = ContextVar("stopped", default=None)
@@ -40,43 +53,44 @@ _stopped: ContextVar[tuple[_Loading, list[int]] | None] = ContextVar("stopped", 
 _is_handed_over: ContextVar[bool] = ContextVar("is handed over", default=False)
 
 
-@dataclass(frozen=True)
-class _Unloaded:
-    """A module's generated code.
-
-    Attributes:
-        compiled: as Inductor keeps it.
-        is_backward: whether a compile may come to it late, when the first backward runs.
-        donated: positions of inputs that it may overwrite; Inductor's key lacks them.
-    """
-
-    compiled: Any
-    is_backward: bool
-    donated: list[int]
+# What a backward that is compiled in this context may overwrite: Inductor's key lacks it.
+_overwritten: ContextVar[tuple[int, ...]] = ContextVar("overwritten", default=())
 
 
 class _Unclaimed:
-    """What was generated and not asked for yet, by Inductor's key; the oldest gives way."""
+    """What was generated and not asked for yet, by Inductor's key; the oldest gives way.
+
+    Each belongs to a compile's symbols: what their guards say holds for no other compile.
+    """
 
     MOST = 32
 
     def __init__(self) -> None:
-        self._by_key: dict[str, _Unloaded] = {}
+        self._of_symbols: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def keep(self, key: str, code: _Unloaded) -> None:
+    def keep(self, key: str, compiled: Any) -> None:
         with self._lock:
-            self._by_key[key] = code
-            while len(self._by_key) > self.MOST:
-                del self._by_key[next(iter(self._by_key))]
+            by_key = self._here()
+            by_key.pop(key, None)
+            by_key[key] = compiled
+            while len(by_key) > self.MOST:
+                del by_key[next(iter(by_key))]
 
-    def take(self, key: str) -> _Unloaded | None:
+    def take(self, key: str) -> Any:
         with self._lock:
-            return self._by_key.pop(key, None)
+            return self._here().pop(key, None)
 
     def drop_forwards(self) -> None:
+        """Of the compile in progress: a compile comes to a backward late."""
         with self._lock:
-            self._by_key = {key: code for key, code in self._by_key.items() if code.is_backward}
+            by_key = self._here()
+            for key in [k for k, code in by_key.items() if not code.fx_kwargs["is_backward"]]:
+                del by_key[key]
+
+    def _here(self) -> dict[str, Any]:
+        symbols = FxGraphCache._get_shape_env()
+        return {} if symbols is None else self._of_symbols.setdefault(symbols, {})
 
 
 _unclaimed = _Unclaimed()
@@ -112,7 +126,26 @@ def compile_inner(module: fx.GraphModule, inputs: Sequence[Any], **keywords: Any
     attributes = sorted(module.__dict__.items())
     module.__dict__.clear()
     module.__dict__.update(attributes)
-    return inductor_compile.compile_fx_inner(module, inputs, **keywords)
+    donated = inductor_graph.get_donated_idxs() if keywords.get("is_backward") else None
+    token = _overwritten.set(tuple(donated or ()))
+    try:
+        return inductor_compile.compile_fx_inner(module, inputs, **keywords)
+    finally:
+        _overwritten.reset(token)
+
+
+def may_overwrite() -> tuple[int, ...]:
+    """Positions of inputs that the backward may overwrite which `compile_inner` compiles now.
+
+    Whoever is in Inductor's configuration can say so in its key, which does not tell such code
+    from other code.
+    """
+    return _overwritten.get()
+
+
+def backward_results_are_visible() -> bool:
+    """Whether gradients keep the strides that the graph gives them."""
+    return bool(torch._inductor.config.bw_outputs_user_visible)
 
 
 def generated_code(
@@ -134,6 +167,9 @@ def generated_code(
         is_backward: which of the two it is.
         static_input_idxs: positions of inputs that stay at one address.
         donated: positions of inputs that the code may overwrite.
+
+    Raises:
+        RuntimeError: if Inductor generates code in another process.
     """
     seen: list[tuple[str, Any]] = []
     is_kept = _is_kept()
@@ -150,6 +186,8 @@ def generated_code(
         options["get_decomp_fn"] = select_decomp_table
     config = torch._inductor.config
     patches = {} if is_kept else _without_cache_or_vectors()
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    unmarked = [value for value in tensors if not hasattr(value, _STATIC)]
     with loading_kernels_by(stop, donated), config.patch(patches):
         try:
             compile_inner(
@@ -163,6 +201,11 @@ def generated_code(
         except Exception:
             if not seen:  # Inductor wraps `_Generated` into an exception of its own
                 raise
+        finally:
+            for value in unmarked:  # it may be given to another graph
+                vars(value).pop(_STATIC, None)
+    if not seen and count_calls(module.graph):
+        raise RuntimeError("Inductor generates code where it cannot be read: in another process.")
     return seen[0] if seen else None
 
 
@@ -173,9 +216,18 @@ def _is_kept() -> bool:
         _is_handed_over.get()
         and bool(config.fx_graph_cache)
         and not config.force_disable_caches
-        and not config.cpp_wrapper
+        and not torch._functorch.config.bundled_autograd_cache
+        and not (config.cpp_wrapper or config.fx_wrapper)
         and not config.triton.autotune_at_compile_time
+        and not _is_elsewhere()
     )
+
+
+def _is_elsewhere() -> bool:
+    """Whether modules are compiled in other processes."""
+    modes = ("fx_compile_async", "fx_compile_progressive")
+    is_normal = inductor_compile.fx_compile_mode is inductor_compile.FxCompileMode.NORMAL
+    return not is_normal or any(getattr(inductor_compile, mode, False) for mode in modes)
 
 
 def _without_cache_or_vectors() -> dict[str, Any]:
@@ -224,7 +276,7 @@ def _install() -> None:
 
     @functools.wraps(load)
     def compile_to_module(self: GraphLowering) -> Any:
-        found = _stopped.get()
+        found = None if self.name is not None else _stopped.get()  # what is tuned has a name
         return load(self) if found is None else found[0](self)
 
     @functools.wraps(account)
@@ -234,22 +286,20 @@ def _install() -> None:
 
     GraphLowering.compile_to_module = compile_to_module  # type: ignore[method-assign]
     inductor_graph.get_donated_idxs = get_donated_idxs
-    _install_cache(account)
+    _install_cache()
 
 
-def _install_cache(account: Callable[[], list[int] | None]) -> None:
+def _install_cache() -> None:
     """Let Inductor's cache keep what was not loaded, and have it when it is asked for."""
     find, save = FxGraphCache.load_with_key, FxGraphCache._save_graph
 
     @functools.wraps(save)
     def _save_graph(key: str, compiled_graph: Any, *rest: Any, **keywords: Any) -> None:
-        stopped = _stopped.get()
-        if stopped is None:
+        if _stopped.get() is None:
             save(key, compiled_graph, *rest, **keywords)
             return
         compiled_graph._time_taken_ns = None  # else it would count as time that a cache has saved
-        is_backward = compiled_graph.fx_kwargs["is_backward"]
-        _unclaimed.keep(key, _Unloaded(compiled_graph, is_backward, stopped[1]))
+        _unclaimed.keep(key, compiled_graph)
         raise _Generated
 
     @functools.wraps(find)
@@ -259,18 +309,23 @@ def _install_cache(account: Callable[[], list[int] | None]) -> None:
         example_inputs: Sequence[Any],
         local: bool,
         remote_cache: Any,
-        is_backward: bool,
         *rest: Any,
         **keywords: Any,
     ) -> Any:
         if _stopped.get() is not None:
             facts = {"key": key, "components": debug_lines, "cache_event_time": time.time_ns()}
             return None, {**facts, "cache_state": "miss"}
-        code = _unclaimed.take(key)
-        if code and (not is_backward or code.donated == (account() or [])):
-            save(key, code.compiled, example_inputs, local, remote_cache)
-        found = (key, debug_lines, example_inputs, local, remote_cache, is_backward)
-        return find(*found, *rest, **keywords)
+        given = (key, debug_lines, example_inputs, local, remote_cache, *rest)
+        compiled = _unclaimed.take(key)
+        if compiled is None:
+            return find(*given, **keywords)
+        save(key, compiled, example_inputs, local, remote_cache)
+        try:
+            return find(*given, **keywords)
+        except Exception as error:  # of a kernel that does not compile: torch stores none
+            shutil.rmtree(FxGraphCache._get_tmp_dir_for_key(key), ignore_errors=True)
+            frame = inspect.currentframe()
+            raise InductorError(error, frame).with_traceback(error.__traceback__) from None
 
     FxGraphCache._save_graph = staticmethod(_save_graph)  # type: ignore[method-assign]
     FxGraphCache.load_with_key = staticmethod(load_with_key)  # type: ignore[method-assign]

@@ -51,8 +51,11 @@ class PartitionerHook(_torch.CustomPartitionerFn):
         return self
 
     def uuid(self) -> str:
-        """The same always: what Inductor compiles, and caches, are the modules after the split."""
-        return "autoremat"
+        """A key for Inductor's caches, of modules after the split: no plan is in it.
+
+        What a backward may overwrite is: of code that else has one key, that may be wrong.
+        """
+        return f"autoremat 2 {_torch.may_overwrite()}"
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **keywords: Any) -> Any:
         """Split the joint graph as whoever is asked to in this context does."""

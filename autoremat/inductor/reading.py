@@ -64,11 +64,12 @@ def read_code(subject: Subject, forward: fx.GraphModule, backward: fx.GraphModul
                 held[key] = storages.nbytes[name]
             else:
                 owned[node.name] = (key, storages.nbytes[name])
+    gradients = _torch.arg_tree_leaves(*backward.graph.output_node().args)
     second = generate(
         backward,
         is_backward=True,
         owned=owned,
-        num_visible_outputs=0,
+        num_visible_outputs=len(gradients) if _torch.backward_results_are_visible() else 0,
         device=subject.device,
         strides=first.strides,
         donated=_torch.donated_inputs(forward, backward, num_fwd_outputs=joint.num_fwd_outputs),

@@ -89,7 +89,8 @@ class Tuning:
     @property
     def first(self) -> Plans:
         """While others are tried, the plans that graphs had before; none after that."""
-        return {} if self._steps.tuned or not self._candidates else self._candidates[0]
+        is_over = self._steps.tuned or self._settlings != self._steps.settlings
+        return {} if is_over or not self._candidates else self._candidates[0]
 
     @property
     def _is_ready(self) -> bool:
