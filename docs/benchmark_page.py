@@ -319,13 +319,19 @@ def over_other(row: Row, rows: Mapping[str, Row]) -> float | None:
     return float(row["time_ratio"] / other["time_ratio"])
 
 
-def time_error(row: Row, peers: Iterable[Row]) -> float | None:
-    """Percent by which the foretold step time over torch's own is off the measured one."""
+def step_times(row: Row, peers: Iterable[Row]) -> tuple[float, float] | None:
+    """Measured and foretold, over the step without a plan; None where one is not known."""
     plain = next((p for p in peers if p["variant"] == "plain"), {})
     if "time_ratio" not in row or "time_ratio" not in plain or "predicted_time_us" not in row:
         return None
-    foretold = row["predicted_time_us"] / row["baseline_time_us"]
-    return float(100.0 * (foretold / (row["time_ratio"] / plain["time_ratio"]) - 1.0))
+    measured = row["time_ratio"] / plain["time_ratio"]
+    return float(measured), float(row["predicted_time_us"] / row["baseline_time_us"])
+
+
+def time_error(row: Row, peers: Iterable[Row]) -> float | None:
+    """Percent by which the foretold step time over torch's own is off the measured one."""
+    times = step_times(row, peers)
+    return None if times is None else 100.0 * (times[1] / times[0] - 1.0)
 
 
 def _peer_name(row: Row) -> str:

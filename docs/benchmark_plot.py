@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
-from benchmark_page import COMPILERS, OURS, time_error
+from benchmark_page import COMPILERS, OURS, step_times
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
@@ -48,15 +48,8 @@ def peaks_of(rows: Sequence[Row]) -> Dots:
 
 def times_of(rows: Sequence[Row]) -> Dots:
     """Over the step without a plan of the same model and compiler, of points timed beside it."""
-    dots = []
-    for row in _ours(rows):
-        peers = [r for r in rows if r["model"] == row["model"]]
-        plain = next((p for p in peers if p["variant"] == "plain"), {})
-        error = time_error(row, peers)
-        if error is not None:
-            measured = row["time_ratio"] / plain["time_ratio"]
-            dots.append((measured, measured * (1.0 + error / 100.0)))
-    return dots
+    found = (step_times(r, [p for p in rows if p["model"] == r["model"]]) for r in _ours(rows))
+    return [times for times in found if times is not None]
 
 
 def _ours(rows: Sequence[Row]) -> list[Row]:

@@ -31,13 +31,6 @@ pytestmark = pytest.mark.inductor
 BUDGET = "220kB"
 
 
-class Mean(nn.Module):
-    """Of the squares."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.square().mean()
-
-
 @pytest.fixture(autouse=True)
 def nothing_is_known() -> Iterator[None]:
     """Neither code nor readings."""
@@ -165,16 +158,13 @@ def test_a_kernel_that_does_not_compile_leaves_the_graph_to_torch(
         torch.testing.assert_close(one, other)
 
 
-def test_gradients_have_the_strides_of_the_graph() -> None:
-    """Also where a convolution's are computed with the channels last."""
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        *(nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU()) for _ in range(3)),
-        nn.Flatten(),
-    )
-    x = torch.randn(4, 16, 16, 16)
-    planned = autoremat.optimize(nn.Sequential(model, Mean()), budget="min", verbose=False)
-    planned(x).backward()
-    for parameter in model.parameters():
-        assert parameter.grad is not None
-        assert parameter.grad.stride() == parameter.stride()
+@pytest.mark.parametrize("keeps", [True, False])
+def test_gradients_are_read_as_results_that_the_user_sees(keeps: bool) -> None:
+    """As Inductor compiles them, unless its configuration says that they are not."""
+    seen: list[list[int]] = []
+    marked = mock.patch.object(_torch, "mark_visible_outputs", lambda _, found: seen.append(found))
+    with config.patch(bw_outputs_user_visible=keeps), marked:
+        autoremat.plan(Chain(), many_rows(), budget="1GB", verbose=False)
+    forward, backward = seen[:2]
+    assert forward == [0]
+    assert len(backward) == (len(list(Chain().parameters())) if keeps else 0)
