@@ -23,6 +23,8 @@ __all__ = [
     "is_gather",
     "is_replica",
     "is_wait",
+    "parameters_that_gather",
+    "sharded_parameters",
     "sharded_tensors",
     "sharded_units",
     "tensors_of_units",
@@ -81,18 +83,24 @@ class ShardedUnit:
 
 def sharded_units(model: nn.Module) -> list[ShardedUnit]:
     """The units of the model that a module is (a part of), in the order of its modules."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None:
+    if "torch.distributed.fsdp" not in sys.modules:
         return []
     modules = list(model.modules())
-    found = (m._get_fsdp_state() for m in modules if isinstance(m, fsdp.FSDPModule))
-    flat: dict[int, list[Any]] = {}
-    for m in modules:
-        if isinstance(m, fsdp.FullyShardedDataParallel):
-            order = m._exec_order_data  # all share their root's, once that has run
-            flat.setdefault(id(order) if order.all_handles else 0, []).append(m)
-    flat_units = (unit for states in flat.values() for unit in _flat_units(states))
-    return [*_units(list(dict.fromkeys(found))), *flat_units]
+    units = [unit for found in _by_root(_states(modules)) for unit in _units(found)]
+    return [*units, *(unit for found in _flat_by_root(modules) for unit in _flat_units(found))]
+
+
+def sharded_parameters(model: nn.Module) -> list[torch.Tensor]:
+    """Of a model's units, what may have gradients: shards, and what is gathered of them.
+
+    It takes a small part of the time that its units take.
+    """
+    if "torch.distributed.fsdp" not in sys.modules:
+        return []
+    modules = list(model.modules())
+    handles = (handle for found in _flat_by_root(modules) for handle in _handles(found))
+    flat = (t for handle in handles for t in _parameters_of_flat(handle.flat_param))
+    return [*_parameters_of(_states(modules)), *flat]
 
 
 def gathered_inputs(joint: fx.GraphModule, inputs: Sequence[object]) -> list[int]:
@@ -114,14 +122,22 @@ def gathered_inputs(joint: fx.GraphModule, inputs: Sequence[object]) -> list[int
 
 def units_that_gather(tensors: Iterable[torch.Tensor]) -> list[ShardedUnit]:
     """The units of FSDP2 of the models some of whose gathered parameters these are, of each all."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None:
+    if "torch.distributed.fsdp" not in sys.modules:
         return []
+    return [unit for found in _by_root(_states_that_gather(tensors)) for unit in _units(found)]
+
+
+def parameters_that_gather(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Of these units, what may have gradients."""
+    if "torch.distributed.fsdp" not in sys.modules:
+        return []
+    return _parameters_of(_states_that_gather(tensors))
+
+
+def _states_that_gather(tensors: Iterable[torch.Tensor]) -> list[Any]:
     asked = set(map(id, tensors))
-    found = (m._get_fsdp_state() for m in _with_state() if isinstance(m, fsdp.FSDPModule))
-    states = [state for state in dict.fromkeys(found) if not asked.isdisjoint(_gathered(state))]
-    roots = {id(state._state_ctx): state for state in states}
-    return [unit for state in roots.values() for unit in _units([state])]
+    states = _states(_with_state()) if asked else []
+    return [state for state in states if not asked.isdisjoint(_gathered(state))]
 
 
 def _with_state() -> list[nn.Module]:
@@ -129,30 +145,75 @@ def _with_state() -> list[nn.Module]:
     return list(torch.distributed._composable_state._module_state_mapping)
 
 
+def _states(modules: Iterable[nn.Module]) -> list[Any]:
+    """Those of FSDP2 among modules, each once."""
+    of_fsdp = torch.distributed.fsdp.FSDPModule
+    return list(dict.fromkeys(m._get_fsdp_state() for m in modules if isinstance(m, of_fsdp)))
+
+
+def _by_root(states: Iterable[Any]) -> list[list[Any]]:
+    """States by the root that they share: each knows all of its own once its forward has run."""
+    found: dict[int, list[Any]] = {}
+    for state in states:
+        known = state._state_ctx.all_states
+        found.setdefault(id(known) if known else 0, []).append(state)
+    return [list(states[0]._state_ctx.all_states) or states for states in found.values()]
+
+
+def _groups_of(states: Iterable[Any]) -> list[tuple[Any, Any]]:
+    return [(state, group) for state in states for group in _groups(state)]
+
+
 def _gathered(state: Any) -> set[int]:
-    params = (param for group in _groups(state) for param in group.fsdp_params)
-    return {id(getattr(param, "_unsharded_param", None)) for param in params}
+    return {
+        id(_gathered_of(param)) for _, group in _groups_of([state]) for param in group.fsdp_params
+    }
 
 
-def _units(states: list[Any]) -> list[ShardedUnit]:
-    """Of all states that share a root; after the first forward, one knows all."""
-    if states:
-        states = list(states[0]._state_ctx.all_states) or states
-    groups = [(state, group) for state in states for group in _groups(state)]
+def _gathered_of(param: Any) -> Any:
+    return getattr(param, "_unsharded_param", None)
+
+
+def _parameters_of(states: Iterable[Any]) -> list[torch.Tensor]:
+    """Of the models whose states these are."""
+    groups = (group for found in _by_root(states) for _, group in _groups_of(found))
+    params = (param for group in groups for param in group.fsdp_params)
+    return list(_tensors(t for p in params for t in (p.sharded_param, _gathered_of(p))))
+
+
+def _units(states: Iterable[Any]) -> list[ShardedUnit]:
+    """Of states that share a root."""
+    groups = _groups_of(states)
     numbers = {id(group): number for number, (_, group) in enumerate(groups)}
     return [_unit(state, group, numbers) for state, group in groups]
 
 
-def _flat_units(states: Sequence[Any]) -> list[ShardedUnit]:
-    """Of FSDP1: all that share their root; before its first forward, these alone."""
+def _flat_by_root(modules: Iterable[nn.Module]) -> list[list[Any]]:
+    """What FSDP1 has wrapped, by the root that it shares, once that has run."""
+    found: dict[int, list[Any]] = {}
+    for m in modules:
+        if isinstance(m, torch.distributed.fsdp.FullyShardedDataParallel):
+            order = m._exec_order_data
+            found.setdefault(id(order) if order.all_handles else 0, []).append(m)
+    return list(found.values())
+
+
+def _handles(states: Sequence[Any]) -> list[Any]:
+    """Of all that share their root; before its first forward, of these alone."""
     known = states[0]._exec_order_data.all_handles or [s._handle for s in states]
-    handles = [handle for handle in known if handle is not None]
+    return [handle for handle in known if handle is not None]
+
+
+def _flat_units(states: Sequence[Any]) -> list[ShardedUnit]:
+    """Of what FSDP1 has wrapped."""
+    handles = _handles(states)
     return [_flat_unit(handle, states[0], handles) for handle in handles]
 
 
 def _flat_unit(handle: Any, state: Any, handles: Sequence[Any]) -> ShardedUnit:
     """One flat parameter; the state tells what all of them have in common."""
-    flat, world = handle.flat_param, handle.world_size if handle.uses_sharded_strategy else 1
+    flat, parameters = handle.flat_param, _parameters_of_flat(handle.flat_param)
+    world = handle.world_size if handle.uses_sharded_strategy else 1
     length = -(-flat._unpadded_unsharded_size.numel() // world) * world
     inside = set(handle._fully_sharded_module.modules())
     is_root = all(other._fully_sharded_module in inside for other in handles)
@@ -165,8 +226,8 @@ def _flat_unit(handle: Any, state: Any, handles: Sequence[Any]) -> ShardedUnit:
     return ShardedUnit(
         is_root=is_root,
         runs_forward=handle._training_state.name == "FORWARD",
-        shards=_tensors([getattr(flat, "_local_shard", flat)]),
-        gathered=_tensors([flat, *(flat._params or ())]),
+        shards=parameters[:1],
+        gathered=parameters[1:],
         moving=_tensors(getattr(flat, name, None) for name in _GATHERED),
         gradients=_tensors([getattr(flat, "_saved_grad_shard", None)]),
         gathered_nbytes=gathered_nbytes,
@@ -176,6 +237,11 @@ def _flat_unit(handle: Any, state: Any, handles: Sequence[Any]) -> ShardedUnit:
         reduced_nbytes=0,
         gradient_share=owned_nbytes / max(1, whole_nbytes) if state._sync_gradients else 1.0,
     )
+
+
+def _parameters_of_flat(flat: Any) -> tuple[torch.Tensor, ...]:
+    """Its shard, itself, and the parameters that others see."""
+    return _tensors([getattr(flat, "_local_shard", flat), flat, *(flat._params or ())])
 
 
 def tensors_of_units(units: Iterable[ShardedUnit]) -> list[torch.Tensor]:
@@ -205,7 +271,7 @@ def _unit(state: Any, group: Any, numbers: dict[int, int]) -> ShardedUnit:
     shards = tuple(param.sharded_param for param in group.fsdp_params)
     reduces = bool(group.reduce_grads)
     owned_nbytes = _nbytes(group, sizes, "orig_dtype") // world
-    gathered = (getattr(param, "_unsharded_param", None) for param in group.fsdp_params)
+    gathered = map(_gathered_of, group.fsdp_params)
     waiting = (param.unsharded_accumulated_grad for param in group.fsdp_params)
     return ShardedUnit(
         is_root=bool(state._is_root),

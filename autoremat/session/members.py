@@ -149,6 +149,10 @@ class Members(Present):
         brought = _brought(self._given_now, self._device)
         return [*whole.parameters(), *shards, *whole.buffers(), *brought]
 
+    def trained(self) -> list[torch.Tensor]:
+        """See `Present`."""
+        return [*self._trained_parameters(), *self._given_now]
+
     def expected_nbytes(self, device: torch.device) -> int:
         """See `Present`."""
         state_nbytes = max(0, self._planned_state_nbytes - self._state_nbytes(device))
@@ -168,8 +172,7 @@ class Members(Present):
 
     def gradients(self) -> dict[int, int]:
         """Bytes of the gradients that exist, by their parameters; of sparse ones what they hold."""
-        trained = (*self._parameters(), *_torch.sharded_tensors(self.whole))
-        found = ((p, gradient_of(p)) for p in trained)
+        found = ((p, gradient_of(p)) for p in self._trained_parameters())
         return {id(p): storages_nbytes([g], g.device) for p, g in found if g is not None}
 
     @property
@@ -194,6 +197,10 @@ class Members(Present):
 
     def _parameters(self) -> Iterable[nn.Parameter]:
         return self.whole.parameters()
+
+    def _trained_parameters(self) -> list[torch.Tensor]:
+        whole = self.whole
+        return [*whole.parameters(), *_torch.sharded_parameters(whole)]
 
 
 def _brought(given: Iterable[torch.Tensor], device: torch.device) -> list[torch.Tensor]:

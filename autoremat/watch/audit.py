@@ -14,7 +14,7 @@ import math
 import operator
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -78,6 +78,10 @@ class Present:
         """Parameters, buffers and batches."""
         raise NotImplementedError
 
+    def trained(self) -> Iterable[torch.Tensor]:
+        """What may have gradients, found without a look at what processes move."""
+        raise NotImplementedError
+
     def storages(self, device: torch.device) -> dict[int, int]:
         """Bytes of these and of all that optimizers step, of gradients and state, by identity."""
         known = self.optimizers.known
@@ -97,8 +101,8 @@ class Present:
 
     @property
     def has_gradients(self) -> bool:
-        """Whether a backward would add to gradients that exist."""
-        return any(gradient_of(tensor) is not None for tensor in self.leaves())
+        """Whether a backward would add to gradients that exist; each backward asks."""
+        return any(gradient_of(tensor) is not None for tensor in self.trained())
 
 
 class Arguments(Present):
@@ -123,6 +127,12 @@ class Arguments(Present):
     def leaves(self) -> list[torch.Tensor]:
         """See `Present`."""
         return [*self._leaves, *_torch.tensors_of_units(self.units)]
+
+    def trained(self) -> list[torch.Tensor]:
+        """See `Present`."""
+        leaves, roots = self._leaves, self.around.roots
+        found = _torch.parameters_that_gather(leaves)
+        return leaves + (found or [p for root in roots for p in _torch.sharded_parameters(root)])
 
     def expected_nbytes(self, device: torch.device) -> int:
         """See `Present`."""

@@ -1540,6 +1540,27 @@ def test_sharded_tensors():
     assert not _torch.sharded_tensors(nn.Linear(4, 4))
 
 
+@pytest.mark.usefixtures("two_processes")
+def test_sharded_parameters_and_parameters_that_gather():
+    """Of all models among the modules: shards and what is gathered of them."""
+    from torch.distributed.fsdp import fully_shard
+
+    models = [fully_shard(nn.Linear(4, size, bias=False)) for size in (4, 8)]
+    pair = nn.ModuleList(models)
+    sizes = [tuple(t.shape) for t in _torch.sharded_parameters(pair)]
+    assert sizes == [(4, 4), (8, 4)]
+    for model in models:
+        model(torch.ones(2, 4))
+    assert len(_torch.sharded_units(pair)) == 2
+    units = [t for u in _torch.sharded_units(pair) for t in (*u.shards, *u.gathered)]
+    assert list(map(id, _torch.sharded_parameters(pair))) == list(map(id, units))
+    second = _torch.sharded_units(models[1])[0]
+    found = _torch.parameters_that_gather(second.gathered)
+    assert list(map(id, found)) == list(map(id, (*second.shards, *second.gathered)))
+    assert not _torch.parameters_that_gather([torch.ones(1)])
+    assert not _torch.sharded_parameters(nn.Linear(4, 4))
+
+
 def test_active_replica_and_is_replica(tmp_path: Path):
     """While the forward of a DistributedDataParallel runs."""
     place = f"file://{tmp_path / 'store'}"
@@ -1613,6 +1634,8 @@ def test_flat_units(strategy: str):
     assert sum(tensor.untyped_storage().nbytes() for tensor in after.moving) == 0
     assert sum(tensor.nbytes for tensor in after.shards) == (64 if is_shared else 128)
     assert any(tensor is inner.weight for tensor in after.gathered)
+    found = map(id, _torch.sharded_parameters(model))
+    assert {id(tensor) for tensor in (*after.shards, *after.gathered)} <= set(found)
 
 
 def test_backend_compiler_failed():
