@@ -46,6 +46,11 @@ planned under a budget that does not bind. **Slope error** is the relative diffe
 gradient's length and a finite difference of the loss along it, under one seed: with the same mask
 in forward and backward it is small, with different masks it is large.
 
+Beside op-by-op code stand checkpoints of every layer, and what torch's own integer programs
+(`torch.distributed._tools.sac_ilp`) decide for the layers under half of the peak that they know of,
+and under the least that they have a plan for; the two constants of a device that they ask for are
+measured here.
+
 Under Inductor the budgets are what others take. Beside `torch.compile` stand checkpoints of every
 layer, selective ones (matrix products, convolutions and attention are saved) and torch's
 `activation_memory_budget` at 0.7, 0.5, 0.3 and 0.1; **over it** is our step time over theirs, at
@@ -341,8 +346,13 @@ def _peer_name(row: Row) -> str:
         "checkpoint": f"{base} + per-layer checkpoint",
         "selective": f"{base} + selective checkpoint",
         "torch budget": f"{base}, activation_memory_budget={row['setting']}",
+        "sac_ilp": f"{base}, sac_ilp's {_share(row)}",
     }
     return names[row["variant"]]
+
+
+def _share(row: Row) -> str:
+    return f"{100 * row['setting']:.0f} %" if row["setting"] else "least"
 
 
 def _within(row: Row) -> bool | None:

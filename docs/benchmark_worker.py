@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
 from benchmark_models import MODELS
+from benchmark_sac_ilp import NoPlan, checkpoint_as_decided
 from own_process import forget_plans
 from torch import Tensor, nn
 
@@ -47,9 +48,11 @@ class Point:
     compiler: str
     """`eager` (op by op) or `inductor`."""
     variant: str
-    """`plain`, `checkpoint`, `selective`, `torch budget` (`setting`) or `autoremat` (`budget`)."""
+    """`plain`, `checkpoint`, `selective`, `sac_ilp` or `torch budget` (with their `setting`), or
+    `autoremat` (`budget`)."""
     setting: float | None = None
-    """torch's `activation_memory_budget`; for autoremat the share of eager's peak in percent."""
+    """torch's `activation_memory_budget`; the share of the peak that `sac_ilp` was asked for; for
+    autoremat the share of eager's peak in percent."""
     budget_nbytes: int | None = None
     """The budget, resident included; None with `autoremat` asks for the smallest feasible one."""
     time_limit: float = 30.0
@@ -95,7 +98,10 @@ def measure_point(point: Point) -> tuple[dict[str, Any], Callable[[], Tensor] | 
         budget = _smallest_feasible(point)
         torch.compiler.reset()
 
-    case = prepare(point, budget)
+    try:
+        case = prepare(point, budget)
+    except NoPlan as error:
+        return {"status": "no peer", "message": str(error)}, None
     step = training_step(case)
     with _settings(point):
         started = time.perf_counter()
@@ -123,6 +129,9 @@ def prepare(point: Point, budget_nbytes: int | None) -> Case:
     if point.variant == "autoremat":
         assert budget_nbytes is not None
         return _planned(point, budget_nbytes)
+    if point.variant == "sac_ilp":
+        assert point.setting is not None
+        return checkpoint_as_decided(MODELS[point.model], point.setting)
     case = MODELS[point.model]()
     if point.variant in ("checkpoint", "selective"):
         selective = point.variant == "selective"

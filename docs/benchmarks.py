@@ -27,6 +27,7 @@ from pathlib import Path
 from benchmark_models import MODELS
 from benchmark_page import page
 from benchmark_plot import draw
+from benchmark_sac_ilp import LEAST
 from benchmark_worker import SEED, Point
 from row_store import Row, Store, describe
 
@@ -42,6 +43,7 @@ BUDGETS = {
 BESIDE = "beside"  # a budget: as much as each of the others takes
 OURS = "autoremat"
 TORCH_BUDGETS = [0.7, 0.5, 0.3, 0.1]
+SAC_ILP_SHARES = [0.5, LEAST]
 ALIKE = 0.01  # peaks that differ by less are one budget
 
 
@@ -51,8 +53,12 @@ def peers(model: str, compiler: str) -> Iterator[Point]:
         yield Point(model, compiler, "plain")
     for variant in ("checkpoint", "selective"):
         yield Point(model, compiler, variant)
-    for setting in TORCH_BUDGETS if compiler == "inductor" else ():
-        yield Point(model, compiler, "torch budget", setting)
+    if compiler == "inductor":
+        for setting in TORCH_BUDGETS:
+            yield Point(model, compiler, "torch budget", setting)
+    else:  # its decisions are about operations in eager mode
+        for share in SAC_ILP_SHARES:
+            yield Point(model, compiler, "sac_ilp", share)
 
 
 def planned(
@@ -119,7 +125,9 @@ def run_model(model: str, compiler: str, store: Store, args: argparse.Namespace)
 
 def is_done(row: Row | None) -> bool:
     """Whether a stored row needs no further measurement."""
-    return row is not None and (row["status"] == "infeasible" or "time_ratio" in row)
+    if row is None:
+        return False
+    return row["status"] in ("infeasible", "no peer") or "time_ratio" in row
 
 
 def start(point: Point, args: argparse.Namespace) -> tuple[Worker, Row]:
