@@ -20,9 +20,9 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from autoremat import _torch
 from autoremat.comparison.layers import Checkpointed, Place, repeated_layers
 from autoremat.cost.ceilings import measure_ceilings
 from tests.models import Case
@@ -149,8 +149,8 @@ def _as_on_a_gpu() -> Iterator[None]:
         mock.patch(f"{where}.get_device_tflops", return_value=tflops),
         mock.patch(f"{where}.get_gpu_dram_gbps", return_value=gbps),
         mock.patch("torch.cuda.is_available", return_value=True),
-        mock.patch(f"{tools}.runtime_estimator.active_fake_mode", FakeTensorMode),
-        mock.patch(f"{tools}.sac_estimator.active_fake_mode", FakeTensorMode),
+        mock.patch(f"{tools}.runtime_estimator.active_fake_mode", _torch.FakeTensorMode),
+        mock.patch(f"{tools}.sac_estimator.active_fake_mode", _torch.FakeTensorMode),
     ):
         yield
 
