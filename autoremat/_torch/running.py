@@ -59,6 +59,7 @@ __all__ = [
     "memory_events",
     "module_calls",
     "own_call",
+    "own_parameters",
     "profiler_is_active",
     "raw_saved",
     "real_execution",
@@ -105,6 +106,12 @@ def module_calls() -> list[tuple[nn.Module, Any]]:
             known = frame.f_locals  # of no frame that outlives the call: Python may keep them in it
             calls.append((known["self"], (known["args"], known["kwargs"])))
     return calls[::-1]
+
+
+def own_parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
+    """What `parameters(recurse=False)` gives of each of these, in a fifth of the time."""
+    for module in modules:
+        yield from (p for p in module._parameters.values() if p is not None)
 
 
 def is_in_backward() -> bool:

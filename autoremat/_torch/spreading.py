@@ -90,14 +90,13 @@ def sharded_units(model: nn.Module) -> list[ShardedUnit]:
     return [*units, *(unit for found in _flat_by_root(modules) for unit in _flat_units(found))]
 
 
-def sharded_parameters(model: nn.Module) -> list[torch.Tensor]:
-    """Of a model's units, what may have gradients: shards, and what is gathered of them.
+def sharded_parameters(modules: Sequence[nn.Module]) -> list[torch.Tensor]:
+    """Of the units among modules, what may have gradients: shards, and what is gathered of them.
 
-    It takes a small part of the time that its units take.
+    It takes a small part of the time that the units take.
     """
     if "torch.distributed.fsdp" not in sys.modules:
         return []
-    modules = list(model.modules())
     handles = (handle for found in _flat_by_root(modules) for handle in _handles(found))
     flat = (t for handle in handles for t in _parameters_of_flat(handle.flat_param))
     return [*_parameters_of(_states(modules)), *flat]

@@ -63,9 +63,9 @@ class Step:
             open_runs: of forwards before it, whose backward is still to come.
             goes_on: whether it is one of the same step.
         """
-        self.note_longest()
+        now = self.note_longest()
         self.most_runs = max(self.most_runs, len(self.runs or ()))
-        self._earlier = self._step if goes_on else []
+        self._earlier = now if goes_on else []
         if self.runs is None or self.runs != [ran.name for ran in open_runs]:
             self._ran = list(open_runs)
             self._readers.clear()
@@ -79,11 +79,12 @@ class Step:
         graphs = dict.fromkeys(ran.graph for ran in longest)
         self._expected = {g: iter([ran for ran in longest if ran.graph == g]) for g in graphs}
 
-    def note_longest(self) -> None:
-        """A step is over, or as good as over."""
+    def note_longest(self) -> list[list[Ran]]:
+        """A step is over, or as good as over; its parts."""
         now = self._step
         if sum(map(len, now)) >= sum(map(len, self._longest)):
             self._longest = [[replace(ran, name=ran.graph) for ran in part] for part in now]
+        return now
 
     def add(self, name: str, part: Part) -> None:
         """Keep a graph that was planned."""

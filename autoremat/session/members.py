@@ -7,7 +7,7 @@ them together. Guarantees: holds no module; what several of them share counts on
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -92,7 +92,7 @@ class Members(Present):
         self._given = [reference for reference in self._given if reference() is not None]
         self._called.clear()
         self._has_begun = False
-        self._sharing.note_call(self.whole.modules())
+        self._sharing.note_call(self._all_parts())
 
     def note_given(self, inputs: object, caller: Hashable) -> None:
         """A call of a module is given these."""
@@ -104,8 +104,9 @@ class Members(Present):
             self.note_held(brought(_torch.module_calls()))
         if len(self._modules) > 1:
             before = self._batches.get(caller, {}) if caller in self._called else {}
-            batch = [tensor for tensor in _brought(given, self._device) if tensor.grad_fn is None]
-            self._batches[caller] = before | storage_sizes(batch, self._device)
+            device = self._device
+            batch = [tensor for tensor in _brought(given, device) if tensor.grad_fn is None]
+            self._batches[caller] = before | storage_sizes(batch, device)
             self._called.add(caller)
 
     def note_held(self, values: object) -> None:
@@ -181,7 +182,8 @@ class Members(Present):
 
     @property
     def _device(self) -> torch.device:
-        found = (p.device for module in self.modules for p in module.parameters())
+        modules = (module for reference in self._modules if (module := reference()) is not None)
+        found = (p.device for module in modules for p in module.parameters())
         return next(found, torch.device("cpu"))
 
     def _batches_to_come(self, device: torch.device) -> int:
@@ -198,9 +200,13 @@ class Members(Present):
     def _parameters(self) -> Iterable[nn.Parameter]:
         return self.whole.parameters()
 
+    def _all_parts(self) -> Iterator[nn.Module]:
+        """The modules and what is in them."""
+        return (part for module in self.modules for part in module.modules())
+
     def _trained_parameters(self) -> list[torch.Tensor]:
-        whole = self.whole
-        return [*whole.parameters(), *_torch.sharded_parameters(whole)]
+        modules = list(self._all_parts())
+        return [*_torch.own_parameters(modules), *_torch.sharded_parameters(modules)]
 
 
 def _brought(given: Iterable[torch.Tensor], device: torch.device) -> list[torch.Tensor]:

@@ -135,9 +135,10 @@ class Steps:
 
     def begin(self) -> None:
         """A training call begins: one step with those before it whose backward is to come."""
-        goes_on = self.goes_on
+        waiting = self._waiting
+        goes_on = bool(waiting) or self._is_in_backward
         self.number += not goes_on
-        self.graphs.begin(self._waiting, goes_on=goes_on)
+        self.graphs.begin(waiting, goes_on=goes_on)
         if _torch.is_in_backward():
             self.backward = latest_backward()
         else:

@@ -132,7 +132,9 @@ class Arguments(Present):
         """See `Present`."""
         leaves, roots = self._leaves, self.around.roots
         found = _torch.parameters_that_gather(leaves)
-        return leaves + (found or [p for root in roots for p in _torch.sharded_parameters(root)])
+        if not found:
+            found = _torch.sharded_parameters([part for root in roots for part in root.modules()])
+        return leaves + found
 
     def expected_nbytes(self, device: torch.device) -> int:
         """See `Present`."""
@@ -231,7 +233,7 @@ class Audit:
             device: where it runs.
             sizes: what its symbolic sizes stand for.
         """
-        about = _about(device)
+        about = _about(device, runs)
         # Reentrant checkpoints let go of it one by one, while gradients come.
         situation = (name, about if _torch.is_in_backward() else about > 0, *names_of(runs))
         if self.is_known(situation, (*sizes, *sizes_of_runs(runs), about)):
@@ -378,9 +380,9 @@ def _tensors_of(roots: Roots) -> list[torch.Tensor]:
     return [root for root in roots if isinstance(root, torch.Tensor)]
 
 
-def _about(device: torch.device) -> int:
+def _about(device: torch.device, runs: Sequence[Run] | None = None) -> int:
     """How much graphs have returned that is held: a number that stays while it grows a little."""
-    kept_nbytes = sum(nbytes for _, nbytes in returned_storages(device))
+    kept_nbytes = sum(nbytes for _, nbytes in returned_storages(device, runs))
     return math.ceil(PER_OCTAVE * math.log2(1 + kept_nbytes))
 
 

@@ -145,13 +145,24 @@ _KEY = "autoremat"  # in the metadata of autograd's nodes
 
 def open_runs(device: torch.device) -> list[Run]:
     """Runs whose backward is still to come, in the order in which they ran."""
-    runs = sorted(_books.open.items())
-    return [run for _, run in runs if same_device(run.device, device)]
+    found = (reference() for reference in _books.open.valuerefs())  # as they came
+    return [
+        run
+        for run in found
+        if run is not None and (run.device is device or same_device(run.device, device))
+    ]
 
 
-def returned_storages(device: torch.device) -> Iterator[tuple[int, int]]:
-    """What runs that are over have returned and somebody holds: identity and bytes of each."""
-    counted = {key for run in open_runs(device) for key in run.returned}
+def returned_storages(
+    device: torch.device, runs: Sequence[Run] | None = None
+) -> Iterator[tuple[int, int]]:
+    """What runs that are over have returned and somebody holds: identity and bytes of each.
+
+    Args:
+        device: where.
+        runs: those that are open there, if they are known.
+    """
+    counted = {key for run in (open_runs(device) if runs is None else runs) for key in run.returned}
     for key, kept in list(_books.returned.items()):
         is_there = key not in counted and same_device(kept.device, device)
         if is_there and not kept.storage.expired():

@@ -1540,6 +1540,16 @@ def test_sharded_tensors():
     assert not _torch.sharded_tensors(nn.Linear(4, 4))
 
 
+def test_own_parameters():
+    """Those of the modules that are given, not those of their parts; of shared ones each."""
+    inner = nn.Linear(2, 2, bias=False)
+    outer = nn.Sequential(inner)
+    outer.register_parameter("own", nn.Parameter(torch.ones(1)))
+    outer.register_parameter("none", None)
+    found = list(_torch.own_parameters([outer, inner, inner]))
+    assert list(map(id, found)) == list(map(id, [outer.own, inner.weight, inner.weight]))
+
+
 @pytest.mark.usefixtures("two_processes")
 def test_sharded_parameters_and_parameters_that_gather():
     """Of all models among the modules: shards and what is gathered of them."""
@@ -1547,18 +1557,18 @@ def test_sharded_parameters_and_parameters_that_gather():
 
     models = [fully_shard(nn.Linear(4, size, bias=False)) for size in (4, 8)]
     pair = nn.ModuleList(models)
-    sizes = [tuple(t.shape) for t in _torch.sharded_parameters(pair)]
+    sizes = [tuple(t.shape) for t in _torch.sharded_parameters([*pair.modules()])]
     assert sizes == [(4, 4), (8, 4)]
     for model in models:
         model(torch.ones(2, 4))
     assert len(_torch.sharded_units(pair)) == 2
     units = [t for u in _torch.sharded_units(pair) for t in (*u.shards, *u.gathered)]
-    assert list(map(id, _torch.sharded_parameters(pair))) == list(map(id, units))
+    assert list(map(id, _torch.sharded_parameters([*pair.modules()]))) == list(map(id, units))
     second = _torch.sharded_units(models[1])[0]
     found = _torch.parameters_that_gather(second.gathered)
     assert list(map(id, found)) == list(map(id, (*second.shards, *second.gathered)))
     assert not _torch.parameters_that_gather([torch.ones(1)])
-    assert not _torch.sharded_parameters(nn.Linear(4, 4))
+    assert not _torch.sharded_parameters([nn.Linear(4, 4)])
 
 
 def test_active_replica_and_is_replica(tmp_path: Path):
@@ -1634,7 +1644,7 @@ def test_flat_units(strategy: str):
     assert sum(tensor.untyped_storage().nbytes() for tensor in after.moving) == 0
     assert sum(tensor.nbytes for tensor in after.shards) == (64 if is_shared else 128)
     assert any(tensor is inner.weight for tensor in after.gathered)
-    found = map(id, _torch.sharded_parameters(model))
+    found = map(id, _torch.sharded_parameters([*model.modules()]))
     assert {id(tensor) for tensor in (*after.shards, *after.gathered)} <= set(found)
 
 
