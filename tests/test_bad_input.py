@@ -190,8 +190,8 @@ def test_a_model_whose_structure_changes():
 @pytest.mark.thorough
 def test_a_model_that_outgrows_its_budget():
     """With a layer more it is refused before the step; without it, it trains again."""
-    budget = refusal(Residual, (rows(),), time_limit=0.5).smallest_peak_nbytes
-    model = optimized(Residual, budget, time_limit=0.5)
+    budget = refusal(Residual, (rows(),), time_limit=60.0).smallest_peak_nbytes
+    model = optimized(Residual, budget, time_limit=60.0)
     before = step(model, (rows(),))
     model.zero_grad(set_to_none=True)
     model.layers.append(nn.Linear(WIDTH, WIDTH))
@@ -345,8 +345,8 @@ def test_weights_that_change_between_forward_and_backward(name: str, budget: str
     """The gradients of the old weights, or autograd's own error, which eager mode has as well."""
     nbytes = UNBOUNDED
     if budget == "smallest":
-        nbytes = refusal(Residual, (rows(),), time_limit=0.5).smallest_peak_nbytes
-    found = _changed_after_the_forward(optimized(Residual, nbytes, time_limit=0.5), name)
+        nbytes = refusal(Residual, (rows(),), time_limit=60.0).smallest_peak_nbytes
+    found = _changed_after_the_forward(optimized(Residual, nbytes, time_limit=60.0), name)
     if _changed_after_the_forward(make_seeded(Residual), name) is None:
         assert found is None
     if found is not None:

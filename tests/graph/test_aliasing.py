@@ -81,9 +81,9 @@ def test_inputs_that_share_memory_of_which_one_is_overwritten(shift: int, tight:
         batch = torch.empty(ROWS + 4, WIDTH)
         resident = autoremat.resident_nbytes(OverwritesAlias(), batch)
         with pytest.raises(autoremat.InfeasibleBudget) as caught:
-            outcome(optimized(OverwritesAlias, resident, time_limit=0.5))
+            outcome(optimized(OverwritesAlias, resident, time_limit=60.0))
         budget = caught.value.smallest_peak_nbytes
-    ours = outcome(optimized(OverwritesAlias, budget, time_limit=0.5))
+    ours = outcome(optimized(OverwritesAlias, budget, time_limit=60.0))
     torch.testing.assert_close(ours, outcome(make_seeded(OverwritesAlias)))
 
 
@@ -135,7 +135,7 @@ def test_outputs_that_are_parameters_and_buffers():
         ReturnsState,
         (rows(),),
         loss_of=lambda output: output[0] + output[2].square().sum(),
-        time_limit=0.5,
+        time_limit=60.0,
     )
 
 
@@ -153,7 +153,7 @@ class WritesThroughViews(Layers):
 @pytest.mark.thorough
 def test_writes_through_views():
     """Flat and transposed views, masks, copies and scatters of one storage."""
-    gradients_hold(WritesThroughViews, (rows(),), time_limit=0.5)
+    gradients_hold(WritesThroughViews, (rows(),), time_limit=60.0)
 
 
 class ReturnsPredictions(Layers):
@@ -167,5 +167,5 @@ def test_an_output_that_the_user_overwrites():
         ReturnsPredictions,
         (rows(),),
         loss_of=lambda output: output.mul_(2).square().mean(),
-        time_limit=0.5,
+        time_limit=60.0,
     )

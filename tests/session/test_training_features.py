@@ -53,8 +53,8 @@ def scaled_training(model: nn.Module, dtype: torch.dtype) -> list[Tensor]:
 def test_scaled_mixed_precision_with_clipping_and_accumulation(dtype: torch.dtype):
     """A whole loop with `GradScaler`: bitwise the same under the smallest budget."""
     with torch.autocast("cpu", dtype):
-        smallest = refusal(Residual, (rows(),), time_limit=0.5).smallest_peak_nbytes
-    model = optimized(Residual, smallest, time_limit=0.5)
+        smallest = refusal(Residual, (rows(),), time_limit=60.0).smallest_peak_nbytes
+    model = optimized(Residual, smallest, time_limit=60.0)
     tight = scaled_training(model, dtype)
     assert recomputes(model) > 0
     loose = scaled_training(optimized(Residual, UNBOUNDED), dtype)
@@ -81,7 +81,7 @@ def test_a_scaler_skips_the_step_of_infinite_gradients():
 def test_parameters_of_half_precision(dtype: torch.dtype):
     """Weights, activations and gradients of 16 bits."""
     make = lambda: Residual().to(dtype)  # noqa: E731
-    gradients_hold(make, (rows(dtype),), tolerance=3e-2, time_limit=0.5)
+    gradients_hold(make, (rows(dtype),), tolerance=3e-2, time_limit=60.0)
 
 
 ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (
@@ -120,7 +120,7 @@ def test_activation_functions():
             return h.square().mean()
 
     x = rows(torch.float64)
-    gradients_hold(lambda: Activated().double(), (x,), tolerance=1e-11, time_limit=0.5)
+    gradients_hold(lambda: Activated().double(), (x,), tolerance=1e-11, time_limit=60.0)
 
 
 # --- adapters ----------------------------------------------------------------------------------
@@ -153,8 +153,8 @@ class Adapted(Residual):
 
 def test_adapters_on_frozen_weights():
     """LoRA: gradients for the adapters only; after a merge in place the plan still holds."""
-    smallest = refusal(Adapted, (rows(),), time_limit=0.5).smallest_peak_nbytes
-    ours, eager = optimized(Adapted, smallest, time_limit=0.5), make_seeded(Adapted)
+    smallest = refusal(Adapted, (rows(),), time_limit=60.0).smallest_peak_nbytes
+    ours, eager = optimized(Adapted, smallest, time_limit=60.0), make_seeded(Adapted)
     for _ in range(2):
         close(step(eager, (rows(),)), step(ours, (rows(),)), 1e-6)
         assert ours.first.base.weight.grad is None
@@ -179,14 +179,14 @@ def test_frozen_weights_that_the_forward_moves():
     def outcome(budget: int | None) -> list[Tensor]:
         model = make_seeded(MovesFrozenWeights)
         if budget is not None:
-            model = optimized(MovesFrozenWeights, budget, time_limit=0.5)
+            model = optimized(MovesFrozenWeights, budget, time_limit=60.0)
         x = rows().requires_grad_()
         model(x).backward()
         found = [p.grad for p in model.parameters() if p.grad is not None]
         return [x.grad, *found, *(p.detach() for p in model.parameters())]
 
     inputs = (rows().requires_grad_(),)
-    smallest = refusal(MovesFrozenWeights, inputs, time_limit=0.5).smallest_peak_nbytes
+    smallest = refusal(MovesFrozenWeights, inputs, time_limit=60.0).smallest_peak_nbytes
     loose, tight, eager = (outcome(budget) for budget in (UNBOUNDED, smallest, None))
     assert all(torch.equal(a, b) for a, b in zip(loose, tight, strict=True))
     torch.testing.assert_close(loose, eager)
@@ -244,8 +244,8 @@ def test_tied_weights_that_two_optimizers_step():
         other = torch.optim.AdamW(model.layers[1:].parameters(), 0.01)
         return trained(model, [one, other])
 
-    smallest = refusal(Tied, (rows(),), time_limit=0.5).smallest_peak_nbytes
-    tight = outcome(optimized(Tied, smallest, time_limit=0.5))
+    smallest = refusal(Tied, (rows(),), time_limit=60.0).smallest_peak_nbytes
+    tight = outcome(optimized(Tied, smallest, time_limit=60.0))
     torch.testing.assert_close(tight, outcome(make_seeded(Tied)), rtol=1e-5, atol=1e-5)
 
 
@@ -434,7 +434,7 @@ class Attends(nn.Module):
 @pytest.mark.thorough
 def test_multihead_attention_of_torch():
     """With dropout, and its attention weights returned."""
-    gradients_hold(Attends, (sequences(),), tolerance=1e-4, time_limit=0.5)
+    gradients_hold(Attends, (sequences(),), tolerance=1e-4, time_limit=60.0)
 
 
 class Differentiates(Layers):

@@ -133,14 +133,14 @@ def test_a_wrong_argument_is_named_where_it_is_read(sabotage):
 @pytest.mark.thorough
 def test_masks_that_are_drawn_anew_are_the_first_difference(sabotage, monkeypatch):
     """The recompute of a dropout from a state that is not its own."""
-    budget = refusal(Dropout, (rows(),), time_limit=1.0).smallest_peak_nbytes
+    budget = refusal(Dropout, (rows(),), time_limit=60.0).smallest_peak_nbytes
 
     def draw_anew(node: fx.Node) -> None:
         _state, target, *args = node.args
         node.target, node.args = target, tuple(args)
 
     sabotage(lambda node: node.target is _torch.run_with_rng_state, draw_anew)
-    result = verified(Dropout, budget, rows(), time_limit=1.0)
+    result = verified(Dropout, budget, rows(), time_limit=60.0)
     assert not result.ok
     assert "recomputed for the backward" in result.explanation
     assert "(native_dropout, tiny.py:" in result.explanation
@@ -173,8 +173,8 @@ def test_where_the_plan_is_right_the_sentence_looks_elsewhere(monkeypatch):
     monkeypatch.setattr(
         verification, "_compare", lambda *given: original(*given) | {"gradient_error": 1.0}
     )
-    budget = refusal(Dropout, (rows(),), time_limit=1.0).smallest_peak_nbytes
-    model = optimized(Dropout, budget, time_limit=1.0)
+    budget = refusal(Dropout, (rows(),), time_limit=60.0).smallest_peak_nbytes
+    model = optimized(Dropout, budget, time_limit=60.0)
     result = autoremat.verify(model, rows())
     assert recomputes(model) > 0
     assert result.first_difference == result.first_difference_source == ""
