@@ -48,8 +48,8 @@ in forward and backward it is small, with different masks it is large.
 
 Beside op-by-op code stand checkpoints of every layer, and what torch's own integer programs
 (`torch.distributed._tools.sac_ilp`) decide for the layers under half of the peak that they know of,
-and under the least that they have a plan for; the two constants of a device that they ask for are
-measured here.
+and under the least that they have a plan for, to 5 %; the two constants of a device that they ask
+for are measured here, and the time that they take is in no first step.
 
 Under Inductor the budgets are what others take. Beside `torch.compile` stand checkpoints of every
 layer, selective ones (matrix products, convolutions and attention are saved) and torch's

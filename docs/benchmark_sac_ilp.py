@@ -64,7 +64,7 @@ def checkpoint_as_decided(make: Callable[[], Case], share: float) -> Case:
         raise NoPlan("no repeated layers found")
     try:
         decided = _decisions(make, list(places), SHARES if share == LEAST else [share])
-    except NoPlan:
+    except (NoPlan, ImportError):
         raise
     except Exception as error:  # of the tool: at a loss that is made in the forward, for one
         raise NoPlan(f"sac_ilp ends with {type(error).__name__}: {error}") from error
@@ -161,7 +161,7 @@ def _put(place: Place, decided: Decided) -> None:
 
 
 def _contexts(decided: Decided) -> Any:
-    """Of one call: its operations are counted as they run, and once more as they run again."""
+    """Of one call: its operations are counted as they run; again where torch asks of a rerun."""
     from torch.distributed._tools.sac_estimator import OPS_TO_ALWAYS_SKIP
 
     counts = {False: 0, True: 0}

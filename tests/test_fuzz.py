@@ -48,7 +48,7 @@ def fuzzing(share: float) -> settings:
 
 
 def apart(part: int) -> Callable[[Any], Any]:
-    """Cases of a part of a test: others than those of its other parts.
+    """Cases of a part of a test: others than those of its other parts, but for the simplest.
 
     A profile that asks for new cases each time gets them.
     """
@@ -69,7 +69,6 @@ def quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(certified, "WORK", certified.WORK // 100)
         yield
-    gc.unfreeze()
 
 
 @pytest.mark.thorough

@@ -86,17 +86,18 @@ def sharded_units(model: nn.Module) -> list[ShardedUnit]:
     if "torch.distributed.fsdp" not in sys.modules:
         return []
     modules = list(model.modules())
-    units = [unit for found in _by_root(_states(modules)) for unit in _units(found)]
+    units = _units(_known(_states(modules)))
     return [*units, *(unit for found in _flat_by_root(modules) for unit in _flat_units(found))]
 
 
-def sharded_parameters(modules: Sequence[nn.Module]) -> list[torch.Tensor]:
+def sharded_parameters(modules: Iterable[nn.Module]) -> list[torch.Tensor]:
     """Of the units among modules, what may have gradients: shards, and what is gathered of them.
 
     It takes a small part of the time that the units take.
     """
     if "torch.distributed.fsdp" not in sys.modules:
         return []
+    modules = list(modules)
     handles = (handle for found in _flat_by_root(modules) for handle in _handles(found))
     flat = (t for handle in handles for t in _parameters_of_flat(handle.flat_param))
     return [*_parameters_of(_states(modules)), *flat]
@@ -123,7 +124,7 @@ def units_that_gather(tensors: Iterable[torch.Tensor]) -> list[ShardedUnit]:
     """The units of FSDP2 of the models some of whose gathered parameters these are, of each all."""
     if "torch.distributed.fsdp" not in sys.modules:
         return []
-    return [unit for found in _by_root(_states_that_gather(tensors)) for unit in _units(found)]
+    return _units(_known(_states_that_gather(tensors)))
 
 
 def parameters_that_gather(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -150,13 +151,10 @@ def _states(modules: Iterable[nn.Module]) -> list[Any]:
     return list(dict.fromkeys(m._get_fsdp_state() for m in modules if isinstance(m, of_fsdp)))
 
 
-def _by_root(states: Iterable[Any]) -> list[list[Any]]:
-    """States by the root that they share: each knows all of its own once its forward has run."""
-    found: dict[int, list[Any]] = {}
-    for state in states:
-        known = state._state_ctx.all_states
-        found.setdefault(id(known) if known else 0, []).append(state)
-    return [list(states[0]._state_ctx.all_states) or states for states in found.values()]
+def _known(states: Iterable[Any]) -> list[Any]:
+    """These and all that share a root with them, which each knows once its forward has run."""
+    roots = {id(state._state_ctx): state for state in states}
+    return [s for state in roots.values() for s in state._state_ctx.all_states or [state]]
 
 
 def _groups_of(states: Iterable[Any]) -> list[tuple[Any, Any]]:
@@ -175,13 +173,12 @@ def _gathered_of(param: Any) -> Any:
 
 def _parameters_of(states: Iterable[Any]) -> list[torch.Tensor]:
     """Of the models whose states these are."""
-    groups = (group for found in _by_root(states) for _, group in _groups_of(found))
-    params = (param for group in groups for param in group.fsdp_params)
+    params = (param for _, group in _groups_of(_known(states)) for param in group.fsdp_params)
     return list(_tensors(t for p in params for t in (p.sharded_param, _gathered_of(p))))
 
 
 def _units(states: Iterable[Any]) -> list[ShardedUnit]:
-    """Of states that share a root."""
+    """Of these; what is gathered ahead is told by its number among them."""
     groups = _groups_of(states)
     numbers = {id(group): number for number, (_, group) in enumerate(groups)}
     return [_unit(state, group, numbers) for state, group in groups]

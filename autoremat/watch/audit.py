@@ -132,9 +132,8 @@ class Arguments(Present):
         """See `Present`."""
         leaves, roots = self._leaves, self.around.roots
         found = _torch.parameters_that_gather(leaves)
-        if not found:
-            found = _torch.sharded_parameters([part for root in roots for part in root.modules()])
-        return leaves + found
+        parts = (part for root in roots for part in root.modules())
+        return leaves + (found or _torch.sharded_parameters(parts))
 
     def expected_nbytes(self, device: torch.device) -> int:
         """See `Present`."""

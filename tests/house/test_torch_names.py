@@ -1551,6 +1551,24 @@ def test_own_parameters():
 
 
 @pytest.mark.usefixtures("two_processes")
+def test_units_that_are_gathered_ahead_are_told_by_their_number_among_all():
+    """Where the user has said so for the second of two models."""
+    from torch.distributed.fsdp import fully_shard
+
+    models = []
+    for size in (4, 8):
+        model = nn.Sequential(*(nn.Linear(size, size, bias=False) for _ in range(3)))
+        models.append(fully_shard(nn.Sequential(*map(fully_shard, model))))
+        models[-1](torch.ones(2, size))
+    models[1][2].set_modules_to_backward_prefetch([models[1][0]])
+    units = _torch.sharded_units(nn.ModuleList(models))
+    ahead = [[units[number].gathered_nbytes for number in u.gathered_ahead] for u in units]
+    assert [found for found in ahead if found] == [[8 * 8 * 4]]
+    number = next(u.gathered_ahead[0] for u in units if u.gathered_ahead)
+    assert any(t is models[1][0].weight for t in units[number].shards)
+
+
+@pytest.mark.usefixtures("two_processes")
 def test_sharded_parameters_and_parameters_that_gather():
     """Of all models among the modules: shards and what is gathered of them."""
     from torch.distributed.fsdp import fully_shard
