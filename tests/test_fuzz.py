@@ -6,7 +6,6 @@ thousands of others with `python -m pytest tests/test_fuzz.py --hypothesis-profi
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -60,12 +59,7 @@ shares = st.floats(0.0, 1.0)
 
 @pytest.fixture(scope="module", autouse=True)
 def quick() -> Iterator[None]:
-    """The solver's bound says how good a plan is, not whether it is right.
-
-    Each measurement looks through all objects: those of modules and other tests are set aside.
-    """
-    gc.collect()
-    gc.freeze()
+    """The solver's bound says how good a plan is, not whether it is right."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(certified, "WORK", certified.WORK // 100)
         yield

@@ -162,9 +162,7 @@ def _groups_of(states: Iterable[Any]) -> list[tuple[Any, Any]]:
 
 
 def _gathered(state: Any) -> set[int]:
-    return {
-        id(_gathered_of(param)) for _, group in _groups_of([state]) for param in group.fsdp_params
-    }
+    return {id(_gathered_of(param)) for group in _groups(state) for param in group.fsdp_params}
 
 
 def _gathered_of(param: Any) -> Any:
