@@ -14,21 +14,23 @@ import torch
 from torch import fx, nn
 from torch._ops import OpOverload
 
+from autoremat._torch.running import OfParameter, own_gradients
+
 __all__ = [
     "REGISTERS_REDUCTION",
     "ShardedUnit",
     "active_replica",
+    "gathered_gradients",
     "gathered_inputs",
     "is_collective",
     "is_gather",
     "is_replica",
     "is_wait",
-    "parameters_that_gather",
-    "sharded_parameters",
-    "sharded_tensors",
+    "sharded_gradients",
     "sharded_units",
     "tensors_of_units",
     "units_that_gather",
+    "waiting_gradients",
 ]
 
 _COLLECTIVES = frozenset(
@@ -50,6 +52,7 @@ class ShardedUnit:
 
     Attributes:
         is_root: whether it is what no other unit gathers: the rest of the model.
+        model: identity of what all units of one model have in common.
         runs_forward: whether its forward is running.
         shards: its parameters, as this process owns them.
         gathered: its parameters as a forward sees them, once they were gathered; under FSDP1 what
@@ -67,6 +70,7 @@ class ShardedUnit:
     """
 
     is_root: bool
+    model: int
     runs_forward: bool
     shards: tuple[torch.Tensor, ...] = field(repr=False)
     gathered: tuple[torch.Tensor, ...] = field(repr=False)
@@ -90,17 +94,19 @@ def sharded_units(model: nn.Module) -> list[ShardedUnit]:
     return [*units, *(unit for found in _flat_by_root(modules) for unit in _flat_units(found))]
 
 
-def sharded_parameters(modules: Iterable[nn.Module]) -> list[torch.Tensor]:
-    """Of the units among modules, what may have gradients: shards, and what is gathered of them.
+def sharded_gradients(modules: Iterable[nn.Module]) -> Iterator[OfParameter]:
+    """The gradients that exist of the units among modules; also those that wait to be reduced.
 
-    It takes a small part of the time that the units take.
+    These are told of their unit's first parameter. It takes a small part of the units' time.
     """
     if "torch.distributed.fsdp" not in sys.modules:
-        return []
+        return
     modules = list(modules)
-    handles = (handle for found in _flat_by_root(modules) for handle in _handles(found))
-    flat = (t for handle in handles for t in _parameters_of_flat(handle.flat_param))
-    return [*_parameters_of(_states(modules)), *flat]
+    yield from _gradients(_states(modules))
+    for found in _flat_by_root(modules):
+        for flat in (handle.flat_param for handle in _handles(found)):
+            yield from own_gradients(_parameters_of_flat(flat))
+            yield from ((flat, waiting) for waiting in _waiting_of_flat(flat))
 
 
 def gathered_inputs(joint: fx.GraphModule, inputs: Sequence[object]) -> list[int]:
@@ -127,11 +133,10 @@ def units_that_gather(tensors: Iterable[torch.Tensor]) -> list[ShardedUnit]:
     return _units(_known(_states_that_gather(tensors)))
 
 
-def parameters_that_gather(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Of these units, what may have gradients."""
-    if "torch.distributed.fsdp" not in sys.modules:
-        return []
-    return _parameters_of(_states_that_gather(tensors))
+def gathered_gradients(tensors: Iterable[torch.Tensor]) -> Iterator[OfParameter]:
+    """The gradients that exist of these units; also those that wait to be reduced."""
+    if "torch.distributed.fsdp" in sys.modules:
+        yield from _gradients(_states_that_gather(tensors))
 
 
 def _states_that_gather(tensors: Iterable[torch.Tensor]) -> list[Any]:
@@ -169,10 +174,19 @@ def _gathered_of(param: Any) -> Any:
     return getattr(param, "_unsharded_param", None)
 
 
-def _parameters_of(states: Iterable[Any]) -> list[torch.Tensor]:
+def _gradients(states: Iterable[Any]) -> Iterator[OfParameter]:
     """Of the models whose states these are."""
-    params = (param for _, group in _groups_of(_known(states)) for param in group.fsdp_params)
-    return list(_tensors(t for p in params for t in (p.sharded_param, _gathered_of(p))))
+    for _, group in _groups_of(_known(states)):
+        params = group.fsdp_params
+        yield from own_gradients(param.sharded_param for param in params)
+        yield from own_gradients(_tensors(map(_gathered_of, params)))
+        yield from ((params[0].sharded_param, waiting) for waiting in _waiting(group))
+
+
+def _waiting(group: Any) -> tuple[torch.Tensor, ...]:
+    """Gradients in the type of their reduction, and what only some processes have reduced."""
+    accumulated = (param.unsharded_accumulated_grad for param in group.fsdp_params)
+    return _tensors([*accumulated, group._partial_reduce_output])
 
 
 def _units(states: Iterable[Any]) -> list[ShardedUnit]:
@@ -219,11 +233,12 @@ def _flat_unit(handle: Any, state: Any, handles: Sequence[Any]) -> ShardedUnit:
     is_ahead = state.forward_prefetch or prefetch == "BACKWARD_PRE"
     return ShardedUnit(
         is_root=is_root,
+        model=id(state._exec_order_data),
         runs_forward=handle._training_state.name == "FORWARD",
         shards=parameters[:1],
         gathered=parameters[1:],
         moving=_tensors(getattr(flat, name, None) for name in _GATHERED),
-        gradients=_tensors([getattr(flat, "_saved_grad_shard", None)]),
+        gradients=_waiting_of_flat(flat),
         gathered_nbytes=gathered_nbytes,
         buffer_nbytes=gathered_nbytes if is_ahead else 0,
         kept_nbytes=gathered_nbytes if stays else 0,
@@ -238,14 +253,19 @@ def _parameters_of_flat(flat: Any) -> tuple[torch.Tensor, ...]:
     return _tensors([getattr(flat, "_local_shard", flat), flat, *(flat._params or ())])
 
 
+def _waiting_of_flat(flat: Any) -> tuple[torch.Tensor, ...]:
+    """Its reduced gradient, while another is made that is added to it."""
+    return _tensors([getattr(flat, "_saved_grad_shard", None)])
+
+
 def tensors_of_units(units: Iterable[ShardedUnit]) -> list[torch.Tensor]:
-    """What exists of the units: shards, what is gathered, what moves between them."""
-    return [t for u in units for t in (*u.shards, *u.gathered, *u.moving, *u.gradients)]
+    """What exists of the units but gradients: shards, what is gathered, what moves between them."""
+    return [t for u in units for t in (*u.shards, *u.gathered, *u.moving)]
 
 
-def sharded_tensors(model: nn.Module) -> list[torch.Tensor]:
-    """The same of a model's units."""
-    return tensors_of_units(sharded_units(model))
+def waiting_gradients(units: Iterable[ShardedUnit]) -> list[torch.Tensor]:
+    """Their gradients that are no parameter's yet."""
+    return [gradient for unit in units for gradient in unit.gradients]
 
 
 def _groups(state: Any) -> list[Any]:
@@ -266,14 +286,14 @@ def _unit(state: Any, group: Any, numbers: dict[int, int]) -> ShardedUnit:
     reduces = bool(group.reduce_grads)
     owned_nbytes = _nbytes(group, sizes, "orig_dtype") // world
     gathered = map(_gathered_of, group.fsdp_params)
-    waiting = (param.unsharded_accumulated_grad for param in group.fsdp_params)
     return ShardedUnit(
         is_root=bool(state._is_root),
+        model=id(state._state_ctx),
         runs_forward=group._training_state.name == "FORWARD",
         shards=shards,
         gathered=_tensors(gathered),
         moving=_tensors(_moving(group)),
-        gradients=_tensors(waiting),
+        gradients=_waiting(group),
         gathered_nbytes=gathered_nbytes,
         buffer_nbytes=gathered_nbytes if world > 1 else 0,
         kept_nbytes=kept_nbytes,
@@ -311,7 +331,6 @@ def _moving(group: Any) -> Iterator[Any]:
         yield from param.all_gather_outputs
         yield from getattr(param, "_unsharded_inner_tensors", ())
         yield getattr(param, "_sharded_post_forward_param_data", None)
-    yield group._partial_reduce_output
     context = group.comm_ctx
     kept = getattr(context, "all_gather_state", None)
     results = [group._all_gather_result, getattr(kept, "all_gather_result", None)]

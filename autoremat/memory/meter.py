@@ -28,13 +28,16 @@ from autoremat._torch import (
     MemoryEvent,
     address_of,
     memory_events,
+    own_gradients,
     profiler_is_active,
     real_execution,
     recording_memory,
-    sharded_tensors,
+    sharded_units,
     sparse_parts,
     storage_identity,
+    tensors_of_units,
     tree_leaves,
+    waiting_gradients,
 )
 from autoremat.memory.optimizers import layers_of, parameters_of
 from autoremat.reporting.resident import ResidentParts
@@ -231,12 +234,13 @@ def resident_parts(
     device: torch.device,
 ) -> ResidentParts:
     """The bytes of `resident_nbytes`, by what they are."""
-    parameters = [*module.parameters(), *sharded_tensors(module)]
+    units = sharded_units(module)
+    parameters = [*module.parameters(), *tensors_of_units(units)]
     stepped = parameters_of(optimizer)
     return ResidentParts(
         *counted_apart(
             parameters,
-            gradients_of(parameters),
+            [*gradients_of(parameters), *waiting_gradients(units)],
             state_of([optimizer]),
             module.buffers(),
             tensors_in(inputs),
@@ -267,13 +271,7 @@ def gradients_of(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     `torch.func.functional_call` may have put results of operations in the parameters' place: those
     have none, and torch warns who asks.
     """
-    found = map(gradient_of, parameters)
-    return [gradient for gradient in found if gradient is not None]
-
-
-def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The gradient that a tensor has now; results of operations have none, and torch warns."""
-    return tensor.grad if tensor.is_leaf else None
+    return [gradient for _, gradient in own_gradients(parameters)]
 
 
 def storages_nbytes(tensors: Iterable[torch.Tensor], device: torch.device) -> int:

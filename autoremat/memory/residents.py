@@ -166,7 +166,7 @@ def _with_next_step(
         storages=storage_identities(
             [
                 *model.parameters(),
-                *_torch.sharded_tensors(model),
+                *_torch.tensors_of_units(_torch.sharded_units(model)),
                 *model.buffers(),
                 *tensors_in(inputs),
                 *stepped,
@@ -233,7 +233,8 @@ class GivenToGraphs:
         """
         shared = _torch.tensors_of_units(units)
         parameters = storage_sizes(shared, device)
-        gradients = storage_sizes(gradients_of(shared), device)
+        waiting = _torch.waiting_gradients(units)
+        gradients = storage_sizes([*gradients_of(shared), *waiting], device)
         sizes = dict.fromkeys((_PARAMETERS, _GRADIENTS, _BUFFERS, _BATCH), 0)
         sizes[_PARAMETERS] += sum(parameters.values())
         sizes[_GRADIENTS] += sum(gradients.values())

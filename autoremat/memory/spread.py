@@ -121,8 +121,9 @@ def _sharded(units: Sequence[_torch.ShardedUnit], device: torch.device) -> Sprea
         moved_nbytes, share = max((gathers[n] for n in blocks), default=0), 1.0
         forward_nbytes = 0
     else:  # of equal ones, the last goes backward while the others hold the most
-        last = max(n for n in blocks if units[n].gathered_nbytes == units[inner].gathered_nbytes)
-        ahead = units[last].gathered_ahead or blocks[: blocks.index(last)][-1:]
+        last = max(n for n in blocks if _are_alike(units[n], units[inner]))
+        before = [n for n in blocks if n < last and units[n].model == units[last].model]
+        ahead = units[last].gathered_ahead or before[-1:]
         moved_nbytes = max(gathers[inner], sum(gathers[n] for n in ahead))
         forward_nbytes = max(0, units[inner].buffer_nbytes - moved_nbytes)
         share = units[inner].gradient_share
@@ -144,10 +145,20 @@ def _sharded(units: Sequence[_torch.ShardedUnit], device: torch.device) -> Sprea
 def _kept_by_run(units: Sequence[_torch.ShardedUnit], number: int) -> int:
     """What a unit keeps until its backward, if all that may run the same graph keep as much."""
     unit = units[number]
-    alike = {u.kept_nbytes for u in units if u.gathered_nbytes == unit.gathered_nbytes}
+    alike = {u.kept_nbytes for u in units if _are_alike(u, unit)}
     return unit.kept_nbytes if len(alike) == 1 else 0
 
 
+def _are_alike(one: _torch.ShardedUnit, other: _torch.ShardedUnit) -> bool:
+    """Whether they may run the same graph, as far as their sizes tell."""
+    return one.gathered_nbytes == other.gathered_nbytes
+
+
 def _left_of(unit: _torch.ShardedUnit) -> float:
-    """Of the bytes of its gradients, what there is more after its backward than before."""
+    """Of the bytes of its gradients, what there is more after its backward than before.
+
+    Those that wait are added to: as where a parameter has a gradient, nothing is more then.
+    """
+    if unit.gradients:
+        return 0.0
     return unit.gradient_share - unit.released_nbytes / max(1, unit.gathered_nbytes)

@@ -7,6 +7,7 @@ them together. Guarantees: holds no module; what several of them share counts on
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,6 @@ from torch import nn
 from autoremat import _torch
 from autoremat.memory.calls import brought
 from autoremat.memory.meter import (
-    gradient_of,
     state_of,
     storage_identities,
     storage_sizes,
@@ -146,13 +146,15 @@ class Members(Present):
     def leaves(self) -> list[torch.Tensor]:
         """See `Present`."""
         whole = self.whole
-        shards = _torch.sharded_tensors(whole)
         brought = _brought(self._given_now, self._device)
-        return [*whole.parameters(), *shards, *whole.buffers(), *brought]
+        units = _torch.sharded_units(whole)
+        shared = [*_torch.tensors_of_units(units), *_torch.waiting_gradients(units)]
+        return [*whole.parameters(), *shared, *whole.buffers(), *brought]
 
-    def trained(self) -> list[torch.Tensor]:
+    def gradients(self) -> Iterator[_torch.OfParameter]:
         """See `Present`."""
-        return [*self._trained_parameters(), *self._given_now]
+        yield from self._trained_gradients()
+        yield from _torch.own_gradients(self._given_now)
 
     def expected_nbytes(self, device: torch.device) -> int:
         """See `Present`."""
@@ -171,10 +173,14 @@ class Members(Present):
         """By how much the state of optimizers is larger than the latest plan counts it."""
         return max(0, self._state_nbytes(device) - self._planned_state_nbytes)
 
-    def gradients(self) -> dict[int, int]:
+    def gradient_nbytes(self) -> dict[int, int]:
         """Bytes of the gradients that exist, by their parameters; of sparse ones what they hold."""
-        found = ((p, gradient_of(p)) for p in self._trained_parameters())
-        return {id(p): storages_nbytes([g], g.device) for p, g in found if g is not None}
+        found, counted = Counter[int](), set[int]()
+        for parameter, gradient in self._trained_gradients():
+            sizes = storage_sizes([gradient], gradient.device)
+            found[id(parameter)] += sum(n for key, n in sizes.items() if key not in counted)
+            counted.update(sizes)
+        return found
 
     @property
     def _given_now(self) -> list[torch.Tensor]:
@@ -204,9 +210,10 @@ class Members(Present):
         """The modules and what is in them."""
         return (part for module in self.modules for part in module.modules())
 
-    def _trained_parameters(self) -> list[torch.Tensor]:
+    def _trained_gradients(self) -> Iterator[_torch.OfParameter]:
         modules = list(self._all_parts())
-        return [*_torch.own_parameters(modules), *_torch.sharded_parameters(modules)]
+        yield from _torch.own_gradients(_torch.own_parameters(modules))
+        yield from _torch.sharded_gradients(modules)
 
 
 def _brought(given: Iterable[torch.Tensor], device: torch.device) -> list[torch.Tensor]:

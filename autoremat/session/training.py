@@ -167,11 +167,11 @@ class Training:
         )
         has_begun = lockstep is not None and lockstep.has_begun
         session = Session(steps, resident, refuses=not self._variants and not has_begun)
-        return _Variant(session, self.members.gradients())
+        return _Variant(session, self.members.gradient_nbytes())
 
     def _variant_now(self) -> _Variant:
         """The first plan that leaves room for the gradients that exist now."""
-        gradients = self.members.gradients()
+        gradients = self.members.gradient_nbytes()
         for variant in self._variants:  # whose graphs, planned one by one, may not fit together
             variant.session.settle()
         for variant in self._variants:

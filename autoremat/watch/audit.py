@@ -14,7 +14,7 @@ import math
 import operator
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +22,6 @@ import torch
 from autoremat import _torch
 from autoremat.memory.calls import CallsAround
 from autoremat.memory.meter import (
-    gradient_of,
     gradients_of,
     same_device,
     state_of,
@@ -78,8 +77,11 @@ class Present:
         """Parameters, buffers and batches."""
         raise NotImplementedError
 
-    def trained(self) -> Iterable[torch.Tensor]:
-        """What may have gradients, found without a look at what processes move."""
+    def gradients(self) -> Iterator[_torch.OfParameter]:
+        """Those that exist, each beside what it is of.
+
+        They are found without a look at what processes move.
+        """
         raise NotImplementedError
 
     def storages(self, device: torch.device) -> dict[int, int]:
@@ -102,7 +104,7 @@ class Present:
     @property
     def has_gradients(self) -> bool:
         """Whether a backward would add to gradients that exist; each backward asks."""
-        return any(gradient_of(tensor) is not None for tensor in self.trained())
+        return next(self.gradients(), None) is not None
 
 
 class Arguments(Present):
@@ -126,14 +128,17 @@ class Arguments(Present):
 
     def leaves(self) -> list[torch.Tensor]:
         """See `Present`."""
-        return [*self._leaves, *_torch.tensors_of_units(self.units)]
+        units = self.units
+        shared = [*_torch.tensors_of_units(units), *_torch.waiting_gradients(units)]
+        return [*self._leaves, *shared]
 
-    def trained(self) -> list[torch.Tensor]:
+    def gradients(self) -> Iterator[_torch.OfParameter]:
         """See `Present`."""
-        leaves, roots = self._leaves, self.around.roots
-        found = _torch.parameters_that_gather(leaves)
-        parts = (part for root in roots for part in root.modules())
-        return leaves + (found or _torch.sharded_parameters(parts))
+        leaves = self._leaves
+        yield from _torch.own_gradients(leaves)
+        yield from _torch.gathered_gradients(leaves)
+        parts = (part for root in self.around.roots for part in root.modules())
+        yield from _torch.sharded_gradients(parts)
 
     def expected_nbytes(self, device: torch.device) -> int:
         """See `Present`."""
@@ -201,6 +206,8 @@ class Audit:
         self.reruns = Reruns()
         self._seen: defaultdict[Hashable, Counter[tuple[int, ...]]] = defaultdict(Counter)
         self._partial = Counter[Hashable]()  # looks, by situation, that could not see all
+        self._is_unnoted = False  # a known forward, before the next look at a backward
+        self._needs_notes = False  # such a look has missed them
 
     @property
     def present(self) -> Present:
@@ -235,7 +242,9 @@ class Audit:
         about = _about(device, runs)
         # Reentrant checkpoints let go of it one by one, while gradients come.
         situation = (name, about if _torch.is_in_backward() else about > 0, *names_of(runs))
-        if self.is_known(situation, (*sizes, *sizes_of_runs(runs), about)):
+        is_known = self.is_known(situation, (*sizes, *sizes_of_runs(runs), about))
+        if is_known and not self._needs_notes:
+            self._is_unnoted |= not _torch.is_in_backward()
             return None
         self.arguments.note(args)
         self.given.note_inputs(args)
@@ -243,6 +252,8 @@ class Audit:
         on_the_way = Results()
         on_the_way.note_saved(args, device)
         self.saved.add(on_the_way)
+        if is_known:
+            return None
         found = account().get(name) if runs or about else None
         if found is None:
             return None
@@ -256,7 +267,8 @@ class Audit:
 
     def at_end(self, runs: Sequence[Run], outputs: Sequence[Any], device: torch.device) -> None:
         """A call of the model has ended: what code in eager mode has saved in it stays."""
-        if runs and not self.is_known(("end", *names_of(runs)), sizes_of_runs(runs)):
+        is_known = self.is_known(("end", *names_of(runs)), sizes_of_runs(runs))
+        if runs and (self._needs_notes or not is_known):
             self.saved.note_saved(outputs, device)
 
     def at_reruns(self, roots: Roots, device: torch.device) -> None:
@@ -298,6 +310,9 @@ class Audit:
         parts = account()
         held = self._held(runs, device, roots)
         audits = self._audits_of(runs)
+        is_noted = not any(audit._is_unnoted for audit in audits)
+        for audit in audits:
+            audit._is_unnoted, audit._needs_notes = False, audit._is_unnoted
         foreseen = foresee(
             roots,
             runs,
@@ -322,10 +337,11 @@ class Audit:
         given_nbytes = sum(root.nbytes for root in begun if same_device(root.device, device))
         base_nbytes = held.base_nbytes + given_nbytes
         look = _look(parts, foreseen, base_nbytes, spread, keeps_graph=keeps_graph)
-        if not foreseen.is_complete and self._partial[situation] < PARTIAL_LOOKS:
+        is_partial = not (foreseen.is_complete and is_noted)
+        if is_partial and self._partial[situation] < PARTIAL_LOOKS:
             self._partial[situation] += 1
             self._seen[situation][sizes_of_runs(runs)] -= 1  # to be looked into again
-        return look._replace(situation=situation, is_partial=not foreseen.is_complete)
+        return look._replace(situation=situation, is_partial=is_partial)
 
     def live_nbytes(self, runs: Sequence[Run], device: torch.device) -> int:
         """What is live while these runs wait for their backward, but for what eager code saved."""

@@ -1528,16 +1528,17 @@ def test_sharded_units():
 
 
 @pytest.mark.usefixtures("two_processes")
-def test_sharded_tensors():
+def test_tensors_of_units():
     """Shards always; what is gathered has storage only while it is there."""
     from torch.distributed.fsdp import fully_shard
 
     model = fully_shard(nn.Linear(4, 4, bias=False))
-    assert [t.shape for t in _torch.sharded_tensors(model)] == [(4, 4)]
+    shards = _torch.tensors_of_units(_torch.sharded_units(model))
+    assert [t.shape for t in shards] == [(4, 4)]
     model(torch.ones(2, 4))
     sizes = [t.untyped_storage().nbytes() for u in _torch.sharded_units(model) for t in u.moving]
     assert sizes == [64]
-    assert not _torch.sharded_tensors(nn.Linear(4, 4))
+    assert not _torch.sharded_units(nn.Linear(4, 4))
 
 
 def test_own_parameters():
@@ -1569,24 +1570,61 @@ def test_units_that_are_gathered_ahead_are_told_by_their_number_among_all():
 
 
 @pytest.mark.usefixtures("two_processes")
-def test_sharded_parameters_and_parameters_that_gather():
-    """Of all models among the modules: shards and what is gathered of them."""
+def test_sharded_gradients_and_gathered_gradients():
+    """Of all models among the modules: of shards, and of what is gathered of them."""
     from torch.distributed.fsdp import fully_shard
 
     models = [fully_shard(nn.Linear(4, size, bias=False)) for size in (4, 8)]
     pair = nn.ModuleList(models)
-    sizes = [tuple(t.shape) for t in _torch.sharded_parameters([*pair.modules()])]
-    assert sizes == [(4, 4), (8, 4)]
-    for model in models:
-        model(torch.ones(2, 4))
+    models[1].set_requires_gradient_sync(False)
     assert len(_torch.sharded_units(pair)) == 2
-    units = [t for u in _torch.sharded_units(pair) for t in (*u.shards, *u.gathered)]
-    assert list(map(id, _torch.sharded_parameters([*pair.modules()]))) == list(map(id, units))
-    second = _torch.sharded_units(models[1])[0]
-    found = _torch.parameters_that_gather(second.gathered)
-    assert list(map(id, found)) == list(map(id, (*second.shards, *second.gathered)))
-    assert not _torch.parameters_that_gather([torch.ones(1)])
-    assert not _torch.sharded_parameters([nn.Linear(4, 4)])
+    assert not list(_torch.sharded_gradients(pair.modules()))
+    for model in models:
+        model(torch.ones(2, 4)).sum().backward()
+    second = _torch.sharded_units(models[1])[0].gathered
+    found = list(_torch.sharded_gradients(pair.modules()))
+    assert list(map(id, next(zip(*found, strict=True)))) == [id(models[0].weight), id(second[0])]
+    assert [gradient.shape for _, gradient in found] == [(4, 4), (8, 4)]
+    assert next(_torch.gathered_gradients(second))[1] is second[0].grad
+    assert not list(_torch.gathered_gradients([torch.ones(1)]))
+    assert not list(_torch.sharded_gradients([nn.Linear(4, 4)]))
+
+
+@pytest.mark.usefixtures("two_processes")
+@pytest.mark.parametrize("waits_for", ["reduction", "replicas"])
+def test_gradients_that_wait(waits_for: str):
+    """In the type that they are reduced in; or until replicas reduce what shards have reduced."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    if waits_for == "reduction":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        model = fully_shard(nn.Linear(4, 4, bias=False), mp_policy=policy)
+        model.set_requires_gradient_sync(False)
+    else:
+        mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+        model = fully_shard(nn.Linear(4, 4, bias=False), mesh=mesh)
+        model.set_requires_all_reduce(False)
+    assert not _torch.waiting_gradients(_torch.sharded_units(model))
+    model(torch.ones(2, 4)).sum().backward()
+    [waiting] = _torch.waiting_gradients(_torch.sharded_units(model))
+    assert waiting.nbytes == 64
+    assert [gradient is waiting for _, gradient in _torch.sharded_gradients([model])] == [True]
+    model.set_requires_gradient_sync(True)
+    model.set_requires_all_reduce(True)
+    model(torch.ones(2, 4)).sum().backward()
+    assert not _torch.waiting_gradients(_torch.sharded_units(model))
+    model.zero_grad()
+    assert not list(_torch.sharded_gradients([model]))
+
+
+def test_own_gradients():
+    """Of leaves, without a warning about others."""
+    one, two = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    result = 2 * one
+    result.sum().backward()
+    assert [t is one for t, _ in _torch.own_gradients([one, two, result])] == [True]
+    assert next(_torch.own_gradients([one]))[1].tolist() == [2, 2]
 
 
 def test_active_replica_and_is_replica(tmp_path: Path):
@@ -1662,8 +1700,9 @@ def test_flat_units(strategy: str):
     assert sum(tensor.untyped_storage().nbytes() for tensor in after.moving) == 0
     assert sum(tensor.nbytes for tensor in after.shards) == (64 if is_shared else 128)
     assert any(tensor is inner.weight for tensor in after.gathered)
-    found = map(id, _torch.sharded_parameters([*model.modules()]))
-    assert {id(tensor) for tensor in (*after.shards, *after.gathered)} <= set(found)
+    found = [gradient for _, gradient in _torch.sharded_gradients(model.modules())]
+    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in found}
+    assert sum(sizes.values()) == 4 * 48 // (2 if is_shared else 1)
 
 
 def test_backend_compiler_failed():

@@ -17,6 +17,8 @@ import autoremat
 from autoremat import _torch
 from autoremat.memory.meter import resident_nbytes
 from autoremat.memory.spread import Sharing, Spread
+from autoremat.session.members import Members
+from autoremat.watch.audit import Arguments
 from tests.training import UNBOUNDED, make_seeded
 
 WIDTH, ROWS, LAYERS = 32, 256, 8
@@ -150,6 +152,21 @@ def test_the_window_is_what_a_backward_holds_of_units(reshards: bool | int, kept
 
 
 @pytest.mark.usefixtures("four_processes")
+def test_what_is_gathered_ahead_is_of_the_same_model():
+    """The first block of a second model gathers none of the first model's, which are larger."""
+    from torch.distributed.fsdp import fully_shard
+
+    model, layer = make_seeded(Blocks), nn.Linear(WIDTH, WIDTH)
+    root, own = nbytes_of(model.first), nbytes_of(layer)
+    model, second = sharded(model), fully_shard(nn.Sequential(fully_shard(nn.Sequential(layer))))
+    both, found = nn.ModuleList([model, second]), []
+    layer.register_forward_hook(lambda *_: found.append(spread_of(both)))
+    model(batch())
+    second(batch())
+    assert found[0].traffic.window_nbytes == root + 2 * own
+
+
+@pytest.mark.usefixtures("four_processes")
 def test_a_window_follows_the_precision_policy():
     """Gathered in half of the bytes, reduced in all of them, kept as what the optimizer steps."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -173,6 +190,85 @@ def test_gradients_that_are_not_reduced_stay_whole():
     assert (spread.traffic.gradient_share, spread.traffic.reduced_nbytes) == (1.0, 0)
     model(batch()).backward()
     assert resident_nbytes(model) > nbytes_of(model)
+
+
+PRECISIONS = {
+    "one precision": {},
+    "half, reduced in half": {"param_dtype": torch.bfloat16},
+    "half, reduced in full": {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32},
+}
+
+
+def accumulated_peak_nbytes(model: nn.Module, steps: int) -> int:
+    """Of the last of steps, of three batches each; only the third one's gradients are reduced."""
+    for step in range(steps):
+        x, peaks = batch(), []
+        for number in range(3):
+            model.set_requires_gradient_sync(number == 2)
+            before = resident_nbytes(model, x)
+            if step < steps - 1:
+                model(x).backward()
+            else:
+                measured = autoremat.measure_peak(lambda x=x: model(x).backward(), device="cpu")
+                peaks.append(before + measured)
+        model.zero_grad(set_to_none=True)
+    return max(peaks)
+
+
+@pytest.mark.usefixtures("four_processes")
+@pytest.mark.parametrize("compiles_blocks", [False, True])
+@pytest.mark.parametrize("types", PRECISIONS.values(), ids=PRECISIONS)
+def test_accumulation_without_reduction_is_planned(
+    types: dict[str, torch.dtype], compiles_blocks: bool
+):
+    """Gradients that wait, in whatever type, are there and are added to."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    policy = MixedPrecisionPolicy(**types)
+    plain = sharded(make_seeded(Blocks), mp_policy=policy)
+    budget = int(0.7 * accumulated_peak_nbytes(plain, 2))
+    torch._dynamo.reset()
+    given = {"compiler": "eager", "verbose": False, "time_limit": 2.0}
+    model = sharded(make_seeded(Blocks), mp_policy=policy)
+    reported = model.blocks[0] if compiles_blocks else model
+    if compiles_blocks:
+        for block in model.blocks:
+            block.compile(backend="autoremat", options={"budget": budget, **given})
+    else:
+        autoremat.optimize(model, budget, **given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", autoremat.OverBudgetWarning)
+        measured = accumulated_peak_nbytes(model, 4)
+    predicted = autoremat.report(reported).predicted_peak_nbytes
+    assert measured <= predicted <= budget
+    assert predicted <= 1.001 * measured
+
+
+@pytest.mark.usefixtures("four_processes")
+@pytest.mark.parametrize("is_optimised", [True, False])
+def test_gradients_that_wait_exist(is_optimised: bool):
+    """Found from the model, or from what its graphs are given; once they are gone, no more."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = sharded(make_seeded(Blocks), mp_policy=policy)
+    if is_optimised:
+        present = Members()
+        present.add([model], [])
+    else:
+        present = Arguments()
+        model.blocks[0].up.register_forward_hook(
+            lambda up, *_: present.note([up.weight])  # as a graph of the block is given it
+        )
+    model.set_requires_gradient_sync(False)
+    model(batch()).backward()
+    assert present.has_gradients
+    assert all(parameter.grad is None for parameter in model.parameters())
+    model.set_requires_gradient_sync(True)
+    model(batch()).backward()
+    assert present.has_gradients
+    model.zero_grad(set_to_none=True)
+    assert not present.has_gradients
 
 
 @pytest.mark.usefixtures("four_processes")
