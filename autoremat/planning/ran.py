@@ -56,13 +56,13 @@ class Ran:
 
     def kept(self, part: Part) -> Kept:
         """What it keeps for its backward by a plan."""
-        return part.kept_by(self.region, part.crossing_nbytes)
+        return part.kept_by(self.region, part.figures.crossing_nbytes)
 
     def returned(self, part: Part) -> Returned:
         """What is there after its backward by a plan."""
         adding_nbytes = self.adding_nbytes
         if adding_nbytes:  # only what is above the peak before
-            adding_nbytes = max(0, part.end_nbytes + adding_nbytes - part.own_peaks[1])
+            adding_nbytes = max(0, part.figures.end_nbytes + adding_nbytes - part.own_peaks[1])
         gradient_nbytes = max(0, part.gradient_nbytes - self.again_nbytes)
         return Returned(gradient_nbytes, adding_nbytes, self.left_by(part))
 
@@ -70,7 +70,8 @@ class Ran:
         """What outlives its backward of what it returned, and of the gradients of that."""
         if not self.lasting:
             return 0
-        return math.ceil(self.lasting * part.outputs_nbytes) + part.held_tangents_nbytes
+        figures = part.figures
+        return math.ceil(self.lasting * figures.outputs_nbytes) + figures.held_tangents_nbytes
 
 
 def as_run(part: Part, runs: Sequence[Ran]) -> Part:
@@ -96,10 +97,10 @@ class Readers:
 
         Where torch has parted arguments into tensors of its own, nothing is known of them.
         """
-        if len(args) != len(part.subject.joint.primals):
+        if len(args) != part.figures.arguments:
             return
-        for number, gradient in part.gradients.items():
-            parameter = args[number]
+        for gradient in part.gradients:
+            parameter = args[gradient.number]
             found, before = self._latest.get(id(parameter), (None, None))
             if found is not None and before is not None and found() is parameter:
                 before.again_nbytes += gradient.nbytes

@@ -105,7 +105,7 @@ class Step:
             return ran
         planned = (ran for ran in reversed(self._ran) if ran.name in self.parts)
         before = next((ran.region.number for ran in planned), 0)
-        if region not in (0, before) and self.parts[name].subject.device.type == "cpu":
+        if region not in (0, before) and self.parts[name].figures.device_type == "cpu":
             ran.region = Region(region, state_nbytes=_torch.rng_state_nbytes())
         ran.expect(next(self._expected.get(ran.graph, iter(())), None))
         self._ran.append(ran)
@@ -330,4 +330,4 @@ def _peak_of(runs: Runs, around: Around) -> int:
 
 def _crossing(runs: Runs) -> list[int]:
     """What each graph hands to its backward."""
-    return [part.crossing_nbytes for part in runs.parts.values()]
+    return [part.figures.crossing_nbytes for part in runs.parts.values()]

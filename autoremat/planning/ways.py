@@ -14,10 +14,10 @@ from autoremat_solver.effort import CutOff
 from autoremat_solver.policies import recompute_all
 
 from autoremat.ask.options import Setting
+from autoremat.planning.figures import shared_out
 from autoremat.planning.found_before import answer
 from autoremat.planning.identity import fingerprint
 from autoremat.planning.nesting import Beside, placed
-from autoremat.planning.part import shared_out
 from autoremat.planning.sharing import Way
 from autoremat.planning.simulated import simulated_peaks
 from autoremat.problem.lower import as_written

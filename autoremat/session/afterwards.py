@@ -67,7 +67,7 @@ def rivals_of(
     if sizes_of(part.subject):
         return []
     chosen = part.choice
-    lowered = placed(part.subject.lowered, part.counted)
+    lowered = placed(part.subject.lowered, part.planned.whole.counted)
     ask = functools.partial(
         rivals, replace(part.subject, lowered=lowered), budget_nbytes, options.setting, chosen, most
     )

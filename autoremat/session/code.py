@@ -72,7 +72,7 @@ class Code:
 
 
 def _key(part: Part) -> int:
-    return id(part.choice)
+    return id(part.planned)
 
 
 class Written:

@@ -21,7 +21,8 @@ from autoremat.memory.residents import with_others
 from autoremat.planning.asked import store
 from autoremat.planning.choice import Choice
 from autoremat.planning.curve import curve_of
-from autoremat.planning.part import Part, may_repeat
+from autoremat.planning.figures import may_repeat
+from autoremat.planning.part import Part, Planned
 from autoremat.planning.pipeline import choose, search
 from autoremat.planning.sizes import GUARDED_COMPILES, MANY_COMPILES, keep_to_sizes, room_to_grow
 from autoremat.planning.unsearched import choose_fixed
@@ -77,17 +78,15 @@ def first_part(
     offline = steps.offline or Offline()
     if not choice.fits and refuses:
         raise _refusal(placed, choice, budget_nbytes, steps)
-    return Part(
+    planned = Planned(
         subject,
         choice,
-        between_nbytes,
         counted=found,
         explain=functools.partial(explained, name),
         stored=store(subject, choice),
         curve=curve_of(subject, choice, offline.curve_points, offline.curve_limit_s),
-        resident=steps.resident,
-        growth=growth,
     )
+    return Part(planned, between_nbytes, steps.resident, growth)
 
 
 def _cautious(name: str, placed: Subject, steps: Steps) -> Choice | None:

@@ -61,7 +61,7 @@ def stored_plan_of(steps: Steps, *, instead: Mapping[str, Part]) -> StoredPlan:
     """
     parts = {**steps.graphs.parts, **instead}
     names = dict.fromkeys(steps.graphs.graphs)
-    graphs = tuple(parts[name].stored for name in names if name in parts)
+    graphs = tuple(parts[name].planned.whole.stored for name in names if name in parts)
     setting = steps.options.setting
     device_name = setting.device_name(steps.device)
     return StoredPlan(graphs, setting.compiler, device_name, torch.__version__)
@@ -90,7 +90,7 @@ def _eager_peak_nbytes(steps: Steps) -> int:
 
 def _step_curve(parts: list[Part]) -> Curve:
     """Of a step of one graph; the curves of several do not add up to one."""
-    curves = [part.curve for part in parts]
+    curves = [part.planned.whole.curve for part in parts]
     if len(curves) < 2 or not any(curve.points for curve in curves):
         return curves[0] if curves else Curve()
     return Curve(left_out=(f"the curves of {len(curves)} graphs do not add up to one",))

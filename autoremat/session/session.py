@@ -413,7 +413,7 @@ class Session:
         """What the code before a graph holds that no plan of an earlier graph counts."""
         joint, storages = graph.joint, graph.storages
         inputs = [node for node in joint.primals if node not in joint.static_inputs]
-        known_nbytes = sum(part.outputs_nbytes for part in earlier)
+        known_nbytes = sum(part.figures.outputs_nbytes for part in earlier)
         if _torch.frame_name() == self._first_frame:  # later ones get what the code in between made
             known_nbytes += self.steps.resident.parts.batch_nbytes
         handed_in_nbytes = storages.total_nbytes(inputs, resident=True)

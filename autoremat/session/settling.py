@@ -14,7 +14,7 @@ from autoremat import _torch
 from autoremat.planning.allotting import Allotted
 from autoremat.planning.asked import store
 from autoremat.planning.curve import Curve
-from autoremat.planning.part import Part
+from autoremat.planning.part import Part, Planned
 from autoremat.planning.pipeline import choose
 from autoremat.planning.ran import Ran
 from autoremat.session.afterwards import with_later_baseline
@@ -74,13 +74,12 @@ def _planned(steps: Steps, graphs: Mapping[str, _torch.DynamoGraph], allotted: A
     subject = allotted.place(part.subject, around)
     with graphs[allotted.graph].resumed():  # generated code may be read
         choice = choose(subject, allotted.budget_nbytes, steps.options.setting, number=1)
-    return replace(
-        part,
-        choice=with_later_baseline(choice, lambda: graphs[allotted.graph], steps.options),
+    planned = Planned(
+        part.subject,
+        with_later_baseline(choice, lambda: graphs[allotted.graph], steps.options),
         counted=allotted.found,
         explain=functools.partial(explained, allotted.plan),
         stored=store(part.subject, choice),
         curve=Curve(),
-        growth=1.0,
-        _reports={},
     )
+    return replace(part, planned=planned, growth=1.0, _reports={})

@@ -199,7 +199,7 @@ class Steps:
         """Whether no plan that is searched for takes less: what is above the budget stays so."""
         if self.options.setting.steering.choice:
             return False
-        if any(not part.choice.fits for part in self.graphs.current):
+        if any(not part.figures.fits for part in self.graphs.current):
             return True
         return bool(self.settlings) and not self._is_longer and not self._is_other
 

@@ -12,7 +12,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -20,7 +20,6 @@ from autoremat import _torch
 from autoremat.planning.allotting import graph_of_plan
 from autoremat.planning.asked import store
 from autoremat.planning.choice import Choice
-from autoremat.planning.curve import Curve
 from autoremat.planning.identity import fingerprint
 from autoremat.planning.part import Part
 from autoremat.progress import Progress
@@ -156,7 +155,7 @@ class Tuning:
         seconds, steps = self._time_s() - self._began, self._steps
         self._graphs = self._graphs or steps.graphs.graphs
         parts, plans = steps.graphs.parts, self._candidates[self._now]
-        is_by_plan = all(parts[name].choice is part.choice for name, part in plans.items())
+        is_by_plan = all(parts[name].planned is part.planned for name, part in plans.items())
         is_whole = steps.backward > self._backward and steps.graphs.graphs == self._graphs
         if is_by_plan and is_whole and len(steps.compiled_in) == self._compiles:
             self._times[self._now].append(seconds)
@@ -207,5 +206,4 @@ def _methods(plans: Plans) -> str:
 
 def _with(part: Part, choice: Choice) -> Part:
     """The same graph by another plan."""
-    stored = store(part.subject, choice)
-    return replace(part, choice=choice, stored=stored, curve=Curve(), growth=1.0, _reports={})
+    return part.by(choice, store(part.subject, choice))

@@ -91,12 +91,12 @@ class Run:
         """What it holds now for its backward, what it returned included."""
         if self.ran is not None and self.region:
             return self.returned_nbytes + self.ran.region.state_nbytes
-        return 0 if self.graph is None else self.graph.crossing_nbytes
+        return 0 if self.graph is None else self.graph.figures.crossing_nbytes
 
     @property
     def again_nbytes(self) -> int:
         """What it will hold more, once its region runs again."""
-        return self.graph.crossing_nbytes if self.graph and self.region else 0
+        return self.graph.figures.crossing_nbytes if self.graph and self.region else 0
 
     @property
     def left_nbytes(self) -> int:

@@ -22,12 +22,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import autoremat
-from autoremat.memory.residents import Resident
-from autoremat.planning.asked import store
 from autoremat.planning.choice import TORCH, Choice, as_chosen
-from autoremat.planning.curve import Curve
+from autoremat.planning.figures import Figures
 from autoremat.planning.nesting import Beside
-from autoremat.planning.part import Part
 from autoremat.planning.ways import crossing_nbytes
 from autoremat.problem.lower import RNG_STATE, without_spare_states
 from autoremat.problem.shell import LATER_GRADIENTS
@@ -261,17 +258,8 @@ def test_what_crosses_is_what_is_saved(found: Planned) -> None:
     """Added up over the backward's inputs, and as the plan has it live between the two parts."""
     for _, subject, choice in found.graphs:
         problem = without_spare_states(subject.lowered.problem, choice.solution.plan)
-        part = Part(
-            subject,
-            choice,
-            between_nbytes=0,
-            counted=Beside(),
-            explain=lambda *_: None,  # type: ignore[arg-type, return-value]
-            stored=store(subject, choice),
-            curve=Curve(),
-            resident=Resident(),
-        )
-        assert part.crossing_nbytes == crossing_nbytes(problem, choice.solution.plan)
+        figures = Figures(subject, choice, Beside())
+        assert figures.crossing_nbytes == crossing_nbytes(problem, choice.solution.plan)
 
 
 def test_totals_are_those_of_the_graphs(found: Planned) -> None:

@@ -1,0 +1,264 @@
+"""What a step asks of a planned graph while it runs: plain numbers.
+
+Enters: a graph, its plan, and what was counted beside it. Leaves: bytes of what crosses from its
+forward to its backward, of what it returns, and its peaks. Guarantees: they can be kept: a process
+that finds them needs neither graph nor plan to run steps.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
+
+from autoremat_solver import Plan, Problem, simulate
+from autoremat_solver.simulate import instance_spans
+from torch import fx
+
+from autoremat import _torch
+from autoremat.graph.joint_graph import JointGraph
+from autoremat.inductor.laid_out import laid_out_nbytes
+from autoremat.planning.choice import Choice, as_chosen
+from autoremat.planning.nesting import Beside
+from autoremat.problem.lower import RNG_STATE, without_spare_states
+from autoremat.problem.shell import LOSS_BOUNDARY, OPTIMIZER_STEP
+from autoremat.problem.subject import Subject
+
+
+class Gradient(NamedTuple):
+    """Of a parameter.
+
+    Attributes:
+        number: of the argument.
+        nbytes: of it.
+        is_view: whether it is one of another result.
+    """
+
+    number: int
+    nbytes: int
+    is_view: bool
+
+
+@dataclass(frozen=True)
+class KeptFigures:
+    """Of a graph and a plan that need not be there; peaks are above what is resident.
+
+    Attributes:
+        device_type: where it runs.
+        arguments: how many its forward takes.
+        fits: whether its plan is within the budget that it was made for.
+        resident_nbytes: live all the time, with what code before the graph held when it was
+            planned.
+        forward_nbytes: peak of its forward, above what was counted beside the graph as well; and
+            so are the next two.
+        backward_nbytes: peak of its backward.
+        end_nbytes: live as its backward ends.
+        kept_nbytes: by how much its backward is higher where what crosses to it stays.
+        given_away_nbytes: by how much it is lower where nobody holds what the forward returned.
+        crossing_nbytes: live from the forward's end to the backward's start.
+        outputs_nbytes: of that, what the graph returned to the user's code.
+        tangents_nbytes: gradients that its backward is given.
+        held_tangents_nbytes: of them, those that whoever began it holds.
+        gradients_nbytes: gradients of parameters that its backward returns.
+        gradients: the same, each.
+    """
+
+    device_type: str
+    arguments: int
+    fits: bool
+    resident_nbytes: int
+    forward_nbytes: int
+    backward_nbytes: int
+    end_nbytes: int
+    kept_nbytes: int
+    given_away_nbytes: int
+    crossing_nbytes: int
+    outputs_nbytes: int
+    tangents_nbytes: int
+    held_tangents_nbytes: int
+    gradients_nbytes: int
+    gradients: Sequence[Sequence[int]]
+
+
+class Figures:
+    """The same of a graph that is there; each is found when it is first asked for."""
+
+    def __init__(self, subject: Subject, choice: Choice, counted: Beside) -> None:
+        """Of a plan.
+
+        Args:
+            subject: the graph.
+            choice: the plan.
+            counted: what its peak counts beside the graph.
+        """
+        self._subject = subject
+        self._choice = choice
+        self._counted = counted
+        self.device_type = subject.device.type
+        self.fits = choice.fits
+
+    def to_keep(self) -> KeptFigures:
+        """All of them."""
+        names = (field.name for field in fields(KeptFigures))
+        return KeptFigures(**{name: getattr(self, name) for name in names})
+
+    @property
+    def arguments(self) -> int:
+        """See `KeptFigures`."""
+        return len(self._subject.joint.primals)
+
+    @property
+    def resident_nbytes(self) -> int:
+        """See `KeptFigures`."""
+        return self._subject.lowered.shell.resident_nbytes
+
+    @property
+    def forward_nbytes(self) -> int:
+        """See `KeptFigures`."""
+        return self._peaks[0]
+
+    @property
+    def backward_nbytes(self) -> int:
+        """See `KeptFigures`."""
+        return self._peaks[1]
+
+    @functools.cached_property
+    def _peaks(self) -> tuple[int, int]:
+        return shared_out(self._problem, self._plan, self._choice.peak_nbytes, self._counted)
+
+    @functools.cached_property
+    def end_nbytes(self) -> int:
+        """See `KeptFigures`."""
+        problem, plan = self._problem, self._plan
+        live_nbytes = simulate(without_spare_states(problem, plan), plan).live_nbytes
+        last = -2 if OPTIMIZER_STEP in problem.op_by_name else -1
+        return live_nbytes[last] - problem.resident_nbytes
+
+    @functools.cached_property
+    def kept_nbytes(self) -> int:
+        """See `KeptFigures`."""
+        boundary = self._plan.schedule.index(LOSS_BOUNDARY)
+        spans = instance_spans(self._problem, self._plan)
+        kept = {name for name, born, last in spans if born < boundary < last}
+        return self._with_outputs(dict.fromkeys((*self._problem.outputs, *kept)))
+
+    @functools.cached_property
+    def given_away_nbytes(self) -> int:
+        """See `KeptFigures`."""
+        joint, of_node = self._subject.joint, self._subject.lowered.storages.of_node
+        forward, backward = (
+            {name for node in nodes for name in of_node[node]}
+            for nodes in (joint.fwd_outputs, joint.bwd_outputs)
+        )
+        outputs = self._subject.lowered.problem.outputs
+        return -self._with_outputs(n for n in outputs if n in backward or n not in forward)
+
+    def _with_outputs(self, outputs: Iterable[str]) -> int:
+        """By how much the backward is higher where these stay, and no other values."""
+        plan = self._plan
+        boundary = plan.schedule.index(LOSS_BOUNDARY)
+        other = replace(self._problem, outputs=tuple(outputs))
+        before, after = (
+            max(simulate(without_spare_states(p, plan), plan).live_nbytes[boundary:])
+            for p in (self._problem, other)
+        )
+        return after - before
+
+    @functools.cached_property
+    def crossing_nbytes(self) -> int:
+        """See `KeptFigures`."""
+        joint, storages = self._subject.joint, self._subject.lowered.storages
+        names = {node.name for node in self._choice.backward.graph.find_nodes(op="placeholder")}
+        saved = {node for node in joint.nodes if node.name in names} - set(joint.tangents)
+        plan = self._choice.solution.plan
+        held = without_spare_states(self._subject.lowered.problem, plan).values
+        states_nbytes = sum(value.nbytes for value in held if value.name.endswith(RNG_STATE))
+        handed_nbytes = storages.total_nbytes(saved | set(joint.fwd_outputs))
+        return handed_nbytes + states_nbytes + laid_out_nbytes(held)
+
+    @functools.cached_property
+    def outputs_nbytes(self) -> int:
+        """See `KeptFigures`."""
+        return self._subject.lowered.storages.total_nbytes(self._subject.joint.fwd_outputs)
+
+    @property
+    def tangents_nbytes(self) -> int:
+        """See `KeptFigures`."""
+        return sum(self._subject.lowered.shell.tangents.values())
+
+    @property
+    def held_tangents_nbytes(self) -> int:
+        """See `KeptFigures`."""
+        shell = self._subject.lowered.shell
+        return sum(shell.tangents[name] for name in shell.held)
+
+    @functools.cached_property
+    def gradients_nbytes(self) -> int:
+        """See `KeptFigures`."""
+        returned = gradients_by_input(self._subject.joint)
+        gradients = [returned[n] for n in self._subject.joint.static_inputs if n in returned]
+        return self._subject.lowered.storages.total_nbytes(gradients)
+
+    @functools.cached_property
+    def gradients(self) -> tuple[Gradient, ...]:
+        """See `KeptFigures`."""
+        joint, storages = self._subject.joint, self._subject.lowered.storages
+        returned, static = gradients_by_input(joint), set(joint.static_inputs)
+        found = ((n, returned.get(node)) for n, node in enumerate(joint.primals) if node in static)
+        return tuple(
+            Gradient(
+                number,
+                storages.total_nbytes([node]),
+                any(storages.root.get(name) is not node for name in storages.of_node[node]),
+            )
+            for number, node in found
+            if node is not None
+        )
+
+    @functools.cached_property
+    def _problem(self) -> Problem:
+        return as_chosen(self._subject, self._choice).lowered.problem
+
+    @property
+    def _plan(self) -> Plan:
+        return self._choice.solution.plan
+
+
+def highest_of(own_peaks: tuple[int, int], found: Beside) -> int:
+    """The peak of both parts, above what is resident."""
+    forward_nbytes, backward_nbytes = own_peaks
+    return max(forward_nbytes + found.held_nbytes, backward_nbytes + found.most_nbytes)
+
+
+def shared_out(problem: Problem, plan: Plan, peak_nbytes: int, counted: Beside) -> tuple[int, int]:
+    """Peaks of forward and backward, above what is resident and what was counted beside them.
+
+    A compiler's peak is known as a whole: it is shared out as the simulator's is.
+    """
+    resident_nbytes = problem.resident_nbytes
+    live_nbytes = simulate(without_spare_states(problem, plan), plan).live_nbytes
+    boundary = plan.schedule.index(LOSS_BOUNDARY)
+    forward = max(live_nbytes[:boundary], default=0) - resident_nbytes
+    backward = max(live_nbytes[boundary:]) - resident_nbytes
+    more = peak_nbytes - resident_nbytes - highest_of((forward, backward), counted)
+    return forward + more, backward + more
+
+
+def gradients_by_input(joint: JointGraph) -> dict[fx.Node, fx.Node]:
+    """What the backward returns for each input of the forward."""
+    results: Sequence[object] = _torch.arg_tree_leaves(*joint.module.graph.output_node().args)
+    gradients = results[joint.num_fwd_outputs :]
+    pairs = zip(joint.primals, gradients, strict=False)  # effect tokens follow
+    return {node: gradient for node, gradient in pairs if isinstance(gradient, fx.Node)}
+
+
+def may_repeat(joint: JointGraph) -> bool:
+    """Whether a graph can be one of many alike: it hands a gradient back to code before it.
+
+    And its result is no loss. Only a step that has run shows whether it is.
+    """
+    returned = gradients_by_input(joint)
+    hands_back = any(node not in joint.static_inputs for node in returned)
+    sizes = (_torch.tensor_leaves(_torch.fake_value(node)) for node in joint.fwd_outputs)
+    return hands_back and any(tensor.dim() for tensors in sizes for tensor in tensors)
