@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autoremat._torch.checkpoints import *  # noqa: F403
+    from autoremat._torch.code_cache import *  # noqa: F403
     from autoremat._torch.compiling import *  # noqa: F403
     from autoremat._torch.distributed import *  # noqa: F403
     from autoremat._torch.dynamo import *  # noqa: F403
@@ -26,7 +27,16 @@ if TYPE_CHECKING:
 
 MODULES = (
     *("running", "checkpoints", "spreading", "meta"),
-    *("distributed", "compiling", "dynamo", "inductor", "generating", "scheduling", "kernels"),
+    *(
+        "distributed",
+        "compiling",
+        "dynamo",
+        "inductor",
+        "generating",
+        "scheduling",
+        "kernels",
+        "code_cache",
+    ),
 )
 """In the order in which a name is looked for: what imports least comes first."""
 

@@ -54,7 +54,7 @@ _is_handed_over: ContextVar[bool] = ContextVar("is handed over", default=False)
 
 
 # What a backward that is compiled in this context may overwrite: Inductor's key lacks it.
-_overwritten: ContextVar[tuple[int, ...]] = ContextVar("overwritten", default=())
+_overwritten: ContextVar[tuple[int, ...] | None] = ContextVar("overwritten", default=None)
 
 
 class _Unclaimed:
@@ -134,8 +134,8 @@ def compile_inner(module: fx.GraphModule, inputs: Sequence[Any], **keywords: Any
         _overwritten.reset(token)
 
 
-def may_overwrite() -> tuple[int, ...]:
-    """Positions of inputs that the backward may overwrite which `compile_inner` compiles now.
+def may_overwrite() -> tuple[int, ...] | None:
+    """Positions of inputs that what `compile_inner` compiles now may overwrite; None outside of it.
 
     Whoever is in Inductor's configuration can say so in its key, which does not tell such code
     from other code.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 import torch
 from torch import fx
@@ -29,7 +30,20 @@ def device_of(module: fx.GraphModule) -> torch.device:
     Raises:
         Unplannable: if there are several.
     """
-    accelerators = {device for device in devices_of(module) if device.type != "cpu"}
+    return _the_one(devices_of(module))
+
+
+def the_device(values: Iterable[object]) -> torch.device:
+    """The same of a graph's inputs.
+
+    Raises:
+        Unplannable: if there are several.
+    """
+    return _the_one({value.device for value in values if isinstance(value, torch.Tensor)})
+
+
+def _the_one(devices: Iterable[torch.device]) -> torch.device:
+    accelerators = {device for device in devices if device.type != "cpu"}
     if len(accelerators) > 1:
         names = ", ".join(sorted(map(str, accelerators)))
         raise Unplannable("AR102", devices=names)

@@ -4,7 +4,8 @@ Enters: a planned forward and backward module. Leaves: the live bytes of the wra
 Inductor generates for them, and what their kernels will take, before any is compiled; and a
 compiled step.
 The hook object that Inductor copies, pickles and hashes holds nothing: whoever splits is found by
-the context, so Inductor's own cache knows a forward or backward module in another process again.
+the context, so Inductor's own cache knows a forward or backward module in another process again;
+and so does AOTAutograd's a graph before the split, where all that its plan depends on is told.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ class Partitioner(Protocol):
 
 _partitioner: ContextVar[Partitioner] = ContextVar("autoremat partitioner")
 
+# What the plans of graphs depend on that are split in this context, beside the graphs.
+_question: ContextVar[str] = ContextVar("autoremat question", default="")
+
 
 class PartitionerHook(_torch.CustomPartitionerFn):
     """What Inductor calls for each joint graph: hands it to the partitioner of the context."""
@@ -51,11 +55,14 @@ class PartitionerHook(_torch.CustomPartitionerFn):
         return self
 
     def uuid(self) -> str:
-        """A key for Inductor's caches, of modules after the split: no plan is in it.
+        """A key for caches: Inductor's, of modules after the split, so no plan is in it.
 
-        What a backward may overwrite is: of code that else has one key, that may be wrong.
+        What a backward may overwrite is: of code that else has one key, that may be wrong. For
+        AOTAutograd's, of a graph before the split, it is what its plan depends on.
         """
-        return f"autoremat 2 {_torch.may_overwrite()}"
+        overwritten = _torch.may_overwrite()
+        is_split = overwritten is not None
+        return f"autoremat 2 {overwritten if is_split else _question.get()}"
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **keywords: Any) -> Any:
         """Split the joint graph as whoever is asked to in this context does."""
@@ -69,10 +76,11 @@ def compile_with_partition(
     partitioner: Partitioner,
     config: dict[str, Any],
     executor: Callable[..., Any] | None = None,
+    question: str = "",
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph with Inductor, splitting its joint graphs with the partitioner.
 
-    AOTAutograd's cache, which would hand out another plan's split, is not used.
+    AOTAutograd's cache, which would hand out another plan's split, is used only for a question.
 
     Args:
         module: the Dynamo graph.
@@ -80,12 +88,14 @@ def compile_with_partition(
         partitioner: splits the joint graphs.
         config: the user's options for Inductor.
         executor: given if no kernels are wanted: it compiles the modules instead.
+        question: all that the split depends on beside the graph; "" where that is not known.
     """
     patches = {**_with_own(config), "custom_partitioner_fn": PartitionerHook()}
     handed_over = _torch.handing_over() if executor is None else contextlib.nullcontext()
-    token = _partitioner.set(partitioner)
+    caching = contextlib.nullcontext() if question else _torch.without_cached_partitions()
+    tokens = _partitioner.set(partitioner), _question.set(question)
     try:
-        with _torch.without_cached_partitions(), handed_over:
+        with caching, handed_over:
             compiled: Any = _torch.compile_fx(
                 module,
                 example_inputs,
@@ -93,7 +103,8 @@ def compile_with_partition(
                 config_patches=patches,
             )
     finally:
-        _partitioner.reset(token)
+        _partitioner.reset(tokens[0])
+        _question.reset(tokens[1])
     return cast("Callable[..., Any]", compiled)
 
 

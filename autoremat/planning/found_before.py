@@ -56,7 +56,7 @@ def _kept(
 ) -> Answer:
     """What a process on this machine has found before, or what is found now, for later ones."""
     text = f"{kind.__name__}|{question}|{settings_key(device)}|{_torch.inductor_settings()}"
-    key = hashlib.sha256(f"{text}|{_code()}".encode()).hexdigest()
+    key = hashlib.sha256(f"{text}|{code_key()}".encode()).hexdigest()
     with FoundBefore.open() as before:
         found = before.read([key], kind).get(key)
     if found is None:
@@ -67,7 +67,7 @@ def _kept(
 
 
 @functools.cache
-def _code() -> str:
+def code_key() -> str:
     """The code of this package and of the solver: a search that was changed may find better."""
     folders = (Path(__file__).parents[1], Path(autoremat_solver.__file__).parent)
     sources = sorted(path for folder in folders for path in folder.rglob("*.py"))

@@ -7,7 +7,7 @@ guards to fail and no recompiles to count; where a plan cannot be compiled, the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import fx
@@ -15,7 +15,7 @@ from torch import fx
 from autoremat.emit.planned_graph import PlannedGraph, fingerprint
 from autoremat.emit.split import PartitionError
 from autoremat.emit.torch_split import Modules
-from autoremat.planning.part import Part
+from autoremat.planning.part import Part, Planned
 
 Compiled = Callable[..., Any]
 
@@ -73,6 +73,66 @@ class Code:
 
 def _key(part: Part) -> int:
     return id(part.planned)
+
+
+class PlannedOnly:
+    """Plans a joint graph, and ends its compile there: a `Partitioner`.
+
+    Attributes:
+        fingerprint: of the joint graph.
+    """
+
+    def __init__(
+        self, plan: Callable[[fx.GraphModule, int, Sequence[int] | None], Planned]
+    ) -> None:
+        """Of none yet.
+
+        Args:
+            plan: given the joint graph, how many of its outputs are the forward's, and positions
+                of inputs that stay.
+        """
+        self.fingerprint = ""
+        self._plan = plan
+        self._planned: Planned | None = None
+
+    def partition(
+        self,
+        module: fx.GraphModule,
+        _joint_inputs: Any,
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None = None,
+        **_keywords: Any,
+    ) -> Modules:
+        """Plan it.
+
+        Raises:
+            InterruptedError: always.
+        """
+        self.fingerprint = fingerprint(module)
+        self._planned = self._plan(module, num_fwd_outputs, static_lifetime_input_indices)
+        raise InterruptedError("Nothing is compiled.")
+
+    def run(self, compile_graph: Callable[[], object]) -> Planned:
+        """What comes of a compile that splits by this.
+
+        Raises:
+            Exception: whatever comes before there is a plan.
+            RuntimeError: if the compile asked for no split.
+        """
+        try:
+            compile_graph()
+        except Exception:  # Inductor wraps ours into one of its own
+            if self._planned is None:
+                raise
+        if self._planned is None:
+            raise RuntimeError("Compiled again, the graph needs no backward.")
+        return self._planned
+
+
+def written(planned: Planned) -> PlannedGraph:
+    """A graph with the modules of its plan."""
+    return PlannedGraph(planned.subject.joint, planned.choice.forward, planned.choice.backward)
 
 
 class Written:

@@ -14,14 +14,15 @@ from autoremat_solver import simulate
 from autoremat_solver.policies import recompute_all
 
 from autoremat import _torch
-from autoremat.ask.options import Offline
+from autoremat.ask.options import Offline, Options
 from autoremat.errors import InfeasibleBudget, OverBudget
 from autoremat.explain.graph_report import facts_of_refusal
 from autoremat.memory.residents import with_others
 from autoremat.planning.asked import store
 from autoremat.planning.choice import Choice
-from autoremat.planning.curve import curve_of
+from autoremat.planning.curve import Curve, curve_of
 from autoremat.planning.figures import may_repeat
+from autoremat.planning.nesting import Beside
 from autoremat.planning.part import Part, Planned
 from autoremat.planning.pipeline import choose, search
 from autoremat.planning.sizes import GUARDED_COMPILES, MANY_COMPILES, keep_to_sizes, room_to_grow
@@ -87,6 +88,32 @@ def first_part(
         curve=curve_of(subject, choice, offline.curve_points, offline.curve_limit_s),
     )
     return Part(planned, between_nbytes, steps.resident, growth)
+
+
+def planned_alone(
+    name: str,
+    subject: Subject,
+    budget_nbytes: int,
+    options: Options,
+    dynamo: Mapping[str, _torch.DynamoGraph],
+    refuses: bool,
+) -> Planned:
+    """What `first_part` makes of a step's first graph, where nothing is known to be beside it.
+
+    Args:
+        name: of the graph.
+        subject: the graph.
+        budget_nbytes: of the step.
+        options: the user's.
+        dynamo: as for `first_part`.
+        refuses: whether a budget that cannot be met is an error.
+    """
+    is_least = options.budget.is_least
+    refuses = refuses and not is_least
+    choice = choose(subject, budget_nbytes, options.setting, refuses=refuses, least=is_least)
+    choice = with_later_baseline(choice, lambda: dynamo.get(name), options)
+    explain, stored = functools.partial(explained, name), store(subject, choice)
+    return Planned(subject, choice, Beside(), explain, stored, Curve())
 
 
 def _cautious(name: str, placed: Subject, steps: Steps) -> Choice | None:

@@ -34,26 +34,33 @@ from autoremat.errors import (
     SteeringError,
 )
 from autoremat.fallbacks import Unplannable
-from autoremat.graph.collectives import late_nbytes
-from autoremat.graph.devices import device_of, devices_of
+from autoremat.graph.devices import device_of, devices_of, the_device
 from autoremat.graph.inline_regions import write_out_regions
 from autoremat.graph.joint_graph import JointGraph, copy_module
 from autoremat.graph.random_draws import makes_seeds
 from autoremat.inductor.hook import Partitioner, compile_with_partition, configured
 from autoremat.memory.residents import GivenToGraphs, Resident
 from autoremat.planning.nesting import Around
-from autoremat.planning.part import Part
-from autoremat.planning.pipeline import Graph, graph_of, state
-from autoremat.problem.lower import shell_of
-from autoremat.problem.subject import Subject
+from autoremat.planning.part import Part, Planned, Recalled
+from autoremat.planning.pipeline import graph_of
 from autoremat.progress import Progress
 from autoremat.reporting import Report, one_line
-from autoremat.session.code import Code, Written
-from autoremat.session.first_plan import first_part
+from autoremat.session.code import Code, PlannedOnly, Written, written
+from autoremat.session.first_plan import first_part, planned_alone
+from autoremat.session.recalled import (
+    Remembered,
+    as_remembered,
+    keeping,
+    may_be_recalled,
+    question_of,
+    remembered,
+)
 from autoremat.session.reports import report_of, stored_plan_of
 from autoremat.session.settling import plan_anew
+from autoremat.session.stating import between_nbytes, stated
 from autoremat.session.steps import Steps
 from autoremat.session.tuning import Tuning
+from autoremat.units import format_nbytes
 from autoremat.watch.eager_code import held_nbytes
 from autoremat.watch.ledger import noting_returned
 
@@ -78,11 +85,12 @@ class Session:
         self.steps = steps
         self.told = steps.told
         self.options = options = steps.options
-        self.planned: defaultdict[str, list[PlannedGraph]] = defaultdict(list)
         self.measured_peak_nbytes: int | None = None
         self.progress = Progress(options.verbose)
         self.compiled_draws_differently = False  # than eager code would
         self.before_run: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+        self._planned: defaultdict[str, list[PlannedGraph]] = defaultdict(list)
+        self._summary = ""  # of the graph that was planned last
         self._offline = steps.offline
         self._setting = options.setting
         self._given = GivenToGraphs()
@@ -100,6 +108,13 @@ class Session:
         self._tuning = Tuning(steps, self._graphs, self._take, self.progress)
         settle = weakref.WeakMethod(self.settle)
         steps.settle = lambda: (found := settle()) is not None and found()
+
+    @property
+    def planned(self) -> Mapping[str, Sequence[PlannedGraph]]:
+        """By fingerprint of the joint graph, its modules by each of its plans, untouched."""
+        for part in self.steps.graphs.parts.values():
+            assert part.planned.whole  # of a graph that was recalled, it is made now
+        return self._planned
 
     def refuse_no_more(self) -> None:
         """From now on, a budget that cannot be met is a warning."""
@@ -147,7 +162,7 @@ class Session:
         try:
             with self.progress:
                 try:
-                    compiled = self.compile_through(module, example_inputs, self, self._executor)
+                    compiled = self._planned_or_recalled(module, example_inputs)
                 except _torch.InductorError as error:
                     if isinstance(error.inner_exception, torch.OutOfMemoryError):
                         raise error.inner_exception from None
@@ -167,6 +182,84 @@ class Session:
             raise _torch.passing_through(error) from None
         finally:
             self._inputs = ()
+
+    def _planned_or_recalled(
+        self, module: fx.GraphModule, example_inputs: Sequence[Any]
+    ) -> Callable[..., Any]:
+        """A graph compiled; out of caches if all that its plan depends on is as it was."""
+        split = functools.partial(
+            self.compile_through, module, example_inputs, self, self._executor
+        )
+        is_first = _torch.frame_name() == self._first_frame and not self._part
+        if not is_first or not may_be_recalled(self.steps, example_inputs):
+            return split()
+        device, results = the_device(example_inputs), self.steps.surroundings.eager_results
+        resident = self._given.beside(self._find_resident(device), device)
+        held = held_nbytes(example_inputs, resident.storages, device, results)
+        question = question_of(self.steps, resident, device, held, example_inputs)
+        for _ in range(2):
+            with _torch.asking_code_cache() as cache:
+                compiled = split(question=question)
+            if not cache.found:
+                cache.close(self._keeping())
+                return compiled
+            known = remembered(cache.found)
+            if known is not None and cache.asked == 1:
+                if known.figures is not None:
+                    self._recall(known, resident, device)
+                return compiled
+            cache.forget()  # of whose plan nothing is kept
+        return split()
+
+    def _keeping(self) -> Callable[[str], None] | None:
+        """What keeps the graph that was compiled now beside its code; None if nothing may."""
+        name, told = self._graph_name(), self.told.fallbacks
+        if told or name in self._unplannable or name in self.steps.graphs.provisional:
+            return None
+        part, differs = self.steps.graphs.parts.get(name), self.compiled_draws_differently
+        return keeping(part, self._summary, draws_differently=differs)
+
+    def _recall(self, known: Remembered, resident: Resident, device: torch.device) -> None:
+        """The graph that is compiled now is one that was planned by another process."""
+        name, steps = self._graph_name(), self.steps
+        steps.device, steps.options, steps.resident = device, steps.options.on(device), resident
+        self.compiled_draws_differently |= known.draws_differently
+        make = functools.partial(
+            self._made_again, name, known, resident, steps.budget_nbytes, self._refuses
+        )
+        planned = Recalled(known.kept_figures, make)
+        steps.graphs.add(name, Part(planned, known.between_nbytes, resident))
+        self.progress.finish(known.line)
+
+    @with_stack_room
+    def _made_again(
+        self, name: str, known: Remembered, resident: Resident, budget_nbytes: int, refuses: bool
+    ) -> Planned:
+        """A graph that was recalled, traced and planned as it was: somebody asks for more of it."""
+
+        def plan(
+            module: fx.GraphModule, num_fwd_outputs: int, static: Sequence[int] | None
+        ) -> Planned:
+            graph = graph_of(
+                module,
+                device_of(module),
+                num_fwd_outputs=num_fwd_outputs,
+                static_indices=list(static or ()),
+            )
+            setting, between = self._setting, known.between_nbytes
+            subject = stated(graph, setting, resident, between, is_first=True)
+            return planned_alone(name, subject, budget_nbytes, self.options, self._graphs, refuses)
+
+        planning, graph = PlannedOnly(plan), self._graphs[name]
+        with self.progress as progress, graph.resumed():
+            progress.stage("trace")
+            found = planning.run(
+                functools.partial(self.compile_through, graph.copy(), graph.inputs, planning, None)
+            )
+            planned = as_remembered(found, known, budget_nbytes)
+        self._fingerprints[name] = planning.fingerprint
+        self._planned[planning.fingerprint].append(written(planned).copied())
+        return planned
 
     def _resident_given(self, device: torch.device) -> Resident:
         """Where nobody tells of the model: what its graphs are given."""
@@ -198,13 +291,13 @@ class Session:
     @with_stack_room
     def _again(self, name: str, part: Part) -> Callable[..., Any] | None:
         """A graph compiled by another plan, without Dynamo; None if that fails."""
-        planned = PlannedGraph(part.subject.joint, part.choice.forward, part.choice.backward)
-        written = Written(planned, self._fingerprints[name])
-        graph = self._graphs[name]
+        modules, graph = written(part.planned.whole), self._graphs[name]
+        partitioner = Written(modules, self._fingerprints[name])
         try:
             with self.progress as progress, graph.resumed():
                 progress.stage("compile")
-                return self.compile_through(graph.copy(), graph.inputs, written, self._executor)
+                inputs, executor = graph.inputs, self._executor
+                return self.compile_through(graph.copy(), inputs, partitioner, executor)
         except Exception as error:  # the step can go on as it did
             why = f"{type(error).__name__}: {error}"
             self.told.fall_back("AR116", cause=error, graph=name, error=why)
@@ -216,6 +309,7 @@ class Session:
         example_inputs: Sequence[Any],
         partitioner: Partitioner,
         executor: Callable[..., Any] | None,
+        question: str = "",
     ) -> Callable[..., Any]:
         """A Dynamo graph, captured as this session does, and split by whoever is given.
 
@@ -224,6 +318,7 @@ class Session:
             example_inputs: its inputs.
             partitioner: splits the joint graph.
             executor: compiles forward and backward; None for Inductor's kernels.
+            question: as for `compile_with_partition`.
         """
         write_out_regions(module)
         if self._setting.compiler == "eager":
@@ -240,6 +335,7 @@ class Session:
             partitioner=partitioner,
             config=self.options.inductor,
             executor=executor,
+            question=question,
         )
 
     def _graph_name(self) -> str:
@@ -283,7 +379,7 @@ class Session:
         else:
             self.told.warn_if_due()
             self._fingerprints[self._graph_name()] = known = fingerprint(untouched)
-            self.planned[known].append(planned.copied())
+            self._planned[known].append(planned.copied())
             return planned.forward, planned.backward
         return self.torch_partition(untouched, joint_inputs, num_fwd_outputs)
 
@@ -306,9 +402,13 @@ class Session:
         """What was planned so far."""
         return report_of(self.steps, self.measured_peak_nbytes)
 
-    def _report_at_once(self) -> Report:
-        """The same, without the peak that there would be without a plan, if that has to be read."""
-        return report_of(self.steps, self.measured_peak_nbytes, reads=False)
+    def _line(self) -> str:
+        """The summary, for which nothing is read, nor made again that was recalled."""
+        steps = self.steps
+        if all(isinstance(part.planned, Planned) for part in steps.graphs.parts.values()):
+            return one_line(report_of(steps, self.measured_peak_nbytes, reads=False))
+        peak, budget = map(format_nbytes, (steps.peak_nbytes, steps.budget_nbytes))
+        return f"autoremat: peak {peak} (budget {budget})"
 
     def stored_plan(self) -> StoredPlan:
         """What was planned so far, for a file: no plan that is only tried."""
@@ -336,26 +436,23 @@ class Session:
         """Plans for all graphs at once; each is compiled when it runs."""
         self.steps.count_optimizer(self._find_resident(self.steps.device))
         self._take(plan_anew(self.steps, self._graphs))
-        self.progress.finish(one_line(self._report_at_once()))
+        self.progress.finish(self._line())
 
     def _take(self, plans: Mapping[str, Sequence[Part]]) -> None:
         """From now on graphs run by these."""
         for name, parts in plans.items():
             self.codes[name].keep(parts)
-            self.planned[self._fingerprints[name]] = [
-                PlannedGraph(p.subject.joint, p.choice.forward, p.choice.backward).copied()
-                for p in parts
+            self._planned[self._fingerprints[name]] = [
+                written(part.planned.whole).copied() for part in parts
             ]
 
     def note_measured(self, peak_nbytes: int) -> None:
         """Keep the peak of a whole step, and warn if it exceeds the budget."""
         self.measured_peak_nbytes = peak_nbytes
-        report, is_least = self._report_at_once(), self.options.budget.is_least
-        if report.graphs and peak_nbytes > report.budget_nbytes and not is_least:
-            warnings.warn(
-                OverBudgetWarning(peak_nbytes, report.budget_nbytes, report.predicted_peak_nbytes),
-                stacklevel=users_level(),
-            )
+        steps, is_least = self.steps, self.options.budget.is_least
+        if steps.is_planned and peak_nbytes > steps.budget_nbytes and not is_least:
+            warning = OverBudgetWarning(peak_nbytes, steps.budget_nbytes, steps.peak_nbytes)
+            warnings.warn(warning, stacklevel=users_level())
 
     def _plan(
         self, module: fx.GraphModule, num_fwd_outputs: int, static: Sequence[int] | None
@@ -375,15 +472,15 @@ class Session:
             found = self._find_resident(graph.device)
             steps.device, steps.options = graph.device, steps.options.on(graph.device)
             steps.resident = self._given.beside(found, graph.device)
-            between_nbytes = self._between_nbytes(graph, earlier)
+            is_first = _torch.frame_name() == self._first_frame
+            between = between_nbytes(graph, self._inputs, steps, earlier, is_first=is_first)
             progress.stage("cost")
-            subject = self._stated(graph, between_nbytes, is_first=not steps.graphs.parts)
+            is_first = not steps.graphs.parts
+            subject = stated(graph, self._setting, steps.resident, between, is_first=is_first)
             progress.stage("solve")
-            part = first_part(
-                name, subject, between_nbytes, steps, self._graphs, may_refuse=self._refuses
-            )
+            part = first_part(name, subject, between, steps, self._graphs, may_refuse=self._refuses)
             steps.graphs.add(name, part)
-            step_report = self._report_at_once()
+            self._summary = self._line()
             # Gradients that exist may be gone before the backward, which tells if they are not.
             # What others held in an earlier step may be less by now, which looks will tell.
             if steps.surroundings.found == Around() and (
@@ -391,35 +488,10 @@ class Session:
             ):
                 steps.tell_if_above(steps.peak_nbytes)
             progress.stage("compile")
-            progress.finish(one_line(step_report))
-        return PlannedGraph(graph.joint, part.choice.forward, part.choice.backward)
-
-    def _stated(self, graph: Graph, between_nbytes: int, *, is_first: bool) -> Subject:
-        resident = self.steps.resident
-        shell = shell_of(
-            graph.joint,
-            graph.storages,
-            resident_nbytes=resident.nbytes + between_nbytes,
-            optimizer_nbytes=resident.transient_nbytes,
-        )
-        return state(graph, shell, self._setting, is_first=is_first)
+            progress.finish(self._summary)
+        return written(part.planned.whole)
 
     def _note_draws(self, joint: JointGraph) -> None:
         """Compiled code may draw other random numbers than eager code would."""
         if self._setting.compiler != "eager" and any(makes_seeds(node) for node in joint.nodes):
             self.compiled_draws_differently = True
-
-    def _between_nbytes(self, graph: Graph, earlier: Sequence[Part]) -> int:
-        """What the code before a graph holds that no plan of an earlier graph counts."""
-        joint, storages = graph.joint, graph.storages
-        inputs = [node for node in joint.primals if node not in joint.static_inputs]
-        known_nbytes = sum(part.figures.outputs_nbytes for part in earlier)
-        if _torch.frame_name() == self._first_frame:  # later ones get what the code in between made
-            known_nbytes += self.steps.resident.parts.batch_nbytes
-        handed_in_nbytes = storages.total_nbytes(inputs, resident=True)
-        known = self.steps.resident.storages
-        made = self.steps.surroundings.eager_results
-        held = held_nbytes(self._inputs, known, self.steps.device, made)
-        made.note_inputs(self._inputs)
-        held += late_nbytes(joint, storages)
-        return max(0, handed_in_nbytes - known_nbytes) + held

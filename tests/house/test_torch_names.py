@@ -1705,6 +1705,33 @@ def test_flat_units(strategy: str):
     assert sum(sizes.values()) == 4 * 48 // (2 if is_shared else 1)
 
 
+@pytest.mark.inductor
+def test_asking_code_cache_and_code_can_be_cached():
+    """What is stored has a name, under which it is found; unless nobody answers for it."""
+    from torch._inductor.utils import fresh_cache
+
+    def compiled(note: Any) -> _torch.CodeCache:
+        torch.compiler.reset()
+        x = torch.ones(3, requires_grad=True)
+        with _torch.asking_code_cache() as cache:
+            loss = torch.compile(lambda x: x.sin().sum())(x)
+        cache.close(note)
+        loss.backward()
+        return cache
+
+    names: list[str] = []
+    assert _torch.code_can_be_cached()
+    with torch._functorch.config.patch(enable_autograd_cache=False):
+        assert not _torch.code_can_be_cached()
+    with fresh_cache():
+        assert [compiled(None).found, compiled(names.append).found] == ["", ""]
+        second = compiled(None)
+        assert (second.asked, [second.found]) == (1, names)
+        second.forget()
+        assert compiled(None).found == ""
+    assert len(names[0].split()) == 3  # of the question, forward and backward
+
+
 def test_backend_compiler_failed():
     """What Dynamo makes of a backend's error, which it holds."""
 
