@@ -63,6 +63,7 @@ class Traced:
         loss = self.module.graph.output_node().args[0][0]
         for node in nodes[nodes.index(loss) + 1 : -1]:
             node.meta["autograd_backward"] = True  # as tracers note it, each in its own way
+            node.meta["custom"] = {"remat_pass_tag": "is_backward"}  # for the pass of torch 2.11
 
     @property
     def _inputs(self) -> list[Tensor]:
