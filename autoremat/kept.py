@@ -101,11 +101,12 @@ class Kept:
         found = {key: _parsed(text, kind) for key in keys if (text := self._value(key))}
         return {key: one for key, one in found.items() if one is not None}
 
-    def write(self, found: Mapping[str, Any]) -> None:
-        """Store these; those that another process stored meanwhile stay."""
+    def write(self, found: Mapping[str, Any], *, replaces: bool = False) -> None:
+        """Store these; those that another process stored meanwhile stay, unless told otherwise."""
         rows = [(key, json.dumps(astuple(one))) for key, one in found.items()]
+        instead = "REPLACE" if replaces else "IGNORE"
         with suppress(sqlite3.Error), self._connection:
-            self._connection.executemany("INSERT OR IGNORE INTO found VALUES (?, ?)", rows)
+            self._connection.executemany(f"INSERT OR {instead} INTO found VALUES (?, ?)", rows)
 
     def merge(self, path: Path) -> int:
         """Add what another such file has and this one has not; how many that were.

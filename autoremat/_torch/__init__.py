@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from autoremat._torch.ambient import *  # noqa: F403
     from autoremat._torch.checkpoints import *  # noqa: F403
     from autoremat._torch.code_cache import *  # noqa: F403
     from autoremat._torch.compiling import *  # noqa: F403
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from autoremat._torch.spreading import *  # noqa: F403
 
 MODULES = (
-    *("running", "checkpoints", "spreading", "meta"),
+    *("running", "ambient", "checkpoints", "spreading", "meta"),
     *(
         "distributed",
         "compiling",

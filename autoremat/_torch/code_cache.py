@@ -13,10 +13,15 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
+from torch import fx
 from torch._functorch import config
+from torch._functorch._aot_autograd import autograd_cache
 from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+from torch._ops import OpOverload, OpOverloadPacket
 
 __all__ = ["CodeCache", "asking_code_cache", "code_can_be_cached"]
+
+_NAMESPACES = ("aten", "prims", "prim")  # of torch's own operators
 
 
 class CodeCache:
@@ -49,22 +54,36 @@ class CodeCache:
         self._is_open, self._note = False, note
         for store, name in self._waiting:
             self._store(store, name)
+        self._waiting.clear()
 
     def _store(self, store: Callable[[], None], name: str) -> None:
         if self._is_open:
             self._waiting.append((store, name))
-        elif self._note is not None:
+        elif self._note is not None and name:
             store()
             self._note(name)
 
 
 _asking: ContextVar[CodeCache | None] = ContextVar("asking code cache", default=None)
-_by_key: dict[str, CodeCache] = {}  # of compiles whose code is not stored yet
+_by_key: dict[str, CodeCache] = {}  # what found nothing, the latest of each key
 
 
-def code_can_be_cached() -> bool:
-    """Whether the cache is on, and stores forward and backward by themselves."""
-    return bool(config.enable_autograd_cache and not config.bundled_autograd_cache)
+def code_can_be_cached(module: fx.GraphModule) -> bool:
+    """Whether the cache is on, stores forward and backward by themselves, and its key tells all.
+
+    What a graph of Dynamo's computes is not told of operators that are not torch's own: their
+    autograd formulas and their fakes are code of others.
+    """
+    is_on = config.enable_autograd_cache and not autograd_cache.should_bundle_autograd_cache()
+    bodies = (body for body in module.modules() if isinstance(body, fx.GraphModule))
+    targets = (node.target for body in bodies for node in body.graph.nodes)
+    return bool(is_on) and all(map(_is_torchs_own, targets))
+
+
+def _is_torchs_own(target: Any) -> bool:
+    if isinstance(target, OpOverloadPacket):
+        return target._qualified_op_name.partition("::")[0] in _NAMESPACES
+    return not isinstance(target, OpOverload) or target.namespace in _NAMESPACES
 
 
 @contextlib.contextmanager
@@ -75,6 +94,9 @@ def asking_code_cache() -> Iterator[CodeCache]:
     token = _asking.set(found)
     try:
         yield found
+    except BaseException:
+        found.close(None)
+        raise
     finally:
         _asking.reset(token)
 
@@ -107,7 +129,7 @@ def _install() -> None:
 
     @functools.wraps(save)
     def _save(key: str, entry: Any, *rest: Any, **keywords: Any) -> None:
-        asking = _by_key.pop(key, None)
+        asking = _by_key.get(key)
         if asking is None:
             save(key, entry, *rest, **keywords)
         else:
@@ -119,6 +141,7 @@ def _install() -> None:
 
 
 def _name(key: str, entry: Any) -> str:
-    """Of an entry: its key, and Inductor's of its forward and backward."""
+    """Of an entry: its key, and Inductor's of its forward and backward; "" if it has none."""
     parts = [part for part in (entry.compiled_fw, entry.compiled_bw) if part is not None]
-    return " ".join([key, *(part.fx_graph_cache_info[0] for part in parts)])
+    found = [getattr(part, "fx_graph_cache_info", ("",))[0] for part in parts]
+    return " ".join([key, *found]) if all(found) else ""

@@ -34,6 +34,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import arg_tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
+from autoremat._torch.ambient import Ambient
+
 __all__ = [
     "BackendCompilerFailed",
     "BoxedCodeGen",
@@ -120,6 +122,7 @@ class DynamoGraph:
             example_inputs: its inputs.
             runs: whether it is going to run; else it need not be compiled again.
         """
+        self._ambient = Ambient.now()
         context = TracingContext.try_get()
         self._fake_mode = context.fake_mode if context is not None else None
         self._compile_context = CompileContext.try_get()
@@ -142,8 +145,12 @@ class DynamoGraph:
         Raises:
             RuntimeError: at the end, if it has asked for guards that Dynamo does not have.
         """
-        context = TracingContext(self._fake_mode)
-        with compile_context(self._compile_context), tracing(context), self._noting_guards():
+        with (
+            self._ambient.again(),
+            compile_context(self._compile_context),
+            tracing(TracingContext(self._fake_mode)),
+            self._noting_guards(),
+        ):
             yield
 
     @contextlib.contextmanager

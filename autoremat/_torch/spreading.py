@@ -59,6 +59,7 @@ class ShardedUnit:
             these are views of, and the parameters that others see.
         moving: what is gathered now, and buffers of collectives.
         gradients: of its parameters that no process has reduced yet.
+        waiting: identities of those that are gathered and have such a gradient.
         gathered_nbytes: of its parameters, gathered.
         buffer_nbytes: of what is gathered ahead: under FSDP2 before it is laid out.
         kept_nbytes: of its parameters from its forward to its backward.
@@ -76,6 +77,7 @@ class ShardedUnit:
     gathered: tuple[torch.Tensor, ...] = field(repr=False)
     moving: tuple[torch.Tensor, ...] = field(repr=False)
     gradients: tuple[torch.Tensor, ...] = field(repr=False)
+    waiting: frozenset[int]
     gathered_nbytes: int
     buffer_nbytes: int
     kept_nbytes: int
@@ -239,6 +241,7 @@ def _flat_unit(handle: Any, state: Any, handles: Sequence[Any]) -> ShardedUnit:
         gathered=parameters[1:],
         moving=_tensors(getattr(flat, name, None) for name in _GATHERED),
         gradients=_waiting_of_flat(flat),
+        waiting=frozenset(),
         gathered_nbytes=gathered_nbytes,
         buffer_nbytes=gathered_nbytes if is_ahead else 0,
         kept_nbytes=gathered_nbytes if stays else 0,
@@ -284,7 +287,7 @@ def _unit(state: Any, group: Any, numbers: dict[int, int]) -> ShardedUnit:
     buffers = getattr(group, "reduce_scatter_max_input_buffers", 1)
     shards = tuple(param.sharded_param for param in group.fsdp_params)
     reduces = bool(group.reduce_grads)
-    owned_nbytes = _nbytes(group, sizes, "orig_dtype") // world
+    left_nbytes = _left_nbytes(group, sizes, world) if reduces else reduced_nbytes
     gathered = map(_gathered_of, group.fsdp_params)
     return ShardedUnit(
         is_root=bool(state._is_root),
@@ -294,14 +297,36 @@ def _unit(state: Any, group: Any, numbers: dict[int, int]) -> ShardedUnit:
         gathered=_tensors(gathered),
         moving=_tensors(_moving(group)),
         gradients=_waiting(group),
+        waiting=frozenset(id(_gathered_of(p)) for p in group.fsdp_params if _waits(group, p)),
         gathered_nbytes=gathered_nbytes,
         buffer_nbytes=gathered_nbytes if world > 1 else 0,
         kept_nbytes=kept_nbytes,
         released_nbytes=kept_nbytes if group.reshard_after_backward else 0,
         reduced_nbytes=buffers * reduced_nbytes if reduces else 0,
-        gradient_share=(owned_nbytes if reduces else reduced_nbytes) / max(1, gathered_nbytes),
+        gradient_share=left_nbytes / max(1, gathered_nbytes),
         gathered_ahead=tuple(numbers[id(g)] for g in ahead if id(g) in numbers),
     )
+
+
+def _waits(group: Any, param: Any) -> bool:
+    """Whether a gradient of a parameter exists that is no tensor's own."""
+    return group._partial_reduce_output is not None or (
+        param.unsharded_accumulated_grad is not None
+    )
+
+
+def _left_nbytes(group: Any, sizes: list[int], world: int) -> int:
+    """Bytes of a unit's gradients that stay once its backward has reduced them.
+
+    Replicas reduce what shards have reduced; they hold that, in its own type, until the whole
+    backward ends, or until they are told to reduce it.
+    """
+    owned_nbytes = _nbytes(group, sizes, "orig_dtype") // world
+    shared_nbytes = _nbytes(group, sizes, "reduce_dtype", "param_dtype") // world
+    has_replicas = hasattr(group.mesh_info, "replicate_mesh_size")
+    if has_replicas and not group.all_reduce_grads:
+        return shared_nbytes
+    return owned_nbytes + (shared_nbytes if has_replicas and shared_nbytes != owned_nbytes else 0)
 
 
 def _tensors(values: Iterable[Any]) -> tuple[torch.Tensor, ...]:
@@ -331,6 +356,7 @@ def _moving(group: Any) -> Iterator[Any]:
         yield from param.all_gather_outputs
         yield from getattr(param, "_unsharded_inner_tensors", ())
         yield getattr(param, "_sharded_post_forward_param_data", None)
+    yield getattr(group._all_reduce_state, "all_reduce_input", None)
     context = group.comm_ctx
     kept = getattr(context, "all_gather_state", None)
     results = [group._all_gather_result, getattr(kept, "all_gather_result", None)]

@@ -138,7 +138,7 @@ def _sharded(units: Sequence[_torch.ShardedUnit], device: torch.device) -> Sprea
         traffic,
         now_nbytes=sum(storage_sizes((t for u in units for t in u.moving), device).values()),
         kept_nbytes=sum(nbytes for n, nbytes in enumerate(by_run) if n not in running),
-        gradient_shares={id(p): _left_of(units[n]) for n in blocks for p in units[n].gathered},
+        gradient_shares={id(p): _left_of(units[n], p) for n in blocks for p in units[n].gathered},
     )
 
 
@@ -154,11 +154,11 @@ def _are_alike(one: _torch.ShardedUnit, other: _torch.ShardedUnit) -> bool:
     return one.gathered_nbytes == other.gathered_nbytes
 
 
-def _left_of(unit: _torch.ShardedUnit) -> float:
-    """Of the bytes of its gradients, what there is more after its backward than before.
+def _left_of(unit: _torch.ShardedUnit, parameter: torch.Tensor) -> float:
+    """Of the bytes of a gradient, what there is more after its unit's backward than before.
 
-    Those that wait are added to: as where a parameter has a gradient, nothing is more then.
+    One that waits is added to: as where a parameter has a gradient, nothing is more then.
     """
-    if unit.gradients:
+    if id(parameter) in unit.waiting:
         return 0.0
     return unit.gradient_share - unit.released_nbytes / max(1, unit.gathered_nbytes)

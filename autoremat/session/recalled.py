@@ -8,11 +8,13 @@ very code that torch has stored; where it does not tell all, nothing is kept.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import torch
+from torch import fx
 
 from autoremat import _torch
 from autoremat.ask.plan_file import NodeRecord, StoredGraph
@@ -28,6 +30,7 @@ from autoremat.planning.found_before import FoundBefore, code_key
 from autoremat.planning.nesting import Around
 from autoremat.planning.part import Part, Planned
 from autoremat.session.steps import Steps
+from autoremat.watch.eager_code import held_nbytes
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ def keeping(
 
     def keep(code: str) -> None:
         with FoundBefore.open() as kept:
-            kept.write({_key(code): found})
+            kept.write({_key(code): found}, replaces=True)
 
     return keep
 
@@ -126,7 +129,8 @@ def as_remembered(found: Planned, known: Remembered, budget_nbytes: int) -> Plan
     stored = known.plan_of(found.stored.nodes)
     if stored == found.stored:
         return found
-    choice = choose_stored(found.subject, stored, budget_nbytes, reads=True)
+    allowed_nbytes = budget_nbytes or sys.maxsize  # of the least that can be, any amount
+    choice = choose_stored(found.subject, stored, allowed_nbytes, reads=True)
     if choice is None:
         raise PlanMismatch(
             "The step runs by a plan that was kept on this machine, and its graph, traced again, "
@@ -139,7 +143,7 @@ def _key(code: str) -> str:
     return hashlib.sha256(f"recalled|{code}".encode()).hexdigest()
 
 
-def may_be_recalled(steps: Steps, example_inputs: Sequence[Any]) -> bool:
+def may_be_recalled(steps: Steps, module: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
     """Whether all that a graph's plan depends on can be put in words before it is traced.
 
     It is the first one of a process by itself, none of its sizes varies, and a search plans it,
@@ -160,16 +164,14 @@ def may_be_recalled(steps: Steps, example_inputs: Sequence[Any]) -> bool:
         and steps.surroundings.found == Around()
         and _torch.job_store() is None
         and not _torch.caches_are_off()
-        and _torch.code_can_be_cached()
+        and _torch.code_can_be_cached(module)
     )
 
 
 def _has_fixed_sizes(value: Any) -> bool:
     if not isinstance(value, torch.Tensor):
         return False
-    is_plain = isinstance(value, torch.nn.Parameter | _torch.FakeTensor) or type(value) is (
-        torch.Tensor
-    )
+    is_plain = type(value) in (torch.Tensor, torch.nn.Parameter, _torch.FakeTensor)
     sizes = (*value.shape, *value.stride(), value.storage_offset()) if is_plain else ()
     return is_plain and all(type(size) is int for size in sizes)
 
@@ -178,8 +180,9 @@ def question_of(
     steps: Steps,
     resident: Resident,
     device: torch.device,
-    handed_in_nbytes: int,
     example_inputs: Sequence[Any],
+    *,
+    refuses: bool,
 ) -> str:
     """All that the plan of such a graph depends on beside the graph, in words.
 
@@ -187,10 +190,10 @@ def question_of(
         steps: that it is one of.
         resident: what is held whatever the plan.
         device: where it runs.
-        handed_in_nbytes: what code before the graph holds beside its inputs.
         example_inputs: its inputs.
+        refuses: whether a budget that cannot be met is an error.
     """
-    options = steps.options
+    options, made = steps.options, steps.surroundings.eager_results
     tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
     storages = [storage_sizes([tensor], device) for tensor in tensors]
     numbers = {key: n for n, key in enumerate(dict.fromkeys(k for s in storages for k in s))}
@@ -201,7 +204,9 @@ def question_of(
         astuple(resident.parts),
         resident.transient_nbytes,
         astuple(resident.traffic),
-        handed_in_nbytes,
+        held_nbytes(example_inputs, resident.storages, device, made),
+        refuses,
+        repr(_torch.Ambient.now()),
         [[(numbers[key], nbytes) for key, nbytes in found.items()] for found in storages],
         settings_key(device),
         code_key(),

@@ -61,7 +61,6 @@ from autoremat.session.stating import between_nbytes, stated
 from autoremat.session.steps import Steps
 from autoremat.session.tuning import Tuning
 from autoremat.units import format_nbytes
-from autoremat.watch.eager_code import held_nbytes
 from autoremat.watch.ledger import noting_returned
 
 
@@ -113,7 +112,7 @@ class Session:
     def planned(self) -> Mapping[str, Sequence[PlannedGraph]]:
         """By fingerprint of the joint graph, its modules by each of its plans, untouched."""
         for part in self.steps.graphs.parts.values():
-            assert part.planned.whole  # of a graph that was recalled, it is made now
+            _ = part.planned.whole  # of a graph that was recalled, it is made now
         return self._planned
 
     def refuse_no_more(self) -> None:
@@ -190,18 +189,20 @@ class Session:
         split = functools.partial(
             self.compile_through, module, example_inputs, self, self._executor
         )
-        is_first = _torch.frame_name() == self._first_frame and not self._part
-        if not is_first or not may_be_recalled(self.steps, example_inputs):
+        is_first, steps = _torch.frame_name() == self._first_frame and not self._part, self.steps
+        if not is_first or not may_be_recalled(steps, module, example_inputs):
             return split()
-        device, results = the_device(example_inputs), self.steps.surroundings.eager_results
-        resident = self._given.beside(self._find_resident(device), device)
-        held = held_nbytes(example_inputs, resident.storages, device, results)
-        question = question_of(self.steps, resident, device, held, example_inputs)
+        try:
+            device, refuses = the_device(example_inputs), self._refuses
+            resident = self._given.beside(self._find_resident(device), device)
+            question = question_of(steps, resident, device, example_inputs, refuses=refuses)
+        except Exception:  # planning meets it again, and tells
+            return split()
         for _ in range(2):
             with _torch.asking_code_cache() as cache:
                 compiled = split(question=question)
             if not cache.found:
-                cache.close(self._keeping())
+                cache.close(self._keeping(device))
                 return compiled
             known = remembered(cache.found)
             if known is not None and cache.asked == 1:
@@ -211,12 +212,14 @@ class Session:
             cache.forget()  # of whose plan nothing is kept
         return split()
 
-    def _keeping(self) -> Callable[[str], None] | None:
+    def _keeping(self, device: torch.device) -> Callable[[str], None] | None:
         """What keeps the graph that was compiled now beside its code; None if nothing may."""
         name, told = self._graph_name(), self.told.fallbacks
         if told or name in self._unplannable or name in self.steps.graphs.provisional:
             return None
         part, differs = self.steps.graphs.parts.get(name), self.compiled_draws_differently
+        if part is not None and self.steps.device != device:
+            return None
         return keeping(part, self._summary, draws_differently=differs)
 
     def _recall(self, known: Remembered, resident: Resident, device: torch.device) -> None:

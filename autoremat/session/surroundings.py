@@ -43,7 +43,7 @@ class Surroundings:
         """A training call begins; open, if a backward of earlier ones is to come."""
         if not is_open:
             self.eager_results.clear()
-            self.audit.saved.clear()
+            self.audit.begin_step()
 
     def learn(self, look: Look, *, is_final: bool) -> None:
         """Take into account what a look has shown; final, if all of the forward has run.

@@ -40,7 +40,8 @@ NODES_OF_A_LOSS = 32  # that tell it from another
 EAGER_MARGIN = 1.1  # of what eager code is foreseen to make, for what of it cannot be seen
 PER_OCTAVE = 64  # sizes of what graphs have returned that count as different: by about 1 %
 LOOKS = 2  # at each situation: the first may come before lazy state exists
-PARTIAL_LOOKS = 8  # beside these, at checkpoints that have not run again yet: their sizes may vary
+NOTED = 8  # backwards until whose forwards are noted again, for one that was looked at without
+PARTIAL_LOOKS = 8  # beside these, where a forward was not noted, or a checkpoint did not run yet
 
 
 class Look(NamedTuple):
@@ -207,12 +208,17 @@ class Audit:
         self._seen: defaultdict[Hashable, Counter[tuple[int, ...]]] = defaultdict(Counter)
         self._partial = Counter[Hashable]()  # looks, by situation, that could not see all
         self._is_unnoted = False  # a known forward, before the next look at a backward
-        self._needs_notes = False  # such a look has missed them
+        self._noting = 0  # so many backwards may come before a look does that has missed notes
 
     @property
     def present(self) -> Present:
         """What the model holds; where none is known (any more), what its graphs were given."""
         return self._find_present() or self.arguments
+
+    def begin_step(self) -> None:
+        """Nothing is saved yet, and no forward has gone by."""
+        self.saved.clear()
+        self._is_unnoted = False
 
     def forget(self) -> None:
         """Something has become resident: all situations are new."""
@@ -243,7 +249,7 @@ class Audit:
         # Reentrant checkpoints let go of it one by one, while gradients come.
         situation = (name, about if _torch.is_in_backward() else about > 0, *names_of(runs))
         is_known = self.is_known(situation, (*sizes, *sizes_of_runs(runs), about))
-        if is_known and not self._needs_notes:
+        if is_known and not self._noting:
             self._is_unnoted |= not _torch.is_in_backward()
             return None
         self.arguments.note(args)
@@ -268,7 +274,7 @@ class Audit:
     def at_end(self, runs: Sequence[Run], outputs: Sequence[Any], device: torch.device) -> None:
         """A call of the model has ended: what code in eager mode has saved in it stays."""
         is_known = self.is_known(("end", *names_of(runs)), sizes_of_runs(runs))
-        if runs and (self._needs_notes or not is_known):
+        if runs and (self._noting or not is_known):
             self.saved.note_saved(outputs, device)
 
     def at_reruns(self, roots: Roots, device: torch.device) -> None:
@@ -305,14 +311,12 @@ class Audit:
         within = _about(device) if _torch.is_in_backward() else None
         facts = (keeps_graph, self.present.has_gradients, within)
         situation = (names_behind(roots), *facts, *names_of(runs))
+        self._noting = max(0, self._noting - 1)
         if self.is_known(situation, sizes_of_runs(runs)):
             return None
         parts = account()
         held = self._held(runs, device, roots)
         audits = self._audits_of(runs)
-        is_noted = not any(audit._is_unnoted for audit in audits)
-        for audit in audits:
-            audit._is_unnoted, audit._needs_notes = False, audit._is_unnoted
         foreseen = foresee(
             roots,
             runs,
@@ -337,10 +341,14 @@ class Audit:
         given_nbytes = sum(root.nbytes for root in begun if same_device(root.device, device))
         base_nbytes = held.base_nbytes + given_nbytes
         look = _look(parts, foreseen, base_nbytes, spread, keeps_graph=keeps_graph)
+        is_noted = not any(audit._is_unnoted for audit in audits)
         is_partial = not (foreseen.is_complete and is_noted)
-        if is_partial and self._partial[situation] < PARTIAL_LOOKS:
+        is_again = is_partial and self._partial[situation] < PARTIAL_LOOKS
+        if is_again:
             self._partial[situation] += 1
             self._seen[situation][sizes_of_runs(runs)] -= 1  # to be looked into again
+        for audit in audits:
+            audit._noting = NOTED if is_again and not is_noted else 0
         return look._replace(situation=situation, is_partial=is_partial)
 
     def live_nbytes(self, runs: Sequence[Run], device: torch.device) -> int:

@@ -1618,6 +1618,44 @@ def test_gradients_that_wait(waits_for: str):
     assert not list(_torch.sharded_gradients([model]))
 
 
+@pytest.mark.usefixtures("two_processes")
+def test_what_replicas_keep_of_gradients():
+    """What they reduce, in the type of that, until the backward ends or they are told to."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    layer = nn.Linear(4, 4, bias=False, dtype=torch.bfloat16)
+    model = fully_shard(layer, mesh=mesh, mp_policy=policy)
+    model(torch.ones(2, 4, dtype=torch.bfloat16)).sum().backward()
+    assert [unit.gradient_share for unit in _torch.sharded_units(model)] == [3.0]
+    model.set_requires_all_reduce(False)
+    assert [unit.gradient_share for unit in _torch.sharded_units(model)] == [2.0]
+    assert not any(unit.waiting for unit in _torch.sharded_units(model))
+    model(torch.ones(2, 4, dtype=torch.bfloat16)).sum().backward()
+    [unit] = _torch.sharded_units(model)
+    assert unit.waiting == frozenset(map(id, unit.gathered))
+
+
+def test_ambient():
+    """Switches and casts are as they were, and afterwards as they are."""
+    before = _torch.Ambient.now()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        inside = _torch.Ambient.now()
+        with before.again():
+            assert torch.is_grad_enabled()
+            assert not torch.is_autocast_enabled("cpu")
+        assert _torch.Ambient.now() == inside != before
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert _torch.Ambient.now() != before
+        with before.again():
+            assert torch.backends.cuda.flash_sdp_enabled()
+    with inside.again():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+    assert _torch.Ambient.now() == before
+
+
 def test_own_gradients():
     """Of leaves, without a warning about others."""
     one, two = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
@@ -1720,9 +1758,11 @@ def test_asking_code_cache_and_code_can_be_cached():
         return cache
 
     names: list[str] = []
-    assert _torch.code_can_be_cached()
-    with torch._functorch.config.patch(enable_autograd_cache=False):
-        assert not _torch.code_can_be_cached()
+    module = fx.symbolic_trace(nn.Identity())
+    assert _torch.code_can_be_cached(module)
+    for option in ({"enable_autograd_cache": False}, {"bundled_autograd_cache": True}):
+        with torch._functorch.config.patch(option):
+            assert not _torch.code_can_be_cached(module)
     with fresh_cache():
         assert [compiled(None).found, compiled(names.append).found] == ["", ""]
         second = compiled(None)

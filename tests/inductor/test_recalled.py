@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from torch._inductor.utils import fresh_cache
 
 import autoremat
@@ -20,7 +20,7 @@ from autoremat.planning.figures import Figures
 from autoremat.planning.found_before import FoundBefore
 from autoremat.planning.nesting import Beside
 from autoremat.planning.part import Part, Planned, Recalled
-from autoremat.session import first_plan
+from autoremat.session import first_plan, session
 from autoremat.session.recalled import Remembered, may_be_recalled
 from autoremat.session.steps import Steps
 from tests.tiny import Chain, many_rows
@@ -28,6 +28,7 @@ from tests.training import make_seeded, optimized
 
 pytestmark = pytest.mark.inductor
 BUDGET = "220kB"
+MODULE = fx.symbolic_trace(nn.Identity())
 
 
 @pytest.fixture(autouse=True)
@@ -114,6 +115,29 @@ def test_a_plan_that_runs_is_the_plan_that_is_told() -> None:
     assert [v.action for v in again.values] == [v.action for v in report.values]
 
 
+def test_a_report_is_of_the_step_as_it_was_traced() -> None:
+    """Under the casts that held then, whoever asks, and wherever."""
+    with torch.autocast("cpu", torch.bfloat16):
+        first, expected = trained("200kB")
+    report = autoremat.report(first)
+    with counting_plans() as plans, torch.autocast("cpu", torch.bfloat16):
+        second, found = trained("200kB")
+    assert plans.call_count == 0
+    assert all(map(torch.equal, found, expected))
+    with torch.no_grad():
+        assert autoremat.report(second).values == report.values
+    with counting_plans() as plans:
+        trained()
+    assert plans.call_count == 1
+
+
+def test_a_question_that_cannot_be_put_is_none() -> None:
+    """The step is planned as ever."""
+    with mock.patch.object(session, "question_of", side_effect=RuntimeError("no")):
+        _, found = trained()
+    assert found
+
+
 SEARCHED = {"budget": "1MB"}
 NOT_RECALLED = {
     "op by op": {"compiler": "eager"},
@@ -127,13 +151,29 @@ NOT_RECALLED = {
 @pytest.mark.parametrize("options", NOT_RECALLED.values(), ids=NOT_RECALLED)
 def test_what_torchs_key_does_not_tell_is_not_recalled(options: dict[str, Any]) -> None:
     """Names of modules, and what is another thing each time."""
-    assert may_be_recalled(Steps(Options.parse(**SEARCHED)), [torch.ones(2)])
-    assert not may_be_recalled(Steps(Options.parse(**{**SEARCHED, **options})), [torch.ones(2)])
+    assert may_be_recalled(Steps(Options.parse(**SEARCHED)), MODULE, [torch.ones(2)])
+    assert not may_be_recalled(
+        Steps(Options.parse(**{**SEARCHED, **options})), MODULE, [torch.ones(2)]
+    )
+
+
+def test_operators_that_are_not_torchs_own_are_not_recalled() -> None:
+    """Their autograd formulas are code that no key tells of."""
+    library = torch.library.Library("autoremat_recalled", "FRAGMENT")
+    library.define("twice(Tensor x) -> Tensor")
+    steps = Steps(Options.parse(**SEARCHED))
+    packet = torch.ops.autoremat_recalled.twice
+    for target in (packet, packet.default):
+        module = fx.symbolic_trace(nn.Identity())
+        node = next(iter(module.graph.nodes))
+        with module.graph.inserting_after(node):
+            module.graph.call_function(target, (node,))
+        assert not may_be_recalled(steps, module, [torch.ones(2)])
 
 
 def test_sizes_that_vary_are_not_recalled() -> None:
     """Nor numbers among the inputs."""
-    assert not may_be_recalled(Steps(Options.parse(**SEARCHED)), [torch.ones(2), 3])
+    assert not may_be_recalled(Steps(Options.parse(**SEARCHED)), MODULE, [torch.ones(2), 3])
 
 
 def test_figures_outlive_their_graph() -> None:
