@@ -2,9 +2,9 @@
 
 Enters: dataclasses of numbers, texts and lists of them, by a text each. Leaves: those stored for
 such texts. Guarantees: many processes may read and write at once, the first that is stored for a
-key stays; a damaged file is thrown away and begun anew; a place that cannot be written is replaced
-by memory, which lasts as long as the process, with one warning. Nothing raises. Torch is not
-imported.
+key stays unless a writer says otherwise; a damaged file is thrown away and begun anew; a place that
+cannot be written is replaced by memory, which lasts as long as the process, with one warning.
+Nothing raises. Torch is not imported.
 """
 
 from __future__ import annotations
