@@ -254,7 +254,7 @@ class Session:
             return planned_alone(name, subject, budget_nbytes, self.options, self._graphs, refuses)
 
         planning, graph = PlannedOnly(plan), self._graphs[name]
-        with self.progress as progress, graph.resumed():
+        with self.progress as progress, graph.resumed(), configured(self.options.inductor):
             progress.stage("trace")
             found = planning.run(
                 functools.partial(self.compile_through, graph.copy(), graph.inputs, planning, None)
