@@ -102,7 +102,7 @@ def test_where_something_else_is_found_nothing_counts(changed: str):
     """Another version of this package, of Inductor's options, another number of threads."""
     chosen(EAGER)
     new = {
-        "code": mock.patch.object(found_before, "_code", return_value="another"),
+        "code": mock.patch.object(found_before, "code_key", return_value="another"),
         "configuration": torch._inductor.config.patch("max_autotune", True),
         "threads": mock.patch.object(torch, "get_num_threads", return_value=7),
     }
