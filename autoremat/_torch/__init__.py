@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from autoremat._torch.inductor import *  # noqa: F403
     from autoremat._torch.kernels import *  # noqa: F403
     from autoremat._torch.meta import *  # noqa: F403
+    from autoremat._torch.owned import *  # noqa: F403
     from autoremat._torch.running import *  # noqa: F403
     from autoremat._torch.scheduling import *  # noqa: F403
     from autoremat._torch.spreading import *  # noqa: F403
 
 MODULES = (
-    *("running", "ambient", "checkpoints", "spreading", "meta"),
+    *("running", "owned", "ambient", "checkpoints", "spreading", "meta"),
     *(
         "distributed",
         "compiling",

@@ -65,7 +65,7 @@ class CodeCache:
 
 
 _asking: ContextVar[CodeCache | None] = ContextVar("asking code cache", default=None)
-_by_key: dict[str, CodeCache] = {}  # what found nothing, the latest of each key
+_by_key: dict[str, CodeCache] = {}  # the latest compile that asked for each key
 
 
 def code_can_be_cached(module: fx.GraphModule) -> bool:

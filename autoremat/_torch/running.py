@@ -35,7 +35,6 @@ __all__ = [
     "FakeTensorMode",
     "HigherOrderOperator",
     "MemoryEvent",
-    "OfParameter",
     "OpOverload",
     "OpOverloadPacket",
     "TorchDispatchMode",
@@ -60,8 +59,6 @@ __all__ = [
     "memory_events",
     "module_calls",
     "own_call",
-    "own_gradients",
-    "own_parameters",
     "profiler_is_active",
     "raw_saved",
     "real_execution",
@@ -86,9 +83,6 @@ __all__ = [
     "watch_backwards",
 ]
 
-OfParameter = tuple[torch.Tensor, torch.Tensor]
-"""What a gradient is of, and the gradient."""
-
 
 _VIEWS_OF_VIEWS = 4  # nodes between an output and its graph's
 
@@ -111,19 +105,6 @@ def module_calls() -> list[tuple[nn.Module, Any]]:
             known = frame.f_locals  # of no frame that outlives the call: Python may keep them in it
             calls.append((known["self"], (known["args"], known["kwargs"])))
     return calls[::-1]
-
-
-def own_parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
-    """What `parameters(recurse=False)` gives of each of these, without its chain of generators."""
-    for module in modules:
-        yield from (p for p in module._parameters.values() if p is not None)
-
-
-def own_gradients(tensors: Iterable[torch.Tensor]) -> Iterator[OfParameter]:
-    """The gradients that tensors have now; results of operations have none, and torch warns."""
-    for tensor in tensors:
-        if tensor.is_leaf and (gradient := tensor.grad) is not None:
-            yield tensor, gradient
 
 
 def is_in_backward() -> bool:

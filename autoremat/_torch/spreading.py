@@ -14,7 +14,7 @@ import torch
 from torch import fx, nn
 from torch._ops import OpOverload
 
-from autoremat._torch.running import OfParameter, own_gradients
+from autoremat._torch.owned import OfParameter, own_gradients
 
 __all__ = [
     "REGISTERS_REDUCTION",

@@ -90,7 +90,7 @@ def test_without_what_was_kept_it_is_planned_anew() -> None:
 
 
 def test_another_budget_is_another_question() -> None:
-    """And so is a model whose results are the same, with gradients that exist."""
+    """It is planned."""
     trained()
     with counting_plans() as plans:
         trained("200MB")

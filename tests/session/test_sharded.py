@@ -101,6 +101,16 @@ def trained(model: nn.Module, steps: int = 4, x: Tensor | None = None) -> nn.Mod
     return model
 
 
+def planned(model: nn.Module, budget: int, *, compiles_blocks: bool) -> nn.Module:
+    """Optimise a model, or let a backend compile its blocks; what a report is asked of."""
+    given = {"compiler": "eager", "verbose": False, "time_limit": 2.0}
+    if not compiles_blocks:
+        return autoremat.optimize(model, budget, **given)
+    for block in model.blocks:
+        block.compile(backend="autoremat", options={"budget": budget, **given})
+    return model.blocks[0]
+
+
 @pytest.fixture
 def four_processes() -> Iterator[None]:
     """A group of four, of which only this process is there: nothing is communicated."""
@@ -228,14 +238,8 @@ def test_accumulation_without_reduction_is_planned(
     plain = sharded(make_seeded(Blocks), mp_policy=policy)
     budget = int(0.7 * accumulated_peak_nbytes(plain, 2))
     torch._dynamo.reset()
-    given = {"compiler": "eager", "verbose": False, "time_limit": 2.0}
     model = sharded(make_seeded(Blocks), mp_policy=policy)
-    reported = model.blocks[0] if compiles_blocks else model
-    if compiles_blocks:
-        for block in model.blocks:
-            block.compile(backend="autoremat", options={"budget": budget, **given})
-    else:
-        autoremat.optimize(model, budget, **given)
+    reported = planned(model, budget, compiles_blocks=compiles_blocks)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", autoremat.OverBudgetWarning)
         measured = accumulated_peak_nbytes(model, 4)
@@ -324,16 +328,10 @@ def flat(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("compiles_blocks", [False, True])
 def test_flat_parameters_are_read_as_units_are(compiles_blocks: bool):
     """FSDP1 around an optimised model, and around blocks that a backend compiles."""
-    given = {"compiler": "eager", "verbose": False, "time_limit": 2.0}
     budget = int(0.6 * step_peak_nbytes(trained(flat(make_seeded(Blocks)), 1)))
     torch._dynamo.reset()
     model = make_seeded(Blocks)
-    reported = model.blocks[0] if compiles_blocks else model
-    if compiles_blocks:
-        for block in model.blocks:
-            block.compile(backend="autoremat", options={"budget": budget, **given})
-    else:
-        autoremat.optimize(model, budget, **given)
+    reported = planned(model, budget, compiles_blocks=compiles_blocks)
     measured = step_peak_nbytes(trained(flat(model)))
     predicted = autoremat.report(reported).predicted_peak_nbytes
     assert measured <= predicted <= budget

@@ -1,0 +1,26 @@
+"""Parameters of modules and gradients of tensors, asked for at each call: as quick as can be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import nn
+
+__all__ = ["OfParameter", "own_gradients", "own_parameters"]
+
+OfParameter = tuple[torch.Tensor, torch.Tensor]
+"""What a gradient is of, and the gradient."""
+
+
+def own_parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
+    """What `parameters(recurse=False)` gives of each of these, without its chain of generators."""
+    for module in modules:
+        yield from (p for p in module._parameters.values() if p is not None)
+
+
+def own_gradients(tensors: Iterable[torch.Tensor]) -> Iterator[OfParameter]:
+    """The gradients that tensors have now; results of operations have none, and torch warns."""
+    for tensor in tensors:
+        if tensor.is_leaf and (gradient := tensor.grad) is not None:
+            yield tensor, gradient
