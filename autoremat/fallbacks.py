@@ -139,6 +139,12 @@ REASONS = {
             "the first call is planned, less a reserve.",
         ),
         Reason(
+            "AR118",
+            "What was copied from an optimised {kind} is a plain model: {why}.",
+            "Call autoremat.optimize on the copy; a plan that save_plan has stored can be its own, "
+            "too.",
+        ),
+        Reason(
             "AR201",
             "No parameter of the model needs a gradient, so there is no backward to plan: the "
             "model runs unchanged.",

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autoremat
-from autoremat.api import optimized_call
 from autoremat.memory.meter import measure_peak, resident_nbytes
+from autoremat.optimized import optimized_call
 from tests.tiny import Chain, many_rows
 from tests.training import UNBOUNDED
 

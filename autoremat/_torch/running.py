@@ -257,8 +257,8 @@ def compiled_call(module: nn.Module) -> Callable[..., Any] | None:
     return module._compiled_call_impl
 
 
-def set_compiled_call(module: nn.Module, call: Callable[..., Any]) -> None:
-    """Let something run when a module is called, as `nn.Module.compile` does."""
+def set_compiled_call(module: nn.Module, call: Callable[..., Any] | None) -> None:
+    """Let something run when a module is called, as `nn.Module.compile` does; None: its own."""
     module._compiled_call_impl = call
 
 

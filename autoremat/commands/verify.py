@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 
 from autoremat import _torch
-from autoremat.api import optimize, optimized_call, report
+from autoremat.api import optimize, report
 from autoremat.ask.budget import Budget, budget_argument
 from autoremat.commands.app import BAD_INPUT, DIFFERENT, INFEASIBLE
 from autoremat.commands.arguments import Refusal
@@ -26,6 +26,7 @@ from autoremat.commands.interrupt import leaving_at_once
 from autoremat.commands.telling import print_json, refusal_document, warnings_told
 from autoremat.commands.verify_table import verify_table
 from autoremat.errors import InfeasibleBudget
+from autoremat.optimized import optimized_call
 from autoremat.targets.arguments import TargetArguments
 from autoremat.targets.hf import load
 from autoremat.targets.target import Target, TargetError, last_line

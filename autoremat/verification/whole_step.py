@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from autoremat import _torch
-from autoremat.api import call_of_one
 from autoremat.memory.meter import measure_peak
+from autoremat.optimized import call_of_one
 from autoremat.verification.replay import Explanation, explain_difference
 from autoremat.verification.tensor_error import absolute_error, largest, relative_error
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 import autoremat
 import autoremat.planning.pipeline
-from autoremat.api import optimized_call
 from autoremat.ask.plan_file import NodeRecord, StoredGraph, StoredPlan, first_mismatch, read, write
 from autoremat.errors import OverBudget, PlanMismatch, SteeringError
+from autoremat.optimized import optimized_call
 from tests.tiny import WIDTH, Dropout, many_rows
 from tests.training import UNBOUNDED, optimized, recomputes, same, step
 

@@ -18,7 +18,16 @@ ROOMS = {
         *("_torch", "units", "call_stack", "kept", "progress"),
         *("reporting", "errors", "fallbacks", "ranks", "memory", "cost", "graph", "ask"),
         *("problem", "emit", "inductor", "planning", "torchtitan", "explain", "watch", "session"),
-        *("backend", "api", "offline", "verification", "targets", "comparison", "commands"),
+        *(
+            "backend",
+            "optimized",
+            "api",
+            "offline",
+            "verification",
+            "targets",
+            "comparison",
+            "commands",
+        ),
         "__main__",
     ),
     "autoremat_solver": (

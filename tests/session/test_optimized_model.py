@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import io
-import pickle
 import warnings
 import weakref
 from typing import Any
@@ -17,6 +14,7 @@ from torch import Tensor, nn
 
 import autoremat
 import autoremat.backend
+import autoremat.optimized
 import autoremat.session.session
 from tests.tiny import WIDTH, Chain, many_rows, sequences
 from tests.training import (
@@ -317,27 +315,6 @@ def test_optimising_again_replaces_the_plan():
     assert autoremat.report(model).budget_nbytes == found.smallest
 
 
-@pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
-def test_copies_run_unplanned(how: str):
-    """As with `nn.Module.compile`, a copy is the plain model; the original stays planned."""
-    model = optimized(Chain, UNBOUNDED)
-    ours = step(model, (many_rows(),))
-    match how:
-        case "deepcopy":
-            copied = copy.deepcopy(model)
-        case "pickle":
-            copied = pickle.loads(pickle.dumps(model))
-        case _:
-            file = io.BytesIO()
-            torch.save(model, file)
-            file.seek(0)
-            copied = torch.load(file, weights_only=False)
-    close(step(copied, (many_rows(),)), ours, 1e-6)
-    with pytest.raises(ValueError, match="not optimised"):
-        autoremat.report(copied)
-    assert autoremat.report(model).graphs
-
-
 def test_a_state_dict_goes_in_and_out():
     """Weights can be loaded before and after planning."""
     model, other = optimized(Chain, UNBOUNDED), Chain()
@@ -408,7 +385,7 @@ def test_a_batch_that_keeps_growing():
     compiles = []
     for count in range(16, 32):
         close(step(eager, (many_rows(count),)), step(model, (many_rows(count),)), 1e-6)
-        compiles.append(len(autoremat.api.optimized_call(model).session.planned))
+        compiles.append(len(autoremat.optimized.optimized_call(model).session.planned))
     assert compiles[-1] == compiles[-8]
     assert not autoremat.report(model).fallbacks
 

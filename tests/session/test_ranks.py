@@ -18,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autoremat
 from autoremat import OverBudgetWarning
-from autoremat.api import optimized_call
 from autoremat.ask import options
 from autoremat.cost import op_times
+from autoremat.optimized import optimized_call
 from autoremat.planning import pipeline
 from autoremat.planning.unsearched import choose_without_search
 from autoremat.ranks import figures

@@ -436,7 +436,7 @@ def test_sizes_within_a_loose_budget_need_one_plan_only():
     model = optimized(Positions, UNBOUNDED)
     for count in (2, 3, 5, 8, 13):
         step(model, (words(count, 32),))
-    session = autoremat.api.optimized_call(model).session
+    session = autoremat.optimized.optimized_call(model).session
     assert sum(map(len, session.planned.values())) == 2  # a constant size, then any
 
 

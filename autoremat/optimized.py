@@ -1,0 +1,332 @@
+"""What runs when an optimised module is called.
+
+Enters: a module, and the `Training` that plans its steps. Leaves: its calls, compiled in training
+and as they were otherwise. Guarantees: a deep copy of the module is planned as the module is, from
+its own first training call on; who pickles the module is told that the plan stays behind.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+import weakref
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import nn
+
+from autoremat import _torch
+from autoremat.backend import module_call
+from autoremat.call_stack import users_level
+from autoremat.fallbacks import fallback
+from autoremat.memory.meter import tensors_in
+from autoremat.planning.sizes import MANY_COMPILES
+from autoremat.session.eager_recurrent import eager_recurrent_layers
+from autoremat.session.retake import Before
+from autoremat.session.session import Session
+from autoremat.session.training import Shared, Training
+from autoremat.units import format_nbytes
+
+_WRITTEN = (
+    "autoremat: part of this call has written to parameters, buffers or inputs in place, so it was "
+    'not taken again under a leaner plan. budget="min" begins with the leanest one.'
+)
+
+# Where an optimised part of an optimised model is one with the whole.
+_is_own_compile: ContextVar[bool] = ContextVar("is_own_compile", default=False)
+
+
+Alike = Callable[[nn.Module], None]
+
+
+class Call:
+    """What runs when a module is called, and what becomes of it where the module is copied."""
+
+    def __init__(self, model: nn.Module, optimize_alike: Alike) -> None:
+        """Let it run when the module is called.
+
+        Args:
+            model: the module.
+            optimize_alike: optimises another module as this one was.
+        """
+        self.model = weakref.ref(model)
+        self._optimize_alike = optimize_alike
+        self._is_pickle_told = False
+        # Of what a module holds, it leaves its compiled call out where it is copied.
+        model._autoremat_call = self  # type: ignore[assignment]
+        _torch.set_compiled_call(model, self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one call of the model."""
+        raise NotImplementedError
+
+    def _model(self) -> nn.Module:
+        model = self.model()
+        assert model is not None, "a call comes from the module itself"
+        return model
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Call | None:
+        """The call of the module's copy, which has been made by now and gets what it holds."""
+        model = self.model()
+        copied = memo.get(id(model))
+        if not isinstance(copied, nn.Module) or _torch.compiled_call(self._model()) is not self:
+            return None
+        return CopiedCall(copied, self._optimize_alike)
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """None, which is read where there is no autoremat."""
+        if not self._is_pickle_told:
+            self._is_pickle_told = True
+            why = "it was pickled, and plans stay in their process"
+            _tell_of_plain_copy(type(self._model()), why)
+        return type(None), ()
+
+
+class CopiedCall(Call):
+    """The call of a deep copy that has not been trained yet: its first training call plans it."""
+
+    @torch.compiler.disable(recursive=False)  # within an outer torch.compile, a graph of its own
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one call of the copy, under a plan if it trains."""
+        model = self._model()
+        is_part = _is_own_compile.get() and _torch.takes_what_is_called()
+        if is_part or not (torch.is_grad_enabled() and self.trains):
+            return _torch.own_call(model)(*args, **kwargs)
+        self.take_over()
+        return model(*args, **kwargs)
+
+    @property
+    def trains(self) -> bool:
+        """Whether a call with gradients is one of training."""
+        return self._model().training and is_trainable(self._model())
+
+    def take_over(self) -> None:
+        """Optimise the copy as the module was that it is of; leave it plain where that cannot be.
+
+        Raises:
+            FallbackError: if that is to be strict, and it cannot be planned.
+        """
+        model = self._model()
+        remove_call(model)
+        try:
+            self._optimize_alike(model)
+        except ValueError as error:
+            _tell_of_plain_copy(type(model), str(error).rstrip("."))
+
+
+def remove_call(model: nn.Module) -> None:
+    """Let the module's own call run again."""
+    _torch.set_compiled_call(model, None)
+    vars(model).pop("_autoremat_call", None)
+
+
+def _tell_of_plain_copy(kind: type[nn.Module], why: str) -> None:
+    warnings.warn(fallback("AR118", kind=kind.__name__, why=why), stacklevel=users_level())
+
+
+@functools.cache
+def keep_plans_in_outer_compiles() -> None:
+    """Let Dynamo stop at optimised modules; once, and not before there are any."""
+    _torch.stop_at(_is_planned_apart)
+
+
+def _is_planned_apart(module: nn.Module) -> bool:
+    """Whether a module that a compile has come to has a plan of its own."""
+    call = _torch.compiled_call(module)
+    if isinstance(call, CopiedCall):
+        return call.trains and not _is_own_compile.get()
+    if not isinstance(call, OptimizedCall):
+        return False
+    if _is_own_compile.get():
+        call.training.is_within_another = True
+        return False
+    return True
+
+
+def is_trainable(model: nn.Module) -> bool:
+    """Whether any parameter needs a gradient."""
+    return any(parameter.requires_grad for parameter in model.parameters())
+
+
+class OptimizedCall(Call):
+    """The compiled call of one module, under the plans of all that share its budget."""
+
+    def __init__(self, model: nn.Module, training: Training, optimize_alike: Alike) -> None:
+        """Prepare to compile the model's call; nothing is compiled yet."""
+        super().__init__(model, optimize_alike)
+        self.training = training
+        self._forward = type(model).forward
+        self._is_frozen = not is_trainable(model)
+        self._shared: dict[Session, Shared] = {}  # with modules that are alike
+
+    @property
+    def session(self) -> Session:
+        """The session of the latest training call."""
+        return self.training.session
+
+    @torch.compiler.disable(recursive=False)  # within an outer torch.compile, a graph of its own
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one call of the model: compiled in training, as it is otherwise."""
+        model = self._model()
+        if _is_own_compile.get() and _torch.takes_what_is_called():  # after a graph break within it
+            self.training.is_within_another = True
+            return _torch.own_call(model)(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            with self.session.steps.during_inference():
+                output = _torch.own_call(model)(*args, **kwargs)
+            self.training.members.note_held(output)
+            return output
+        if self._is_frozen and not is_trainable(model):
+            return _torch.own_call(model)(*args, **kwargs)
+        if not model.training:
+            return self._watched(_torch.own_call(model)(*args, **kwargs))
+        return self._planned(model, args, kwargs)
+
+    def _watched(self, output: Any) -> Any:
+        """What a call in eval mode returned; a backward through it is told of."""
+        made = (tensor.grad_fn for tensor in tensors_in(output))
+        node = next((node for node in made if node is not None), None)
+        if node is not None:
+            session = self.session
+            node.register_prehook(lambda _: session.told.fall_back("AR113"))
+            self._note_eager(session, output)
+        return output
+
+    @torch.compiler.disable  # nor is what stands around the compiled call of ours traced
+    def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if _torch.in_functional_transform():
+            self.session.told.fall_back("AR112")
+            return _torch.own_call(model)(*args, **kwargs)
+        if self._global_hooks_came_later():
+            self.session.told.fall_back("AR110")
+            output = _torch.own_call(model)(*args, **kwargs)
+            self._note_eager(self.session, output)
+            return output
+        with self.training.planning:
+            if type(model).forward is not self._forward:  # Dynamo has no guard for that
+                self._forward = type(model).forward
+                self.training.start_anew()
+            lockstep = self.training.meet_ranks(model)
+            session = self.training.begin((args, kwargs), id(self))
+            is_first = session not in self._shared
+            if is_first or not self._is_planned(session):  # others wait meanwhile for the plan
+                with lockstep.beginning(session):
+                    if lockstep.ranks:  # another rank's call goes on: it cannot be taken again
+                        return self._run(session, args, kwargs)
+                    return self._first_run(session, args, kwargs)
+        return self._run(session, args, kwargs)
+
+    def _first_run(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that compiles; where memory runs out, it is taken once more, as lean as can be."""
+        model, options = self._model(), session.steps.options
+        before = Before([*model.parameters(), *model.buffers(), *tensors_in((args, kwargs))])
+        try:
+            return self._run(session, args, kwargs)
+        except torch.OutOfMemoryError as error:
+            if options.budget.is_least or options.setting.strict:
+                raise
+            if not before.is_now:
+                error.add_note(_WRITTEN)
+                raise
+        before.restore_random()
+        budget_nbytes = session.steps.budget_nbytes
+        session = self.training.begin_leanest()
+        output = self._run(session, args, kwargs)
+        peak = format_nbytes(session.steps.peak_nbytes)
+        session.told.fall_back("AR117", budget=format_nbytes(budget_nbytes), peak=peak)
+        return output
+
+    def _run(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        token = _is_own_compile.set(True)
+        try:
+            with (
+                _torch.compiling_steps(2 * MANY_COMPILES * self.training.members.count),
+                eager_recurrent_layers(self._model(), session.steps.leave_layer_eager),
+            ):
+                output = self._shared_in(session).compiled(self._model(), *args, **kwargs)
+        finally:
+            _is_own_compile.reset(token)
+        self._tell_if_nothing_was_planned(session)
+        if self._is_planned(session):
+            session.steps.note_end(tensors_in(output))
+        else:
+            self._note_eager(session, output)
+        return output
+
+    def _shared_in(self, session: Session) -> Shared:
+        if session not in self._shared:
+            known = self._shared.items()
+            self._shared = {s: shared for s, shared in known if self.training.runs(s)}
+            self._shared[session] = self.training.shared(session, self._model(), module_call)
+        return self._shared[session]
+
+    def _is_planned(self, session: Session) -> bool:
+        """Whether any graph of this module was, or of one alike."""
+        return session.has_compiled(self._shared_in(session).kind) and session.steps.is_planned
+
+    def _global_hooks_came_later(self) -> bool:
+        """Whether all modules have hooks that code compiled earlier does not run.
+
+        Dynamo guards such hooks where there are some, and not where there are none.
+        """
+        present = _torch.kinds_of_global_hooks()
+        absent = self.training.compiled_without
+        if any(present[kind] for kind in absent):
+            return True
+        absent.update(kind for kind in present if not present[kind])
+        return False
+
+    def _note_eager(self, session: Session, output: Any) -> None:
+        device = next(self._model().parameters()).device
+        session.steps.note_eager_call(tensors_in(output), device)
+
+    def _tell_if_nothing_was_planned(self, session: Session) -> None:
+        told = {fallback.code for fallback in session.told.fallbacks}
+        if self._is_planned(session) or told - {"AR109"}:  # which says that the rest is planned
+            return
+        if is_trainable(self._model()):
+            session.told.fall_back("AR105")
+
+
+def optimized_call(model: nn.Module) -> OptimizedCall:
+    """What runs when an optimised model is called.
+
+    Raises:
+        ValueError: if the model was not optimised.
+    """
+    call = _torch.compiled_call(model)
+    if isinstance(call, CopiedCall):
+        call.take_over()
+        call = _torch.compiled_call(model)
+    if isinstance(call, OptimizedCall):
+        return call
+    if call is None:
+        raise ValueError("The model was not optimised: call autoremat.optimize(model, budget).")
+    raise ValueError(
+        f"{type(model).__name__} is compiled, but no planned graph is known that reads its "
+        "parameters. "
+        "It has not run a training step, or Module.compile does nothing for it, as for all classes "
+        "of torch's own (nn.Sequential): use torch.compile(module, ...) or autoremat.optimize."
+    )
+
+
+def call_of_one(model: nn.Module, what: str) -> OptimizedCall:
+    """What runs when a module is called that has a budget of its own.
+
+    Args:
+        model: the module.
+        what: wants to know, "a stored plan is of".
+
+    Raises:
+        ValueError: if it was not optimised, or shares its budget.
+    """
+    call = optimized_call(model)
+    count = len(call.training.members.modules)
+    if count > 1:
+        raise ValueError(
+            f"{type(model).__name__} shares its budget with others ({count} modules): {what} "
+            "one module. Put them into one that returns the loss, and optimize that."
+        )
+    return call

@@ -1,0 +1,234 @@
+"""A model that is copied, or changed, after it was optimised: what becomes of its plan."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
+from torch.optim.swa_utils import AveragedModel
+
+import autoremat
+import autoremat.optimized
+from tests.tiny import WIDTH, Chain, many_rows
+from tests.training import UNBOUNDED, close, make_seeded, measured, optimized, peaks, same, step
+
+# Dynamo looks at `.grad` of what another module has returned.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+BATCH = many_rows()
+
+
+# --- copied ------------------------------------------------------------------------------------
+
+
+def test_a_deep_copy_is_planned_as_its_original_is():
+    """At its own first training call, and under a budget of its own."""
+    model = optimized(Chain, "min")
+    ours = step(model, (BATCH,))
+    copied = copy.deepcopy(model)
+    assert not autoremat_compiled(copied)
+    same(ours, step(copied, (BATCH,)))
+    assert autoremat.report(copied).graphs
+    assert autoremat.report(copied) is not autoremat.report(model)
+    smallest = autoremat.report(model).predicted_peak_nbytes
+    assert measured(copied, (BATCH,)) <= smallest
+
+
+def test_a_copy_of_a_copy_and_of_a_model_that_holds_one():
+    """Each is planned, whether or not what it is copied from has been trained."""
+
+    class Outer(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner, self.first = inner, nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(self.first(x))
+
+    outer = copy.deepcopy(copy.deepcopy(Outer(optimized(Chain, UNBOUNDED)))).train()
+    with pytest.raises(ValueError, match="Nothing is planned yet"):
+        autoremat.report(outer.inner)
+    step(outer, (BATCH,))
+    assert autoremat.report(outer.inner).graphs
+
+
+def test_a_copy_that_is_not_trained_is_the_plain_model():
+    """A moving average, a frozen reference: nothing is compiled or told."""
+    model = optimized(Chain, UNBOUNDED)
+    average = copy.deepcopy(model).requires_grad_(False)
+    evaluated = copy.deepcopy(model).eval()
+    for copied in (average, evaluated):
+        assert torch.equal(copied(BATCH), make_seeded(Chain)(BATCH))
+        assert not autoremat_compiled(copied)
+
+
+def test_a_moving_average_is_left_alone():
+    """It is a copy that is never trained."""
+    model = optimized(Chain, "min")
+    average = AveragedModel(model)
+    step(model, (BATCH,))
+    average.update_parameters(model)
+    with torch.no_grad():
+        assert torch.equal(average(BATCH), make_seeded(Chain)(BATCH))
+    assert not autoremat_compiled(average.module)
+
+
+def test_a_copy_of_a_module_under_a_shared_budget_shares_it():
+    """They are planned together from the call on that trains the copy."""
+    torch._dynamo.reset()
+    models = [make_seeded(Chain), make_seeded(Chain)]
+    options = {"compiler": "eager", "strict": True, "verbose": False}
+    autoremat.optimize(models, UNBOUNDED, **options)
+    for model in models:
+        model(BATCH).backward()
+    copied = copy.deepcopy(models[0])
+    for model in (*models, copied):
+        model(BATCH).backward()
+    calls = [autoremat.optimized.optimized_call(model) for model in (*models, copied)]
+    assert len({id(call.training) for call in calls}) == 1
+
+
+def test_a_copy_can_be_optimised_otherwise():
+    """What the copy was to have is forgotten."""
+    copied = copy.deepcopy(optimized(Chain, "min"))
+    autoremat.optimize([copied], UNBOUNDED, compiler="eager", strict=True, verbose=False)
+    step(copied, (BATCH,))
+    assert autoremat.report(copied).budget_nbytes == UNBOUNDED
+
+
+def test_a_copy_that_cannot_share_the_budget_is_plain_and_that_is_told():
+    """It has gone to another device."""
+    models = [make_seeded(Chain), make_seeded(Chain)]
+    autoremat.optimize(models, UNBOUNDED, compiler="eager", verbose=False)
+    copied = copy.deepcopy(models[0]).to("meta")
+    with pytest.warns(autoremat.FallbackWarning, match="AR118.*several devices"):
+        copied(BATCH.to("meta")).backward()
+    assert not autoremat_compiled(copied)
+
+
+class Copies(Chain):
+    """A module that says itself what a copy of it gets: all that it holds."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@pytest.mark.parametrize("make", [Chain, Copies])
+@pytest.mark.parametrize("how", ["pickle", "torch.save"])
+def test_a_pickled_model_is_plain_and_that_is_told_once(make: type[Chain], how: str):
+    """As with `nn.Module.compile`; the original stays planned."""
+    model = optimized(make, UNBOUNDED)
+    ours = step(model, (BATCH,))
+
+    def pickled() -> nn.Module:
+        if how == "pickle":
+            return pickle.loads(pickle.dumps(model))
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        return torch.load(file, weights_only=False)
+
+    with pytest.warns(autoremat.FallbackWarning, match="AR118.*pickled"):
+        copied = pickled()
+    close(step(copied, (BATCH,)), ours, 1e-6)
+    with pytest.raises(ValueError, match="not optimised"):
+        autoremat.report(copied)
+    pickled()
+    assert autoremat.report(model).graphs
+
+
+def test_a_module_that_says_what_it_holds_is_copied_with_its_plan():
+    """Its compiled call is among that."""
+    model = optimized(Copies, UNBOUNDED)
+    ours, copied = step(model, (BATCH,)), copy.deepcopy(model)
+    same(ours, step(copied, (BATCH,)))
+    assert autoremat.report(copied).graphs
+
+
+def autoremat_compiled(model: nn.Module) -> bool:
+    """Whether a call of the model was planned."""
+    call = model._compiled_call_impl
+    return isinstance(call, autoremat.optimized.OptimizedCall)
+
+
+# --- changed -----------------------------------------------------------------------------------
+
+
+class Adapted(nn.Module):
+    """A frozen layer beside a product of two small ones, as LoRA has it."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer.requires_grad_(False)
+        self.down, self.up = (nn.Linear(*sizes, bias=False) for sizes in ((WIDTH, 4), (4, WIDTH)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.up(self.down(x))
+
+
+def adapt(model: nn.Module) -> None:
+    """Replace the layers of a model that has been trained."""
+    torch.manual_seed(1)
+    model.layers = nn.ModuleList(map(Adapted, model.layers))
+
+
+def freeze(model: nn.Module) -> None:
+    """Leave the second half to be trained."""
+    model.layers[:3].requires_grad_(False)
+
+
+def grow(model: nn.Module) -> None:
+    """Add a layer."""
+    torch.manual_seed(1)
+    model.layers.append(nn.Linear(WIDTH, WIDTH))
+
+
+def load(model: nn.Module) -> None:
+    """Give the model other tensors."""
+    torch.manual_seed(1)
+    model.load_state_dict(Chain().state_dict(), assign=True)
+
+
+@pytest.mark.parametrize(
+    "change", [adapt, freeze, grow, load, nn.Module.bfloat16, nn.Module.double]
+)
+def test_a_model_that_is_changed_is_planned_anew(change: Callable[[nn.Module], Any]):
+    """The next step is that of the changed model, and keeps the budget."""
+
+    def made() -> nn.Module:
+        model = make_seeded(Chain)
+        change(model)
+        return model
+
+    batch = BATCH.to(next(made().parameters()).dtype)
+    budget = max(peaks(make, [given]).at(0.5) for make, given in ((Chain, BATCH), (made, batch)))
+    model = optimized(Chain, budget)
+    step(model, [BATCH])
+    change(model)
+    ours = step(model, [batch])
+    close(step(made(), [batch]), ours, 1e-6 if batch.dtype != torch.bfloat16 else 1e-2)
+    assert measured(model, [batch]) <= budget
+    assert autoremat.report(model).predicted_peak_nbytes <= budget
+
+
+def test_hooks_on_saved_tensors_stand_around_a_planned_step():
+    """What the plan saves goes through them: to host memory and back, say."""
+    budget = peaks(Chain, [BATCH]).at(0.4)
+    reference, model = optimized(Chain, budget), optimized(Chain, budget)
+    taken = []
+    for around in (
+        save_on_cpu(),
+        torch.autograd.graph.saved_tensors_hooks(
+            lambda t: taken.append(t.nbytes) or t, lambda t: t
+        ),
+    ):
+        with around:
+            same(step(reference, [BATCH]), step(model, [BATCH]))
+    assert taken
