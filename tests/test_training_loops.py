@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,8 @@ from torch import nn
 
 import autoremat
 from autoremat.memory.meter import measure_peak, resident_nbytes, state_of, storages_nbytes
-from tests.tiny import many_rows
+from tests.tiny import Blocks, many_rows
+from tests.training import optimized, peaks
 
 CPU, BATCH = torch.device("cpu"), many_rows()
 WIDE = 128
@@ -158,3 +160,23 @@ def test_gradients_that_an_optimizer_takes_in_the_backward_come_all_at_once():
     for _ in range(2):
         loop.take()
     assert whole_peak(model, loop) == autoremat.report(model).predicted_peak_nbytes
+
+
+def test_state_that_comes_with_a_first_step_counts_for_each_plan_of_the_steps():
+    """Gradients that exist have a plan of their own, and it is the last to run before the state."""
+    budget = peaks(Blocks, [many_rows()]).at(0.6)
+    model = optimized(Blocks, budget)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    measured_nbytes = []
+    for number in range(8):
+        batch = many_rows()
+        held = resident_nbytes(model, batch) + storages_nbytes(state_of([optimizer]), CPU)
+        backward = functools.partial(lambda x: model(x).backward(), batch)
+        if number > 1:  # those before it compile
+            measured_nbytes.append(held + measure_peak(backward, device="cpu"))
+        else:
+            backward()
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    assert max(measured_nbytes) <= budget

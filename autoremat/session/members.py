@@ -158,7 +158,7 @@ class Members(Present):
 
     def expected_nbytes(self, device: torch.device) -> int:
         """See `Present`."""
-        state_nbytes = max(0, self._planned_state_nbytes - self._state_nbytes(device))
+        state_nbytes = max(0, self._planned_state_nbytes - self.state_nbytes(device))
         return state_nbytes + self._batches_to_come(device) + self._spread(device).unseen_nbytes
 
     @property
@@ -169,9 +169,9 @@ class Members(Present):
     def _spread(self, device: torch.device) -> Spread:
         return self._sharing.now(_torch.sharded_units(self.whole), device)
 
-    def grown_nbytes(self, device: torch.device) -> int:
-        """By how much the state of optimizers is larger than the latest plan counts it."""
-        return max(0, self._state_nbytes(device) - self._planned_state_nbytes)
+    def state_nbytes(self, device: torch.device) -> int:
+        """Of the optimizers that are known, as much as there is now."""
+        return storages_nbytes(state_of(self.optimizers.known), device)
 
     def gradient_nbytes(self) -> dict[int, int]:
         """Bytes of the gradients that exist, by their parameters; of sparse ones what they hold."""
@@ -199,9 +199,6 @@ class Members(Present):
         """
         sizes = {key: n for found in self._batches.values() for key, n in found.items()}
         return max(0, sum(sizes.values()) - storages_nbytes(self._given_now, device))
-
-    def _state_nbytes(self, device: torch.device) -> int:
-        return storages_nbytes(state_of(self.optimizers.known), device)
 
     def _parameters(self) -> Iterable[nn.Parameter]:
         return self.whole.parameters()

@@ -418,8 +418,12 @@ class Steps:
         """Where nobody tells of the model's optimizers: one of its parameters has made a step."""
         optimizers = self.audit.arguments.optimizers
         if optimizers.has_new_state(optimizer):
-            nbytes = storages_nbytes(state_of(optimizers.known), self.device)
-            self.surroundings.note_resident(nbytes)
+            self.note_state(storages_nbytes(state_of(optimizers.known), self.device))
+
+    def note_state(self, nbytes: int) -> None:
+        """The state of the model's optimizers is so large now: it may not have been planned for."""
+        planned_nbytes = self.resident.parts.optimizer_nbytes
+        self.surroundings.note_resident(max(0, nbytes - planned_nbytes))
 
     def leave_layer_eager(self, layer: torch.nn.Module, results: Any) -> None:
         """Tell that layers of a kind run in eager mode between the planned graphs."""

@@ -144,8 +144,9 @@ class Training:
         is_left_out = not session.steps.is_planned and not self.is_within_another
         if is_left_out and not session.told.fallbacks and modules[0].training:
             session.told.fall_back("AR114", kind=type(modules[0]).__name__)
-        grown_nbytes = self.members.grown_nbytes(session.steps.device)
-        session.steps.surroundings.note_resident(grown_nbytes)
+        for variant in self._variants:  # each of which was planned at a time of its own
+            if variant is self._current or variant.session.steps.is_planned:
+                variant.session.steps.note_state(self.members.state_nbytes(session.steps.device))
 
     def _new_variant(self) -> _Variant:
         # Code that Dynamo has compiled holds the session. It may not hold the models in turn: no
