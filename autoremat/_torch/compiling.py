@@ -35,6 +35,7 @@ from torch.utils._pytree import arg_tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 from autoremat._torch.ambient import Ambient
+from autoremat._torch.known_sizes import KnownSizes
 
 __all__ = [
     "BackendCompilerFailed",
@@ -126,6 +127,8 @@ class DynamoGraph:
         context = TracingContext.try_get()
         self._fake_mode = context.fake_mode if context is not None else None
         self._compile_context = CompileContext.try_get()
+        env = self._fake_mode.shape_env if self._fake_mode is not None else None
+        self._sizes = KnownSizes(env) if env is not None else None
         self._module = _copied(module) if runs else None
         self.inputs = list(map(self._faked, example_inputs)) if runs else []
 
@@ -140,7 +143,7 @@ class DynamoGraph:
 
     @contextlib.contextmanager
     def resumed(self) -> Iterator[None]:
-        """The compile goes on; what is compiled within may not depend on more than before.
+        """The compile goes on as it began; what is compiled within may depend on no more.
 
         Raises:
             RuntimeError: at the end, if it has asked for guards that Dynamo does not have.
@@ -149,25 +152,9 @@ class DynamoGraph:
             self._ambient.again(),
             compile_context(self._compile_context),
             tracing(TracingContext(self._fake_mode)),
-            self._noting_guards(),
+            self._sizes.again() if self._sizes is not None else contextlib.nullcontext(),
         ):
             yield
-
-    @contextlib.contextmanager
-    def _noting_guards(self) -> Iterator[None]:
-        env = self._fake_mode.shape_env if self._fake_mode is not None else None
-        if env is None:
-            yield
-            return
-        was_frozen, known = env.frozen, len(env.guards)
-        env.frozen = False  # else it would drop what is asked of it
-        try:
-            yield
-        finally:
-            env.frozen = was_frozen
-        if env.guards[known:]:
-            asked = env.guards[known].expr
-            raise RuntimeError(f"Compiled again, the graph depends on {asked}, which is no guard.")
 
 
 def _copied(module: fx.GraphModule) -> fx.GraphModule:

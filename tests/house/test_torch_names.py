@@ -1395,6 +1395,40 @@ def test_a_dynamo_graph_is_compiled_again_without_dynamo(dynamic: bool):
     assert len(seen[0][1]) == 2, "weight and bias"
 
 
+def test_a_second_compile_knows_as_much_of_sizes_as_the_first_did():
+    """A bound that a guard has brought in between would make a slice one that does nothing."""
+    seen: list[str] = []
+
+    def partition(joint: fx.GraphModule, values: Any, **keywords: Any) -> Any:
+        seen.append(fingerprint(joint))
+        return _torch.default_partition(joint, values, **keywords)
+
+    def backend(module: fx.GraphModule, inputs: Any) -> Any:
+        graph = _torch.DynamoGraph(module, inputs)
+        size = next(value for value in graph.inputs if isinstance(value, torch.SymInt))
+        env = size.node.shape_env
+
+        trace = _torch.aot_autograd(
+            fw_compiler=compile_eager, bw_compiler=compile_eager, partition_fn=partition
+        )
+        trace(graph.copy(), graph.inputs)
+        assert bool(size < 1000)
+        known = env.var_to_range[size.node.expr], list(env.guards), dict(env.axioms)
+        trace(graph.copy(), graph.inputs)
+        with graph.resumed():
+            trace(graph.copy(), graph.inputs)
+        assert known == (env.var_to_range[size.node.expr], env.guards, env.axioms)
+        return module
+
+    layer = nn.Linear(4, 4)
+    call = torch.compile(lambda x: layer(x)[:, :2].sin(), backend=backend)
+    batch = torch.randn(3, 4)
+    torch._dynamo.mark_dynamic(batch, 0)
+    call(batch)
+    assert seen[0] == seen[2]
+    assert seen[0] != seen[1], "else there is nothing to be known again"
+
+
 def test_a_guard_that_a_second_compile_asks_for_is_noticed():
     """Dynamo could not check it: its guards are made."""
 
