@@ -97,7 +97,8 @@ def optimize(
 
     The module is compiled in place, as `nn.Module.compile` does: it keeps its class, parameters,
     `state_dict` keys and mode. The plan is made at the first training call. A deep copy of the
-    module is optimised as the module was, at its own first training call.
+    module is optimised as the module was, at its own first training call; its optimizer is known
+    from the first step on that it makes.
 
     Several modules that take part in one step (a policy and its critic, two towers) share one
     budget: what all of them and their optimizers hold counts, once, and their graphs are planned
@@ -209,17 +210,17 @@ def _cover(
         if obstacle.code in _NEVER_PLANNED:
             return
     training.add(modules, [given for given in optimizers if given is not None], options)
-    alike = functools.partial(_optimize_alike, training, is_shared=is_shared)
+    alike = functools.partial(_optimize_alike, training.asked, training if is_shared else None)
     for module in modules:
         OptimizedCall(module, training, alike)
     keep_plans_in_outer_compiles()
     watch_optimizers(training)
 
 
-def _optimize_alike(training: Training, model: nn.Module, *, is_shared: bool) -> None:
+def _optimize_alike(asked: Options, shared: Training | None, model: nn.Module) -> None:
     """Optimise a copy of a module as that was: under the budget that it shares, or a like one."""
-    own = training if is_shared else Training(training.asked)
-    _cover(own, [model], is_shared=is_shared, is_helper=is_shared)
+    is_shared = shared is not None
+    _cover(shared or Training(asked), [model], is_shared=is_shared, is_helper=is_shared)
 
 
 def _modules_in(model: Any) -> list[nn.Module]:

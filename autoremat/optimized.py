@@ -8,6 +8,7 @@ its own first training call on; who pickles the module is told that the plan sta
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
 import weakref
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from torch import nn
 from autoremat import _torch
 from autoremat.backend import module_call
 from autoremat.call_stack import users_level
+from autoremat.errors import FallbackError
 from autoremat.fallbacks import fallback
 from autoremat.memory.meter import tensors_in
 from autoremat.planning.sizes import MANY_COMPILES
@@ -38,13 +40,17 @@ _WRITTEN = (
 _is_own_compile: ContextVar[bool] = ContextVar("is_own_compile", default=False)
 
 
-Alike = Callable[[nn.Module], None]
+_HELD = "_autoremat_call"
+
+OptimizeAlike = Callable[[nn.Module], None]
+
+_taking_over = threading.RLock()
 
 
 class Call:
     """What runs when a module is called, and what becomes of it where the module is copied."""
 
-    def __init__(self, model: nn.Module, optimize_alike: Alike) -> None:
+    def __init__(self, model: nn.Module, optimize_alike: OptimizeAlike) -> None:
         """Let it run when the module is called.
 
         Args:
@@ -55,7 +61,7 @@ class Call:
         self._optimize_alike = optimize_alike
         self._is_pickle_told = False
         # Of what a module holds, it leaves its compiled call out where it is copied.
-        model._autoremat_call = self  # type: ignore[assignment]
+        vars(model)[_HELD] = self
         _torch.set_compiled_call(model, self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -67,17 +73,25 @@ class Call:
         assert model is not None, "a call comes from the module itself"
         return model
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Call | None:
-        """The call of the module's copy, which has been made by now and gets what it holds."""
+    @property
+    def _is_in_use(self) -> bool:
+        """Whether it runs when its module is called, and is not merely held by another one."""
         model = self.model()
-        copied = memo.get(id(model))
-        if not isinstance(copied, nn.Module) or _torch.compiled_call(self._model()) is not self:
-            return None
+        return model is not None and _torch.compiled_call(model) is self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Call:
+        """The call of the module's copy, which has been made by now and gets what it holds.
+
+        Where another module is copied, which holds what this one does, nothing comes of it.
+        """
+        copied = memo.get(id(self.model()))
+        if not isinstance(copied, nn.Module) or not self._is_in_use:
+            return self
         return CopiedCall(copied, self._optimize_alike)
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         """None, which is read where there is no autoremat."""
-        if not self._is_pickle_told:
+        if self._is_in_use and not self._is_pickle_told:
             self._is_pickle_told = True
             why = "it was pickled, and plans stay in their process"
             _tell_of_plain_copy(type(self._model()), why)
@@ -92,14 +106,15 @@ class CopiedCall(Call):
         """Run one call of the copy, under a plan if it trains."""
         model = self._model()
         is_part = _is_own_compile.get() and _torch.takes_what_is_called()
-        if is_part or not (torch.is_grad_enabled() and self.trains):
+        is_plain = is_part or _torch.in_functional_transform()
+        if is_plain or not (torch.is_grad_enabled() and self.trains):
             return _torch.own_call(model)(*args, **kwargs)
         self.take_over()
         return model(*args, **kwargs)
 
     @property
     def trains(self) -> bool:
-        """Whether a call with gradients is one of training."""
+        """Whether it is called in training, where gradients are on."""
         return self._model().training and is_trainable(self._model())
 
     def take_over(self) -> None:
@@ -109,17 +124,23 @@ class CopiedCall(Call):
             FallbackError: if that is to be strict, and it cannot be planned.
         """
         model = self._model()
-        remove_call(model)
-        try:
-            self._optimize_alike(model)
-        except ValueError as error:
-            _tell_of_plain_copy(type(model), str(error).rstrip("."))
+        with _taking_over:
+            if not self._is_in_use:  # another thread was first
+                return
+            remove_call(model)
+            try:
+                self._optimize_alike(model)
+            except FallbackError:  # which the next call raises as well
+                CopiedCall(model, self._optimize_alike)
+                raise
+            except ValueError as error:
+                _tell_of_plain_copy(type(model), str(error).rstrip("."))
 
 
 def remove_call(model: nn.Module) -> None:
     """Let the module's own call run again."""
     _torch.set_compiled_call(model, None)
-    vars(model).pop("_autoremat_call", None)
+    vars(model).pop(_HELD, None)
 
 
 def _tell_of_plain_copy(kind: type[nn.Module], why: str) -> None:
@@ -153,7 +174,7 @@ def is_trainable(model: nn.Module) -> bool:
 class OptimizedCall(Call):
     """The compiled call of one module, under the plans of all that share its budget."""
 
-    def __init__(self, model: nn.Module, training: Training, optimize_alike: Alike) -> None:
+    def __init__(self, model: nn.Module, training: Training, optimize_alike: OptimizeAlike) -> None:
         """Prepare to compile the model's call; nothing is compiled yet."""
         super().__init__(model, optimize_alike)
         self.training = training
@@ -297,11 +318,10 @@ def optimized_call(model: nn.Module) -> OptimizedCall:
         ValueError: if the model was not optimised.
     """
     call = _torch.compiled_call(model)
-    if isinstance(call, CopiedCall):
-        call.take_over()
-        call = _torch.compiled_call(model)
     if isinstance(call, OptimizedCall):
         return call
+    if isinstance(call, CopiedCall):
+        raise ValueError("Nothing is planned yet: that happens at the first training call.")
     if call is None:
         raise ValueError("The model was not optimised: call autoremat.optimize(model, budget).")
     raise ValueError(

@@ -127,10 +127,10 @@ class DynamoGraph:
         context = TracingContext.try_get()
         self._fake_mode = context.fake_mode if context is not None else None
         self._compile_context = CompileContext.try_get()
-        env = self._fake_mode.shape_env if self._fake_mode is not None else None
-        self._sizes = KnownSizes(env) if env is not None else None
         self._module = _copied(module) if runs else None
         self.inputs = list(map(self._faked, example_inputs)) if runs else []
+        env = self._fake_mode.shape_env if self._fake_mode is not None else None
+        self._sizes = KnownSizes(env) if env is not None else None  # those of the inputs included
 
     def _faked(self, value: Any) -> Any:
         is_real = isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)

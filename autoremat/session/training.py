@@ -144,9 +144,11 @@ class Training:
         is_left_out = not session.steps.is_planned and not self.is_within_another
         if is_left_out and not session.told.fallbacks and modules[0].training:
             session.told.fall_back("AR114", kind=type(modules[0]).__name__)
+        nbytes = self.members.state_nbytes(session.steps.device)
         for variant in self._variants:  # each of which was planned at a time of its own
-            if variant is self._current or variant.session.steps.is_planned:
-                variant.session.steps.note_state(self.members.state_nbytes(session.steps.device))
+            steps = variant.session.steps
+            if steps is session.steps or steps.is_planned:  # else a plan will find it resident
+                steps.note_state(nbytes)
 
     def _new_variant(self) -> _Variant:
         # Code that Dynamo has compiled holds the session. It may not hold the models in turn: no

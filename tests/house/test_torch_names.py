@@ -1429,6 +1429,29 @@ def test_a_second_compile_knows_as_much_of_sizes_as_the_first_did():
     assert seen[0] != seen[1], "else there is nothing to be known again"
 
 
+def test_a_second_compile_may_ask_what_is_known_by_then_and_make_sizes_of_its_own():
+    """What follows from guards is no new one; a size that it has made is known to whom it meets."""
+    made: list[Any] = []
+
+    def backend(module: fx.GraphModule, inputs: Any) -> Any:
+        graph = _torch.DynamoGraph(module, inputs)
+        size = next(value for value in graph.inputs if isinstance(value, torch.SymInt))
+        env = size.node.shape_env
+        made.append(env.create_unbacked_symint())
+        assert bool(size < 100)
+        with graph.resumed():
+            assert bool(size < 200)
+            made.append(env.create_unbacked_symint())
+            assert all(one.node.expr in env.var_to_range for one in made)
+        assert all(one.node.expr in env.var_to_range for one in made)
+        env.pending_fresh_unbacked_symbols.clear()
+        return module
+
+    call = torch.compile(lambda x: x.sin(), backend=backend, dynamic=True)
+    call(torch.randn(3, 4))
+    assert len(made) == 2
+
+
 def test_a_guard_that_a_second_compile_asks_for_is_noticed():
     """Dynamo could not check it: its guards are made."""
 

@@ -144,6 +144,35 @@ def test_a_pickled_model_is_plain_and_that_is_told_once(make: type[Chain], how: 
     assert autoremat.report(model).graphs
 
 
+def test_a_shallow_copy_is_plain_and_is_copied_and_pickled_as_that():
+    """It holds what its original does, and nothing comes of that."""
+    model = optimized(Chain, UNBOUNDED)
+    shallow = copy.copy(model)
+    both = copy.deepcopy([shallow, model])
+    with pytest.warns(autoremat.FallbackWarning, match="AR118"):
+        pickle.loads(pickle.dumps(both[0]))
+    for copied in both:
+        step(copied, (BATCH,))
+    assert [autoremat_compiled(copied) for copied in both] == [False, True]
+    del model
+    pickle.loads(pickle.dumps(shallow))
+
+
+def test_a_question_plans_no_copy():
+    """Nor does a transform of torch.func, in which nothing is compiled."""
+    copied = copy.deepcopy(optimized(Chain, UNBOUNDED))
+    parameters = dict(copied.named_parameters())
+
+    def loss(values: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(copied, values, (BATCH,))
+
+    torch.func.grad(loss)(parameters)
+    for ask in (autoremat.report, lambda model: autoremat.save_plan(model, "unused")):
+        with pytest.raises(ValueError, match="Nothing is planned yet"):
+            ask(copied)
+    assert not autoremat_compiled(copied)
+
+
 def test_a_module_that_says_what_it_holds_is_copied_with_its_plan():
     """Its compiled call is among that."""
     model = optimized(Copies, UNBOUNDED)
