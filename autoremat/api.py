@@ -86,6 +86,7 @@ def optimize(
     policy: str = "optimal",
     save: Selection = None,
     recompute: Selection = None,
+    repeatable: Selection = None,
     plan: str | Path | None = None,
     dropout: str | None = None,
     time_limit: float = 30.0,
@@ -121,6 +122,8 @@ def optimize(
         save: what the backward may never recompute: patterns of module paths ("layers.3",
             "*.attn.*") and operators ("aten.mm", `torch.ops.aten.mm`), one or several.
         recompute: what may not be kept from the forward to the backward, in the same form.
+        repeatable: collectives and custom operators that may run again, in the same form; without
+            it they run once, but for gathers of parameters.
         plan: path of a plan that `save_plan` stored, to be applied as it is.
         dropout: "replay" draws random numbers again, where that gives those of the first draw;
             "save_masks" draws once and keeps what the backward needs. Without it, "replay" where
@@ -147,9 +150,10 @@ def optimize(
 
     The first training call raises `InfeasibleBudget` if no plan fits, `OverBudget` if the policy
     or the stored plan does not, `PlanMismatch` if the stored plan is another model's, and
-    `SteeringError` if an operator of `save` or `recompute` does not occur. Where several processes
-    train the model in lockstep, it raises on all of them what one of them cannot do, and
-    `SteeringError` if they were asked for different plans; `RankError` names who did not come.
+    `SteeringError` if an operator of `save`, `recompute` or `repeatable` does not occur. Where
+    several processes train the model in lockstep, it raises on all of them what one of them cannot
+    do, and `SteeringError` if they were asked for different plans; `RankError` names who did not
+    come.
     """
     modules = _modules_in(model)
     is_one = isinstance(model, nn.Module)
@@ -162,6 +166,7 @@ def optimize(
         policy=policy,
         save=save,
         recompute=recompute,
+        repeatable=repeatable,
         plan=plan,
         dropout=dropout,
         time_limit=time_limit,

@@ -41,6 +41,7 @@ def plan(
     policy: str = "optimal",
     save: Selection = None,
     recompute: Selection = None,
+    repeatable: Selection = None,
     save_to: str | Path | None = None,
     time_limit: float = 30.0,
     verbose: bool = True,
@@ -63,6 +64,7 @@ def plan(
         policy: as for `optimize`.
         save: as for `optimize`.
         recompute: as for `optimize`.
+        repeatable: as for `optimize`.
         save_to: where to store the plan, for `optimize(model, plan=...)`.
         time_limit: seconds to choose a plan, per graph. Under Inductor the code that it would
             generate is read meanwhile; that cannot be cut short, and however late it is, lean
@@ -88,6 +90,7 @@ def plan(
         policy=policy,
         save=save,
         recompute=recompute,
+        repeatable=repeatable,
         time_limit=time_limit,
         verbose=verbose,
         spec=spec,

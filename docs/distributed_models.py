@@ -129,12 +129,14 @@ class Way:
         spread: spreads it; returns what is called.
         is_data_parallel: whether each process has a batch of its own.
         is_by_block: whether each block is compiled by itself, else the model is optimised.
+        repeatable: collectives that the plan may run again, as checkpoints do.
     """
 
     sentence: str
     spread: Callable[[Decoder], nn.Module]
     is_data_parallel: bool = True
     is_by_block: bool = False
+    repeatable: str | None = None
 
 
 def shard(model: Decoder) -> nn.Module:
@@ -169,6 +171,13 @@ WAYS = {
     ),
     "DDP": Way("`optimize`, then `DistributedDataParallel` in several buckets", replicate),
     "TP": Way("`parallelize_module` on each block, then `optimize`", split, is_data_parallel=False),
+    "TP, reduced again": Way(
+        "`parallelize_module` likewise, then `optimize` with "
+        '`repeatable="_c10d_functional.all_reduce"`',
+        split,
+        is_data_parallel=False,
+        repeatable="_c10d_functional.all_reduce",
+    ),
     "blocks": Way(
         'not spread; each block compiled with `backend="autoremat"`',
         lambda model: model,

@@ -205,8 +205,10 @@ def _row(case: Case, budget: int | str, expected: list[Tensor]) -> Row:
 
 
 def _planned(case: Case, model: Any, budget: int | str) -> Any:
+    way = WAYS[case.way]
     common = {"budget": budget, "compiler": case.compiler, "time_limit": case.time_limit_s}
-    if not WAYS[case.way].is_by_block:
+    common["repeatable"] = way.repeatable
+    if not way.is_by_block:
         return autoremat.optimize(model, **common, verbose=False)
     options = {**common, "verbose": False}
     for block in model.blocks:

@@ -15,7 +15,7 @@ from autoremat.ask.options import Setting
 from autoremat.cost.calls import FREE
 from autoremat.emit.op_by_op import compile_eager
 from autoremat.graph.constraints import Constraints
-from autoremat.graph.joint_graph import JointGraph, prepare
+from autoremat.graph.joint_graph import JointGraph, copy_module, prepare
 from autoremat.graph.storages import Storages
 from autoremat.planning.pipeline import Graph, graph_of, state
 from autoremat.problem.lower import Lowered, shell_of
@@ -46,7 +46,8 @@ def capture(function: Callable[..., Any], *inputs: Any) -> Captured:
 
     def partition(module: fx.GraphModule, joint_inputs: Any, **keywords: Any) -> Any:
         static = keywords.get("static_lifetime_input_indices")
-        seen.append(Captured(module, keywords["num_fwd_outputs"], static))
+        # A copy: the partition that follows tags its nodes.
+        seen.append(Captured(copy_module(module), keywords["num_fwd_outputs"], static))
         return _torch.default_partition(module, joint_inputs, **keywords)
 
     backend = _torch.aot_autograd(

@@ -182,11 +182,12 @@ def _is_opaque(node: fx.Node) -> bool:
 
 
 def force_save_what_torch_demands(module: fx.GraphModule) -> set[fx.Node]:
-    """Tag collectives, effects and sources of mutations as saved, and close checkpoint regions.
+    """Tag effects and sources of mutations as saved, and close checkpoint regions.
 
-    Returns the nodes that are tagged only because another region begins right behind theirs.
+    Collectives are not among them, as they are with torch: which may run again is ruled by
+    `graph.collectives`. Returns the nodes that are tagged only because another region begins right
+    behind theirs.
     """
-    _partitioners.force_save_collectives(module)
     _partitioners.force_save_effectful_ops(module)
     _partitioners.force_save_bw_mutation_src(module)
     inside = {node for node in module.graph.nodes if _partitioners.must_recompute(node)}

@@ -90,6 +90,7 @@ class Options:
         policy: str = "optimal",
         save: Selection = None,
         recompute: Selection = None,
+        repeatable: Selection = None,
         plan: str | Path | None = None,
         dropout: str | None = None,
         time_limit: float = 30.0,
@@ -108,7 +109,12 @@ class Options:
         if compiler not in ("inductor", "eager"):
             raise ValueError(f'compiler is "inductor" or "eager", not {compiler!r}.')
         steering = parse_steering(
-            policy=policy, save=save, recompute=recompute, plan=plan, compiler=compiler
+            policy=policy,
+            save=save,
+            recompute=recompute,
+            repeatable=repeatable,
+            plan=plan,
+            compiler=compiler,
         )
         limit_s, policy_of_draws = _time_limit_s(time_limit), parse_dropout(dropout)
         setting = Setting(compiler, spec, policy_of_draws, steering, limit_s, bool(strict))

@@ -1,7 +1,7 @@
 """What users ask of a plan besides a budget: a strategy by name, constraints, a stored plan.
 
-Enters: the arguments `policy`, `save`, `recompute` and `plan`. Leaves: a `Steering`. Guarantees:
-what cannot be done as asked raises `SteeringError`, and is never dropped.
+Enters: the arguments `policy`, `save`, `recompute`, `repeatable` and `plan`. Leaves: a `Steering`.
+Guarantees: what cannot be done as asked raises `SteeringError`, and is never dropped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Steering:
 
     Attributes:
         policy: which strategy decides.
-        selectors: what to save and what to recompute.
+        selectors: what to save, what to recompute, and what may run again although it need not
+            give what it gave before.
         plan: a plan to apply as it is.
         plan_path: where it was read from.
         model_is_known: whether module patterns were compared with the model already.
@@ -48,10 +49,20 @@ class Steering:
         """By argument, in words that can be compared; of a plan, what is in it."""
         by_keyword = {
             keyword: ", ".join(s.text for s in self.selectors if s.keyword == keyword) or "None"
-            for keyword in ("save", "recompute")
+            for keyword in ("save", "recompute", "repeatable")
         }
         plan = "None" if self.plan is None else f"a file with digest {digest(self.plan)}"
         return {"policy": self.policy.name, **by_keyword, "plan": plan}
+
+    @property
+    def decided(self) -> tuple[Selector, ...]:
+        """What is to be saved, and what is to be recomputed."""
+        return tuple(s for s in self.selectors if s.keyword != "repeatable")
+
+    @property
+    def repeatable(self) -> tuple[Selector, ...]:
+        """What may run again."""
+        return tuple(s for s in self.selectors if s.keyword == "repeatable")
 
     @property
     def must_match(self) -> tuple[Selector, ...]:
@@ -75,7 +86,13 @@ class Steering:
 
 
 def parse_steering(
-    *, policy: str, save: Selection, recompute: Selection, plan: str | Path | None, compiler: str
+    *,
+    policy: str,
+    save: Selection,
+    recompute: Selection,
+    repeatable: Selection,
+    plan: str | Path | None,
+    compiler: str,
 ) -> Steering:
     """What the arguments of these names ask for.
 
@@ -83,11 +100,12 @@ def parse_steering(
         ValueError: naming the argument at fault.
         OSError: if the plan's file cannot be read.
     """
-    selectors = (*parse_selectors("save", save), *parse_selectors("recompute", recompute))
+    given = {"save": save, "recompute": recompute, "repeatable": repeatable}
+    selectors = tuple(s for keyword, one in given.items() for s in parse_selectors(keyword, one))
     strategy = parse_policy(policy)
     if plan is None:
         return Steering(strategy, selectors)
-    if strategy.is_fixed or selectors:
+    if strategy.is_fixed or any(s.keyword != "repeatable" for s in selectors):
         raise SteeringError(
             "plan= says what is saved and recomputed by itself: drop policy=, save= and recompute=."
         )
@@ -101,4 +119,4 @@ def parse_steering(
             f'{path} was made for compiler="{stored.compiler}", whose graphs are not those of '
             f'compiler="{compiler}": pass compiler="{stored.compiler}", or plan again.'
         )
-    return Steering(plan=stored, plan_path=path)
+    return Steering(selectors=selectors, plan=stored, plan_path=path)

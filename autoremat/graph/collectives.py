@@ -1,10 +1,13 @@
 """Communication in a graph: what may run again, and what lives longer than the graph says.
 
 Enters: a `JointGraph`. Leaves: facts about its functional collectives. Guarantees: what every
-process has to take part in runs again only where it gathers what parameters alone decide.
+process has to take part in runs again only where it gathers what parameters alone decide, or where
+the user says that it may.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection, Set
 
 from torch import fx
 
@@ -13,15 +16,15 @@ from autoremat.graph.joint_graph import JointGraph
 from autoremat.graph.storages import Storages
 
 
-def gathers_parameters(node: fx.Node, joint: JointGraph) -> bool:
-    """Whether a node gathers shards of parameters, or waits for that.
+def may_communicate_again(node: fx.Node, joint: JointGraph, allowed: Set[fx.Node]) -> bool:
+    """Whether a node gathers shards of parameters, or is allowed to run again, or waits for such.
 
-    The processes have equal plans, so that all of them gather again, or none does.
+    The processes have equal plans, so that all of them communicate again, or none does.
     """
-    if _torch.is_wait(node.target):
-        return all(gathers_parameters(source, joint) for source in node.all_input_nodes)
-    if _torch.is_getitem(node):
-        return gathers_parameters(node.all_input_nodes[0], joint)
+    if node in allowed:
+        return True
+    if _torch.is_wait(node.target) or _torch.is_getitem(node):
+        return may_communicate_again(node.all_input_nodes[0], joint, allowed)
     return _torch.is_gather(node.target) and all(
         _is_of_parameters(source, joint) for source in node.all_input_nodes
     )
@@ -32,8 +35,15 @@ def _is_of_parameters(node: fx.Node, joint: JointGraph) -> bool:
     if node.op != "call_function":
         return node in joint.static_inputs and node not in joint.overwritten
     if _torch.is_collective(node.target):
-        return gathers_parameters(node, joint)
+        return may_communicate_again(node, joint, frozenset())
     return all(_is_of_parameters(source, joint) for source in node.all_input_nodes)
+
+
+def run_once_collectives(joint: JointGraph, run_once: Collection[fx.Node]) -> list[str]:
+    """Names of the operators of the forward that would communicate again if they were allowed."""
+    targets = {node.target for node in joint.nodes if node in run_once}
+    found = (t for t in targets if _torch.is_collective(t) and not _torch.is_wait(t))
+    return sorted({str(target).rpartition(".")[0] for target in found})
 
 
 def late_nbytes(joint: JointGraph, storages: Storages) -> int:

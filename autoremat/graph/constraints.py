@@ -3,12 +3,13 @@
 Enters: a `JointGraph` and its storages. Leaves: `Constraints`, each with its reason.
 Guarantees: an operation that is random, depends on data, has effects, communicates (other than to
 gather parameters), makes a discrete routing decision, reads an input that the step overwrites, or
-is not known to be repeatable, runs once. What users ask for with `torch.utils.checkpoint` is kept.
+is not known to be repeatable, runs once. What users ask for with `torch.utils.checkpoint` is kept;
+what communicates, or is nobody's known operator, may run again where they say so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import fx
 
 from autoremat import _torch
 from autoremat.errors import SteeringError
-from autoremat.graph.collectives import gathers_parameters
+from autoremat.graph.collectives import may_communicate_again
 from autoremat.graph.joint_graph import BOUNDARY, JointGraph
 from autoremat.graph.modules import module_calls, module_path
 from autoremat.graph.random_draws import (
@@ -49,6 +50,7 @@ _REPEATABLE_NAMESPACES = frozenset({"aten", "prims", "quantized", "inductor", "_
 RUNNING_STATISTICS = (3, 4)  # elements of a batch norm that its recompute does not return
 _MASKS = (torch.bool, torch.uint8)
 _POLICY = _torch.CheckpointPolicy
+_AGAIN = (_POLICY.MUST_RECOMPUTE, _POLICY.PREFER_RECOMPUTE)
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ class Constraints:
         replayed: random nodes whose recompute must run under the saved generator state.
         must_save: storages that the backward may only read as the forward made them.
         must_recompute: storages that the forward may not keep for the backward.
-        asked: what the user asked for with `save=` and `recompute=`, one sentence each.
+        asked: what the user asked for with `save=`, `recompute=` and `repeatable=`, one sentence
+            each.
     """
 
     run_once: dict[fx.Node, str]
@@ -70,14 +73,23 @@ class Constraints:
     asked: tuple[str, ...] = ()
 
 
-def find_constraints(joint: JointGraph, storages: Storages, *, replays: Replays) -> Constraints:
+def find_constraints(
+    joint: JointGraph,
+    storages: Storages,
+    *,
+    replays: Replays,
+    repeatable: Set[fx.Node] = frozenset(),
+) -> Constraints:
     """The rules for a joint graph.
 
     Args:
         joint: the graph.
         storages: its storages.
         replays: how random numbers may be drawn again; draws that no way covers run once.
+        repeatable: what the user says may communicate, or run as a custom operator, again; so may
+            what is inside of `torch.utils.checkpoint`.
     """
+    repeatable = repeatable | {n for n in joint.nodes if _torch.recompute_policy(n) in _AGAIN}
     run_once: dict[fx.Node, str] = {}
     replayed: set[fx.Node] = set()
     must_save: set[str] = set()
@@ -90,7 +102,7 @@ def find_constraints(joint: JointGraph, storages: Storages, *, replays: Replays)
             replayed.add(node)
         elif is_random(node) or (is_seeded(node) and not replays.seeds):
             run_once[node] = "draws random numbers"
-        reason = _reason_to_run_once(node, joint)
+        reason = _reason_to_run_once(node, joint, repeatable)
         if reason is not None:
             run_once[node] = reason
             replayed.discard(node)
@@ -114,7 +126,7 @@ def _tagged(
     names = storages.of_node[node]
     if policy in (_POLICY.MUST_SAVE, _POLICY.PREFER_SAVE):
         must_save.update(names)
-    elif policy in (_POLICY.MUST_RECOMPUTE, _POLICY.PREFER_RECOMPUTE):
+    elif policy in _AGAIN:
         must_recompute.update(names)
 
 
@@ -160,13 +172,14 @@ def is_batch_norm_update(node: fx.Node) -> bool:
     )
 
 
-def _reason_to_run_once(node: fx.Node, joint: JointGraph) -> str | None:
+def _reason_to_run_once(node: fx.Node, joint: JointGraph, repeatable: Set[fx.Node]) -> str | None:
     target = node.target
     if not isinstance(target, _torch.OpOverload):
         return None if _is_symbol_arithmetic(node) else "is a higher-order operator"
     if _torch.is_collective(target):
-        return None if gathers_parameters(node, joint) else "communicates with other processes"
-    if target.namespace not in _REPEATABLE_NAMESPACES:
+        again = may_communicate_again(node, joint, repeatable)
+        return None if again else "communicates with other processes"
+    if target.namespace not in _REPEATABLE_NAMESPACES and node not in repeatable:
         return "is a custom operator that is not known to be repeatable"
     if makes_seeds(node):
         return "makes the seeds that dropout masks are replayed from"
@@ -195,6 +208,45 @@ def _indexes_by_numbers(node: fx.Node) -> bool:
 
 def _is_symbol_arithmetic(node: fx.Node) -> bool:
     return isinstance(_torch.fake_value(node), (torch.SymInt, torch.SymFloat, torch.SymBool, int))
+
+
+def marked_repeatable(
+    joint: JointGraph,
+    storages: Storages,
+    selectors: Iterable[Selector],
+    *,
+    must_match: Iterable[Selector] = (),
+) -> tuple[frozenset[fx.Node], tuple[str, ...]]:
+    """Operations that the user lets run again with `repeatable=`, and what it holds for, in words.
+
+    Raises:
+        SteeringError: if one of those that must match selects none that would not, otherwise.
+    """
+    makers = [node for node in joint.nodes if _is_of_forward(node, joint, storages)]
+    shy = [node for node in makers if _needs_permission(node)]
+    found: set[fx.Node] = set()
+    asked = []
+    for selector in selectors:
+        matched = [node for node in shy if selector.matches(node)]
+        if not matched and selector in must_match:
+            if not any(map(selector.matches, makers)):
+                raise no_match(selector, _names(makers, selector))
+            raise SteeringError(
+                f"{selector} selects no collective and no custom operator: all else runs again "
+                "where that gives what it gave before, and nowhere else. Drop it, or name one."
+            )
+        found.update(matched)
+        asked.append(f"{selector} holds for {len(matched)} operations")
+    return frozenset(found), tuple(asked)
+
+
+def _needs_permission(node: fx.Node) -> bool:
+    """A collective or a custom operator, of which only the user knows that it may run again."""
+    return (
+        isinstance(node.target, _torch.OpOverload)
+        and node.target.namespace not in _REPEATABLE_NAMESPACES
+        and not _torch.is_wait(node.target)
+    )
 
 
 def with_selected(
@@ -254,7 +306,7 @@ def with_selected(
         constraints,
         must_save=constraints.must_save | save,
         must_recompute=(constraints.must_recompute | recompute) - save,
-        asked=tuple(asked),
+        asked=(*constraints.asked, *asked),
     )
 
 

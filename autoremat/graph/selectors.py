@@ -1,4 +1,4 @@
-"""What users name with `save=` and `recompute=`: modules by pattern, operators.
+"""What users name with `save=`, `recompute=` and `repeatable=`: modules by pattern, operators.
 
 Enters: texts such as "*.attn.*", "layers.3", "aten.mm", or operators of `torch.ops`. Leaves:
 `Selector`s that nodes match, or a `SteeringError` that names what was written.
@@ -23,7 +23,7 @@ from autoremat.graph.modules import module_calls
 Selection = str | Callable[..., Any] | Iterable[str | Callable[..., Any]] | None
 """Patterns of module paths, and operators: one, or several."""
 
-_OPERATOR = re.compile(r"(?:torch\.ops\.)?([a-z]\w*)\.([a-z_]\w*)(?:\.(\w+))?", re.IGNORECASE)
+_OPERATOR = re.compile(r"(?:torch\.ops\.)?([a-z_]\w*)\.([a-z_]\w*)(?:\.(\w+))?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Selector:
     """One pattern.
 
     Attributes:
-        keyword: the argument it was given to, "save" or "recompute".
+        keyword: the argument it was given to, "save", "recompute" or "repeatable".
         text: the pattern, or the operator's name.
         is_operator: which of the two it is.
     """

@@ -68,8 +68,8 @@ def _apply(
         if violations:
             raise PlanMismatch(
                 f"The plan cannot be applied to graph {number}: {violations[0]} What may run again "
-                "is not what it was when the plan was made: is dropout= the same, and the device? "
-                "Otherwise plan again."
+                "is not what it was when the plan was made: are dropout= and repeatable= the same, "
+                "and the device? Otherwise plan again."
             )
     choice = choose_stored(subject, graph, budget_nbytes, reads=reads)
     if choice is None:

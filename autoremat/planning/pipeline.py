@@ -21,7 +21,12 @@ from autoremat import _torch
 from autoremat.ask.options import Setting
 from autoremat.cost.calls import OpCost, estimate_nodes
 from autoremat.cost.op_times import profile_nodes
-from autoremat.graph.constraints import Constraints, find_constraints, with_selected
+from autoremat.graph.constraints import (
+    Constraints,
+    find_constraints,
+    marked_repeatable,
+    with_selected,
+)
 from autoremat.graph.joint_graph import JointGraph, prepare
 from autoremat.graph.storages import Storages, find_storages
 from autoremat.inductor.in_place import as_loops
@@ -162,14 +167,21 @@ def _constrain(
     """What must be saved or recomputed, and what Inductor computes inside its consumers."""
     joint, storages, steering = graph.joint, graph.storages, setting.steering
     eager = setting.compiler == "eager"
-    constraints = find_constraints(joint, storages, replays=setting.replays(graph.device))
+    must_match = steering.must_match if is_first else ()
+    repeatable, asked = marked_repeatable(
+        joint, storages, steering.repeatable, must_match=must_match
+    )
+    constraints = find_constraints(
+        joint, storages, replays=setting.replays(graph.device), repeatable=repeatable
+    )
+    constraints = replace(constraints, asked=asked)
     inlined = frozenset[fx.Node]() if eager else inlined_nodes(joint, storages, constraints)
     constraints = with_selected(
         constraints,
         joint,
         storages,
-        steering.selectors,
-        must_match=steering.must_match if is_first else (),
+        steering.decided,
+        must_match=must_match,
         inlined=inlined,
     )
     if eager:

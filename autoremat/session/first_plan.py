@@ -17,6 +17,7 @@ from autoremat import _torch
 from autoremat.ask.options import Offline, Options
 from autoremat.errors import InfeasibleBudget, OverBudget
 from autoremat.explain.graph_report import facts_of_refusal
+from autoremat.graph.collectives import run_once_collectives
 from autoremat.memory.residents import with_others
 from autoremat.planning.asked import store
 from autoremat.planning.choice import Choice
@@ -160,6 +161,12 @@ def _refusal(
         optimal = search(subject, budget_nbytes, setting, refuses=True)
         return OverBudget(**facts, choice=asked, optimal_peak_nbytes=optimal.peak_nbytes)
     error = InfeasibleBudget(**facts)
-    if subject.constraints.asked:
+    if setting.steering.decided:
         error.add_note("This respects save= and recompute=: without them, less may be enough.")
+    collectives = run_once_collectives(subject.joint, subject.constraints.run_once)
+    if collectives:
+        error.add_note(
+            f"What {', '.join(collectives)} make is kept, since collectives run once. Checkpoints "
+            f'run them again; a plan may with repeatable="{collectives[0]}".'
+        )
     return error

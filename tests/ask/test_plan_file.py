@@ -173,7 +173,7 @@ def test_one_graph_longer_than_the_other():
 def test_other_rules_for_random_numbers_are_refused(path: Path):
     """A plan that draws masks again is no plan where they are drawn once."""
     planned(path)
-    with pytest.raises(PlanMismatch, match="is dropout= the same"):
+    with pytest.raises(PlanMismatch, match="are dropout= and repeatable= the same"):
         applied(path, dropout="save_masks")
 
 

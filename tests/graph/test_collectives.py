@@ -7,16 +7,20 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor, distributed, nn
+from torch.utils.checkpoint import checkpoint
 
+import autoremat
 from autoremat import _torch
 from autoremat.cost.calls import LINKS, estimate_nodes
 from autoremat.cost.op_times import NOMINAL_CEILINGS
 from autoremat.graph.collectives import late_nbytes
-from autoremat.graph.constraints import find_constraints
+from autoremat.graph.constraints import Constraints, find_constraints, marked_repeatable
 from autoremat.graph.joint_graph import JointGraph
 from autoremat.graph.random_draws import Replays
+from autoremat.graph.selectors import parse_selectors
 from autoremat.graph.storages import find_storages
 from tests.joint_graphs import CPU, capture, leaf
+from tests.training import UNBOUNDED, optimized, step
 
 SIZE = 8
 
@@ -64,6 +68,21 @@ class Sharded(nn.Module):
         return torch.tanh(x.to(torch.bfloat16) @ Gathered.apply(self.shard)).float().sum()
 
 
+class Layers(nn.Module):
+    """Frozen ones behind one that learns; weights take more than what they make of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(2 * SIZE))
+        self.layers = nn.ModuleList(Sharded() for _ in range(6)).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = (x * self.scale).to(torch.bfloat16)
+        for layer in self.layers:
+            x = torch.tanh(x @ Gathered.apply(layer.shard))
+        return x.float().sum()
+
+
 def reduced(x: Tensor) -> Tensor:
     """`sin(all_reduce(exp(x)))`, with its gradient reduced as well."""
     from torch.distributed._functional_collectives import all_reduce
@@ -82,17 +101,36 @@ def collectives(joint: JointGraph) -> list[torch.fx.Node]:
     return [node for node in found if node not in joint.backward]
 
 
-def run_once(joint: JointGraph) -> dict[str, str | None]:
+def rules_of(joint: JointGraph, *repeatable: str) -> Constraints:
+    """The constraints, where operators that are so named may run again."""
+    storages = find_storages(joint.nodes, CPU)
+    selectors = parse_selectors("repeatable", repeatable)
+    marked, _ = marked_repeatable(joint, storages, selectors)
+    return find_constraints(joint, storages, replays=Replays(states=True), repeatable=marked)
+
+
+def run_once(joint: JointGraph, *repeatable: str) -> dict[str, str | None]:
     """Why each collective of the forward runs once; None if it may run again."""
-    rules = find_constraints(joint, find_storages(joint.nodes, CPU), replays=Replays(states=True))
+    rules = rules_of(joint, *repeatable)
     names = {node: node.target.overloadpacket.__name__ for node in collectives(joint)}
     return {name: rules.run_once.get(node) for node, name in names.items()}
 
 
 def test_parameters_may_be_gathered_again():
     """Of equal plans all processes gather, or none; a cast on the way changes nothing."""
-    found = run_once(capture(Sharded(), leaf(4, 2 * SIZE)).prepared())
-    assert found == {"all_gather_into_tensor": None, "wait_tensor": None}
+    joint = capture(Sharded(), leaf(4, 2 * SIZE)).prepared()
+    assert run_once(joint) == {"all_gather_into_tensor": None, "wait_tensor": None}
+    assert rules_of(joint).must_save.isdisjoint(["all_gather_into_tensor", "wait_tensor"])
+
+
+@pytest.mark.parametrize(("budget", "gathers_again"), [("min", True), (UNBOUNDED, False)])
+def test_a_plan_keeps_what_is_gathered_or_gathers_it_again(budget: int | str, gathers_again: bool):
+    """Whatever fits the budget in less time."""
+    model = optimized(Layers, budget)
+    step(model, (torch.ones(2, 2 * SIZE),))
+    gathers = [v for v in autoremat.report(model).values if "all_gather" in v.op]
+    assert len(gathers) == len(model.layers)
+    assert any(value.recomputes for value in gathers) == gathers_again
 
 
 def test_what_is_made_is_gathered_once():
@@ -106,6 +144,23 @@ def test_a_reduction_runs_once():
     found = run_once(capture(reduced, leaf(SIZE, SIZE)).prepared())
     assert found.keys() == {"all_reduce", "wait_tensor"}
     assert set(found.values()) == {"communicates with other processes"}
+
+
+def test_a_reduction_runs_again_where_the_user_says_so():
+    """With what waits for it; another's name changes nothing."""
+    joint = capture(reduced, leaf(SIZE, SIZE)).prepared()
+    marked = run_once(joint, "_c10d_functional.all_reduce")
+    assert marked == {"all_reduce": None, "wait_tensor": None}
+    assert None not in run_once(joint, "_c10d_functional.reduce_scatter_tensor").values()
+
+
+def test_a_checkpointed_reduction_runs_again():
+    """As its user has it in eager mode; torch's partitioner does the same."""
+    function = lambda x: checkpoint(reduced, x, use_reentrant=False)  # noqa: E731
+    joint = capture(function, leaf(SIZE, SIZE)).prepared()
+    for node in collectives(joint):
+        node.meta["recompute"] = _torch.CheckpointPolicy.PREFER_RECOMPUTE
+    assert set(run_once(joint).values()) == {None}
 
 
 def test_a_collective_costs_its_bytes_over_the_link():
