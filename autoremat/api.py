@@ -123,7 +123,7 @@ def optimize(
             "*.attn.*") and operators ("aten.mm", `torch.ops.aten.mm`), one or several.
         recompute: what may not be kept from the forward to the backward, in the same form.
         repeatable: collectives and custom operators that may run again, in the same form; without
-            it they run once, but for gathers of parameters.
+            it they run once.
         plan: path of a plan that `save_plan` stored, to be applied as it is.
         dropout: "replay" draws random numbers again, where that gives those of the first draw;
             "save_masks" draws once and keeps what the backward needs. Without it, "replay" where

@@ -10,10 +10,12 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from torch import distributed, nn
+from torch import distributed, fx, nn
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["job_store", "lockstep_ranks", "part_of_store", "wrapping_ranks"]
+from autoremat._torch.meta import fake_value
+
+__all__ = ["communicating_ranks", "job_store", "lockstep_ranks", "part_of_store", "wrapping_ranks"]
 
 
 def _is_job() -> bool:
@@ -43,6 +45,23 @@ def lockstep_ranks(model: nn.Module) -> tuple[int, ...]:
     largest group of them. Empty where none is known: then a rank may call it alone.
     """
     return max(_groups(model), key=len, default=()) if _is_job() else ()
+
+
+def communicating_ranks(node: fx.Node) -> tuple[int, ...]:
+    """The ranks between which a collective of a graph communicates; all of them where unknown.
+
+    Its last argument is the group's name or, under Inductor from torch 2.13 on, the group itself.
+    """
+    group: Any = node.args[-1]
+    try:
+        if isinstance(group, fx.Node):
+            group = getattr(fake_value(group), "real_obj", None)
+        if isinstance(group, str):
+            resolve: Any = distributed.distributed_c10d._resolve_process_group
+            group = resolve(group)
+        return _members(group)
+    except (RuntimeError, LookupError, TypeError, ValueError, AttributeError):
+        return tuple(range(distributed.get_world_size()))
 
 
 def wrapping_ranks(model: nn.Module) -> tuple[int, ...]:

@@ -23,7 +23,6 @@ __all__ = [
     "gathered_gradients",
     "gathered_inputs",
     "is_collective",
-    "is_gather",
     "is_replica",
     "is_wait",
     "sharded_gradients",
@@ -66,6 +65,8 @@ class ShardedUnit:
         released_nbytes: of these, what goes after its backward.
         reduced_nbytes: of the buffers that its gradients are reduced from, as many as are kept.
         gradient_share: of the bytes of its gradients, what stays of them after its backward.
+        forward_ahead: numbers of the units whose gathers begin with its own in the forward, where
+            the user says so.
         gathered_ahead: numbers of the units whose backward gathers begin with its own, where the
             user has said so.
     """
@@ -85,6 +86,7 @@ class ShardedUnit:
     reduced_nbytes: int
     gradient_share: float
     gathered_ahead: tuple[int, ...] = ()
+    forward_ahead: tuple[int, ...] = ()
 
 
 def sharded_units(model: nn.Module) -> list[ShardedUnit]:
@@ -283,7 +285,10 @@ def _unit(state: Any, group: Any, numbers: dict[int, int]) -> ShardedUnit:
     gathered_nbytes = _nbytes(group, sizes, "param_dtype")
     kept_nbytes = gathered_nbytes // _shards_between(group)
     reduced_nbytes = _nbytes(group, sizes, "reduce_dtype", "param_dtype")
-    ahead = (g for s in state._states_to_backward_prefetch for g in _groups(s))
+    ahead, forward_ahead = (
+        tuple(numbers[id(g)] for s in states for g in _groups(s) if id(g) in numbers)
+        for states in (state._states_to_backward_prefetch, state._states_to_forward_prefetch)
+    )
     buffers = getattr(group, "reduce_scatter_max_input_buffers", 1)
     shards = tuple(param.sharded_param for param in group.fsdp_params)
     reduces = bool(group.reduce_grads)
@@ -304,7 +309,8 @@ def _unit(state: Any, group: Any, numbers: dict[int, int]) -> ShardedUnit:
         released_nbytes=kept_nbytes if group.reshard_after_backward else 0,
         reduced_nbytes=buffers * reduced_nbytes if reduces else 0,
         gradient_share=left_nbytes / max(1, gathered_nbytes),
-        gathered_ahead=tuple(numbers[id(g)] for g in ahead if id(g) in numbers),
+        gathered_ahead=ahead,
+        forward_ahead=forward_ahead,
     )
 
 
@@ -375,11 +381,6 @@ def is_collective(target: Any) -> bool:
 def is_wait(target: Any) -> bool:
     """Whether an operator waits for communication, whose result it returns."""
     return is_collective(target) and target.overloadpacket.__name__ == "wait_tensor"
-
-
-def is_gather(target: Any) -> bool:
-    """Whether an operator brings the parts of all processes together, and changes nothing."""
-    return is_collective(target) and target.overloadpacket.__name__.startswith("all_gather")
 
 
 def active_replica() -> nn.Module | None:

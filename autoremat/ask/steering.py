@@ -16,7 +16,13 @@ from autoremat.ask.plan_file import StoredPlan, digest, read
 from autoremat.ask.policy import OPTIMAL, Policy, parse_policy
 from autoremat.errors import PlanMismatch, SteeringError
 from autoremat.graph.modules import has_repeated_layers
-from autoremat.graph.selectors import Selection, Selector, parse_selectors, require_modules
+from autoremat.graph.selectors import (
+    Selection,
+    Selector,
+    is_known_operator,
+    parse_selectors,
+    require_modules,
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class Steering:
     @property
     def must_match(self) -> tuple[Selector, ...]:
         """Selectors that have to match something in the step's first graph."""
-        return tuple(s for s in self.selectors if s.is_operator or not self.model_is_known)
+        return tuple(s for s in self.decided if s.is_operator or not self.model_is_known)
 
     def of(self, *models: nn.Module) -> Steering:
         """The same, compared with the model, or with several that are trained together.
@@ -102,6 +108,12 @@ def parse_steering(
     """
     given = {"save": save, "recompute": recompute, "repeatable": repeatable}
     selectors = tuple(s for keyword, one in given.items() for s in parse_selectors(keyword, one))
+    for selector in selectors:
+        if selector.keyword == "repeatable" and is_known_operator(selector):
+            raise SteeringError(
+                f"{selector} is neither a collective nor a custom operator: it runs again where "
+                "that gives what it gave before, and nowhere else. Drop it, or name one of those."
+            )
     strategy = parse_policy(policy)
     if plan is None:
         return Steering(strategy, selectors)

@@ -1,13 +1,12 @@
 """Communication in a graph: what may run again, and what lives longer than the graph says.
 
 Enters: a `JointGraph`. Leaves: facts about its functional collectives. Guarantees: what every
-process has to take part in runs again only where it gathers what parameters alone decide, or where
-the user says that it may.
+process has to take part in runs again only where the user says that it may.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Set
+from collections.abc import Collection, Iterable, Set
 
 from torch import fx
 
@@ -16,27 +15,27 @@ from autoremat.graph.joint_graph import JointGraph
 from autoremat.graph.storages import Storages
 
 
-def may_communicate_again(node: fx.Node, joint: JointGraph, allowed: Set[fx.Node]) -> bool:
-    """Whether a node gathers shards of parameters, or is allowed to run again, or waits for such.
-
-    The processes have equal plans, so that all of them communicate again, or none does.
-    """
-    if node in allowed:
-        return True
+def may_communicate_again(node: fx.Node, allowed: Set[fx.Node]) -> bool:
+    """Whether a node is allowed to run again, or waits for one that is."""
     if _torch.is_wait(node.target) or _torch.is_getitem(node):
-        return may_communicate_again(node.all_input_nodes[0], joint, allowed)
-    return _torch.is_gather(node.target) and all(
-        _is_of_parameters(source, joint) for source in node.all_input_nodes
-    )
+        return may_communicate_again(node.all_input_nodes[0], allowed)
+    return node in allowed
 
 
-def _is_of_parameters(node: fx.Node, joint: JointGraph) -> bool:
-    """Whether nothing but static inputs decides a value: no communication on the way."""
-    if node.op != "call_function":
-        return node in joint.static_inputs and node not in joint.overwritten
-    if _torch.is_collective(node.target):
-        return may_communicate_again(node, joint, frozenset())
-    return all(_is_of_parameters(source, joint) for source in node.all_input_nodes)
+def communication(joint: JointGraph, schedule: Iterable[str]) -> dict[tuple[int, ...], list[str]]:
+    """By ranks that communicate with each other, their operations in the order of a schedule.
+
+    Args:
+        joint: the graph.
+        schedule: names of its operations as they run; a repeat is a recompute.
+    """
+    found = (node for node in joint.nodes if _torch.is_collective(node.target))
+    ranks = {n.name: _torch.communicating_ranks(n) for n in found if not _torch.is_wait(n.target)}
+    order: dict[tuple[int, ...], list[str]] = {}
+    for name in schedule:
+        if name in ranks:
+            order.setdefault(ranks[name], []).append(name)
+    return order
 
 
 def run_once_collectives(joint: JointGraph, run_once: Collection[fx.Node]) -> list[str]:

@@ -1,10 +1,10 @@
 """What may not be recomputed, or must be: the rules that keep gradients the same.
 
 Enters: a `JointGraph` and its storages. Leaves: `Constraints`, each with its reason.
-Guarantees: an operation that is random, depends on data, has effects, communicates (other than to
-gather parameters), makes a discrete routing decision, reads an input that the step overwrites, or
-is not known to be repeatable, runs once. What users ask for with `torch.utils.checkpoint` is kept;
-what communicates, or is nobody's known operator, may run again where they say so.
+Guarantees: an operation that is random, depends on data, has effects, communicates, makes a
+discrete routing decision, reads an input that the step overwrites, or is not known to be
+repeatable, runs once. What users ask for with `torch.utils.checkpoint` is kept; what communicates,
+or is somebody's own operator, may run again where they say so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from autoremat.graph.random_draws import (
     is_seeded,
     makes_seeds,
 )
-from autoremat.graph.selectors import Selector, no_match
+from autoremat.graph.selectors import KNOWN_NAMESPACES, Selector, no_match
 from autoremat.graph.storages import Storages
 
 aten = torch.ops.aten
@@ -46,11 +46,9 @@ _DECISIONS = frozenset(
         aten.unique_consecutive.default,
     }
 )
-_REPEATABLE_NAMESPACES = frozenset({"aten", "prims", "quantized", "inductor", "_inductor_test"})
 RUNNING_STATISTICS = (3, 4)  # elements of a batch norm that its recompute does not return
 _MASKS = (torch.bool, torch.uint8)
 _POLICY = _torch.CheckpointPolicy
-_AGAIN = (_POLICY.MUST_RECOMPUTE, _POLICY.PREFER_RECOMPUTE)
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,8 @@ class Constraints:
         replayed: random nodes whose recompute must run under the saved generator state.
         must_save: storages that the backward may only read as the forward made them.
         must_recompute: storages that the forward may not keep for the backward.
-        asked: what the user asked for with `save=`, `recompute=` and `repeatable=`, one sentence
-            each.
+        asked: what the user asked for with `save=` and `recompute=`, one sentence each.
+        allowed: what the user lets run again with `repeatable=`, likewise.
     """
 
     run_once: dict[fx.Node, str]
@@ -71,6 +69,12 @@ class Constraints:
     must_save: frozenset[str]
     must_recompute: frozenset[str]
     asked: tuple[str, ...] = ()
+    allowed: tuple[str, ...] = ()
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """All that the user has said."""
+        return self.allowed + self.asked
 
 
 def find_constraints(
@@ -86,10 +90,8 @@ def find_constraints(
         joint: the graph.
         storages: its storages.
         replays: how random numbers may be drawn again; draws that no way covers run once.
-        repeatable: what the user says may communicate, or run as a custom operator, again; so may
-            what is inside of `torch.utils.checkpoint`.
+        repeatable: what the user says may communicate, or run as a custom operator, again.
     """
-    repeatable = repeatable | {n for n in joint.nodes if _torch.recompute_policy(n) in _AGAIN}
     run_once: dict[fx.Node, str] = {}
     replayed: set[fx.Node] = set()
     must_save: set[str] = set()
@@ -126,7 +128,7 @@ def _tagged(
     names = storages.of_node[node]
     if policy in (_POLICY.MUST_SAVE, _POLICY.PREFER_SAVE):
         must_save.update(names)
-    elif policy in _AGAIN:
+    elif policy in (_POLICY.MUST_RECOMPUTE, _POLICY.PREFER_RECOMPUTE):
         must_recompute.update(names)
 
 
@@ -177,9 +179,9 @@ def _reason_to_run_once(node: fx.Node, joint: JointGraph, repeatable: Set[fx.Nod
     if not isinstance(target, _torch.OpOverload):
         return None if _is_symbol_arithmetic(node) else "is a higher-order operator"
     if _torch.is_collective(target):
-        again = may_communicate_again(node, joint, repeatable)
+        again = may_communicate_again(node, repeatable)
         return None if again else "communicates with other processes"
-    if target.namespace not in _REPEATABLE_NAMESPACES and node not in repeatable:
+    if target.namespace not in KNOWN_NAMESPACES and node not in repeatable:
         return "is a custom operator that is not known to be repeatable"
     if makes_seeds(node):
         return "makes the seeds that dropout masks are replayed from"
@@ -211,42 +213,23 @@ def _is_symbol_arithmetic(node: fx.Node) -> bool:
 
 
 def marked_repeatable(
-    joint: JointGraph,
-    storages: Storages,
-    selectors: Iterable[Selector],
-    *,
-    must_match: Iterable[Selector] = (),
+    joint: JointGraph, storages: Storages, selectors: Iterable[Selector]
 ) -> tuple[frozenset[fx.Node], tuple[str, ...]]:
     """Operations that the user lets run again with `repeatable=`, and what it holds for, in words.
 
-    Raises:
-        SteeringError: if one of those that must match selects none that would not, otherwise.
+    They are collectives and custom operators: only the user knows that those may.
     """
-    makers = [node for node in joint.nodes if _is_of_forward(node, joint, storages)]
-    shy = [node for node in makers if _needs_permission(node)]
-    found: set[fx.Node] = set()
-    asked = []
-    for selector in selectors:
-        matched = [node for node in shy if selector.matches(node)]
-        if not matched and selector in must_match:
-            if not any(map(selector.matches, makers)):
-                raise no_match(selector, _names(makers, selector))
-            raise SteeringError(
-                f"{selector} selects no collective and no custom operator: all else runs again "
-                "where that gives what it gave before, and nowhere else. Drop it, or name one."
-            )
-        found.update(matched)
-        asked.append(f"{selector} holds for {len(matched)} operations")
-    return frozenset(found), tuple(asked)
-
-
-def _needs_permission(node: fx.Node) -> bool:
-    """A collective or a custom operator, of which only the user knows that it may run again."""
-    return (
-        isinstance(node.target, _torch.OpOverload)
-        and node.target.namespace not in _REPEATABLE_NAMESPACES
+    candidates = [
+        node
+        for node in joint.nodes
+        if isinstance(node.target, _torch.OpOverload)
+        and node.target.namespace not in KNOWN_NAMESPACES
         and not _torch.is_wait(node.target)
-    )
+        and _is_of_forward(node, joint, storages)
+    ]
+    matched = {s: [node for node in candidates if s.matches(node)] for s in selectors}
+    sentences = (f"{s} holds for {len(found)} operations" for s, found in matched.items())
+    return frozenset(node for found in matched.values() for node in found), tuple(sentences)
 
 
 def with_selected(
@@ -306,7 +289,7 @@ def with_selected(
         constraints,
         must_save=constraints.must_save | save,
         must_recompute=(constraints.must_recompute | recompute) - save,
-        asked=(*constraints.asked, *asked),
+        asked=tuple(asked),
     )
 
 

@@ -23,6 +23,9 @@ from autoremat.graph.modules import module_calls
 Selection = str | Callable[..., Any] | Iterable[str | Callable[..., Any]] | None
 """Patterns of module paths, and operators: one, or several."""
 
+KNOWN_NAMESPACES = frozenset({"aten", "prims", "quantized", "inductor", "_inductor_test"})
+"""Of operators that give the same whenever they run, unless their tags say otherwise."""
+
 _OPERATOR = re.compile(r"(?:torch\.ops\.)?([a-z_]\w*)\.([a-z_]\w*)(?:\.(\w+))?", re.IGNORECASE)
 
 
@@ -63,7 +66,9 @@ def parse_selectors(keyword: str, given: object) -> tuple[Selector, ...]:
     Raises:
         SteeringError: if it is something else.
     """
-    many = given if isinstance(given, (list, tuple, set, frozenset)) else (given,)
+    many = given if isinstance(given, (list, tuple)) else (given,)
+    if isinstance(given, (set, frozenset)):  # whose order differs between the ranks of a job
+        many = sorted(given, key=str)
     return () if given is None else tuple(_selector(keyword, one) for one in many)
 
 
@@ -88,6 +93,11 @@ def _operator_name(text: str) -> str | None:
     if match[3] is not None:
         found = getattr(found, match[3], None)
     return None if found is None else str(found)
+
+
+def is_known_operator(selector: Selector) -> bool:
+    """Whether it names an operator of torch's own that does not communicate."""
+    return selector.is_operator and selector.text.partition(".")[0] in KNOWN_NAMESPACES
 
 
 def require_modules(selectors: Iterable[Selector], *models: nn.Module) -> None:

@@ -124,8 +124,12 @@ def _sharded(units: Sequence[_torch.ShardedUnit], device: torch.device) -> Sprea
         last = max(n for n in blocks if _are_alike(units[n], units[inner]))
         before = [n for n in blocks if n < last and units[n].model == units[last].model]
         ahead = units[last].gathered_ahead or before[-1:]
+        forward_ahead = max((units[n].forward_ahead for n in blocks), key=len)
         moved_nbytes = max(gathers[inner], sum(gathers[n] for n in ahead))
-        forward_nbytes = max(0, units[inner].buffer_nbytes - moved_nbytes)
+        in_forward_nbytes = max(
+            units[inner].buffer_nbytes, sum(units[n].buffer_nbytes for n in forward_ahead)
+        )
+        forward_nbytes = max(0, in_forward_nbytes - moved_nbytes)
         share = units[inner].gradient_share
     traffic = Traffic(
         window_nbytes=kept_nbytes + moved_nbytes,

@@ -19,6 +19,11 @@ def fingerprint(joint: JointGraph) -> tuple[NodeRecord, ...]:
     return tuple(_record(node) for node in joint.nodes)
 
 
+def operations(joint: JointGraph) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+    """A graph but for its sizes: the name of each node, its operator and what it reads."""
+    return tuple((node.name, node.target, node.inputs) for node in fingerprint(joint))
+
+
 def in_words(subject: Subject) -> str:
     """All that a plan of a graph, and its peak, depend on beside what is asked of it."""
     return repr((fingerprint(subject.joint), subject.lowered.problem))

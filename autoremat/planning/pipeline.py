@@ -167,21 +167,18 @@ def _constrain(
     """What must be saved or recomputed, and what Inductor computes inside its consumers."""
     joint, storages, steering = graph.joint, graph.storages, setting.steering
     eager = setting.compiler == "eager"
-    must_match = steering.must_match if is_first else ()
-    repeatable, asked = marked_repeatable(
-        joint, storages, steering.repeatable, must_match=must_match
-    )
+    repeatable, allowed = marked_repeatable(joint, storages, steering.repeatable)
     constraints = find_constraints(
         joint, storages, replays=setting.replays(graph.device), repeatable=repeatable
     )
-    constraints = replace(constraints, asked=asked)
+    constraints = replace(constraints, allowed=allowed)
     inlined = frozenset[fx.Node]() if eager else inlined_nodes(joint, storages, constraints)
     constraints = with_selected(
         constraints,
         joint,
         storages,
         steering.decided,
-        must_match=must_match,
+        must_match=steering.must_match if is_first else (),
         inlined=inlined,
     )
     if eager:

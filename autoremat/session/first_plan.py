@@ -32,6 +32,7 @@ from autoremat.planning.ways import crossing_nbytes
 from autoremat.problem.lower import as_written
 from autoremat.problem.subject import Subject
 from autoremat.session.afterwards import with_later_baseline
+from autoremat.session.alike import require_alike
 from autoremat.session.reports import explained
 from autoremat.session.steps import Steps
 
@@ -88,7 +89,9 @@ def first_part(
         stored=store(subject, choice),
         curve=curve_of(subject, choice, offline.curve_points, offline.curve_limit_s),
     )
-    return Part(planned, between_nbytes, steps.resident, growth)
+    part = Part(planned, between_nbytes, steps.resident, growth)
+    require_alike({name: [part]})
+    return part
 
 
 def planned_alone(
@@ -161,7 +164,7 @@ def _refusal(
         optimal = search(subject, budget_nbytes, setting, refuses=True)
         return OverBudget(**facts, choice=asked, optimal_peak_nbytes=optimal.peak_nbytes)
     error = InfeasibleBudget(**facts)
-    if setting.steering.decided:
+    if subject.constraints.asked:
         error.add_note("This respects save= and recompute=: without them, less may be enough.")
     collectives = run_once_collectives(subject.joint, subject.constraints.run_once)
     if collectives:

@@ -14,9 +14,10 @@ import json
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import distributed, nn
@@ -54,6 +55,7 @@ class Lockstep:
     has_failed: bool = False
     calls_left: int = 3
     _is_heard: bool = False  # in the present call
+    _asked: WeakSet[nn.Module] = field(default_factory=WeakSet)  # who calls them
 
     @classmethod
     def of(
@@ -86,9 +88,16 @@ class Lockstep:
         return cls(ranks, options, more_nbytes)
 
     def is_due(self, model: nn.Module) -> bool:
-        """Whether the ranks have to meet anew: one has failed, or a wrapper has come since."""
-        came_later = not self.ranks and bool(_torch.wrapping_ranks(model))
-        return self.has_failed or (came_later and shared_store() is not None)
+        """Whether the ranks have to meet anew: one has failed, or others call with this one now.
+
+        A wrapper may have come since, or the model is another one of those that share a budget.
+        """
+        if self.ranks or self.has_failed:
+            return self.has_failed
+        is_asked = model in self._asked
+        self._asked.add(model)
+        ranks = _torch.wrapping_ranks(model) if is_asked else _torch.lockstep_ranks(model)
+        return bool(ranks) and shared_store() is not None
 
     def resident(self, found: Resident) -> Resident:
         """What is resident, on the rank that holds most."""

@@ -28,7 +28,7 @@ def report_of(steps: Steps, measured_peak_nbytes: int | None, *, reads: bool = T
     """What was planned so far; whether code may be read for it as of `Part.report`."""
     parts, setting = steps.graphs.current, steps.options.setting
     curve = _step_curve(parts)
-    asked = (sentence for part in parts for sentence in part.subject.constraints.asked)
+    asked = (sentence for part in parts for sentence in part.subject.constraints.sentences)
     graphs = tuple(steps.graphs.reports(steps.surroundings.now, reads=reads))
     return Report(
         budget_nbytes=steps.budget_nbytes if parts else 0,
@@ -70,7 +70,7 @@ def stored_plan_of(steps: Steps, *, instead: Mapping[str, Part]) -> StoredPlan:
 def explained(name: str, subject: Subject, choice: Choice) -> GraphReport:
     """A graph's report, what the user asked for among its constraints."""
     found = explain(name, subject, choice)
-    return replace(found, constraints=(*subject.constraints.asked, *found.constraints))
+    return replace(found, constraints=(*subject.constraints.sentences, *found.constraints))
 
 
 def _compiles(steps: Steps) -> Iterator[Fact]:

@@ -273,8 +273,7 @@ class Session:
 
     @property
     def _executor(self) -> Callable[..., Any] | None:
-        op_by_op = self._setting.compiler == "eager" or self._offline is not None
-        return compile_eager if op_by_op else None
+        return compile_eager if self._setting.compiler == "eager" or self._offline else None
 
     def _running(
         self,
@@ -429,6 +428,8 @@ class Session:
             try:
                 with self.progress, configured(self.options.inductor):
                     self._plan_anew()
+            except SteeringError:  # else other ranks would wait
+                raise
             except Exception as error:  # the step can go on as it did
                 why = f"{type(error).__name__}: {error}"
                 self.told.fall_back("AR116", cause=error, graph="The step", error=why)

@@ -18,6 +18,7 @@ from autoremat.planning.part import Part, Planned
 from autoremat.planning.pipeline import choose
 from autoremat.planning.ran import Ran
 from autoremat.session.afterwards import with_later_baseline
+from autoremat.session.alike import require_alike
 from autoremat.session.reports import explained
 from autoremat.session.steps import Steps
 
@@ -34,6 +35,9 @@ def plan_anew(steps: Steps, graphs: Mapping[str, _torch.DynamoGraph]) -> dict[st
 
     Returns:
         The plans of each graph, by its name: one, or a lean and a rich one.
+
+    Raises:
+        SteeringError: if another rank's communicate otherwise.
     """
     is_least, around = steps.options.budget.is_least, steps.surroundings.now
     target_nbytes = 0 if is_least else steps.budget_nbytes
@@ -44,6 +48,7 @@ def plan_anew(steps: Steps, graphs: Mapping[str, _torch.DynamoGraph]) -> dict[st
             steps.graphs.allotted, order, around=around, setting=setting, is_nested=is_nested
         )
         planned |= _planned_part(steps, graphs, order, step, target_nbytes, set(planned))
+    require_alike(planned)
     return planned
 
 

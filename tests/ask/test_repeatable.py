@@ -101,9 +101,9 @@ def test_it_runs_again_only_where_that_pays():
     assert runs_in_a_step(trained(UNBOUNDED, repeatable=SINE)) == DEPTH
 
 
-def test_what_is_checkpointed_is_repeatable():
-    """Its user has it run again already, where what follows from it is not kept either."""
-    assert runs_in_a_step(trained(UNBOUNDED, Checkpointed)) > DEPTH
+def test_what_is_checkpointed_runs_once_all_the_same():
+    """In eager mode it runs again; of its draws and effects nothing is known."""
+    assert runs_in_a_step(trained(UNBOUNDED, Checkpointed)) == DEPTH
 
 
 def test_the_report_says_what_it_holds_for():
@@ -126,8 +126,8 @@ def test_a_stored_plan_needs_the_permission_again(tmp_path: Path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("aten.tanh", "selects no collective and no custom operator"),
-        ("aten.relu", "matches no operator of the model's graph"),
+        ("aten.tanh", "neither a collective nor a custom operator"),
+        ([SINE, torch.ops.aten.mm.default], "neither a collective nor a custom operator"),
         ("wheels.*", "matches no module"),
         (3, "repeatable= takes patterns of module paths"),
     ],
@@ -135,7 +135,13 @@ def test_a_stored_plan_needs_the_permission_again(tmp_path: Path):
 def test_what_nothing_can_be_said_of(given: Any, message: str):
     """Everything else runs again anyway, or changes the gradients if it does."""
     with pytest.raises(SteeringError, match=message):
-        trained(repeatable=given)
+        optimized(Layers, UNBOUNDED, repeatable=given)
+
+
+def test_a_permission_need_not_be_used():
+    """An operator may be in a later graph, or in none: nothing is lost."""
+    sentences = autoremat.report(trained(repeatable=REDUCTION)).constraints
+    assert f'repeatable="{REDUCTION}" holds for 0 operations' in sentences
 
 
 # --- collectives -------------------------------------------------------------------------------

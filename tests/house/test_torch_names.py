@@ -1737,19 +1737,31 @@ def test_active_replica_and_is_replica(tmp_path: Path):
     assert (_torch.is_replica(model), _torch.is_replica(inner)) == (True, False)
 
 
-def test_is_collective_is_gather_and_is_wait():
+@pytest.mark.usefixtures("two_processes")
+def test_communicating_ranks():
+    """Those of the group that a collective names; all of the job where it names none that is."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    own = torch.distributed.new_group([0])
+    named = [
+        graph.call_function(torch.ops._c10d_functional.all_reduce.default, (x, "sum", name))
+        for name in (torch.distributed.group.WORLD.group_name, own.group_name, "none")
+    ]
+    assert [_torch.communicating_ranks(node) for node in named] == [(0, 1), (0,), (0, 1)]
+
+
+def test_is_collective_and_is_wait():
     """Told by the namespace and the name of the operator."""
     ops = torch.ops._c10d_functional
     asked = [ops.all_gather_into_tensor.default, ops.all_reduce.default, ops.wait_tensor.default]
     told = [[f(op) for op in (*asked, aten.mm.default)] for f in _KINDS]
     assert told == [
         [True, True, True, False],
-        [True, False, False, False],
         [False, False, True, False],
     ]
 
 
-_KINDS = (_torch.is_collective, _torch.is_gather, _torch.is_wait)
+_KINDS = (_torch.is_collective, _torch.is_wait)
 
 
 @pytest.mark.usefixtures("two_processes")

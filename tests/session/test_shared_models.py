@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autoremat
 from autoremat import OverBudgetWarning
+from autoremat.errors import SteeringError
 from autoremat.memory.meter import resident_nbytes
 from tests.process_group import on_ranks
 from tests.training import make_seeded
@@ -77,6 +78,65 @@ def sharded(model: nn.Module, **options: Any) -> nn.Module:
     return fully_shard(model)
 
 
+def prefetching(model: nn.Module) -> nn.Module:
+    """The same, of which each block's gather begins two blocks ahead, in both directions."""
+    shared = sharded(model)
+    blocks = list(model.blocks)
+    for number, block in enumerate(blocks):
+        block.set_modules_to_forward_prefetch(blocks[number + 1 : number + 3])
+        block.set_modules_to_backward_prefetch(blocks[max(0, number - 2) : number][::-1])
+    return shared
+
+
+def sharded_in_part(model: nn.Module) -> nn.Module:
+    """Every other block stays gathered after its forward."""
+    from torch.distributed.fsdp import fully_shard
+
+    for number, block in enumerate(model.blocks):
+        fully_shard(block, reshard_after_forward=bool(number % 2))
+    return fully_shard(model)
+
+
+def narrow(model: nn.Module) -> nn.Module:
+    """Gathered in bfloat16, reduced in float32."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    types = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
+    return sharded(model, mp_policy=MixedPrecisionPolicy(**types))
+
+
+def sharded_flat(model: nn.Module) -> nn.Module:
+    """FSDP1, each block by itself."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    def wrap(module: nn.Module) -> nn.Module:
+        return FullyShardedDataParallel(module, use_orig_params=True, device_id=torch.device("cpu"))
+
+    for number, block in enumerate(model.blocks):
+        model.blocks[number] = wrap(block)
+    return wrap(model)
+
+
+def sequence_parallel(model: nn.Module) -> nn.Module:
+    """Rows are split between blocks, gathered before and reduced and scattered behind each."""
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    mesh, rows = distributed.init_device_mesh("cpu", (2,)), Shard(0)
+    parallelize_module(model, mesh, {"first": ColwiseParallel(output_layouts=rows)})
+    ends = {
+        "up": ColwiseParallel(input_layouts=rows),
+        "down": RowwiseParallel(output_layouts=rows),
+    }
+    for block in model.blocks:
+        parallelize_module(block, mesh, ends)
+    return model
+
+
 def replicated(model: nn.Module, **options: Any) -> nn.Module:
     """DistributedDataParallel in buckets of about two blocks."""
     return DistributedDataParallel(model, bucket_cap_mb=1, **options)
@@ -101,6 +161,11 @@ def whole(model: nn.Module, budget: int) -> None:
     autoremat.optimize(model, budget, **GIVEN)
 
 
+def reducing_again(model: nn.Module, _budget: int) -> None:
+    """The same as lean as can be, where reductions may run again."""
+    autoremat.optimize(model, "min", repeatable=REDUCTION, **GIVEN)
+
+
 def by_block(model: nn.Module, budget: int) -> None:
     """Each block is compiled by itself."""
     for block in model.blocks:
@@ -112,6 +177,19 @@ def accumulating(called: nn.Module, x: Tensor) -> None:
     with called.no_sync():
         called(x).backward()
     called(x).backward()
+
+
+def accumulating_whole(called: nn.Module, x: Tensor) -> None:
+    """The same under FSDP2, where gradients wait whole."""
+    called.set_requires_gradient_sync(False)
+    called(x).backward()
+    called.set_requires_gradient_sync(True)
+    called(x).backward()
+
+
+def long_batch(called: nn.Module, x: Tensor) -> None:
+    """What is reduced takes more than the parameters."""
+    called(x.repeat(8, 1)).backward()
 
 
 def one_batch(called: nn.Module, x: Tensor) -> None:
@@ -142,7 +220,9 @@ def outcome(
     pairs = zip(gradients_of(model), expected, strict=True)
     equal = all(torch.allclose(mine, theirs, atol=1e-6) for mine, theirs in pairs)
     report = autoremat.report(model)
-    plans = [(graph.name, [v.recomputes for v in graph.values]) for graph in report.graphs]
+    plans = [
+        (graph.name, [(v.name, v.recomputes) for v in graph.values]) for graph in report.graphs
+    ]
     return peak / budget, report.predicted_peak_nbytes / budget, equal, plans
 
 
@@ -171,9 +251,18 @@ def gradients_of(model: nn.Module) -> list[Tensor]:
 
 
 SCENARIOS = {
+    # First: torch keeps the process group of an earlier one.
+    "sequence parallel": partial(outcome, sequence_parallel, whole, one_batch, shares_first=True),
     "sharded": partial(outcome, sharded, whole, one_batch, shares_first=True),
     "blocks, sharded first": partial(outcome, sharded, by_block, one_batch, shares_first=True),
     "tensor parallel": partial(outcome, parallel, whole, one_batch, shares_first=True),
+    "prefetched": partial(outcome, prefetching, whole, one_batch, shares_first=True),
+    "sharded in part": partial(outcome, sharded_in_part, whole, one_batch, shares_first=True),
+    "sharded, narrow": partial(outcome, narrow, whole, one_batch, shares_first=True),
+    "sharded, accumulating": partial(
+        outcome, sharded, whole, accumulating_whole, shares_first=True
+    ),
+    "sharded flat": partial(outcome, sharded_flat, whole, one_batch, shares_first=True),
     "replicated": partial(outcome, replicated, whole, one_batch, shares_first=False),
     "static graph": partial(
         outcome, partial(replicated, static_graph=True), whole, one_batch, shares_first=False
@@ -197,6 +286,23 @@ def refused_on_one(rank: int) -> str:
     return "no refusal"
 
 
+def refused_beside_another(rank: int) -> str:
+    """The same of a model that shares its budget with one that each rank has alone."""
+    other, model = make_seeded(Blocks), sharded(make_seeded(Blocks))
+    autoremat.optimize([other, model], 3 * BUDGET_OF_ONE, **GIVEN)
+    other(batch(8)).backward()
+    model(batch(ROWS * (1 + 7 * rank)))
+    return "no refusal"
+
+
+def reduced_otherwise_on_one(rank: int) -> str:
+    """The last rank's batch asks for another plan, and a plan says what is reduced again."""
+    model = parallel(make_seeded(Blocks))
+    autoremat.optimize(model, BUDGET_OF_ONE, repeatable=REDUCTION, **GIVEN)
+    model(batch(ROWS * (1 + 2 * rank)))
+    return "no refusal"
+
+
 def told_on_one(rank: int) -> tuple[int, bool]:
     """The same where each block is compiled by itself: how often it was told, and of gradients."""
     model = sharded(make_seeded(Blocks))
@@ -209,12 +315,19 @@ def told_on_one(rank: int) -> tuple[int, bool]:
 
 
 BUDGET_OF_ONE = 12_000_000
+REDUCTION = "_c10d_functional.all_reduce"
 
 
 @pytest.fixture(scope="module", name="outcomes")
 def _outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """Of all scenarios, in one pair of processes."""
-    refusals = {"refused on one": refused_on_one, "told on one": told_on_one}
+    refusals = {
+        "refused on one": refused_on_one,
+        "refused beside another": refused_beside_another,
+        "told on one": told_on_one,
+        "reduced otherwise": reduced_otherwise_on_one,
+        "reduced again": partial(outcome, parallel, reducing_again, long_batch, shares_first=True),
+    }
     return on_ranks({**SCENARIOS, **refusals}, tmp_path_factory.mktemp("shared"), limit_s=400.0)
 
 
@@ -229,11 +342,31 @@ def test_the_peak_is_within_the_budget_on_both(outcomes: dict[str, list[Any]], s
     assert one[3] == other[3]
 
 
-def test_a_budget_that_one_rank_cannot_meet_is_refused_by_both(outcomes: dict[str, list[Any]]):
+@pytest.mark.parametrize("scenario", ["refused on one", "refused beside another"])
+def test_a_budget_that_one_rank_cannot_meet_is_refused_by_both(
+    outcomes: dict[str, list[Any]], scenario: str
+):
     """The error names the rank."""
-    for error in outcomes["refused on one"]:
+    for error in outcomes[scenario]:
         assert isinstance(error, autoremat.InfeasibleBudget)
         assert str(error).startswith("Rank 1: ")
+
+
+def test_reductions_run_again_on_both(outcomes: dict[str, list[Any]]):
+    """The leanest step repeats some, by one plan, with eager mode's gradients."""
+    one, other = outcomes["reduced again"]
+    assert one[3] == other[3]
+    for peak, predicted, equal, plans in (one, other):
+        assert peak <= predicted
+        assert equal
+        assert any(n for _, graph in plans for name, n in graph if "all_reduce" in name)
+
+
+def test_ranks_that_would_communicate_otherwise_are_told(outcomes: dict[str, list[Any]]):
+    """Both hear of it at their first step; else they would wait for each other."""
+    for error in outcomes["reduced otherwise"]:
+        assert isinstance(error, SteeringError)
+        assert "they would wait for each other" in str(error)
 
 
 def test_of_blocks_that_are_compiled_alone_it_is_told_and_nobody_waits(
