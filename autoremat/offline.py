@@ -7,6 +7,7 @@ plan is the one that `optimize` makes, since the same stages make it.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,11 @@ from autoremat import _torch
 from autoremat.ask.options import Offline, Options
 from autoremat.ask.plan_file import write
 from autoremat.backend import with_own_code
-from autoremat.call_stack import with_stack_room
+from autoremat.call_stack import users_level, with_stack_room
 from autoremat.cost.device_specs import DeviceSpec, find_spec
+from autoremat.elsewhere.apart import ApartError
+from autoremat.elsewhere.libraries import with_libraries
+from autoremat.elsewhere.present import COARSER, DEVICE
 from autoremat.errors import InfeasibleBudget
 from autoremat.graph.selectors import Selection
 from autoremat.memory.fake_twin import Faker
@@ -50,8 +54,11 @@ def plan(
 ) -> Report:
     """The plan of a training step, without running it.
 
-    Model and batch may be on the `meta` device: only sizes matter. A device that is not here is
-    planned for by its data sheet: its operations are estimated, and the peak is the model's.
+    Model and batch may be on the `meta` device: only sizes matter. For a GPU that is not here,
+    operations are estimated by its data sheet. With triton installed (`autoremat[gpu]`) attention
+    is the one that torch takes on that GPU, and the peak is read from the code that Inductor
+    generates for it; without it, and with `compiler="eager"`, the graph is the CPU's and the peak
+    the model's. The report says which.
 
     Args:
         model: the module, in train mode.
@@ -95,20 +102,48 @@ def plan(
         verbose=verbose,
         spec=spec,
     ).of(model)
-    faker = Faker(home)
-    twin = faker.model(model)
-    fakes, fake_keywords = faker.values(inputs), faker.values(dict(keywords))
-    resident = resident_of_twin(twin, (fakes, fake_keywords), model, optimizer, home)
     offline = Offline(curve, time_limit / 3)
-    steps = Steps(options, replans=REPLANS, offline=offline)
-    session = Session(steps, lambda _: resident)
-    _run(session, faker, twin, fakes, fake_keywords)
-    session.settle()
+    given = (model, (inputs, dict(keywords)), optimizer, home, offline)
+    try:
+        session = _planned(options, *given)
+    except ApartError as error:
+        why = f"No code for {spec and spec.name} can be generated here: {error}"
+        warnings.warn(f"autoremat: {why} {COARSER}", stacklevel=users_level())
+        session = _planned(options.without_code(), *given)
     report = session.report()
     _require_planned(report)
     if save_to is not None:
         write(session.stored_plan(), save_to)
     return report
+
+
+def _planned(
+    options: Options,
+    model: nn.Module,
+    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    optimizer: torch.optim.Optimizer | None,
+    home: torch.device,
+    offline: Offline,
+) -> Session:
+    """Whoever has planned the step.
+
+    Raises:
+        ApartError: if no code can be generated for a GPU that is not here.
+    """
+    faker = Faker(home)
+    twin, (fakes, fake_keywords) = faker.model(model), faker.values(inputs)
+    resident = resident_of_twin(twin, (fakes, fake_keywords), model, optimizer, home)
+    if options.setting.stands_in:
+        there = Faker(DEVICE)
+        seen = there.model(model), there.values(inputs)
+        resident = with_libraries(
+            resident_of_twin(*seen, model, optimizer, DEVICE), options.setting.spec
+        )
+    steps = Steps(options, replans=REPLANS, offline=offline)
+    session = Session(steps, lambda _: resident)
+    _run(session, faker, twin, fakes, fake_keywords)
+    session.settle()
+    return session
 
 
 @with_stack_room
@@ -127,7 +162,7 @@ def _run(
         with session.progress, faker.mode, torch.enable_grad(), eager:
             session.progress.stage("trace")
             call(*inputs, **keywords)
-    except InfeasibleBudget:
+    except (InfeasibleBudget, ApartError):
         raise
     except _torch.DataDependentOutput as error:
         # What code between graphs reads from a tensor is not known; the graphs so far are.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from autoremat._torch.running import *  # noqa: F403
     from autoremat._torch.scheduling import *  # noqa: F403
     from autoremat._torch.spreading import *  # noqa: F403
+    from autoremat._torch.standing_in import *  # noqa: F403
 
 MODULES = (
     *("running", "owned", "ambient", "checkpoints", "spreading", "meta"),
@@ -38,6 +39,7 @@ MODULES = (
         "scheduling",
         "kernels",
         "code_cache",
+        "standing_in",
     ),
 )
 """In the order in which a name is looked for: what imports least comes first."""

@@ -19,6 +19,7 @@ from autoremat.ask.budget import Budget, budget_argument
 from autoremat.ask.free import auto_nbytes, less_reserve
 from autoremat.ask.steering import Steering, parse_steering
 from autoremat.cost.device_specs import DeviceSpec
+from autoremat.elsewhere.present import can_generate_for_gpus
 from autoremat.graph.devices import device_name, device_nbytes
 from autoremat.graph.dropout_policy import DropoutPolicy, parse_dropout
 from autoremat.graph.random_draws import Replays, replays, safe_policy
@@ -39,6 +40,7 @@ class Setting:
         steering: strategy, constraints, stored plan.
         time_limit_s: for the choice of a plan, per graph.
         strict: raise where a graph cannot be planned, or a certificate does not hold.
+        generates: whether code may be generated for a device that is not here.
     """
 
     compiler: str = "inductor"
@@ -47,11 +49,18 @@ class Setting:
     steering: Steering = field(default_factory=Steering)
     time_limit_s: float = 30.0
     strict: bool = False
+    generates: bool = True
 
     @property
     def reads_inductor(self) -> bool:
         """Whether peaks are read from the code that Inductor generates."""
-        return self.compiler == "inductor" and self.spec is None
+        return self.compiler == "inductor" and (self.spec is None or self.stands_in)
+
+    @property
+    def stands_in(self) -> bool:
+        """Whether a graph is taken for one of a GPU that is not here, down to its code."""
+        may = self.compiler == "inductor" and self.spec is not None and self.generates
+        return may and can_generate_for_gpus()
 
     def replays(self, device: torch.device) -> Replays:
         """How draws may be repeated in the graphs."""
@@ -157,6 +166,10 @@ class Options:
             "time_limit": f"{setting.time_limit_s:g}",
             "tune": str(self.tune),
         }
+
+    def without_code(self) -> Options:
+        """The same, for a device that is not here by its data sheet alone."""
+        return replace(self, setting=replace(self.setting, generates=False))
 
     def on(self, device: torch.device) -> Options:
         """The same, what a device has free being a number of bytes from now on.

@@ -137,7 +137,15 @@ def _compiler() -> str:
             "Inductor needs a C++ compiler on the CPU: install g++ or clang++, or set CXX; until "
             'then use compiler="eager".'
         )
-    return found
+    if _has_triton():
+        return f"{found}; triton {importlib.metadata.version('triton')}, for GPUs that are not here"
+    return f"{found}; without triton, which plans for GPUs that are not here are read with"
+
+
+def _has_triton() -> bool:
+    from autoremat import _torch
+
+    return _torch.has_triton_package()
 
 
 def _cache() -> str:

@@ -21,7 +21,27 @@ MATMUL_SHARE = 0.6  # of the data sheet's matrix throughput, for large products
 LAUNCH_US = 4.0
 
 _GIB = 1 << 30
+_KIB, _MIB = 1 << 10, 1 << 20
 _NARROW = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """What code is generated for [CUDAGuide], by compute capability, and how much of it there is.
+
+    Attributes:
+        capability: major and minor compute capability.
+        multiprocessors: how many the product has.
+        shared_nbytes: shared memory that a block may opt in to.
+        threads: that one multiprocessor holds.
+        cache_nbytes: of the second level.
+    """
+
+    capability: tuple[int, int]
+    multiprocessors: int
+    shared_nbytes: int
+    threads: int
+    cache_nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +54,7 @@ class DeviceSpec:
         bandwidth_gbps: of its memory, 10^9 bytes per second.
         narrow_tflops: matrix products in bfloat16 or float16, with tensor cores.
         float32_tflops: matrix products in float32, without TF32, which torch leaves off.
+        chip: what code is generated for.
     """
 
     name: str
@@ -41,6 +62,7 @@ class DeviceSpec:
     bandwidth_gbps: float
     narrow_tflops: float
     float32_tflops: float
+    chip: Chip
 
     def ceilings(self, dtype: torch.dtype) -> DeviceCeilings:
         """What estimates of operations on this type are bounded by."""
@@ -53,20 +75,83 @@ class DeviceSpec:
 
 
 SPECS = (
-    DeviceSpec("NVIDIA T4 16GB", 15 * _GIB, 320, 65, 8.1),
-    DeviceSpec("NVIDIA V100 16GB", 16 * _GIB, 900, 125, 15.7),
-    DeviceSpec("NVIDIA V100 32GB", 32 * _GIB, 900, 125, 15.7),
-    DeviceSpec("NVIDIA A10 24GB", 22 * _GIB, 600, 125, 31.2),
-    DeviceSpec("NVIDIA A100 40GB", 39 * _GIB, 1555, 312, 19.5),
-    DeviceSpec("NVIDIA A100 80GB", 79 * _GIB, 2039, 312, 19.5),
-    DeviceSpec("NVIDIA L4 24GB", 22 * _GIB, 300, 121, 30.3),
-    DeviceSpec("NVIDIA L40S 48GB", 44 * _GIB, 864, 362, 91.6),
-    DeviceSpec("NVIDIA RTX 3090 24GB", 23 * _GIB, 936, 71, 35.6),
-    DeviceSpec("NVIDIA RTX 4090 24GB", 23 * _GIB, 1008, 165, 82.6),
-    DeviceSpec("NVIDIA RTX 5090 32GB", 31 * _GIB, 1792, 210, 104.8),
-    DeviceSpec("NVIDIA H100 80GB", 79 * _GIB, 3350, 989, 67),
-    DeviceSpec("NVIDIA H200 141GB", 139 * _GIB, 4800, 989, 67),
-    DeviceSpec("NVIDIA B200 180GB", 178 * _GIB, 7700, 2250, 75),
+    DeviceSpec(
+        "NVIDIA T4 16GB", 15 * _GIB, 320, 65, 8.1, Chip((7, 5), 40, 64 * _KIB, 1024, 4 * _MIB)
+    ),
+    DeviceSpec(
+        "NVIDIA V100 16GB", 16 * _GIB, 900, 125, 15.7, Chip((7, 0), 80, 96 * _KIB, 2048, 6 * _MIB)
+    ),
+    DeviceSpec(
+        "NVIDIA V100 32GB", 32 * _GIB, 900, 125, 15.7, Chip((7, 0), 80, 96 * _KIB, 2048, 6 * _MIB)
+    ),
+    DeviceSpec(
+        "NVIDIA A10 24GB", 22 * _GIB, 600, 125, 31.2, Chip((8, 6), 72, 99 * _KIB, 1536, 6 * _MIB)
+    ),
+    DeviceSpec(
+        "NVIDIA A100 40GB",
+        39 * _GIB,
+        1555,
+        312,
+        19.5,
+        Chip((8, 0), 108, 163 * _KIB, 2048, 40 * _MIB),
+    ),
+    DeviceSpec(
+        "NVIDIA A100 80GB",
+        79 * _GIB,
+        2039,
+        312,
+        19.5,
+        Chip((8, 0), 108, 163 * _KIB, 2048, 40 * _MIB),
+    ),
+    DeviceSpec(
+        "NVIDIA L4 24GB", 22 * _GIB, 300, 121, 30.3, Chip((8, 9), 58, 99 * _KIB, 1536, 48 * _MIB)
+    ),
+    DeviceSpec(
+        "NVIDIA L40S 48GB", 44 * _GIB, 864, 362, 91.6, Chip((8, 9), 142, 99 * _KIB, 1536, 96 * _MIB)
+    ),
+    DeviceSpec(
+        "NVIDIA RTX 3090 24GB",
+        23 * _GIB,
+        936,
+        71,
+        35.6,
+        Chip((8, 6), 82, 99 * _KIB, 1536, 6 * _MIB),
+    ),
+    DeviceSpec(
+        "NVIDIA RTX 4090 24GB",
+        23 * _GIB,
+        1008,
+        165,
+        82.6,
+        Chip((8, 9), 128, 99 * _KIB, 1536, 72 * _MIB),
+    ),
+    DeviceSpec(
+        "NVIDIA RTX 5090 32GB",
+        31 * _GIB,
+        1792,
+        210,
+        104.8,
+        Chip((12, 0), 170, 99 * _KIB, 1536, 96 * _MIB),
+    ),
+    DeviceSpec(
+        "NVIDIA H100 80GB", 79 * _GIB, 3350, 989, 67, Chip((9, 0), 132, 227 * _KIB, 2048, 50 * _MIB)
+    ),
+    DeviceSpec(
+        "NVIDIA H200 141GB",
+        139 * _GIB,
+        4800,
+        989,
+        67,
+        Chip((9, 0), 132, 227 * _KIB, 2048, 50 * _MIB),
+    ),
+    DeviceSpec(
+        "NVIDIA B200 180GB",
+        178 * _GIB,
+        7700,
+        2250,
+        75,
+        Chip((10, 0), 148, 227 * _KIB, 2048, 126 * _MIB),
+    ),
 )
 """Memory is what the driver leaves of the nominal size, rounded down to whole GiB."""
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import torch
@@ -23,7 +24,11 @@ from torch import fx
 from autoremat import _torch
 from autoremat.cost.cache import Measured
 from autoremat.cost.calls import TensorSpec
+from autoremat.cost.device_specs import DeviceSpec
 from autoremat.cost.loop_times import loops_us
+from autoremat.elsewhere.apart import done_apart
+from autoremat.elsewhere.libraries import library_calls_elsewhere
+from autoremat.elsewhere.present import standing_in
 from autoremat.graph.joint_graph import copy_module
 from autoremat.inductor.fusion_limit import FusionLimit
 from autoremat.inductor.library_calls import library_calls, library_us
@@ -162,6 +167,7 @@ def generate(
     strides: Mapping[str, tuple[int, ...]] | None = None,
     static: Collection[str] = (),
     donated: Collection[str] = (),
+    elsewhere: DeviceSpec | None = None,
 ) -> Generated:
     """The wrapper that Inductor generates for a module, read.
 
@@ -175,10 +181,45 @@ def generate(
         strides: how inputs really lie, where that is known.
         static: inputs of a forward that stay at one address; of a backward, all that is saved does.
         donated: inputs that the code may overwrite once nobody reads them any more.
+        elsewhere: the device, if it is not here: then the code is generated in a process that takes
+            it for present, and what its libraries allocate inside is by their sources.
 
     Raises:
         WrapperError: if the generated source cannot be followed.
+        ApartError: if no code is generated for a device that is not here.
     """
+    given: dict[str, Any] = {
+        "is_backward": is_backward,
+        "owned": owned,
+        "num_visible_outputs": num_visible_outputs,
+        "device": device,
+        "strides": strides,
+        "static": static,
+        "donated": donated,
+    }
+    if elsewhere is None:
+        return _generated(module, library_calls, **given)
+    return done_apart(functools.partial(_generated_for, elsewhere, module, **given))
+
+
+def _generated_for(spec: DeviceSpec, module: fx.GraphModule, **given: Any) -> Generated:
+    """The same in a process that does nothing else."""
+    with standing_in(spec):
+        return replace(_generated(module, library_calls_elsewhere, **given), time_us=None)
+
+
+def _generated(
+    module: fx.GraphModule,
+    library_calls: Callable[..., dict[str, Measured]],
+    *,
+    is_backward: bool,
+    owned: Mapping[str, tuple[int, int]],
+    num_visible_outputs: int,
+    device: torch.device,
+    strides: Mapping[str, tuple[int, ...]] | None,
+    static: Collection[str],
+    donated: Collection[str],
+) -> Generated:
     module = copy_module(module)
     placeholders = module.graph.find_nodes(op="placeholder")
     output = module.graph.output_node()

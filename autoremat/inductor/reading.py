@@ -48,6 +48,7 @@ def read_code(subject: Subject, forward: fx.GraphModule, backward: fx.GraphModul
         num_visible_outputs=joint.num_fwd_outputs,
         device=subject.device,
         static={node.name for node in joint.static_inputs},
+        elsewhere=subject.elsewhere,
     )
     results = _torch.arg_tree_leaves(*forward.graph.output_node().args)
     returned = first.memory.returned
@@ -73,6 +74,7 @@ def read_code(subject: Subject, forward: fx.GraphModule, backward: fx.GraphModul
         device=subject.device,
         strides=first.strides,
         donated=_torch.donated_inputs(forward, backward, num_fwd_outputs=joint.num_fwd_outputs),
+        elsewhere=subject.elsewhere,
     )
     held_nbytes = sum(held.values()) + shell.later_gradients_nbytes
     after = held_nbytes + second.memory.returned_nbytes + shell.optimizer_nbytes

@@ -17,6 +17,9 @@ import torch
 
 from autoremat import _torch
 
+# What allocators give is aligned; inputs that are not are copied, which nobody can foresee.
+_SAME_MEMORY = ("reinterpret_tensor", "alias_tensor", "copy_if_misaligned")
+
 
 class WrapperError(ValueError):
     """The source is not a wrapper that this module can follow. The message says where."""
@@ -147,8 +150,10 @@ class _Reader:
             ):
                 inside = self._storages[source]
                 self._bind(name, (inside[index],) if index < len(inside) else inside)
+            case ast.Call(func=ast.Name(id="get_raw_stream")):
+                pass  # a number; what was called so is none of ours
             case ast.Call(func=ast.Name(id=function), args=[ast.Name(id=source), *_]) if (
-                function in ("reinterpret_tensor", "alias_tensor")
+                function in _SAME_MEMORY
                 or (source in self._storages and function.startswith("as_strided"))
             ):
                 self._bind(name, self._storages.get(source, ()))

@@ -10,6 +10,7 @@ from torch import fx
 
 from autoremat import _torch
 from autoremat.ask.plan_file import NodeRecord
+from autoremat.elsewhere.present import how_planned
 from autoremat.graph.joint_graph import JointGraph
 from autoremat.problem.subject import Subject
 
@@ -26,7 +27,8 @@ def operations(joint: JointGraph) -> tuple[tuple[str, str, tuple[str, ...]], ...
 
 def in_words(subject: Subject) -> str:
     """All that a plan of a graph, and its peak, depend on beside what is asked of it."""
-    return repr((fingerprint(subject.joint), subject.lowered.problem))
+    there = subject.elsewhere and how_planned(subject.elsewhere, from_code=True)
+    return repr((fingerprint(subject.joint), subject.lowered.problem, there))
 
 
 def _record(node: fx.Node) -> NodeRecord:

@@ -94,7 +94,8 @@ def state(
     lowered = lower(graph.joint, graph.storages, constraints, costs, shell, inlined=inlined)
     if setting.compiler != "eager":
         lowered = with_laid_out_inputs(as_loops(lowered), graph.joint)
-    return Subject(graph.joint, constraints, lowered, graph.device, costs)
+    elsewhere = setting.spec if setting.stands_in else None
+    return Subject(graph.joint, constraints, lowered, graph.device, costs, elsewhere)
 
 
 def choose(

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from autoremat.cost.calls import OpCost
+from autoremat.cost.device_specs import DeviceSpec
 from autoremat.graph.constraints import Constraints
 from autoremat.graph.joint_graph import JointGraph
 from autoremat.problem.lower import Lowered
@@ -28,6 +29,7 @@ class Subject:
         lowered: its operations in their shell.
         device: where they run.
         costs: time and workspace of each operation.
+        elsewhere: the device that they run on, if it is not here.
     """
 
     joint: JointGraph
@@ -35,6 +37,7 @@ class Subject:
     lowered: Lowered
     device: torch.device
     costs: Mapping[fx.Node, OpCost]
+    elsewhere: DeviceSpec | None = None
 
 
 class Peaks(NamedTuple):

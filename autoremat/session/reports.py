@@ -10,7 +10,9 @@ from dataclasses import replace
 
 import torch
 
+from autoremat.ask.options import Setting
 from autoremat.ask.plan_file import StoredPlan
+from autoremat.elsewhere.present import how_planned
 from autoremat.explain.environment import environment_facts
 from autoremat.explain.graph_report import explain
 from autoremat.memory.residents import resident_of_step
@@ -21,7 +23,7 @@ from autoremat.problem.subject import Subject
 from autoremat.reporting import LEFT_OUT, Fact, GraphReport, Report
 from autoremat.session.steps import Steps
 
-COMPILES, TUNED = "Compiles", "Tuned"  # names of facts
+COMPILES, TUNED, PLANNED_FOR = "Compiles", "Tuned", "Planned for"  # names of facts
 
 
 def report_of(steps: Steps, measured_peak_nbytes: int | None, *, reads: bool = True) -> Report:
@@ -43,6 +45,7 @@ def report_of(steps: Steps, measured_peak_nbytes: int | None, *, reads: bool = T
         curve=curve.points,
         facts=(
             *environment_facts(steps.device),
+            *_elsewhere(setting),
             *_compiles(steps),
             *([Fact(TUNED, steps.tuned)] if steps.tuned else []),
             *(Fact(LEFT_OUT, sentence) for sentence in curve.left_out),
@@ -50,6 +53,12 @@ def report_of(steps: Steps, measured_peak_nbytes: int | None, *, reads: bool = T
         optimizer=steps.resident.optimizer,
         eager_peak_nbytes=_eager_peak_nbytes(steps),
     )
+
+
+def _elsewhere(setting: Setting) -> Iterator[Fact]:
+    """What a plan for a device that is not here was made from."""
+    if setting.spec is not None:
+        yield Fact(PLANNED_FOR, how_planned(setting.spec, from_code=setting.stands_in))
 
 
 def stored_plan_of(steps: Steps, *, instead: Mapping[str, Part]) -> StoredPlan:

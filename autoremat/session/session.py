@@ -22,6 +22,10 @@ from torch import fx
 from autoremat import _torch
 from autoremat.ask.plan_file import StoredPlan
 from autoremat.call_stack import users_level, with_stack_room
+from autoremat.elsewhere.apart import ApartError
+from autoremat.elsewhere.attention import with_attention_of
+from autoremat.elsewhere.moved import moved_to
+from autoremat.elsewhere.present import DEVICE
 from autoremat.emit.op_by_op import compile_eager
 from autoremat.emit.planned_graph import PlannedGraph, fingerprint
 from autoremat.emit.split import PartitionError
@@ -176,6 +180,7 @@ class Session:
             FallbackError,
             FallbackWarning,
             OverBudgetWarning,
+            ApartError,
             torch.OutOfMemoryError,
         ) as error:
             raise _torch.passing_through(error) from None
@@ -323,6 +328,8 @@ class Session:
             question: as for `compile_with_partition`.
         """
         write_out_regions(module)
+        if self._setting.stands_in and self._setting.spec is not None:
+            with_attention_of(module, self._setting.spec.chip.capability)
         if self._setting.compiler == "eager":
             backend = _torch.aot_autograd(
                 fw_compiler=executor,
@@ -368,8 +375,9 @@ class Session:
                 return self.torch_partition(untouched, joint_inputs, num_fwd_outputs)
             if not joint_inputs:
                 raise Unplannable("AR103")
-            planned = self._plan(module, num_fwd_outputs, static_lifetime_input_indices)
-        except (InfeasibleBudget, SteeringError, torch.OutOfMemoryError):
+            seen = moved_to(module, DEVICE) if self._setting.stands_in else module
+            planned = self._plan(seen, num_fwd_outputs, static_lifetime_input_indices)
+        except (InfeasibleBudget, SteeringError, ApartError, torch.OutOfMemoryError):
             raise
         except Unplannable as reason:
             self.told.fall_back(reason.code, graph=self._graph_name(), **reason.facts)
@@ -382,7 +390,8 @@ class Session:
             self.told.warn_if_due()
             self._fingerprints[self._graph_name()] = known = fingerprint(untouched)
             self._planned[known].append(planned.copied())
-            return planned.forward, planned.backward
+            if not self._setting.stands_in:
+                return planned.forward, planned.backward
         return self.torch_partition(untouched, joint_inputs, num_fwd_outputs)
 
     def torch_partition(

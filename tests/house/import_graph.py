@@ -16,7 +16,17 @@ ROOT = Path(__file__).parents[2]
 ROOMS = {
     "autoremat": (
         *("_torch", "units", "call_stack", "kept", "progress"),
-        *("reporting", "errors", "fallbacks", "ranks", "memory", "cost", "graph", "ask"),
+        *(
+            "reporting",
+            "errors",
+            "fallbacks",
+            "ranks",
+            "memory",
+            "cost",
+            "graph",
+            "elsewhere",
+            "ask",
+        ),
         *("problem", "emit", "inductor", "planning", "torchtitan", "explain", "watch", "session"),
         *(
             "backend",

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch._functorch import partitioners
 from torch._library.fake_class_registry import FakeScriptObject
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _triton
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from autoremat import _torch
@@ -1735,6 +1736,27 @@ def test_active_replica_and_is_replica(tmp_path: Path):
     assert seen == [model]
     assert _torch.active_replica() is None
     assert (_torch.is_replica(model), _torch.is_replica(inner)) == (True, False)
+
+
+@pytest.mark.skipif(not _torch.has_triton_package(), reason="needs triton")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_gpu_standing_in():
+    """Inside, torch and triton have the GPU; outside, what they knew before."""
+    from triton.runtime import driver
+
+    hopper = {"capability": (9, 0), "multiprocessors": 132, "memory_nbytes": 80 << 30}
+    rest = {"shared_nbytes": 227 << 10, "threads": 2048, "cache_nbytes": 50 << 20}
+    invert = torch.Tensor.__invert__
+    assert not _triton.has_triton()
+    with _torch.gpu_standing_in(name="H100", **hopper, **rest):
+        assert torch.cuda.get_device_capability() == (9, 0)
+        assert driver.active.get_current_target().arch == 90
+        assert _triton.has_triton()
+        with FakeTensorMode():
+            assert (~torch.empty(2, dtype=torch.bool, device="cuda")).device.type == "cuda"
+    assert not torch.cuda.is_available()
+    assert not _triton.has_triton()
+    assert torch.Tensor.__invert__ is invert
 
 
 @pytest.mark.usefixtures("two_processes")

@@ -1,0 +1,201 @@
+"""A GPU that is not here, as far as tracing and Inductor's code generation ask for it.
+
+Enters: what is known of the GPU. Leaves: a context in which torch and triton answer as if it were
+here. Guarantees: nothing runs on it, nothing is compiled, and when the context closes every name
+stands as it stood and every answer that torch has remembered meanwhile is forgotten. It holds for
+the whole process, so it is opened in one that does nothing else (`elsewhere.apart`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._dynamo.device_interface
+import torch.cuda.random
+from torch._inductor import utils as inductor_utils
+from torch._inductor.runtime.hints import DeviceProperties
+from torch.utils import _triton
+
+__all__ = ["gpu_standing_in", "has_triton_package"]
+
+_WARP = 32
+_CUDA = "13.0"  # of the runtime that is pretended
+
+
+def has_triton_package() -> bool:
+    """Whether triton is installed, which writes a GPU's kernels; it is not imported for that."""
+    return importlib.util.find_spec("triton") is not None
+
+
+@contextlib.contextmanager
+def gpu_standing_in(
+    *,
+    name: str,
+    capability: tuple[int, int],
+    multiprocessors: int,
+    memory_nbytes: int,
+    shared_nbytes: int,
+    threads: int,
+    cache_nbytes: int,
+) -> Iterator[None]:
+    """While open, torch and triton are told of this GPU.
+
+    Args:
+        name: as torch would give it.
+        capability: major and minor.
+        multiprocessors: how many.
+        memory_nbytes: of the device.
+        shared_nbytes: shared memory that a block may opt in to.
+        threads: that one multiprocessor holds.
+        cache_nbytes: of the second level.
+
+    Raises:
+        ImportError: if triton is not installed, or is one that torch cannot be used with.
+    """
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    major, minor = capability
+    properties = SimpleNamespace(
+        name=name,
+        major=major,
+        minor=minor,
+        multi_processor_count=multiprocessors,
+        total_memory=memory_nbytes,
+        warp_size=_WARP,
+        max_threads_per_multi_processor=threads,
+        max_threads_per_block=1024,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_block=49152,
+        shared_memory_per_block_optin=shared_nbytes,
+        shared_memory_per_multiprocessor=shared_nbytes + 1024,
+        L2_cache_size=cache_nbytes,
+        gcnArchName="",
+        is_integrated=0,
+    )
+    device = torch.device("cuda", 0)
+    active = SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", 10 * major + minor, _WARP),
+        get_current_device=lambda: 0,
+        get_active_torch_device=lambda: device,
+    )
+    answers = {
+        "is_available": lambda: True,
+        "_is_compiled": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "_exchange_device": lambda *_: 0,
+        "_maybe_exchange_device": lambda *_: 0,
+        "set_device": lambda *_: None,
+        "_lazy_init": lambda: None,
+        "synchronize": lambda *_: None,
+        "get_device_properties": lambda *_: properties,
+        "get_device_capability": lambda *_: capability,
+        "get_device_name": lambda *_: name,
+        "current_stream": lambda *_: SimpleNamespace(cuda_stream=0),
+        "is_bf16_supported": lambda *_, **__: major >= 8,
+        "get_rng_state": _no_state,
+        "set_rng_state": lambda *_: None,
+    }
+    interface = torch._dynamo.device_interface.CudaInterface
+    of_interface = {
+        "get_device_properties": staticmethod(lambda *_: properties),
+        "is_available": staticmethod(lambda: True),
+        "get_compute_capability": staticmethod(lambda *_: 10 * major + minor),
+        "current_device": staticmethod(lambda: 0),
+        "device_count": staticmethod(lambda: 1),
+        "exchange_device": staticmethod(lambda *_: 0),
+        "maybe_exchange_device": staticmethod(lambda *_: 0),
+        "set_device": staticmethod(lambda *_: None),
+        "synchronize": staticmethod(lambda *_: None),
+        "is_bf16_supported": staticmethod(lambda *_, **__: major >= 8),
+    }
+    of_worker = {
+        "get_device_properties": staticmethod(lambda *_: properties),
+        "current_device": staticmethod(lambda: 0),
+        "set_device": staticmethod(lambda *_: None),
+    }
+    with contextlib.ExitStack() as stack:
+        stack.callback(_forget_answers)
+
+        def replace(owner: Any, found: dict[str, Any]) -> None:
+            for key, value in found.items():
+                if hasattr(owner, key):
+                    stack.enter_context(mock.patch.object(owner, key, value))
+
+        replace(torch.cuda, answers)
+        replace(
+            torch.cuda.random, {key: answers[key] for key in ("get_rng_state", "set_rng_state")}
+        )
+        replace(interface, of_interface)
+        replace(interface.Worker, of_worker)
+        replace(torch.version, {"cuda": _CUDA})
+        replace(torch.Tensor, _UNGUARDED)
+        replace(_triton, {"triton_hash_with_backend": lambda: name})
+        stream = mock.patch.object(
+            torch._C, "_cuda_getCurrentRawStream", create=True, return_value=0
+        )
+        stack.enter_context(stream)
+        previous = getattr(driver, "_active", None)
+        driver.set_active(active)
+        stack.callback(setattr, driver, "_active", previous)
+        _forget_answers()
+        yield
+
+
+# Methods that a build without CUDA cannot begin, since they switch to the tensor's device before
+# they dispatch; by the operator they do not.
+_UNGUARDED = {
+    "__invert__": lambda self: torch.bitwise_not(self),
+    "copy_": lambda self, source, non_blocking=False: torch.ops.aten.copy_.default(
+        self, source, non_blocking
+    ),
+    "contiguous": lambda self, memory_format=torch.contiguous_format: (
+        torch.ops.aten.contiguous.default(self, memory_format=memory_format)
+    ),
+}
+
+
+def _no_state(*_: Any) -> torch.Tensor:
+    return torch.zeros(16, dtype=torch.uint8)
+
+
+def _forget_answers() -> None:
+    """What torch has remembered of the devices that it has found."""
+    for owner in (_triton, inductor_utils):
+        for name in _REMEMBERED:
+            _forget(getattr(owner, name, None))
+    _forget(DeviceProperties.create)
+
+
+def _forget(function: Callable[..., Any] | None) -> None:
+    clear = getattr(function, "cache_clear", None)
+    if clear is not None:
+        clear()
+
+
+_REMEMBERED = (
+    "has_triton",
+    "has_triton_tma",
+    "has_triton_tma_device",
+    "has_triton_stable_tma_api",
+    "has_triton_experimental_host_tma",
+    "has_triton_tensor_descriptor_host_tma",
+    "has_datacenter_blackwell_tma_device",
+    "_device_supports_tma",
+    "triton_backend",
+    "triton_hash_with_backend",
+    "get_gpu_type",
+    "is_big_gpu",
+    "get_max_num_sms",
+    "using_b200",
+    "get_device_tflops",
+    "get_gpu_dram_gbps",
+)

@@ -1,0 +1,59 @@
+"""A GPU that is not here, taken for present: in a process that does nothing else.
+
+Enters: its data sheet. Leaves: a context in which torch traces and Inductor generates for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+from collections.abc import Iterator
+
+import torch
+
+from autoremat import _torch
+from autoremat.cost.device_specs import DeviceSpec
+from autoremat.elsewhere.apart import can_fork
+
+DEVICE = torch.device("cuda", 0)
+"""Where values seem to be."""
+
+COARSER = (
+    "The plan is coarser: its graph is the CPU's, attention included, and its peak is the model's, "
+    "not that of generated code."
+)
+
+
+def can_generate_for_gpus() -> bool:
+    """Whether code can be generated here for a GPU that is not: triton writes its kernels."""
+    return _torch.has_triton_package() and can_fork()
+
+
+def how_planned(spec: DeviceSpec, *, from_code: bool) -> str:
+    """What a plan for a GPU that is not here was made from, for a report."""
+    if not from_code:
+        remedy = "" if can_generate_for_gpus() else ' With "autoremat[gpu]" its code can be read.'
+        return f"{spec.name} is not here. {COARSER}{remedy}"
+    major, minor = spec.chip.capability
+    triton = importlib.metadata.version("triton")
+    return (
+        f"{spec.name} is not here. Attention is what torch takes there; the peak is read from the "
+        f"code that Inductor generates for compute capability {major}.{minor} (triton {triton}), "
+        "what libraries take by their sources; times are estimated by the data sheet."
+    )
+
+
+@contextlib.contextmanager
+def standing_in(spec: DeviceSpec) -> Iterator[None]:
+    """While open, torch takes the GPU for present."""
+    chip = spec.chip
+    with _torch.gpu_standing_in(
+        name=spec.name,
+        capability=chip.capability,
+        multiprocessors=chip.multiprocessors,
+        memory_nbytes=spec.memory_nbytes,
+        shared_nbytes=chip.shared_nbytes,
+        threads=chip.threads,
+        cache_nbytes=chip.cache_nbytes,
+    ):
+        yield
