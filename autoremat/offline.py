@@ -7,6 +7,7 @@ plan is the one that `optimize` makes, since the same stages make it.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -157,9 +158,11 @@ def _run(
     """One forward on fakes: every graph that it reaches is handed to the session."""
     call = _torch.compile_apart(with_own_code(_torch.own_call(twin)), session.compile)
     session.steps.begin()
+    stands_in = session.options.setting.stands_in
+    autocast = _torch.autocast_on_cpu() if stands_in else contextlib.nullcontext()
     try:
         eager = eager_recurrent_layers(twin, session.steps.leave_layer_eager)
-        with session.progress, faker.mode, torch.enable_grad(), eager:
+        with session.progress, faker.mode, torch.enable_grad(), eager, autocast:
             session.progress.stage("trace")
             call(*inputs, **keywords)
     except (InfeasibleBudget, ApartError):

@@ -22,7 +22,7 @@ from torch._inductor import utils as inductor_utils
 from torch._inductor.runtime.hints import DeviceProperties
 from torch.utils import _triton
 
-__all__ = ["gpu_standing_in", "has_triton_package"]
+__all__ = ["autocast_on_cpu", "gpu_standing_in", "has_triton_package"]
 
 _WARP = 32
 _CUDA = "13.0"  # of the runtime that is pretended
@@ -31,6 +31,20 @@ _CUDA = "13.0"  # of the runtime that is pretended
 def has_triton_package() -> bool:
     """Whether triton is installed, which writes a GPU's kernels; it is not imported for that."""
     return importlib.util.find_spec("triton") is not None
+
+
+@contextlib.contextmanager
+def autocast_on_cpu() -> Iterator[None]:
+    """While open, graphs that are traced enter autocast for the CPU where they say CUDA."""
+    enter = torch.amp._enter_autocast
+
+    def _enter_autocast(device: str, dtype: torch.dtype | None = None, *rest: Any) -> Any:
+        if device != "cuda":
+            return enter(device, dtype, *rest)
+        return enter("cpu", torch.get_autocast_dtype(device) if dtype is None else dtype, *rest)
+
+    with mock.patch.object(torch.amp, "_enter_autocast", _enter_autocast):
+        yield
 
 
 @contextlib.contextmanager
@@ -138,6 +152,7 @@ def gpu_standing_in(
         replace(interface.Worker, of_worker)
         replace(torch.version, {"cuda": _CUDA})
         replace(torch.Tensor, _UNGUARDED)
+        replace(torch._C, _CONVOLUTIONS)
         replace(_triton, {"triton_hash_with_backend": lambda: name})
         stream = mock.patch.object(
             torch._C, "_cuda_getCurrentRawStream", create=True, return_value=0
@@ -161,6 +176,21 @@ _UNGUARDED = {
         torch.ops.aten.contiguous.default(self, memory_format=memory_format)
     ),
 }
+
+
+def _layout_of_convolution(
+    given: torch.Tensor, weight: torch.Tensor, _backend: Any
+) -> torch.memory_format:
+    """As cuDNN lays out its result: as one of its inputs lies, if that has channels last."""
+    last = torch.channels_last if given.dim() == 4 else torch.channels_last_3d
+    tensors = (given, weight) if given.dim() in (4, 5) else ()
+    if any(tensor.is_contiguous(memory_format=last) for tensor in tensors):
+        return last
+    return torch.contiguous_format
+
+
+# How a fake convolution lies, which is asked of a build that has no cuDNN.
+_CONVOLUTIONS = {"_conv_determine_backend_memory_format": _layout_of_convolution}
 
 
 def _no_state(*_: Any) -> torch.Tensor:

@@ -10,14 +10,17 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import select
 import signal
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from typing import BinaryIO, NoReturn, TypeVar
 
 T = TypeVar("T")
+_AT_ONCE = 1 << 20  # bytes that are read from a pipe
 
 
 class ApartError(RuntimeError):
@@ -29,15 +32,20 @@ def can_fork() -> bool:
     return hasattr(os, "fork") and sys.platform != "darwin"  # whose frameworks do not survive one
 
 
-def done_apart(function: Callable[[], T]) -> T:
+def done_apart(function: Callable[[], T], *, limit_s: float = 600.0) -> T:
     """What a function returns in a fork of this process, whose only thread is this one.
 
+    Args:
+        function: what is done.
+        limit_s: seconds after which it is ended.
+
     Raises:
-        ApartError: if it raises, returns what cannot be pickled, or ends its process.
+        ApartError: if it raises, returns what cannot be pickled, ends its process, or is too slow.
     """
     reader, writer = os.pipe()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
     with warnings.catch_warnings():
         # Threads hold no lock that the child needs: it traces and writes text, in one thread.
         warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork")
@@ -46,15 +54,17 @@ def done_apart(function: Callable[[], T]) -> T:
         os.close(reader)
         _serve(function, writer)
     os.close(writer)
+    status = 0
     try:
         with open(reader, "rb") as pipe:
-            sent = pipe.read()
-    except BaseException:  # Ctrl-C: nobody waits for the child any more
+            sent = _received(pipe, limit_s)
+    except BaseException:  # too late, or Ctrl-C: nobody waits for the child any more
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
         raise
     finally:
-        _, status = os.waitpid(child, 0)
+        with contextlib.suppress(ChildProcessError):  # where nobody is told of children's ends
+            _, status = os.waitpid(child, 0)
     if not sent:
         code = os.waitstatus_to_exitcode(status)
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
@@ -64,6 +74,18 @@ def done_apart(function: Callable[[], T]) -> T:
         raise ApartError(failed)
     result: T = found
     return result
+
+
+def _received(pipe: BinaryIO, limit_s: float) -> bytes:
+    """All that is sent, until the other end closes."""
+    deadline = time.monotonic() + limit_s
+    found: list[bytes] = []
+    while select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        part = os.read(pipe.fileno(), _AT_ONCE)
+        if not part:
+            return b"".join(found)
+        found.append(part)
+    raise ApartError(f"It had no result after {limit_s:.0f} s.")
 
 
 def _serve(function: Callable[[], object], writer: int) -> NoReturn:

@@ -2,7 +2,8 @@
 
 Enters: a Dynamo graph and the GPU's compute capability. Leaves: the same graph, in which each
 `scaled_dot_product_attention` calls the operator that torch takes on that GPU for these types,
-sizes and masks: cuDNN's, flash, memory-efficient, or products and a softmax. The rules are those of
+sizes and masks: cuDNN's, flash, memory-efficient, or products and a softmax, under autocast for
+CUDA where the model asks for that. The rules are those of
 torch 2.13 (`aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`: `priority_order`, `can_use_*`;
 `attention.cpp`: what is padded and expanded before a kernel), for dense tensors. What depends on
 the build is as in torch's own wheels: flash and cuDNN are compiled in, cuDNN is newer than 9.15.
@@ -22,7 +23,7 @@ aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
 _OLDEST, _NEWEST = (8, 0), (12, 1)  # compute capabilities of the flash and the cuDNN kernels
 _PREFERS_CUDNN = (9, 10)  # major ones
-_CUDNN_HEAD_DIM = 128
+_CUDNN_HEAD_DIM, _CUDNN_MIXED_HEAD_DIMS = 128, (192, 128)
 _FLASH_HEAD_DIM = 256
 _SMALL_SHARED_MEMORY = (((8, 6), (8, 9)), ((12, 0), (12, 1)))
 _SMALL_HEAD_DIM, _LARGE_HEAD_DIM = 192, 224  # between them flash has no backward there
@@ -52,12 +53,19 @@ def _attention_on(capability: tuple[int, int]) -> Callable[..., Tensor]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
+        place = query.device.type
+        if torch.is_autocast_enabled(place):  # as it is for the operator itself
+            narrow = torch.get_autocast_dtype(place)
+            query, key, value = query.to(narrow), key.to(narrow), value.to(narrow)
+            if attn_mask is not None and attn_mask.is_floating_point():
+                attn_mask = attn_mask.to(narrow)
         if attn_mask is not None and attn_mask.dtype is torch.bool:
-            zero = torch.zeros((), dtype=query.dtype, device=query.device)
-            attn_mask = torch.where(attn_mask, zero, -math.inf)
+            least = torch.scalar_tensor(-math.inf, dtype=query.dtype, device=query.device)
+            attn_mask = torch.where(attn_mask, 0.0, least)
         given = (query, key, value, attn_mask, dropout_p, is_causal)
         kernel = attention_kernel(capability, *given, enable_gqa=enable_gqa)
-        return _KERNELS[kernel](*given, scale, enable_gqa)
+        with torch.autocast(place, enabled=False):
+            return _KERNELS[kernel](*given, scale, enable_gqa)
 
     return scaled_dot_product_attention
 
@@ -100,21 +108,24 @@ def _can_cudnn(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    _mask: Tensor | None,
+    mask: Tensor | None,
     dropout_p: float,
     _is_causal: bool,
     enable_gqa: bool,
 ) -> bool:
     sizes = (query.shape[-1], value.shape[-1])
+    may_vary = torch.is_deterministic_algorithms_warn_only_enabled()
+    is_mixed = capability[0] in _PREFERS_CUDNN and sizes == _CUDNN_MIXED_HEAD_DIMS
     return (
         torch.backends.cuda.cudnn_sdp_enabled()
-        and not torch.are_deterministic_algorithms_enabled()
+        and (may_vary or not torch.are_deterministic_algorithms_enabled())
+        and (mask is None or (mask.dim() in (2, 4) and not mask.requires_grad))
         and _is_narrow(capability, query, key, value)
         and _OLDEST <= capability <= _NEWEST
         and (dropout_p * _DROPOUT_STEPS).is_integer()
         and _has_heads(query, key, value, enable_gqa)
         and _lies_row_by_row(query, key, value)
-        and all(size <= _CUDNN_HEAD_DIM and size % 8 == 0 for size in sizes)
+        and (is_mixed or all(size <= _CUDNN_HEAD_DIM and size % 8 == 0 for size in sizes))
         and key.shape[-2] != 1
         and not (dropout_p and query.shape[-2] == 1)
     )
@@ -156,7 +167,7 @@ def _can_efficient(
     _mask: Tensor | None,
     _dropout_p: float,
     _is_causal: bool,
-    enable_gqa: bool,
+    _enable_gqa: bool,
 ) -> bool:
     types = (*_HALVES, torch.float32) if capability >= _OLDEST else (torch.float16, torch.float32)
     is_half = query.dtype in _HALVES
@@ -171,7 +182,7 @@ def _can_efficient(
         and query.shape[-1] == key.shape[-1]
         and query.shape[-1] % alignment == 0
         and value.shape[-1] % alignment == 0
-        and _has_heads(query, key, value, enable_gqa)
+        and _has_heads(query, key, value, enable_gqa=False)
         and all(t.stride(-1) == 1 for t in (query, key, value))
     )
 
@@ -188,7 +199,7 @@ def _has_heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> b
     """Four dimensions, one batch, and as many heads, or a number that divides them."""
     if not query.dim() == key.dim() == value.dim() == 4:
         return False
-    if not query.shape[0] == key.shape[0] == value.shape[0] or 0 in (*query.shape, *key.shape):
+    if not query.shape[0] == key.shape[0] == value.shape[0] or 0 in (query.shape[2], key.shape[2]):
         return False
     heads = {tensor.shape[1] for tensor in (key, value)}
     if heads == {query.shape[1]}:

@@ -29,16 +29,20 @@ def can_generate_for_gpus() -> bool:
     return _torch.has_triton_package() and can_fork()
 
 
+def triton_version() -> str:
+    """Of what writes kernels; it decides what they are."""
+    return importlib.metadata.version("triton")
+
+
 def how_planned(spec: DeviceSpec, *, from_code: bool) -> str:
     """What a plan for a GPU that is not here was made from, for a report."""
     if not from_code:
         remedy = "" if can_generate_for_gpus() else ' With "autoremat[gpu]" its code can be read.'
         return f"{spec.name} is not here. {COARSER}{remedy}"
-    major, minor = spec.chip.capability
-    triton = importlib.metadata.version("triton")
+    version, triton = "{}.{}".format(*spec.chip.capability), triton_version()
     return (
         f"{spec.name} is not here. Attention is what torch takes there; the peak is read from the "
-        f"code that Inductor generates for compute capability {major}.{minor} (triton {triton}), "
+        f"code that Inductor generates for compute capability {version} (triton {triton}), "
         "what libraries take by their sources; times are estimated by the data sheet."
     )
 

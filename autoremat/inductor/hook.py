@@ -204,6 +204,7 @@ def generate(
 
 def _generated_for(spec: DeviceSpec, module: fx.GraphModule, **given: Any) -> Generated:
     """The same in a process that does nothing else."""
+    torch.set_num_threads(1)  # a pool of threads is not there in a fork
     with standing_in(spec):
         return replace(_generated(module, library_calls_elsewhere, **given), time_us=None)
 

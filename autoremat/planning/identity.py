@@ -10,7 +10,7 @@ from torch import fx
 
 from autoremat import _torch
 from autoremat.ask.plan_file import NodeRecord
-from autoremat.elsewhere.present import how_planned
+from autoremat.elsewhere.present import triton_version
 from autoremat.graph.joint_graph import JointGraph
 from autoremat.problem.subject import Subject
 
@@ -27,7 +27,7 @@ def operations(joint: JointGraph) -> tuple[tuple[str, str, tuple[str, ...]], ...
 
 def in_words(subject: Subject) -> str:
     """All that a plan of a graph, and its peak, depend on beside what is asked of it."""
-    there = subject.elsewhere and how_planned(subject.elsewhere, from_code=True)
+    there = subject.elsewhere and (subject.elsewhere, triton_version())
     return repr((fingerprint(subject.joint), subject.lowered.problem, there))
 
 

@@ -437,7 +437,7 @@ class Session:
             try:
                 with self.progress, configured(self.options.inductor):
                     self._plan_anew()
-            except SteeringError:  # else other ranks would wait
+            except (SteeringError, ApartError):  # other ranks would wait; it is planned coarser
                 raise
             except Exception as error:  # the step can go on as it did
                 why = f"{type(error).__name__}: {error}"

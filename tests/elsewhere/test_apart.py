@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,12 @@ def ending() -> None:
 
 def aborting() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_who_is_too_slow_is_ended():
+    """Nobody waits for ever for a lock that was held when the process was forked."""
+    with pytest.raises(ApartError, match="no result after 0 s"):
+        done_apart(lambda: time.sleep(60), limit_s=0.1)
 
 
 @pytest.mark.parametrize(

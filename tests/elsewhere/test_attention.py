@@ -28,6 +28,7 @@ def kernel(capability: tuple[int, int], dtype: torch.dtype = BF16, **given: Any)
     return attention_kernel(capability, q, k, v, mask, dropout, given.pop("causal", True), **given)
 
 
+GROUPED = heads(FLOAT, count=2)
 MASK = torch.zeros(2, 4, 64, 64, dtype=BF16, device="meta")
 
 
@@ -45,6 +46,8 @@ MASK = torch.zeros(2, 4, 64, 64, dtype=BF16, device="meta")
         (HOPPER, BF16, {"size": 256}, "flash"),
         (HOPPER, BF16, {"size": 60}, "flash"),
         (HOPPER, BF16, {"k": heads(tokens=1), "v": heads(tokens=1), "causal": False}, "flash"),
+        (HOPPER, BF16, {"q": heads(size=192), "k": heads(size=192), "v": heads(size=128)}, "cudnn"),
+        (HOPPER, BF16, {"mask": MASK.clone().requires_grad_(), "causal": False}, "efficient"),
         # flash knows no mask, and no causal one that is not square
         (HOPPER, BF16, {"mask": MASK, "causal": False}, "cudnn"),
         (A100, BF16, {"mask": MASK, "causal": False}, "efficient"),
@@ -69,6 +72,7 @@ MASK = torch.zeros(2, 4, 64, 64, dtype=BF16, device="meta")
         # groups of queries share a key where they are said to
         (A100, BF16, {"k": heads(count=2), "v": heads(count=2), "enable_gqa": True}, "flash"),
         (A100, BF16, {"k": heads(count=2), "v": heads(count=2)}, "math"),
+        (A100, FLOAT, {"k": GROUPED, "v": GROUPED, "enable_gqa": True}, "math"),
         (A100, BF16, {"k": heads(count=3), "v": heads(count=3), "enable_gqa": True}, "math"),
         # the last dimension has to lie in a row
         (A100, BF16, {"q": heads().transpose(-1, -2)}, "math"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -77,12 +78,16 @@ def planned_for(report: Report) -> str:
     return text
 
 
+def thorough(*case: Any) -> Any:
+    return pytest.param(*case, marks=pytest.mark.thorough)
+
+
 @pytest.mark.parametrize(
     ("device", "model", "attention"),
     [
         ("H100", GPT(), "_scaled_dot_product_cudnn_attention"),
-        ("A100", GPT(dropout=0.1), "_scaled_dot_product_flash_attention"),
-        ("RTX 4090", GPT(narrow=False), "_scaled_dot_product_efficient_attention"),
+        thorough("A100", GPT(dropout=0.1), "_scaled_dot_product_flash_attention"),
+        thorough("RTX 4090", GPT(narrow=False), "_scaled_dot_product_efficient_attention"),
     ],
     ids=["cuDNN", "flash, with dropout", "memory-efficient"],
 )
@@ -173,3 +178,94 @@ def test_the_users_own_tensors_are_not_touched():
     assert model.blocks[0].qkv.weight is first
     assert first.device == CPU
     assert first.grad is None
+
+
+class Attention(nn.Module):
+    """One attention between two products, in a form of its own."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.bias = nn.Parameter(torch.zeros(HEADS, TOKENS, TOKENS))
+        self.form = form
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            q, k, v = (
+                part.view(BATCH, TOKENS, HEADS, -1).transpose(1, 2)
+                for part in self.into(x).chunk(3, dim=-1)
+            )
+            found = self.attended(q, k, v)
+            return self.out(found.transpose(1, 2).flatten(2)).float().square().mean()
+
+    def attended(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        given: dict[str, Any] = {}
+        if self.form == "grouped":
+            k, v, given["enable_gqa"] = k[:, :1], v[:, :1], True
+        elif self.form == "learned bias":
+            given["attn_mask"] = self.bias.expand(BATCH, -1, -1, -1)
+        elif self.form == "boolean mask":
+            given["attn_mask"] = torch.ones(
+                TOKENS, TOKENS, dtype=torch.bool, device=q.device
+            ).tril()
+        elif self.form == "wide queries":
+            q, k = q.float(), k.float()
+        elif self.form == "constant":
+            v = v * torch.tensor([1.0, 2.0]).repeat(WIDTH // HEADS // 2)
+        return F.scaled_dot_product_attention(q, k, v, **given)
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore:.*CUDA is not available.  Disabling")
+@pytest.mark.parametrize(
+    ("form", "device", "attention"),
+    [
+        ("grouped", "H100", "_scaled_dot_product_cudnn_attention"),
+        ("grouped", "A100", "_scaled_dot_product_flash_attention"),
+        ("learned bias", "H100", "_scaled_dot_product_efficient_attention"),
+        ("boolean mask", "H100", "_scaled_dot_product_cudnn_attention"),
+        ("boolean mask", "A100", "_scaled_dot_product_efficient_attention"),
+        ("wide queries", "A100", "_scaled_dot_product_flash_attention"),
+        ("constant", "A100", "_scaled_dot_product_flash_attention"),
+    ],
+)
+def test_forms_of_attention(form: str, device: str, attention: str):
+    """Autocast for CUDA holds though none is here, and reaches what goes into attention."""
+    report = planned(Attention(form), device)
+    assert attention in operators(report)
+    assert "the code that Inductor generates" in planned_for(report)
+
+
+class Images(nn.Module):
+    """Convolutions and norms over channels that come last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).square().mean()
+
+
+@pytest.mark.thorough
+def test_convolutions_keep_their_channels_last():
+    """As cuDNN does: with channels last nothing is copied into another layout in between."""
+    peaks = [images_peak_nbytes(f) for f in (torch.contiguous_format, torch.channels_last)]
+    assert peaks[1] <= peaks[0]
+
+
+def images_peak_nbytes(layout: torch.memory_format) -> int:
+    model = Images().to("meta", memory_format=layout)
+    x = torch.empty(8, 3, 32, 32, device="meta").to(memory_format=layout)
+    report = autoremat.plan(model, x, device="H100", budget="100%", verbose=False, time_limit=1.0)
+    assert "the code that Inductor generates" in planned_for(report)
+    return int(report.predicted_peak_nbytes)
+
+
+@pytest.mark.thorough
+def test_a_plan_for_a_gpu_can_be_stored(tmp_path: Path):
+    """With the operators of that GPU, for whoever trains there."""
+    planned(GPT(1), save_to=tmp_path / "plan.json")
+    assert "_scaled_dot_product_cudnn_attention" in (tmp_path / "plan.json").read_text()

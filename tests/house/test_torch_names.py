@@ -1759,6 +1759,21 @@ def test_gpu_standing_in():
     assert torch.Tensor.__invert__ is invert
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(("dtype", "given"), [(torch.bfloat16, torch.bfloat16), (None, None)])
+def test_autocast_on_cpu(dtype: torch.dtype | None, given: torch.dtype | None):
+    """In a traced graph autocast for CUDA holds on the CPU, in CUDA's own type if none is named."""
+
+    def traced(x: Tensor) -> Tensor:
+        with torch.autocast("cuda", given):
+            return x @ x
+
+    with _torch.autocast_on_cpu():
+        found = torch.compile(traced, backend="eager")(torch.ones(2, 2))
+    assert found.dtype is (dtype or torch.get_autocast_dtype("cuda"))
+    assert torch.amp._enter_autocast.__module__ == "torch.amp.autocast_mode"
+
+
 @pytest.mark.usefixtures("two_processes")
 def test_communicating_ranks():
     """Those of the group that a collective names; all of the job where it names none that is."""
