@@ -133,13 +133,13 @@ def _planned(
     """
     faker = Faker(home)
     twin, (fakes, fake_keywords) = faker.model(model), faker.values(inputs)
-    resident = resident_of_twin(twin, (fakes, fake_keywords), model, optimizer, home)
     if options.setting.stands_in:
         there = Faker(DEVICE)
         seen = there.model(model), there.values(inputs)
-        resident = with_libraries(
-            resident_of_twin(*seen, model, optimizer, DEVICE), options.setting.spec
-        )
+        held = resident_of_twin(*seen, model, optimizer, DEVICE)
+        resident = with_libraries(held, options.setting.spec)
+    else:
+        resident = resident_of_twin(twin, (fakes, fake_keywords), model, optimizer, home)
     steps = Steps(options, replans=REPLANS, offline=offline)
     session = Session(steps, lambda _: resident)
     _run(session, faker, twin, fakes, fake_keywords)

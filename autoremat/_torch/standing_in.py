@@ -25,6 +25,11 @@ from torch.utils import _triton
 __all__ = ["autocast_on_cpu", "gpu_standing_in", "has_triton_package"]
 
 _WARP = 32
+_OF_WORKER = ("get_device_properties", "current_device", "set_device")
+_OF_INTERFACE = (
+    *(*_OF_WORKER, "is_available", "device_count", "synchronize", "is_bf16_supported"),
+    *("exchange_device", "maybe_exchange_device"),
+)
 _CUDA = "13.0"  # of the runtime that is pretended
 
 
@@ -99,7 +104,7 @@ def gpu_standing_in(
         get_current_device=lambda: 0,
         get_active_torch_device=lambda: device,
     )
-    answers = {
+    answers: dict[str, Callable[..., Any]] = {
         "is_available": lambda: True,
         "_is_compiled": lambda: True,
         "is_initialized": lambda: True,
@@ -119,23 +124,10 @@ def gpu_standing_in(
         "set_rng_state": lambda *_: None,
     }
     interface = torch._dynamo.device_interface.CudaInterface
-    of_interface = {
-        "get_device_properties": staticmethod(lambda *_: properties),
-        "is_available": staticmethod(lambda: True),
-        "get_compute_capability": staticmethod(lambda *_: 10 * major + minor),
-        "current_device": staticmethod(lambda: 0),
-        "device_count": staticmethod(lambda: 1),
-        "exchange_device": staticmethod(lambda *_: 0),
-        "maybe_exchange_device": staticmethod(lambda *_: 0),
-        "set_device": staticmethod(lambda *_: None),
-        "synchronize": staticmethod(lambda *_: None),
-        "is_bf16_supported": staticmethod(lambda *_, **__: major >= 8),
+    of_interface: dict[str, Any] = {
+        name: staticmethod(answers.get(name) or answers[f"_{name}"]) for name in _OF_INTERFACE
     }
-    of_worker = {
-        "get_device_properties": staticmethod(lambda *_: properties),
-        "current_device": staticmethod(lambda: 0),
-        "set_device": staticmethod(lambda *_: None),
-    }
+    of_interface["get_compute_capability"] = staticmethod(lambda *_: 10 * major + minor)
     with contextlib.ExitStack() as stack:
         stack.callback(_forget_answers)
 
@@ -149,7 +141,7 @@ def gpu_standing_in(
             torch.cuda.random, {key: answers[key] for key in ("get_rng_state", "set_rng_state")}
         )
         replace(interface, of_interface)
-        replace(interface.Worker, of_worker)
+        replace(interface.Worker, {name: of_interface[name] for name in _OF_WORKER})
         replace(torch.version, {"cuda": _CUDA})
         replace(torch.Tensor, _UNGUARDED)
         replace(torch._C, _CONVOLUTIONS)

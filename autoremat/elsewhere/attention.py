@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -62,113 +63,119 @@ def _attention_on(capability: tuple[int, int]) -> Callable[..., Tensor]:
         if attn_mask is not None and attn_mask.dtype is torch.bool:
             least = torch.scalar_tensor(-math.inf, dtype=query.dtype, device=query.device)
             attn_mask = torch.where(attn_mask, 0.0, least)
-        given = (query, key, value, attn_mask, dropout_p, is_causal)
-        kernel = attention_kernel(capability, *given, enable_gqa=enable_gqa)
+        given = Attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa=enable_gqa
+        )
         with torch.autocast(place, enabled=False):
-            return _KERNELS[kernel](*given, scale, enable_gqa)
+            return _KERNELS[given.kernel_on(capability)](given)
 
     return scaled_dot_product_attention
 
 
-def attention_kernel(
-    capability: tuple[int, int],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    enable_gqa: bool = False,
-) -> str:
-    """Which kernel torch takes: "cudnn", "flash", "efficient" or "math".
+@dataclass(frozen=True)
+class Attention:
+    """What attention is given.
 
-    Args:
-        capability: major and minor compute capability.
-        query: (batch, heads, tokens, size); only sizes, strides and types matter, as of the others.
+    Attributes:
+        query: (batch, heads, tokens, size); for the choice of a kernel, only sizes, strides and
+            types matter, as of the others.
         key: likewise.
         value: likewise.
-        attn_mask: added to the scores.
+        mask: added to the scores.
         dropout_p: of the probabilities.
         is_causal: whether each token sees those before it only.
+        scale: of the scores; None for the usual one.
         enable_gqa: whether several heads may share a key and a value.
     """
-    given = (capability, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-    prefers_cudnn = capability[0] in _PREFERS_CUDNN
-    order = ["flash", "efficient"]
-    if prefers_cudnn:
-        order.insert(0, "cudnn")
-    elif not torch.backends.cuda.math_sdp_enabled():  # which comes before it, and always can
-        order.append("cudnn")
-    return next((kernel for kernel in order if _CAN[kernel](*given)), "math")
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+    def kernel_on(self, capability: tuple[int, int]) -> str:
+        """Which kernel torch takes on a GPU: "cudnn", "flash", "efficient" or "math"."""
+        order = ["flash", "efficient"]
+        if capability[0] in _PREFERS_CUDNN:
+            order.insert(0, "cudnn")
+        elif not torch.backends.cuda.math_sdp_enabled():  # which comes before it, and always can
+            order.append("cudnn")
+        return next((kernel for kernel in order if _CAN[kernel](self, capability)), "math")
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values."""
+        return self.query, self.key, self.value
+
+    def is_narrow(self, capability: tuple[int, int]) -> bool:
+        """Whether all are of one type of two bytes that the GPU computes with."""
+        types = _HALVES if capability >= _OLDEST else (torch.float16,)
+        return self.query.dtype in types and len({tensor.dtype for tensor in self.tensors}) == 1
+
+    def has_heads(self, *, shared: bool) -> bool:
+        """Four dimensions, one batch, and as many heads; or, if shared, a number that divides."""
+        query, key, value = self.tensors
+        if not query.dim() == key.dim() == value.dim() == 4:
+            return False
+        is_empty = 0 in (query.shape[2], key.shape[2])
+        if is_empty or not query.shape[0] == key.shape[0] == value.shape[0]:
+            return False
+        heads = {key.shape[1], value.shape[1]}
+        if heads == {query.shape[1]}:
+            return True
+        return shared and len(heads) == 1 and query.shape[1] % key.shape[1] == 0
+
+    @property
+    def lies_row_by_row(self) -> bool:
+        """Whether the elements of a head follow each other."""
+        return all(tensor.shape[-1] == 1 or tensor.stride(-1) == 1 for tensor in self.tensors)
 
 
-def _can_cudnn(
-    capability: tuple[int, int],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout_p: float,
-    _is_causal: bool,
-    enable_gqa: bool,
-) -> bool:
-    sizes = (query.shape[-1], value.shape[-1])
+def _can_cudnn(given: Attention, capability: tuple[int, int]) -> bool:
+    sizes, mask = (given.query.shape[-1], given.value.shape[-1]), given.mask
     may_vary = torch.is_deterministic_algorithms_warn_only_enabled()
     is_mixed = capability[0] in _PREFERS_CUDNN and sizes == _CUDNN_MIXED_HEAD_DIMS
     return (
         torch.backends.cuda.cudnn_sdp_enabled()
         and (may_vary or not torch.are_deterministic_algorithms_enabled())
         and (mask is None or (mask.dim() in (2, 4) and not mask.requires_grad))
-        and _is_narrow(capability, query, key, value)
+        and given.is_narrow(capability)
         and _OLDEST <= capability <= _NEWEST
-        and (dropout_p * _DROPOUT_STEPS).is_integer()
-        and _has_heads(query, key, value, enable_gqa)
-        and _lies_row_by_row(query, key, value)
+        and (given.dropout_p * _DROPOUT_STEPS).is_integer()
+        and given.has_heads(shared=given.enable_gqa)
+        and given.lies_row_by_row
         and (is_mixed or all(size <= _CUDNN_HEAD_DIM and size % 8 == 0 for size in sizes))
-        and key.shape[-2] != 1
-        and not (dropout_p and query.shape[-2] == 1)
+        and given.key.shape[-2] != 1
+        and not (given.dropout_p and given.query.shape[-2] == 1)
     )
 
 
-def _can_flash(
-    capability: tuple[int, int],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    enable_gqa: bool,
-) -> bool:
+def _can_flash(given: Attention, capability: tuple[int, int]) -> bool:
+    query, key, value = given.tensors
     size = query.shape[-1]
     is_small = any(low <= capability <= high for low, high in _SMALL_SHARED_MEMORY)
-    trains = query.requires_grad or key.requires_grad or value.requires_grad
-    has_backward = size <= _SMALL_HEAD_DIM or (not dropout_p and size > _LARGE_HEAD_DIM)
+    trains = any(tensor.requires_grad for tensor in given.tensors)
+    has_backward = size <= _SMALL_HEAD_DIM or (not given.dropout_p and size > _LARGE_HEAD_DIM)
     return (
         torch.backends.cuda.flash_sdp_enabled()
-        and mask is None
+        and given.mask is None
         and size == key.shape[-1] == value.shape[-1]
         and size <= _FLASH_HEAD_DIM
         and _OLDEST <= capability <= _NEWEST
         and (has_backward or not (is_small and trains))
-        and not (is_causal and query.shape[-2] != key.shape[-2])
-        and _is_narrow(capability, query, key, value)
-        and _has_heads(query, key, value, enable_gqa)
-        and _lies_row_by_row(query, key, value)
+        and not (given.is_causal and query.shape[-2] != key.shape[-2])
+        and given.is_narrow(capability)
+        and given.has_heads(shared=given.enable_gqa)
+        and given.lies_row_by_row
     )
 
 
-def _can_efficient(
-    capability: tuple[int, int],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    _mask: Tensor | None,
-    _dropout_p: float,
-    _is_causal: bool,
-    _enable_gqa: bool,
-) -> bool:
+def _can_efficient(given: Attention, capability: tuple[int, int]) -> bool:
+    query, key, value = given.tensors
     types = (*_HALVES, torch.float32) if capability >= _OLDEST else (torch.float16, torch.float32)
     is_half = query.dtype in _HALVES
     has_tensor_cores = capability >= _OLDEST or (capability >= (7, 0) and is_half)
@@ -182,105 +189,54 @@ def _can_efficient(
         and query.shape[-1] == key.shape[-1]
         and query.shape[-1] % alignment == 0
         and value.shape[-1] % alignment == 0
-        and _has_heads(query, key, value, enable_gqa=False)
-        and all(t.stride(-1) == 1 for t in (query, key, value))
+        and given.has_heads(shared=False)
+        and all(tensor.stride(-1) == 1 for tensor in given.tensors)
     )
 
 
 _CAN = {"cudnn": _can_cudnn, "flash": _can_flash, "efficient": _can_efficient}
 
 
-def _is_narrow(capability: tuple[int, int], *tensors: Tensor) -> bool:
-    types = _HALVES if capability >= _OLDEST else (torch.float16,)
-    return tensors[0].dtype in types and len({tensor.dtype for tensor in tensors}) == 1
-
-
-def _has_heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> bool:
-    """Four dimensions, one batch, and as many heads, or a number that divides them."""
-    if not query.dim() == key.dim() == value.dim() == 4:
-        return False
-    if not query.shape[0] == key.shape[0] == value.shape[0] or 0 in (query.shape[2], key.shape[2]):
-        return False
-    heads = {tensor.shape[1] for tensor in (key, value)}
-    if heads == {query.shape[1]}:
-        return True
-    return enable_gqa and len(heads) == 1 and query.shape[1] % key.shape[1] == 0
-
-
-def _lies_row_by_row(*tensors: Tensor) -> bool:
-    return all(tensor.shape[-1] == 1 or tensor.stride(-1) == 1 for tensor in tensors)
-
-
-def _cudnn(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    _enable_gqa: bool,
-) -> Tensor:
+def _cudnn(given: Attention) -> Tensor:
     found: tuple[Tensor, ...] = aten._scaled_dot_product_cudnn_attention(
-        query, key, value, mask, True, dropout_p, is_causal, False, scale=scale
+        *given.tensors, given.mask, True, given.dropout_p, given.is_causal, scale=given.scale
     )
     return found[0]
 
 
-def _flash(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    _mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    _enable_gqa: bool,
-) -> Tensor:
-    size = query.shape[-1]
+def _flash(given: Attention) -> Tensor:
+    size, tensors = given.query.shape[-1], given.tensors
     more = -size % _FLASH_ALIGNMENT
-    if more:
-        query, key, value = (F.pad(tensor, (0, more)) for tensor in (query, key, value))
-    factor = 1.0 / math.sqrt(size) if scale is None else scale
+    padded = [F.pad(tensor, (0, more)) for tensor in tensors] if more else tensors
+    scale = 1.0 / math.sqrt(size) if given.scale is None else given.scale
     found: tuple[Tensor, ...] = aten._scaled_dot_product_flash_attention(
-        query, key, value, dropout_p, is_causal, False, scale=factor
+        *padded, given.dropout_p, given.is_causal, scale=scale
     )
     return found[0][..., :size] if more else found[0]
 
 
-def _efficient(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    _enable_gqa: bool,
-) -> Tensor:
+def _efficient(given: Attention) -> Tensor:
+    query, key, _ = given.tensors
+    mask = given.mask
     if mask is not None:
         more = -mask.shape[-1] % _BIAS_ALIGNMENT
         if more:
             mask = F.pad(mask, (0, more))[..., : mask.shape[-1]]
         mask = mask.expand(*query.shape[:-1], key.shape[-2])
     found: tuple[Tensor, ...] = aten._scaled_dot_product_efficient_attention(
-        query, key, value, mask, True, dropout_p, is_causal, scale=scale
+        *given.tensors, mask, True, given.dropout_p, given.is_causal, scale=given.scale
     )
     return found[0]
 
 
-def _math(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-) -> Tensor:
+def _math(given: Attention) -> Tensor:
     found: tuple[Tensor, ...] = aten._scaled_dot_product_attention_math(
-        query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+        *given.tensors,
+        given.mask,
+        given.dropout_p,
+        given.is_causal,
+        scale=given.scale,
+        enable_gqa=given.enable_gqa,
     )
     return found[0]
 

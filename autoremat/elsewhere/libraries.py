@@ -3,9 +3,9 @@
 Enters: the wrapper's source and the layout of its buffers. Leaves: bytes of each call whose source
 says them, and what stays allocated between calls. Rules are those of torch 2.13: `flash_api.cpp`
 (`mha_bwd`: the gradients of queries are summed in float32, those of shared keys and values per
-head), `attention_backward.cu` (the same of the memory-efficient kernel), `CublasHandlePool.cpp`
-(one workspace that stays). What cuDNN takes for its own backward is not published: it is taken to
-sum the gradients of queries as the others do.
+head) and `CublasHandlePool.cpp` (one workspace that stays). What cuDNN takes for its own backward
+is not published, and the memory-efficient kernel has sums of its own: both are taken to sum the
+gradients of queries as flash does.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from autoremat.elsewhere.attention import attention_kernel
+from autoremat.elsewhere.attention import Attention
 
 T4, V100, A100, ADA = (7, 5), (7, 0), (8, 0), (8, 9)
 HOPPER, BLACKWELL, RTX_50 = (9, 0), (10, 0), (12, 0)
@@ -25,7 +25,8 @@ def kernel(capability: tuple[int, int], dtype: torch.dtype = BF16, **given: Any)
     size = given.pop("size", 64)
     q, k, v = (given.pop(name, heads(dtype, size=size)) for name in ("q", "k", "v"))
     mask, dropout = given.pop("mask", None), given.pop("dropout", 0.0)
-    return attention_kernel(capability, q, k, v, mask, dropout, given.pop("causal", True), **given)
+    found = Attention(q, k, v, mask, dropout, given.pop("causal", True), **given)
+    return found.kernel_on(capability)
 
 
 GROUPED = heads(FLOAT, count=2)

@@ -1754,6 +1754,10 @@ def test_gpu_standing_in():
         assert _triton.has_triton()
         with FakeTensorMode():
             assert (~torch.empty(2, dtype=torch.bool, device="cuda")).device.type == "cuda"
+            x, weight = (torch.empty(2, 3, n, n, device="cuda") for n in (8, 3))
+            last = torch.channels_last
+            found = torch.conv2d(x.to(memory_format=last), weight)
+            assert found.is_contiguous(memory_format=last)
     assert not torch.cuda.is_available()
     assert not _triton.has_triton()
     assert torch.Tensor.__invert__ is invert
