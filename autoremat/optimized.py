@@ -31,9 +31,9 @@ from autoremat.session.session import Session
 from autoremat.session.training import Shared, Training
 from autoremat.units import format_nbytes
 
-_WRITTEN = (
-    "autoremat: part of this call has written to parameters, buffers or inputs in place, so it was "
-    'not taken again under a leaner plan. budget="min" begins with the leanest one.'
+_NOT_AGAIN = (
+    "autoremat: part of this call has {}, so it was not taken again under a leaner plan. "
+    'budget="min" begins with the leanest one.'
 )
 
 # Where an optimised part of an optimised model is one with the whole.
@@ -234,8 +234,6 @@ class OptimizedCall(Call):
             is_first = session not in self._shared
             if is_first or not self._is_planned(session):  # others wait meanwhile for the plan
                 with lockstep.beginning(session):
-                    if lockstep.ranks:  # another rank's call goes on: it cannot be taken again
-                        return self._run(session, args, kwargs)
                     return self._first_run(session, args, kwargs)
         return self._run(session, args, kwargs)
 
@@ -248,15 +246,19 @@ class OptimizedCall(Call):
         except torch.OutOfMemoryError as error:
             if options.budget.is_least or options.setting.strict:
                 raise
-            if not before.is_now:
-                error.add_note(_WRITTEN)
+            if before.obstacle:
+                error.add_note(_NOT_AGAIN.format(before.obstacle))
                 raise
         before.restore_random()
         budget_nbytes = session.steps.budget_nbytes
-        session = self.training.begin_leanest()
-        output = self._run(session, args, kwargs)
-        peak = format_nbytes(session.steps.peak_nbytes)
-        session.told.fall_back("AR117", budget=format_nbytes(budget_nbytes), peak=peak)
+        leanest = self.training.begin_leanest()
+        leanest.before_run = session.before_run  # other ranks may still wait for this one
+        try:
+            output = self._run(leanest, args, kwargs)
+        finally:
+            leanest.before_run = None
+        peak = format_nbytes(leanest.steps.peak_nbytes)
+        leanest.told.fall_back("AR117", budget=format_nbytes(budget_nbytes), peak=peak)
         return output
 
     def _run(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -9,14 +9,15 @@ Leaves: a tag on each operation of the forward, to save or to recompute, as torc
 them (`selective_activation_remat_pass`), and torch's of the same form. Guarantees: nothing else of
 the graph changes, but for names of modules that would hide the backward from that pass; the
 predicted peak is that of what the pass makes of the tags: each operation is repeated once, before
-the first operation of the backward that needs it.
+the first operation of the backward that needs it. Ranks of a job with equal graphs get equal tags;
+collectives run once unless they are marked as repeatable.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,9 @@ from autoremat import _torch
 from autoremat.ask.options import Options
 from autoremat.errors import InfeasibleBudget
 from autoremat.graph.devices import device_of
+from autoremat.graph.selectors import Selection
+from autoremat.planning.found_before import answer
+from autoremat.planning.identity import in_words
 from autoremat.planning.pipeline import graph_of, state
 from autoremat.problem.lower import Lowered, shell_of
 from autoremat.problem.subject import Subject
@@ -77,6 +81,7 @@ def register(
     beside_nbytes: int = 0,
     name: str = "autoremat",
     time_limit: float = 30.0,
+    repeatable: Selection = None,
 ) -> None:
     """Make a memory policy known to torchtitan's graph trainer.
 
@@ -86,6 +91,8 @@ def register(
             and the batch: the optimizer's state, as a rule, and gradients of earlier batches.
         name: for `--compile.memory_policy`.
         time_limit: seconds to choose a plan.
+        repeatable: collectives and custom operators that may run again; as of
+            `optimize`.
 
     Raises:
         ImportError: if torchtitan, or its graph trainer, is not there.
@@ -95,10 +102,16 @@ def register(
         register_memory_policy,
     )
 
-    Options.parse(budget=budget, time_limit=time_limit)
+    Options.parse(budget=budget, time_limit=time_limit, repeatable=repeatable)
 
     def policy(module: fx.GraphModule, *, config: object) -> fx.GraphModule:
-        tagged = tag(module, budget, beside_nbytes=beside_nbytes, time_limit=time_limit)
+        tagged = tag(
+            module,
+            budget,
+            beside_nbytes=beside_nbytes,
+            time_limit=time_limit,
+            repeatable=repeatable,
+        )
         _log.info("%s", tagged)
         return module
 
@@ -111,6 +124,7 @@ def tag(
     *,
     beside_nbytes: int = 0,
     time_limit: float = 30.0,
+    repeatable: Selection = None,
 ) -> Tagged:
     """Tag the forward of a step's graph, so that the step's peak stays within a budget.
 
@@ -120,6 +134,7 @@ def tag(
         budget: as of `optimize`.
         beside_nbytes: as of `register`.
         time_limit: seconds to choose a plan.
+        repeatable: as of `register`.
 
     Raises:
         ValueError: for a malformed budget, or a graph without a backward.
@@ -132,11 +147,16 @@ def tag(
             f"torch 2.11 marks none, this is {torch.__version__}."
         )
     options = Options.parse(
-        budget=budget, compiler="eager", dropout="save_masks", time_limit=time_limit, verbose=False
+        budget=budget,
+        compiler="eager",
+        dropout="save_masks",
+        time_limit=time_limit,
+        repeatable=repeatable,
+        verbose=False,
     )
     subject = _stated(module, options, beside_nbytes)
     budget_nbytes = options.budget_nbytes(subject.device)
-    plan = _chosen(subject, budget_nbytes, time_limit)
+    plan = _chosen_once(subject, budget_nbytes, time_limit)
     _tag_nodes(module, subject.lowered, frozenset(plan.recomputed))
     show_backward_of_blocks(module.graph)
     problem = subject.lowered.problem
@@ -192,6 +212,24 @@ def _loss_backward(graph: fx.Graph) -> Iterator[fx.Node]:
     yield from backward[:first]
 
 
+@dataclass(frozen=True)
+class _Again:
+    """Names of the operations that a plan repeats."""
+
+    names: list[str]
+
+
+def _chosen_once(subject: Subject, budget_nbytes: int, time_limit_s: float) -> Plan:
+    """What a rank of the job has chosen for this graph, or a process before; else what is now."""
+
+    def chosen() -> _Again:
+        return _Again(sorted(_chosen(subject, budget_nbytes, time_limit_s).recomputed))
+
+    question = f"tags, {in_words(subject)}, {budget_nbytes}, {time_limit_s}"
+    again = answer(question, _Again, chosen, subject.device)
+    return _once(subject.lowered.problem, again.names)
+
+
 def _chosen(subject: Subject, budget_nbytes: int, time_limit_s: float) -> Plan:
     """The fastest plan found that fits as the pass carries it out.
 
@@ -200,11 +238,11 @@ def _chosen(subject: Subject, budget_nbytes: int, time_limit_s: float) -> Plan:
     """
     problem, cut_off = subject.lowered.problem, CutOff(time_limit_s)
     solver = Solver(problem, time_limit_s=time_limit_s, without=ALL_AT_ONCE)
-    known = [save_all_but(problem), _once(problem, solver.smallest_peak().plan)]
+    known = [save_all_but(problem), _once(problem, solver.smallest_peak().plan.recomputed)]
     target = budget_nbytes
     for _ in range(SOLVES):
         solution = solver.solve(target, time_limit_s=cut_off.left_s)
-        known.append(_once(problem, solution.plan))
+        known.append(_once(problem, solution.plan.recomputed))
         above_nbytes = simulate(problem, known[-1]).peak_nbytes - budget_nbytes
         if above_nbytes <= 0 or solution.status is Status.INFEASIBLE:
             break
@@ -223,9 +261,9 @@ def _chosen(subject: Subject, budget_nbytes: int, time_limit_s: float) -> Plan:
     return min(fitting, key=lambda plan: simulate(problem, plan).time_us)
 
 
-def _once(problem: Problem, plan: Plan) -> Plan:
-    """What the pass makes of a plan: the same operations run again, each once."""
-    again = set(plan.recomputed)
+def _once(problem: Problem, names: Iterable[str]) -> Plan:
+    """What the pass makes of a plan that repeats these operations: each runs again once."""
+    again = set(names)
     dropped = {name for op in problem.ops if op.name in again for name in op.outputs}
     return save_all_but(problem, dropped)
 

@@ -75,6 +75,11 @@ the plan is one of this kind: `optimize`, which may repeat operations several ti
 further below. It cannot repeat random draws, nor anything that the backward of the loss reads;
 these are saved. Where no plan of this kind fits, `InfeasibleBudget` says what does.
 
+Ranks of a job with equal graphs get equal tags: what one of them has found is taken by all. What
+the graph gathers of parameters, and what else it communicates, is kept unless it is marked, as in
+`register("40GB", repeatable="_c10d_functional.all_gather_into_tensor")`; then it is the plan's
+choice, for each gather, to keep it or to gather again.
+
 Other graphs of whole steps go the same way: `autoremat.torchtitan.tag(module, budget)` tags any
 that `make_fx` traced with `torch.autograd.grad` in it, for torch's own
 `remat_using_tags_for_fwd_loss_bwd_graph` as well.
@@ -223,7 +228,7 @@ these names off; the row of `full`, which recomputes whole blocks, is with that 
 and `eager` tag random operators, which attention on the CPU counts as, and are refused there.
 
 Not run: the trainer itself (it needs CUDA and a nightly build of torch), FlexAttention,
-SimpleFSDP's collectives in the graph, several ranks.
+SimpleFSDP itself; gathers in a graph of two ranks are in the tests.
 """
 
 

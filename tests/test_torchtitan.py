@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import functools
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import Tensor, distributed, fx, nn
 from torch._functorch._activation_checkpointing import (
     remat_using_tags_for_fwd_loss_bwd_graph_pass as torchs_pass,
 )
+from torch.distributed import _functional_collectives as functional
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import stateless
 
 import autoremat
 from autoremat import torchtitan
 from autoremat.memory.meter import measure_peak
+from tests.process_group import on_ranks
 
 WIDTH, ROWS = 32, 256
 
@@ -221,3 +225,82 @@ def test_a_graph_is_tagged_as_often_as_one_likes() -> None:
     step = traced()
     torchtitan.tag(step.module, (step.peak_nbytes() + step.resident_nbytes) // 2)
     assert torchtitan.tag(step.module, "1GB") == torchtitan.tag(traced().module, "1GB")
+
+
+# --- several ranks -------------------------------------------------------------------------------
+
+gathered = getattr(functional, "all_gather_single_autograd", None)  # of torch 2.13
+gathered = gathered or functional.all_gather_tensor_autograd
+
+
+class Gathering(nn.Module):
+    """Residual layers whose weights are gathered from two ranks where they are used."""
+
+    def __init__(self, depth: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.ParameterList(
+            torch.randn(WIDTH * 16, WIDTH) / (4 * WIDTH) for _ in range(depth)
+        )
+        self.group = distributed.group.WORLD
+
+    def forward(self, x: Tensor) -> Tensor:
+        for shard in self.layers:
+            weight = gathered(shard, 0, self.group)
+            up, down = weight.chunk(2)
+            x = x + F.gelu(x @ up.mT) @ down
+        return x.square().mean()
+
+
+def _tagged(
+    share: float, repeatable: str | None = None
+) -> tuple[tuple[str, ...], float, float, bool]:
+    """Of a gathering step: what runs again, measured and predicted peak over budget, gradients."""
+    step = Traced(Gathering())
+    whole, expected = step.peak_nbytes(), step.run()
+    budget = step.resident_nbytes + int(share * (whole - step.resident_nbytes))
+    tagged = torchtitan.tag(step.module, budget, repeatable=repeatable)
+    step.module = torchs_pass.remat_using_tags_for_fwd_loss_bwd_graph(step.module)
+    equal = all(map(torch.equal, expected, step.run()))
+    measured = min(step.peak_nbytes() for _ in range(3))
+    return tagged.recomputed, measured / budget, tagged.peak_nbytes / budget, equal
+
+
+def gathered_once(_rank: int) -> Any:
+    """Weights are kept from their forward to their backward."""
+    return _tagged(0.8)
+
+
+def gathered_again(_rank: int) -> Any:
+    """They may be gathered again."""
+    return _tagged(0.4, "_c10d_functional.all_gather_into_tensor")
+
+
+def tagged_later(rank: int) -> Any:
+    """The last rank tags when the other has done so; it need not search, nor could it."""
+    step = Traced(Gathering())
+    budget = 10 * step.resident_nbytes
+    if rank:
+        distributed.barrier()
+        with mock.patch.object(torchtitan, "_chosen", side_effect=AssertionError):
+            return torchtitan.tag(step.module, budget)
+    tagged = torchtitan.tag(step.module, budget)
+    distributed.barrier()
+    return tagged
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not distributed.is_available(), reason="needs torch.distributed")
+def test_ranks_have_the_same_tags_and_gather_again_where_they_may(tmp_path: Path) -> None:
+    """Whatever a rank's own search would have found; without the mark, gathers run once."""
+    scenarios = (gathered_once, gathered_again, tagged_later)
+    found = on_ranks({scenario.__name__: scenario for scenario in scenarios}, tmp_path)
+    first, last = found.pop("tagged_later")
+    assert first == last
+    assert first.recomputed
+    for name, (one, other) in found.items():
+        assert one[0] == other[0], name
+        for recomputed, measured, predicted, equal in (one, other):
+            assert equal
+            assert measured <= predicted <= 1.0
+            again = [name for name in recomputed if "all_gather" in name]
+            assert bool(again) == (name == "gathered_again")

@@ -15,7 +15,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from autoremat._torch.meta import fake_value
 
-__all__ = ["communicating_ranks", "job_store", "lockstep_ranks", "part_of_store", "wrapping_ranks"]
+__all__ = [
+    "collectives_so_far",
+    "communicating_ranks",
+    "job_store",
+    "lockstep_ranks",
+    "part_of_store",
+    "wrapping_ranks",
+]
 
 
 def _is_job() -> bool:
@@ -36,6 +43,18 @@ def job_store() -> Any | None:
 def part_of_store(store: Any, name: str) -> Any:
     """The keys of a store that begin with a name, as a store of their own."""
     return distributed.PrefixStore(name, store)
+
+
+def collectives_so_far() -> dict[str, int]:
+    """How many collectives each process group of this job has begun, by the group's name.
+
+    Raises:
+        RuntimeError: if a group does not count them.
+    """
+    if not _is_job():
+        return {}
+    groups = distributed.distributed_c10d._world.pg_map
+    return {g.group_name: g._get_sequence_number_for_group() for g in groups}
 
 
 def lockstep_ranks(model: nn.Module) -> tuple[int, ...]:

@@ -9,7 +9,6 @@ does are waited for, and never inside a compile; none longer than the process gr
 from __future__ import annotations
 
 import base64
-import functools
 import json
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -115,7 +114,7 @@ class Lockstep:
             yield
             return
         self._is_heard = False
-        session.before_run = functools.partial(self._before_run, session)
+        session.before_run = self._before_run
         try:
             yield
             self._begin(_READY if session.steps.is_planned else _NO_GRAPH)

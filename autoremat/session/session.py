@@ -32,7 +32,6 @@ from autoremat.emit.split import PartitionError
 from autoremat.emit.torch_split import Modules, split_as_torch
 from autoremat.errors import (
     FallbackError,
-    FallbackWarning,
     InfeasibleBudget,
     OverBudgetWarning,
     SteeringError,
@@ -91,7 +90,7 @@ class Session:
         self.measured_peak_nbytes: int | None = None
         self.progress = Progress(options.verbose)
         self.compiled_draws_differently = False  # than eager code would
-        self.before_run: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+        self.before_run: Callable[[Session, Callable[..., Any]], Callable[..., Any]] | None = None
         self._planned: defaultdict[str, list[PlannedGraph]] = defaultdict(list)
         self._summary = ""  # of the graph that was planned last
         self._offline = steps.offline
@@ -173,15 +172,14 @@ class Session:
                     compiled = self.compile_through(module, example_inputs, self, self._executor)
             self._compiled = _torch.compile_name()
             ready = self._running(self._graph_name(), graph, compiled, example_inputs)
-            return ready if self.before_run is None else self.before_run(ready)
+            return ready if self.before_run is None else self.before_run(self, ready)
         except (
             InfeasibleBudget,
             SteeringError,
             FallbackError,
-            FallbackWarning,
-            OverBudgetWarning,
             ApartError,
             torch.OutOfMemoryError,
+            UserWarning,
         ) as error:
             raise _torch.passing_through(error) from None
         finally:
@@ -377,8 +375,8 @@ class Session:
                 raise Unplannable("AR103")
             seen = moved_to(module, DEVICE) if self._setting.stands_in else module
             planned = self._plan(seen, num_fwd_outputs, static_lifetime_input_indices)
-        except (InfeasibleBudget, SteeringError, ApartError, torch.OutOfMemoryError):
-            raise
+        except (InfeasibleBudget, SteeringError, ApartError, torch.OutOfMemoryError, UserWarning):
+            raise  # of warnings, those that the user has made errors
         except Unplannable as reason:
             self.told.fall_back(reason.code, graph=self._graph_name(), **reason.facts)
         except PartitionError as error:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, distributed, fx, nn
 from torch._functorch import partitioners
 from torch._library.fake_class_registry import FakeScriptObject
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -29,6 +29,7 @@ from autoremat import _torch
 from autoremat.emit.op_by_op import compile_eager
 from autoremat.emit.planned_graph import fingerprint
 from tests.joint_graphs import capture, leaf
+from tests.process_group import on_ranks
 
 aten = torch.ops.aten
 
@@ -1776,6 +1777,30 @@ def test_autocast_on_cpu(dtype: torch.dtype | None, given: torch.dtype | None):
         found = torch.compile(traced, backend="eager")(torch.ones(2, 2))
     assert found.dtype is (dtype or torch.get_autocast_dtype("cuda"))
     assert torch.amp._enter_autocast.__module__ == "torch.amp.autocast_mode"
+
+
+def test_collectives_so_far(tmp_path: Path):
+    """Each group counts those that it has begun, in graphs or not; without a job there is none."""
+    assert _torch.collectives_so_far() == {}
+    first, second = on_ranks({"counts": _counts_of_collectives}, tmp_path)["counts"]
+    assert first == second == ([0, 0, 0], [1, 1, 0], [2, 1, 0])
+
+
+def _counts_of_collectives(_rank: int) -> tuple[list[int], ...]:
+    """After none, after one of each of two groups, and after one of a graph."""
+    groups = [distributed.new_group([0, 1]) for _ in range(3)]
+    names = [group.group_name for group in groups]
+
+    def counts() -> list[int]:
+        return [_torch.collectives_so_far()[name] for name in names]
+
+    found = [counts()]
+    for group in groups[:2]:
+        distributed.all_reduce(torch.ones(1), group=group)
+    found.append(counts())
+    reduced = torch.ops._c10d_functional.all_reduce(torch.ones(1), "sum", names[0])
+    torch.ops._c10d_functional.wait_tensor(reduced)
+    return (*found, counts())
 
 
 @pytest.mark.usefixtures("two_processes")

@@ -24,6 +24,7 @@ from autoremat.optimized import optimized_call
 from autoremat.planning import pipeline
 from autoremat.planning.unsearched import choose_without_search
 from autoremat.ranks import figures
+from autoremat.session import steps
 from tests.process_group import on_ranks
 from tests.training import make_seeded, step
 
@@ -268,6 +269,43 @@ one_is_killed.timeout_s = 5  # type: ignore[attr-defined]
 one_does_not_come.timeout_s = the_first_does_not_come.timeout_s = 3  # type: ignore[attr-defined]
 
 
+def out_of_memory(*_args: Any, **_kwargs: Any) -> Any:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
+
+
+def memory_runs_out_on_one(rank: int) -> Any:
+    """In the first forward of the last rank: whether it was told, and gradients after it."""
+    inner, model = parallel("100 MB", strict=False)
+    runs_out = [out_of_memory] if rank == LAST else []
+    note_run = steps.note_run
+
+    def note(*args: Any, **kwargs: Any) -> Any:
+        return runs_out.pop()() if runs_out else note_run(*args, **kwargs)
+
+    with warnings.catch_warnings(record=True) as caught, mock.patch.object(steps, "note_run", note):
+        warnings.simplefilter("always")
+        gradients = step(model, (batch(),)).gradients
+    told = [fallback.code for fallback in autoremat.report(inner).fallbacks]
+    assert told == [w.message.code for w in caught if hasattr(w.message, "code")]
+    found = [gradient for gradient in gradients.values() if gradient is not None]
+    expected = step(make_seeded(Mixed), (batch(),)).gradients.values()
+    return told, all(map(torch.allclose, found, expected))
+
+
+def memory_runs_out_behind_a_gather(_rank: int) -> Any:
+    """Both have gathered parameters by then."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = fully_shard(make_seeded(Mixed))
+    autoremat.optimize(model, "100 MB", **GIVEN | {"strict": False})
+    with mock.patch.object(steps, "note_run", out_of_memory):
+        try:
+            model(batch())
+        except torch.OutOfMemoryError as error:
+            return error.__notes__
+    return []
+
+
 def group_made_later(rank: int) -> Any:
     """The ranks know nothing of each other when they ask for plans, each under its own limit."""
     distributed.destroy_process_group()
@@ -293,7 +331,8 @@ OTHERS = (
     *(without_a_table, with_a_table, one_plans_first, shapes_differ, too_large_later),
     *(fails_on_one, plan_of_another_batch_on_one, one_does_not_come, the_first_does_not_come),
     *(one_trains_alone, refused_before_others_wait, searches_differ, one_calls_alone_before),
-    *(sizes_unknown_on_one, group_made_later, one_is_killed),
+    *(sizes_unknown_on_one, group_made_later, memory_runs_out_on_one),
+    *(memory_runs_out_behind_a_gather, one_is_killed),
 )
 
 
@@ -452,6 +491,16 @@ def test_a_rank_that_does_not_come_is_named(others, scenario, absent, limit_s):
 
 
 @pytest.mark.thorough
+def test_where_memory_runs_out_the_call_is_taken_again_unless_others_would_hear_it_twice(others):
+    """Replicas communicate in their backward alone."""
+    (told, equal), (told_last, equal_last) = others["memory_runs_out_on_one"]
+    assert (told, told_last) == ([], ["AR117"])
+    assert equal
+    assert equal_last
+    for (note,) in others["memory_runs_out_behind_a_gather"]:
+        assert "part of this call has communicated with other ranks" in note
+
+
 def test_a_model_in_no_wrapper_waits_for_nobody(others):
     """Other ranks may never call it."""
     assert others["one_trains_alone"] == [FIRST, LAST]
