@@ -15,7 +15,7 @@ run's backward begins, all of the region runs again: from then on the earlier on
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import NamedTuple
 
 from autoremat.problem.lower import Lowered
@@ -188,6 +188,11 @@ class Around:
     def room_nbytes(self) -> int:
         """What eager code takes beyond what is held while the graphs run."""
         return max(0, self.eager_nbytes - self.held_nbytes)
+
+    def is_beyond(self, known: Around) -> bool:
+        """Whether it is more than is known, of any kind."""
+        pairs = zip(astuple(self), astuple(known), strict=True)
+        return any(nbytes > known_nbytes for nbytes, known_nbytes in pairs)
 
     def beside(self, found: Beside) -> Beside:
         """What is held beside one graph, this included."""

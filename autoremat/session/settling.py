@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import replace
 
+from autoremat_solver.problem import ProblemError
+
 from autoremat import _torch
+from autoremat.ask.policy import parse_policy
 from autoremat.planning.allotting import Allotted
-from autoremat.planning.asked import store
+from autoremat.planning.asked import policy_plan, store
+from autoremat.planning.choice import Choice
 from autoremat.planning.curve import Curve
 from autoremat.planning.part import Part, Planned
 from autoremat.planning.pipeline import choose
 from autoremat.planning.ran import Ran
+from autoremat.planning.unsearched import choose_fixed
+from autoremat.problem.subject import Subject
 from autoremat.session.afterwards import with_later_baseline
 from autoremat.session.alike import require_alike
 from autoremat.session.reports import explained
@@ -24,6 +31,7 @@ from autoremat.session.steps import Steps
 
 # At a division of the budget: generated code, or a backward that keeps its graph, may take more.
 TRIES = 6
+BY_SEGMENTS = ("sqrt", "every-layer", "every-2")  # names of policies
 
 
 def plan_anew(steps: Steps, graphs: Mapping[str, _torch.DynamoGraph]) -> dict[str, list[Part]]:
@@ -70,15 +78,68 @@ def _planned_part(
         if above_nbytes <= 0 or any(a.budget_nbytes > target_nbytes for a in found):
             break
         target_nbytes -= number * above_nbytes  # what a leaner plan takes more, it may take again
+    if above_nbytes > 0 and steps.graphs.kept & {a.graph for a in found}:
+        parts = _keeping_less(steps, graphs, order, found, parts)
     names = dict.fromkeys(allotted.graph for allotted in found)
     return {name: [parts[a.plan] for a in found if a.graph == name] for name in names}
 
 
-def _planned(steps: Steps, graphs: Mapping[str, _torch.DynamoGraph], allotted: Allotted) -> Part:
+def _keeping_less(
+    steps: Steps,
+    graphs: Mapping[str, _torch.DynamoGraph],
+    order: Sequence[Ran],
+    found: Sequence[Allotted],
+    parts: Mapping[str, Part],
+) -> dict[str, Part]:
+    """The best of these plans and those by segments, where a backward keeps its graph.
+
+    What crosses to such a backward is there in all of it, which no search knows: the leanest plan
+    that it finds may keep more than one that saves little and makes one segment after the other.
+    """
+    around, kept = steps.surroundings.now, steps.graphs.kept
+    known = [dict(parts)]
+    for name in BY_SEGMENTS:
+        with suppress(ProblemError):  # some values may neither be saved nor made again
+            known.append(
+                {
+                    a.plan: _planned(steps, graphs, a, functools.partial(_by_policy, name))
+                    if a.graph in kept
+                    else parts[a.plan]
+                    for a in found
+                }
+            )
+
+    def above_and_time(parts: Mapping[str, Part]) -> tuple[int, float]:
+        steps.graphs.take(order, parts, first_runs)
+        above_nbytes = steps.graphs.peak_nbytes(around) - steps.budget_nbytes
+        return max(0, above_nbytes), sum(p.choice.solution.timeline.time_us for p in parts.values())
+
+    first_runs = {a.graph: a.first_run for a in found if a.first_run}
+    best = min(known, key=above_and_time)
+    steps.graphs.take(order, best, first_runs)
+    return best
+
+
+def _by_policy(name: str, steps: Steps, subject: Subject, budget_nbytes: int) -> Choice:
+    plan, method = policy_plan(subject, parse_policy(name))
+    reads = steps.options.setting.reads_inductor
+    return choose_fixed(subject, plan, method, budget_nbytes, reads=reads)
+
+
+def _searched(steps: Steps, subject: Subject, budget_nbytes: int) -> Choice:
+    return choose(subject, budget_nbytes, steps.options.setting, number=1)
+
+
+def _planned(
+    steps: Steps,
+    graphs: Mapping[str, _torch.DynamoGraph],
+    allotted: Allotted,
+    choose_for: Callable[[Steps, Subject, int], Choice] = _searched,
+) -> Part:
     part, around = steps.graphs.parts[allotted.graph], steps.surroundings.now
     subject = allotted.place(part.subject, around)
     with graphs[allotted.graph].resumed():  # generated code may be read
-        choice = choose(subject, allotted.budget_nbytes, steps.options.setting, number=1)
+        choice = choose_for(steps, subject, allotted.budget_nbytes)
     planned = Planned(
         part.subject,
         with_later_baseline(choice, lambda: graphs[allotted.graph], steps.options),

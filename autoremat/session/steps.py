@@ -189,9 +189,12 @@ class Steps:
 
     @property
     def _is_other(self) -> bool:
-        """Whether it runs other graphs, or beside other things, than it was planned for."""
-        is_other = self.surroundings.now != self.surroundings.planned
-        is_other = is_other or self.graphs.kept != self._kept_when_settled
+        """Whether it runs other graphs, or beside more, than it was planned for.
+
+        In the midst of a step, its later backwards have not shown yet what they take.
+        """
+        is_other = self.surroundings.now.is_beyond(self.surroundings.planned)
+        is_other = is_other or not self.graphs.kept <= self._kept_when_settled
         return is_other or (bool(self._settled_for) and self.graphs.graphs != self._settled_for)
 
     @property

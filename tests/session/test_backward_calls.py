@@ -154,6 +154,72 @@ def test_retain_graph():
         assert torch.equal(p.grad, 2 * once[name])
 
 
+class Widened(nn.Module):
+    """A residual block, four times as wide inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Deep(nn.Module):
+    """Eight of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Widened() for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+def two_backwards(model: nn.Module, x: Tensor) -> None:
+    """Of one loss."""
+    model.zero_grad(set_to_none=True)
+    loss = model(x)
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def peak_of_two(model: nn.Module, x: Tensor) -> int:
+    """Measured in the third step."""
+    for _ in range(3):
+        two_backwards(model, x)
+    model.zero_grad(set_to_none=True)
+    return resident_nbytes(model, x) + measure_peak(lambda: two_backwards(model, x), device="cpu")
+
+
+def test_what_a_kept_graph_keeps_decides_its_plan():
+    """The leanest plan for one backward keeps more for a second one than one by segments."""
+    x = many_rows(512)
+    budget = int(0.53 * peak_of_two(make_seeded(Deep), x))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", autoremat.OverBudgetWarning)
+        model = optimized(Deep, budget)
+        assert peak_of_two(model, x) <= budget
+    assert len(caught) == 1  # in the first step
+    report = autoremat.report(model)
+    assert report.predicted_peak_nbytes <= budget
+    assert report.graphs[0].method.startswith("every")
+
+
+def test_a_kept_graph_above_the_budget_is_told_of_for_good():
+    """Not as something that the next step will mend."""
+    x = many_rows(512)
+    model = optimized(Deep, int(0.45 * peak_of_two(make_seeded(Deep), x)))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", autoremat.OverBudgetWarning)
+        peak_of_two(model, x)
+    first, second = (str(w.message) for w in caught)
+    assert "From the next step on it is planned for that" in first
+    assert "leaves too little" in second
+
+
 def test_retain_graph_later_is_explained():
     """Once compiled to free saved values early, the backward refuses with the remedy."""
     model = optimized(Chain, UNBOUNDED)
