@@ -7,14 +7,16 @@ and what stands around the graph is included.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import fx
 
 from autoremat import _torch
-from autoremat.inductor.hook import generate
+from autoremat.inductor.allocations import Allocations, allocations_of
+from autoremat.inductor.hook import Generated, generate
 from autoremat.problem.subject import Peaks, Subject
 from autoremat.progress import during
+from autoremat.reserved.step import GraphEvents
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,24 @@ class Reading:
         peak_nbytes: resident bytes included.
         needed_nbytes: that, or more; as of `planning.choice.Choice`.
         time_us: of all its kernels, those of loops estimated; None if not all are known.
+        forward: on CUDA what the forward allocates and frees, as of `Allocations`; else nothing.
+        backward: the same of the backward.
+        gradients: the same.
     """
 
     peak_nbytes: int
     needed_nbytes: int
     time_us: float | None
+    forward: list[list[int]] = field(default_factory=list)
+    backward: list[list[int]] = field(default_factory=list)
+    gradients: list[int] = field(default_factory=list)
+
+    @property
+    def asked(self) -> GraphEvents | None:
+        """What is asked of a GPU's allocator; None elsewhere."""
+        if not self.forward and not self.backward:
+            return None
+        return GraphEvents.of(self.forward, self.backward, self.gradients)
 
     @property
     def peaks(self) -> Peaks:
@@ -88,6 +103,14 @@ def read_code(subject: Subject, forward: fx.GraphModule, backward: fx.GraphModul
     needed_nbytes = max(peak_nbytes, crossing_nbytes + shell.free_nbytes)
     resident = shell.resident_nbytes
     peaks = (resident + peak_nbytes, resident + needed_nbytes)
+    asked = Allocations()
+    if subject.device.type == "cuda":  # whose allocator reserves more than it gives
+        given = [owned.get(node.name) for node in backward.graph.find_nodes(op="placeholder")]
+        asked = allocations_of(first.memory, second.memory, held=held, given=given)
+    return Reading(*peaks, _time_us(first, second), asked.forward, asked.backward, asked.gradients)
+
+
+def _time_us(first: Generated, second: Generated) -> float | None:
     if first.time_us is None or second.time_us is None:
-        return Reading(*peaks, None)
-    return Reading(*peaks, first.time_us + second.time_us)
+        return None
+    return first.time_us + second.time_us
