@@ -200,7 +200,12 @@ def _within_reserved(limit_nbytes: int, options: Options, step: _Step) -> tuple[
         made = found[budget_nbytes]
         assert not isinstance(made, InfeasibleBudget)
         reserved = made[1].reserved
-        assert reserved is not None, "a GPU is planned for"
+        if reserved is None:
+            raise ValueError(
+                "What the step reserves is not known, as nobody knows what parts of it without a "
+                f"plan allocate: {'; '.join(map(str, made[1].fallbacks))} Give a budget of what is "
+                "allocated."
+            )
         return Tried(budget_nbytes, made[1].predicted_peak_nbytes, reserved.peak_nbytes, made)
 
     best, tried = largest_within(limit_nbytes, planned, smallest)

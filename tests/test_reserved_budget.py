@@ -5,6 +5,7 @@ The graphs are the CPU's (`compiler="eager"`), which takes no code generation.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -29,6 +30,17 @@ class Deep(nn.Module):
         for layer in self.layers:
             x = torch.sin(layer(x))
         return x.square().mean()
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer, which stays in eager mode, and one that is planned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.layer, self.last = nn.Linear(8, 8), nn.LSTM(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(self.last(self.layer(torch.sin(self.first(x)))[0])).sum()
 
 
 def planned(budget: str | int = "100%", *, adamw: bool = False, **given: Any) -> Report:
@@ -114,6 +126,20 @@ def test_a_budget_below_what_any_plan_allocates_is_refused_as_that():
         planned("1MB reserved")
     assert not isinstance(refused.value, OverReserved)
     assert "never less than what is allocated" in refused.value.__notes__[-1]
+
+
+def test_where_a_part_has_no_plan_nobody_knows_what_is_reserved():
+    """A layer that stays in eager mode: the report says nothing, and a budget of it is refused."""
+    model = Recurrent().to("meta")
+    x = torch.empty(4, 16, 8, device="meta")
+    given = {"device": "H100", "compiler": "eager", "time_limit": 1.0, "verbose": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        report = autoremat.plan(model, x, budget="1GB", **given)
+        assert report.fallbacks
+        assert report.reserved is None
+        with pytest.raises(ValueError, match="without a plan allocate: AR"):
+            autoremat.plan(model, x, budget="1GB reserved", **given)
 
 
 def test_where_nothing_reserves_such_a_budget_is_refused():

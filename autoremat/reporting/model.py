@@ -238,7 +238,8 @@ class Report:
         eager_peak_nbytes: highest live bytes while code in eager mode goes backward outside of the
             graphs, if that is the highest of the step; else 0. Estimated.
         reserved: what CUDA's allocator takes from the device for the step; None where no GPU is
-            planned for, or where the step runs: then the device tells.
+            planned for, where the step runs (then the device tells), and where a part of it has no
+            plan.
     """
 
     budget_nbytes: int

@@ -60,9 +60,9 @@ def report_of(steps: Steps, measured_peak_nbytes: int | None, *, reads: bool = T
 
 
 def _reserved(steps: Steps, parts: list[Part]) -> ReservedMemory | None:
-    """What CUDA's allocator reserves for a step that does not run, where its tensors are known."""
+    """What CUDA's allocator reserves for a step that does not run, where all of it is known."""
     spec, tensors = steps.options.setting.spec, steps.resident.tensors
-    if steps.offline is None or tensors is None or not parts:
+    if steps.offline is None or tensors is None or not parts or steps.told.fallbacks:
         return None
     device_nbytes = device_nbytes_of(steps.device) if spec is None else spec.memory_nbytes
     return reserved_memory(parts, tensors, device_nbytes)
