@@ -7,12 +7,13 @@ and what stands around the graph is included.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import astuple, dataclass
 
 from torch import fx
 
 from autoremat import _torch
-from autoremat.inductor.allocations import Allocations, allocations_of
+from autoremat.inductor.allocations import allocations_of
 from autoremat.inductor.hook import Generated, generate
 from autoremat.problem.subject import Peaks, Subject
 from autoremat.progress import during
@@ -27,24 +28,18 @@ class Reading:
         peak_nbytes: resident bytes included.
         needed_nbytes: that, or more; as of `planning.choice.Choice`.
         time_us: of all its kernels, those of loops estimated; None if not all are known.
-        forward: on CUDA what the forward allocates and frees, as of `Allocations`; else nothing.
-        backward: the same of the backward.
-        gradients: the same.
+        asked_text: on CUDA the `Allocations`, as JSON; else "".
     """
 
     peak_nbytes: int
     needed_nbytes: int
     time_us: float | None
-    forward: list[list[int]] = field(default_factory=list)
-    backward: list[list[int]] = field(default_factory=list)
-    gradients: list[int] = field(default_factory=list)
+    asked_text: str = ""
 
     @property
     def asked(self) -> GraphEvents | None:
         """What is asked of a GPU's allocator; None elsewhere."""
-        if not self.forward and not self.backward:
-            return None
-        return GraphEvents.of(self.forward, self.backward, self.gradients)
+        return GraphEvents.of(*json.loads(self.asked_text)) if self.asked_text else None
 
     @property
     def peaks(self) -> Peaks:
@@ -103,11 +98,12 @@ def read_code(subject: Subject, forward: fx.GraphModule, backward: fx.GraphModul
     needed_nbytes = max(peak_nbytes, crossing_nbytes + shell.free_nbytes)
     resident = shell.resident_nbytes
     peaks = (resident + peak_nbytes, resident + needed_nbytes)
-    asked = Allocations()
+    asked_text = ""
     if subject.device.type == "cuda":  # whose allocator reserves more than it gives
         given = [owned.get(node.name) for node in backward.graph.find_nodes(op="placeholder")]
         asked = allocations_of(first.memory, second.memory, held=held, given=given)
-    return Reading(*peaks, _time_us(first, second), asked.forward, asked.backward, asked.gradients)
+        asked_text = json.dumps(astuple(asked), separators=(",", ":"))
+    return Reading(*peaks, _time_us(first, second), asked_text)
 
 
 def _time_us(first: Generated, second: Generated) -> float | None:
