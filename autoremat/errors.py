@@ -180,6 +180,35 @@ class OverBudget(InfeasibleBudget):
         )
 
 
+@dataclass(eq=False, repr=False)
+class OverReserved(InfeasibleBudget):
+    """No plan that was tried keeps what CUDA's allocator reserves within the budget.
+
+    Attributes:
+        smallest_peak_nbytes: the least that a plan was emulated to reserve; as a budget of what is
+            reserved it is accepted.
+        allocated_nbytes: the peak of what that plan has allocated.
+        setting: of the allocator, one with which that plan would be within the budget, or "".
+    """
+
+    allocated_nbytes: int = 0
+    setting: str = ""
+
+    def _sentences(self) -> tuple[str, ...]:
+        budget, smallest = format_nbytes_apart(self.budget_nbytes, self.smallest_peak_nbytes)
+        fact = (
+            f"Budget {budget} reserved is below the smallest that a plan was found to reserve, "
+            f"{smallest}, of which {format_nbytes(self.allocated_nbytes)} are its allocated peak."
+        )
+        raised = (
+            f'Raise the budget to {self.smallest_peak_nbytes} bytes (budget="'
+            f'{self.smallest_peak_nbytes}B reserved"), or make the step smaller.'
+        )
+        if not self.setting:
+            return fact, raised
+        return fact, f"With PYTORCH_ALLOC_CONF={self.setting} that plan is within it.", raised
+
+
 class RankError(RuntimeError):
     """Ranks that train one model in lockstep could not begin: the message names who, and why.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 from autoremat import _torch
+from autoremat.ask.budget import Budget
 from autoremat.ask.options import Offline, Options
 from autoremat.ask.plan_file import write
 from autoremat.backend import with_own_code
@@ -25,15 +27,18 @@ from autoremat.cost.device_specs import DeviceSpec, find_spec
 from autoremat.elsewhere.apart import ApartError
 from autoremat.elsewhere.libraries import with_libraries
 from autoremat.elsewhere.present import COARSER, DEVICE
-from autoremat.errors import InfeasibleBudget
+from autoremat.errors import InfeasibleBudget, OverReserved
+from autoremat.graph.devices import device_nbytes
 from autoremat.graph.selectors import Selection
 from autoremat.memory.fake_twin import Faker
 from autoremat.memory.optimizers import require_optimizer_of
 from autoremat.memory.residents import resident_of_twin
-from autoremat.reporting import Report
+from autoremat.reporting import Fact, Report
+from autoremat.reserved.search import Tried, largest_within
 from autoremat.session.eager_recurrent import eager_recurrent_layers
 from autoremat.session.session import Session
 from autoremat.session.steps import REPLANS, Steps
+from autoremat.units import format_nbytes
 
 
 def plan(
@@ -64,7 +69,10 @@ def plan(
     Args:
         model: the module, in train mode.
         inputs: the batch's positional part; tensors of the sizes to plan for.
-        budget: as for `optimize`; a percentage is of the memory of `device`.
+        budget: as for `optimize`; a percentage is of the memory of `device`. For a GPU it may be
+            of what CUDA's allocator reserves, which is what "out of memory" is about:
+            "75GB reserved", "95% reserved". Then several plans are made, up to six, each within
+            `time_limit`.
         device: "cpu", "cuda", or a name such as "H100" or "A100 40GB"; where the model is if not
             given, which then must not be `meta`.
         optimizer: of the model's parameters; with it, the state that it holds or creates counts.
@@ -86,14 +94,16 @@ def plan(
         ValueError: for a malformed budget, compiler, device or policy, for patterns that match
             nothing, a model in eval mode or without a parameter that needs a gradient, another
             model's optimizer, and a step in which nothing can be planned.
-        InfeasibleBudget: if no plan fits.
+        InfeasibleBudget: if no plan fits; `OverReserved` if none does that was tried for a budget
+            of what is reserved.
     """
     _require_curve(curve)
     _require_trainable(model)
     require_optimizer_of(model, optimizer)
     home, spec = _place(model, device)
+    limit_nbytes = _reserved_limit(budget, home, spec)
     options = Options.parse(
-        budget=budget,
+        budget=budget if limit_nbytes is None else limit_nbytes,
         compiler=compiler,
         policy=policy,
         save=save,
@@ -104,43 +114,164 @@ def plan(
         spec=spec,
     ).of(model)
     offline = Offline(curve, time_limit / 3)
-    given = (model, (inputs, dict(keywords)), optimizer, home, offline)
-    try:
-        session = _planned(options, *given)
-    except ApartError as error:
-        why = f"No code for {spec and spec.name} can be generated here: {error}"
-        warnings.warn(f"autoremat: {why} {COARSER}", stacklevel=users_level())
-        session = _planned(options.without_code(), *given)
-    report = session.report()
-    _require_planned(report)
+    step = _Step(model, (inputs, dict(keywords)), optimizer, home, offline)
+    if limit_nbytes is None:
+        session, report = _reported(options, step)
+    else:
+        session, report = _within_reserved(limit_nbytes, options, step)
     if save_to is not None:
         write(session.stored_plan(), save_to)
     return report
 
 
-def _planned(
-    options: Options,
-    model: nn.Module,
-    inputs: tuple[tuple[Any, ...], dict[str, Any]],
-    optimizer: torch.optim.Optimizer | None,
-    home: torch.device,
-    offline: Offline,
-) -> Session:
+@dataclass(frozen=True)
+class _Step:
+    """What is planned, whatever the budget.
+
+    Attributes:
+        model: the user's.
+        inputs: the batch, positional and by keyword.
+        optimizer: as for `plan`.
+        home: where the step would run, or its graph is traced.
+        offline: what is wanted beside the plan.
+    """
+
+    model: nn.Module
+    inputs: tuple[tuple[Any, ...], dict[str, Any]]
+    optimizer: torch.optim.Optimizer | None
+    home: torch.device
+    offline: Offline
+
+
+def _reported(options: Options, step: _Step) -> tuple[Session, Report]:
+    """Whoever has planned the step, and the report; coarser where there is no code."""
+    try:
+        session = _planned(options, step)
+    except ApartError as error:
+        spec = options.setting.spec
+        why = f"No code for {spec and spec.name} can be generated here: {error}"
+        warnings.warn(f"autoremat: {why} {COARSER}", stacklevel=users_level())
+        session = _planned(options.without_code(), step)
+    report = session.report()
+    _require_planned(report)
+    return session, report
+
+
+def _reserved_limit(
+    budget: str | int | None, home: torch.device, spec: DeviceSpec | None
+) -> int | None:
+    """What a plan may reserve; None where the budget is of what is allocated.
+
+    Raises:
+        ValueError: if the device has no allocator that reserves.
+    """
+    asked = None if budget is None else Budget.parse(budget)
+    if asked is None or not asked.of_reserved:
+        return None
+    if spec is None and home.type != "cuda":
+        raise ValueError(
+            f"Budget {asked.given!r} is of what CUDA's allocator reserves, and the step is planned "
+            'for the CPU, whose allocator keeps nothing in reserve. Name a GPU, device="H100", or '
+            'leave "reserved" out.'
+        )
+    return asked.nbytes(spec.memory_nbytes if spec is not None else device_nbytes(home))
+
+
+def _within_reserved(limit_nbytes: int, options: Options, step: _Step) -> tuple[Session, Report]:
+    """The same for a budget of what is reserved, by a few budgets of what is allocated.
+
+    Raises:
+        OverReserved: if no plan that was tried is within it.
+        InfeasibleBudget: if no plan's allocated peak is.
+    """
+    alone = replace(step, offline=Offline())  # one curve is enough
+    found: dict[int, tuple[Session, Report] | InfeasibleBudget] = {}
+
+    def smallest(budget_nbytes: int) -> int | None:
+        asked = replace(options, budget=Budget(budget_nbytes, given=budget_nbytes))
+        try:
+            found[budget_nbytes] = _reported(asked, alone)
+        except InfeasibleBudget as error:
+            found[budget_nbytes] = error
+            return error.smallest_peak_nbytes
+        return None
+
+    def planned(budget_nbytes: int) -> Tried[tuple[Session, Report]]:
+        made = found[budget_nbytes]
+        assert not isinstance(made, InfeasibleBudget)
+        reserved = made[1].reserved
+        if reserved is None:
+            raise ValueError(
+                "What the step reserves is not known, as nobody knows what parts of it without a "
+                f"plan allocate: {'; '.join(map(str, made[1].fallbacks))} Give a budget of what is "
+                "allocated."
+            )
+        return Tried(budget_nbytes, made[1].predicted_peak_nbytes, reserved.peak_nbytes, made)
+
+    best, tried = largest_within(limit_nbytes, planned, smallest)
+    if best is None:
+        raise _over_reserved(limit_nbytes, tried, found)
+    session, report = best.made
+    if step.offline.curve_points:
+        asked = replace(options, budget=Budget(best.budget_nbytes, given=best.budget_nbytes))
+        report = replace(report, curve=_reported(asked, step)[1].curve)
+    return session, _as_asked(report, limit_nbytes, best.budget_nbytes, len(tried))
+
+
+def _as_asked(report: Report, limit_nbytes: int, budget_nbytes: int, plans: int) -> Report:
+    """The report beside the budget that the user gave."""
+    text = (
+        f"a budget of {format_nbytes(budget_nbytes)} of what is allocated: of {plans} that were "
+        f"tried, it makes the best use of {format_nbytes(limit_nbytes)} reserved"
+    )
+    reserved = report.reserved and replace(report.reserved, budget_nbytes=limit_nbytes)
+    facts = (*report.facts, Fact("Planned with", text))
+    return replace(report, budget_nbytes=limit_nbytes, reserved=reserved, facts=facts)
+
+
+def _over_reserved(
+    limit_nbytes: int,
+    tried: list[Tried[tuple[Session, Report]]],
+    found: Mapping[int, tuple[Session, Report] | InfeasibleBudget],
+) -> InfeasibleBudget:
+    """That nothing is within a budget of what is reserved."""
+    refused = [error for error in found.values() if isinstance(error, InfeasibleBudget)]
+    if not tried:
+        error = refused[0]
+        error.add_note("What is reserved is never less than what is allocated.")
+        return error
+    least = min(tried, key=lambda one: one.reserved_nbytes)
+    report = least.made[1]
+    cases = () if report.reserved is None else report.reserved.cases
+    fitting = [case.setting for case in cases if case.peak_nbytes <= limit_nbytes]
+    return OverReserved(
+        budget_nbytes=limit_nbytes,
+        smallest_peak_nbytes=least.reserved_nbytes,
+        floor_nbytes=report.resident_nbytes,
+        resident=report.resident,
+        advice=report.advice,
+        allocated_nbytes=report.reserved.default.allocated_nbytes if report.reserved else 0,
+        setting=fitting[0] if fitting else "",
+    )
+
+
+def _planned(options: Options, step: _Step) -> Session:
     """Whoever has planned the step.
 
     Raises:
         ApartError: if no code can be generated for a GPU that is not here.
     """
+    model, inputs, optimizer, home = step.model, step.inputs, step.optimizer, step.home
     faker = Faker(home)
     twin, (fakes, fake_keywords) = faker.model(model), faker.values(inputs)
-    if options.setting.stands_in:
+    spec = options.setting.spec
+    resident = resident_of_twin(twin, (fakes, fake_keywords), model, optimizer, home)
+    if spec is not None:
         there = Faker(DEVICE)
-        seen = there.model(model), there.values(inputs)
-        held = resident_of_twin(*seen, model, optimizer, DEVICE)
-        resident = with_libraries(held, options.setting.spec)
-    else:
-        resident = resident_of_twin(twin, (fakes, fake_keywords), model, optimizer, home)
-    steps = Steps(options, replans=REPLANS, offline=offline)
+        held = resident_of_twin(there.model(model), there.values(inputs), model, optimizer, DEVICE)
+        held = with_libraries(held, spec)
+        resident = held if options.setting.stands_in else replace(resident, tensors=held.tensors)
+    steps = Steps(options, replans=REPLANS, offline=step.offline)
     session = Session(steps, lambda _: resident)
     _run(session, faker, twin, fakes, fake_keywords)
     session.settle()

@@ -1,8 +1,9 @@
 """The user's budget as a value.
 
 Enters: what a user may write, `"40GB"`, `"37.5 GiB"`, `"80%"`, a number of bytes, `"auto"` or
-`"min"`. Leaves: a `Budget`, or a `ValueError` that names the accepted forms. Guarantees: exact
-arithmetic, rounded down to a whole byte; only a percentage needs to know what it is of.
+`"min"`; and `"75GB reserved"`, of what CUDA's allocator takes from the device. Leaves: a `Budget`,
+or a `ValueError` that names the accepted forms. Guarantees: exact arithmetic, rounded down to a
+whole byte; only a percentage needs to know what it is of.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ _ACCEPTED_FORMS = (
     "(powers of 1024: KiB, MiB, GiB, TiB), a whole number of bytes such as 40_000_000_000, "
     'a share of {whole} such as "80%"{words}. It must be above zero.'
 )
-_WORDS = ', "auto" (what the device has free) or "min" (as little as can be)'
+_WORDS = (
+    ', "auto" (what the device has free) or "min" (as little as can be); in plans for GPUs '
+    '"75GB reserved"'
+)
 AUTO, LEAST = "auto", "min"
 
 _LARGEST_NBYTES = 1 << 40  # of a device: what is no byte of it is too small a share of any
 # The digits are limited so that no text, however long, makes Python refuse or crawl.
 _BARE_NBYTES = re.compile(r"[0-9](?:[0-9_]{0,29}[0-9])?")
+_RESERVED = re.compile(r"(.*\S)\s+reserved\s*", re.IGNORECASE | re.DOTALL)
 _AMOUNT = re.compile(r"\s*([0-9]{1,24}(?:\.[0-9]{1,24})?)\s*(%|[a-z]+)\s*", re.IGNORECASE)
 
 
@@ -37,6 +42,7 @@ class Budget:
         size_nbytes: the size; 0 if it is none.
         share: above 0 and up to 1; 0 if it is none.
         word: `AUTO` for what the device has free, `LEAST` for as little as can be, or "".
+        of_reserved: whether it is of what the device's allocator reserves, not of what it gives.
         given: as the user wrote it.
         whole: what a share is of, in words for messages.
     """
@@ -44,6 +50,7 @@ class Budget:
     size_nbytes: int = 0
     share: Fraction = Fraction(0)
     word: str = ""
+    of_reserved: bool = False
     given: str | int = field(default="", compare=False)
     whole: str = field(default=_DEVICE, compare=False)
 
@@ -60,20 +67,24 @@ class Budget:
         Raises:
             ValueError: if it is malformed, not above zero, or above 100 %.
         """
-        size_nbytes, share = 0, Fraction(0)
+        size_nbytes, share, of_reserved = 0, Fraction(0), False
         if isinstance(given, str) and whole == _DEVICE:
             word = given.strip().lower()
             if word in (AUTO, LEAST):
                 return cls(word=word, given=given)
         if isinstance(given, str):
-            size_nbytes, share = _parse_text(given, whole)
+            match = _RESERVED.fullmatch(given) if whole == _DEVICE else None
+            of_reserved = match is not None
+            if match is not None and _AMOUNT.fullmatch(match[1]) is None:
+                raise _malformed(given, "is no size, nor a share, of what is reserved", whole)
+            size_nbytes, share = _parse_text(match[1] if match else given, whole)
         elif isinstance(given, Integral) and not isinstance(given, bool):
             size_nbytes = given = int(given)
         else:
             raise _malformed(given, f"is of type {type(given).__name__}", whole)
         if size_nbytes <= 0 and share * _LARGEST_NBYTES < 1:
             raise _malformed(given, "is not above zero bytes", whole)
-        return cls(size_nbytes, share, given=given, whole=whole)
+        return cls(size_nbytes, share, of_reserved=of_reserved, given=given, whole=whole)
 
     @property
     def is_free(self) -> bool:

@@ -213,7 +213,14 @@ def _budget(given: str | int | None, steering: Steering) -> Budget:
             '"80%" of the device\'s memory, "auto" or "min"; for the backend, as '
             f'options={{"budget": "40GB"}}, or in the environment, as {BUDGET_VARIABLE}.'
         )
-    return Budget.parse("100%" if given is None else given)
+    found = Budget.parse("100%" if given is None else given)
+    if found.of_reserved:
+        raise ValueError(
+            f"Budget {found.given!r} is of what a GPU's allocator reserves. Only plan(..., "
+            'device="H100"), for a GPU, emulates that: plan there, and give what it finds as the '
+            "budget here, in bytes of what is allocated."
+        )
+    return found
 
 
 def _tune(given: object, steering: Steering) -> int:

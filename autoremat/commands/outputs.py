@@ -101,6 +101,7 @@ def report_document(report: Report, outputs: Mapping[str, Path]) -> dict[str, An
         "baseline_peak_nbytes": report.baseline_peak_nbytes,
         "predicted_peak_nbytes": report.predicted_peak_nbytes,
         "measured_peak_nbytes": report.measured_peak_nbytes,
+        "reserved": None if report.reserved is None else asdict(report.reserved),
         "is_within_budget": report.is_within_budget,
         "baseline_time_us": report.baseline_time_us,
         "predicted_time_us": report.predicted_time_us,

@@ -44,7 +44,9 @@ def with_libraries(resident: Resident, spec: DeviceSpec | None) -> Resident:
     if spec is None:
         return resident
     kept_nbytes = workspace_nbytes(spec.chip.capability)
-    return replace(resident, parts=with_others(resident.parts, kept_nbytes))
+    tensors = resident.tensors and replace(resident.tensors, libraries=(kept_nbytes,))
+    parts = with_others(resident.parts, kept_nbytes)
+    return replace(resident, parts=parts, tensors=tensors)
 
 
 def library_calls_elsewhere(

@@ -7,14 +7,17 @@ and what stands around the graph is included.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import astuple, dataclass
 
 from torch import fx
 
 from autoremat import _torch
-from autoremat.inductor.hook import generate
+from autoremat.inductor.allocations import allocations_of
+from autoremat.inductor.hook import Generated, generate
 from autoremat.problem.subject import Peaks, Subject
 from autoremat.progress import during
+from autoremat.reserved.step import GraphEvents
 
 
 @dataclass(frozen=True)
@@ -25,11 +28,18 @@ class Reading:
         peak_nbytes: resident bytes included.
         needed_nbytes: that, or more; as of `planning.choice.Choice`.
         time_us: of all its kernels, those of loops estimated; None if not all are known.
+        asked_text: on CUDA the `Allocations`, as JSON; else "".
     """
 
     peak_nbytes: int
     needed_nbytes: int
     time_us: float | None
+    asked_text: str = ""
+
+    @property
+    def asked(self) -> GraphEvents | None:
+        """What is asked of a GPU's allocator; None elsewhere."""
+        return GraphEvents.of(*json.loads(self.asked_text)) if self.asked_text else None
 
     @property
     def peaks(self) -> Peaks:
@@ -88,6 +98,15 @@ def read_code(subject: Subject, forward: fx.GraphModule, backward: fx.GraphModul
     needed_nbytes = max(peak_nbytes, crossing_nbytes + shell.free_nbytes)
     resident = shell.resident_nbytes
     peaks = (resident + peak_nbytes, resident + needed_nbytes)
+    asked_text = ""
+    if subject.device.type == "cuda":  # whose allocator reserves more than it gives
+        given = [owned.get(node.name) for node in backward.graph.find_nodes(op="placeholder")]
+        asked = allocations_of(first.memory, second.memory, held=held, given=given)
+        asked_text = json.dumps(astuple(asked), separators=(",", ":"))
+    return Reading(*peaks, _time_us(first, second), asked_text)
+
+
+def _time_us(first: Generated, second: Generated) -> float | None:
     if first.time_us is None or second.time_us is None:
-        return Reading(*peaks, None)
-    return Reading(*peaks, first.time_us + second.time_us)
+        return None
+    return first.time_us + second.time_us

@@ -1,9 +1,9 @@
 """What a wrapper that Inductor generated will allocate, known before anything runs.
 
 Enters: the wrapper's source and the sizes of its buffers. Leaves: the live bytes after each
-statement. The wrapper is a straight line of allocations, kernel calls, renamings and `del`s;
-they are followed by name, as Python would by reference count. Exact on what the wrapper
-allocates; what a library call takes inside is measured (`library_calls`).
+statement, and the allocations and frees themselves. The wrapper is a straight line of allocations,
+kernel calls, renamings and `del`s; they are followed by name, as Python would by reference count.
+Exact on what the wrapper allocates; what a library call takes inside is measured (`library_calls`).
 """
 
 from __future__ import annotations
@@ -55,10 +55,15 @@ class WrapperMemory:
         live_nbytes: live bytes after each statement; inputs that the call owns are live at first.
         returned: for each result the storage that it lies in and that storage's bytes; results
             with the same number share a storage. None for results that are no tensors.
+        events: in their order, each storage that is allocated, with its bytes, or freed, with 0.
+            Inputs that the call owns are there before the first.
+        inputs: by position, the storage of each input; None for numbers.
     """
 
     live_nbytes: tuple[int, ...]
     returned: tuple[tuple[int, int] | None, ...]
+    events: tuple[tuple[int, int], ...] = ()
+    inputs: tuple[int | None, ...] = ()
 
     @property
     def returned_nbytes(self) -> int:
@@ -79,7 +84,11 @@ def read_wrapper(source: str, buffers: Buffers) -> WrapperMemory:
     """
     reader = _Reader(buffers)
     reader.block(call_function(source).body)
-    return WrapperMemory(tuple(reader.curve), tuple(reader.returned))
+    return WrapperMemory(
+        *(tuple(reader.curve), tuple(reader.returned)),
+        events=tuple(reader.events),
+        inputs=tuple(reader.inputs),
+    )
 
 
 def call_function(source: str) -> ast.FunctionDef:
@@ -106,6 +115,8 @@ class _Reader:
         self._live = 0
         self.curve: list[int] = []
         self.returned: list[tuple[int, int] | None] = []
+        self.events: list[tuple[int, int]] = []
+        self.inputs: list[int | None] = []
 
     def block(self, statements: Sequence[ast.stmt]) -> None:
         for statement in statements:
@@ -131,6 +142,9 @@ class _Reader:
                 workspace = self._workspace_of(call)
             case ast.Return(value=value):
                 self._returned(value)
+        if workspace:
+            taken = self._allocate(workspace)
+            self.events += [(taken, self._nbytes[taken]), (taken, 0)]
         self.curve.append(self._live + workspace)
 
     def _inputs(self, names: Sequence[str]) -> None:
@@ -138,8 +152,12 @@ class _Reader:
             number = self._buffers.input_values[position]
             if number is not None:
                 self._numbers[name] = number
+                self.inputs.append(None)
             else:
-                self._bind(name, (self._allocate(self._buffers.input_nbytes[position]),))
+                storage = self._allocate(self._buffers.input_nbytes[position])
+                self._bind(name, (storage,))
+                self.inputs.append(storage)
+        self.events.clear()  # they were there before
 
     def _assign(self, name: str, value: ast.expr) -> int:
         match value:
@@ -216,6 +234,7 @@ class _Reader:
         for storage in storages:
             if self._references[storage] == 0:
                 self._live += self._nbytes[storage]
+                self._note(storage, self._nbytes[storage])
             self._references[storage] += 1
         self._drop(name)
         self._storages[name] = storages
@@ -225,6 +244,11 @@ class _Reader:
             self._references[storage] -= 1
             if self._references[storage] == 0:
                 self._live -= self._nbytes[storage]
+                self._note(storage, 0)
+
+    def _note(self, storage: int, nbytes: int) -> None:
+        if self._nbytes[storage]:
+            self.events.append((storage, nbytes))
 
     def _returned(self, value: ast.expr | None) -> None:
         for result in value.elts if isinstance(value, (ast.Tuple, ast.List)) else ():

@@ -28,6 +28,7 @@ class LiveStorages(TorchDispatchMode):
         live_nbytes: created and not freed yet.
         peak_nbytes: the most that were live.
         has_changed_any: whether an operator that writes was given one of the watched tensors.
+        events: given if they are wanted: each storage's number and its bytes, or 0 as it is freed.
     """
 
     device: torch.device
@@ -35,6 +36,8 @@ class LiveStorages(TorchDispatchMode):
     live_nbytes: int = 0
     peak_nbytes: int = 0
     has_changed_any: bool = False
+    events: list[tuple[int, int]] | None = None
+    _number: int = 0  # of storages so far
     _seen: set[int] = field(default_factory=set)
     _watched: set[int] = field(default_factory=set)
 
@@ -76,8 +79,16 @@ class LiveStorages(TorchDispatchMode):
         self._seen.add(identity)
         self.live_nbytes += nbytes
         self.peak_nbytes = max(self.peak_nbytes, self.live_nbytes)
-        weakref.finalize(storage, self._freed, identity, nbytes).atexit = False
+        self._number += 1
+        self._note(self._number, nbytes)
+        given = (identity, self._number, nbytes)
+        weakref.finalize(storage, self._freed, *given).atexit = False
 
-    def _freed(self, identity: int, nbytes: int) -> None:
+    def _freed(self, identity: int, number: int, nbytes: int) -> None:
         self._seen.discard(identity)
         self.live_nbytes -= nbytes
+        self._note(number, 0)
+
+    def _note(self, number: int, nbytes: int) -> None:
+        if self.events is not None:
+            self.events.append((number, nbytes))

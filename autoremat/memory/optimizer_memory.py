@@ -1,9 +1,10 @@
 """What an optimizer's first step allocates, found without running it.
 
-Enters: an optimizer, perhaps wrapped. Leaves: an `OptimizerFootprint`. Guarantees: the step runs
-on a copy whose tensors are fake, so the user's optimizer, parameters and gradients are not touched
-and no memory of the model's size is taken; where the step refuses fake tensors, or changes no
-parameter of them, the figures are cautious: two states and two temporaries of its parameters' size.
+Enters: an optimizer, perhaps wrapped. Leaves: an `OptimizerFootprint`, or the allocations and
+frees of its first and of later steps. Guarantees: the step runs on a copy whose
+tensors are fake, so the user's optimizer, parameters and gradients are not touched and no memory of
+the model's size is taken; where the step refuses fake tensors, or changes no parameter of them, the
+figures are cautious: two states and two temporaries of its parameters' size.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from autoremat._torch import (
 from autoremat.memory.live_storages import LiveStorages
 from autoremat.memory.meter import state_of, storages_nbytes
 from autoremat.memory.optimizers import layers_of
+from autoremat.reserved.step import Event, Update
 
 _STEPS_TAKEN = 1000  # as a step count reads: an optimizer's warm-up branches are behind
 
@@ -43,45 +45,93 @@ class OptimizerFootprint:
     transient_nbytes: int
 
 
-def optimizer_footprint(optimizer: torch.optim.Optimizer) -> OptimizerFootprint:
+def optimizer_footprint(
+    optimizer: torch.optim.Optimizer, home: torch.device | None = None
+) -> OptimizerFootprint:
     """Size an optimizer's next step by running it on fake tensors.
 
     Every trainable parameter is taken to have a gradient. Hooks around `step` do not run, nor do
     wrappers: what steps is the optimizer inside them.
+
+    Args:
+        optimizer: the optimizer.
+        home: where it would step, if its parameters are elsewhere: on a GPU, torch's optimizers
+            take their multi-tensor form.
     """
     optimizer = layers_of(optimizer)[-1]
-    params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    params = _trained(optimizer)
     if not params:
         return OptimizerFootprint(0, 0)
-    device = params[0].device
+    found = _run_on_fakes(optimizer, home or params[0].device)
+    return found.footprint if found else _cautious(optimizer, params, params[0].device)
+
+
+def update_of(optimizer: torch.optim.Optimizer | None, home: torch.device) -> Update:
+    """What an optimizer allocates and frees in its next step and in those after it.
+
+    Args:
+        optimizer: as for `optimizer_footprint`; None for nothing.
+        home: where it would step.
+    """
+    layers = layers_of(optimizer)
+    if not layers or not _trained(layers[-1]):
+        return Update()
+    found = _run_on_fakes(layers[-1], home)
+    if found is not None:
+        return found.update
+    params = _trained(layers[-1])
+    cautious = _cautious(layers[-1], params, params[0].device)
+    passing = (Event("temporaries", cautious.transient_nbytes), Event("temporaries", 0))
+    state = [Event("state", cautious.state_nbytes)] if cautious.state_nbytes else []
+    return Update((*state, *passing), passing)
+
+
+def _trained(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """What two steps on fakes have shown."""
+
+    footprint: OptimizerFootprint
+    update: Update
+
+
+def _run_on_fakes(optimizer: torch.optim.Optimizer, device: torch.device) -> _Ran | None:
+    """What steps take; None if they changed no parameter, or cannot run so."""
     try:
-        with real_execution():
-            found = _run_on_fakes(optimizer, device)
+        with real_execution(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            twin = _fake_twin(optimizer, mode, device)
+            state_before = storages_nbytes(state_of([twin]), device)
+            tracker = _OnFakes(device, events=[])
+            for leaf in _tensors_of(twin):
+                tracker.ignore(leaf)
+            for group in twin.param_groups:
+                tracker.watch(group["params"])
+            with tracker:
+                twin.step()
+            footprint = _footprint(tracker, storages_nbytes(state_of([twin]), device), state_before)
+            first = _events(tracker)
+            with tracker:
+                twin.step()
+            later = _events(tracker)
     except Exception:
         # Any optimizer may need values, closures or kernels that fake tensors lack.
-        found = None
-    return found or _cautious(optimizer, params, device)
-
-
-def _run_on_fakes(
-    optimizer: torch.optim.Optimizer, device: torch.device
-) -> OptimizerFootprint | None:
-    """The footprint; None if the step changed no parameter, so that it was none."""
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        twin = _fake_twin(optimizer, mode)
-        state_before = storages_nbytes(state_of([twin]), device)
-        tracker = _OnFakes(device)
-        for leaf in _tensors_of(twin):
-            tracker.ignore(leaf)
-        for group in twin.param_groups:
-            tracker.watch(group["params"])
-        with tracker:
-            twin.step()
-        state_after = storages_nbytes(state_of([twin]), device)
-    if not tracker.has_changed_any:
         return None
-    created = max(state_after - state_before, tracker.live_nbytes)  # some keep it elsewhere
+    return _Ran(footprint, Update(first, later)) if tracker.has_changed_any else None
+
+
+def _footprint(tracker: _OnFakes, state_nbytes: int, before_nbytes: int) -> OptimizerFootprint:
+    created = max(state_nbytes - before_nbytes, tracker.live_nbytes)  # some keep it elsewhere
     return OptimizerFootprint(created, max(0, tracker.peak_nbytes - created))
+
+
+def _events(tracker: _OnFakes) -> tuple[Event, ...]:
+    """What was noted since the last time."""
+    found = tuple(Event(number, nbytes) for number, nbytes in tracker.events or () if number)
+    tracker.events = []
+    return found
 
 
 def _cautious(
@@ -92,10 +142,12 @@ def _cautious(
     return OptimizerFootprint(0 if exists else 2 * params_nbytes, 2 * params_nbytes)
 
 
-def _fake_twin(optimizer: torch.optim.Optimizer, mode: FakeTensorMode) -> torch.optim.Optimizer:
+def _fake_twin(
+    optimizer: torch.optim.Optimizer, mode: FakeTensorMode, home: torch.device
+) -> torch.optim.Optimizer:
     """A copy of the optimizer with every tensor fake, a gradient for each parameter."""
     # deepcopy takes what the memo holds instead of copying: no real tensor is ever cloned.
-    memo: dict[int, Any] = {id(t): _fake(t, mode) for t in _tensors_of(optimizer)}
+    memo: dict[int, Any] = {id(t): _fake(t, mode, home) for t in _tensors_of(optimizer)}
     twin = type(optimizer).__new__(type(optimizer))
     for name, value in vars(optimizer).items():
         # Learning-rate schedulers bind a wrapped `step` of the original to the instance.
@@ -105,7 +157,7 @@ def _fake_twin(optimizer: torch.optim.Optimizer, mode: FakeTensorMode) -> torch.
         if name in twin.__dict__:
             twin.__dict__[name].clear()
     for real, fake in zip(optimizer.param_groups, twin.param_groups, strict=True):
-        _settle_foreach(real, fake)
+        _settle_foreach(real, fake, home)
     return twin
 
 
@@ -120,20 +172,31 @@ def _tensors_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
         yield from tensor_leaves(value)
 
 
-def _fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+def _fake(tensor: torch.Tensor, mode: FakeTensorMode, home: torch.device) -> torch.Tensor:
     fake: torch.Tensor = mode.from_tensor(tensor.detach(), static_shapes=True)
-    if isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad:
+    is_parameter = isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad
+    # Counts of steps are single numbers, which optimizers keep on the CPU.
+    if (is_parameter or tensor.dim()) and tensor.device.type != home.type:
+        with mode:
+            sizes = tensor.shape, tensor.stride()
+            fake = torch.empty_strided(*sizes, dtype=tensor.dtype, device=home)
+    if is_parameter:
         fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
         if tensor.requires_grad:
             fake.grad = torch.empty_like(fake)
     return fake
 
 
-def _settle_foreach(real: dict[str, Any], fake: dict[str, Any]) -> None:
+def _settle_foreach(real: dict[str, Any], fake: dict[str, Any], home: torch.device) -> None:
     """Decide the multi-tensor form by the real parameters; for fake ones torch declines it."""
-    if "foreach" in real and real["foreach"] is None and not real.get("fused"):
-        differentiable = bool(real.get("differentiable"))
-        fake["foreach"] = foreach_by_default(real["params"], differentiable)
+    if "foreach" not in real or real["foreach"] is not None or real.get("fused"):
+        return
+    differentiable, params = bool(real.get("differentiable")), real["params"]
+    if home.type == "cuda" and all(p.device.type != home.type for p in params):
+        plain = all(type(p) in (torch.Tensor, torch.nn.Parameter) for p in params)
+        fake["foreach"] = plain and not differentiable  # as torch has it for tensors on a GPU
+    else:
+        fake["foreach"] = foreach_by_default(params, differentiable)
 
 
 @dataclass(eq=False)

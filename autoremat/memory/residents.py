@@ -17,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from autoremat import _torch
 from autoremat.memory.calls import CallsAround
+from autoremat.memory.held_tensors import HeldTensors, held_tensors
 from autoremat.memory.meter import (
     gradients_of,
     resident_parts,
@@ -47,6 +48,7 @@ class Resident:
         transient_nbytes: what the optimizer's step takes for itself, after the backward.
         traffic: what processes that share the model move; its window is in the parts.
         storages: identities of the storages that are counted, as far as known.
+        tensors: each of them, where it is known of a step that does not run.
     """
 
     parts: ResidentParts = field(default_factory=ResidentParts)
@@ -54,6 +56,7 @@ class Resident:
     transient_nbytes: int = 0
     traffic: Traffic = field(default_factory=Traffic)
     storages: frozenset[int] = frozenset()
+    tensors: HeldTensors | None = None
 
     @property
     def nbytes(self) -> int:
@@ -113,7 +116,10 @@ def resident_of_twin(
             optimizer_nbytes=parts.optimizer_nbytes + there.optimizer_nbytes,
             others_nbytes=parts.others_nbytes + there.others_nbytes,
         )
-    return _with_next_step(parts, twin, inputs, optimizer)
+    found = _with_next_step(parts, twin, inputs, optimizer, home)
+    if home.type != "cuda":
+        return found
+    return replace(found, tensors=held_tensors(twin, inputs, optimizer, home))
 
 
 def spread_out(resident: Resident, spread: Spread) -> Resident:
@@ -153,10 +159,13 @@ def _with_next_step(
     model: nn.Module,
     inputs: Any,
     optimizer: torch.optim.Optimizer | None,
+    home: torch.device | None = None,
 ) -> Resident:
     """The parts with what the optimizer's next step creates, and takes for itself."""
     layers = layers_of(optimizer)
-    footprint = optimizer_footprint(layers[-1]) if layers else OptimizerFootprint(0, 0)
+    footprint = OptimizerFootprint(0, 0)
+    if layers:
+        footprint = optimizer_footprint(layers[-1], home if home and home.type == "cuda" else None)
     state_nbytes = parts.optimizer_nbytes + footprint.state_nbytes
     stepped = parameters_of(optimizer)
     return Resident(

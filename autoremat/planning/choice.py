@@ -19,6 +19,7 @@ from autoremat.emit.rewrite import rewrite
 from autoremat.emit.split import partition
 from autoremat.planning.torch_plan import TorchPlan
 from autoremat.problem.subject import Subject
+from autoremat.reserved.step import GraphEvents
 
 TORCH = "torch's own partitioner"  # the method of a choice that is torch's
 Modules = tuple[fx.GraphModule, fx.GraphModule]
@@ -42,6 +43,7 @@ class Choice:
         is_read: whether that meter is the code that Inductor generates, not the simulator.
         torchs: given for torch's own partition: what its plan is a plan of.
         code_us: what the kernels of that code take; None where that is not known.
+        asked: what that code asks of a GPU's allocator; None where no such code was read.
     """
 
     forward: fx.GraphModule
@@ -56,6 +58,7 @@ class Choice:
     is_read: bool
     torchs: TorchPlan | None = None
     code_us: float | None = None
+    asked: GraphEvents | None = None
 
 
 @dataclass(frozen=True)

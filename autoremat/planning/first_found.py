@@ -17,6 +17,7 @@ from autoremat.planning.asked import saved_names
 from autoremat.planning.choice import TORCH, Baseline, Choice, Modules, written_out
 from autoremat.planning.found_before import answer
 from autoremat.planning.identity import in_words
+from autoremat.planning.known_readings import read_once
 from autoremat.planning.simulated import simulated_baseline
 from autoremat.planning.torch_own import Unplanned
 from autoremat.planning.torch_plan import TorchPlan
@@ -136,7 +137,12 @@ def _applied(subject: Subject, found: Found, *, reads: bool) -> Choice | None:
         is_read=reads,
         torchs=torchs,
         code_us=found.code_us,
+        asked=read_once(subject, *modules).asked if reads and _is_gpu(subject) else None,
     )
+
+
+def _is_gpu(subject: Subject) -> bool:
+    return subject.device.type == "cuda"
 
 
 def _written(

@@ -319,6 +319,7 @@ class Reader:
             baseline_time_us=self.unplanned.time_us,
             is_read=True,
             code_us=code.time_us,
+            asked=code.asked,
         )
 
 

@@ -15,6 +15,7 @@ from autoremat.reporting.model import (
     ValueAction,
     ValueReport,
 )
+from autoremat.reporting.reserved import ReservedCase, ReservedMemory
 from autoremat.reporting.resident import ResidentParts
 from autoremat.reporting.text import one_line, summary
 from autoremat.reporting.timeline import MemoryTimeline, Span, SpanKind, Step
@@ -30,6 +31,8 @@ __all__ = [
     "PointKind",
     "Report",
     "ReportError",
+    "ReservedCase",
+    "ReservedMemory",
     "ResidentParts",
     "Span",
     "SpanKind",

@@ -15,10 +15,11 @@ from itertools import chain
 from autoremat_solver.plan import Status
 
 from autoremat.reporting.fields import check_fields
+from autoremat.reporting.reserved import ReservedMemory
 from autoremat.reporting.resident import ResidentParts
 from autoremat.reporting.timeline import MemoryTimeline
 
-SCHEMA = "autoremat.report/3"
+SCHEMA = "autoremat.report/4"
 LEFT_OUT = "Not on the curve"  # the name of facts
 
 
@@ -236,6 +237,9 @@ class Report:
         optimizer: class of the optimizer whose state is counted; "" if none was given.
         eager_peak_nbytes: highest live bytes while code in eager mode goes backward outside of the
             graphs, if that is the highest of the step; else 0. Estimated.
+        reserved: what CUDA's allocator takes from the device for the step; None where no GPU is
+            planned for, where the step runs (then the device tells), and where a part of it has no
+            plan.
     """
 
     budget_nbytes: int
@@ -251,6 +255,7 @@ class Report:
     facts: tuple[Fact, ...] = ()
     optimizer: str = ""
     eager_peak_nbytes: int = 0
+    reserved: ReservedMemory | None = None
 
     def __post_init__(self) -> None:
         """Refuses fields of the wrong type."""
@@ -373,7 +378,8 @@ class Report:
     @property
     def is_within_budget(self) -> bool:
         """Whether something is planned and no peak known of it is above the budget."""
-        return bool(self.graphs) and self.highest_peak_nbytes <= self.budget_nbytes
+        is_within = self.reserved is None or self.reserved.is_within_budget
+        return is_within and bool(self.graphs) and self.highest_peak_nbytes <= self.budget_nbytes
 
     def with_measured(self, peak_nbytes: int) -> Report:
         """This report with the peak that the device reported."""

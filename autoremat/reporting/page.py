@@ -17,9 +17,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from autoremat.reporting.document import write
 from autoremat.reporting.model import Report, ValueAction
+from autoremat.reporting.reserved import ReservedMemory
 from autoremat.reporting.text import (
     bound_text,
     code_text,
+    helping_text,
     without_optimizer,
 )
 from autoremat.units import format_nbytes, format_nbytes_apart, format_us_apart
@@ -37,6 +39,17 @@ class _Bar:
     style: str
     percent: float
     resident_percent: float
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """The allocator under one setting, beside its default."""
+
+    name: str
+    peak: str
+    less: str
+    segments: int
+    fits: bool
 
 
 @dataclass(frozen=True)
@@ -78,6 +91,9 @@ def html(report: Report) -> str:
         budget_percent=100 * report.budget_nbytes / scale,
         budget=format_nbytes(report.budget_nbytes),
         tiles=_tiles(report),
+        settings=_settings(report),
+        idle=_idle(report),
+        helping=helping_text(report.reserved) if report.reserved else "",
         reading=_reading(report),
         timing=_timing(report),
         estimated=sorted(set(report.estimated_ops)),
@@ -155,7 +171,12 @@ def _tiles(report: Report) -> list[_Tile]:
     peak = format_nbytes(report.predicted_peak_nbytes)
     below = f"{100 * saved:.1f} % below no plan" if report.knows_baseline_peak else ""
     tiles.append(_Tile("Predicted peak", peak, below))
-    tiles.append(_measured_tile(report))
+    is_measured = report.measured_peak_nbytes is not None
+    tiles.append(
+        _measured_tile(report)
+        if is_measured or report.reserved is None
+        else _reserved_tile(report.reserved)
+    )
     extra = _extra(report)
     time_text = "unknown" if extra is None else f"{round(extra, 1) + 0.0:+.1f} %"
     times = " to ".join(format_us_apart(report.baseline_time_us, report.predicted_time_us))
@@ -169,9 +190,43 @@ def _tiles(report: Report) -> list[_Tile]:
     return tiles
 
 
+def _settings(report: Report) -> list[_Setting]:
+    """Each setting of the allocator, and by how much it reserves less."""
+    found = report.reserved
+    rows = []
+    for case in found.cases if found is not None else ():
+        less = 0 if found is None else found.peak_nbytes - case.peak_nbytes
+        name = case.setting or "torch's defaults"
+        sign = "\u2212" if less > 0 else "+"
+        text = f"{sign}{format_nbytes(abs(less))}" if less else "\u2013"
+        peak = format_nbytes(case.peak_nbytes)
+        rows.append(_Setting(name, peak, text, case.segments, case.fits))
+    return rows
+
+
+def _idle(report: Report) -> str:
+    """What was free as the peak of what is reserved was reached."""
+    found = report.reserved
+    if found is None:
+        return ""
+    blocks = ", ".join(map(format_nbytes, found.free_nbytes))
+    largest = f"; the largest free blocks were {blocks}" if blocks else ""
+    return (
+        f"{format_nbytes(found.peak_nbytes)} are taken from the device over {found.steps} steps, "
+        f"{format_nbytes(found.idle_nbytes)} of it free at that peak{largest}."
+    )
+
+
 def _with_micro(text: str) -> str:
     """Microseconds as the page's script writes them; a terminal may lack the sign."""
     return re.sub(r"(\d) us\b", "\\1 \u00b5s", text)
+
+
+def _reserved_tile(found: ReservedMemory) -> _Tile:
+    note = f"{format_nbytes(found.idle_nbytes)} of it free at that peak"
+    if found.budget_nbytes is not None:
+        note = f"of {format_nbytes(found.budget_nbytes)} asked for"
+    return _Tile("Reserved, emulated", format_nbytes(found.peak_nbytes), note)
 
 
 def _measured_tile(report: Report) -> _Tile:

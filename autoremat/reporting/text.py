@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from autoremat.reporting.model import Report, ValueAction, ValueReport
+from autoremat.reporting.reserved import ReservedMemory
 from autoremat.reporting.resident import ResidentParts
 from autoremat.units import (
     format_nbytes,
@@ -76,11 +77,13 @@ def _verdict(report: Report) -> str:
 
 def _peaks(report: Report) -> str:
     before = f"{format_nbytes(report.baseline_peak_nbytes)} -> "
-    highest = report.highest_peak_nbytes
+    highest, reserved = report.highest_peak_nbytes, report.reserved
     text = f"peak {before if report.knows_baseline_peak else ''}"
     text += format_nbytes(report.predicted_peak_nbytes)
     if report.measured_peak_nbytes is not None:
         text += f", measured {format_nbytes(report.measured_peak_nbytes)}"
+    if reserved is not None and reserved.budget_nbytes is not None:
+        text += f", reserved {format_nbytes(reserved.peak_nbytes)}"
     if highest <= report.budget_nbytes:
         return f"{text} (budget {format_nbytes(report.budget_nbytes)})"
     _, budget = format_nbytes_apart(highest, report.budget_nbytes)
@@ -106,6 +109,7 @@ def _facts(report: Report) -> Iterable[str]:
     facts = {
         "Budget": f"{report.budget_nbytes} bytes, {_resident(report.resident)}",
         "Optimizer": without_optimizer(report),
+        "Reserved": reserved_text(report),
         "Measured": _measured(report),
         "Peak at": _peak_place(report),
         "Step time": _times(report),
@@ -136,6 +140,38 @@ def without_optimizer(report: Report) -> str:
         "none: the plan was made without an optimizer, and its state is not counted; pass "
         "optimizer= (--optimizer on the command line)"
     )
+
+
+def reserved_text(report: Report) -> str:
+    """What the allocator takes from the device, and what would lower that; "" if nobody knows."""
+    found = report.reserved
+    if found is None:
+        return ""
+    sentences = [_reserved(found), helping_text(found)]
+    if not found.default.fits:
+        sentences.insert(1, f"the device has {format_nbytes(found.device_nbytes)}")
+    if found.budget_nbytes is not None:
+        is_kept = "within" if found.is_within_budget else "above"
+        sentences.append(f"{is_kept} the {format_nbytes(found.budget_nbytes)} asked for")
+    return "; ".join(sentences)
+
+
+def _reserved(found: ReservedMemory) -> str:
+    blocks = ", ".join(map(format_nbytes, found.free_nbytes))
+    idle = f"{format_nbytes(found.idle_nbytes)} of it not allocated at that peak"
+    if blocks:
+        idle += f" (largest free blocks {blocks})"
+    whole = format_nbytes(found.peak_nbytes)
+    return f"{whole} by CUDA's allocator in {found.steps} steps, emulated; {idle}"
+
+
+def helping_text(found: ReservedMemory) -> str:
+    """The setting that lowers what is reserved the most, and by how much."""
+    best = found.helping
+    if best is None:
+        return "no setting that was tried lowers it by 1 %"
+    less = format_nbytes(found.peak_nbytes - best.peak_nbytes)
+    return f"{best.setting} lowers it by {less} to {format_nbytes(best.peak_nbytes)}"
 
 
 def _measured(report: Report) -> str:

@@ -15,12 +15,15 @@ from autoremat.ask.plan_file import StoredPlan
 from autoremat.elsewhere.present import how_planned
 from autoremat.explain.environment import environment_facts
 from autoremat.explain.graph_report import explain
+from autoremat.explain.reserved import reserved_memory
+from autoremat.graph.devices import device_nbytes as device_nbytes_of
 from autoremat.memory.residents import resident_of_step
 from autoremat.planning.choice import Choice
 from autoremat.planning.curve import Curve
 from autoremat.planning.part import Part
 from autoremat.problem.subject import Subject
 from autoremat.reporting import LEFT_OUT, Fact, GraphReport, Report
+from autoremat.reporting.reserved import ReservedMemory
 from autoremat.session.steps import Steps
 
 COMPILES, TUNED, PLANNED_FOR = "Compiles", "Tuned", "Planned for"  # names of facts
@@ -52,7 +55,17 @@ def report_of(steps: Steps, measured_peak_nbytes: int | None, *, reads: bool = T
         ),
         optimizer=steps.resident.optimizer,
         eager_peak_nbytes=_eager_peak_nbytes(steps),
+        reserved=_reserved(steps, parts),
     )
+
+
+def _reserved(steps: Steps, parts: list[Part]) -> ReservedMemory | None:
+    """What CUDA's allocator reserves for a step that does not run, where all of it is known."""
+    spec, tensors = steps.options.setting.spec, steps.resident.tensors
+    if steps.offline is None or tensors is None or not parts or steps.told.fallbacks:
+        return None
+    device_nbytes = device_nbytes_of(steps.device) if spec is None else spec.memory_nbytes
+    return reserved_memory(parts, tensors, device_nbytes)
 
 
 def _elsewhere(setting: Setting) -> Iterator[Fact]:

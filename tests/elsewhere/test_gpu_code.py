@@ -122,6 +122,10 @@ def test_bytes_are_those_of_cudas_allocator_and_libraries():
     assert report.resident.nbytes == 1024 + workspace_nbytes((9, 0)) == 1024 + 32 * _MIB
     # What tanh makes is returned and read again; its gradient comes in, and the product's is made.
     assert report.predicted_peak_nbytes == report.resident.nbytes + 4 * 512
+    # The allocator, asked what the code asks it, gives as much: 32 MiB and 2 of small blocks.
+    assert report.reserved is not None
+    assert report.reserved.default.allocated_nbytes == report.predicted_peak_nbytes
+    assert report.reserved.peak_nbytes == 34 * _MIB
 
 
 def test_training_here_goes_on_as_if_nothing_had_been():

@@ -19,6 +19,7 @@ ROOMS = {
         *(
             "reporting",
             "errors",
+            "reserved",
             "fallbacks",
             "ranks",
             "memory",

@@ -215,3 +215,22 @@ def test_a_result_of_unknown_size():
     """The message names it."""
     with pytest.raises(WrapperError, match="'buf9'"):
         live(buffers(), "buf9 = torch.ops.aten.mystery(primals_1)")
+
+
+def test_the_events_of_an_allocator():
+    """Allocations, frees, and what a library takes for itself; reuse is none, nor are inputs."""
+    found = read_wrapper(
+        wrapper(
+            "primals_1, s0, primals_2 = args",
+            "buf0 = empty_strided_cpu((2,), (1,), torch.float32)",
+            "buf1 = buf0; del buf0  # reuse",
+            "extern_kernels.mm(primals_1, primals_2, out=buf1)",
+            "del primals_1",
+            "return (buf1, )",
+        ),
+        buffers([40, 0, 0], values=[None, 5, None], library={"mm": (16, 0)}),
+    )
+    first, _, second = found.inputs
+    made, taken = found.returned[0][0], max(number for number, _ in found.events)
+    assert len({first, second, made, taken}) == 4
+    assert found.events == ((made, 8), (taken, 16), (taken, 0), (first, 0))

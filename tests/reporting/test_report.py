@@ -271,7 +271,7 @@ def test_json_gives_an_equal_report_back(report: Report) -> None:
 def test_json_has_the_schema_and_the_totals() -> None:
     """Other tools read the totals without adding up graphs; an unproven gap is null."""
     data = json.loads(replace(REPORT, graphs=(replace(GRAPH, bound_us=0.0),)).to_json())
-    assert data["schema"] == SCHEMA == "autoremat.report/3"
+    assert data["schema"] == SCHEMA == "autoremat.report/4"
     assert data["predicted_peak_nbytes"] == 5_000_000_000
     assert data["status"] == "feasible"
     assert data["gap"] is None
@@ -286,8 +286,8 @@ def test_json_has_the_schema_and_the_totals() -> None:
         ("[]", "expected a JSON object"),
         ('{"schema": "autoremat.problem/1"}', "found 'autoremat.problem/1'"),
         ('{"hello": 1}', "found None"),
-        (edited(schema="autoremat.report/4"), "newer autoremat.*Update"),
-        (edited(schema="autoremat.report/2"), "older autoremat.*Plan the model again"),
+        (edited(schema="autoremat.report/5"), "newer autoremat.*Update"),
+        (edited(schema="autoremat.report/3"), "older autoremat.*Plan the model again"),
         (edited(texts=[]), "is no number of a text"),
         (edited(texts={}), "texts is a dict"),
         (edited(budget_nbytes=math.nan), "NaN"),

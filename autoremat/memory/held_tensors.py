@@ -1,0 +1,73 @@
+"""Each tensor that a step finds or makes around its graphs: what the device's allocator is asked.
+
+Enters: a twin of a model where its step would run, a batch, an optimizer. Leaves: `HeldTensors`.
+Guarantees: a storage counts once; their sum is what `residents` counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from autoremat.memory.meter import rounded_nbytes, state_of, storage_sizes, tensors_in
+from autoremat.memory.optimizer_memory import update_of
+from autoremat.memory.optimizers import parameters_of
+from autoremat.reserved.step import Update
+
+
+@dataclass(frozen=True)
+class HeldTensors:
+    """Bytes of single tensors.
+
+    Attributes:
+        before: those that exist before the first step and stay: parameters, buffers, state.
+        batch: those of a batch.
+        libraries: what libraries keep.
+        update: what the optimizer's step allocates and frees.
+    """
+
+    before: tuple[int, ...]
+    batch: tuple[int, ...]
+    libraries: tuple[int, ...] = ()
+    update: Update = field(default_factory=Update)
+
+
+def held_tensors(
+    twin: nn.Module,
+    inputs: Any,
+    optimizer: torch.optim.Optimizer | None,
+    home: torch.device,
+) -> HeldTensors:
+    """What a step holds where it would run.
+
+    Args:
+        twin: holds fake tensors there.
+        inputs: the batch, as fake.
+        optimizer: its tensors may be anywhere: its state goes along, and what it steps that is
+            none of the model's parameters.
+        home: where the step would run.
+    """
+    stays = storage_sizes([*twin.parameters(), *twin.buffers()], home)
+    own = {(tuple(p.shape), p.dtype) for p in twin.parameters()}
+    others = [p for p in parameters_of(optimizer) if (tuple(p.shape), p.dtype) not in own]
+    # Single numbers, such as counts of steps, are kept on the CPU.
+    state = [*(tensor for tensor in state_of([optimizer]) if tensor.dim()), *others]
+    batch = storage_sizes(tensors_in(inputs), home)
+    return HeldTensors(
+        before=(*stays.values(), *_elsewhere(state, home)),
+        batch=tuple(nbytes for key, nbytes in batch.items() if key not in stays),
+        update=update_of(optimizer, home),
+    )
+
+
+def _elsewhere(tensors: Iterable[torch.Tensor], home: torch.device) -> list[int]:
+    """Bytes that they would take there."""
+    tensors = list(tensors)
+    found: dict[int, int] = {}
+    for device in {tensor.device for tensor in tensors}:
+        found |= storage_sizes(tensors, device)
+    return [rounded_nbytes(nbytes, home) for nbytes in found.values()]

@@ -1,0 +1,1 @@
+"""What CUDA's caching allocator reserves for a step, emulated. Imports no torch."""
