@@ -76,8 +76,9 @@ further below. It cannot repeat random draws, nor anything that the backward of 
 these are saved. Where no plan of this kind fits, `InfeasibleBudget` says what does.
 
 Other graphs of whole steps go the same way: `autoremat.torchtitan.tag(module, budget)` tags any
-that `make_fx` traced with `torch.autograd.grad` in it, for torch's own
-`remat_using_tags_for_fwd_loss_bwd_graph` as well.
+that `make_fx` traced with `torch.autograd.grad` in it and whose backward is marked
+([recipe](recipes/torchtitan.md)), for torch's own `remat_using_tags_for_fwd_loss_bwd_graph` as
+well.
 
 ### Measured
 

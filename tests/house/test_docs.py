@@ -2,7 +2,8 @@
 
 A fenced block of Python is run, and under `docs/` one of commands, unless a comment before it says
 why not. Such comments are `<!-- not run: why -->`, `<!-- file: NAME -->` for a file that the reader
-is to write, and `<!-- exit code N -->`. The blocks of one page share their variables; all pages
+is to write, `<!-- needs: LIBRARIES -->` for what `tests/test_recipes.py` runs, and
+`<!-- exit code N -->`. The blocks of one page share their variables; all pages
 share a folder.
 """
 
@@ -53,7 +54,7 @@ class Block:
         """Whether the reader is to run it, with autoremat alone."""
         is_command = self.language == "bash" and self.page.startswith("docs/")
         is_shown = self.language == "python" or is_command
-        return is_shown and not self.note.startswith(("not run", "file"))
+        return is_shown and not self.note.startswith(("not run", "file", "needs"))
 
 
 def blocks(page: str) -> Iterator[Block]:
@@ -130,8 +131,10 @@ def run_command(line: str, note: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_block_that_is_not_run_says_why(page: str) -> None:
-    """No block is skipped in silence: a note is one of four, and a reason has words."""
-    notes = r"|not run: \w+ .+|file: \w+\.py|exit code \d|command: (?:example|tests)"
+    """No block is skipped in silence: a note is one of five, and a reason has words."""
+    notes = (
+        r"|not run: \w+ .+|file: \w+\.py|exit code \d|command: (?:example|tests)|needs: [\w, -]+"
+    )
     for block in blocks(page):
         assert re.fullmatch(notes, block.note), block.note
         if block.language == "python" and block.note != "not run: a signature":
