@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -109,12 +109,14 @@ def new_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 def main(given: Sequence[str] | None = None) -> tuple[Run, Run]:
     """Train twice and print the table."""
     args = arguments(__doc__.splitlines()[0], given, steps=40)
-    generator = torch.Generator().manual_seed(1)
-    batches = []
-    for _ in range(args.steps):
-        images = shapes(args.batch, generator)
-        noise = torch.randn(images.shape, generator=generator)
-        batches.append((images, noise, torch.randint(TIMES, (args.batch,), generator=generator)))
+
+    def batches() -> Iterator[tuple[Tensor, ...]]:
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(args.steps):
+            images = shapes(args.batch, generator)
+            noise = torch.randn(images.shape, generator=generator)
+            yield images, noise, torch.randint(TIMES, (args.batch,), generator=generator)
+
     return side_by_side(lambda: make(max(1, args.layers // 6)), new_optimizer, batches, args)
 
 

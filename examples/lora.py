@@ -9,7 +9,7 @@ optimizer state, so nearly all of the step is activations: what a plan can make 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from side_by_side import Run, arguments, side_by_side
@@ -51,8 +51,12 @@ def new_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 def main(given: Sequence[str] | None = None) -> tuple[Run, Run]:
     """Train twice and print the table."""
     args = arguments(__doc__.splitlines()[0], given, steps=60)
-    data, generator = corpus(), torch.Generator().manual_seed(1)
-    batches = [sample(data, args.batch, generator) for _ in range(args.steps)]
+    data = corpus()
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        generator = torch.Generator().manual_seed(1)
+        return (sample(data, args.batch, generator) for _ in range(args.steps))
+
     print(f"{args.layers} layers, {args.steps} steps of {args.batch} x {CONTEXT} bytes", flush=True)
     return side_by_side(lambda: make(args.layers), new_optimizer, batches, args)
 

@@ -11,7 +11,7 @@ import argparse
 import gc
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,7 +40,7 @@ class Run:
     weights: list[Tensor]
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Sequence[Batch]) -> Run:
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[Batch]) -> Run:
     """Train on each batch in turn; every fourth step is measured, the others are timed."""
     peaks, times, losses = [], [], []
 
@@ -67,7 +67,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Sequence[
 def side_by_side(
     make: Callable[[], nn.Module],
     new_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
-    batches: Sequence[Batch],
+    batches: Callable[[], Iterator[Batch]],
     args: argparse.Namespace,
 ) -> tuple[Run, Run]:
     """Both runs, from the same weights and on the same batches; prints the table.
@@ -75,18 +75,19 @@ def side_by_side(
     Args:
         make: the same model each time.
         new_optimizer: makes its optimizer.
-        batches: at least four, what the model is called with.
+        batches: what the model is called with, at least four, the same ones each time; drawn one by
+            one, as a loader does, so that a step holds no other.
         args: `share`, of the peak without a plan, and `compiler`.
     """
     model = make()
-    before = train(model, new_optimizer(model), batches)
+    before = train(model, new_optimizer(model), batches())
     del model
     gc.collect()
     budget = int(args.share * before.peak_nbytes)
     model = make()
     optimizer = new_optimizer(model)
     autoremat.optimize(model, budget, optimizer=optimizer, compiler=args.compiler)
-    after = train(model, optimizer, batches)
+    after = train(model, optimizer, batches())
     differ = max(
         float((a - b).abs().max()) for a, b in zip(before.weights, after.weights, strict=True)
     )
@@ -97,7 +98,7 @@ def side_by_side(
         print(
             f"| {name:<28} | {run.peak_nbytes / MIB:9.1f} | {run.step_ms:8.1f} | {run.loss:6.3f} |"
         )
-    print(f"\nAfter {len(batches)} steps, trained weights differ by at most {differ:.1e}.")
+    print(f"\nAfter {args.steps} steps, trained weights differ by at most {differ:.1e}.")
     return before, after
 
 

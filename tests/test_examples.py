@@ -36,7 +36,6 @@ def test_a_model_is_the_same_each_time(example: ModuleType) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")
 def test_before_and_after(example: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     """The budget holds in every measured step, and the weights are those of the run without it."""
     before, after = example.main(BRIEF)
