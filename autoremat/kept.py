@@ -196,8 +196,9 @@ class Kept:
 def _parsed(text: str, kind: type[Found]) -> Found | None:
     """A stored value; None if something else was stored there."""
     try:
-        return kind(*json.loads(text))
-    except (ValueError, TypeError):
+        fields = json.loads(text)
+        return kind(*fields) if isinstance(fields, list) else None
+    except (ValueError, TypeError, RecursionError):
         return None
 
 

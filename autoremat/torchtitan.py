@@ -130,7 +130,7 @@ def tag(
 
     Args:
         module: a graph whose first output is the loss, the others are gradients; what belongs to
-            the backward is noted on its nodes, as `make_fx` does for `torch.autograd.grad`.
+            the backward has `node.meta["autograd_backward"]`, as torchtitan's tracer notes it.
         budget: as of `optimize`.
         beside_nbytes: as of `register`.
         time_limit: seconds to choose a plan.
@@ -143,8 +143,9 @@ def tag(
     if not any(map(_torch.traced_by_autograd, module.graph.nodes)):
         raise ValueError(
             "The graph has no backward: none of its nodes is marked as traced by "
-            "torch.autograd.grad. Trace forward, loss and backward in one, with node metadata; "
-            f"torch 2.11 marks none, this is {torch.__version__}."
+            "torch.autograd.grad. Trace forward, loss and backward in one, with torchtitan's "
+            'tracer, or with make_fx and node.meta["autograd_backward"] = True on each node of the '
+            f"backward; torch 2.11 marks none by itself, this is {torch.__version__}."
         )
     options = Options.parse(
         budget=budget,

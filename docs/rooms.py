@@ -83,7 +83,9 @@ def _picture(package: str) -> str:
     arrows = nx.transitive_reduction(graph_of(package)).edges
     rank = {room: n for n, room in enumerate(ROOMS[package])}
     drawn = sorted(arrows, key=lambda arrow: (rank[arrow[0]], rank[arrow[1]]))
-    lines = [f"    {needed} --> {room}" for room, needed in drawn]
+    # By number: a room called `graph` or `end` is a word of mermaid's.
+    lines = [f'    r{n}["{room}"]' for room, n in rank.items()]
+    lines += [f"    r{rank[needed]} --> r{rank[room]}" for room, needed in drawn]
     return "\n".join(["```mermaid", "graph TD", *lines, "```", ""])
 
 

@@ -81,8 +81,9 @@ the graph gathers of parameters, and what else it communicates, is kept unless i
 choice, for each gather, to keep it or to gather again.
 
 Other graphs of whole steps go the same way: `autoremat.torchtitan.tag(module, budget)` tags any
-that `make_fx` traced with `torch.autograd.grad` in it, for torch's own
-`remat_using_tags_for_fwd_loss_bwd_graph` as well.
+that `make_fx` traced with `torch.autograd.grad` in it and whose backward is marked
+([recipe](recipes/torchtitan.md)), for torch's own `remat_using_tags_for_fwd_loss_bwd_graph` as
+well.
 
 ### Measured
 

@@ -161,7 +161,27 @@ Trace = Annotated[Path | None, typer.Option(help="Write a trace for Perfetto.", 
 Force = Annotated[bool, typer.Option("--force", help="Replace files that autoremat did not write.")]
 
 
+def _say_version(is_asked: bool) -> None:
+    if is_asked:
+        from autoremat import __version__
+
+        typer.echo(f"autoremat {__version__}")
+        raise typer.Exit
+
+
 # --- commands ----------------------------------------------------------------------------------
+
+
+@app.callback()
+def version(
+    is_asked: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_say_version, is_eager=True, help="Print the version and end."
+        ),
+    ] = False,
+) -> None:
+    """Training steps that stay within a memory budget."""
 
 
 @app.command(help=helptexts.PLAN, no_args_is_help=True)

@@ -7,6 +7,7 @@ Bytes are rounded as the device's allocator rounds (512 on CUDA, none on CPU).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -22,6 +23,16 @@ _Path = tuple[object, ...]  # where an element stands inside a tuple, list or di
 # the input's fake value on them.
 _ALWAYS_FRESH = frozenset(
     {torch.ops.aten.clone.default, torch.ops.aten._to_copy.default, torch.ops.aten.copy.default}
+)
+
+# Their mean or sum is a number in the storage of all that it is one of: what is allocated for the
+# elements is made smaller in its shape only.
+_NUMBER_IN_WHOLE = frozenset(
+    {
+        torch.ops.aten.mse_loss.default,
+        torch.ops.aten.smooth_l1_loss.default,
+        torch.ops.aten.soft_margin_loss.default,
+    }
 )
 
 
@@ -86,7 +97,7 @@ def find_storages(nodes: Iterable[fx.Node], device: torch.device) -> Storages:
                 keys[name] = key
                 storages.fake_nbytes[name] = _rounded_nbytes(tensor, device)
                 storages.nbytes[name] = max(
-                    storages.fake_nbytes[name], _whole_source_nbytes(node, storages)
+                    storages.fake_nbytes[name], _hidden_nbytes(node, tensor, device, storages)
                 )
                 if path == ():
                     storages.root[name] = node
@@ -120,13 +131,23 @@ def _shared_with(
     return found
 
 
-def _whole_source_nbytes(node: fx.Node, storages: Storages) -> int:
-    """Bytes of the storage that `copy` clones whole, even if it copies into a view of it only."""
-    if node.target is not torch.ops.aten.copy.default:
-        return 0
-    target = node.args[0]
-    assert isinstance(target, fx.Node)
-    return storages.total_nbytes([target], resident=True)
+def _hidden_nbytes(
+    node: fx.Node, result: torch.Tensor, device: torch.device, storages: Storages
+) -> int:
+    """Bytes of a storage that is larger than the fake value of its result says.
+
+    `copy` clones a storage whole, even if it copies into a view of it only.
+    """
+    if node.target is torch.ops.aten.copy.default:
+        target = node.args[0]
+        assert isinstance(target, fx.Node)
+        return storages.total_nbytes([target], resident=True)
+    if node.target in _NUMBER_IN_WHOLE and result.device.type == device.type and not result.dim():
+        inputs = (_torch.fake_value(source) for source in node.all_input_nodes)
+        shape = torch.broadcast_shapes(*(value.shape for value in inputs))
+        count = math.prod(map(_torch.size_hint, shape))
+        return rounded_nbytes(count * result.element_size(), device)
+    return 0
 
 
 def _add_element(

@@ -414,6 +414,12 @@ class Report:
 
         return html(self)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it: the verdict, and the summary to unfold."""
+        from autoremat.reporting.page import summary_html
+
+        return summary_html(self)
+
 
 def _gap(time_us: float, bound_us: float) -> float:
     if bound_us <= 0:

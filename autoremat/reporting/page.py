@@ -12,8 +12,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from importlib import resources
+from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from autoremat.reporting.document import write
 from autoremat.reporting.model import Report, ValueAction
@@ -22,6 +23,7 @@ from autoremat.reporting.text import (
     bound_text,
     code_text,
     helping_text,
+    summary,
     without_optimizer,
 )
 from autoremat.units import format_nbytes, format_nbytes_apart, format_us_apart
@@ -63,34 +65,16 @@ class _Tile:
 
 def html(report: Report) -> str:
     """The page."""
-    environment = Environment(
-        loader=PackageLoader("autoremat.reporting", "html"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    scale = _scale(report)
-    return environment.get_template("page.html").render(
+    return _template("page.html").render(
         mark=MARK,
         style=_file("page.css"),
         script="\n".join(_file(name) for name in _SCRIPTS),
         payload=_harmless(write(report)),
-        report=report,
         fits=report.is_within_budget,
-        state=_state(report),
-        before=format_nbytes(report.baseline_peak_nbytes)
-        if report.knows_baseline_peak
-        else "unknown",
-        after=format_nbytes(report.predicted_peak_nbytes),
-        cost=_cost(report),
-        bars=_bars(report, scale),
         resident=format_nbytes(report.resident_nbytes),
         resident_parts=_resident_parts(report),
         without_optimizer=without_optimizer(report),
-        budget_percent=100 * report.budget_nbytes / scale,
         budget=format_nbytes(report.budget_nbytes),
-        tiles=_tiles(report),
         settings=_settings(report),
         idle=_idle(report),
         helping=helping_text(report.reserved) if report.reserved else "",
@@ -98,7 +82,40 @@ def html(report: Report) -> str:
         timing=_timing(report),
         estimated=sorted(set(report.estimated_ops)),
         runs_on=_runs_on(report),
+        **_verdict(report),
     )
+
+
+def summary_html(report: Report) -> str:
+    """The verdict as a part of another page, such as a notebook: no script, no style sheet."""
+    return _template("summary.html").render(text=summary(report), **_verdict(report))
+
+
+def _template(name: str) -> Template:
+    return Environment(
+        loader=PackageLoader("autoremat.reporting", "html"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    ).get_template(name)
+
+
+def _verdict(report: Report) -> dict[str, Any]:
+    """What the page and the summary begin with."""
+    scale = _scale(report)
+    return {
+        "report": report,
+        "state": _state(report),
+        "before": format_nbytes(report.baseline_peak_nbytes)
+        if report.knows_baseline_peak
+        else "unknown",
+        "after": format_nbytes(report.predicted_peak_nbytes),
+        "cost": _cost(report),
+        "bars": _bars(report, scale),
+        "budget_percent": 100 * report.budget_nbytes / scale,
+        "tiles": _tiles(report),
+    }
 
 
 def _file(name: str) -> str:

@@ -133,8 +133,8 @@ def _model_class(path: Path, config: Any) -> type[nn.Module]:
     import transformers
 
     for name in getattr(config, "architectures", None) or ():
-        found = getattr(transformers, name, None)
-        if found is None:
+        found = getattr(transformers, str(name), None)
+        if not (isinstance(found, type) and issubclass(found, nn.Module)):
             raise TargetError(f"{path}: transformers has no architecture {name!r}.")
         return found
     for name in _AUTO_CLASSES:

@@ -207,7 +207,7 @@ class Problem:
         """
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ProblemError(f"The text is not JSON ({error}). Is the file complete?") from error
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             found = data.get("schema") if isinstance(data, dict) else type(data).__name__
@@ -220,7 +220,9 @@ class Problem:
                 resident_nbytes=data["resident_nbytes"],
                 regions=tuple(_region_from_json(region) for region in data.get("regions", ())),
             )
-        except (KeyError, TypeError) as error:
+        except ProblemError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ProblemError(f"The problem's JSON lacks or mistypes a field: {error}.") from error
 
 

@@ -1,8 +1,10 @@
-"""The pages under `docs/`: what they show runs, what they quote is said, what they link is there.
+"""What the pages of the repository show runs, what they quote is said, what they link is there.
 
-A fenced block of Python or of commands is run, unless a comment before it says why not. Such
-comments are `<!-- not run: why -->`, `<!-- file: NAME -->` for a file that the reader is to write,
-and `<!-- exit code N -->`. The blocks of one page share their variables; all pages share a folder.
+A fenced block of Python is run, and under `docs/` one of commands, unless a comment before it says
+why not. Such comments are `<!-- not run: why -->`, `<!-- file: NAME -->` for a file that the reader
+is to write, `<!-- needs: LIBRARIES -->` for what `tests/test_recipes.py` runs, and
+`<!-- exit code N -->`. The blocks of one page share their variables; all pages
+share a folder.
 """
 
 from __future__ import annotations
@@ -27,17 +29,10 @@ from tests.training import measured
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-WRITTEN = (
-    "index.md",
-    "getting_started.md",
-    "choosing_a_budget.md",
-    "several_models.md",
-    "reading_the_report.md",
-    "troubleshooting.md",
-    "glossary.md",
-    "how_it_works.md",
-    "api.md",
-    "cli.md",
+PAGES = tuple(
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("*.md", ".github/*.md", "solver/*.md", "docs/**/*.md")
+    for path in sorted(ROOT.glob(pattern))
 )
 _FENCE = re.compile(
     r"^(?:<!-- (?P<note>[^>]*?) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S
@@ -52,24 +47,28 @@ class Block:
     language: str
     text: str
     note: str
+    page: str
 
     @property
     def is_run(self) -> bool:
-        """Whether the reader is to run it."""
-        return self.language in ("python", "bash") and not self.note.startswith(("not run", "file"))
+        """Whether the reader is to run it, with autoremat alone."""
+        is_command = self.language == "bash" and self.page.startswith("docs/")
+        is_shown = self.language == "python" or is_command
+        return is_shown and not self.note.startswith(("not run", "file", "needs"))
 
 
 def blocks(page: str) -> Iterator[Block]:
     """The fenced blocks of a page, top to bottom."""
-    for found in _FENCE.finditer((DOCS / page).read_text(encoding="utf-8")):
-        yield Block(found["language"], found["text"], found["note"] or "")
+    for found in _FENCE.finditer((ROOT / page).read_text(encoding="utf-8")):
+        yield Block(found["language"], found["text"], found["note"] or "", page)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the files that the pages tell the reader to write."""
+    """A checkout's examples, and the files that the pages tell the reader to write."""
     folder = tmp_path_factory.mktemp("docs")
-    for block in (block for page in WRITTEN for block in blocks(page)):
+    (folder / "examples").symlink_to(ROOT / "examples")
+    for block in (block for page in PAGES for block in blocks(page)):
         if block.note.startswith("file: "):
             (folder / block.note.removeprefix("file: ")).write_text(block.text, encoding="utf-8")
     return folder
@@ -89,7 +88,7 @@ def reader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 # Dynamo looks at `.grad` of what one model makes for another.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.thorough
-@pytest.mark.parametrize("page", [page for page in WRITTEN if any(b.is_run for b in blocks(page))])
+@pytest.mark.parametrize("page", [page for page in PAGES if any(b.is_run for b in blocks(page))])
 def test_what_a_page_shows_runs(page: str, reader: Path) -> None:
     """Each block in turn, as a reader would."""
     variables: dict[str, object] = {"__name__": "__main__"}
@@ -130,27 +129,55 @@ def run_command(line: str, note: str) -> None:
     assert result.exit_code == code, f"{line}\n{result.output}"
 
 
-@pytest.mark.parametrize("page", WRITTEN)
+@pytest.mark.parametrize("page", PAGES)
 def test_a_block_that_is_not_run_says_why(page: str) -> None:
-    """No block is skipped in silence: a note is one of three, and a reason has words."""
+    """No block is skipped in silence: a note is one of five, and a reason has words."""
+    notes = (
+        r"|not run: \w+ .+|file: \w+\.py|exit code \d|command: (?:example|tests)|needs: [\w, -]+"
+    )
     for block in blocks(page):
-        assert re.fullmatch(r"|not run: \w+ .+|file: \w+\.py|exit code \d", block.note), block.note
+        assert re.fullmatch(notes, block.note), block.note
+        if block.language == "python" and block.note != "not run: a signature":
+            compile(block.text, page, "exec")
 
 
-@pytest.mark.parametrize("page", WRITTEN)
+@pytest.mark.parametrize("page", PAGES)
 def test_links_and_pictures_are_there(page: str) -> None:
     """Files exist, headings as well, and every picture has words in its place."""
-    text = (DOCS / page).read_text(encoding="utf-8")
-    for alternative, target in re.findall(r"(?<!`)\[([^\]]*)\]\(([^)\s]+)\)", text):
+    text = _FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))
+    for alternative, target in re.findall(
+        r"(?<!`)\[([^\[\]]*|!\[.*?\]\(.*?\))\]\(([^)\s]+)\)", text
+    ):
         if target.startswith(("http://", "https://")):
             continue
         assert alternative
         name, _, anchor = target.partition("#")
-        linked = DOCS / (name or page)
+        linked = (ROOT / page).parent / name if name else ROOT / page
         assert linked.exists(), target
         if anchor:
-            headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.M)
-            assert anchor in map(anchor_of, headings), target
+            assert anchor in anchors_of(linked.read_text(encoding="utf-8")), target
+
+
+def test_every_page_has_its_place_on_the_site() -> None:
+    """What is there is in the navigation; pages that stand elsewhere are brought in."""
+    site = (DOCS / "site" / "mkdocs.yml").read_text(encoding="utf-8")
+    brought_in = dict(
+        re.findall(r'^    "(\w+\.md)": "(.*)",$', (DOCS / "site/hooks.py").read_text("utf-8"), re.M)
+    )
+    ours = {page.removeprefix("docs/") for page in PAGES if page.startswith("docs/")}
+    named = re.findall(r"^ +- (?:.*: )?([\w/]+\.md)$", site, re.M)
+    assert sorted(named) == sorted({*ours, *brought_in, "solver_api.md"})
+    assert set(brought_in.values()) == {page for page in PAGES if not page.startswith("docs/")}
+
+
+def anchors_of(text: str) -> set[str]:
+    """Of a page's headings; of equal ones, the second is numbered."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.*)$", _FENCE.sub("", text), re.M):
+        anchor = anchor_of(heading)
+        numbers = (f"{anchor}-{n}" if n else anchor for n in range(100))
+        found.add(next(one for one in numbers if one not in found))
+    return found
 
 
 def anchor_of(heading: str) -> str:
@@ -217,7 +244,7 @@ def test_pictures_are_small_and_made_by_the_script(picture: Path) -> None:
     drawn = {shot.name for subject in pages.SUBJECTS for shot in subject.pictures}
     assert picture.stem in drawn
     assert picture.stat().st_size <= pages.MOST_NBYTES
-    shown = "".join((DOCS / page).read_text(encoding="utf-8") for page in WRITTEN)
+    shown = "".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
     assert f"images/{picture.name}" in shown
 
 
