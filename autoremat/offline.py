@@ -27,7 +27,7 @@ from autoremat.elsewhere.libraries import with_libraries
 from autoremat.elsewhere.present import COARSER, DEVICE
 from autoremat.errors import InfeasibleBudget
 from autoremat.graph.selectors import Selection
-from autoremat.memory.fake_twin import Faker
+from autoremat.memory.fake_twin import Faker, give_gradients
 from autoremat.memory.optimizers import require_optimizer_of
 from autoremat.memory.residents import resident_of_twin
 from autoremat.reporting import Report
@@ -89,10 +89,10 @@ def plan(
         InfeasibleBudget: if no plan fits.
     """
     _require_curve(curve)
-    _require_trainable(model)
-    require_optimizer_of(model, optimizer)
-    home, spec = _place(model, device)
-    options = Options.parse(
+    home, options = asked(
+        model,
+        device,
+        optimizer,
         budget=budget,
         compiler=compiler,
         policy=policy,
@@ -101,21 +101,72 @@ def plan(
         repeatable=repeatable,
         time_limit=time_limit,
         verbose=verbose,
-        spec=spec,
-    ).of(model)
+    )
     offline = Offline(curve, time_limit / 3)
-    given = (model, (inputs, dict(keywords)), optimizer, home, offline)
+    session = planned_session(
+        options, model, (inputs, dict(keywords)), optimizer, home, offline=offline
+    )
+    if save_to is not None:
+        write(session.stored_plan(), save_to)
+    return session.report()
+
+
+def asked(
+    model: nn.Module,
+    device: str | torch.device | None,
+    optimizer: torch.optim.Optimizer | None,
+    **options: Any,
+) -> tuple[torch.device, Options]:
+    """Where the twin of a model seems to live, and what was asked for.
+
+    Args:
+        model: as for `plan`.
+        device: the same.
+        optimizer: the same.
+        options: of `Options.parse`, but for the data sheet.
+
+    Raises:
+        ValueError: as of `plan`, of what is known before anything is traced.
+    """
+    _require_trainable(model)
+    require_optimizer_of(model, optimizer)
+    home, spec = _place(model, device)
+    return home, Options.parse(spec=spec, **options).of(model)
+
+
+def planned_session(
+    options: Options,
+    model: nn.Module,
+    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    optimizer: torch.optim.Optimizer | None,
+    home: torch.device,
+    *,
+    offline: Offline,
+) -> Session:
+    """Whoever has planned a step that does not run; there is at least one graph.
+
+    Args:
+        options: what was asked for.
+        model: in train mode.
+        inputs: the batch, positional and by keyword.
+        optimizer: as for `plan`.
+        home: where the twin seems to live.
+        offline: what else is to be found.
+
+    Raises:
+        ValueError: if nothing can be planned.
+        InfeasibleBudget: if no plan fits.
+    """
+    given = (model, inputs, optimizer, home, offline)
     try:
         session = _planned(options, *given)
     except ApartError as error:
+        spec = options.setting.spec
         why = f"No code for {spec and spec.name} can be generated here: {error}"
         warnings.warn(f"autoremat: {why} {COARSER}", stacklevel=users_level())
         session = _planned(options.without_code(), *given)
-    report = session.report()
-    _require_planned(report)
-    if save_to is not None:
-        write(session.stored_plan(), save_to)
-    return report
+    _require_planned(session)
+    return session
 
 
 def _planned(
@@ -133,9 +184,15 @@ def _planned(
     """
     faker = Faker(home)
     twin, (fakes, fake_keywords) = faker.model(model), faker.values(inputs)
+    if offline.has_gradients:
+        give_gradients(twin)
+    for position, dimension in offline.varying:
+        _torch.may_vary(_torch.tensor_leaves((fakes, fake_keywords))[position], dimension)
     if options.setting.stands_in:
         there = Faker(DEVICE)
         seen = there.model(model), there.values(inputs)
+        if offline.has_gradients:
+            give_gradients(seen[0])
         held = resident_of_twin(*seen, model, optimizer, DEVICE)
         resident = with_libraries(held, options.setting.spec)
     else:
@@ -191,10 +248,10 @@ def _require_trainable(model: nn.Module) -> None:
         )
 
 
-def _require_planned(report: Report) -> None:
-    if report.graphs:
+def _require_planned(session: Session) -> None:
+    if session.steps.graphs.parts:
         return
-    why = " ".join(map(str, report.fallbacks)) or (
+    why = " ".join(map(str, session.told.fallbacks)) or (
         "Dynamo found no graph in it that needs a gradient: its forward is not compiled "
         "(torch.compiler.disable, or code that Dynamo skips)."
     )

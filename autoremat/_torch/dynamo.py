@@ -26,6 +26,7 @@ __all__ = [
     "in_functional_transform",
     "is_static_input",
     "kinds_of_global_hooks",
+    "may_vary",
     "stop_at",
     "stop_at_padding",
     "takes_what_is_called",
@@ -46,6 +47,11 @@ _GLOBAL_HOOKS = (
     "_global_backward_pre_hooks",
     "_global_backward_hooks",
 )
+
+
+def may_vary(tensor: torch.Tensor, dimension: int) -> None:
+    """Let Dynamo take a size for a symbol; where the code insists on its number, it stays one."""
+    torch._dynamo.maybe_mark_dynamic(tensor, dimension)
 
 
 def compile_apart(

@@ -36,6 +36,7 @@ ROOMS = {
             "verification",
             "targets",
             "comparison",
+            "sizing",
             "commands",
         ),
         "__main__",

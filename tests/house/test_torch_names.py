@@ -559,6 +559,24 @@ def test_compile_apart():
     assert len(graphs) == 3
 
 
+def test_may_vary():
+    """A size that may vary is a symbol at its first call; one that the code insists on is none."""
+    sizes: list[Any] = []
+
+    def keep(module: Any, inputs: Any) -> Any:
+        sizes.append([value for value in inputs if isinstance(value, torch.SymInt)])
+        return module.forward
+
+    for insists in (False, True):
+        given = torch.ones(5, 3)
+        _torch.may_vary(given, 0)
+        call = torch.compile(
+            lambda x, i=insists: x + (int(x.shape[0] == 5) if i else 1), backend=keep
+        )
+        call(given)
+    assert [len(found) for found in sizes] == [1, 0]
+
+
 def test_frozen_parameters_are_noticed():
     """A parameter frozen after the first call has no gradient after the second."""
     layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
