@@ -186,8 +186,14 @@ def _planned(
     twin, (fakes, fake_keywords) = faker.model(model), faker.values(inputs)
     if offline.has_gradients:
         give_gradients(twin)
-    for position, dimension in offline.varying:
-        _torch.may_vary(_torch.tensor_leaves((fakes, fake_keywords))[position], dimension)
+    leaves = _torch.tensor_leaves((fakes, fake_keywords))
+    marked = [
+        (number, dimension)
+        for number, given in enumerate(_torch.tensor_leaves(inputs))
+        for dimension in _torch.marked_sizes(given)
+    ]
+    for number, dimension in {*offline.varying, *marked}:
+        _torch.may_vary(leaves[number], dimension)
     if options.setting.stands_in:
         there = Faker(DEVICE)
         seen = there.model(model), there.values(inputs)

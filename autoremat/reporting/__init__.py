@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autoremat.reporting.fields import ReportError
+from autoremat.reporting.formula import PeakFormula, Piece, SizeSymbol
 from autoremat.reporting.model import (
     LEFT_OUT,
     SCHEMA,
@@ -27,10 +28,13 @@ __all__ = [
     "Fallback",
     "GraphReport",
     "MemoryTimeline",
+    "PeakFormula",
+    "Piece",
     "PointKind",
     "Report",
     "ReportError",
     "ResidentParts",
+    "SizeSymbol",
     "Span",
     "SpanKind",
     "Step",

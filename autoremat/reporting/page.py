@@ -20,6 +20,7 @@ from autoremat.reporting.model import Report, ValueAction
 from autoremat.reporting.text import (
     bound_text,
     code_text,
+    formula_text,
     without_optimizer,
 )
 from autoremat.units import format_nbytes, format_nbytes_apart, format_us_apart
@@ -80,6 +81,7 @@ def html(report: Report) -> str:
         tiles=_tiles(report),
         reading=_reading(report),
         timing=_timing(report),
+        formula=formula_text(report),
         estimated=sorted(set(report.estimated_ops)),
         runs_on=_runs_on(report),
     )

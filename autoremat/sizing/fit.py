@@ -119,6 +119,10 @@ def fit(
             beside = replace(planner, has_gradients=True)
             accumulation = _accumulated(global_batch, sizes, beside, multiple_of, notes)
         found = sizes.points
+        formula = None
+        if len(found) > 1:
+            progress.stage("formula")
+            formula = planner.formula(found[-1].size, found[-2].size)
         notes += _of_refusals(sizes, found[-1].size, over)
         notes += _of_tables(model, over, found[-1].size)
         result = Fit(
@@ -132,6 +136,7 @@ def fit(
             refused=tuple(sizes.refused),
             step=multiple_of,
             accumulation=accumulation,
+            formula=formula,
             device=options.setting.device_name(home),
             compiler=compiler,
             optimizer="" if optimizer is None else type(optimizer).__name__,

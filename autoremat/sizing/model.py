@@ -11,6 +11,8 @@ import json
 import math
 from dataclasses import asdict, dataclass
 
+from autoremat.reporting.formula import PeakFormula
+
 SCHEMA = "autoremat.fit/1"
 
 
@@ -119,6 +121,8 @@ class Fit:
         refused: sizes that were tried and do not fit, ascending.
         step: sizes are multiples of it.
         accumulation: for the global batch that was asked for.
+        formula: of the plan for the largest size, its peak over the size; None where the model
+            insists on the number, or under Inductor, whose code has another peak.
         device: its name.
         compiler: what would compile the step.
         optimizer: class of the optimizer that is counted, or "".
@@ -136,6 +140,7 @@ class Fit:
     refused: tuple[Refused, ...] = ()
     step: int = 1
     accumulation: Accumulation | None = None
+    formula: PeakFormula | None = None
     device: str = ""
     compiler: str = ""
     optimizer: str = ""

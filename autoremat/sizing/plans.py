@@ -27,6 +27,7 @@ from autoremat.planning.choice import Choice
 from autoremat.planning.part import Part
 from autoremat.planning.peers import BY_LAYER, layer_by_layer
 from autoremat.planning.unsearched import choose_fixed
+from autoremat.reporting.formula import PeakFormula
 from autoremat.session.session import Session
 from autoremat.sizing.batches import Batch, BatchError, Batches, first_line
 from autoremat.sizing.model import FitPoint, Refused, Way
@@ -91,6 +92,18 @@ class Planner:
             )
         self.fallbacks |= dict.fromkeys(map(str, session.told.fallbacks))
         return session
+
+    def formula(self, size: int, other: int) -> PeakFormula | None:
+        """Of the plan at a size, its peak over the sizes that another batch has otherwise.
+
+        One more trace and plan, in which these sizes are symbols; None where there are none.
+        """
+        if self.options.setting.reads_inductor:
+            return None
+        with suppress(Exception):  # what cannot be traced so has no formula
+            session = self.session(self.batches.at(size), self.batches.varying(size, other))
+            return session.report().peak_formula
+        return None
 
     def _not_accepted(self, batch: Batch) -> str | None:
         """What the model says of a batch that it does not accept; None if it accepts it."""

@@ -18,6 +18,7 @@ def text(fit: Fit) -> str:
         *_answers(fit),
         *textwrap.wrap(margin(fit), _WIDTH),
         *(line for one in _accumulation(fit) for line in textwrap.wrap(one, _WIDTH)),
+        *(line for one in _formula(fit) for line in textwrap.wrap(one, _WIDTH)),
         *(line for note in fit.notes for line in textwrap.wrap(note, _WIDTH)),
     ]
     return "\n".join([*facts, "", *_table(fit), "", planned_for(fit)])
@@ -67,6 +68,13 @@ def margin(fit: Fit) -> str:
         need = format_nbytes(above[0].smallest_peak_nbytes)
         sentence += f" {fit.over.capitalize()} {above[0].size} would need {need}."
     return sentence
+
+
+def _formula(fit: Fit) -> Iterator[str]:
+    if fit.formula is not None:
+        yield (
+            f"By the plan of the largest, the peak is {fit.formula.text()}; {fit.formula.legend()}."
+        )
 
 
 def _accumulation(fit: Fit) -> Iterator[str]:
