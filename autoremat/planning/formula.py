@@ -27,8 +27,7 @@ from autoremat.memory.meter import CUDA_ROUNDING
 from autoremat.planning.sizes import sizes_of, subject_at
 from autoremat.problem.lower import without_spare_states
 from autoremat.problem.subject import Subject
-from autoremat.reporting import Piece, SizeSymbol
-from autoremat.reporting.formula import PeakFormula
+from autoremat.reporting.formula import PeakFormula, Piece, SizeSymbol, Term
 
 MOST_ENUMERATED = 1 << 14  # sizes at which pieces are compared one by one
 _SOURCE = re.compile(r"L\['(\w+)'\](?:\[(?:'(\w+)'|(\d+))\])?\.size\(\)\[(\d+)\]")
@@ -57,7 +56,10 @@ def peak_formula(subject: Subject, plan: Plan) -> PeakFormula | None:
     names = {symbol: sympy.Symbol(named.name) for symbol, named in symbols.items()}
     pieces = tuple(
         Piece(
-            nbytes=str(_expression(steps[step]).xreplace(names)),
+            terms=tuple(
+                Term(str(factor), str(monomial.xreplace(names)))
+                for monomial, factor in steps[step].items()
+            ),
             step=plan.schedule[step],
             phase="backward" if step >= start else "forward",
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoremat.reporting.fields import ReportError
-from autoremat.reporting.formula import PeakFormula, Piece, SizeSymbol
+from autoremat.reporting.formula import PeakFormula, Piece, SizeSymbol, Term
 from autoremat.reporting.model import (
     LEFT_OUT,
     SCHEMA,
@@ -38,6 +38,7 @@ __all__ = [
     "Span",
     "SpanKind",
     "Step",
+    "Term",
     "ValueAction",
     "ValueReport",
     "one_line",

@@ -1,14 +1,18 @@
 """The peak of a plan as a formula over sizes that vary: batch, sequence, image size.
 
 Enters: polynomials in bytes, one for each step that may be the highest. Leaves: the peak at any
-sizes, and text. Imports no torch; sympy only where a number is asked for.
+sizes, in whole numbers and fractions, and text. Imports neither torch nor sympy.
 """
 
 from __future__ import annotations
 
+import ast
 import itertools
 import math
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -42,22 +46,54 @@ class SizeSymbol:
 
 
 @dataclass(frozen=True, slots=True)
+class Term:
+    """So many bytes for each of something.
+
+    Attributes:
+        nbytes: a number, perhaps a fraction or below zero: "1048576", "4097/2", "-512".
+        each: a product of symbols, such as "batch*input0_1**2"; "1" for what is always there. In it
+            may be `floor`, `ceiling`, `Max`, `Min` and `Mod`, as sympy writes them.
+    """
+
+    nbytes: str
+    each: str
+
+    def __post_init__(self) -> None:
+        """Refuses fields of the wrong type, and what is no number or no product.
+
+        Raises:
+            ReportError: naming what is wrong.
+        """
+        check_fields(self)
+        try:
+            Fraction(self.nbytes)
+            _parsed(self.each)
+        except (ValueError, SyntaxError, ZeroDivisionError) as error:
+            raise ReportError(f"{self.nbytes!r:.80} * {self.each!r:.80} is no term.") from error
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """What is live at one step.
 
     Attributes:
-        nbytes: over the symbols, as sympy reads it; a fraction of a byte counts as none.
+        terms: whose sum it is; a fraction of a byte counts as none.
         step: name of the node that runs.
         phase: "forward" or "backward".
     """
 
-    nbytes: str
+    terms: tuple[Term, ...]
     step: str
     phase: str
 
     def __post_init__(self) -> None:
         """Refuses fields of the wrong type."""
         check_fields(self)
+
+    def at(self, sizes: Mapping[str, int]) -> int:
+        """In bytes, at these sizes of all symbols."""
+        numbers = {name: Fraction(size) for name, size in sizes.items()}
+        return math.floor(sum(Fraction(t.nbytes) * _value(t.each, numbers) for t in self.terms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +145,12 @@ class PeakFormula:
             if size < low or (high is not None and size > high):
                 upper = "on" if high is None else f"to {high}"
                 raise ValueError(f"{name}={size} is out of range: it holds from {low} {upper}.")
-        names = tuple(known)
-        numbers = {
-            symbol: sizes.get(name, known[name].planned) for name, symbol in _symbols(names).items()
-        }
-        return [math.floor(_read(piece.nbytes, names).subs(numbers)) for piece in self.pieces]
+        numbers = {name: sizes.get(name, symbol.planned) for name, symbol in known.items()}
+        return [piece.at(numbers) for piece in self.pieces]
 
     def text(self) -> str:
         """For people: "max(3.1 MB * batch + 12.0 MB, ...)"."""
-        names = tuple(symbol.name for symbol in self.symbols)
-        shown = [_in_words(_read(piece.nbytes, names)) for piece in self.pieces[:_SHOWN]]
+        shown = [_in_words(piece.terms) for piece in self.pieces[:_SHOWN]]
         more = len(self.pieces) - len(shown)
         shown += [f"{more} more"] if more else []
         return f"max({', '.join(shown)})" if len(shown) > 1 else shown[0]
@@ -140,30 +172,57 @@ class PeakFormula:
         return [(size, self.at(**{name: size})) for size in sizes]
 
 
-@lru_cache(maxsize=64)
-def _symbols(names: tuple[str, ...]) -> dict[str, Any]:
-    import sympy
-
-    return {name: sympy.Symbol(name, integer=True, positive=True) for name in names}
-
-
-@lru_cache(maxsize=1024)
-def _read(nbytes: str, names: tuple[str, ...]) -> Any:
-    import sympy
-
-    return sympy.sympify(nbytes, locals=_symbols(names))
-
-
-def _in_words(expression: Any) -> str:
+def _in_words(terms: tuple[Term, ...]) -> str:
     """Terms with their bytes, the highest powers first."""
-    terms = []
-    for factor, nbytes in sorted(
-        ((str(f), c) for f, c in expression.expand().as_coefficients_dict().items()),
-        key=lambda term: (-len(term[0]) if term[0] != "1" else 1, term[0]),
-    ):
-        size = format_nbytes(math.floor(abs(nbytes)))
-        factor = factor.replace("**", "^")
-        terms.append(
-            ("- " if nbytes < 0 else "+ ") + size + ("" if factor == "1" else f" * {factor}")
-        )
-    return " ".join(terms).removeprefix("+ ") or "0 B"
+    words = []
+    for term in sorted(terms, key=lambda t: (t.each == "1", -len(t.each), t.each)):
+        nbytes = Fraction(term.nbytes)
+        each = "" if term.each == "1" else f" * {term.each.replace('**', '^')}"
+        words.append(f"{'-' if nbytes < 0 else '+'} {format_nbytes(int(abs(nbytes)))}{each}")
+    return " ".join(words).removeprefix("+ ") or "0 B"
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "floor": math.floor,
+    "ceiling": math.ceil,
+    "Max": max,
+    "Min": min,
+    "Mod": operator.mod,
+}
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> ast.expr:
+    """A product as a tree of what is allowed in one."""
+    tree = ast.parse(text, mode="eval").body
+    for node in ast.walk(tree):
+        is_known = isinstance(node, ast.Name | ast.Load | ast.operator | ast.USub | ast.UnaryOp)
+        is_known |= isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS
+        is_known |= isinstance(node, ast.Constant) and type(node.value) is int
+        is_known |= isinstance(node, ast.Call) and getattr(node.func, "id", "") in _FUNCTIONS
+        if not is_known:
+            raise ValueError(text)
+    return tree
+
+
+def _value(text: str, numbers: Mapping[str, Fraction]) -> Fraction:
+    def of(node: ast.expr) -> Fraction:
+        if isinstance(node, ast.BinOp):
+            return Fraction(_OPERATORS[type(node.op)](of(node.left), of(node.right)))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            return Fraction(_FUNCTIONS[node.func.id](*map(of, node.args)))
+        if isinstance(node, ast.UnaryOp):
+            return -of(node.operand)
+        if isinstance(node, ast.Name):
+            return numbers[node.id]
+        assert isinstance(node, ast.Constant)
+        return Fraction(str(node.value))
+
+    return of(_parsed(text))

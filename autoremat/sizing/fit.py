@@ -23,7 +23,14 @@ from autoremat.progress import Progress
 from autoremat.sizing.batches import Batches
 from autoremat.sizing.model import Accumulation, Fit, FitPoint
 from autoremat.sizing.plans import Planner
-from autoremat.sizing.search import Answer, Sizes, find_fastest, find_largest, first_that_fits
+from autoremat.sizing.search import (
+    Answer,
+    Sizes,
+    best_of,
+    find_fastest,
+    find_largest,
+    first_that_fits,
+)
 
 _CANDIDATES = 4  # sizes of one part of a global batch that are planned beside gradients
 
@@ -112,7 +119,7 @@ def fit(
         if first is None:
             raise _nothing_fits(sizes, planner.refusal, over)
         largest = find_largest(sizes, first)
-        fastest = find_fastest(sizes, largest, points)
+        find_fastest(sizes, largest, points)
         notes = list(planner.fallbacks)
         accumulation = None
         if global_batch is not None:
@@ -131,7 +138,7 @@ def fit(
             budget_nbytes=whole_nbytes,
             reserve_nbytes=whole_nbytes - budget_nbytes,
             largest=found[-1],
-            fastest=fastest,
+            fastest=best_of(found),
             points=tuple(found),
             refused=tuple(sizes.refused),
             step=multiple_of,

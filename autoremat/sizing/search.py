@@ -167,13 +167,13 @@ def find_fastest(sizes: Sizes, largest: FitPoint, most_points: int) -> FitPoint:
             sizes.at(size)
             budget -= 1
     while budget:
-        beside = _beside(sizes, _best(sizes.points))
+        beside = _beside(sizes, best_of(sizes.points))
         if not beside:
             break
         for size in beside[:budget]:
             sizes.at(size)
             budget -= 1
-    return _best(sizes.points)
+    return best_of(sizes.points)
 
 
 def _plain_end(sizes: Sizes) -> Iterable[int]:
@@ -206,6 +206,6 @@ def _beside(sizes: Sizes, best: FitPoint) -> list[int]:
     return [middle for middle in middles if middle not in sizes.answers]
 
 
-def _best(points: list[FitPoint]) -> FitPoint:
-    """The most per second; of equals the smaller."""
+def best_of(points: list[FitPoint]) -> FitPoint:
+    """The one with the most per second; of equals the smaller."""
     return max(points, key=lambda point: (rate(point.size, point.plan), -point.size))

@@ -17,7 +17,7 @@ from autoremat.planning.formula import peak_formula
 from autoremat.planning.part import Part
 from autoremat.planning.sizes import sizes_of, subject_at
 from autoremat.problem.lower import without_spare_states
-from autoremat.reporting import PeakFormula, Piece, Report, ReportError, SizeSymbol
+from autoremat.reporting import PeakFormula, Piece, Report, ReportError, SizeSymbol, Term
 from tests.sizing.test_fit import Convolutions, Layers, Words, images, rows, words
 
 
@@ -48,7 +48,7 @@ def simulated(part: Part, sizes: dict[str, int], formula: PeakFormula) -> int:
     [
         (Layers, rows(12), 30_000, ((0, 0),)),
         (Words, words(6), 140_000, ((0, 0),)),
-        (Words, words(6), 140_000, ((0, 1),)),
+        pytest.param(Words, words(6), 140_000, ((0, 1),), marks=pytest.mark.thorough),
         (Words, words(6), 140_000, ((0, 0), (0, 1))),
         (Convolutions, images(6), 70_000, ((0, 0), (1, 0))),
     ],
@@ -115,7 +115,8 @@ def test_a_compiled_step_of_varying_sizes_has_one():
 
 def test_sizes_out_of_range_and_unknown_ones_are_refused():
     formula = PeakFormula(
-        (SizeSymbol("batch", "x.size(0)", 8, 2, 64),), (Piece("100*batch + 7", "mm", "forward"),)
+        (SizeSymbol("batch", "x.size(0)", 8, 2, 64),),
+        (Piece((Term("100", "batch"), Term("7", "1")), "mm", "forward"),),
     )
     assert formula.at() == 807
     assert formula.at(batch=64) == 6407
@@ -126,6 +127,9 @@ def test_sizes_out_of_range_and_unknown_ones_are_refused():
         formula.at(batch=65)
     with pytest.raises(ValueError, match="it is over batch"):
         formula.at(rows=3)
+    for nbytes, each in (("x", "1"), ("1", "open('file')"), ("1/0", "1"), ("1", "batch or 1")):
+        with pytest.raises(ReportError, match="is no term"):
+            Term(nbytes, each)
     with pytest.raises(ReportError, match="has pieces"):
         PeakFormula(formula.symbols, ())
 

@@ -286,7 +286,7 @@ def test_json_has_the_schema_and_the_totals() -> None:
         ("[]", "expected a JSON object"),
         ('{"schema": "autoremat.problem/1"}', "found 'autoremat.problem/1'"),
         ('{"hello": 1}', "found None"),
-        (edited(schema="autoremat.report/4"), "newer autoremat.*Update"),
+        (edited(schema="autoremat.report/5"), "newer autoremat.*Update"),
         (edited(schema="autoremat.report/2"), "older autoremat.*Plan the model again"),
         (edited(texts=[]), "is no number of a text"),
         (edited(texts={}), "texts is a dict"),

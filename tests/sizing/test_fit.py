@@ -221,6 +221,7 @@ def test_a_global_batch_that_fits_is_one_part(found: Fit):
     assert "fits at once" in found.text()
 
 
+@pytest.mark.thorough
 def test_a_reserve_stays_free():
     found = fitted(Layers().train(), rows, BUDGET, reserve=0.2, multiple_of=8)
     assert found.largest.plan.peak_nbytes <= 36_000
