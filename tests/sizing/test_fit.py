@@ -313,6 +313,21 @@ def test_a_sequence_beyond_the_positions_is_not_accepted():
     assert "Sequence 25: the model does not accept it" in found.text()
 
 
+def test_sizes_that_depend_on_numbers_are_told_as_plan_tells_them():
+    """How many rows are above zero, no fake tells: nothing is planned."""
+
+    class Above(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x[: int((x > 0).sum())]).square().mean()
+
+    with pytest.raises(ValueError, match="Nothing can be planned: AR108"):
+        fitted(Above().train(), rows, BUDGET)
+
+
 def test_a_table_shorter_than_the_sequence_is_noted():
     """Whether a number is within a table, no fake tells."""
 
