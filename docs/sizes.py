@@ -249,7 +249,7 @@ def page(runs: list[Row], rows: list[Row]) -> str:
         for run in runs
     )
     about = (
-        "Small models of one layer (T5: one in the encoder and one in the decoder; the UNet whole). "
+        "Small models of one layer (T5 has one in encoder and decoder each; the UNet is whole). "
         f"Budgets are what the step without a plan takes of {FREE_BATCH} samples. CPU, float32, op "
         f'by op (`compiler="eager"`), `time_limit={TIME_LIMIT_S:.0f}`, `points={POINTS}`. What is '
         "measured is a whole step, resident bytes included. Other work was running beside this: "
