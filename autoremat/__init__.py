@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from autoremat.memory.meter import resident_nbytes as resident_nbytes
     from autoremat.offline import plan as plan
     from autoremat.reporting import Report as Report
+    from autoremat.sizing.fit import fit as fit
+    from autoremat.sizing.model import Fit as Fit
     from autoremat.verification.whole_step import Verification as Verification
     from autoremat.verification.whole_step import verify as verify
 
@@ -39,6 +41,7 @@ _HOME = {
     "Comparison": "autoremat.comparison",
     "FallbackError": "autoremat.errors",
     "FallbackWarning": "autoremat.errors",
+    "Fit": "autoremat.sizing.model",
     "InfeasibleBudget": "autoremat.errors",
     "OverBudget": "autoremat.errors",
     "OverBudgetWarning": "autoremat.errors",
@@ -48,6 +51,7 @@ _HOME = {
     "SteeringError": "autoremat.errors",
     "Verification": "autoremat.verification.whole_step",
     "compare": "autoremat.comparison",
+    "fit": "autoremat.sizing.fit",
     "measure_peak": "autoremat.memory.meter",
     "optimize": "autoremat.api",
     "plan": "autoremat.offline",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from autoremat.elsewhere.present import COARSER, DEVICE
 from autoremat.errors import InfeasibleBudget, OverReserved
 from autoremat.graph.devices import device_nbytes
 from autoremat.graph.selectors import Selection
-from autoremat.memory.fake_twin import Faker
+from autoremat.memory.fake_twin import Faker, give_gradients
 from autoremat.memory.optimizers import require_optimizer_of
 from autoremat.memory.residents import resident_of_twin
 from autoremat.reporting import Fact, Report
@@ -98,11 +98,11 @@ def plan(
             of what is reserved.
     """
     _require_curve(curve)
-    _require_trainable(model)
-    require_optimizer_of(model, optimizer)
-    home, spec = _place(model, device)
-    limit_nbytes = _reserved_limit(budget, home, spec)
-    options = Options.parse(
+    limit_nbytes = _reserved_limit(budget, model, device)
+    home, options = asked(
+        model,
+        device,
+        optimizer,
         budget=budget if limit_nbytes is None else limit_nbytes,
         compiler=compiler,
         policy=policy,
@@ -111,10 +111,9 @@ def plan(
         repeatable=repeatable,
         time_limit=time_limit,
         verbose=verbose,
-        spec=spec,
-    ).of(model)
+    )
     offline = Offline(curve, time_limit / 3)
-    step = _Step(model, (inputs, dict(keywords)), optimizer, home, offline)
+    step = OfflineStep(model, (inputs, dict(keywords)), optimizer, home, offline)
     if limit_nbytes is None:
         session, report = _reported(options, step)
     else:
@@ -125,7 +124,7 @@ def plan(
 
 
 @dataclass(frozen=True)
-class _Step:
+class OfflineStep:
     """What is planned, whatever the budget.
 
     Attributes:
@@ -143,8 +142,36 @@ class _Step:
     offline: Offline
 
 
-def _reported(options: Options, step: _Step) -> tuple[Session, Report]:
-    """Whoever has planned the step, and the report; coarser where there is no code."""
+def asked(
+    model: nn.Module,
+    device: str | torch.device | None,
+    optimizer: torch.optim.Optimizer | None,
+    **options: Any,
+) -> tuple[torch.device, Options]:
+    """Where the twin of a model seems to live, and what was asked for.
+
+    Args:
+        model: as for `plan`.
+        device: the same.
+        optimizer: the same.
+        options: of `Options.parse`, but for the data sheet.
+
+    Raises:
+        ValueError: as of `plan`, of what is known before anything is traced.
+    """
+    _require_trainable(model)
+    require_optimizer_of(model, optimizer)
+    home, spec = _place(model, device)
+    return home, Options.parse(spec=spec, **options).of(model)
+
+
+def planned_session(options: Options, step: OfflineStep) -> Session:
+    """Whoever has planned a step that does not run, with at least one graph; coarser without code.
+
+    Raises:
+        ValueError: if nothing can be planned.
+        InfeasibleBudget: if no plan fits.
+    """
     try:
         session = _planned(options, step)
     except ApartError as error:
@@ -152,32 +179,40 @@ def _reported(options: Options, step: _Step) -> tuple[Session, Report]:
         why = f"No code for {spec and spec.name} can be generated here: {error}"
         warnings.warn(f"autoremat: {why} {COARSER}", stacklevel=users_level())
         session = _planned(options.without_code(), step)
-    report = session.report()
-    _require_planned(report)
-    return session, report
+    _require_planned(session)
+    return session
+
+
+def _reported(options: Options, step: OfflineStep) -> tuple[Session, Report]:
+    session = planned_session(options, step)
+    return session, session.report()
 
 
 def _reserved_limit(
-    budget: str | int | None, home: torch.device, spec: DeviceSpec | None
+    budget: str | int | None, model: nn.Module, device: str | torch.device | None
 ) -> int | None:
     """What a plan may reserve; None where the budget is of what is allocated.
 
     Raises:
         ValueError: if the device has no allocator that reserves.
     """
-    asked = None if budget is None else Budget.parse(budget)
-    if asked is None or not asked.of_reserved:
+    given = None if budget is None else Budget.parse(budget)
+    if given is None or not given.of_reserved:
         return None
+    _require_trainable(model)
+    home, spec = _place(model, device)
     if spec is None and home.type != "cuda":
         raise ValueError(
-            f"Budget {asked.given!r} is of what CUDA's allocator reserves, and the step is planned "
+            f"Budget {given.given!r} is of what CUDA's allocator reserves, and the step is planned "
             'for the CPU, whose allocator keeps nothing in reserve. Name a GPU, device="H100", or '
             'leave "reserved" out.'
         )
-    return asked.nbytes(spec.memory_nbytes if spec is not None else device_nbytes(home))
+    return given.nbytes(spec.memory_nbytes if spec is not None else device_nbytes(home))
 
 
-def _within_reserved(limit_nbytes: int, options: Options, step: _Step) -> tuple[Session, Report]:
+def _within_reserved(
+    limit_nbytes: int, options: Options, step: OfflineStep
+) -> tuple[Session, Report]:
     """The same for a budget of what is reserved, by a few budgets of what is allocated.
 
     Raises:
@@ -188,9 +223,9 @@ def _within_reserved(limit_nbytes: int, options: Options, step: _Step) -> tuple[
     found: dict[int, tuple[Session, Report] | InfeasibleBudget] = {}
 
     def smallest(budget_nbytes: int) -> int | None:
-        asked = replace(options, budget=Budget(budget_nbytes, given=budget_nbytes))
+        leaner = replace(options, budget=Budget(budget_nbytes, given=budget_nbytes))
         try:
-            found[budget_nbytes] = _reported(asked, alone)
+            found[budget_nbytes] = _reported(leaner, alone)
         except InfeasibleBudget as error:
             found[budget_nbytes] = error
             return error.smallest_peak_nbytes
@@ -213,8 +248,8 @@ def _within_reserved(limit_nbytes: int, options: Options, step: _Step) -> tuple[
         raise _over_reserved(limit_nbytes, tried, found)
     session, report = best.made
     if step.offline.curve_points:
-        asked = replace(options, budget=Budget(best.budget_nbytes, given=best.budget_nbytes))
-        report = replace(report, curve=_reported(asked, step)[1].curve)
+        leaner = replace(options, budget=Budget(best.budget_nbytes, given=best.budget_nbytes))
+        report = replace(report, curve=_reported(leaner, step)[1].curve)
     return session, _as_asked(report, limit_nbytes, best.budget_nbytes, len(tried))
 
 
@@ -255,7 +290,7 @@ def _over_reserved(
     )
 
 
-def _planned(options: Options, step: _Step) -> Session:
+def _planned(options: Options, step: OfflineStep) -> Session:
     """Whoever has planned the step.
 
     Raises:
@@ -264,11 +299,17 @@ def _planned(options: Options, step: _Step) -> Session:
     model, inputs, optimizer, home = step.model, step.inputs, step.optimizer, step.home
     faker = Faker(home)
     twin, (fakes, fake_keywords) = faker.model(model), faker.values(inputs)
-    spec = options.setting.spec
+    has_gradients, spec = step.offline.has_gradients, options.setting.spec
+    if has_gradients:
+        give_gradients(twin)
+    _mark_sizes(inputs, (fakes, fake_keywords), step.offline.varying)
     resident = resident_of_twin(twin, (fakes, fake_keywords), model, optimizer, home)
     if spec is not None:
         there = Faker(DEVICE)
-        held = resident_of_twin(there.model(model), there.values(inputs), model, optimizer, DEVICE)
+        seen = there.model(model), there.values(inputs)
+        if has_gradients:
+            give_gradients(seen[0])
+        held = resident_of_twin(*seen, model, optimizer, DEVICE)
         held = with_libraries(held, spec)
         resident = held if options.setting.stands_in else replace(resident, tensors=held.tensors)
     steps = Steps(options, replans=REPLANS, offline=step.offline)
@@ -276,6 +317,18 @@ def _planned(options: Options, step: _Step) -> Session:
     _run(session, faker, twin, fakes, fake_keywords)
     session.settle()
     return session
+
+
+def _mark_sizes(given: object, fakes: object, varying: Sequence[tuple[int, int]]) -> None:
+    """Let sizes of a batch of fakes be symbols: those that are to vary, and those marked so."""
+    leaves = _torch.tensor_leaves(fakes)
+    marked = [
+        (number, dimension)
+        for number, tensor in enumerate(_torch.tensor_leaves(given))
+        for dimension in _torch.marked_sizes(tensor)
+    ]
+    for number, dimension in {*varying, *marked}:
+        _torch.may_vary(leaves[number], dimension)
 
 
 @with_stack_room
@@ -322,10 +375,10 @@ def _require_trainable(model: nn.Module) -> None:
         )
 
 
-def _require_planned(report: Report) -> None:
-    if report.graphs:
+def _require_planned(session: Session) -> None:
+    if session.steps.graphs.parts:
         return
-    why = " ".join(map(str, report.fallbacks)) or (
+    why = " ".join(map(str, session.told.fallbacks)) or (
         "Dynamo found no graph in it that needs a gradient: its forward is not compiled "
         "(torch.compiler.disable, or code that Dynamo skips)."
     )

@@ -17,7 +17,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = Path(__file__).with_name("api.md")
 GROUPS = (
-    ("Plan and train", ("optimize", "Budget", "plan", "report", "save_plan", "Report")),
+    (
+        "Plan and train",
+        ("optimize", "Budget", "plan", "fit", "report", "save_plan", "Report", "Fit"),
+    ),
     ("Check and measure", ("verify", "Verification", "compare", "measure_peak", "resident_nbytes")),
     (
         "Errors and warnings",

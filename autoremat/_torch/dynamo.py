@@ -26,6 +26,8 @@ __all__ = [
     "in_functional_transform",
     "is_static_input",
     "kinds_of_global_hooks",
+    "marked_sizes",
+    "may_vary",
     "stop_at",
     "stop_at_padding",
     "takes_what_is_called",
@@ -46,6 +48,17 @@ _GLOBAL_HOOKS = (
     "_global_backward_pre_hooks",
     "_global_backward_hooks",
 )
+
+
+def may_vary(tensor: torch.Tensor, dimension: int) -> None:
+    """Let Dynamo take a size for a symbol; where the code insists on its number, it stays one."""
+    torch._dynamo.maybe_mark_dynamic(tensor, dimension)
+
+
+def marked_sizes(tensor: torch.Tensor) -> set[int]:
+    """Dimensions of which the user has said that they vary (`torch._dynamo.mark_dynamic`)."""
+    marks = ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices")
+    return {dimension for mark in marks for dimension in getattr(tensor, mark, ())}
 
 
 def compile_apart(

@@ -69,6 +69,7 @@ __all__ = [
     "saved_names",
     "sequence_number",
     "set_compiled_call",
+    "size_expression",
     "size_hint",
     "size_symbols",
     "sizes_as",
@@ -76,6 +77,8 @@ __all__ = [
     "step_hooks",
     "storage_identity",
     "storage_key",
+    "symbol_range",
+    "symbol_source",
     "tensor_leaves",
     "tree_leaves",
     "tree_map",
@@ -84,6 +87,7 @@ __all__ = [
 ]
 
 
+_NO_BOUND = 1 << 48  # torch writes a bound at the end of its numbers where there is none
 _VIEWS_OF_VIEWS = 4  # nodes between an output and its graph's
 
 BackwardWatcher = Callable[[Any, bool], None]
@@ -345,6 +349,31 @@ def size_symbols(size: int | torch.SymInt) -> dict[Any, int]:
     env = size.node.shape_env
     found = getattr(env, "backed_var_to_val", None) or env.var_to_val
     return {s: int(found[s]) for s in size.node.expr.free_symbols if s in found}
+
+
+def size_expression(size: int | torch.SymInt) -> Any:
+    """The size as an expression of sympy's over the symbols that `size_symbols` gives."""
+    return sympy.Integer(size) if isinstance(size, int) else size.node.expr
+
+
+def symbol_source(size: torch.SymInt, symbol: Any) -> str:
+    """Where a symbol comes from, as guards write it: "L['x'].size()[0]"; "" if nobody says."""
+    env = size.node.shape_env
+    sources = getattr(env, "var_to_sources", None) or getattr(env, "source_to_var", {})
+    found = sources.get(symbol) or ()
+    return next((_source_name(source) for source in found), "")
+
+
+def _source_name(source: Any) -> str:
+    name = source.name  # a property since torch 2.13, a method before
+    return str(name() if callable(name) else name)
+
+
+def symbol_range(size: torch.SymInt, symbol: Any) -> tuple[int, int | None]:
+    """The least and the greatest number that a symbol stands for; None where nothing bounds it."""
+    found = size.node.shape_env.bound_sympy(symbol)
+    high = int(found.upper) if found.upper.is_number and found.upper.is_finite else None
+    return int(found.lower), None if high is None or high > _NO_BOUND else high
 
 
 def size_hint(size: int | torch.SymInt) -> int:

@@ -250,7 +250,12 @@ class Offline:
     Attributes:
         curve_points: budgets to plan for beside the one asked for; 0 for none.
         curve_limit_s: seconds for them.
+        has_gradients: whether the step adds to gradients that exist, as those of one batch in
+            several parts do from the second one on.
+        varying: sizes of the batch that are to be symbols: number of the tensor, dimension.
     """
 
     curve_points: int = 0
     curve_limit_s: float = 0.0
+    has_gradients: bool = False
+    varying: tuple[tuple[int, int], ...] = ()

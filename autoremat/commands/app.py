@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 from autoremat.commands import helptexts
-from autoremat.commands.arguments import PlanArguments, outputs_asked
+from autoremat.commands.arguments import FitArguments, PlanArguments, outputs_asked
 from autoremat.commands.interrupt import INTERRUPTED, SENTENCE, leaving_at_once
 from autoremat.graph.dropout_policy import DropoutPolicy
 from autoremat.targets.arguments import HF, TargetArguments
@@ -212,6 +212,60 @@ def plan(
         _target(target, batch, seq, dtype),
         PlanArguments(budget, device, optimizer, compiler, time_limit, curve),
         outputs_asked(report=out, html=html, csv=csv, snapshot=snapshot, trace=trace),
+        as_json=as_json,
+        force=force,
+    )
+
+
+@app.command(help=helptexts.FIT, no_args_is_help=True)
+def fit(
+    target: Target,
+    budget: Budget,
+    over: Annotated[
+        str,
+        typer.Option(help="The size: batch, sequence, or both, batch,sequence, for hf: targets."),
+    ] = "batch",
+    global_batch: Annotated[
+        int | None,
+        typer.Option(help="To be made of several batches.", min=1, show_default=False),
+    ] = None,
+    device: Device = None,
+    optimizer: Optimizer = None,
+    compiler: CompilerOption = Compiler.INDUCTOR,
+    batch: Batch = None,
+    seq: Seq = None,
+    dtype: Dtype = None,
+    reserve: Annotated[
+        float, typer.Option(help="Share of the budget to leave free, such as 0.05.", min=0.0)
+    ] = 0.0,
+    most: Annotated[
+        int | None, typer.Option(help="The largest size to try.", min=1, show_default=False)
+    ] = None,
+    multiple_of: Annotated[int, typer.Option(help="Sizes are multiples of it.", min=1)] = 1,
+    points: Annotated[
+        int, typer.Option(help="Sizes to plan to find the fastest; 0 for the largest alone.", min=0)
+    ] = 8,
+    svg: Annotated[
+        Path | None,
+        typer.Option(help="Write throughput over size to this SVG file.", show_default=False),
+    ] = None,
+    html: Html = None,
+    csv: Csv = None,
+    time_limit: Annotated[
+        float, typer.Option(help="Seconds to choose a plan, per size.", min=0.0)
+    ] = 30.0,
+    as_json: AsJson = False,
+    force: Force = False,
+) -> None:
+    """Plan sizes without running, print, draw: see `commands.fit`."""
+    _run(
+        "fit",
+        _target(target, batch, seq, dtype),
+        FitArguments(
+            *(budget, over, global_batch, device, optimizer, compiler, time_limit),
+            *(reserve, most, multiple_of, points),
+        ),
+        outputs_asked(svg=svg, html=html, csv=csv),
         as_json=as_json,
         force=force,
     )

@@ -42,6 +42,42 @@ class PlanArguments:
             raise Refusal("A curve has two ends: give --curve 0 or at least 2.")
 
 
+@dataclass(frozen=True)
+class FitArguments:
+    """Which sizes to look for.
+
+    Attributes:
+        budget: as the user wrote it.
+        over: "batch", "sequence", another name of a size, or "batch,sequence".
+        global_batch: to be made of several, or None.
+        device: as the user wrote it; None for the model's own.
+        optimizer: name of a class of `torch.optim`, or None.
+        compiler: "inductor" or "eager".
+        time_limit: seconds for the solver, for each size.
+        reserve: share of the budget to be left free.
+        most: the largest size to try, or None.
+        multiple_of: of which all sizes are multiples.
+        points: sizes to plan to find the fastest.
+    """
+
+    budget: str
+    over: str
+    global_batch: int | None
+    device: str | None
+    optimizer: str | None
+    compiler: str
+    time_limit: float
+    reserve: float
+    most: int | None
+    multiple_of: int
+    points: int
+
+    @property
+    def is_over_both(self) -> bool:
+        """Whether the batch is asked for at several lengths of sequences."""
+        return set(self.over.replace(" ", "").split(",")) == {"batch", "sequence"}
+
+
 def outputs_asked(**paths: Path | None) -> dict[str, Path]:
     """The files that were asked for, by format."""
     return {name: path for name, path in paths.items() if path is not None}

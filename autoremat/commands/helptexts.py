@@ -50,6 +50,27 @@ PLAN = "\n\n".join(
     ]
 )
 
+FIT = "\n\n".join(
+    [
+        "The largest batch that fits a budget, and the fastest, which is often a smaller one: "
+        "sizes are planned, none is run, so nothing runs out of memory.",
+        _TARGET,
+        "A function that has a parameter of the size's name, such as make(batch=8), is called with "
+        "each size; without one, the first dimension of its inputs is the batch.",
+        "[bold]Examples[/]",
+        "  autoremat fit examples/train_gpt.py:make --budget 150MiB --svg batches.svg",
+        "  autoremat fit hf:config.json --seq 2048 --device H100 --budget 80% --optimizer AdamW",
+        "  autoremat fit hf:config.json --over sequence --batch 1 --device H100 --budget 40GiB",
+        "  autoremat fit hf:c.json --over batch,sequence --seq 4096 --device H100 --budget 80%",
+        "  autoremat fit model.py:make --budget 12GiB --global-batch 256 --json",
+        "[bold]Exit codes[/]",
+        "  0  a size that fits",
+        "  1  input that cannot be used, or an output that cannot be written",
+        "  2  not even the smallest size fits",
+        "  130  interrupted with Ctrl-C",
+    ]
+)
+
 PARETO = "\n\n".join(
     [
         "Peak against time: the plans of a training step over all budgets, from the smallest peak "

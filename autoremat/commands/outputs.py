@@ -112,6 +112,7 @@ def report_document(report: Report, outputs: Mapping[str, Path]) -> dict[str, An
         "method": report.method,
         "peak_step": report.peak_step,
         "advice": list(report.advice),
+        "peak_formula": None if report.peak_formula is None else asdict(report.peak_formula),
         "device": report.device,
         "compiler": report.compiler,
         "torch_version": report.torch_version,

@@ -31,7 +31,7 @@ from autoremat.targets.arguments import TargetArguments
 from autoremat.targets.hf import load
 from autoremat.targets.target import Target, TargetError, last_line
 
-_BESIDE = "a function beside the model: what it saves and allocates is not in this plan"
+BESIDE = "a function beside the model: what it saves and allocates is not in this plan"
 
 
 def run(
@@ -92,9 +92,7 @@ def planned(target: TargetArguments, asked: PlanArguments, told: list[str]) -> R
     with Progress() as progress:
         progress.stage("load")
         loaded = load(target, without_weights=True)
-    device = asked.device
-    if device is None and loaded.on_meta:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device_for(loaded, asked.device)
     keywords: dict[str, Any] = dict(loaded.keywords)
     try:
         report = offline.plan(
@@ -102,7 +100,7 @@ def planned(target: TargetArguments, asked: PlanArguments, told: list[str]) -> R
             *loaded.inputs,
             budget=1 << 60 if asked.budget is None else budget_argument(asked.budget),
             device=device,
-            optimizer=_optimizer(loaded, asked.optimizer),
+            optimizer=optimizer_named(loaded, asked.optimizer),
             compiler=asked.compiler,
             time_limit=asked.time_limit,
             curve=asked.points,
@@ -120,11 +118,23 @@ def planned(target: TargetArguments, asked: PlanArguments, told: list[str]) -> R
 
 def _without_loss(report: Report, told: list[str]) -> Report:
     """The report of a model whose loss is a function beside it, which no plan of it covers."""
-    tell(f"The loss is {_BESIDE}. Let the model return its loss to have both planned.", told)
-    return replace(report, facts=(*report.facts, Fact("Loss", _BESIDE)))
+    tell(f"The loss is {BESIDE}. Let the model return its loss to have both planned.", told)
+    return replace(report, facts=(*report.facts, Fact("Loss", BESIDE)))
 
 
-def _optimizer(target: Target, name: str | None) -> torch.optim.Optimizer | None:
+def device_for(target: Target, asked: str | None) -> str | None:
+    """What to plan for: as asked; else where the model is, or would be if it had weights."""
+    if asked is None and target.on_meta:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return asked
+
+
+def optimizer_named(target: Target, name: str | None) -> torch.optim.Optimizer | None:
+    """An optimizer of the target's parameters, by the name of its class.
+
+    Raises:
+        Refusal: if torch has no such class.
+    """
     if name is None:
         return None
     kinds: dict[str, Any] = {

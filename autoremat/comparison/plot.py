@@ -24,7 +24,7 @@ _LETTER, _LINE = 6.6, 14  # of the labels, in pixels
 
 
 @dataclass(frozen=True)
-class _Axis:
+class Axis:
     """Values to pixels, and where the lines of the grid are."""
 
     low: float
@@ -33,9 +33,11 @@ class _Axis:
     end: float
 
     def pixel(self, value: float) -> float:
+        """Where a value is."""
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def ticks(self, text: Callable[[float], str]) -> list[tuple[float, str]]:
+        """Pixels and labels of about five round values."""
         step = _round_step((self.high - self.low) / 5)
         first = math.ceil(self.low / step)
         values = [i * step for i in range(first, math.floor(self.high / step) + 1)]
@@ -65,9 +67,9 @@ def plot(comparison: Comparison) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    x = _axis([float(row.peak_nbytes or 0) for row in rows], _LEFT, _WIDTH - _RIGHT)
+    x = axis_of([float(row.peak_nbytes or 0) for row in rows], _LEFT, _WIDTH - _RIGHT)
     # The ratio, not the seconds: rounds of a busy machine differ, ratios within them hardly do.
-    y = _axis([row.time_ratio or 0.0 for row in rows], _HEIGHT - _BOTTOM, _TOP)
+    y = axis_of([row.time_ratio or 0.0 for row in rows], _HEIGHT - _BOTTOM, _TOP)
     dots = _labelled([_dot(row, x, y) for row in rows])
     ours = sorted((dot for dot in dots if dot.kind == "autoremat"), key=lambda dot: dot.x)
     return environment.get_template("plot.svg").render(
@@ -89,11 +91,11 @@ def plot(comparison: Comparison) -> str:
     )
 
 
-def _axis(values: list[float], start: float, end: float) -> _Axis:
+def axis_of(values: list[float], start: float, end: float) -> Axis:
     """From zero if that leaves the dots room, else from somewhat below the lowest."""
     low, high = min(values, default=0.0), max(values, default=1.0)
     room = 0.12 * (high - low) or 0.1 * high
-    return _Axis(0.0 if low < 0.5 * high else low - room, high + room, start, end)
+    return Axis(0.0 if low < 0.5 * high else low - room, high + room, start, end)
 
 
 def _round_step(step: float) -> float:
@@ -102,7 +104,7 @@ def _round_step(step: float) -> float:
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step * 0.999)
 
 
-def _dot(row: Row, x: _Axis, y: _Axis) -> _Dot:
+def _dot(row: Row, x: Axis, y: Axis) -> _Dot:
     peak, ratio = row.peak_nbytes or 0, row.time_ratio or 0.0
     step = format_us(1e6 * (row.step_seconds or 0.0))
     hint = f"{row.name}: peak {format_nbytes(peak)}, step {step}, ratio {ratio:.2f}"

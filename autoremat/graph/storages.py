@@ -47,6 +47,7 @@ class Storages:
             for elements of tuples that nobody takes.
         nbytes: bytes of each storage, rounded; 0 on other devices than the planned one.
         fake_nbytes: what the fake values say; `nbytes` is more where they say too little.
+        sizes: the same as symbols, where sizes vary, not rounded.
         resident: storages of graph inputs and constants.
     """
 
@@ -55,6 +56,7 @@ class Storages:
     root: dict[str, fx.Node] = field(default_factory=dict)
     nbytes: dict[str, int] = field(default_factory=dict)
     fake_nbytes: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, int | torch.SymInt] = field(default_factory=dict)
     resident: set[str] = field(default_factory=set)
 
     def total_nbytes(self, nodes: Iterable[fx.Node], *, resident: bool = False) -> int:
@@ -95,7 +97,10 @@ def find_storages(nodes: Iterable[fx.Node], device: torch.device) -> Storages:
             if shared is None:
                 made.append(name)
                 keys[name] = key
-                storages.fake_nbytes[name] = _rounded_nbytes(tensor, device)
+                storages.sizes[name] = _size(tensor, device)
+                storages.fake_nbytes[name] = rounded_nbytes(
+                    _torch.size_hint(storages.sizes[name]), device
+                )
                 storages.nbytes[name] = max(
                     storages.fake_nbytes[name], _hidden_nbytes(node, tensor, device, storages)
                 )
@@ -177,11 +182,12 @@ def _tensor_leaves(value: object, path: _Path = ()) -> Iterable[tuple[_Path, tor
             yield from _tensor_leaves(item, (*path, key))
 
 
-def _rounded_nbytes(tensor: torch.Tensor, device: torch.device) -> int:
+def _size(tensor: torch.Tensor, device: torch.device) -> int | torch.SymInt:
     if tensor.device.type != device.type:
         return 0
     try:
-        nbytes = _torch.size_hint(tensor.untyped_storage().nbytes())
+        size: int | torch.SymInt = tensor.untyped_storage().nbytes()
+        _torch.size_hint(size)
     except (NotImplementedError, RuntimeError):  # sparse: no storage of its own
-        nbytes = _torch.size_hint(tensor.numel()) * tensor.element_size()
-    return rounded_nbytes(nbytes, device)
+        size = tensor.numel() * tensor.element_size()
+    return size

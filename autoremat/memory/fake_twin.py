@@ -92,6 +92,13 @@ class Faker:
                     self._bases[key] = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
 
+def give_gradients(twin: nn.Module) -> None:
+    """Let every parameter of a twin that is trained have a gradient already."""
+    for parameter in twin.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.empty_like(parameter, requires_grad=False)
+
+
 def _plain_attributes(model: nn.Module) -> list[torch.Tensor]:
     """Tensors that modules hold beside parameters and buffers, nested or not."""
     held = ("_parameters", "_buffers", "_modules")

@@ -47,7 +47,7 @@ Device = torch.device | str | None
 _PREFIX = "autoremat::meter::"
 _MARK = f"{_PREFIX}step"
 _FREED = f"{_PREFIX}freed::"
-_CUDA_ROUNDING = 512
+CUDA_ROUNDING = 512
 _ROUNDS = 4  # of garbage that holds garbage; what makes some anew without end is left
 
 
@@ -299,7 +299,7 @@ def rounded_nbytes(nbytes: int, device: torch.device) -> int:
     """What the device's allocator takes for a request: a multiple of 512 on CUDA."""
     if device.type != "cuda":
         return nbytes
-    return -(-nbytes // _CUDA_ROUNDING) * _CUDA_ROUNDING
+    return -(-nbytes // CUDA_ROUNDING) * CUDA_ROUNDING
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -16,6 +17,7 @@ from autoremat.memory.residents import Resident
 from autoremat.planning.choice import Baseline, Choice, as_chosen
 from autoremat.planning.curve import Curve
 from autoremat.planning.figures import Figures, Gradient, KeptFigures, highest_of, shared_out
+from autoremat.planning.formula import peak_formula
 from autoremat.planning.nesting import Beside, Kept, Region, placed
 from autoremat.planning.sizes import Symbols, peak_at, sizes_of, subject_at
 from autoremat.problem.lower import as_written
@@ -172,7 +174,8 @@ class Part:
 
         Args:
             found: what is held beside it.
-            reads: whether code may be read to tell what the step takes without a plan.
+            reads: whether code may be read to tell what the step takes without a plan, and a
+                formula be made.
         """
         if found not in self._reports:
             is_told = reads or not self.choice.is_read
@@ -183,11 +186,14 @@ class Part:
             choice = replace(
                 self.choice, peak_nbytes=self.peak_nbytes(found), baseline=lambda: before
             )
-            explain = self.planned.whole.explain
-            if not is_told:
-                return explain(subject, choice)
+            report = self.planned.whole.explain(subject, choice)
+            if not (is_told and reads):
+                return report
+            with suppress(Exception):  # a report without a formula is one all the same
+                formula = peak_formula(as_chosen(subject, choice), choice.solution.plan)
+                report = replace(report, peak_formula=formula)
             self._reports.clear()
-            self._reports[found] = explain(subject, choice)
+            self._reports[found] = report
         return self._reports[found]
 
     def peak_nbytes(self, found: Beside) -> int:

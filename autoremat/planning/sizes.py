@@ -46,10 +46,13 @@ def subject_at(subject: Subject, numbers: Symbols) -> Subject:
     with _torch.sizes_as(numbers):
         after = find_storages(subject.joint.nodes, subject.device).nbytes
     grown = {name: after.get(name, n) - n for name, n in before.nbytes.items()}
-    scale = sum(after.values()) / max(1, sum(before.nbytes.values()))
+    whole_nbytes, once_nbytes = sum(after.values()), max(1, sum(before.nbytes.values()))
+
+    def scaled_nbytes(nbytes: int) -> int:
+        return nbytes * whole_nbytes // once_nbytes
 
     def scaled(ops: tuple[Op, ...]) -> tuple[Op, ...]:
-        return tuple(replace(op, workspace_nbytes=int(op.workspace_nbytes * scale)) for op in ops)
+        return tuple(replace(op, workspace_nbytes=scaled_nbytes(op.workspace_nbytes)) for op in ops)
 
     graph = replace(
         graph,
@@ -63,9 +66,9 @@ def subject_at(subject: Subject, numbers: Symbols) -> Subject:
     shell = replace(
         shell,
         tangents={name: n + grown[name] for name, n in shell.tangents.items()},
-        layout_nbytes=int(shell.layout_nbytes * scale),
+        layout_nbytes=scaled_nbytes(shell.layout_nbytes),
         resident_nbytes=shell.resident_nbytes + sum(grown[name] for name in before.resident),
-        room_nbytes=int(shell.room_nbytes * scale),
+        room_nbytes=scaled_nbytes(shell.room_nbytes),
     )
     storages = replace(before, nbytes={name: n + grown[name] for name, n in before.nbytes.items()})
     lowered = replace(subject.lowered, graph=graph, shell=shell, storages=storages)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autoremat.reporting.fields import ReportError
+from autoremat.reporting.formula import PeakFormula, Piece, SizeSymbol, Term
 from autoremat.reporting.model import (
     LEFT_OUT,
     SCHEMA,
@@ -28,15 +29,19 @@ __all__ = [
     "Fallback",
     "GraphReport",
     "MemoryTimeline",
+    "PeakFormula",
+    "Piece",
     "PointKind",
     "Report",
     "ReportError",
     "ReservedCase",
     "ReservedMemory",
     "ResidentParts",
+    "SizeSymbol",
     "Span",
     "SpanKind",
     "Step",
+    "Term",
     "ValueAction",
     "ValueReport",
     "one_line",

@@ -15,6 +15,7 @@ from itertools import chain
 from autoremat_solver.plan import Status
 
 from autoremat.reporting.fields import check_fields
+from autoremat.reporting.formula import PeakFormula
 from autoremat.reporting.reserved import ReservedMemory
 from autoremat.reporting.resident import ResidentParts
 from autoremat.reporting.timeline import MemoryTimeline
@@ -110,6 +111,8 @@ class GraphReport:
             was read, or something in it has no known time.
         baseline_code_time_us: the same without a plan.
         advice: what would lower the peak whatever the plan, one sentence each.
+        peak_formula: the simulated peak over the sizes that vary; None where none does, or where
+            it is no such formula.
     """
 
     name: str
@@ -131,6 +134,7 @@ class GraphReport:
     code_time_us: float | None = None
     baseline_code_time_us: float | None = None
     advice: tuple[str, ...] = ()
+    peak_formula: PeakFormula | None = None
 
     def __post_init__(self) -> None:
         """Refuses fields of the wrong type."""
@@ -308,6 +312,12 @@ class Report:
         """What would lower the peak of the graph that takes most, whatever the plan."""
         graph = self.peak_graph
         return graph.advice if graph is not None else ()
+
+    @property
+    def peak_formula(self) -> PeakFormula | None:
+        """The simulated peak of the graph that takes most, over its sizes that vary."""
+        graph = self.peak_graph
+        return graph.peak_formula if graph is not None else None
 
     @property
     def curve_left_out(self) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from autoremat.reporting.reserved import ReservedMemory
 from autoremat.reporting.text import (
     bound_text,
     code_text,
+    formula_text,
     helping_text,
     summary,
     without_optimizer,
@@ -80,6 +81,7 @@ def html(report: Report) -> str:
         helping=helping_text(report.reserved) if report.reserved else "",
         reading=_reading(report),
         timing=_timing(report),
+        formula=formula_text(report),
         estimated=sorted(set(report.estimated_ops)),
         runs_on=_runs_on(report),
         **_verdict(report),

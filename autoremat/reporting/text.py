@@ -112,6 +112,7 @@ def _facts(report: Report) -> Iterable[str]:
         "Reserved": reserved_text(report),
         "Measured": _measured(report),
         "Peak at": _peak_place(report),
+        "Formula": formula_text(report),
         "Step time": _times(report),
         "Kernels": code_text(report),
         "Solver": _solver(report),
@@ -196,6 +197,12 @@ def _peak_place(report: Report) -> str:
     source = f" ({graph.peak_source})" if graph.peak_source else ""
     inside = f" in {graph.name}" if len(report.graphs) > 1 else ""
     return f"`{graph.peak_step}`{source}{inside}"
+
+
+def formula_text(report: Report) -> str:
+    """The simulated peak over the sizes that vary; "" where none does."""
+    formula = report.peak_formula
+    return "" if formula is None else f"peak = {formula.text()}, as simulated; {formula.legend()}"
 
 
 def _times(report: Report) -> str:

@@ -38,6 +38,7 @@ _CLASS_HEADS = (
     "ForAudioClassification",
     "ForImageClassificationWithTeacher",
 )
+_POSITIONS = ("max_position_embeddings", "max_target_positions")
 _IMAGE_SIZE = 224  # where any size will do, as for convolutions
 _IN_A_FILE = "Write a function that returns (model, inputs), and give file.py:function."
 
@@ -81,8 +82,16 @@ def load_hf(arguments: TargetArguments, *, without_weights: bool) -> Target:
     except Exception as error:
         raise TargetError(f"{path}: the model cannot be built: {last_line(error)}.") from error
     with place:
-        keywords = _batch(path, model, config, arguments)
+        keywords = batch_of(model, arguments)
     return Target(model, (), keywords, None, arguments.text)
+
+
+def most_positions(model: nn.Module) -> int | None:
+    """How many tokens a sequence of a model may have; None if its configuration says nothing."""
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    found = [getattr(text, name, None) for name in _POSITIONS]
+    return min((most for most in found if isinstance(most, int) and most > 0), default=None)
 
 
 def _set_loss(model: nn.Module) -> None:
@@ -159,10 +168,18 @@ def _dtype(arguments: TargetArguments, config: Any) -> torch.dtype:
     return found
 
 
-def _batch(
-    path: Path, model: nn.Module, config: Any, arguments: TargetArguments
-) -> dict[str, torch.Tensor]:
-    """Random inputs and labels of the sizes asked for."""
+def batch_of(model: nn.Module, arguments: TargetArguments) -> dict[str, torch.Tensor]:
+    """Random inputs and labels of the sizes asked for.
+
+    Args:
+        model: as `load_hf` makes it.
+        arguments: its configuration, and the sizes.
+
+    Raises:
+        TargetError: if the model does not take them.
+    """
+    path = Path(arguments.text.removeprefix(HF))
+    config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     main = str(getattr(model, "main_input_name", "input_ids"))
     dtype = next(model.parameters()).dtype
@@ -189,7 +206,7 @@ def _tokens(arguments: TargetArguments, config: Any) -> torch.Tensor:
 
 
 def _require_positions(arguments: TargetArguments, config: Any) -> None:
-    for name in ("max_position_embeddings", "max_target_positions"):
+    for name in _POSITIONS:
         most = getattr(config, name, None)
         if isinstance(most, int) and 0 < most < arguments.seq:
             raise TargetError(

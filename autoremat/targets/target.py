@@ -15,7 +15,7 @@ import sys
 import traceback
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -87,15 +87,38 @@ class Target:
         return loss
 
 
-def load_target(text: str) -> Target:
+def load_target(text: str, **sizes: int) -> Target:
     """Import the function, call it, and check what it returns.
 
     Args:
         text: `path/to/file.py:function` or `package.module:function`.
+        sizes: what the function is called with; nothing, as a rule.
 
     Raises:
         TargetError: naming what is wrong; an exception of the user's own code is its cause.
     """
+    with _imported(text) as (module, function):
+        try:
+            result = function(**sizes)
+        except (Exception, SystemExit) as error:
+            raise TargetError(_raised(f"{text} raised", error, module.__file__)) from error
+    return _target(text, result)
+
+
+def takes(text: str, size: str) -> bool:
+    """Whether a target's function has a parameter of that name.
+
+    Raises:
+        TargetError: if there is no such function.
+    """
+    with _imported(text) as (_, function), suppress(TypeError, ValueError):
+        return size in inspect.signature(function).parameters
+    return False
+
+
+@contextmanager
+def _imported(text: str) -> Iterator[tuple[ModuleType, Callable[..., object]]]:
+    """The module and the function, while its folder is the first in which modules are found."""
     place, colon, name = text.strip().rpartition(":")
     if not (colon and place and name):
         raise TargetError(f"Target {text!r} names no function. Write it as {_FORMS}.")
@@ -103,12 +126,7 @@ def load_target(text: str) -> Target:
     folder = Path.cwd() if path is None else path.resolve().parent
     with _first_on_path(folder):
         module = _named_module(place) if path is None else _module_of_file(path)
-        function = _function(module, name, place)
-        try:
-            result = function()
-        except (Exception, SystemExit) as error:
-            raise TargetError(_raised(f"{text} raised", error, module.__file__)) from error
-    return _target(text, result)
+        yield module, _function(module, name, place)
 
 
 # --- import --------------------------------------------------------------------------------------
@@ -165,7 +183,7 @@ def _named_module(name: str) -> ModuleType:
         raise TargetError(_raised(f"{name} cannot be imported:", error, None)) from error
 
 
-def _function(module: ModuleType, name: str, place: str) -> Callable[[], object]:
+def _function(module: ModuleType, name: str, place: str) -> Callable[..., object]:
     found = getattr(module, name, None)
     if found is None:
         functions = [n for n, thing in vars(module).items() if inspect.isfunction(thing)]

@@ -37,6 +37,7 @@ ROOMS = {
             "verification",
             "targets",
             "comparison",
+            "sizing",
             "commands",
         ),
         "__main__",

@@ -560,6 +560,51 @@ def test_compile_apart():
     assert len(graphs) == 3
 
 
+def test_marked_sizes():
+    given = torch.ones(5, 3)
+    assert _torch.marked_sizes(given) == set()
+    torch._dynamo.mark_dynamic(given, 1)
+    _torch.may_vary(given, 0)
+    assert _torch.marked_sizes(given) == {0, 1}
+
+
+def test_size_expressions():
+    """A size that varies has a symbol, which has a source and a range."""
+    found: list[Any] = []
+
+    def keep(module: Any, inputs: Any) -> Any:
+        found.extend(value for value in inputs if isinstance(value, torch.SymInt))
+        return module.forward
+
+    given = torch.ones(5, 3)
+    torch._dynamo.mark_dynamic(given, 0, min=2, max=64)
+    torch.compile(lambda x: x + 1, backend=keep)(given)
+    (size,) = found
+    (symbol,) = _torch.size_symbols(size)
+    assert _torch.size_expression(3 * size + 1) == 3 * symbol + 1
+    assert _torch.size_expression(7) == 7
+    assert _torch.symbol_source(size, symbol) == "L['x'].size()[0]"
+    assert _torch.symbol_range(size, symbol) == (2, 64)
+
+
+def test_may_vary():
+    """A size that may vary is a symbol at its first call; one that the code insists on is none."""
+    sizes: list[Any] = []
+
+    def keep(module: Any, inputs: Any) -> Any:
+        sizes.append([value for value in inputs if isinstance(value, torch.SymInt)])
+        return module.forward
+
+    for insists in (False, True):
+        given = torch.ones(5, 3)
+        _torch.may_vary(given, 0)
+        call = torch.compile(
+            lambda x, i=insists: x + (int(x.shape[0] == 5) if i else 1), backend=keep
+        )
+        call(given)
+    assert [len(found) for found in sizes] == [1, 0]
+
+
 def test_frozen_parameters_are_noticed():
     """A parameter frozen after the first call has no gradient after the second."""
     layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
