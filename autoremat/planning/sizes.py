@@ -18,7 +18,7 @@ from autoremat_solver import Op, Plan, simulate
 from autoremat import _torch
 from autoremat.graph.storages import find_storages
 from autoremat.inductor.laid_out import LAID_OUT
-from autoremat.planning.choice import Choice
+from autoremat.planning.choice import Choice, as_chosen
 from autoremat.problem.subject import Subject
 
 GUARDED_COMPILES = 4  # of one function; Dynamo gives it up after eight
@@ -99,6 +99,7 @@ def room_to_grow(subject: Subject, choice: Choice, budget_nbytes: int) -> float:
     sizes = sizes_of(subject)
     if not sizes:
         return 1.0
+    subject = as_chosen(subject, choice)
 
     def fits(growth: float) -> bool:
         grown = {symbol: int(n * growth) for symbol, n in sizes.items()}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import autoremat
 from autoremat import offline
 from autoremat.ask.options import Offline
+from autoremat.planning.choice import TORCH
 from autoremat.planning.formula import peak_formula
 from autoremat.planning.part import Part
 from autoremat.planning.sizes import sizes_of, subject_at
@@ -151,3 +152,17 @@ def test_sizes_that_are_rounded_stay_exact():
     assert formula is not None
     for size in range(4, 30):
         assert formula.at(batch=size) == simulated(part, {"batch": size}, formula)
+
+
+def test_torch_s_own_partition_has_room_to_grow_too():
+    """Where it is the fastest that fits, its operations are other ones than those planned."""
+    x = rows(64)
+    torch._dynamo.mark_dynamic(x, 0)
+    report = autoremat.plan(Layers().train(), x, budget="1GB", verbose=False, time_limit=2.0)
+    (graph,) = report.graphs
+    assert graph.method == TORCH
+    formula = report.peak_formula
+    assert formula is not None
+    (size,) = formula.symbols
+    assert formula.at(**{size.name: size.highest}) <= report.budget_nbytes
+    assert formula.at(**{size.name: 64}) == report.predicted_peak_nbytes
