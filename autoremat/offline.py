@@ -273,12 +273,15 @@ def _over_reserved(
     refused = [error for error in found.values() if isinstance(error, InfeasibleBudget)]
     if not tried:
         error = refused[0]
-        error.add_note("What is reserved is never less than what is allocated.")
+        error.add_note(
+            "That is of what is allocated. What is reserved is never less, and more as a rule: a "
+            'budget of so much "reserved" is refused, too.'
+        )
         return error
     least = min(tried, key=lambda one: one.reserved_nbytes)
     report = least.made[1]
     cases = () if report.reserved is None else report.reserved.cases
-    fitting = [case.setting for case in cases if case.peak_nbytes <= limit_nbytes]
+    fitting = [c.setting for c in cases if c.fits and c.peak_nbytes <= limit_nbytes]
     return OverReserved(
         budget_nbytes=limit_nbytes,
         smallest_peak_nbytes=least.reserved_nbytes,

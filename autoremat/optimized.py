@@ -246,6 +246,8 @@ class OptimizedCall(Call):
         except torch.OutOfMemoryError as error:
             if options.budget.is_least or options.setting.strict:
                 raise
+            if options.setting.steering.repeatable and self.training.has_ranks:
+                raise  # its plan says what is communicated again: it has to be that of all ranks
             if before.obstacle:
                 error.add_note(_NOT_AGAIN.format(before.obstacle))
                 raise

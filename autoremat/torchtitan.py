@@ -9,8 +9,8 @@ Leaves: a tag on each operation of the forward, to save or to recompute, as torc
 them (`selective_activation_remat_pass`), and torch's of the same form. Guarantees: nothing else of
 the graph changes, but for names of modules that would hide the backward from that pass; the
 predicted peak is that of what the pass makes of the tags: each operation is repeated once, before
-the first operation of the backward that needs it. Ranks of a job with equal graphs get equal tags;
-collectives run once unless they are marked as repeatable.
+the first operation of the backward that needs it. Ranks of a job with equal graphs, budgets and
+bytes beside them get equal tags; collectives run once unless they are marked as repeatable.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from autoremat.planning.identity import in_words
 from autoremat.planning.pipeline import graph_of, state
 from autoremat.problem.lower import Lowered, shell_of
 from autoremat.problem.subject import Subject
+from autoremat.ranks.store import shared_store
 from autoremat.reporting import ResidentParts
 from autoremat.units import format_nbytes
 
@@ -155,6 +156,15 @@ def tag(
         repeatable=repeatable,
         verbose=False,
     )
+    if (
+        options.budget.is_free
+        and options.setting.steering.repeatable
+        and shared_store() is not None
+    ):
+        raise ValueError(
+            "With repeatable= all ranks need one budget, since tags say what they communicate: "
+            '"auto" is what each of them has free. Give it in bytes.'
+        )
     subject = _stated(module, options, beside_nbytes)
     budget_nbytes = options.budget_nbytes(subject.device)
     plan = _chosen_once(subject, budget_nbytes, time_limit)

@@ -125,7 +125,7 @@ def test_a_budget_below_what_any_plan_allocates_is_refused_as_that():
     with pytest.raises(InfeasibleBudget) as refused:
         planned("1MB reserved")
     assert not isinstance(refused.value, OverReserved)
-    assert "never less than what is allocated" in refused.value.__notes__[-1]
+    assert "never less, and more as a rule" in refused.value.__notes__[-1]
 
 
 def test_where_a_part_has_no_plan_nobody_knows_what_is_reserved():

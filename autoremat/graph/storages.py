@@ -29,6 +29,7 @@ _ALWAYS_FRESH = frozenset(
 # elements is made smaller in its shape only.
 _NUMBER_IN_WHOLE = frozenset(
     {
+        torch.ops.aten.binary_cross_entropy.default,
         torch.ops.aten.mse_loss.default,
         torch.ops.aten.smooth_l1_loss.default,
         torch.ops.aten.soft_margin_loss.default,

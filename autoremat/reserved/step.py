@@ -70,6 +70,26 @@ class Update:
     first: tuple[Event, ...] = ()
     later: tuple[Event, ...] = ()
 
+    def in_step(self, step: int) -> Iterator[Event]:
+        """Of the step with this number, by names that are unique in all steps.
+
+        State that is made anew in each step takes the place of what the step before has made: of
+        what the first step has made, then, in this order, of what the later ones leave.
+        """
+        if not step:
+            yield from _named(("update", 0), self.first)
+            return
+        own = {block for block, nbytes in self.later if nbytes}
+        replaced = dict.fromkeys(block for block, _ in self.later if block not in own)
+        before = dict(zip(replaced, _live(self.later), strict=False))
+        for block, nbytes in self.later:
+            if block in own:
+                yield Event(("update", step, block), nbytes)
+            elif step == 1:
+                yield Event(("update", 0, block), nbytes)
+            elif block in before:
+                yield Event(("update", step - 1, before[block]), nbytes)
+
 
 @dataclass(frozen=True)
 class StepMemory:
@@ -108,8 +128,7 @@ class StepMemory:
             if self.gradients:
                 yield from _freed(gradients)  # added to those that exist
                 gradients = []
-            update = self.update.later if step else self.update.first
-            yield from _named(("update", step), update)
+            yield from self.update.in_step(step)
             yield from _freed(outputs)
 
     def _passes(self, step: int) -> Generator[Event, None, tuple[list[Hashable], list[Hashable]]]:

@@ -30,7 +30,13 @@ COMPILES, TUNED, PLANNED_FOR = "Compiles", "Tuned", "Planned for"  # names of fa
 
 
 def report_of(steps: Steps, measured_peak_nbytes: int | None, *, reads: bool = True) -> Report:
-    """What was planned so far; whether code may be read for it as of `Part.report`."""
+    """What was planned so far.
+
+    Args:
+        steps: what is planned.
+        measured_peak_nbytes: of a whole step, if it was measured.
+        reads: whether code may be read for it, as of `Part.report`, and allocators emulated.
+    """
     parts, setting = steps.graphs.current, steps.options.setting
     curve = _step_curve(parts)
     asked = (sentence for part in parts for sentence in part.subject.constraints.sentences)
@@ -55,7 +61,7 @@ def report_of(steps: Steps, measured_peak_nbytes: int | None, *, reads: bool = T
         ),
         optimizer=steps.resident.optimizer,
         eager_peak_nbytes=_eager_peak_nbytes(steps),
-        reserved=_reserved(steps, parts),
+        reserved=_reserved(steps, parts) if reads else None,
     )
 
 

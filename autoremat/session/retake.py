@@ -2,7 +2,8 @@
 
 Enters: what the call reads, before and after it. Leaves: why not, if so, and the random numbers as
 they were. Guarantees: a call that has written to anything of the user's in place is not taken
-again, nor one that has communicated, of which other ranks would hear twice.
+again, nor one that has communicated, of which other ranks would hear twice, as far as their process
+groups count it: NCCL does not count what is sent from one rank to another.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from autoremat import _torch
 
 _WRITTEN = "written to parameters, buffers or inputs in place"
-_COMMUNICATED = "communicated with other ranks"
+_COMMUNICATED = "communicated with other ranks, or may have"
 
 
 class Before:

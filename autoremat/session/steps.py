@@ -89,6 +89,7 @@ class Steps:
     compiled_in: list[int] = field(default_factory=list, init=False)
     _settled_for: list[str] = field(default_factory=list, init=False)
     _kept_when_settled: set[str] = field(default_factory=set, init=False)
+    _has_fitted: bool = field(default=True, init=False)  # when it was settled
     _has_noted_call: bool = field(default=False, init=False)  # since the latest backward
 
     def __post_init__(self) -> None:
@@ -193,7 +194,8 @@ class Steps:
 
         In the midst of a step, its later backwards have not shown yet what they take.
         """
-        is_other = self.surroundings.now.is_beyond(self.surroundings.planned)
+        # More beside a plan that did not fit makes none fit.
+        is_other = self._has_fitted and self.surroundings.now.is_beyond(self.surroundings.planned)
         is_other = is_other or not self.graphs.kept <= self._kept_when_settled
         return is_other or (bool(self._settled_for) and self.graphs.graphs != self._settled_for)
 
@@ -226,6 +228,7 @@ class Steps:
         self.settlings += 1
         self._settled_for = self.graphs.longest
         self._kept_when_settled = self.graphs.kept
+        self._has_fitted = self.peak_nbytes <= self.budget_nbytes
         self.graphs.provisional.clear()
         self.surroundings.settled()
         self.told.planned_anew()

@@ -59,6 +59,7 @@ class Training:
         """No module yet; the options are not compared with any."""
         self.asked = self._options = asked
         self._lockstep: Lockstep | None = None  # from the first training call on
+        self._before_leanest: Options | None = None
         self.members = Members()
         self.planning = threading.RLock()
         self.is_within_another = False  # whose plan has that of a module among its parts
@@ -90,11 +91,18 @@ class Training:
         """What ranks that call a module in lockstep have agreed on, at its first training call."""
         lockstep = self._lockstep
         if lockstep is None or lockstep.is_due(model):
+            if lockstep is not None and lockstep.has_failed:
+                self._options = self._before_leanest or self._options
             lockstep = Lockstep.of(model, self._options, self.members.resident)
             self._lockstep, self._options = lockstep, lockstep.options
             if lockstep.ranks:
                 self.start_anew()
         return lockstep
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether other ranks call a module of these whenever this one does."""
+        return self._lockstep is not None and bool(self._lockstep.ranks)
 
     def begin(self, inputs: object, caller: Hashable) -> Session:
         """A call of one of the modules begins: the session that it runs under."""
@@ -108,6 +116,7 @@ class Training:
 
     def begin_leanest(self) -> Session:
         """The call that has begun begins again: from now on all plans are as lean as can be."""
+        self._before_leanest = self._options  # which count again if the ranks have to begin anew
         self._options = replace(self._options, budget=Budget.parse(LEAST))
         self.start_anew()
         self.session.steps.begin()

@@ -120,3 +120,10 @@ def test_what_is_not_allocated_cannot_be_freed():
         replay([Event("x", 0)])
     with pytest.raises(KeyError, match="already"):
         replay([Event("x", 1), Event("x", 1)])
+
+
+def test_state_that_is_made_anew_takes_the_place_of_what_the_step_before_has_made():
+    """As of an optimizer that assigns `state["rms"] = ...`; nothing is left behind."""
+    update = Update((Event(0, 1024),), (Event(1, 1024), Event(0, 0)))
+    step = StepMemory(before=(512,), batch=(512,), graphs=(), update=update)
+    assert live_after(step, 5) == live_after(step, 1) == 512 + 512 + 1024
