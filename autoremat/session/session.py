@@ -32,6 +32,7 @@ from autoremat.emit.split import PartitionError
 from autoremat.emit.torch_split import Modules, split_as_torch
 from autoremat.errors import (
     FallbackError,
+    FallbackWarning,
     InfeasibleBudget,
     OverBudgetWarning,
     SteeringError,
@@ -177,9 +178,10 @@ class Session:
             InfeasibleBudget,
             SteeringError,
             FallbackError,
+            FallbackWarning,
+            OverBudgetWarning,
             ApartError,
             torch.OutOfMemoryError,
-            UserWarning,
         ) as error:
             raise _torch.passing_through(error) from None
         finally:
@@ -375,8 +377,8 @@ class Session:
                 raise Unplannable("AR103")
             seen = moved_to(module, DEVICE) if self._setting.stands_in else module
             planned = self._plan(seen, num_fwd_outputs, static_lifetime_input_indices)
-        except (InfeasibleBudget, SteeringError, ApartError, torch.OutOfMemoryError, UserWarning):
-            raise  # of warnings, those that the user has made errors
+        except (InfeasibleBudget, SteeringError, ApartError, torch.OutOfMemoryError):
+            raise
         except Unplannable as reason:
             self.told.fall_back(reason.code, graph=self._graph_name(), **reason.facts)
         except PartitionError as error:

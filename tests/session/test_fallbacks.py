@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -264,18 +263,3 @@ def test_the_page_is_the_table():
         fact = " ".join(re.sub(r"\{(\w+)\}", r"*\1*", reason.fact).split())
         assert f"## {reason.code} {fact} **What to do.** {reason.remedy}" in text
     assert re.findall(r"## (AR\d{3})", text) == list(REASONS)
-
-
-@pytest.mark.filterwarnings("error::UserWarning")
-def test_a_warning_that_the_user_has_made_an_error_is_raised_as_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    """It is no defect of planning."""
-    told = "autoremat: operators are priced by estimate."
-
-    def warns(*_args: Any, **_kwargs: Any) -> Any:
-        warnings.warn(told, UserWarning, stacklevel=1)
-
-    monkeypatch.setattr(session, "graph_of", warns)
-    with pytest.raises(UserWarning, match=re.escape(told)):
-        step(optimized(Chain, UNBOUNDED, strict=False), (rows(),))
