@@ -62,9 +62,7 @@ the plain step and per-layer checkpointing beside it where they fit.
 - **The largest** fits, and the next one was refused. What the budget leaves is said (the margin);
   `reserve=0.05` keeps a share of it free.
 - **The fastest** has the most samples per second of the sizes that were planned. It is often
-  smaller: near the largest, most of a step is recompute. Of the example's GPT (12 layers, 150 MiB,
-  op by op, an H100 by its data sheet) the largest batch is 73, and 48 is predicted to do 1.5 times
-  as many samples per second.
+  smaller: near the largest, most of a step is recompute.
 - **A global batch** (`global_batch=256`): how many forwards and backwards of which size, planned
   beside the gradients of those before, which a first part does not have.
 - `over="sequence"`, `multiple_of=64`: any size that your function takes. What the model does not
