@@ -25,7 +25,7 @@ from autoremat.planning import pipeline
 from autoremat.planning.unsearched import choose_without_search
 from autoremat.ranks import figures
 from autoremat.session import steps
-from tests.process_group import on_ranks
+from tests.process_group import connect, on_ranks
 from tests.training import make_seeded, step
 
 pytestmark = pytest.mark.skipif(not distributed.is_available(), reason="needs torch.distributed")
@@ -311,7 +311,7 @@ def group_made_later(rank: int) -> Any:
     distributed.destroy_process_group()
     inner = autoremat.optimize(make_seeded(Mixed), BUDGET + 100_000 * rank, **GIVEN)
     store = Path(os.environ["XDG_CACHE_HOME"]).with_name("store of later")
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    connect(store, rank, 2)
     with own_times(rank):
         step(DistributedDataParallel(inner), (batch(),))
     return saved_by(inner)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import warnings
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from autoremat.memory.meter import resident_nbytes
 from autoremat.memory.spread import Sharing, Spread
 from autoremat.session.members import Members
 from autoremat.watch.audit import Arguments
+from tests.process_group import on_ranks
 from tests.training import UNBOUNDED, make_seeded
 
 WIDTH, ROWS, LAYERS = 32, 256, 8
@@ -377,9 +376,9 @@ def _is_of_parameters(node: torch.fx.Node, static: frozenset[torch.fx.Node]) -> 
 # --- real processes ----------------------------------------------------------------------------
 
 
-def _serve(rank: int, store: str, sender: Connection) -> None:
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+def trained_together(_rank: int) -> Any:
+    """Whether gradients are eager mode's, and how often each value is computed."""
+    warnings.simplefilter("default")  # torch warns where Dynamo reads gradients of no leaf
     plain = sharded(make_seeded(Blocks))
     plain(batch()).backward()
     highest = step_peak_nbytes(trained(sharded(make_seeded(Blocks)), 1))
@@ -392,31 +391,15 @@ def _serve(rank: int, store: str, sender: Connection) -> None:
     pairs = zip(model.parameters(), plain.parameters(), strict=True)
     equal = all(torch.equal(a.grad.to_local(), b.grad.to_local()) for a, b in pairs)
     values = [value for graph in autoremat.report(model).graphs for value in graph.values]
-    sender.send((equal, [(value.name, value.recomputes) for value in values]))
-    distributed.barrier()
-    distributed.destroy_process_group()
+    return equal, [(value.name, value.recomputes) for value in values]
 
 
 @pytest.mark.thorough
 def test_two_processes_have_eager_modes_gradients_and_one_plan(tmp_path: Path):
     """Each of them is ended if it hangs."""
-    context = multiprocessing.get_context("spawn")
-    receivers, processes = [], []
-    for rank in range(2):
-        receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_serve, args=(rank, str(tmp_path / "store"), sender))
-        process.start()
-        sender.close()
-        receivers.append(receiver)
-        processes.append(process)
-    try:
-        assert all(receiver.poll(SECONDS) for receiver in receivers), "a process hangs"
-        (equal, plan), (other_equal, other_plan) = (receiver.recv() for receiver in receivers)
-        assert equal
-        assert other_equal
-        assert plan == other_plan
-    finally:
-        for process in processes:
-            process.join(5.0)
-            process.kill()
-            process.join()
+    found = on_ranks({"trained": trained_together}, tmp_path, limit_s=SECONDS)["trained"]
+    assert not any(isinstance(of_rank, Exception) for of_rank in found), found
+    (equal, plan), (other_equal, other_plan) = found
+    assert equal
+    assert other_equal
+    assert plan == other_plan
