@@ -11,9 +11,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from autoremat.comparison.model import Comparison, Row
+from autoremat.markup import template
 from autoremat.units import format_nbytes, format_us
 
 MARK = "<!-- autoremat comparison -->"
@@ -60,19 +59,12 @@ class _Dot:
 def plot(comparison: Comparison) -> str:
     """The picture; without a measured row an empty one that says so."""
     rows = [r for r in comparison.rows if r.peak_nbytes is not None and r.time_ratio is not None]
-    environment = Environment(
-        loader=PackageLoader("autoremat.comparison", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     x = axis_of([float(row.peak_nbytes or 0) for row in rows], _LEFT, _WIDTH - _RIGHT)
     # The ratio, not the seconds: rounds of a busy machine differ, ratios within them hardly do.
     y = axis_of([row.time_ratio or 0.0 for row in rows], _HEIGHT - _BOTTOM, _TOP)
     dots = _labelled([_dot(row, x, y) for row in rows])
     ours = sorted((dot for dot in dots if dot.kind == "autoremat"), key=lambda dot: dot.x)
-    return environment.get_template("plot.svg").render(
+    return template("autoremat.comparison", "plot.svg").render(
         mark=MARK,
         width=_WIDTH,
         height=_HEIGHT,

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
-
+from autoremat.markup import template
 from autoremat.reporting.document import write
 from autoremat.reporting.model import Report, ValueAction
 from autoremat.reporting.reserved import ReservedMemory
@@ -66,7 +65,7 @@ class _Tile:
 
 def html(report: Report) -> str:
     """The page."""
-    return _template("page.html").render(
+    return template("autoremat.reporting", "page.html", "html").render(
         mark=MARK,
         style=_file("page.css"),
         script="\n".join(_file(name) for name in _SCRIPTS),
@@ -90,17 +89,9 @@ def html(report: Report) -> str:
 
 def summary_html(report: Report) -> str:
     """The verdict as a part of another page, such as a notebook: no script, no style sheet."""
-    return _template("summary.html").render(text=summary(report), **_verdict(report))
-
-
-def _template(name: str) -> Template:
-    return Environment(
-        loader=PackageLoader("autoremat.reporting", "html"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    ).get_template(name)
+    return template("autoremat.reporting", "summary.html", "html").render(
+        text=summary(report), **_verdict(report)
+    )
 
 
 def _verdict(report: Report) -> dict[str, Any]:

@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from autoremat.comparison.plot import Axis, axis_of
+from autoremat.markup import template
 from autoremat.sizing.model import Fit, rate
 from autoremat.sizing.text import planned_for
 from autoremat.sizing.text import text as in_words
 from autoremat.units import format_nbytes, format_us
 
 MARK = "<!-- autoremat fit -->"
+
+_PACKAGE = "autoremat.sizing"
 
 _WIDTH, _HEIGHT = 760, 420
 _LEFT, _RIGHT, _TOP, _BOTTOM = 84, 24, 64, 56
@@ -57,34 +58,30 @@ def plot(fit: Fit) -> str:
     marks = {fit.largest.size: "largest", fit.fastest.size: "fastest"}
     if len(marks) == 1:
         marks = {fit.largest.size: "largest and fastest"}
-    return (
-        _environment()
-        .get_template("plot.svg")
-        .render(
-            mark=MARK,
-            width=_WIDTH,
-            height=_HEIGHT,
-            left=_LEFT,
-            right=_WIDTH - _RIGHT,
-            top=_TOP,
-            bottom=_HEIGHT - _BOTTOM,
-            title=f"{fit.target}: {fit.unit} per second within {format_nbytes(fit.budget_nbytes)}",
-            subtitle=planned_for(fit),
-            x_title=fit.over,
-            y_title=f"{fit.unit} per second",
-            x_ticks=x.ticks(lambda value: f"{value:g}"),
-            y_ticks=y.ticks(lambda value: f"{value:g}"),
-            lines=list(_lines(fit, x, y)),
-            marks=[
-                (
-                    x.pixel(point.size),
-                    y.pixel(point.per_second),
-                    f"{marks[point.size]}: {point.size}",
-                )
-                for point in fit.points
-                if point.size in marks
-            ],
-        )
+    return template(_PACKAGE, "plot.svg").render(
+        mark=MARK,
+        width=_WIDTH,
+        height=_HEIGHT,
+        left=_LEFT,
+        right=_WIDTH - _RIGHT,
+        top=_TOP,
+        bottom=_HEIGHT - _BOTTOM,
+        title=f"{fit.target}: {fit.unit} per second within {format_nbytes(fit.budget_nbytes)}",
+        subtitle=planned_for(fit),
+        x_title=fit.over,
+        y_title=f"{fit.unit} per second",
+        x_ticks=x.ticks(lambda value: f"{value:g}"),
+        y_ticks=y.ticks(lambda value: f"{value:g}"),
+        lines=list(_lines(fit, x, y)),
+        marks=[
+            (
+                x.pixel(point.size),
+                y.pixel(point.per_second),
+                f"{marks[point.size]}: {point.size}",
+            )
+            for point in fit.points
+            if point.size in marks
+        ],
     )
 
 
@@ -92,16 +89,12 @@ def page(fit: Fit) -> str:
     """The page."""
     lines = in_words(fit).splitlines()
     end = lines.index("")
-    return (
-        _environment()
-        .get_template("page.html")
-        .render(
-            mark=MARK,
-            title=f"{fit.target}: which {fit.over} fits",
-            answer=lines[:end],
-            table="\n".join(lines[end + 1 :]),
-            picture=plot(fit),
-        )
+    return template(_PACKAGE, "page.html").render(
+        mark=MARK,
+        title=f"{fit.target}: which {fit.over} fits",
+        answer=lines[:end],
+        table="\n".join(lines[end + 1 :]),
+        picture=plot(fit),
     )
 
 
@@ -119,13 +112,3 @@ def _lines(fit: Fit, x: Axis, y: Axis) -> Iterator[_Line]:
         ]
         if dots:
             yield _Line(name, kind, tuple(dots))
-
-
-def _environment() -> Environment:
-    return Environment(
-        loader=PackageLoader("autoremat.sizing", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )

@@ -116,14 +116,16 @@ def test_there_is_no_import_cycle(package: str) -> None:
 
 def test_report_needs_only_the_solver_and_the_standard_library() -> None:
     """A stored report can be shown where torch is absent; the words for its numbers need less."""
+    units, markup = "autoremat.units", "autoremat.markup"
     renderers = {"autoremat_solver", "jinja2", "rich"}
 
     def foreign(path: Path, name: str) -> bool:
-        inside = name.startswith(("autoremat.reporting.", "autoremat.units."))
+        inside = name.startswith(("autoremat.reporting.", f"{units}.", f"{markup}."))
         return not inside and top(name) not in renderers | sys.stdlib_module_names
 
     assert offenders(REPORT, foreign) == []
-    assert {top(name) for name in imports(file_of("autoremat.units"))} <= sys.stdlib_module_names
+    assert {top(name) for name in imports(file_of(units))} <= sys.stdlib_module_names
+    assert {top(name) for name in imports(file_of(markup))} <= {"jinja2", *sys.stdlib_module_names}
 
 
 @pytest.mark.parametrize(("name", "never"), NEVER_NEEDED.items(), ids=NEVER_NEEDED)
