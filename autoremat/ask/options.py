@@ -253,9 +253,14 @@ class Offline:
         has_gradients: whether the step adds to gradients that exist, as those of one batch in
             several parts do from the second one on.
         varying: sizes of the batch that are to be symbols: number of the tensor, dimension.
+        autocast: type to which the forward is under autocast; None where only the model says.
+        window_nbytes: what is held beside all that a graph or a tensor shows: of parameters that
+            are divided among GPUs, what is gathered and reduced ahead of its use.
     """
 
     curve_points: int = 0
     curve_limit_s: float = 0.0
     has_gradients: bool = False
     varying: tuple[tuple[int, int], ...] = ()
+    autocast: torch.dtype | None = None
+    window_nbytes: int = 0

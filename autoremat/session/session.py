@@ -39,6 +39,7 @@ from autoremat.errors import (
 )
 from autoremat.fallbacks import Unplannable
 from autoremat.graph.devices import device_of, devices_of, the_device
+from autoremat.graph.gathering import mark_gathered
 from autoremat.graph.inline_regions import write_out_regions
 from autoremat.graph.joint_graph import JointGraph, copy_module
 from autoremat.graph.random_draws import makes_seeds
@@ -369,6 +370,7 @@ class Session:
         **_later_arguments: Any,
     ) -> Modules:
         """Split one joint graph: by a plan, or as torch would."""
+        mark_gathered(module)
         untouched = copy_module(module)
         try:
             if self._graph_name() in self._unplannable:
