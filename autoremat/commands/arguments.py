@@ -24,6 +24,7 @@ class PlanArguments:
         time_limit: seconds for the solver.
         points: of the curve.
         setup: fields of a `TrainingSetup`, as the user wrote them.
+        code: whether code for a GPU that is not here is generated and read.
     """
 
     budget: str | None
@@ -33,6 +34,7 @@ class PlanArguments:
     time_limit: float
     points: int
     setup: Mapping[str, Any] = field(default_factory=dict)
+    code: bool = True
 
     def check(self) -> None:
         """Refuse what no command can use.

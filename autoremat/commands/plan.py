@@ -104,6 +104,7 @@ def planned(target: TargetArguments, asked: PlanArguments, told: list[str]) -> R
             device=device,
             optimizer=asked.optimizer,
             setup=TrainingSetup(**asked.setup),
+            code=asked.code,
             compiler=asked.compiler,
             time_limit=asked.time_limit,
             curve=asked.points,

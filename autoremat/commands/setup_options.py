@@ -53,3 +53,11 @@ LossChunks = Annotated[
         "logits are never whole."
     ),
 ]
+NoCode = Annotated[
+    bool,
+    typer.Option(
+        "--no-code",
+        help="For a GPU that is not here: generate and read no code. Faster, and the peak is that "
+        "of a model of the code.",
+    ),
+]

@@ -370,8 +370,8 @@ class Session:
         **_later_arguments: Any,
     ) -> Modules:
         """Split one joint graph: by a plan, or as torch would."""
-        mark_gathered(module)
         untouched = copy_module(module)
+        mark_gathered(module)
         try:
             if self._graph_name() in self._unplannable:
                 return self.torch_partition(untouched, joint_inputs, num_fwd_outputs)
@@ -394,6 +394,10 @@ class Session:
             self._planned[known].append(planned.copied())
             if not self._setting.stands_in:
                 return planned.forward, planned.backward
+            # What was planned is on a device that is not here; on fakes any split does.
+            return _torch.default_partition(
+                untouched, joint_inputs, num_fwd_outputs=num_fwd_outputs
+            )
         return self.torch_partition(untouched, joint_inputs, num_fwd_outputs)
 
     def torch_partition(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import autoremat
 from autoremat.memory.fake_twin import without_contents
 from autoremat.memory.optimizer_memory import optimizer_footprint
-from autoremat.reporting import Report
+from autoremat.reporting import PointKind, Report
 from autoremat.setup.adapters import adapt, freeze
 from autoremat.setup.asked import TrainingSetup
 from autoremat.setup.chunked_loss import chunk_loss
@@ -350,3 +350,55 @@ def test_freezing_by_the_name_of_a_parameter():
     assert {n for n, p in model.named_parameters() if not p.requires_grad} == {
         f"layers.{n}.up.bias" for n in range(DEPTH)
     }
+
+
+# --- curves, and plans without code --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "time_limit"),
+    [
+        ({"shards": 4, "precision": "autocast"}, 0.0),
+        pytest.param({"shards": 4, "precision": "autocast"}, 3.0, marks=pytest.mark.thorough),
+        pytest.param({}, 0.0, marks=pytest.mark.thorough),
+        pytest.param({}, 3.0, marks=pytest.mark.thorough),
+    ],
+)
+def test_no_plan_is_above_what_checkpointing_by_hand_does(words: dict[str, Any], time_limit: float):
+    """In peak and time at once, however little time there is; what is missing is told."""
+    budget = planned(**setup_of(**words), budget="min", time_limit=time_limit).predicted_peak_nbytes
+    report = planned(**setup_of(**words), budget=int(1.05 * budget), time_limit=time_limit, curve=4)
+    strategies = [p for p in report.curve if p.kind is PointKind.STRATEGY]
+    ours = [p for p in report.curve if p.kind in (PointKind.PLAN, PointKind.CHOSEN)]
+    assert strategies
+    assert ours
+    for point in ours:
+        assert not [
+            p
+            for p in strategies
+            if p.peak_nbytes <= point.peak_nbytes and p.time_us < 0.999 * point.time_us
+        ]
+    if not any(p.kind is PointKind.PLAN for p in ours):
+        assert report.curve_left_out
+
+
+def test_without_code_the_graph_is_the_gpus_and_the_report_says_so():
+    pytest.importorskip("triton")
+    report = planned(compiler="inductor", code=False, budget="1GB")
+    facts = {fact.name: fact.text for fact in report.facts}
+    assert "none of which was generated" in facts["Planned for"]
+    assert report.code_times_us is None
+    assert report.reserved is not None
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("words", [{}, {"shards": 4, "precision": "bf16"}])
+def test_the_model_of_the_code_is_near_the_code(words: dict[str, Any]):
+    """Of the plain step: above what is resident, within a tenth."""
+    pytest.importorskip("triton")
+    modelled, read = (
+        planned(compiler="inductor", code=code, budget="1GB", **setup_of(**words))
+        for code in (False, True)
+    )
+    above = [r.predicted_peak_nbytes - r.resident_nbytes for r in (modelled, read)]
+    assert above[0] == pytest.approx(above[1], rel=0.1)
