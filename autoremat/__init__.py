@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from autoremat.memory.meter import resident_nbytes as resident_nbytes
     from autoremat.offline import plan as plan
     from autoremat.reporting import Report as Report
+    from autoremat.setup.asked import TrainingSetup as TrainingSetup
     from autoremat.sizing.fit import fit as fit
     from autoremat.sizing.model import Fit as Fit
     from autoremat.verification.whole_step import Verification as Verification
@@ -49,6 +50,7 @@ _HOME = {
     "RankError": "autoremat.errors",
     "Report": "autoremat.reporting",
     "SteeringError": "autoremat.errors",
+    "TrainingSetup": "autoremat.setup.asked",
     "Verification": "autoremat.verification.whole_step",
     "compare": "autoremat.comparison",
     "fit": "autoremat.sizing.fit",

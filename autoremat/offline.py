@@ -32,12 +32,14 @@ from autoremat.graph.devices import device_nbytes
 from autoremat.graph.selectors import Selection
 from autoremat.memory.fake_twin import Faker, give_gradients
 from autoremat.memory.optimizers import require_optimizer_of
-from autoremat.memory.residents import resident_of_twin
-from autoremat.reporting import Fact, Report
+from autoremat.memory.residents import Resident, resident_of_twin, with_others
+from autoremat.reporting import ASSUMED, Fact, Report
 from autoremat.reserved.search import Tried, largest_within
 from autoremat.session.eager_recurrent import eager_recurrent_layers
 from autoremat.session.session import Session
 from autoremat.session.steps import REPLANS, Steps
+from autoremat.setup.applied import run_of
+from autoremat.setup.asked import TrainingSetup
 from autoremat.units import format_nbytes
 
 
@@ -46,7 +48,8 @@ def plan(
     *inputs: Any,
     budget: str | int | None = None,
     device: str | torch.device | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | str | None = None,
+    setup: TrainingSetup | None = None,
     compiler: str = "inductor",
     policy: str = "optimal",
     save: Selection = None,
@@ -56,6 +59,7 @@ def plan(
     time_limit: float = 30.0,
     verbose: bool = True,
     curve: int = 0,
+    code: bool = True,
     **keywords: Any,
 ) -> Report:
     """The plan of a training step, without running it.
@@ -75,7 +79,10 @@ def plan(
             `time_limit`.
         device: "cpu", "cuda", or a name such as "H100" or "A100 40GB"; where the model is if not
             given, which then must not be `meta`.
-        optimizer: of the model's parameters; with it, the state that it holds or creates counts.
+        optimizer: of the model's parameters, or its name, "AdamW8bit" or "SGD-momentum"; with it,
+            the state that it holds or creates counts.
+        setup: precision, adapters, sharding and what else the run has that this model has not. A
+            copy of the model is planned for it. The report's `assumed` says what follows.
         compiler: "inductor" or "eager".
         policy: as for `optimize`.
         save: as for `optimize`.
@@ -88,21 +95,27 @@ def plan(
         verbose: show progress and one summary line.
         curve: how many budgets to plan for beside this one, for the report's curve of peak and
             time; 0 for none, else at least 2. They take a third of `time_limit` more.
+        code: whether code that Inductor generates for a GPU that is not here is read. Without, the
+            plan is made in a half to a sixth of the time, and its peak is that of a model of the
+            code.
         keywords: the batch's keyword part.
 
     Raises:
         ValueError: for a malformed budget, compiler, device or policy, for patterns that match
-            nothing, a model in eval mode or without a parameter that needs a gradient, another
-            model's optimizer, and a step in which nothing can be planned.
+            nothing, a setup that the model cannot have, a model in eval mode or without a parameter
+            that needs a gradient, another model's optimizer, and a step in which nothing can be
+            planned.
         InfeasibleBudget: if no plan fits; `OverReserved` if none does that was tried for a budget
             of what is reserved.
     """
     _require_curve(curve)
     limit_nbytes = _reserved_limit(budget, model, device)
+    _require_trainable(model)
+    run = run_of(model, (inputs, dict(keywords)), optimizer, setup, _runs_on(model, device))
     home, options = asked(
-        model,
-        device,
-        optimizer,
+        run.model,
+        _device_of(model) if device is None else device,
+        run.optimizer,
         budget=budget if limit_nbytes is None else limit_nbytes,
         compiler=compiler,
         policy=policy,
@@ -112,15 +125,23 @@ def plan(
         time_limit=time_limit,
         verbose=verbose,
     )
-    offline = Offline(curve, time_limit / 3)
-    step = OfflineStep(model, (inputs, dict(keywords)), optimizer, home, offline)
+    options = options if code else options.without_reading()
+    offline = Offline(
+        curve,
+        time_limit / 3,
+        has_gradients=run.has_gradients,
+        autocast=run.autocast,
+        window_nbytes=run.window_nbytes,
+    )
+    step = OfflineStep(run.model, run.inputs, run.optimizer, home, offline)
     if limit_nbytes is None:
         session, report = _reported(options, step)
     else:
         session, report = _within_reserved(limit_nbytes, options, step)
     if save_to is not None:
         write(session.stored_plan(), save_to)
-    return report
+    assumed = (Fact(ASSUMED, sentence) for sentence in run.assumed)
+    return replace(report, facts=(*report.facts, *assumed))
 
 
 @dataclass(frozen=True)
@@ -185,7 +206,9 @@ def planned_session(options: Options, step: OfflineStep) -> Session:
 
 def _reported(options: Options, step: OfflineStep) -> tuple[Session, Report]:
     session = planned_session(options, step)
-    return session, session.report()
+    with session.progress as progress:
+        progress.stage("report")
+        return session, session.report()
 
 
 def _reserved_limit(
@@ -315,11 +338,22 @@ def _planned(options: Options, step: OfflineStep) -> Session:
         held = resident_of_twin(*seen, model, optimizer, DEVICE)
         held = with_libraries(held, spec)
         resident = held if options.setting.stands_in else replace(resident, tensors=held.tensors)
+    resident = _beside(resident, step.offline.window_nbytes)
     steps = Steps(options, replans=REPLANS, offline=step.offline)
     session = Session(steps, lambda _: resident)
     _run(session, faker, twin, fakes, fake_keywords)
     session.settle()
     return session
+
+
+def _beside(resident: Resident, window_nbytes: int) -> Resident:
+    """What is resident, and what no tensor of it shows."""
+    if not window_nbytes:
+        return resident
+    tensors = resident.tensors
+    if tensors is not None:
+        tensors = replace(tensors, libraries=(*tensors.libraries, window_nbytes))
+    return replace(resident, parts=with_others(resident.parts, window_nbytes), tensors=tensors)
 
 
 def _mark_sizes(given: object, fakes: object, varying: Sequence[tuple[int, int]]) -> None:
@@ -347,9 +381,11 @@ def _run(
     session.steps.begin()
     stands_in = session.options.setting.stands_in
     autocast = _torch.autocast_on_cpu() if stands_in else contextlib.nullcontext()
+    asked = session.steps.offline.autocast if session.steps.offline else None
+    everywhere = torch.autocast(faker.device.type, asked, enabled=asked is not None)
     try:
         eager = eager_recurrent_layers(twin, session.steps.leave_layer_eager)
-        with session.progress, faker.mode, torch.enable_grad(), eager, autocast:
+        with session.progress, faker.mode, torch.enable_grad(), eager, autocast, everywhere:
             session.progress.stage("trace")
             call(*inputs, **keywords)
     except (InfeasibleBudget, ApartError):
@@ -386,6 +422,18 @@ def _require_planned(session: Session) -> None:
         "(torch.compiler.disable, or code that Dynamo skips)."
     )
     raise ValueError(f"Nothing can be planned: {why}")
+
+
+def _device_of(model: nn.Module) -> torch.device | None:
+    """Where a model is; None if nowhere."""
+    found = next(model.parameters()).device
+    return None if found.type == "meta" else found
+
+
+def _runs_on(model: nn.Module, device: str | torch.device | None) -> torch.device:
+    """Where the step would run: a GPU that is not here is one, too."""
+    home, spec = _place(model, device)
+    return home if spec is None else DEVICE
 
 
 def _place(

@@ -2,7 +2,7 @@
 
 Enters: names of stages, counts of finished operations, one closing line. Leaves: lines on
 standard error. On a terminal a single line is redrawn in place; anywhere else (file, CI, notebook)
-plain lines are written, without escape codes: one when a stage begins, and one at least every 30 s
+plain lines are written, without escape codes: one when a stage begins, and one about every 10 s
 of what it is doing. Guarantees: whatever ends the `with` block, also Ctrl-C, the terminal is as
 before; a stream that cannot be written is given up, planning goes on.
 """
@@ -38,7 +38,7 @@ class Progress:
         verbose: bool = True,
         *,
         stream: TextIO | None = None,
-        interval_s: float = 15.0,
+        interval_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Writes nothing yet.
@@ -46,8 +46,8 @@ class Progress:
         Args:
             verbose: False prints nothing at all.
             stream: where to write; standard error by default.
-            interval_s: seconds between two lines of one stage in a log file, at least; at most it
-                is twice as long.
+            interval_s: seconds between two lines of one stage in a log file, at least; at most an
+                eighth more, where the interpreter is free to write.
             clock: seconds, monotonic.
         """
         self._verbose = verbose
@@ -203,7 +203,7 @@ class _LogLines:
             self._watch.join(timeout=1.0)  # it may wait for a reader of the stream
 
     def _beat_until_the_end(self) -> None:
-        while not self._ended.wait(self._interval_s):
+        while not self._ended.wait(self._interval_s / 8):
             self.beat()
 
 

@@ -19,7 +19,10 @@ PAGE = Path(__file__).with_name("api.md")
 GROUPS = (
     (
         "Plan and train",
-        ("optimize", "Budget", "plan", "fit", "report", "save_plan", "Report", "Fit"),
+        (
+            *("optimize", "Budget", "plan", "TrainingSetup", "fit", "report", "save_plan"),
+            *("Report", "Fit"),
+        ),
     ),
     ("Check and measure", ("verify", "Verification", "compare", "measure_peak", "resident_nbytes")),
     (

@@ -40,7 +40,9 @@ class Setting:
         steering: strategy, constraints, stored plan.
         time_limit_s: for the choice of a plan, per graph.
         strict: raise where a graph cannot be planned, or a certificate does not hold.
-        generates: whether code may be generated for a device that is not here.
+        generates: whether graphs may be those of a device that is not here.
+        reads: whether code that Inductor generates for such a device is read: without, the peak is
+            that of the model of it.
     """
 
     compiler: str = "inductor"
@@ -50,11 +52,13 @@ class Setting:
     time_limit_s: float = 30.0
     strict: bool = False
     generates: bool = True
+    reads: bool = True
 
     @property
     def reads_inductor(self) -> bool:
         """Whether peaks are read from the code that Inductor generates."""
-        return self.compiler == "inductor" and (self.spec is None or self.stands_in)
+        from_code = self.spec is None or (self.stands_in and self.reads)
+        return self.compiler == "inductor" and from_code
 
     @property
     def stands_in(self) -> bool:
@@ -171,6 +175,10 @@ class Options:
         """The same, for a device that is not here by its data sheet alone."""
         return replace(self, setting=replace(self.setting, generates=False))
 
+    def without_reading(self) -> Options:
+        """The same, for a device that is not here by the model of its code."""
+        return replace(self, setting=replace(self.setting, reads=False))
+
     def on(self, device: torch.device) -> Options:
         """The same, what a device has free being a number of bytes from now on.
 
@@ -253,9 +261,14 @@ class Offline:
         has_gradients: whether the step adds to gradients that exist, as those of one batch in
             several parts do from the second one on.
         varying: sizes of the batch that are to be symbols: number of the tensor, dimension.
+        autocast: type to which the forward is under autocast; None where only the model says.
+        window_nbytes: what is held beside all that a graph or a tensor shows: of parameters that
+            are divided among GPUs, what is gathered and reduced ahead of its use.
     """
 
     curve_points: int = 0
     curve_limit_s: float = 0.0
     has_gradients: bool = False
     varying: tuple[tuple[int, int], ...] = ()
+    autocast: torch.dtype | None = None
+    window_nbytes: int = 0

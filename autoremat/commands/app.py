@@ -22,6 +22,17 @@ from typer.core import TyperGroup
 from autoremat.commands import helptexts
 from autoremat.commands.arguments import FitArguments, PlanArguments, outputs_asked
 from autoremat.commands.interrupt import INTERRUPTED, SENTENCE, leaving_at_once
+from autoremat.commands.setup_options import (
+    Accumulate,
+    Attention,
+    Freeze,
+    Lora,
+    LoraRank,
+    LossChunks,
+    NoCode,
+    Precision,
+    Shards,
+)
 from autoremat.graph.dropout_policy import DropoutPolicy
 from autoremat.targets.arguments import HF, TargetArguments
 
@@ -142,7 +153,8 @@ Device = Annotated[
 Optimizer = Annotated[
     str | None,
     typer.Option(
-        help="A class of torch.optim, such as AdamW: what it holds and makes counts.",
+        help="Such as AdamW, AdamW-fused, AdamW8bit, Adafactor, SGD-momentum: what it holds and "
+        "makes counts.",
         show_default=False,
     ),
 ]
@@ -194,6 +206,15 @@ def plan(
     batch: Batch = None,
     seq: Seq = None,
     dtype: Dtype = None,
+    precision: Precision = None,
+    accumulate: Accumulate = 1,
+    lora: Lora = "",
+    lora_rank: LoraRank = 16,
+    freeze: Freeze = "",
+    attention: Attention = None,
+    shards: Shards = 1,
+    loss_chunks: LossChunks = 1,
+    no_code: NoCode = False,
     out: ReportFile = None,
     html: Html = None,
     csv: Csv = None,
@@ -210,7 +231,20 @@ def plan(
     _run(
         "plan",
         _target(target, batch, seq, dtype),
-        PlanArguments(budget, device, optimizer, compiler, time_limit, curve),
+        PlanArguments(
+            *(budget, device, optimizer, compiler, time_limit, curve),
+            {
+                "precision": precision,
+                "accumulate": accumulate,
+                "lora": lora,
+                "lora_rank": lora_rank,
+                "freeze": freeze,
+                "attention": attention,
+                "shards": shards,
+                "loss_chunks": loss_chunks,
+            },
+            code=not no_code,
+        ),
         outputs_asked(report=out, html=html, csv=csv, snapshot=snapshot, trace=trace),
         as_json=as_json,
         force=force,
@@ -280,6 +314,15 @@ def pareto(
     batch: Batch = None,
     seq: Seq = None,
     dtype: Dtype = None,
+    precision: Precision = None,
+    accumulate: Accumulate = 1,
+    lora: Lora = "",
+    lora_rank: LoraRank = 16,
+    freeze: Freeze = "",
+    attention: Attention = None,
+    shards: Shards = 1,
+    loss_chunks: LossChunks = 1,
+    no_code: NoCode = False,
     points: Annotated[int, typer.Option(help="Budgets, the two ends included.", min=2)] = 10,
     out: ReportFile = None,
     time_limit: Annotated[
@@ -293,7 +336,20 @@ def pareto(
     _run(
         "pareto",
         _target(target, batch, seq, dtype),
-        PlanArguments(None, device, optimizer, compiler, time_limit, points),
+        PlanArguments(
+            *(None, device, optimizer, compiler, time_limit, points),
+            {
+                "precision": precision,
+                "accumulate": accumulate,
+                "lora": lora,
+                "lora_rank": lora_rank,
+                "freeze": freeze,
+                "attention": attention,
+                "shards": shards,
+                "loss_chunks": loss_chunks,
+            },
+            code=not no_code,
+        ),
         outputs_asked(report=out),
         as_json=as_json,
         force=force,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 
 class Refusal(Exception):
@@ -17,10 +19,12 @@ class PlanArguments:
     Attributes:
         budget: as the user wrote it; None for a curve.
         device: as the user wrote it; None for the model's own.
-        optimizer: name of a class of `torch.optim`, or None.
+        optimizer: name of an optimizer, or None.
         compiler: "inductor" or "eager".
         time_limit: seconds for the solver.
         points: of the curve.
+        setup: fields of a `TrainingSetup`, as the user wrote them.
+        code: whether code for a GPU that is not here is generated and read.
     """
 
     budget: str | None
@@ -29,6 +33,8 @@ class PlanArguments:
     compiler: str
     time_limit: float
     points: int
+    setup: Mapping[str, Any] = field(default_factory=dict)
+    code: bool = True
 
     def check(self) -> None:
         """Refuse what no command can use.

@@ -120,6 +120,7 @@ def report_document(report: Report, outputs: Mapping[str, Path]) -> dict[str, An
         "values": [asdict(value) for value in report.values],
         "curve": [asdict(point) for point in report.curve],
         "curve_left_out": list(report.curve_left_out),
+        "assumed": list(report.assumed),
         "written": {name: str(out) for name, out in outputs.items()},
     }
 

@@ -27,6 +27,8 @@ from autoremat.commands.telling import print_json, refusal_document, tell, warni
 from autoremat.errors import InfeasibleBudget
 from autoremat.progress import Progress
 from autoremat.reporting import Fact, Report
+from autoremat.setup.asked import TrainingSetup
+from autoremat.setup.optimizers import optimizer_of
 from autoremat.targets.arguments import TargetArguments
 from autoremat.targets.hf import load
 from autoremat.targets.target import Target, TargetError, last_line
@@ -100,7 +102,9 @@ def planned(target: TargetArguments, asked: PlanArguments, told: list[str]) -> R
             *loaded.inputs,
             budget=1 << 60 if asked.budget is None else budget_argument(asked.budget),
             device=device,
-            optimizer=optimizer_named(loaded, asked.optimizer),
+            optimizer=asked.optimizer,
+            setup=TrainingSetup(**asked.setup),
+            code=asked.code,
             compiler=asked.compiler,
             time_limit=asked.time_limit,
             curve=asked.points,
@@ -130,24 +134,17 @@ def device_for(target: Target, asked: str | None) -> str | None:
 
 
 def optimizer_named(target: Target, name: str | None) -> torch.optim.Optimizer | None:
-    """An optimizer of the target's parameters, by the name of its class.
+    """An optimizer of the target's parameters, by name.
 
     Raises:
-        Refusal: if torch has no such class.
+        Refusal: if no optimizer has that name.
     """
     if name is None:
         return None
-    kinds: dict[str, Any] = {
-        kind.__name__.lower(): kind
-        for kind in vars(torch.optim).values()
-        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
-    }
-    kinds.pop("optimizer", None)
-    if name.lower() not in kinds:
-        known = ", ".join(sorted(kind.__name__ for kind in kinds.values()))
-        raise Refusal(f"--optimizer {name!r} is none of torch.optim: {known}.")
-    trained = [p for p in target.model.parameters() if p.requires_grad]
-    return kinds[name.lower()](trained, lr=1e-3)
+    try:
+        return optimizer_of(target.model, name)
+    except ValueError as error:
+        raise Refusal(str(error)) from error
 
 
 def _require_sound_forward(target: Target, error: Exception) -> None:

@@ -34,8 +34,20 @@ def triton_version() -> str:
     return importlib.metadata.version("triton")
 
 
-def how_planned(spec: DeviceSpec, *, from_code: bool) -> str:
-    """What a plan for a GPU that is not here was made from, for a report."""
+def how_planned(spec: DeviceSpec, *, from_code: bool, on_gpu: bool) -> str:
+    """What a plan for a GPU that is not here was made from, for a report.
+
+    Args:
+        spec: its data sheet.
+        from_code: whether generated code was read.
+        on_gpu: whether the graph is the GPU's.
+    """
+    if on_gpu and not from_code:
+        return (
+            f"{spec.name} is not here. Attention is what torch takes there; the peak is that of a "
+            "model of Inductor's code, none of which was generated; times are estimated by the "
+            "data sheet."
+        )
     if not from_code:
         remedy = "" if can_generate_for_gpus() else ' With "autoremat[gpu]" its code can be read.'
         return f"{spec.name} is not here. {COARSER}{remedy}"

@@ -23,7 +23,9 @@ from autoremat.graph.modules import module_calls
 Selection = str | Callable[..., Any] | Iterable[str | Callable[..., Any]] | None
 """Patterns of module paths, and operators: one, or several."""
 
-KNOWN_NAMESPACES = frozenset({"aten", "prims", "quantized", "inductor", "_inductor_test"})
+KNOWN_NAMESPACES = frozenset(
+    {"aten", "prims", "quantized", "inductor", "_inductor_test", "autoremat"}
+)
 """Of operators that give the same whenever they run, unless their tags say otherwise."""
 
 _OPERATOR = re.compile(r"(?:torch\.ops\.)?([a-z_]\w*)\.([a-z_]\w*)(?:\.(\w+))?", re.IGNORECASE)

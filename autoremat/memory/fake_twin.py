@@ -8,7 +8,7 @@ and what shared a tensor or a storage shares one in the twin.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -40,13 +40,8 @@ class Faker:
 
     def model(self, model: nn.Module) -> nn.Module:
         """A copy of the model, in the same mode, every tensor of it fake."""
-        held = [*model.parameters(), *model.buffers(), *_plain_attributes(model)]
-        self._note_shared(held)
-        # deepcopy takes what the memo holds instead of copying: no tensor is ever cloned.
-        memo: dict[int, Any] = {id(tensor): self.tensor(tensor) for tensor in held}
-        calls = (compiled_call(module) for module in model.modules())
-        memo |= {id(call): None for call in calls if call is not None}
-        return copy.deepcopy(model, memo)
+        self._note_shared(_held_by(model))
+        return _copied(model, self.tensor)
 
     def values(self, values: Any) -> Any:
         """A nest of inputs with every tensor in it fake."""
@@ -90,6 +85,31 @@ class Faker:
                 nbytes = next(iter(sharers.values())).untyped_storage().nbytes()
                 with self.mode:
                     self._bases[key] = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+
+def without_contents(model: nn.Module) -> nn.Module:
+    """A copy of a model on the meta device, to be changed; tensors that are shared stay shared."""
+
+    def empty(tensor: torch.Tensor) -> torch.Tensor:
+        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(made, requires_grad=tensor.requires_grad)
+        return made
+
+    return _copied(model, empty)
+
+
+def _copied(model: nn.Module, copy_of: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
+    """A copy of a model with other tensors, one for each."""
+    # deepcopy takes what the memo holds instead of copying: no tensor is ever cloned.
+    memo: dict[int, Any] = {id(tensor): copy_of(tensor) for tensor in _held_by(model)}
+    calls = (compiled_call(module) for module in model.modules())
+    memo |= {id(call): None for call in calls if call is not None}
+    return copy.deepcopy(model, memo)
+
+
+def _held_by(model: nn.Module) -> list[torch.Tensor]:
+    return [*model.parameters(), *model.buffers(), *_plain_attributes(model)]
 
 
 def give_gradients(twin: nn.Module) -> None:

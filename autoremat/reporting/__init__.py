@@ -5,6 +5,7 @@ from __future__ import annotations
 from autoremat.reporting.fields import ReportError
 from autoremat.reporting.formula import PeakFormula, Piece, SizeSymbol, Term
 from autoremat.reporting.model import (
+    ASSUMED,
     LEFT_OUT,
     SCHEMA,
     CurvePoint,
@@ -22,6 +23,7 @@ from autoremat.reporting.text import one_line, summary
 from autoremat.reporting.timeline import MemoryTimeline, Span, SpanKind, Step
 
 __all__ = [
+    "ASSUMED",
     "LEFT_OUT",
     "SCHEMA",
     "CurvePoint",

@@ -21,7 +21,7 @@ from autoremat.reporting.resident import ResidentParts
 from autoremat.reporting.timeline import MemoryTimeline
 
 SCHEMA = "autoremat.report/4"
-LEFT_OUT = "Not on the curve"  # the name of facts
+LEFT_OUT, ASSUMED = "Not on the curve", "Assumed"  # names of facts
 
 
 class ValueAction(StrEnum):
@@ -323,6 +323,11 @@ class Report:
     def curve_left_out(self) -> tuple[str, ...]:
         """What was asked for and is not on the curve, and why."""
         return tuple(fact.text for fact in self.facts if fact.name == LEFT_OUT)
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """Of a step that was not run, what was taken for granted of the run that it is part of."""
+        return tuple(fact.text for fact in self.facts if fact.name == ASSUMED)
 
     @property
     def bound_us(self) -> float:

@@ -119,6 +119,7 @@ def _facts(report: Report) -> Iterable[str]:
         "Runs on": ", ".join(filter(None, (report.device, report.compiler, _torch(report)))),
         "Estimated": _some(report.estimated_ops, "operation without a sound measurement"),
         "Curve": "; ".join(report.curve_left_out),
+        "Assumed": "; ".join(report.assumed),
         "Constraints": _some((*report.user_constraints, *report.constraints), "constraint"),
         "Advice": " ".join(report.advice),
         "Fallbacks": _some(report.fallbacks, "part without a plan"),

@@ -77,7 +77,10 @@ def _reserved(steps: Steps, parts: list[Part]) -> ReservedMemory | None:
 def _elsewhere(setting: Setting) -> Iterator[Fact]:
     """What a plan for a device that is not here was made from."""
     if setting.spec is not None:
-        yield Fact(PLANNED_FOR, how_planned(setting.spec, from_code=setting.stands_in))
+        yield Fact(
+            PLANNED_FOR,
+            how_planned(setting.spec, from_code=setting.reads_inductor, on_gpu=setting.stands_in),
+        )
 
 
 def stored_plan_of(steps: Steps, *, instead: Mapping[str, Part]) -> StoredPlan:

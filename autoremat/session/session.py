@@ -39,6 +39,7 @@ from autoremat.errors import (
 )
 from autoremat.fallbacks import Unplannable
 from autoremat.graph.devices import device_of, devices_of, the_device
+from autoremat.graph.gathering import mark_gathered
 from autoremat.graph.inline_regions import write_out_regions
 from autoremat.graph.joint_graph import JointGraph, copy_module
 from autoremat.graph.random_draws import makes_seeds
@@ -370,6 +371,7 @@ class Session:
     ) -> Modules:
         """Split one joint graph: by a plan, or as torch would."""
         untouched = copy_module(module)
+        mark_gathered(module)
         try:
             if self._graph_name() in self._unplannable:
                 return self.torch_partition(untouched, joint_inputs, num_fwd_outputs)
@@ -392,6 +394,10 @@ class Session:
             self._planned[known].append(planned.copied())
             if not self._setting.stands_in:
                 return planned.forward, planned.backward
+            # What was planned is on a device that is not here; on fakes any split does.
+            return _torch.default_partition(
+                untouched, joint_inputs, num_fwd_outputs=num_fwd_outputs
+            )
         return self.torch_partition(untouched, joint_inputs, num_fwd_outputs)
 
     def torch_partition(

@@ -125,7 +125,11 @@ def test_no_plan_fits(target: str) -> None:
     [
         (["--budget", "40 gigs"], "Accepted"),
         (["--budget", "1GB", "--device", "H1000"], "neither"),
-        (["--budget", "1GB", "--optimizer", "Adamm"], "none of torch.optim"),
+        (["--budget", "1GB", "--optimizer", "Adamm"], "Did you mean Adam"),
+        (["--budget", "1GB", "--shards", "0"], "shards is a whole number of at least 1"),
+        (["--budget", "1GB", "--lora", "0", "--lora-rank", "0"], "lora_rank is a whole number"),
+        (["--budget", "1GB", "--lora", "q_proj"], 'Near it: "0"'),
+        (["--budget", "1GB", "--precision", "int4"], "bfloat16"),
         (["--budget", "1GB", "--time-limit", "inf"], "finite"),
         (["--budget", "1GB", "--curve", "1"], "two ends"),
         (["--budget", "1GB", "--out", "/no/such/folder/report.json"], "no directory"),

@@ -33,6 +33,7 @@ ROOMS = {
             "backend",
             "optimized",
             "api",
+            "setup",
             "offline",
             "verification",
             "targets",
