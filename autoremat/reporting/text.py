@@ -120,7 +120,7 @@ def _facts(report: Report) -> Iterable[str]:
         "Estimated": _some(report.estimated_ops, "operation without a sound measurement"),
         "Curve": "; ".join(report.curve_left_out),
         "Constraints": _some((*report.user_constraints, *report.constraints), "constraint"),
-        "Advice": " ".join(report.advice),
+        "Advice": " ".join(map(str, report.advice)),
         "Fallbacks": _some(report.fallbacks, "part without a plan"),
     }
     if not report.graphs:
