@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields, replace
 
+from autoremat.reporting.remedies import Remedy
 from autoremat.reporting.resident import ResidentParts
 from autoremat.units import format_nbytes, format_nbytes_apart, format_parts
 
@@ -57,7 +58,7 @@ class InfeasibleBudget(RuntimeError):
         left_out: those that did not, as the time limit was over.
         ranks: of several processes that train one model, those that cannot meet the budget; the
             numbers are of the one that needs most. Empty where nobody asked others.
-        advice: what would lower that peak, whatever the plan, one sentence each.
+        advice: what would lower that peak whatever the plan, at most three, best first.
     """
 
     budget_nbytes: int
@@ -70,7 +71,7 @@ class InfeasibleBudget(RuntimeError):
     tried: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
-    advice: tuple[str, ...] = ()
+    advice: tuple[Remedy, ...] = ()
 
     def __post_init__(self) -> None:
         """All fields become `args`: that is what pickle calls the class with."""
@@ -93,9 +94,9 @@ class InfeasibleBudget(RuntimeError):
 
     def _sentences(self) -> tuple[str, ...]:
         if self.is_resident_too_much:
-            return self._resident_fact(), self._remedy()
+            return self._resident_fact(), self._remedy(), *map(str, self.advice)
         sentences = (self._fact(), self._search(), self._cause(), self._remedy())
-        return (*filter(None, sentences), *self.advice)
+        return (*filter(None, sentences), *map(str, self.advice))
 
     def _search(self) -> str:
         if self.left_out:
@@ -163,7 +164,7 @@ class OverBudget(InfeasibleBudget):
     optimal_peak_nbytes: int = 0
 
     def _sentences(self) -> tuple[str, ...]:
-        return self._fact(), self._cause(), self._remedy(), *self.advice
+        return self._fact(), self._cause(), self._remedy(), *map(str, self.advice)
 
     def _fact(self) -> str:
         budget, peak = format_nbytes_apart(self.budget_nbytes, self.smallest_peak_nbytes)

@@ -111,7 +111,7 @@ def report_document(report: Report, outputs: Mapping[str, Path]) -> dict[str, An
         "status": report.status.name.lower() if report.status else None,
         "method": report.method,
         "peak_step": report.peak_step,
-        "advice": list(report.advice),
+        "advice": [asdict(remedy) for remedy in report.advice],
         "peak_formula": None if report.peak_formula is None else asdict(report.peak_formula),
         "device": report.device,
         "compiler": report.compiler,

@@ -1,138 +1,219 @@
-"""What a user can change about a model, so that its step takes less: each with its bytes and line.
+"""What a user can change about a step, so that it takes less: each with the peak that comes of it.
 
-Enters: a planned graph, and the step at which it peaks. Leaves: sentences, the one that saves most
-first. Guarantees: each is about memory that is there at the peak of this plan and that no plan can
-free, since the training loop holds or hands it in; nothing is advised that is little beside the
-peak. No size is compared but by its hint: advice adds no guard to what is compiled.
+Enters: a planned graph, and what is resident beside it. Leaves: `Remedy` values. Guarantees: each
+figure is what `simulate` says of the same plan for the step so changed (`changed_step`), never a
+rule of thumb; what cannot be computed of this graph is not told. Where the code that Inductor
+generates takes more than is simulated, so much is added; where it takes less, it may do so after
+the change as well, and the figure is a bound. No size is compared but by its hint: advice adds no
+guard to what is compiled.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-import torch
-from autoremat_solver import Plan
-from autoremat_solver.simulate import instance_spans
+from autoremat_solver import Plan, Problem, simulate
 from torch import fx
 
 from autoremat import _torch
+from autoremat.explain.changed_step import (
+    Step,
+    chunked,
+    head_of,
+    numel,
+    only_loss,
+    results_beside_loss,
+)
 from autoremat.explain.places import source_of
+from autoremat.graph.joint_graph import JointGraph
+from autoremat.memory.residents import Resident
+from autoremat.planning.choice import Choice, as_chosen
+from autoremat.planning.figures import gradients_by_input
+from autoremat.problem.lower import without_spare_states
 from autoremat.problem.subject import Subject
+from autoremat.reporting import PeakFormula
+from autoremat.reporting.remedies import Remedy, ranked, smaller_batch
 from autoremat.units import format_nbytes
 
-LEAST = 0.05  # of the peak above what is resident: less is not worth a change
+_CHUNKS = (2, 4, 8)
+# Block-wise 8-bit optimizers [Dettmers2022]: a byte for each number of either moment, a scale of
+# four bytes for each block; small tensors stay as they are.
+_BLOCK, _SMALLEST, _SCALE_NBYTES = 256, 4096, 4
+_TWO_MOMENTS = ("Adam", "AdamW")
+_ALIKE = 0.01  # of the state that is counted: it may have counts of steps beside the moments
 
 
-def advice_of(subject: Subject, plan: Plan, step: int, peak_nbytes: int) -> tuple[str, ...]:
-    """What would lower the peak of a graph, whatever the plan; none where anything goes wrong.
+def advice_of(
+    subject: Subject, choice: Choice, resident: Resident, formula: PeakFormula | None
+) -> tuple[Remedy, ...]:
+    """The changes that lower the peak of a graph most, whatever the plan.
+
+    What goes wrong in one costs nobody the others, nor the report.
 
     Args:
-        subject: with the problem that the plan is one of.
-        plan: the plan.
-        step: at which it peaks.
-        peak_nbytes: resident bytes included.
+        subject: the graph.
+        choice: its plan.
+        resident: what the step holds whatever the plan.
+        formula: of the plan's peak, if sizes vary.
     """
-    problem = subject.lowered.problem
-    try:
-        spans = instance_spans(problem, plan)
-        live = frozenset(name for name, born, last in spans if born <= step <= last)
-        found = [*_returned_beside_loss(subject, live), *_returned_and_cast(subject, live)]
-    except Exception:  # what is only told may cost nobody their plan
-        return ()
-    least_nbytes = LEAST * (peak_nbytes - problem.resident_nbytes)
-    worth = [(nbytes, text) for nbytes, text in found if nbytes >= least_nbytes]
-    return tuple(text for _, text in sorted(worth, key=lambda one: -one[0]))
+    subject = as_chosen(subject, choice)
+    plan, problem = choice.solution.plan, subject.lowered.problem
+    problem = without_spare_states(problem, plan)
+    step = _Planned(subject, problem, plan, choice.peak_nbytes, formula, choice.is_read)
+    found: list[Remedy] = []
+    for ask in (_only_loss, _chunks, _no_gradients, _8_bit, _batch):
+        try:
+            found += ask(step, resident)
+        except Exception:  # what is only told may cost nobody their plan
+            continue
+    return ranked(found)
 
 
-def _returned_beside_loss(subject: Subject, live: frozenset[str]) -> Iterator[tuple[int, str]]:
-    """Results that a loss comes with, of which the peak has the gradients that are handed in."""
-    joint, storages = subject.joint, subject.lowered.storages
-    shell = subject.lowered.shell
-    if shell.later_gradients_nbytes or shell.room_nbytes or not any(map(_is_loss, joint.tangents)):
-        return  # what other graphs of the step read has a gradient by right
-    sizes = {
-        node: storages.total_nbytes([node])
-        for node in joint.tangents
-        if not _is_loss(node) and not live.isdisjoint(storages.of_node[node])
-    }
-    if not sizes:
+@dataclass(frozen=True)
+class _Planned:
+    """A graph as it runs.
+
+    Attributes:
+        subject: the graph.
+        problem: without states of draws that the plan repeats nowhere.
+        plan: its plan.
+        peak_nbytes: the step's, by the meter of the report.
+        formula: of the peak, if sizes vary.
+        is_read: whether the peak is read from generated code.
+    """
+
+    subject: Subject
+    problem: Problem
+    plan: Plan
+    peak_nbytes: int
+    formula: PeakFormula | None
+    is_read: bool
+
+    @functools.cached_property
+    def simulated_nbytes(self) -> int:
+        """The peak by the simulator."""
+        return simulate(self.problem, self.plan).peak_nbytes
+
+    @property
+    def joint(self) -> JointGraph:
+        """Forward and backward."""
+        return self.subject.joint
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the step has no graph beside this one: what it returns, no other graph reads."""
+        shell = self.subject.lowered.shell
+        return not (shell.later_gradients_nbytes or shell.room_nbytes)
+
+    def remedy(self, name: str, sentence: str, simulated_nbytes: int) -> Iterator[Remedy]:
+        """A change that has this peak by the simulator, if the step's falls by it."""
+        unseen_nbytes = max(0, self.peak_nbytes - self.simulated_nbytes)
+        peak_nbytes = simulated_nbytes + unseen_nbytes
+        if peak_nbytes < self.peak_nbytes:
+            yield Remedy(name, sentence, self.peak_nbytes - peak_nbytes, peak_nbytes)
+
+    def held_less(self, name: str, sentence: str, nbytes: int) -> Iterator[Remedy]:
+        """A change by which so much less is resident."""
+        if nbytes > 0:
+            yield Remedy(name, sentence, nbytes, self.peak_nbytes - nbytes)
+
+
+def _only_loss(step: _Planned, resident: Resident) -> Iterator[Remedy]:
+    """Without the results that a loss comes with."""
+    beside = results_beside_loss(step.subject) if step.is_whole else []
+    if not beside:
         return
-    largest = max(sizes, key=sizes.__getitem__)
-    result = _torch.results_of_tangents(joint.module.graph).get(largest)
-    what = f"`{result.name}`{_at(result)}" if result is not None else "a result"
-    others = f" and {len(sizes) - 1} more" if len(sizes) > 1 else ""
-    nbytes = sum(sizes.values())
-    yield (
-        nbytes,
-        f"The model returns {what}{others} beside its loss, so the backward is given a gradient "
-        f"for that, {format_nbytes(nbytes)} at the peak, zeros where nobody uses it: if only the "
-        "loss is differentiated, return it alone, or detach() the rest.",
+    tangents = _torch.results_of_tangents(step.joint.module.graph).values()
+    given = ", and the backward is given a gradient for it, zeros where nobody uses it"
+    yield from step.remedy(
+        "return only the loss",
+        f"The model returns {_named(beside, step)} beside its loss, which the caller holds until "
+        f"the backward ends{given if set(beside) & set(tangents) else ''}: return only the loss.",
+        only_loss(step.subject, Step(step.problem, step.plan)).peak_nbytes,
     )
 
 
-def _returned_and_cast(subject: Subject, live: frozenset[str]) -> Iterator[tuple[int, str]]:
-    """The largest result that the peak has in another precision as well, as the loss needs it."""
-    problem, storages, joint = subject.lowered.problem, subject.lowered.storages, subject.joint
-    held = live.intersection(problem.outputs)
-    pairs: list[tuple[int, fx.Node, fx.Node]] = []
-    for node in joint.nodes:
-        source = _cast_from(node) if node in joint.forward else None
-        if source is None or held.isdisjoint(storages.of_node[source]):
-            continue
-        cast = next(
-            (one for one in _made_of(node) if live.intersection(storages.of_node[one])), None
-        )
-        if cast is not None:
-            nbytes = min(storages.total_nbytes([one]) for one in (source, cast))
-            pairs.append((nbytes, source, cast))
-    if pairs:
-        nbytes, source, cast = max(pairs, key=lambda pair: pair[0])
-        types = (str(_torch.fake_value(one).dtype) for one in (source, cast))
-        first, second = (text.removeprefix("torch.") for text in types)
-        yield (
+def _chunks(step: _Planned, resident: Resident) -> Iterator[Remedy]:
+    """The layer before a loss, and the loss, for a part of the rows at a time."""
+    head = head_of(step.subject) if step.is_whole else None
+    if head is None or head.rows < 2 * max(_CHUNKS):
+        return
+    changed, also = Step(step.problem, step.plan), ""
+    if results_beside_loss(step.subject):
+        changed, also = only_loss(step.subject, changed), " (and return only the loss)"
+    name, shape = head.node.name, " x ".join(map(str, head.shape))
+    steps = {
+        chunks: chunked(step.subject, changed, head, chunks, is_fused=step.is_read)
+        for chunks in _CHUNKS
+    }
+    chunks = min(steps, key=lambda chunks: steps[chunks].peak_nbytes)
+    yield from step.remedy(
+        "chunk the loss",
+        f"Compute `{name}`{_at(head.node)}, {shape}, and the loss on it in {chunks} chunks of "
+        f"rows, each in torch.utils.checkpoint{also}.",
+        steps[chunks].peak_nbytes,
+    )
+
+
+def _no_gradients(step: _Planned, resident: Resident) -> Iterator[Remedy]:
+    """Without gradients that exist already as the step begins."""
+    nbytes = resident.parts.gradients_nbytes
+    if nbytes:
+        yield from step.held_less(
+            "gradients to None",
+            f"{format_nbytes(nbytes)} of gradients exist before the backward makes new ones: "
+            "unless batches are accumulated, call optimizer.zero_grad(set_to_none=True) before "
+            "each step.",
             nbytes,
-            f"The model returns `{source.name}`{_at(source)} in {first}, which the peak has beside "
-            f"`{cast.name}` in {second}, {format_nbytes(nbytes)} at least: compute the loss in "
-            "chunks of tokens, do not return what it is computed from, or leave it in one "
-            "precision.",
         )
 
 
-def _made_of(cast: fx.Node) -> Iterator[fx.Node]:
-    """A cast, and what is made of it in its own shape and type."""
-    seen, waiting = {cast}, [cast]
-    while waiting:
-        node = waiting.pop(0)
-        yield node
-        for user in node.users:
-            if user not in seen and user.op == "call_function" and _kind(user) == _kind(cast):
-                seen.add(user)
-                waiting.append(user)
+def _8_bit(step: _Planned, resident: Resident) -> Iterator[Remedy]:
+    """Both moments of Adam in a byte each."""
+    numbers = list(_numbers_of_parameters(step.joint))
+    whole_nbytes = sum(2 * nbytes for _, nbytes in numbers)
+    state_nbytes = resident.parts.optimizer_nbytes
+    is_known = abs(state_nbytes - whole_nbytes) <= _ALIKE * state_nbytes
+    if resident.optimizer not in _TWO_MOMENTS or not is_known:
+        return
+    saved_nbytes = whole_nbytes - sum(2 * _quantised(*one) for one in numbers)
+    yield from step.held_less(
+        "8-bit optimizer",
+        f"Take {resident.optimizer} with its state of {format_nbytes(state_nbytes)} in 8 bits, "
+        f"such as {resident.optimizer}8bit of bitsandbytes.",
+        saved_nbytes,
+    )
 
 
-def _cast_from(node: fx.Node) -> fx.Node | None:
-    """What a node has in another floating-point type."""
-    sources = node.all_input_nodes if node.op == "call_function" else []
-    if len(sources) != 1:
-        return None
-    own, given = _kind(node), _kind(sources[0])
-    if own is None or given is None or own[0] != given[0] or own[1] == given[1]:
-        return None
-    return sources[0] if own[1].is_floating_point and given[1].is_floating_point else None
+def _numbers_of_parameters(joint: JointGraph) -> Iterator[tuple[int, int]]:
+    """Of each parameter that is trained, how many numbers it has, and their bytes."""
+    for node in joint.static_inputs & gradients_by_input(joint).keys():
+        count = numel(node)
+        yield count, count * _torch.fake_value(node).element_size()
 
 
-def _kind(node: fx.Node) -> tuple[tuple[int, ...], torch.dtype] | None:
-    """Shape, by hints, and type; None of what is no tensor."""
-    value = _torch.fake_value(node)
-    if not isinstance(value, torch.Tensor):
-        return None
-    return tuple(map(_torch.size_hint, value.shape)), value.dtype
+def _quantised(count: int, nbytes: int) -> int:
+    """Bytes of one moment."""
+    return nbytes if count < _SMALLEST else count + _SCALE_NBYTES * -(-count // _BLOCK)
 
 
-def _is_loss(node: fx.Node) -> bool:
-    """Whether it is one floating-point number."""
-    kind = _kind(node)
-    return kind is not None and not kind[0] and kind[1].is_floating_point
+def _batch(step: _Planned, resident: Resident) -> Iterator[Remedy]:
+    """Half of the batch, by the formula of the peak, where sizes vary."""
+    gradients, storages = gradients_by_input(step.joint), step.subject.lowered.storages
+    made = [gradient for node, gradient in gradients.items() if node in step.joint.static_inputs]
+    new_nbytes = 0 if resident.parts.gradients_nbytes else storages.total_nbytes(made)
+    for sentence, simulated_nbytes in smaller_batch(step.formula, new_nbytes):
+        yield from step.remedy("smaller batch", sentence, simulated_nbytes)
+
+
+def _named(nodes: list[fx.Node], step: _Planned) -> str:
+    """The largest of some results, and how many there are beside it."""
+    storages = step.subject.lowered.storages
+    largest = max(nodes, key=lambda node: storages.total_nbytes([node]))
+    others = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
+    return f"`{largest.name}`{_at(largest)}{others}, {format_nbytes(storages.total_nbytes(nodes))},"
 
 
 def _at(node: fx.Node) -> str:

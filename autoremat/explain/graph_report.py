@@ -26,12 +26,14 @@ from autoremat.errors import LiveValue
 from autoremat.explain.advice import advice_of
 from autoremat.explain.places import op_name, source_of
 from autoremat.graph.modules import module_path
+from autoremat.memory.residents import Resident
 from autoremat.planning.choice import Choice, as_chosen
+from autoremat.planning.formula import formula_or_none
 from autoremat.planning.torch_plan import handed_over
 from autoremat.problem.lower import RNG_STATE, as_written, without_spare_states, without_states
 from autoremat.problem.shell import LATER_GRADIENTS, LOSS_BOUNDARY
 from autoremat.problem.subject import Subject
-from autoremat.reporting import GraphReport, ValueAction, ValueReport
+from autoremat.reporting import GraphReport, PeakFormula, ValueAction, ValueReport
 from autoremat.reporting.alternatives import Alternatives, Rerun
 from autoremat.reporting.timeline import Place, timeline_of
 from autoremat.units import format_nbytes, format_us
@@ -40,8 +42,22 @@ _MOST_NAMED = 5  # of the values that are live at a peak
 _COPY_SUFFIX = re.compile(r"_recomputed(_\d+)?$")
 
 
-def explain(name: str, subject: Subject, choice: Choice) -> GraphReport:
-    """One graph's report."""
+def explain(
+    name: str,
+    subject: Subject,
+    choice: Choice,
+    formula: PeakFormula | None = None,
+    resident: Resident | None = None,
+) -> GraphReport:
+    """One graph's report.
+
+    Args:
+        name: of the graph.
+        subject: the graph.
+        choice: its plan.
+        formula: of the plan's peak, if sizes vary.
+        resident: what the step holds whatever the plan; None where no advice is wanted.
+    """
     costs = subject.costs
     subject, solution = as_chosen(subject, choice), choice.solution
     problem = without_spare_states(subject.lowered.problem, solution.plan)
@@ -78,7 +94,8 @@ def explain(name: str, subject: Subject, choice: Choice) -> GraphReport:
         left_out=solution.left_out,
         code_time_us=choice.code_us,
         baseline_code_time_us=baseline.code_us,
-        advice=advice_of(subject, solution.plan, timeline.peak_step, choice.peak_nbytes),
+        advice=() if resident is None else advice_of(subject, choice, resident, formula),
+        peak_formula=formula,
     )
 
 
@@ -207,7 +224,9 @@ def _with_alternative(
     )
 
 
-def facts_of_refusal(subject: Subject, choice: Choice, budget_nbytes: int) -> dict[str, Any]:
+def facts_of_refusal(
+    subject: Subject, choice: Choice, budget_nbytes: int, resident: Resident
+) -> dict[str, Any]:
     """What an error says of a graph whose smallest plan does not fit the budget."""
     subject, solution = as_chosen(subject, choice), choice.solution
     step = solution.plan.steps[solution.timeline.peak_step].target
@@ -221,9 +240,7 @@ def facts_of_refusal(subject: Subject, choice: Choice, budget_nbytes: int) -> di
         "largest": _largest_live(subject, choice),
         "tried": solution.tried,
         "left_out": solution.left_out,
-        "advice": advice_of(
-            subject, solution.plan, solution.timeline.peak_step, choice.peak_nbytes
-        ),
+        "advice": advice_of(subject, choice, resident, formula_or_none(subject, choice)),
     }
 
 

@@ -14,6 +14,7 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import sympy
@@ -24,6 +25,7 @@ from autoremat_solver.simulate import backward_start, occupied_spans
 from autoremat import _torch
 from autoremat.inductor.laid_out import LAID_OUT
 from autoremat.memory.meter import CUDA_ROUNDING
+from autoremat.planning.choice import Choice, as_chosen
 from autoremat.planning.sizes import sizes_of, subject_at
 from autoremat.problem.lower import without_spare_states
 from autoremat.problem.subject import Subject
@@ -67,6 +69,13 @@ def peak_formula(subject: Subject, plan: Plan) -> PeakFormula | None:
     )
     found = PeakFormula(tuple(symbols.values()), pieces)
     return found if _agrees(found, subject, plan, symbols) else None
+
+
+def formula_or_none(subject: Subject, choice: Choice) -> PeakFormula | None:
+    """The same of a choice; None also where anything goes wrong: it is only told."""
+    with suppress(Exception):
+        return peak_formula(as_chosen(subject, choice), choice.solution.plan)
+    return None
 
 
 def _symbols(subject: Subject, planned: Mapping[Any, int]) -> dict[Any, SizeSymbol]:

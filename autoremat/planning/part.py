@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -17,12 +16,12 @@ from autoremat.memory.residents import Resident
 from autoremat.planning.choice import Baseline, Choice, as_chosen
 from autoremat.planning.curve import Curve
 from autoremat.planning.figures import Figures, Gradient, KeptFigures, highest_of, shared_out
-from autoremat.planning.formula import peak_formula
+from autoremat.planning.formula import formula_or_none
 from autoremat.planning.nesting import Beside, Kept, Region, placed
 from autoremat.planning.sizes import Symbols, peak_at, sizes_of, subject_at
 from autoremat.problem.lower import as_written
 from autoremat.problem.subject import Subject
-from autoremat.reporting import GraphReport
+from autoremat.reporting import GraphReport, PeakFormula
 
 
 class PlannedAs(Protocol):
@@ -45,7 +44,8 @@ class Planned:
         subject: the graph alone; code between the graphs counts as resident.
         choice: its plan.
         counted: what the choice's peak counts beside the graph.
-        explain: its report, given a subject and a choice of it.
+        explain: its report, given a subject, a choice of it, the formula of its peak and, where
+            advice is wanted, what is resident.
         stored: what a file keeps of the plan.
         curve: peaks and times of other plans.
     """
@@ -53,7 +53,7 @@ class Planned:
     subject: Subject
     choice: Choice
     counted: Beside
-    explain: Callable[[Subject, Choice], GraphReport]
+    explain: Callable[[Subject, Choice, PeakFormula | None, Resident | None], GraphReport]
     stored: StoredGraph
     curve: Curve
 
@@ -174,8 +174,8 @@ class Part:
 
         Args:
             found: what is held beside it.
-            reads: whether code may be read to tell what the step takes without a plan, and a
-                formula be made.
+            reads: whether code may be read to tell what the step takes without a plan, a formula
+                be made, and advice be computed.
         """
         if found not in self._reports:
             is_told = reads or not self.choice.is_read
@@ -186,12 +186,10 @@ class Part:
             choice = replace(
                 self.choice, peak_nbytes=self.peak_nbytes(found), baseline=lambda: before
             )
-            report = self.planned.whole.explain(subject, choice)
+            explain = self.planned.whole.explain
             if not (is_told and reads):
-                return report
-            with suppress(Exception):  # a report without a formula is one all the same
-                formula = peak_formula(as_chosen(subject, choice), choice.solution.plan)
-                report = replace(report, peak_formula=formula)
+                return explain(subject, choice, None, None)
+            report = explain(subject, choice, formula_or_none(subject, choice), self.resident)
             self._reports.clear()
             self._reports[found] = report
         return self._reports[found]

@@ -17,6 +17,7 @@ from autoremat.reporting.model import (
     ValueAction,
     ValueReport,
 )
+from autoremat.reporting.remedies import Remedy
 from autoremat.reporting.reserved import ReservedCase, ReservedMemory
 from autoremat.reporting.resident import ResidentParts
 from autoremat.reporting.text import one_line, summary
@@ -34,6 +35,7 @@ __all__ = [
     "PeakFormula",
     "Piece",
     "PointKind",
+    "Remedy",
     "Report",
     "ReportError",
     "ReservedCase",

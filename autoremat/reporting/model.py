@@ -16,6 +16,7 @@ from autoremat_solver.plan import Status
 
 from autoremat.reporting.fields import check_fields
 from autoremat.reporting.formula import PeakFormula
+from autoremat.reporting.remedies import Remedy
 from autoremat.reporting.reserved import ReservedMemory
 from autoremat.reporting.resident import ResidentParts
 from autoremat.reporting.timeline import MemoryTimeline
@@ -110,7 +111,7 @@ class GraphReport:
             libraries as they were measured, loops by what they move and compute. None where no code
             was read, or something in it has no known time.
         baseline_code_time_us: the same without a plan.
-        advice: what would lower the peak whatever the plan, one sentence each.
+        advice: what would lower the peak whatever the plan, what saves most first.
         peak_formula: the simulated peak over the sizes that vary; None where none does, or where
             it is no such formula.
     """
@@ -133,7 +134,7 @@ class GraphReport:
     left_out: tuple[str, ...] = ()
     code_time_us: float | None = None
     baseline_code_time_us: float | None = None
-    advice: tuple[str, ...] = ()
+    advice: tuple[Remedy, ...] = ()
     peak_formula: PeakFormula | None = None
 
     def __post_init__(self) -> None:
@@ -308,8 +309,8 @@ class Report:
         return math.fsum(known[: len(before)]), math.fsum(known[len(before) :])
 
     @property
-    def advice(self) -> tuple[str, ...]:
-        """What would lower the peak of the graph that takes most, whatever the plan."""
+    def advice(self) -> tuple[Remedy, ...]:
+        """What would lower the peak of the graph that takes most: at most three, best first."""
         graph = self.peak_graph
         return graph.advice if graph is not None else ()
 

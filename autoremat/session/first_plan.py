@@ -156,7 +156,7 @@ def _refusal(
 ) -> InfeasibleBudget:
     """Of a first graph that does not fit; what comes later runs as lean as it can."""
     more_nbytes = subject.lowered.problem.resident_nbytes - steps.resident.nbytes
-    facts = facts_of_refusal(subject, choice, budget_nbytes)
+    facts = facts_of_refusal(subject, choice, budget_nbytes, steps.resident)
     facts["resident"] = with_others(steps.resident.parts, more_nbytes)
     setting = steps.options.setting
     asked = setting.steering.choice

@@ -17,12 +17,12 @@ from autoremat.explain.environment import environment_facts
 from autoremat.explain.graph_report import explain
 from autoremat.explain.reserved import reserved_memory
 from autoremat.graph.devices import device_nbytes as device_nbytes_of
-from autoremat.memory.residents import resident_of_step
+from autoremat.memory.residents import Resident, resident_of_step
 from autoremat.planning.choice import Choice
 from autoremat.planning.curve import Curve
 from autoremat.planning.part import Part
 from autoremat.problem.subject import Subject
-from autoremat.reporting import LEFT_OUT, Fact, GraphReport, Report
+from autoremat.reporting import LEFT_OUT, Fact, GraphReport, PeakFormula, Report
 from autoremat.reporting.reserved import ReservedMemory
 from autoremat.session.steps import Steps
 
@@ -98,9 +98,15 @@ def stored_plan_of(steps: Steps, *, instead: Mapping[str, Part]) -> StoredPlan:
     return StoredPlan(graphs, setting.compiler, device_name, torch.__version__)
 
 
-def explained(name: str, subject: Subject, choice: Choice) -> GraphReport:
-    """A graph's report, what the user asked for among its constraints."""
-    found = explain(name, subject, choice)
+def explained(
+    name: str,
+    subject: Subject,
+    choice: Choice,
+    formula: PeakFormula | None,
+    resident: Resident | None,
+) -> GraphReport:
+    """A graph's report, what the user asked for among its constraints; arguments of `explain`."""
+    found = explain(name, subject, choice, formula, resident)
     return replace(found, constraints=(*subject.constraints.sentences, *found.constraints))
 
 
