@@ -7,8 +7,9 @@ whose `Plan` is a sequence of steps: first runs and recomputes. Nothing here kno
 from autoremat_solver.certificate import CertificateError, CertificateWarning
 from autoremat_solver.check import check
 from autoremat_solver.node_link import read_problem
+from autoremat_solver.offload.solve import OffloadSolver
 from autoremat_solver.plan import Plan, Solution, Status, Step, StepKind, Timeline
-from autoremat_solver.problem import Op, Phase, Problem, ProblemError, Region, Value
+from autoremat_solver.problem import Link, Op, Phase, Problem, ProblemError, Region, Value
 from autoremat_solver.regions import unrolled, unrolled_plan
 from autoremat_solver.simulate import simulate
 from autoremat_solver.solve import Solver, solve
@@ -16,6 +17,8 @@ from autoremat_solver.solve import Solver, solve
 __all__ = [
     "CertificateError",
     "CertificateWarning",
+    "Link",
+    "OffloadSolver",
     "Op",
     "Phase",
     "Plan",

@@ -3,17 +3,24 @@
 Enters: a problem and a plan. Leaves: the list of violations, each naming its culprit; an empty
 list is a valid plan. It walks the steps once, counts for each instance the readers to come and
 frees it after the last one, so that it can disagree with `simulate`. Linear in the reads.
+Plans that offload are walked by `check_copies`, as naively.
 """
 
 from __future__ import annotations
 
+from autoremat_solver.check_copies import copy_violations
 from autoremat_solver.plan import Plan, StepKind
 from autoremat_solver.problem import Op, Phase, Problem, ProblemError
 from autoremat_solver.regions import unrolled, unrolled_plan
 from autoremat_solver.simulate import simulate
 
 
-def check(problem: Problem, plan: Plan, budget_nbytes: int | None = None) -> list[str]:
+def check(
+    problem: Problem,
+    plan: Plan,
+    budget_nbytes: int | None = None,
+    host_budget_nbytes: int | None = None,
+) -> list[str]:
     """What is wrong with the plan; empty if nothing is.
 
     With regions the plan of the whole step is judged.
@@ -22,16 +29,19 @@ def check(problem: Problem, plan: Plan, budget_nbytes: int | None = None) -> lis
         problem: the step.
         plan: the plan to judge.
         budget_nbytes: the peak it must not exceed; None for any peak.
+        host_budget_nbytes: the same for what the host holds of a plan that offloads.
     """
-    unknown = [step.target for step in plan.steps if step.target not in problem.op_by_name]
+    unknown = [op for op in plan.schedule if op not in problem.op_by_name]
     if unknown:
         return [f"Unknown operation {name!r} in the schedule." for name in unknown]
     try:
         problem, plan = unrolled(problem), unrolled_plan(problem, plan)
     except ProblemError as error:
         return [str(error)]
-    ops = [problem.op_by_name[step.target] for step in plan.steps]
+    ops = [problem.op_by_name[name] for name in plan.schedule]
     violations = _kind_violations(plan) + _order_violations(problem, ops)
+    if len(ops) < len(plan.steps):
+        return violations or copy_violations(problem, plan, budget_nbytes, host_budget_nbytes)
     violations += _read_violations(problem, ops)
     if violations:
         return violations
@@ -42,6 +52,8 @@ def _kind_violations(plan: Plan) -> list[str]:
     found = []
     ran: set[str] = set()
     for number, step in enumerate(plan.steps):
+        if not step.is_run:
+            continue
         is_first = step.target not in ran
         if is_first != (step.kind is StepKind.FIRST_RUN):
             before = "did not run" if is_first else "ran"

@@ -1,7 +1,7 @@
 """The answer: the steps of a training step in their order, and what running them takes.
 
 Enters: nothing but names and numbers. Leaves: frozen `Plan`, `Timeline` and `Solution`.
-What a plan saves follows from its steps; it is never stored beside them.
+What a plan saves and sends away follows from its steps; it is never stored beside them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,12 @@ class StepKind(StrEnum):
     """Runs an operation that did not run before."""
     RECOMPUTE = "recompute"
     """Runs an operation again: later reads see what it makes now."""
+    OFFLOAD = "offload"
+    """Begins to copy the latest instance of a value to the host; computing goes on."""
+    RELEASE = "release"
+    """Waits until that copy has arrived there: from here on the instance is not needed for it."""
+    RELOAD = "reload"
+    """Begins to copy a value back, into a new instance; the first read of that waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +32,16 @@ class Step:
 
     Attributes:
         kind: what is done.
-        target: to what: of both kinds, the name of an operation.
+        target: to what: the name of an operation that runs, or of a value that is copied.
     """
 
     kind: StepKind
     target: str
+
+    @property
+    def is_run(self) -> bool:
+        """Whether an operation runs; else a value is copied to the host or back."""
+        return self.kind in (StepKind.FIRST_RUN, StepKind.RECOMPUTE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +51,10 @@ class Plan:
     A read sees the latest instance of a value, made by the latest run of its producer before
     it. The exception are the problem's `outputs`: a read of those sees the first instance.
     An instance is freed after its last read; the first instance of an output lives to the end.
+
+    An instance may wait on the host. Its RELEASE and its OFFLOAD count as reads of it, its RELOAD
+    makes the next instance of the value. Which bytes are live therefore follows from the order of
+    the steps alone, however fast the link is: a slow link costs time.
     """
 
     steps: tuple[Step, ...]
@@ -56,21 +71,43 @@ class Plan:
 
     @property
     def schedule(self) -> tuple[str, ...]:
-        """The target of each step; of a plan that `check` accepts, `of` makes the plan of it."""
-        return tuple(step.target for step in self.steps)
+        """The operations that run; of a plan that `check` accepts, `of` makes the plan of it.
+
+        Of a plan that offloads it is what is left without that.
+        """
+        return tuple(step.target for step in self.steps if step.is_run)
 
     @property
     def recomputed(self) -> frozenset[str]:
         """The operations that run again."""
         return frozenset(s.target for s in self.steps if s.kind is StepKind.RECOMPUTE)
 
+    @property
+    def offloaded(self) -> tuple[str, ...]:
+        """The values that are copied to the host, in order, each as often as it is."""
+        return tuple(s.target for s in self.steps if s.kind is StepKind.OFFLOAD)
+
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Live bytes while each step of a plan runs, resident bytes included, and total time."""
+    """What running a plan takes.
+
+    Attributes:
+        live_nbytes: per step, live bytes while it runs, resident bytes included.
+        time_us: from begin to end.
+        stall_us: of these, what computing waits for copies.
+        host_nbytes: per step, bytes held on the host; empty for a plan that offloads nothing.
+    """
 
     live_nbytes: tuple[int, ...]
     time_us: float
+    stall_us: float = 0.0
+    host_nbytes: tuple[int, ...] = ()
+
+    @property
+    def host_peak_nbytes(self) -> int:
+        """The most bytes that the host holds at any step."""
+        return max(self.host_nbytes, default=0)
 
     @property
     def peak_nbytes(self) -> int:

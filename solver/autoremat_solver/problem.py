@@ -110,6 +110,31 @@ class Region:
     carried: tuple[tuple[str, str], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The way to the host's memory and back: one copy engine each way, beside the computing.
+
+    Each engine takes one copy after the other, in the order in which they are asked for.
+
+    Attributes:
+        out_nbytes_per_us: bandwidth to the host, while the other way is busy too.
+        in_nbytes_per_us: bandwidth from the host.
+        latency_us: what each copy takes beside that.
+    """
+
+    out_nbytes_per_us: float
+    in_nbytes_per_us: float
+    latency_us: float = 0.0
+
+    def out_us(self, nbytes: int) -> float:
+        """How long so many bytes take to the host."""
+        return self.latency_us + nbytes / self.out_nbytes_per_us
+
+    def in_us(self, nbytes: int) -> float:
+        """How long so many bytes take back."""
+        return self.latency_us + nbytes / self.in_nbytes_per_us
+
+
 @dataclass(frozen=True)
 class Problem:
     """One training step.
@@ -121,6 +146,7 @@ class Problem:
             (user outputs, gradients, tangents).
         resident_nbytes: bytes that are live all the time.
         regions: what runs more than once.
+        link: the way to the host's memory; None where no value can leave the device.
 
     Raises:
         ProblemError: on construction, if the parts contradict each other.
@@ -131,6 +157,7 @@ class Problem:
     outputs: tuple[str, ...] = ()
     resident_nbytes: int = 0
     regions: tuple[Region, ...] = ()
+    link: Link | None = None
 
     def __post_init__(self) -> None:
         """Check that the parts agree."""
@@ -191,11 +218,13 @@ class Problem:
         return json.dumps({"schema": SCHEMA, **self.as_data()}, indent=1)
 
     def as_data(self) -> dict[str, Any]:
-        """This problem as plain values; operations that overwrite nothing do not say so."""
+        """This problem as plain values, without a link or `overwrites` where there is none."""
         data = asdict(self)
         for op in data["ops"]:
             if not op["overwrites"]:
                 del op["overwrites"]
+        if self.link is None:
+            del data["link"]
         return data
 
     @classmethod
@@ -219,6 +248,7 @@ class Problem:
                 outputs=tuple(data["outputs"]),
                 resident_nbytes=data["resident_nbytes"],
                 regions=tuple(_region_from_json(region) for region in data.get("regions", ())),
+                link=Link(**data["link"]) if "link" in data else None,
             )
         except ProblemError:
             raise
@@ -249,6 +279,8 @@ def _op_from_json(data: dict[str, Any]) -> Op:
 
 
 def _check_sizes(problem: Problem) -> None:
+    if problem.link is not None:
+        _check_link(problem.link)
     if problem.resident_nbytes < 0:
         raise ProblemError(f"resident_nbytes is {problem.resident_nbytes}: it cannot be negative.")
     for value in problem.values:
@@ -268,6 +300,17 @@ def _check_sizes(problem: Problem) -> None:
         raise ProblemError(
             f"All sizes together are {total_nbytes} bytes, more than can be counted: at most "
             f"{LARGEST_NBYTES}. Are they given in bytes?"
+        )
+
+
+def _check_link(link: Link) -> None:
+    for name in ("out_nbytes_per_us", "in_nbytes_per_us"):
+        speed = getattr(link, name)
+        if not (math.isfinite(speed) and speed > 0):
+            raise ProblemError(f"The link has {name}={speed}: it must be finite and above 0.")
+    if not (math.isfinite(link.latency_us) and link.latency_us >= 0):
+        raise ProblemError(
+            f"The link has latency_us={link.latency_us}: it must be finite and not negative."
         )
 
 

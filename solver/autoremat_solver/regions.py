@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autoremat_solver.plan import Plan, Step
-from autoremat_solver.problem import Op, Problem, Region
+from autoremat_solver.problem import Op, Problem, ProblemError, Region
 
 
 def unrolled(problem: Problem) -> Problem:
@@ -44,10 +44,15 @@ def unrolled_plan(problem: Problem, plan: Plan) -> Plan:
 
     Raises:
         ProblemError: if the plan runs other operations between those of a region: a region is one
-            piece of code in the forward, and one in the backward.
+            piece of code in the forward, and one in the backward; or if it offloads.
     """
     if not problem.regions:
         return plan
+    if plan.offloaded:
+        raise ProblemError(
+            f"The plan offloads {plan.offloaded[0]!r} in a problem with regions, whose runs all "
+            "take the same steps: offload in a plan of `unrolled(problem)`."
+        )
     places = problem.in_runs(plan.schedule)
     steps = ((plan.steps[place], run) for place, run in places)
     return Plan(tuple(Step(step.kind, run_name(step.target, run)) for step, run in steps))

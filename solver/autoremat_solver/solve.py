@@ -123,6 +123,10 @@ class Solver:
         _require_budget(budget_nbytes)
         return self._plan(self._searched(budget_nbytes, self._run(None, None)))
 
+    def plans(self) -> list[Plan]:
+        """All plans found so far that none beats in peak and time, the smallest peak first."""
+        return [self._plan(member) for member in self._search.front.members]
+
     def smallest_peak(
         self, *, time_limit_s: float | None = None, effort: float | None = None
     ) -> Solution:

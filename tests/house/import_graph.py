@@ -44,9 +44,10 @@ ROOMS = {
         "__main__",
     ),
     "autoremat_solver": (
-        *("certificate", "effort", "problem", "plan", "regions", "model", "simulate", "check"),
+        *("certificate", "effort", "problem", "plan", "regions", "model", "simulate"),
+        *("check_copies", "check"),
         *("node_link", "plan_document", "plans", "policies", "chains", "program"),
-        *("bounds", "search", "solve"),
+        *("bounds", "search", "solve", "offload"),
     ),
 }
 

@@ -236,17 +236,18 @@ class Indexed:
         return sorted(found)
 
     def numbers(self, plan: Plan) -> list[int]:
-        """Operation numbers of a plan's steps.
+        """Numbers of the operations that a plan runs, in its order.
 
         Raises:
             KeyError: if a step names an unknown operation.
             ValueError: if a step is a first run of what ran before, or a recompute of what did not.
         """
-        for step, right in zip(plan.steps, Plan.of(plan.schedule).steps, strict=True):
+        runs = [step for step in plan.steps if step.is_run]
+        for step, right in zip(runs, Plan.of(plan.schedule).steps, strict=True):
             if step != right:
                 raise ValueError(f"The {step.kind} of {step.target!r} is a {right.kind}.")
         number = {op.name: i for i, op in enumerate(self.problem.ops)}
-        return [number[step.target] for step in plan.steps]
+        return [number[step.target] for step in runs]
 
     def plan(self, steps: list[int]) -> Plan:
         """The plan that runs operations of these numbers in this order."""
