@@ -111,7 +111,7 @@ class Members(Present):
 
     def note_held(self, values: object) -> None:
         """These are there while somebody holds them: a call without gradients made them."""
-        self._given.note(tensors_in(values))
+        self._given.note_made(tensors_in(values))
 
     def resident(self, device: torch.device, inputs: object = None) -> Resident:
         """Bytes that a step holds whatever the plan.
