@@ -320,25 +320,25 @@ class OverBudgetWarning(UserWarning):
             return (
                 f"Predicted peak {predicted} of this step is above the budget {budget}: when it "
                 "was planned, it was not known what else the step holds (other graphs of it, more "
-                "calls before the backward, code in eager mode, other models, an optimizer's "
-                "state). From the next step on it is planned for that. If memory runs out in this "
-                "one, take it again."
+                "calls before the backward, code in eager mode, other models, earlier batches, an "
+                "optimizer's state). From the next step on it is planned for that. If memory runs "
+                "out in this one, take it again."
             )
         if not self.is_leanest:
             excess = format_nbytes(self.predicted_nbytes - self.budget_nbytes)
             return (
                 f"Predicted peak {predicted} is above the budget {budget}: the plan was made "
                 "without some of what the step holds (other graphs, calls before the backward, "
-                "code in eager mode, other models, gradients of earlier batches, larger inputs), "
-                f"and none is made for that. Lower the budget by {excess} to make room for it, or "
-                "have one module call all parts and return the loss."
+                "code in eager mode, other models, earlier batches and their gradients, larger "
+                f"inputs), and none is made for that. Lower the budget by {excess} to make room "
+                "for it, or have one module call all parts and return the loss."
             )
         return (
             f"Predicted peak {predicted} is above the budget {budget}: what the step holds beside "
             "this part of it (other graphs, calls before the backward, code in eager mode, other "
-            "models, gradients of earlier batches, larger inputs) leaves too little. It runs as "
-            "lean as it can. Raise the budget, remove graph breaks, have one module call all parts "
-            "and return the loss, or set gradients to None before each step."
+            "models, earlier batches and their gradients, larger inputs) leaves too little. It "
+            "runs as lean as it can. Raise the budget, remove graph breaks, have one module call "
+            "all parts and return the loss, or set gradients to None before each step."
         )
 
 

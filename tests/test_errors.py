@@ -155,9 +155,9 @@ def test_a_step_over_the_budget_for_what_its_plan_did_not_know_is_told_what_woul
     assert str(over) == (
         "Predicted peak 1.2 MB is above the budget 1.0 MB: the plan was made without some of what "
         "the step holds (other graphs, calls before the backward, code in eager mode, other "
-        "models, gradients of earlier batches, larger inputs), and none is made for that. Lower "
-        "the budget by 250.0 kB to make room for it, or have one module call all parts and return "
-        "the loss."
+        "models, earlier batches and their gradients, larger inputs), and none is made for that. "
+        "Lower the budget by 250.0 kB to make room for it, or have one module call all parts and "
+        "return the loss."
     )
 
 

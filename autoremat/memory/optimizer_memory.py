@@ -10,10 +10,11 @@ figures are cautious: two states and two temporaries of its parameters' size.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -26,7 +27,7 @@ from autoremat._torch import (
 )
 from autoremat.memory.live_storages import LiveStorages
 from autoremat.memory.meter import state_of, storages_nbytes
-from autoremat.memory.optimizers import layers_of
+from autoremat.memory.optimizers import count_values, layers_of
 from autoremat.reserved.step import Event, Update
 
 _STEPS_TAKEN = 1000  # as a step count reads: an optimizer's warm-up branches are behind
@@ -63,8 +64,14 @@ def optimizer_footprint(
     params = _trained(optimizer)
     if not params:
         return OptimizerFootprint(0, 0)
-    found = _run_on_fakes(optimizer, home or params[0].device)
-    return found.footprint if found else _cautious(optimizer, params, params[0].device)
+    device = home or params[0].device
+    facts = _facts_of(optimizer, device)
+    known = _footprints.get(optimizer)
+    if known is None or known[0] != facts:
+        found = _run_on_fakes(optimizer, device, is_once=True)
+        footprint = found.footprint if found else _cautious(optimizer, params, params[0].device)
+        _footprints[optimizer] = known = facts, footprint
+    return known[1]
 
 
 def update_of(optimizer: torch.optim.Optimizer | None, home: torch.device) -> Update:
@@ -87,6 +94,27 @@ def update_of(optimizer: torch.optim.Optimizer | None, home: torch.device) -> Up
     return Update((*state, *passing), passing)
 
 
+# Asked for by each graph of a step, and each time for all parameters.
+_footprints: WeakKeyDictionary[torch.optim.Optimizer, tuple[Hashable, OptimizerFootprint]]
+_footprints = WeakKeyDictionary()
+
+
+def _facts_of(optimizer: torch.optim.Optimizer, device: torch.device) -> Hashable:
+    """What decides what its next step takes: settings, parameters, and how much state there is."""
+    groups = [
+        (
+            tuple((id(p), p.shape, p.dtype, p.device, p.requires_grad) for p in group["params"]),
+            tuple((name, repr(value)) for name, value in group.items() if name != "params"),
+        )
+        for group in optimizer.param_groups
+    ]
+    own = (
+        value for name, value in vars(optimizer).items() if name not in ("param_groups", "state")
+    )
+    settings = tuple(repr(value) for value in own if isinstance(value, str | int | float | None))
+    return device, tuple(groups), settings, count_values(optimizer)
+
+
 def _trained(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
 
@@ -99,8 +127,10 @@ class _Ran:
     update: Update
 
 
-def _run_on_fakes(optimizer: torch.optim.Optimizer, device: torch.device) -> _Ran | None:
-    """What steps take; None if they changed no parameter, or cannot run so."""
+def _run_on_fakes(
+    optimizer: torch.optim.Optimizer, device: torch.device, *, is_once: bool = False
+) -> _Ran | None:
+    """What two steps take, or one; None if they changed no parameter, or cannot run so."""
     try:
         with real_execution(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
             twin = _fake_twin(optimizer, mode, device)
@@ -115,9 +145,10 @@ def _run_on_fakes(optimizer: torch.optim.Optimizer, device: torch.device) -> _Ra
             footprint = _footprint(tracker, storages_nbytes(state_of([twin]), device), state_before)
             first = _events(tracker)
             later: tuple[Event, ...] = ()
-            with suppress(Exception), tracker:  # what the first step takes is known all the same
-                twin.step()
-                later = _events(tracker)
+            if not is_once:
+                with suppress(Exception), tracker:  # what the first takes is known all the same
+                    twin.step()
+                    later = _events(tracker)
     except Exception:
         # Any optimizer may need values, closures or kernels that fake tensors lack.
         return None

@@ -37,7 +37,7 @@ def parameters_of(optimizer: Any) -> list[torch.Tensor]:
     return list(found.values())
 
 
-def _count_values(optimizer: torch.optim.Optimizer) -> int:
+def count_values(optimizer: torch.optim.Optimizer) -> int:
     """Of the state, without a look at tensors: it is asked for after each step."""
     states = (state for state in optimizer.state.values() if isinstance(state, dict))
     values = (value for state in states for value in state.values())
@@ -79,7 +79,7 @@ class StepOptimizers:
         """Whether an optimizer has stepped the model for the first time, or has more state."""
         if optimizer not in self._met:
             self._met[optimizer] = -1 if self._steps_model(optimizer) else None
-        before, now = self._met[optimizer], _count_values(optimizer)
+        before, now = self._met[optimizer], count_values(optimizer)
         if before is not None:
             self._met[optimizer] = now
         return before not in (None, now)
@@ -97,6 +97,7 @@ class Stepped(Protocol):
 
 
 _watching: weakref.WeakSet[Stepped] = weakref.WeakSet()
+_steps = 0
 
 
 def watch_optimizers(watcher: Stepped) -> None:
@@ -110,7 +111,14 @@ def _watch() -> None:
     register_optimizer_step_post_hook(_has_stepped)
 
 
+def count_steps() -> int:
+    """How many steps optimizers have made since anybody watches them."""
+    return _steps
+
+
 def _has_stepped(optimizer: torch.optim.Optimizer, *_arguments: object) -> None:
+    global _steps
+    _steps += 1
     for watcher in list(_watching):
         watcher.optimizer_stepped(optimizer)
 

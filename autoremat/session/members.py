@@ -17,6 +17,7 @@ from torch import nn
 
 from autoremat import _torch
 from autoremat.memory.calls import brought
+from autoremat.memory.given import Given
 from autoremat.memory.meter import (
     state_of,
     storage_identities,
@@ -27,8 +28,8 @@ from autoremat.memory.meter import (
 from autoremat.memory.optimizers import StepOptimizers
 from autoremat.memory.residents import Resident, resident_of, spread_out
 from autoremat.memory.spread import Sharing, Spread
-from autoremat.watch.audit import Present
 from autoremat.watch.ledger import open_runs
+from autoremat.watch.present import Present
 
 
 class Members(Present):
@@ -39,7 +40,7 @@ class Members(Present):
         self._modules: list[weakref.ref[nn.Module]] = []
         self.optimizers = StepOptimizers(self._parameters, [])
         self._planned_state_nbytes = 0  # of optimizers, as the latest plan counts it
-        self._given: list[weakref.ref[torch.Tensor]] = []  # to calls, and by those without a plan
+        self._given = Given()  # to calls, and by those without a plan
         self._batches: dict[Hashable, dict[int, int]] = {}  # of each module, what came last
         self._called: set[Hashable] = set()  # in this step
         self._has_begun = False  # this step's first call
@@ -89,7 +90,7 @@ class Members(Present):
 
     def begin_step(self) -> None:
         """Calls of another step begin: what was given before may live on."""
-        self._given = [reference for reference in self._given if reference() is not None]
+        self._given.begin_step()
         self._called.clear()
         self._has_begun = False
         self._sharing.note_call(self._all_parts())
@@ -98,10 +99,9 @@ class Members(Present):
         """A call of a module is given these."""
         given = tensors_in(inputs)
         self._sharing.note_call()
-        self.note_held(given)
-        if not self._has_begun:
-            self._has_begun = True
-            self.note_held(brought(_torch.module_calls()))
+        around = [] if self._has_begun else brought(_torch.module_calls())
+        self._given.note([*given, *around])
+        self._has_begun = True
         if len(self._modules) > 1:
             before = self._batches.get(caller, {}) if caller in self._called else {}
             device = self._device
@@ -111,7 +111,7 @@ class Members(Present):
 
     def note_held(self, values: object) -> None:
         """These are there while somebody holds them: a call without gradients made them."""
-        self._given += [weakref.ref(tensor) for tensor in tensors_in(values)]
+        self._given.note_made(tensors_in(values))
 
     def resident(self, device: torch.device, inputs: object = None) -> Resident:
         """Bytes that a step holds whatever the plan.
@@ -121,7 +121,7 @@ class Members(Present):
             inputs: its batch; what its calls were given, if not said.
         """
         whole = self.whole
-        given = _brought(self._given_now, device) if inputs is None else inputs
+        given = _brought(self._given.tensors, device) if inputs is None else inputs
         more_nbytes = self._batches_to_come(device) if inputs is None else 0
         known = self.optimizers.known
         stepping = self.optimizers.given or known[:1] or [None]
@@ -143,23 +143,35 @@ class Members(Present):
         )
         return spread_out(together, self._spread(device))
 
-    def leaves(self) -> list[torch.Tensor]:
+    def lasting(self) -> list[torch.Tensor]:
         """See `Present`."""
         whole = self.whole
-        brought = _brought(self._given_now, self._device)
         units = _torch.sharded_units(whole)
         shared = [*_torch.tensors_of_units(units), *_torch.waiting_gradients(units)]
-        return [*whole.parameters(), *shared, *whole.buffers(), *brought]
+        return [*whole.parameters(), *shared, *whole.buffers()]
+
+    def brought(self, device: torch.device) -> dict[int, int]:
+        """See `Present`."""
+        return self._given.sizes(device, _returned(device))
+
+    @property
+    def moves(self) -> bool:
+        """See `Present`."""
+        return bool(_torch.sharded_units(self.whole))
 
     def gradients(self) -> Iterator[_torch.OfParameter]:
         """See `Present`."""
         yield from self._trained_gradients()
-        yield from _torch.own_gradients(self._given_now)
+        yield from _torch.own_gradients(self._given.tensors)
 
-    def expected_nbytes(self, device: torch.device) -> int:
+    def absent_nbytes(self, device: torch.device) -> int:
         """See `Present`."""
         state_nbytes = max(0, self._planned_state_nbytes - self.state_nbytes(device))
-        return state_nbytes + self._batches_to_come(device) + self._spread(device).unseen_nbytes
+        return state_nbytes + self._spread(device).unseen_nbytes
+
+    def to_come_nbytes(self, device: torch.device) -> int:
+        """See `Present`."""
+        return self._batches_to_come(device)
 
     @property
     def spread(self) -> Spread:
@@ -183,10 +195,6 @@ class Members(Present):
         return found
 
     @property
-    def _given_now(self) -> list[torch.Tensor]:
-        return [tensor for reference in self._given if (tensor := reference()) is not None]
-
-    @property
     def _device(self) -> torch.device:
         modules = (module for reference in self._modules if (module := reference()) is not None)
         found = (p.device for module in modules for p in module.parameters())
@@ -198,7 +206,7 @@ class Members(Present):
         Who trains them holds the batch of all of them; it is taken to be as large as the last.
         """
         sizes = {key: n for found in self._batches.values() for key, n in found.items()}
-        return max(0, sum(sizes.values()) - storages_nbytes(self._given_now, device))
+        return max(0, sum(sizes.values()) - sum(self._given.sizes(device).values()))
 
     def _parameters(self) -> Iterable[nn.Parameter]:
         return self.whole.parameters()
@@ -215,10 +223,13 @@ class Members(Present):
 
 def _brought(given: Iterable[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
     """Of what calls were given, all but what graphs of the step have returned."""
-    returned: set[int] = set()
-    for run in open_runs(device):
-        returned.update(run.returned)
+    returned = _returned(device)
     return [tensor for tensor in given if returned.isdisjoint(storage_identities([tensor]))]
+
+
+def _returned(device: torch.device) -> set[int]:
+    """Identities of what graphs have returned whose backward is to come."""
+    return {key for run in open_runs(device) for key in run.returned}
 
 
 def kind_of(module: nn.Module) -> Hashable:

@@ -31,7 +31,7 @@ from autoremat.problem.subject import Subject
 from autoremat.session.code import Code
 from autoremat.session.surroundings import Surroundings
 from autoremat.session.telling import Told
-from autoremat.watch.audit import Look, Present, names_of, sizes_of_runs
+from autoremat.watch.audit import Look, names_of, sizes_of_runs
 from autoremat.watch.ledger import (
     Roots,
     Run,
@@ -41,6 +41,7 @@ from autoremat.watch.ledger import (
     note_run,
     open_runs,
 )
+from autoremat.watch.present import Present
 
 REPLANS = 2  # of a step whose graphs do not fit together; the second if others were found then
 MOST_REPLANS = 8  # of one that runs ever more graphs
@@ -257,7 +258,7 @@ class Steps:
             is_final: whether all of its forward has run.
             is_told_only: as of `Look`.
         """
-        if self.options.budget.is_least:
+        if self.options.budget.is_least or predicted_nbytes <= self.budget_nbytes:
             return
         is_planned_anew = (
             (self._may_replan or bool(self.graphs.provisional))

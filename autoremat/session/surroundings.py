@@ -10,8 +10,9 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 
 from autoremat.planning.nesting import Around
-from autoremat.watch.audit import Audit, Look, Present
+from autoremat.watch.audit import Audit, Look
 from autoremat.watch.eager_code import Results
+from autoremat.watch.present import Present
 
 
 class Surroundings:

@@ -12,29 +12,33 @@ import functools
 import itertools
 import math
 import operator
-import weakref
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections import ChainMap, Counter, defaultdict
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Mapping,
+    Sequence,
+)
 from typing import Any, NamedTuple
 
 import torch
 
 from autoremat import _torch
-from autoremat.memory.calls import CallsAround
 from autoremat.memory.meter import (
     gradients_of,
     same_device,
-    state_of,
     storage_sizes,
 )
-from autoremat.memory.optimizers import StepOptimizers, parameters_of
-from autoremat.memory.spread import Sharing, Spread
+from autoremat.memory.spread import Spread
 from autoremat.planning.nesting import Beside
 from autoremat.planning.part import Part
 from autoremat.watch.checkpointed import Reruns
 from autoremat.watch.eager_backward import Foreseen, first_nodes, foresee
 from autoremat.watch.eager_code import Results, nodes_behind
 from autoremat.watch.ledger import Roots, Run, returned_storages, run_of
+from autoremat.watch.present import Arguments, Present
+from autoremat.watch.standing import Standing, Together, known_or_found, of_root
 
 NODES_OF_A_LOSS = 32  # that tell it from another
 EAGER_MARGIN = 1.1  # of what eager code is foreseen to make, for what of it cannot be seen
@@ -65,123 +69,16 @@ class Look(NamedTuple):
     is_partial: bool = False
 
 
-class Present:
-    """What a model and its training hold at a moment.
-
-    Attributes:
-        optimizers: those that step the model.
-    """
-
-    optimizers: StepOptimizers
-
-    def leaves(self) -> list[torch.Tensor]:
-        """Parameters, buffers and batches."""
-        raise NotImplementedError
-
-    def gradients(self) -> Iterator[_torch.OfParameter]:
-        """Those that exist, each beside what it is of.
-
-        They are found without a look at what processes move.
-        """
-        raise NotImplementedError
-
-    def storages(self, device: torch.device) -> dict[int, int]:
-        """Bytes of these and of all that optimizers step, of gradients and state, by identity."""
-        known = self.optimizers.known
-        stepped = (parameter for optimizer in known for parameter in parameters_of(optimizer))
-        leaves = [*self.leaves(), *stepped]
-        held = [*leaves, *gradients_of(leaves), *state_of(known)]
-        return storage_sizes(held, device)
-
-    def expected_nbytes(self, _device: torch.device) -> int:
-        """What the plan counts and no tensor shows: optimizer state that does not exist yet."""
-        return 0
-
-    @property
-    def spread(self) -> Spread:
-        """How processes share the model."""
-        return Spread()
-
-    @property
-    def has_gradients(self) -> bool:
-        """Whether a backward would add to gradients that exist; each backward asks."""
-        return next(self.gradients(), None) is not None
-
-
-class Arguments(Present):
-    """What is known where nothing but the arguments of graphs is: those that live."""
-
-    def __init__(self) -> None:
-        """None yet."""
-        self._given: dict[int, weakref.ref[torch.Tensor]] = {}
-        self.around = CallsAround()
-        self._sharing = Sharing()
-        self.optimizers = StepOptimizers(self.leaves, [])
-
-    def note(self, args: Sequence[Any]) -> None:
-        """Remember the parameters, buffers and batches among the arguments of a graph."""
-        self._sharing.note_call()
-        self.around.note()
-        for value in args:
-            is_real = isinstance(value, torch.Tensor) and not isinstance(value, _torch.FakeTensor)
-            if is_real and value.is_leaf:
-                self._given[id(value)] = weakref.ref(value)
-
-    def leaves(self) -> list[torch.Tensor]:
-        """See `Present`."""
-        units = self.units
-        shared = [*_torch.tensors_of_units(units), *_torch.waiting_gradients(units)]
-        return [*self._leaves, *shared]
-
-    def gradients(self) -> Iterator[_torch.OfParameter]:
-        """See `Present`."""
-        leaves = self._leaves
-        yield from _torch.own_gradients(leaves)
-        yield from _torch.gathered_gradients(leaves)
-        parts = (part for root in self.around.roots for part in root.modules())
-        yield from _torch.sharded_gradients(parts)
-
-    def expected_nbytes(self, device: torch.device) -> int:
-        """See `Present`."""
-        return self.spread_on(device).unseen_nbytes
-
-    @property
-    def spread(self) -> Spread:
-        """See `Present`."""
-        return self.spread_on(next((leaf.device for leaf in self._leaves), torch.device("cpu")))
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether processes share this model: they communicate beside its graphs."""
-        return self._sharing.has_replica or bool(self.units)
-
-    def spread_on(self, device: torch.device) -> Spread:
-        """How processes share the model that these arguments are of."""
-        return self._sharing.now(self.units, device)
-
-    @property
-    def units(self) -> list[_torch.ShardedUnit]:
-        """What FSDP has made of this model: it gathers the parameters that graphs are given."""
-        found = _torch.units_that_gather(self._leaves)
-        return found or [u for root in self.around.roots for u in _torch.sharded_units(root)]
-
-    @property
-    def _leaves(self) -> list[torch.Tensor]:
-        self._given = {key: ref for key, ref in self._given.items() if ref() is not None}
-        found = (reference() for reference in self._given.values())
-        return [tensor for tensor in found if tensor is not None]
-
-
 class _Held(NamedTuple):
     """What is live at a moment, but for what the runs of graphs hold.
 
     Attributes:
-        known: bytes by storage of what models hold, and of what graphs are given and have returned.
-        saved: the same of what code in eager mode has saved so far.
+        known: identities of what models hold, and of what graphs are given and have returned.
+        saved: bytes by storage of what code in eager mode has saved so far.
         base_nbytes: all that is known, and state of optimizers that does not exist yet.
     """
 
-    known: Mapping[int, int]
+    known: Collection[int]
     saved: Mapping[int, int]
     base_nbytes: int
 
@@ -209,6 +106,8 @@ class Audit:
         self._partial = Counter[Hashable]()  # looks, by situation, that could not see all
         self._is_unnoted = False  # a known forward, before the next look at a backward
         self._noting = 0  # so many backwards may come before a look does that has missed notes
+        self._stood: dict[Hashable, Standing] = {}
+        self._together = Together()
 
     @property
     def present(self) -> Present:
@@ -217,11 +116,14 @@ class Audit:
 
     def begin_step(self) -> None:
         """Nothing is saved yet, and no forward has gone by."""
+        self._stood.clear()
+        self.arguments.begin_step()
         self.saved.clear()
         self._is_unnoted = False
 
     def forget(self) -> None:
         """Something has become resident: all situations are new."""
+        self._stood.clear()
         self._seen.clear()
 
     def at_forward(
@@ -365,19 +267,39 @@ class Audit:
 
     def _held(self, runs: Sequence[Run], device: torch.device, roots: Roots = ()) -> _Held:
         """By all models that take part in the step, and by losses that eager code has made."""
-        known, saved, expected_nbytes = dict(returned_storages(device)), dict[int, int](), 0
+        audits = self._audits_of(runs)
+        parts = dict.fromkeys(part for audit in audits for part in audit._standing(device))
+        stays = self._together = self._together.of(parts)
         counted = {key for run in runs for key in run.returned}
+        known, saved = dict(returned_storages(device, runs)), dict[int, int]()
         losses = storage_sizes(_tensors_of(roots), device)
         known |= {key: nbytes for key, nbytes in losses.items() if key not in counted}
-        present: dict[int, int] = {}  # a buffer may be what a graph has returned: it counts in both
-        for audit in self._audits_of(runs):
-            present |= audit.present.storages(device) | audit.arguments.around.storages(device)
+        expected_nbytes = sum(part.absent_nbytes for part in parts)
+        for audit in audits:
+            present = audit._brought(device)
+            # What a graph has returned may be brought, or a buffer: then it counts in both.
+            counted -= present.keys()
             known |= audit.given.held(device) | present
             saved |= audit.saved.held(device)
-            expected_nbytes += audit.present.expected_nbytes(device)
-        counted -= present.keys()
-        apart = sum(nbytes for key, nbytes in known.items() if key not in counted)
-        return _Held(known, saved, expected_nbytes + apart)
+            expected_nbytes += audit.present.to_come_nbytes(device)
+        passing = known.keys() - stays.sizes.keys()
+        passing_nbytes = sum(known[key] for key in passing if key not in counted)
+        base_nbytes = expected_nbytes + stays.nbytes + passing_nbytes
+        return _Held(ChainMap(known, stays.sizes), saved, base_nbytes)
+
+    def _standing(self, device: torch.device) -> list[Standing]:
+        """What this model holds while forwards run, and what those around its graphs do."""
+        present = self.present
+        key = device, present is self.arguments
+        own = known_or_found(self._stood, key, lambda: present.standing(device))
+        own.add(present.new_lasting())
+        return [own, *(of_root(root, device) for root in self.arguments.around.roots)]
+
+    def _brought(self, device: torch.device) -> dict[int, int]:
+        """What calls have brought, of this model and of those around its graphs."""
+        around = self.arguments.around.given
+        held = storage_sizes([*around, *gradients_of(around)], device)
+        return held | self.present.brought(device)
 
     def _audits_of(self, runs: Sequence[Run]) -> list[Audit]:
         """Of all models that take part in the step."""
@@ -388,7 +310,9 @@ def _known(audits: Sequence[Audit], device: torch.device) -> set[int]:
     """Identities of what is there now, whatever a checkpoint makes again."""
     found = dict(returned_storages(device))
     for audit in audits:
-        found |= audit.present.storages(device) | audit.arguments.around.storages(device)
+        for part in audit._standing(device):
+            found |= part.sizes
+        found |= audit._brought(device)
         found |= audit.given.held(device) | audit.saved.held(device)
     return set(found)
 

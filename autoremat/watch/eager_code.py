@@ -30,6 +30,10 @@ class Results:
         """None yet."""
         self._found: dict[int, tuple[StorageWeakRef, int, torch.device]] = {}
 
+    def __bool__(self) -> bool:
+        """Whether there are any, held or not."""
+        return bool(self._found)
+
     def clear(self) -> None:
         """A step begins."""
         self._found.clear()
@@ -49,7 +53,7 @@ class Results:
     def note_saved(self, values: Iterable[Any], device: torch.device) -> None:
         """Remember what code in eager mode has saved on the way to the tensors among these."""
         tensors = (value for value in values if isinstance(value, torch.Tensor))
-        for node in nodes_behind(tensor.grad_fn for tensor in tensors):
+        for node in _saving_behind((tensor.grad_fn for tensor in tensors), device):
             self.add(_results_saved_by(node, device))
 
     def note_inputs(self, inputs: Iterable[Any]) -> None:
@@ -78,6 +82,32 @@ def _results_saved_by(node: Any, device: torch.device) -> Results:
         node.metadata[key] = found
     results: Results = node.metadata[key]
     return results
+
+
+def _saving_behind(starts: Iterable[Any], device: torch.device) -> Iterator[Any]:
+    """Of the nodes from some on towards the inputs, those that lead to any that has saved anything.
+
+    Each graph of a step comes by all before it: what leads to none is walked through once.
+    """
+    key = f"{_KEY}, behind, {device}"
+    stack = [node for node in starts if node is not None]
+    seen: set[Any] = set()
+    while stack:
+        node = stack.pop()
+        is_empty = node.metadata.get(key)
+        if is_empty is None:  # those behind it first
+            sources = [source for source, _ in node.next_functions if source is not None]
+            unknown = [source for source in sources if key not in source.metadata]
+            if unknown:
+                stack += [node, *unknown]
+                continue
+            is_empty = not _results_saved_by(node, device) and all(s.metadata[key] for s in sources)
+            node.metadata[key] = is_empty
+        if is_empty or node in seen:
+            continue
+        seen.add(node)
+        yield node
+        stack += [source for source, _ in node.next_functions if source is not None]
 
 
 def held_nbytes(

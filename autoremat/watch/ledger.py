@@ -124,6 +124,7 @@ class _Books:
     rerunning: weakref.WeakSet[Owner] = field(default_factory=weakref.WeakSet)
     told_nbytes: dict[int, int] = field(default_factory=dict)  # by budget, in this step
     backwards: int = 0  # so far, but for those inside of others
+    beginnings: int = 0
     gone_back: tuple[Ran, Mapping[int, Returned]] = field(
         default_factory=lambda: (Ran(""), {})
     )  # what did so last
@@ -235,6 +236,11 @@ def latest_backward() -> int:
     return _books.backwards
 
 
+def beginnings() -> int:
+    """A number that changes as a backward begins, and once owners have heard of it."""
+    return _books.beginnings
+
+
 def has_reruns(owner: Owner) -> bool:
     """Whether graphs of this one have run in a backward."""
     return owner in _books.rerunning
@@ -306,6 +312,7 @@ def _watch() -> None:
 def _backward_begins(roots: Roots, keeps_graph: bool) -> None:
     is_outer = not _torch.is_in_backward()
     _books.backwards += is_outer
+    _books.beginnings += 1
     # Without a run that waits, a backward of anything costs as little as can be.
     if not (_books.open or _books.rerunning) or _torch.is_compiling():
         return
@@ -316,3 +323,4 @@ def _backward_begins(roots: Roots, keeps_graph: bool) -> None:
         owner.reruns_begin(roots)
     for owner in dict.fromkeys(run.owner for run in list(_books.open.values())):
         owner.backward_begins(roots, keeps_graph=keeps_graph)
+    _books.beginnings += 1

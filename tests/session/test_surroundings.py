@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from autoremat.planning.nesting import Around
 from autoremat.session.surroundings import Surroundings
-from autoremat.watch.audit import Look, Present
+from autoremat.watch.audit import Look
+from autoremat.watch.present import Present
 
 
 def surroundings() -> Surroundings:
