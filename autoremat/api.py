@@ -88,6 +88,7 @@ def optimize(
     recompute: Selection = None,
     repeatable: Selection = None,
     plan: str | Path | None = None,
+    known_plan: str | Path | None = None,
     dropout: str | None = None,
     time_limit: float = 30.0,
     tune: int = 0,
@@ -125,6 +126,9 @@ def optimize(
         repeatable: collectives and custom operators that may run again, in the same form; without
             it they run once.
         plan: path of a plan that `save_plan` stored, to be applied as it is.
+        known_plan: path of such a plan, taken for each graph that it is of and where it fits the
+            budget, without a search; others are planned. For runs that are resumed, perhaps
+            elsewhere, with another batch or another torch.
         dropout: "replay" draws random numbers again, where that gives those of the first draw;
             "save_masks" draws once and keeps what the backward needs. Without it, "replay" where
             that is known to be safe on the device.
@@ -168,6 +172,7 @@ def optimize(
         recompute=recompute,
         repeatable=repeatable,
         plan=plan,
+        known_plan=known_plan,
         dropout=dropout,
         time_limit=time_limit,
         tune=tune,

@@ -52,8 +52,8 @@ REASONS = {
             "AR105",
             "The model runs in eager mode. Dynamo found no graph in it that needs a gradient: its "
             "forward is not compiled (torch.compiler.disable, a backward hook on a module, "
-            "torch.utils.checkpoint around what it cannot trace, or code that it skips), or the "
-            "call reached no parameter.",
+            "torch.utils.checkpoint around what it cannot trace, hooks on saved tensors inside it, "
+            "such as save_on_cpu, or code that it skips), or the call reached no parameter.",
             "TORCH_LOGS=graph_breaks names the line that Dynamo stops at: move what it cannot "
             "trace out of the model's forward, or optimize a submodule that it can.",
         ),

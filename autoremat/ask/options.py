@@ -105,6 +105,7 @@ class Options:
         recompute: Selection = None,
         repeatable: Selection = None,
         plan: str | Path | None = None,
+        known_plan: str | Path | None = None,
         dropout: str | None = None,
         time_limit: float = 30.0,
         strict: bool = False,
@@ -127,6 +128,7 @@ class Options:
             recompute=recompute,
             repeatable=repeatable,
             plan=plan,
+            known_plan=known_plan,
             compiler=compiler,
         )
         limit_s, policy_of_draws = _time_limit_s(time_limit), parse_dropout(dropout)

@@ -1,7 +1,7 @@
 """What users ask of a plan besides a budget: a strategy by name, constraints, a stored plan.
 
-Enters: the arguments `policy`, `save`, `recompute`, `repeatable` and `plan`. Leaves: a `Steering`.
-Guarantees: what cannot be done as asked raises `SteeringError`, and is never dropped.
+Enters: the arguments `policy`, `save`, `recompute`, `repeatable`, `plan`, `known_plan`. Leaves: a
+`Steering`. Guarantees: what cannot be done as asked raises `SteeringError`, and is never dropped.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Steering:
             give what it gave before.
         plan: a plan to apply as it is.
         plan_path: where it was read from.
+        known: a plan to take for the graphs that it is of, where that fits; others are searched.
         model_is_known: whether module patterns were compared with the model already.
     """
 
@@ -42,6 +43,7 @@ class Steering:
     selectors: tuple[Selector, ...] = ()
     plan: StoredPlan | None = None
     plan_path: str = ""
+    known: StoredPlan | None = None
     model_is_known: bool = False
 
     @property
@@ -57,8 +59,12 @@ class Steering:
             keyword: ", ".join(s.text for s in self.selectors if s.keyword == keyword) or "None"
             for keyword in ("save", "recompute", "repeatable")
         }
-        plan = "None" if self.plan is None else f"a file with digest {digest(self.plan)}"
-        return {"policy": self.policy.name, **by_keyword, "plan": plan}
+        plans = {"plan": self.plan, "known_plan": self.known}
+        files = {
+            keyword: "None" if plan is None else f"a file with digest {digest(plan)}"
+            for keyword, plan in plans.items()
+        }
+        return {"policy": self.policy.name, **by_keyword, **files}
 
     @property
     def decided(self) -> tuple[Selector, ...]:
@@ -98,6 +104,7 @@ def parse_steering(
     recompute: Selection,
     repeatable: Selection,
     plan: str | Path | None,
+    known_plan: str | Path | None,
     compiler: str,
 ) -> Steering:
     """What the arguments of these names ask for.
@@ -116,15 +123,14 @@ def parse_steering(
             )
     strategy = parse_policy(policy)
     if plan is None:
-        return Steering(strategy, selectors)
+        return Steering(strategy, selectors, known=_known(known_plan, compiler))
+    if known_plan is not None:
+        raise SteeringError("plan= says what is done with all graphs: drop known_plan=.")
     if strategy.is_fixed or any(s.keyword != "repeatable" for s in selectors):
         raise SteeringError(
             "plan= says what is saved and recomputed by itself: drop policy=, save= and recompute=."
         )
-    try:
-        path = fspath(plan)
-    except TypeError:
-        raise SteeringError(f"plan= is the path of a stored plan, not {plan!r:.80}.") from None
+    path = _path(plan, "plan")
     stored = read(path)
     if stored.compiler != compiler:
         raise PlanMismatch(
@@ -132,3 +138,18 @@ def parse_steering(
             f'compiler="{compiler}": pass compiler="{stored.compiler}", or plan again.'
         )
     return Steering(selectors=selectors, plan=stored, plan_path=path)
+
+
+def _known(plan: str | Path | None, compiler: str) -> StoredPlan | None:
+    """A plan of which what can be taken is taken; of another compiler's graphs, nothing can."""
+    stored = None if plan is None else read(_path(plan, "known_plan"))
+    return stored if stored is not None and stored.compiler == compiler else None
+
+
+def _path(given: object, keyword: str) -> str:
+    try:
+        return str(fspath(given))  # type: ignore[call-overload]
+    except TypeError:
+        raise SteeringError(
+            f"{keyword}= is the path of a stored plan, not {given!r:.80}."
+        ) from None

@@ -59,6 +59,24 @@ def policy_plan(subject: Subject, policy: Policy) -> tuple[Plan, str]:
     return plans[policy.name](problem), policy.name
 
 
+def choose_known(
+    subject: Subject, known: StoredPlan, budget_nbytes: int, *, reads: bool
+) -> Choice | None:
+    """The plan of a file for a graph that it knows, where it can be applied and fits; else None."""
+    nodes = fingerprint(subject.joint)
+    for graph in known.graphs:
+        if graph.nodes != nodes:
+            continue
+        if graph.is_own and check(
+            subject.lowered.problem, _plan_of(graph, subject.lowered.problem)
+        ):
+            continue
+        choice = choose_stored(subject, graph, budget_nbytes, reads=reads)
+        if choice is not None and choice.fits:
+            return choice
+    return None
+
+
 def _apply(
     subject: Subject, stored: StoredPlan, number: int, budget_nbytes: int, *, reads: bool
 ) -> Choice:

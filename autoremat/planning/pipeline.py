@@ -32,7 +32,7 @@ from autoremat.graph.storages import Storages, find_storages
 from autoremat.inductor.in_place import as_loops
 from autoremat.inductor.inlining import inlined_nodes, shared_by_layers
 from autoremat.inductor.laid_out import as_laid_out, with_laid_out_inputs
-from autoremat.planning.asked import choose_as_asked
+from autoremat.planning.asked import choose_as_asked, choose_known
 from autoremat.planning.choice import Choice
 from autoremat.planning.first_found import choose_once
 from autoremat.planning.read import ALIKE, choose_by_reading
@@ -119,6 +119,8 @@ def choose(
     """
     steering, reads = setting.steering, setting.reads_inductor
     choice = choose_as_asked(subject, steering, number, budget_nbytes, reads=reads)
+    if choice is None and steering.known is not None:
+        choice = choose_known(subject, steering.known, budget_nbytes, reads=reads)
     if choice is not None:
         return choice
     searched = functools.partial(

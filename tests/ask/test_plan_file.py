@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 import autoremat
 import autoremat.planning.pipeline
+from autoremat.ask.options import Options
 from autoremat.ask.plan_file import NodeRecord, StoredGraph, StoredPlan, first_mismatch, read, write
+from autoremat.ask.steering import Steering
 from autoremat.errors import OverBudget, PlanMismatch, SteeringError
 from autoremat.optimized import optimized_call
 from tests.tiny import WIDTH, Dropout, many_rows
@@ -175,6 +177,42 @@ def test_other_rules_for_random_numbers_are_refused(path: Path):
     planned(path)
     with pytest.raises(PlanMismatch, match="are dropout= and repeatable= the same"):
         applied(path, dropout="save_masks")
+
+
+def test_a_known_plan_is_taken_where_it_fits(path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Without a search; another batch, and a budget that it does not fit, are searched."""
+    first = planned(path, budget=UNBOUNDED)
+    pipeline, searched = autoremat.planning.pipeline, []
+    search = pipeline.search
+    monkeypatch.setattr(pipeline, "search", lambda *a, **k: searched.append(a) or search(*a, **k))
+
+    def trained(rows: int, budget: int) -> nn.Module:
+        model = optimized(Layers, budget, known_plan=path)
+        step(model, (many_rows(rows),))
+        return model
+
+    again = trained(len(many_rows()), UNBOUNDED)
+    assert stored(again) == stored(first)
+    assert not searched
+    trained(8, UNBOUNDED)
+    assert len(searched) == 1
+    report = autoremat.report(again)
+    peak_nbytes = report.predicted_peak_nbytes
+    leaner = trained(len(many_rows()), int(0.85 * peak_nbytes))
+    assert len(searched) == 2
+    assert autoremat.report(leaner).predicted_peak_nbytes < peak_nbytes
+
+
+def test_a_known_plan_of_another_compiler_or_beside_a_plan(path: Path):
+    """Nothing of the one can be taken, and the other decides alone."""
+    planned(path, budget=UNBOUNDED)
+    assert parse_steering_of(path, "inductor").known is None
+    with pytest.raises(SteeringError, match="drop known_plan="):
+        optimized(Layers, None, plan=path, known_plan=path)
+
+
+def parse_steering_of(path: Path, compiler: str) -> Steering:
+    return Options.parse(budget=1, known_plan=path, compiler=compiler).setting.steering
 
 
 def test_another_compiler_is_refused_at_once(path: Path):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
+import itertools
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +26,7 @@ from tests.training import UNBOUNDED, close, make_seeded, measured, optimized, p
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
 BATCH = many_rows()
+NUMBERS = itertools.count()  # of files
 
 
 # --- copied ------------------------------------------------------------------------------------
@@ -245,6 +249,56 @@ def test_a_model_that_is_changed_is_planned_anew(change: Callable[[nn.Module], A
     close(step(made(), [batch]), ours, 1e-6 if batch.dtype != torch.bfloat16 else 1e-2)
     assert measured(model, [batch]) <= budget
     assert autoremat.report(model).predicted_peak_nbytes <= budget
+
+
+def offloading_to(folder: Path) -> Any:
+    """Hooks that keep each saved tensor in a file of its own."""
+
+    def pack(tensor: Tensor) -> Path:
+        path = folder / f"{next(NUMBERS)}.pt"
+        torch.save(tensor, path)
+        return path
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, torch.load)
+
+
+class OnDisk(Chain):
+    """Hooks inside of the forward: around all of it, or around each layer in a loop."""
+
+    folder: Path
+    by_layer = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.by_layer:
+            with offloading_to(self.folder):
+                return super().forward(x)
+        for layer in self.layers:
+            with offloading_to(self.folder):
+                x = torch.tanh(layer(x))
+        return x.square().mean()
+
+
+def test_saved_tensors_go_to_disk_around_a_planned_step(tmp_path: Path):
+    """What the plan saves, and nothing else."""
+    model = optimized(Chain, peaks(Chain, [BATCH]).at(0.4))
+    with offloading_to(tmp_path):
+        ours = step(model, [BATCH])
+    close(step(make_seeded(Chain), [BATCH]), ours, 1e-6)
+    assert autoremat.report(model).graphs
+    assert list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("by_layer", [False, True])
+def test_a_model_that_offloads_inside_its_forward(tmp_path: Path, by_layer: bool):
+    """What stands inside of the hooks is planned; in a loop Dynamo gives up, which is told."""
+    OnDisk.folder, OnDisk.by_layer = tmp_path, by_layer
+    model = autoremat.optimize(make_seeded(OnDisk), UNBOUNDED, compiler="eager", verbose=False)
+    told = pytest.warns(autoremat.FallbackWarning, match="AR105.*hooks on saved tensors inside")
+    with told if by_layer else contextlib.nullcontext():
+        ours = step(model, [BATCH])
+    close(step(make_seeded(OnDisk), [BATCH]), ours, 1e-6)
+    assert list(tmp_path.iterdir())
+    assert bool(autoremat.report(model).graphs) != by_layer
 
 
 def test_hooks_on_saved_tensors_stand_around_a_planned_step():
