@@ -20,6 +20,7 @@ from autoremat import _torch
 from autoremat.ask.budget import budget_argument
 from autoremat.ask.options import BUDGET_VARIABLE, Options
 from autoremat.memory.optimizers import watch_optimizers
+from autoremat.session.lockstep import GraphsInLockstep
 from autoremat.session.session import Session
 from autoremat.session.steps import Steps
 
@@ -31,6 +32,7 @@ from autoremat.session.steps import Steps
 _sessions: WeakValueDictionary[int, Session] = WeakValueDictionary()
 _Mappings = dict[int, tuple[object, dict[str, Any]]]  # by identity, with what was in them
 _mappings: WeakKeyDictionary[Session, _Mappings] = WeakKeyDictionary()
+_locksteps: WeakKeyDictionary[Session, GraphsInLockstep] = WeakKeyDictionary()
 
 _call_numbers = itertools.count()
 
@@ -47,7 +49,8 @@ def autoremat(
     Raises:
         ValueError: without a budget or with a malformed one, or with a `mode`.
         OSError: if a stored plan cannot be read.
-        InfeasibleBudget: if no plan fits.
+        InfeasibleBudget: if no plan fits; where ranks train a model together, on one of them.
+        RankError: if one of them did not come to its first graph, or failed there.
     """
     try:
         if mode not in (None, "default"):
@@ -55,9 +58,16 @@ def autoremat(
         session = _session_of(options)
     except (ValueError, OSError) as error:
         raise _torch.passing_through(error) from None
-    compiled = session.compile(module, example_inputs)
+    lockstep = _locksteps[session]
+    try:
+        compiled = session.compile(module, example_inputs)
+    except Exception:
+        if lockstep.has_failed:  # on all ranks: they begin anew
+            _forget(session)
+        raise
 
     def run(*args: Any) -> Any:
+        lockstep.before_run(session)
         return compiled(*args)
 
     run.session = session  # type: ignore[attr-defined]
@@ -100,7 +110,14 @@ def _in_this_step(given: dict[str, Any]) -> Session | None:
 def _new_session(given: dict[str, Any]) -> Session:
     session = Session(Steps(Options.from_mapping(given)))
     watch_optimizers(session.steps)
+    _locksteps[session] = GraphsInLockstep(session)
     return session
+
+
+def _forget(session: Session) -> None:
+    """Its graphs do not run: who asks with the same options gets another session."""
+    for key, _ in _mappings.pop(session, {}).items():
+        _sessions.pop(key, None)
 
 
 def _instead_of(mode: str) -> str:

@@ -14,6 +14,7 @@ from torch import distributed, fx, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from autoremat._torch.meta import fake_value
+from autoremat._torch.spreading import sharding_ranks
 
 __all__ = [
     "collectives_so_far",
@@ -104,6 +105,7 @@ def _groups(model: nn.Module) -> Iterator[tuple[int, ...]]:
     for module in model.modules():
         if isinstance(module, fully_sharded):
             yield _members(module.process_group)
+    yield from sharding_ranks(model.modules())
     for parameter in model.parameters():
         mesh = getattr(parameter, "device_mesh", None)  # of a DTensor
         if mesh is not None:

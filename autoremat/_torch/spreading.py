@@ -27,6 +27,7 @@ __all__ = [
     "is_wait",
     "sharded_gradients",
     "sharded_units",
+    "sharding_ranks",
     "tensors_of_units",
     "units_that_gather",
     "waiting_gradients",
@@ -128,6 +129,14 @@ def gathered_inputs(joint: fx.GraphModule, inputs: Sequence[object]) -> list[int
         return []
     bases = (v._base if isinstance(v, torch.Tensor) else None for v in inputs)
     return [n for n, base in enumerate(bases) if isinstance(base, flat.FlatParameter)]
+
+
+def sharding_ranks(modules: Iterable[nn.Module]) -> Iterator[tuple[int, ...]]:
+    """The ranks among which FSDP2 shards parameters, also while they are gathered."""
+    if "torch.distributed.fsdp" not in sys.modules:
+        return
+    for _, group in _groups_of(_states(modules)):
+        yield tuple(sorted(group.mesh_info.mesh.mesh.flatten().tolist()))
 
 
 def units_that_gather(tensors: Iterable[torch.Tensor]) -> list[ShardedUnit]:

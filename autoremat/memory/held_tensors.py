@@ -39,6 +39,7 @@ class HeldTensors:
 def held_tensors(
     twin: nn.Module,
     inputs: Any,
+    model: nn.Module,
     optimizer: torch.optim.Optimizer | None,
     home: torch.device,
 ) -> HeldTensors:
@@ -47,13 +48,14 @@ def held_tensors(
     Args:
         twin: holds fake tensors there.
         inputs: the batch, as fake.
+        model: what the twin is of.
         optimizer: its tensors may be anywhere: its state goes along, and what it steps that is
             none of the model's parameters.
         home: where the step would run.
     """
     stays = storage_sizes([*twin.parameters(), *twin.buffers()], home)
-    own = {(tuple(p.shape), p.dtype) for p in twin.parameters()}
-    others = [p for p in parameters_of(optimizer) if (tuple(p.shape), p.dtype) not in own]
+    own = set(map(id, model.parameters()))
+    others = [p for p in parameters_of(optimizer) if id(p) not in own]
     # Single numbers, such as counts of steps, are kept on the CPU.
     state = [*(tensor for tensor in state_of([optimizer]) if tensor.dim()), *others]
     batch = storage_sizes(tensors_in(inputs), home)

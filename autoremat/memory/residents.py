@@ -119,7 +119,7 @@ def resident_of_twin(
     found = _with_next_step(parts, twin, inputs, optimizer, home)
     if home.type != "cuda":
         return found
-    return replace(found, tensors=held_tensors(twin, inputs, optimizer, home))
+    return replace(found, tensors=held_tensors(twin, inputs, model, optimizer, home))
 
 
 def spread_out(resident: Resident, spread: Spread) -> Resident:

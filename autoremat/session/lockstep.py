@@ -3,7 +3,7 @@
 Enters: at a model's first training call, what each rank was asked for and what it holds. Leaves:
 options and bytes that are the same on all of these ranks; at the end of the first compile, the
 refusal of one rank as that of all. Guarantees: only ranks that call the model whenever one of them
-does are waited for, and never inside a compile; none longer than the process group's timeout.
+does are waited for, none longer than the process group's timeout.
 """
 
 from __future__ import annotations
@@ -150,6 +150,66 @@ class Lockstep:
             self.has_failed = False
         elif heard and (error is None or isinstance(error, _OURS)):
             raise _decoded(heard) from error
+
+
+class GraphsInLockstep:
+    """The same where nobody but graphs tells of a model, as to `torch.compile`'s backend.
+
+    Its ranks meet as they compile their first graph, before any of its graphs has run. A rank that
+    has compiled it before, by itself, meets the others as it runs it in a wrapper.
+    """
+
+    def __init__(self, session: Session) -> None:
+        """For the graphs of a session."""
+        self._lockstep: Lockstep | None = None
+        session.agreeing = self.agreeing
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether no graph may run: those that were compiled are to be compiled anew."""
+        return self._lockstep is not None and self._lockstep.has_failed
+
+    @contextmanager
+    def agreeing(self, session: Session) -> Iterator[None]:
+        """A graph is compiled.
+
+        Raises:
+            InfeasibleBudget: or another error of ours, which a rank has met: on all of them.
+            RankError: if a rank did not come, or failed otherwise.
+        """
+        model = _outermost(session)
+        if model is None:
+            yield
+            return
+        with self._now(session, model).beginning(session):
+            yield
+
+    def before_run(self, session: Session) -> None:
+        """A graph runs: it may be that others call it with this rank now, and have not before."""
+        replica = _torch.active_replica()
+        known = self._lockstep
+        if replica is None or known is None or known.ranks or _torch.is_compiling():
+            return
+        with self._now(session, replica).beginning(session):
+            pass
+
+    def _now(self, session: Session, model: nn.Module) -> Lockstep:
+        """What the ranks that call a module have agreed on."""
+        if self._lockstep is None or self._lockstep.is_due(model):
+            steps = session.steps
+            self._lockstep = lockstep = Lockstep.of(model, steps.options, session.given_to_graphs)
+            steps.options, session.agreed = lockstep.options, lockstep.resident
+            if not lockstep.ranks and steps.audit.arguments.is_shared:
+                session.refuse_no_more()  # no rank hears of it; others would wait in a collective
+        return self._lockstep
+
+
+def _outermost(session: Session) -> nn.Module | None:
+    """The module around a graph whose calls are those of other ranks, as far as is known."""
+    roots = session.steps.audit.arguments.around.roots
+    replica = _torch.active_replica()
+    found = [*roots, replica] if replica is not None else roots
+    return next((m for m in reversed(found) if next(m.parameters(), None) is not None), None)
 
 
 @dataclass(frozen=True)

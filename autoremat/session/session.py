@@ -14,6 +14,7 @@ import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from autoremat.errors import (
     FallbackWarning,
     InfeasibleBudget,
     OverBudgetWarning,
+    RankError,
     SteeringError,
 )
 from autoremat.fallbacks import Unplannable
@@ -92,6 +94,8 @@ class Session:
         self.measured_peak_nbytes: int | None = None
         self.progress = Progress(options.verbose)
         self.compiled_draws_differently = False  # than eager code would
+        self.agreeing: Callable[[Session], AbstractContextManager[object]] = nullcontext
+        self.agreed: Callable[[Resident], Resident] = lambda found: found
         self.before_run: Callable[[Session, Callable[..., Any]], Callable[..., Any]] | None = None
         self._planned: defaultdict[str, list[PlannedGraph]] = defaultdict(list)
         self._summary = ""  # of the graph that was planned last
@@ -164,7 +168,7 @@ class Session:
         arguments.note([*module.parameters(), *example_inputs])
         self._given.note(module, example_inputs, arguments.around, is_first=is_first)
         try:
-            with self.progress:
+            with self.progress, self.agreeing(self):
                 try:
                     compiled = self._planned_or_recalled(module, example_inputs)
                 except _torch.InductorError as error:
@@ -181,6 +185,7 @@ class Session:
             FallbackError,
             FallbackWarning,
             OverBudgetWarning,
+            RankError,
             ApartError,
             torch.OutOfMemoryError,
         ) as error:
@@ -271,10 +276,12 @@ class Session:
         return planned
 
     def _resident_given(self, device: torch.device) -> Resident:
-        """Where nobody tells of the model: what its graphs are given."""
+        """Where nobody tells of the model: what its graphs are given, and what ranks agree on."""
+        return self.agreed(self.given_to_graphs(device))
+
+    def given_to_graphs(self, device: torch.device) -> Resident:
+        """What the graphs so far, and the calls around them, have been given."""
         arguments = self.steps.audit.arguments
-        if arguments.is_shared:  # nor has any rank heard of others, who would wait in a collective
-            self.refuse_no_more()
         return self._given.resident(device, arguments.units, arguments.spread_on(device))
 
     @property

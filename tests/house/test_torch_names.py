@@ -1615,6 +1615,7 @@ def test_sharded_units():
     root, layer = sorted(seen[0], key=lambda unit: not unit.is_root)
     assert (root.is_root, layer.is_root) == (True, False)
     assert len(_torch.units_that_gather(layer.gathered)) == 2
+    assert list(_torch.sharding_ranks(model.modules())) == [(0, 1), (0, 1)]
     assert not _torch.units_that_gather([torch.ones(1)])
     assert len(_torch.tensors_of_units([layer])) > len(layer.gathered)
     assert layer.runs_forward

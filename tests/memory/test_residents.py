@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 import autoremat
 import autoremat.backend
-from autoremat.memory.meter import resident_parts
+from autoremat.memory.fake_twin import Faker
+from autoremat.memory.held_tensors import held_tensors
+from autoremat.memory.meter import resident_parts, rounded_nbytes
 from autoremat.memory.optimizer_memory import optimizer_footprint
 from autoremat.memory.optimizers import layers_of
 from autoremat.memory.residents import GivenToGraphs
@@ -21,7 +23,7 @@ from autoremat.reporting import ResidentParts
 from tests.tiny import WIDTH, Residual, rows
 from tests.training import UNBOUNDED, optimized, step
 
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 # Dynamo looks at `.grad` of what it resumes with after a graph break.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -313,6 +315,16 @@ def test_copies_in_higher_precision_are_the_models():
     autoremat.optimize(model, UNBOUNDED, optimizer=torch.optim.AdamW(copies), verbose=False)
     parts = resident_parts(model, (), torch.optim.AdamW(copies), CPU)
     assert parts.others_nbytes == sum(p.nbytes for p in copies)
+
+
+def test_what_else_an_optimizer_steps_is_told_by_what_it_is():
+    """The parameters of a second model, as large as those of the first, are none of the first's."""
+    model, other = Residual(), Residual()
+    both = torch.optim.SGD([*model.parameters(), *other.parameters()])
+    faker = Faker(CUDA)
+    given = faker.model(model), faker.values((rows(),)), model, both, CUDA
+    sizes = [rounded_nbytes(p.nbytes, CUDA) for p in both.param_groups[0]["params"]]
+    assert sorted(held_tensors(*given).before) == sorted(sizes)
 
 
 @pytest.mark.parametrize("offline", [False, True])
