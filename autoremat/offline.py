@@ -261,7 +261,7 @@ def _within_reserved(
         OverReserved: if no plan that was tried is within it.
         InfeasibleBudget: if no plan's allocated peak is.
     """
-    alone = replace(step, offline=Offline())  # one curve is enough
+    alone = replace(step, offline=replace(step.offline, curve_points=0))  # one curve is enough
     found: dict[int, tuple[Session, Report] | InfeasibleBudget] = {}
 
     def smallest(budget_nbytes: int) -> int | None:
