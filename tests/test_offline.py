@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import subprocess
 import sys
@@ -287,3 +288,16 @@ def test_operations_whose_times_contradict_each_other_are_named(tmp_path, monkey
     report = planned(Layers(2), batch())
     assert "gelu (its measured times contradict each other)" in report.estimated_ops
     assert "without a sound measurement" in report.summary()
+
+
+def test_pythons_garbage_collection_is_afterwards_as_it_was():
+    """Also where no plan fits; and a user's that never collects stays so."""
+    before = gc.get_threshold()
+    try:
+        for thresholds in ((701, 11, 12), (0, 10, 10)):
+            gc.set_threshold(*thresholds)
+            with pytest.raises(InfeasibleBudget):
+                planned(Layers(), batch(), budget="10kB")
+            assert gc.get_threshold() == thresholds
+    finally:
+        gc.set_threshold(*before)

@@ -71,6 +71,11 @@ def run_of(
     Raises:
         ValueError: naming what no run can have, or what this model has not.
     """
+    if setup is not None and not isinstance(setup, TrainingSetup):
+        raise ValueError(
+            f"setup is a TrainingSetup, not {type(setup).__name__}: give "
+            'autoremat.TrainingSetup(precision="bf16", shards=8), say.'
+        )
     if setup is None or setup == TrainingSetup():
         made = optimizer_of(model, optimizer) if isinstance(optimizer, str) else optimizer
         found = Run(model, inputs, made)

@@ -193,6 +193,13 @@ def test_gradients_of_earlier_micro_batches_are_there():
     assert any("4 micro-batches" in sentence for sentence in several.assumed)
 
 
+def test_a_budget_of_what_is_reserved_is_of_the_same_run():
+    words = setup_of(accumulate=2, shards=2)
+    report, plain = (planned(budget=budget, **words) for budget in ("1GB reserved", "1GB"))
+    assert report.resident == plain.resident
+    assert report.assumed == plain.assumed
+
+
 def tiny_llama(**more: Any) -> Any:
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
@@ -314,6 +321,7 @@ def test_what_no_run_can_have(words: dict[str, Any], message: str):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"setup": {"shards": 2}}, "setup is a TrainingSetup, not dict"),
         ({"optimizer": "AdamQ"}, "optimizer 'AdamQ' is not known. Did you mean Adam"),
         (setup_of(lora="upp"), "lora='upp' matches no linear layer.* Near it: \"layers.0.up\""),
         (setup_of(freeze="layer.0"), r"matches no module or parameter. Near it: .*\"layers.0\""),
