@@ -2,8 +2,9 @@
 
 Enters: a planned graph, and the step at which it peaks. Leaves: sentences, the one that saves most
 first. Guarantees: each is about memory that is there at the peak of this plan and that no plan can
-free, since the training loop holds or hands it in; nothing is advised that is little beside the
-peak. No size is compared but by its hint: advice adds no guard to what is compiled.
+free, since the training loop holds or hands it in, or since nobody has said that it may be made
+again; nothing is advised that is little beside the peak. No size is compared but by its hint:
+advice adds no guard to what is compiled.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import fx
 
 from autoremat import _torch
 from autoremat.explain.places import source_of
+from autoremat.graph.collectives import run_once_collectives
 from autoremat.problem.subject import Subject
 from autoremat.units import format_nbytes
 
@@ -36,7 +38,11 @@ def advice_of(subject: Subject, plan: Plan, step: int, peak_nbytes: int) -> tupl
     try:
         spans = instance_spans(problem, plan)
         live = frozenset(name for name, born, last in spans if born <= step <= last)
-        found = [*_returned_beside_loss(subject, live), *_returned_and_cast(subject, live)]
+        found = [
+            *_returned_beside_loss(subject, live),
+            *_returned_and_cast(subject, live),
+            *_kept_of_collectives(subject, live),
+        ]
     except Exception:  # what is only told may cost nobody their plan
         return ()
     least_nbytes = LEAST * (peak_nbytes - problem.resident_nbytes)
@@ -96,6 +102,42 @@ def _returned_and_cast(subject: Subject, live: frozenset[str]) -> Iterator[tuple
             "chunks of tokens, do not return what it is computed from, or leave it in one "
             "precision.",
         )
+
+
+def _kept_of_collectives(subject: Subject, live: frozenset[str]) -> Iterator[tuple[int, str]]:
+    """What is kept of communication that runs once: its results, or what they were made into."""
+    joint, storages = subject.joint, subject.lowered.storages
+    once = subject.constraints.run_once
+    kept: set[str] = set()
+    for node in joint.forward:
+        if node in once and _torch.is_collective(node.target) and not _torch.is_wait(node.target):
+            kept.update(_first_kept(node, subject, live))
+    if not kept:
+        return
+    names = run_once_collectives(joint, once)
+    nbytes = sum(storages.nbytes[name] for name in kept)
+    yield (
+        nbytes,
+        f"Collectives run once, so what {', '.join(names)} make is kept, {format_nbytes(nbytes)} "
+        "at the peak: checkpoints communicate again, and a plan may with "
+        f'repeatable="{names[0]}".',
+    )
+
+
+def _first_kept(source: fx.Node, subject: Subject, live: frozenset[str]) -> frozenset[str]:
+    """Of what a node makes and what is made of that in its shape, what comes first and is live."""
+    storages, forward = subject.lowered.storages, set(subject.joint.forward)
+    seen, waiting = {source}, [source]
+    while waiting:
+        node = waiting.pop(0)
+        found = live.intersection(storages.of_node[node])
+        if found:
+            return found
+        users = (user for user in node.users if user in forward and user not in seen)
+        alike = [user for user in users if _kind(user) == _kind(source)]
+        seen.update(alike)
+        waiting += alike
+    return frozenset()
 
 
 def _made_of(cast: fx.Node) -> Iterator[fx.Node]:
