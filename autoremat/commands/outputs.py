@@ -121,6 +121,7 @@ def report_document(report: Report, outputs: Mapping[str, Path]) -> dict[str, An
         "curve": [asdict(point) for point in report.curve],
         "curve_left_out": list(report.curve_left_out),
         "assumed": list(report.assumed),
+        "communication": list(report.communication),
         "written": {name: str(out) for name, out in outputs.items()},
     }
 

@@ -6,6 +6,7 @@ from autoremat.reporting.fields import ReportError
 from autoremat.reporting.formula import PeakFormula, Piece, SizeSymbol, Term
 from autoremat.reporting.model import (
     ASSUMED,
+    COMMUNICATED,
     LEFT_OUT,
     SCHEMA,
     CurvePoint,
@@ -25,6 +26,7 @@ from autoremat.reporting.timeline import MemoryTimeline, Span, SpanKind, Step
 
 __all__ = [
     "ASSUMED",
+    "COMMUNICATED",
     "LEFT_OUT",
     "SCHEMA",
     "CurvePoint",

@@ -22,7 +22,8 @@ from autoremat.reporting.resident import ResidentParts
 from autoremat.reporting.timeline import MemoryTimeline
 
 SCHEMA = "autoremat.report/4"
-LEFT_OUT, ASSUMED = "Not on the curve", "Assumed"  # names of facts
+# Names of facts.
+LEFT_OUT, ASSUMED, COMMUNICATED = "Not on the curve", "Assumed", "Communication"
 
 
 class ValueAction(StrEnum):
@@ -329,6 +330,11 @@ class Report:
     def assumed(self) -> tuple[str, ...]:
         """Of a step that was not run, what was taken for granted of the run that it is part of."""
         return tuple(fact.text for fact in self.facts if fact.name == ASSUMED)
+
+    @property
+    def communication(self) -> tuple[str, ...]:
+        """What is kept since collectives run once."""
+        return tuple(fact.text for fact in self.facts if fact.name == COMMUNICATED)
 
     @property
     def bound_us(self) -> float:

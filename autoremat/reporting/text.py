@@ -121,6 +121,7 @@ def _facts(report: Report) -> Iterable[str]:
         "Curve": "; ".join(report.curve_left_out),
         "Assumed": "; ".join(report.assumed),
         "Constraints": _some((*report.user_constraints, *report.constraints), "constraint"),
+        "Collectives": " ".join(report.communication),
         "Advice": " ".join(map(str, report.advice)),
         "Fallbacks": _some(report.fallbacks, "part without a plan"),
     }

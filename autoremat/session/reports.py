@@ -13,6 +13,7 @@ import torch
 from autoremat.ask.options import Setting
 from autoremat.ask.plan_file import StoredPlan
 from autoremat.elsewhere.present import how_planned
+from autoremat.explain.communicated import kept_of_communication
 from autoremat.explain.environment import environment_facts
 from autoremat.explain.graph_report import explain
 from autoremat.explain.reserved import reserved_memory
@@ -22,7 +23,7 @@ from autoremat.planning.choice import Choice
 from autoremat.planning.curve import Curve
 from autoremat.planning.part import Part
 from autoremat.problem.subject import Subject
-from autoremat.reporting import LEFT_OUT, Fact, GraphReport, PeakFormula, Report
+from autoremat.reporting import COMMUNICATED, LEFT_OUT, Fact, GraphReport, PeakFormula, Report
 from autoremat.reporting.reserved import ReservedMemory
 from autoremat.session.steps import Steps
 
@@ -58,6 +59,7 @@ def report_of(steps: Steps, measured_peak_nbytes: int | None, *, reads: bool = T
             *_compiles(steps),
             *([Fact(TUNED, steps.tuned)] if steps.tuned else []),
             *(Fact(LEFT_OUT, sentence) for sentence in curve.left_out),
+            *(Fact(COMMUNICATED, sentence) for sentence in _kept_of_communication(parts)),
         ),
         optimizer=steps.resident.optimizer,
         eager_peak_nbytes=_eager_peak_nbytes(steps),
@@ -81,6 +83,13 @@ def _elsewhere(setting: Setting) -> Iterator[Fact]:
             PLANNED_FOR,
             how_planned(setting.spec, from_code=setting.reads_inductor, on_gpu=setting.stands_in),
         )
+
+
+def _kept_of_communication(parts: list[Part]) -> Iterator[str]:
+    for part in parts:
+        sentence = kept_of_communication(part.subject, part.choice)
+        if sentence is not None:
+            yield sentence
 
 
 def stored_plan_of(steps: Steps, *, instead: Mapping[str, Part]) -> StoredPlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -214,4 +215,10 @@ def test_a_reduction_may_run_again():
     with pytest.raises(autoremat.InfeasibleBudget) as caught:
         parallel(budget)
     assert any(f'repeatable="{REDUCTION}"' in note for note in caught.value.__notes__)
+    (sentence,) = autoremat.report(once).communication
+    assert f'repeatable="{REDUCTION}"' in sentence
+    kept = re.search(r"is kept, ([0-9.]+) kB at the peak", sentence)
+    assert kept is not None
+    assert 1000 * float(kept[1]) >= predicted_nbytes(once) - predicted_nbytes(again)
+    assert autoremat.report(again).communication == ()
     assert measured_nbytes(parallel(budget, repeatable=REDUCTION)) <= budget
