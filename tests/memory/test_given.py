@@ -83,7 +83,7 @@ def test_what_is_collected_is_searched_for_ever_less_often(monkeypatch: pytest.M
     assert len(searches) < 8
 
 
-@pytest.mark.parametrize("is_backend", [False, True])
+@pytest.mark.parametrize("is_backend", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_batches_that_are_held_are_told_of_once(is_backend: bool):
     """The step's peak has them from the second step on; nothing is planned anew for each."""
     torch._dynamo.reset()

@@ -74,7 +74,7 @@ def visits(count: int, monkeypatch: pytest.MonkeyPatch, *, apart: bool) -> list[
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("apart", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_twice_the_layers_are_twice_the_work(monkeypatch: pytest.MonkeyPatch, apart: bool):
     """Not four times: each run of a block would look at all of them."""
     few, many = (visits(count, monkeypatch, apart=apart) for count in (8, 16))
