@@ -16,7 +16,6 @@ from autoremat_solver import Phase, Problem
 from autoremat_solver.bounds.certified import Bounds
 from autoremat_solver.certificate import holds
 from autoremat_solver.model.indexed import index
-from autoremat_solver.plan_document import without_recompute
 from autoremat_solver.simulate import instance_spans
 from torch import fx
 
@@ -29,8 +28,9 @@ from autoremat.graph.modules import module_path
 from autoremat.memory.residents import Resident
 from autoremat.planning.choice import Choice, as_chosen
 from autoremat.planning.formula import formula_or_none
+from autoremat.planning.simulated import without_plan
 from autoremat.planning.torch_plan import handed_over
-from autoremat.problem.lower import RNG_STATE, as_written, without_spare_states, without_states
+from autoremat.problem.lower import RNG_STATE, without_spare_states, without_states
 from autoremat.problem.shell import LATER_GRADIENTS, LOSS_BOUNDARY
 from autoremat.problem.subject import Subject
 from autoremat.reporting import GraphReport, PeakFormula, ValueAction, ValueReport
@@ -61,12 +61,12 @@ def explain(
     costs = subject.costs
     subject, solution = as_chosen(subject, choice), choice.solution
     problem = without_spare_states(subject.lowered.problem, solution.plan)
-    once = without_spare_states(problem, as_written(problem))
+    plain = without_plan(subject)
     timeline = timeline_of(
         problem,
         solution.plan,
         lambda name: _place_of(name, subject),
-        without_recompute(once),
+        (without_spare_states(subject.lowered.problem, plain), plain),
     )
     baseline = choice.baseline()
     step = timeline.steps[timeline.peak_step].name

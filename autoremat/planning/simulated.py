@@ -132,8 +132,21 @@ def as_simulated(subject: Subject, solution: Solution, budget_nbytes: int, peaks
 
 
 def simulated_baseline(subject: Subject) -> Baseline:
-    """What the step takes where every operation runs once."""
+    """What the step takes without a plan."""
+    plain = without_plan(subject)
+    peak_nbytes = simulated_peaks(subject.lowered, plain).nbytes
+    return Baseline(peak_nbytes, simulate(subject.lowered.problem, plain).time_us)
+
+
+def without_plan(subject: Subject) -> Plan:
+    """Every operation once; where the graph itself says what to make again, that again.
+
+    Such are checkpoints of the user's, and parameters that are gathered for each use. What was
+    asked for with `recompute=` is part of a plan.
+    """
     problem = subject.lowered.problem
-    once = as_written(problem)
-    peak_nbytes = simulated_peaks(subject.lowered, once).nbytes
-    return Baseline(peak_nbytes, simulate(problem, once).time_us)
+    makes_again = any(value.must_recompute for value in problem.values)
+    if makes_again and not subject.constraints.asked:
+        with suppress(ProblemError):  # something may neither be saved nor made again
+            return save_all_but(problem)
+    return as_written(problem)

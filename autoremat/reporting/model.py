@@ -91,8 +91,9 @@ class GraphReport:
         predicted_peak_nbytes: highest live bytes while this graph runs: resident bytes and what
             other graphs of the step keep alive meanwhile are included.
         baseline_peak_nbytes: the same without a plan, by the same meter. Op by op that is the step
-            without recompute; under Inductor, whose generated code is read, torch's own partition
-            (where that would not be safe, the step without recompute).
+            without recompute but for the model's own checkpoints; under Inductor, whose generated
+            code is read, torch's own partition (where that would not be safe, the step without
+            recompute).
         predicted_time_us: duration of forward and backward under the plan, operation by operation.
         baseline_time_us: the same without a plan.
         bound_us: proven: no plan of the model within the budget is faster; 0 if nothing is proven.

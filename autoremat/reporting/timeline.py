@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
 
-from autoremat_solver import Phase, Plan, Problem, StepKind, Timeline, simulate
-from autoremat_solver.plan_document import without_recompute
+from autoremat_solver import Phase, Plan, Problem, StepKind, simulate
 from autoremat_solver.simulate import backward_start, occupied_spans
 
 from autoremat.reporting.fields import ReportError, check_fields
@@ -173,7 +172,7 @@ def timeline_of(
     problem: Problem,
     plan: Plan,
     place_of: Callable[[str], Place] = lambda name: Place(name),
-    baseline: Timeline | None = None,
+    baseline: tuple[Problem, Plan] | None = None,
 ) -> MemoryTimeline:
     """The memory timeline of a plan.
 
@@ -181,16 +180,18 @@ def timeline_of(
         problem: the step.
         plan: one of its plans.
         place_of: where an operation of the problem comes from.
-        baseline: the step without recompute, where that takes something else than the problem.
+        baseline: the step without a plan, where that is not each operation of the problem once.
     """
-    baseline = baseline or without_recompute(problem)
+    other, once = baseline or (problem, Plan.of(op.name for op in problem.ops))
     return MemoryTimeline(
         resident_nbytes=problem.resident_nbytes,
         steps=_steps(problem, plan, place_of),
         spans=_spans(problem, plan),
         live_nbytes=simulate(problem, plan).live_nbytes,
-        baseline_live_nbytes=baseline.live_nbytes,
-        baseline_step_us=tuple(round(op.time_us, _DIGITS) for op in problem.ops),
+        baseline_live_nbytes=simulate(other, once).live_nbytes,
+        baseline_step_us=tuple(
+            round(problem.op_by_name[step.target].time_us, _DIGITS) for step in once.steps
+        ),
     )
 
 

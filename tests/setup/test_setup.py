@@ -37,9 +37,9 @@ class Block(nn.Module):
 class Blocks(nn.Module):
     """Two blocks of two linear layers, and their loss."""
 
-    def __init__(self) -> None:
+    def __init__(self, depth: int = DEPTH) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Block() for _ in range(DEPTH))
+        self.layers = nn.ModuleList(Block() for _ in range(depth))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -276,6 +276,13 @@ def test_a_gathered_parameter_is_gathered_for_each_use_however_much_there_is():
     assert all(value.action != "save" for value in gathered)
     matrices = [value for value in gathered if value.nbytes == 4 * MATRIX]
     assert sum(value.recomputes for value in matrices) >= 2 * DEPTH - 1  # the first input is data
+
+
+def test_the_plain_step_keeps_no_gathered_parameter_either():
+    """Beside what is resident, of twelve matrices no more than a few at any time."""
+    report = planned(Blocks(6), torch.randn(1, WIDTH), **setup_of(shards=4))
+    above = report.baseline_peak_nbytes - report.resident_nbytes
+    assert 4 * MATRIX <= above <= 6 * 4 * MATRIX
 
 
 def test_shared_parameters_are_one_shard():
