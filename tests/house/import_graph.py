@@ -33,6 +33,7 @@ ROOMS = {
             "backend",
             "optimized",
             "api",
+            "integrations",
             "offline",
             "verification",
             "targets",
