@@ -62,6 +62,9 @@ COLUMNS = {
     "as it is, MiB": mib("unplanned_nbytes"),
     "budget": mib("budget_nbytes"),
     "highest": mib("peak_nbytes"),
+    "of the budget": lambda row: (
+        f"{row['peak_nbytes'] / row['budget_nbytes']:.1%}" if "peak_nbytes" in row else ""
+    ),
     "predicted": mib("predicted_nbytes"),
     "steps": lambda row: str(row.get("measured_steps", "")),
     "compiles": lambda row: row.get("compiles", ""),
