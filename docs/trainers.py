@@ -33,7 +33,8 @@ One line before the trainer is made, and nothing else changes. Leave gradient ch
   `DPOTrainer(model=model, ref_model=reference, ...)`. What is given nowhere is not seen.
 - accelerate: `autoremat.optimize(model, budget)` before `prepare` or after.
 - Lightning: `autoremat.optimize(self.net, budget)` in the module's `__init__` or `configure_model`.
-  Lightning calls `training_step`, which a plan of the module itself would not see (AR114).
+  Lightning calls `training_step`, which a plan of the module itself would not see (AR114); the
+  callback of the [recipe](recipes/lightning.md) plans the whole module.
 
 The optimizer need not be passed: its state is counted once it is there, and the step after that is
 planned for it. Where it exists before the first step, `optimizer=` has the first plan count it.
@@ -61,6 +62,9 @@ COLUMNS = {
     "as it is, MiB": mib("unplanned_nbytes"),
     "budget": mib("budget_nbytes"),
     "highest": mib("peak_nbytes"),
+    "of the budget": lambda row: (
+        f"{row['peak_nbytes'] / row['budget_nbytes']:.1%}" if "peak_nbytes" in row else ""
+    ),
     "predicted": mib("predicted_nbytes"),
     "steps": lambda row: str(row.get("measured_steps", "")),
     "compiles": lambda row: row.get("compiles", ""),

@@ -128,12 +128,21 @@ class Run:
         model: whose weights are compared.
         train: trains it; each of its steps is given to the meter.
         meter: measures them.
+        keep: what keeps a budget instead of `optimize`, and gives the report of the run.
     """
 
     planned: Any
     model: nn.Module
     train: Callable[[], object]
     meter: Meter
+    keep: Callable[[int], Callable[[], autoremat.Report]] | None = None
+
+    def under(self, budget_nbytes: int) -> Callable[[], autoremat.Report]:
+        """Keep a budget from now on; what is returned gives the report once it has trained."""
+        if self.keep is not None:
+            return self.keep(budget_nbytes)
+        autoremat.optimize(self.planned, budget_nbytes, compiler="eager", verbose=False)
+        return lambda: autoremat.report(self.model)
 
 
 def _metered(trainer: type, meter: Meter) -> type:
@@ -270,8 +279,8 @@ def accelerated() -> Run:
     return Run(model, model, train, meter)
 
 
-def lightning() -> Run:
-    """`lightning.Trainer`, with the network of the module optimised, not the module."""
+def lightning(*, whole: bool = False) -> Run:
+    """`lightning.Trainer`, with the network of the module optimised, or a callback for all."""
     import lightning as pl
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -305,7 +314,16 @@ def lightning() -> Run:
         max_epochs=3, accelerator="cpu", gradient_clip_val=1.0, **dict.fromkeys(none, False)
     )
     loader = torch.utils.data.DataLoader(Texts(), batch_size=BATCH)
-    return Run(module.net, module.net, lambda: trainer.fit(module, loader), meter)
+
+    def called_back(budget_nbytes: int) -> Callable[[], autoremat.Report]:
+        from autoremat.integrations.lightning import Autoremat
+
+        callback = Autoremat(budget_nbytes, compiler="eager", verbose=False)
+        trainer.callbacks.append(callback)
+        return callback.report
+
+    keep = called_back if whole else None
+    return Run(module.net, module.net, lambda: trainer.fit(module, loader), meter, keep)
 
 
 CASES: dict[str, Callable[[], Run]] = {
@@ -320,6 +338,7 @@ CASES: dict[str, Callable[[], Run]] = {
     "TRL DPOTrainer": dpo,
     "accelerate, two batches a step": accelerated,
     "Lightning, self.net": lightning,
+    "Lightning, the whole module": lambda: lightning(whole=True),
 }
 
 
@@ -336,11 +355,11 @@ def row_of(name: str) -> Row:
     budget = int(floor + SHARE * (unplanned - floor))
     torch.compiler.reset()
     run = CASES[name]()
-    autoremat.optimize(run.planned, budget, compiler="eager", verbose=False)
+    report_of_run = run.under(budget)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         run.train()
-    report = autoremat.report(run.model)
+    report = report_of_run()
     pairs = zip(plain.model.state_dict().values(), run.model.state_dict().values(), strict=True)
     compiles = next(f.text for f in report.facts if f.name == "Compiles")
     return {

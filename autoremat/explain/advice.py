@@ -163,9 +163,8 @@ def _no_gradients(step: _Planned, resident: Resident) -> Iterator[Remedy]:
     if nbytes:
         yield from step.held_less(
             "gradients to None",
-            f"{format_nbytes(nbytes)} of gradients exist before the backward makes new ones: "
-            "unless batches are accumulated, call optimizer.zero_grad(set_to_none=True) before "
-            "each step.",
+            f"{format_nbytes(nbytes)} of gradients exist as the forward begins: unless batches are "
+            "accumulated, call optimizer.zero_grad(set_to_none=True) before it.",
             nbytes,
         )
 

@@ -18,6 +18,7 @@ import dataclasses
 import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import accumulate
 from typing import Any
 
@@ -51,6 +52,9 @@ CUDA_ROUNDING = 512
 _ROUNDS = 4  # of garbage that holds garbage; what makes some anew without end is left
 
 
+_until_compile: list[ExitStack] = []
+
+
 def measure_peak(step: Callable[[], object], *, device: Device = None) -> int:
     """Highest number of bytes allocated above what was allocated when the step started.
 
@@ -66,18 +70,57 @@ def measure_peak(step: Callable[[], object], *, device: Device = None) -> int:
         ValueError: the device is neither CPU nor CUDA.
         RuntimeError: on CPU, another torch profiler is recording.
     """
-    device = _device(device)
+    held: list[object] = []
+    with measuring_peak(device) as found:
+        held.append(step())
+    return found[0]
+
+
+@contextmanager
+def measuring_peak(device: Device = None, *, until_compile: bool = False) -> Iterator[list[int]]:
+    """The same of the block inside: its peak is in the list once the block is over.
+
+    Args:
+        device: as for `measure_peak`.
+        until_compile: whether nothing is measured of a block in which a graph is compiled: on a CPU
+            operations cannot be measured meanwhile, on CUDA the figure would be theirs.
+
+    Raises:
+        ValueError: as `measure_peak` does.
+        RuntimeError: the same.
+    """
+    found, peaks = list[int](), list[int]()
+    with ExitStack() as block:
+        block.enter_context(_noting_peak(_device(device), peaks))
+        if until_compile:
+            _until_compile.append(block)
+        yield found
+        is_whole = not until_compile or block in _until_compile
+        _until_compile.clear()
+    found += peaks if is_whole else []
+
+
+def compile_begins() -> None:
+    """A graph is compiled now: blocks that are measured until then are over."""
+    while _until_compile:
+        _until_compile.pop().close()
+
+
+@contextmanager
+def _noting_peak(device: torch.device, peaks: list[int]) -> Iterator[None]:
     if device.type == "cpu":
-        return max(memory_timeline(step, device=device))
+        timeline: list[int] = []
+        with _recorded(timeline):
+            yield
+        peaks.append(max(timeline))
+        return
     gc.collect()
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    result = step()
+    yield
     torch.cuda.synchronize(device)
-    peak = torch.cuda.max_memory_allocated(device) - before
-    del result
-    return peak
+    peaks.append(torch.cuda.max_memory_allocated(device) - before)
 
 
 def memory_timeline(step: Callable[[], object], *, device: Device = "cpu") -> tuple[int, ...]:
@@ -93,6 +136,15 @@ def memory_timeline(step: Callable[[], object], *, device: Device = "cpu") -> tu
     device = _device(device)
     if device.type != "cpu":
         raise ValueError(f"A memory timeline is available on cpu, not on {device}.")
+    timeline: list[int] = []
+    with _recorded(timeline) as held:
+        held.append(step())
+    return tuple(timeline)
+
+
+@contextmanager
+def _recorded(timeline: list[int]) -> Iterator[list[object]]:
+    """The timeline of the block inside; what it hands over is freed as soon as it is over."""
     if profiler_is_active():
         raise RuntimeError(
             "Memory cannot be measured while another torch profiler is recording, because "
@@ -105,13 +157,15 @@ def memory_timeline(step: Callable[[], object], *, device: Device = "cpu") -> tu
     older.clear()
     try:
         with recording_memory() as session:
+            held: list[object] = []
             with record_function(_MARK):
-                result = step()
-            del result
+                yield held
+            held.clear()
     finally:
         for finalizer in watched:
             finalizer.detach()
-    return tuple(accumulate(_cpu_deltas(memory_events(session, _PREFIX), blocks), initial=0))
+    deltas = _cpu_deltas(memory_events(session, _PREFIX), blocks)
+    timeline.extend(accumulate(deltas, initial=0))
 
 
 def _collect_garbage() -> None:

@@ -46,6 +46,7 @@ from autoremat.graph.inline_regions import write_out_regions
 from autoremat.graph.joint_graph import JointGraph, copy_module
 from autoremat.graph.random_draws import makes_seeds
 from autoremat.inductor.hook import Partitioner, compile_with_partition, configured
+from autoremat.memory.meter import compile_begins
 from autoremat.memory.residents import GivenToGraphs, Resident
 from autoremat.planning.nesting import Around
 from autoremat.planning.part import Part, Planned, Recalled
@@ -157,6 +158,7 @@ class Session:
             InfeasibleBudget: if no plan fits.
             FallbackError: if the session is strict and a graph cannot be planned.
         """
+        compile_begins()
         self._first_frame = self._first_frames.setdefault(caller, _torch.frame_name())
         # Of one Dynamo graph, DistributedDataParallel makes several, one for each bucket.
         self._part = self._part + 1 if self._compiled == _torch.compile_name() else 0

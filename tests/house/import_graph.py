@@ -34,6 +34,7 @@ ROOMS = {
             "optimized",
             "api",
             "setup",
+            "integrations",
             "offline",
             "verification",
             "targets",

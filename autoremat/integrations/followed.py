@@ -1,0 +1,174 @@
+"""What a trainer's callback does in a run, whichever trainer it is.
+
+Enters: a model, what its trainer makes for it, and when its steps begin and end. Leaves: the model
+under a budget, figures for the trainer's loggers, and files beside its checkpoints. Guarantees:
+what cannot be written or measured is a warning, never the end of a run.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from autoremat import _torch
+from autoremat.api import optimize, report, save_plan
+from autoremat.errors import SteeringError
+from autoremat.memory.meter import measuring_peak, resident_nbytes
+from autoremat.optimized import OptimizedCall
+from autoremat.planning.part import Planned
+
+PLAN, REPORT, PAGE = "autoremat_plan.json", "autoremat_report.json", "autoremat_report.html"
+
+
+class Followed:
+    """A model that a trainer trains under a budget."""
+
+    def __init__(self, budget: str | int | None, options: dict[str, Any]) -> None:
+        """Before the trainer has begun.
+
+        Args:
+            budget: as for `optimize`; None for a model that is optimised already.
+            options: as for `optimize`.
+        """
+        self._budget, self._options = budget, options
+        self._model: nn.Module | None = None
+        self._optimizers: Sequence[torch.optim.Optimizer] = ()
+        self._measuring = ExitStack()
+        self._found: list[int] = []
+        self._began: float | None = None
+        self._held_nbytes = 0
+        self._seen: dict[str, float] = {}
+
+    def begin(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        resumed_from: Path | None = None,
+    ) -> None:
+        """The run begins.
+
+        Args:
+            model: what is called in a step.
+            optimizers: of its parameters.
+            resumed_from: a checkpoint's folder; a plan in it is taken where it fits.
+
+        Raises:
+            ValueError: as of `optimize`, and if there is neither a budget nor an optimised model.
+        """
+        self._model, self._optimizers = model, optimizers
+        if self._budget is None:
+            if not self._is_optimized:
+                raise ValueError("Give a budget, or optimize the model before the trainer is made.")
+            return
+        if self._is_optimized:
+            return  # a second run of the same trainer
+        options = dict(self._options)
+        known = None if resumed_from is None else resumed_from / PLAN
+        if known is not None and known.exists() and "known_plan" not in options:
+            try:
+                self._optimize(options | {"known_plan": known})
+            except (OSError, SteeringError) as error:
+                _warn(f"{known} cannot be used, so the run is planned anew: {error}")
+            else:
+                return
+        self._optimize(options)
+
+    def _optimize(self, options: dict[str, Any]) -> None:
+        assert self._model is not None
+        given = {"optimizer": list(self._optimizers)} if self._optimizers else {}
+        optimize(self._model, self._budget, **given | options)
+
+    @property
+    def _is_optimized(self) -> bool:
+        return self._call is not None
+
+    @property
+    def _call(self) -> OptimizedCall | None:
+        assert self._model is not None
+        call = _torch.compiled_call(self._model)
+        return call if isinstance(call, OptimizedCall) else None
+
+    def step_begins(self, *, is_measured: bool) -> None:
+        """A step of the optimizer begins.
+
+        Args:
+            is_measured: whether its peak is wanted, if it compiles nothing. On a CPU, a step takes
+                longer while it is measured.
+        """
+        self.leave()
+        assert self._model is not None
+        if is_measured:
+            device = next(self._model.parameters()).device
+            try:
+                self._found = self._measuring.enter_context(
+                    measuring_peak(device, until_compile=True)
+                )
+            except (RuntimeError, ValueError) as error:
+                _warn(f"The peak is not measured: {error}")
+            else:
+                self._held_nbytes = self._resident_nbytes()
+        self._began = time.perf_counter()
+
+    def _resident_nbytes(self) -> int:
+        """What is there as a step begins, its batch included."""
+        assert self._model is not None
+        call, alone = self._call, resident_nbytes(self._model)
+        states = (resident_nbytes(self._model, (), one) - alone for one in self._optimizers)
+        batch_nbytes = call.session.steps.resident.parts.batch_nbytes if call is not None else 0
+        return alone + sum(states) + batch_nbytes
+
+    def step_ends(self) -> dict[str, float]:
+        """The step is over; figures for loggers, by name."""
+        took_s = None if self._began is None else time.perf_counter() - self._began
+        self.leave()
+        found, self._found = self._found, []
+        figures = self._planned_figures()
+        if found:
+            figures["autoremat/measured_peak_bytes"] = self._held_nbytes + found[0]
+        if took_s is not None:
+            figures["autoremat/measured_step_ms"] = 1e3 * took_s
+        return figures
+
+    def _planned_figures(self) -> dict[str, float]:
+        call = self._call
+        if call is None or not call.session.steps.is_planned:
+            return {}
+        steps = call.session.steps
+        if self._seen.get("autoremat/predicted_peak_bytes") != steps.peak_nbytes:
+            self._seen = {
+                "autoremat/budget_bytes": steps.budget_nbytes,
+                "autoremat/predicted_peak_bytes": steps.peak_nbytes,
+            }
+            planned = [part.planned for part in steps.graphs.current]
+            if all(isinstance(one, Planned) for one in planned):  # else it would be made again
+                times_us = (one.whole.choice.solution.timeline.time_us for one in planned)
+                self._seen["autoremat/predicted_step_ms"] = sum(times_us) / 1e3
+        return dict(self._seen)
+
+    def leave(self) -> None:
+        """Nothing is measured any more: the step is over, or was cut short."""
+        self._measuring.close()
+        self._began = None
+
+    def store(self, folder: Path) -> None:
+        """Write plan and report into a checkpoint's folder, for people and for a resumed run."""
+        assert self._model is not None
+        try:
+            found = report(self._model)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / REPORT).write_text(found.to_json(), encoding="utf-8")
+            (folder / PAGE).write_text(found.to_html(), encoding="utf-8")
+            save_plan(self._model, folder / PLAN)
+        except (OSError, ValueError) as error:
+            _warn(f"Plan and report are not in {folder}: {error}")
+
+
+def _warn(text: str) -> None:
+    warnings.warn(f"autoremat: {text}", stacklevel=2)

@@ -1,0 +1,101 @@
+"""`transformers.Trainer` under a budget, TRL's trainers among them.
+
+    trainer = Trainer(model=model, args=args, ...)
+    autoremat.integrations.transformers.attach(trainer, "40GB")
+    trainer.train()
+
+Enters: a trainer. Leaves: its runs, planned from the first step on with the state of the optimizer
+that it makes; figures in its own log (`log_history`, TensorBoard, W&B, whatever reports there);
+plan and report in each checkpoint, so that a resumed run plans nothing that is as it was.
+"""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+from transformers import Trainer, TrainerCallback
+
+from autoremat.integrations.followed import Followed
+
+
+def attach(trainer: Trainer, budget: str | int | None = None, **options: Any) -> AutorematCallback:
+    """Train under a budget.
+
+    Args:
+        trainer: of one model; call this before `train`.
+        budget: as for `optimize`. None for a model that is optimised already: then only figures
+            and files are added.
+        options: as for `optimize`.
+
+    Raises:
+        ValueError: if the trainer compiles the model itself, or checkpoints its layers: a plan
+            decides what is recomputed.
+    """
+    _require_left_to_us(trainer.args)
+    callback = AutorematCallback(trainer, budget, options)
+    trainer.add_callback(callback)
+    return callback
+
+
+def _require_left_to_us(args: Any) -> None:
+    for name in ("torch_compile", "gradient_checkpointing"):
+        if getattr(args, name, False) is True:
+            raise ValueError(
+                f"TrainingArguments has {name}=True, and a plan decides that: leave it at False."
+            )
+
+
+class AutorematCallback(TrainerCallback):
+    """What `attach` adds to a trainer."""
+
+    def __init__(self, trainer: Trainer, budget: str | int | None, options: dict[str, Any]) -> None:
+        """Before the trainer trains; `attach` says what the arguments are."""
+        self._trainer = weakref.ref(trainer)
+        self._followed = Followed(budget, options)
+        self._figures: dict[str, float] = {}
+        self._is_logging = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """The optimizer is there: its state counts from the first step on."""
+        resumed_from = None
+        if state.global_step:
+            folder = f"checkpoint-{state.global_step}"
+            given_path = args.resume_from_checkpoint
+            named = [Path(given_path)] if isinstance(given_path, str) else []
+            folders = (*named, Path(args.output_dir) / folder)
+            resumed_from = next((path for path in folders if path.is_dir()), None)
+        optimizer = given.get("optimizer")
+        self._followed.begin(given["model"], [optimizer] if optimizer else [], resumed_from)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Steps are measured that are logged."""
+        every = max(1, int(state.logging_steps or 1))
+        is_first = args.logging_first_step and not state.global_step
+        is_logged = is_first or (state.global_step + 1) % every == 0
+        self._followed.step_begins(is_measured=is_logged and args.logging_strategy == "steps")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """What is known of the step waits until the trainer logs."""
+        self._figures |= self._followed.step_ends()
+
+    def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """The trainer logs: so do we, in an entry of our own, whatever comes before or after us."""
+        trainer, figures = self._trainer(), self._figures
+        if self._is_logging or not figures or trainer is None:
+            return
+        self._figures, self._is_logging = {}, True
+        try:
+            trainer.log(dict(figures))
+        finally:
+            self._is_logging = False
+
+    def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """A checkpoint is there."""
+        if state.is_world_process_zero:
+            self._followed.store(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Nothing is measured any more."""
+        self._followed.leave()

@@ -1,0 +1,127 @@
+"""A whole `LightningModule` under a budget: loss, loggers, checkpoints, a resumed run."""
+
+from __future__ import annotations
+
+import csv
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autoremat
+from autoremat.planning import pipeline
+
+lightning = pytest.importorskip("lightning.pytorch")
+
+from lightning.pytorch.loggers import CSVLogger  # noqa: E402
+
+from autoremat.integrations.followed import PAGE, PLAN, REPORT  # noqa: E402
+from autoremat.integrations.lightning import Autoremat  # noqa: E402
+
+# Dynamo looks at `.grad` of what it resumes with after a graph break.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+ROWS, WIDTH, BATCHES = 256, 32, 4
+BUDGET_NBYTES = 500_000
+QUICK = {"compiler": "eager", "verbose": False, "time_limit": 4.0}
+
+
+class Module(lightning.LightningModule):
+    """Layers, and the loss in `training_step`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layers = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(8))
+        self.net = nn.Sequential(*layers)
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        (x,) = batch
+        loss = (self.net(x) - x).square().mean()
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        assert not self.training
+        self.net(batch[0])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+
+def loader() -> Any:
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(BATCHES * ROWS, WIDTH, generator=generator)
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(rows), batch_size=ROWS)
+
+
+def trainer_in(folder: Path, *callbacks: Any, epochs: int = 2) -> Any:
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+    return lightning.Trainer(
+        default_root_dir=folder,
+        max_epochs=epochs,
+        accelerator="cpu",
+        log_every_n_steps=1,
+        logger=CSVLogger(folder, name="log", version=0),
+        callbacks=list(callbacks),
+        **quiet,
+    )
+
+
+def fitted(module: Any, trainer: Any, **given: Any) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", autoremat.OverBudgetWarning)
+        warnings.filterwarnings("ignore", message=".*does not have many workers|.*exists and is")
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        trainer.fit(module, loader(), loader(), **given)
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+
+
+def logged(folder: Path, name: str) -> list[float]:
+    with (folder / "log" / "version_0" / "metrics.csv").open() as file:
+        return [float(row[name]) for row in csv.DictReader(file) if row.get(name)]
+
+
+def test_a_whole_module_is_planned_with_its_loss(tmp_path: Path) -> None:
+    """Weights are those of the run without a plan; figures are in the trainer's own log."""
+    plain = fitted(Module(), trainer_in(tmp_path / "plain"))
+    callback, module = Autoremat(BUDGET_NBYTES, **QUICK), Module()
+    trainer = trainer_in(tmp_path, callback)
+    torch.testing.assert_close(fitted(module, trainer), plain, rtol=0, atol=1e-4)
+    assert not {"training_step", "log"} & vars(module).keys()
+    assert logged(tmp_path, "loss")
+    report = callback.report()
+    assert report.optimizer == "AdamW"
+    assert not report.fallbacks
+    peaks = logged(tmp_path, "autoremat/measured_peak_bytes")
+    assert len(peaks) > BATCHES, "all but those that compile"
+    assert max(peaks) <= BUDGET_NBYTES < report.baseline_peak_nbytes
+    assert logged(tmp_path, "autoremat/budget_bytes")[0] == BUDGET_NBYTES
+    folder = Path(trainer.checkpoint_callback.dirpath)
+    assert all((folder / name).exists() for name in (PLAN, REPORT, PAGE))
+
+
+@pytest.mark.thorough
+def test_a_resumed_run_plans_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan lies beside the checkpoint."""
+    first = trainer_in(tmp_path, Autoremat(BUDGET_NBYTES, **QUICK), epochs=1)
+    fitted(Module(), first)
+    torch._dynamo.reset()
+    searched = []
+    search = pipeline.search
+    monkeypatch.setattr(pipeline, "search", lambda *a, **k: searched.append(a) or search(*a, **k))
+    again = trainer_in(tmp_path, Autoremat(BUDGET_NBYTES, **QUICK))
+    fitted(Module(), again, ckpt_path=first.checkpoint_callback.best_model_path)
+    assert again.global_step == 2 * BATCHES
+    assert not searched
+
+
+def test_a_module_that_goes_backward_itself_is_refused(tmp_path: Path) -> None:
+    """Nothing of it is a step that can be planned."""
+    module = Module()
+    module.automatic_optimization = False
+    with pytest.raises(ValueError, match=r"self\.net"):
+        fitted(module, trainer_in(tmp_path, Autoremat(BUDGET_NBYTES)))

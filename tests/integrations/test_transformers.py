@@ -1,0 +1,155 @@
+"""`transformers.Trainer` under a budget: its loggers, its checkpoints, a resumed run."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autoremat
+from autoremat.planning import pipeline
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+from autoremat.integrations.followed import PAGE, PLAN, REPORT  # noqa: E402
+from autoremat.integrations.transformers import attach  # noqa: E402
+
+ROWS, LENGTH, VOCABULARY, STEPS = 8, 32, 64, 4
+BUDGET = "2MB"
+QUICK = {"compiler": "eager", "verbose": False, "time_limit": 4.0}
+
+
+def llama() -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": VOCABULARY}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**sizes, **heads, **ids, use_cache=False)
+    )
+
+
+def texts() -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, VOCABULARY, (STEPS * ROWS, LENGTH), generator=generator)
+    return [{"input_ids": row, "labels": row} for row in ids]
+
+
+def trainer_in(folder: Path, **arguments: Any) -> Any:
+    given = {"logging_steps": 1, "save_steps": 2, "disable_tqdm": True, "report_to": []}
+    given |= {"per_device_train_batch_size": ROWS, "num_train_epochs": 1, "use_cpu": True}
+    args = transformers.TrainingArguments(
+        output_dir=str(folder), dataloader_pin_memory=False, **given | arguments
+    )
+    return transformers.Trainer(model=llama(), args=args, train_dataset=texts())
+
+
+def logged(trainer: Any, name: str) -> list[float]:
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+class Listening(transformers.TrainerCallback):
+    """A logger that is called after ours."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def on_log(self, *_: Any, logs: dict[str, float], **__: Any) -> None:
+        self.names |= logs.keys()
+
+
+def test_a_run_is_planned_logged_and_kept_beside_its_checkpoints(tmp_path: Path) -> None:
+    """With the optimizer's state from the first step on, and weights of the run without a plan."""
+    plain = trainer_in(tmp_path / "plain", save_strategy="no")
+    plain.train()
+    trainer, before, after = trainer_in(tmp_path), Listening(), Listening()
+    trainer.add_callback(before)
+    attach(trainer, BUDGET, **QUICK)
+    trainer.add_callback(after)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", autoremat.OverBudgetWarning)
+        trainer.train()
+    torch.testing.assert_close(weights(trainer.model), weights(plain.model), rtol=0, atol=1e-4)
+    report = autoremat.report(trainer.model)
+    assert report.optimizer == "AdamW"
+    peaks = logged(trainer, "autoremat/measured_peak_bytes")
+    assert 0 < len(peaks) < STEPS, "all but those that compile"
+    predicted = logged(trainer, "autoremat/predicted_peak_bytes")
+    assert max(peaks) <= predicted[-1] <= 2_000_000
+    assert peaks[-1] > 0.9 * predicted[-1]
+    assert all(ms > 0 for ms in logged(trainer, "autoremat/measured_step_ms"))
+    assert before.names == after.names
+    assert "autoremat/budget_bytes" in before.names
+    folder = tmp_path / "checkpoint-2"
+    assert autoremat.Report.from_json((folder / REPORT).read_text()).budget_nbytes == 2_000_000
+    assert "autoremat report" in (folder / PAGE).read_text()
+    assert json.loads((folder / PLAN).read_text())["compiler"] == "eager"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("rows", [ROWS, ROWS // 2])
+def test_a_resumed_run_plans_nothing_that_is_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """Another batch is planned."""
+    trainer = trainer_in(tmp_path, max_steps=2)
+    attach(trainer, BUDGET, **QUICK)
+    trainer.train()
+    torch._dynamo.reset()
+    searched = []
+    search = pipeline.search
+    monkeypatch.setattr(pipeline, "search", lambda *a, **k: searched.append(a) or search(*a, **k))
+    resumed = trainer_in(tmp_path, per_device_train_batch_size=rows, max_steps=4)
+    attach(resumed, BUDGET, **QUICK)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 4
+    assert bool(searched) == (rows != ROWS)
+
+
+@pytest.mark.thorough
+def test_what_cannot_be_written_or_read_is_told(tmp_path: Path) -> None:
+    """The run goes on."""
+    trainer = trainer_in(tmp_path, max_steps=2)
+    attach(trainer, BUDGET, **QUICK)
+    (tmp_path / "checkpoint-2" / PLAN).mkdir(parents=True)
+    with pytest.warns(UserWarning, match="Plan and report are not in"):
+        trainer.train()
+    (tmp_path / "checkpoint-2" / PLAN).rmdir()
+    (tmp_path / "checkpoint-2" / PLAN).write_text("{")
+    resumed = trainer_in(tmp_path, max_steps=3)
+    attach(resumed, BUDGET, **QUICK)
+    with pytest.warns(UserWarning, match="planned anew"):
+        resumed.train(resume_from_checkpoint=True)
+
+
+@pytest.mark.thorough
+def test_a_model_that_is_optimised_already_is_logged(tmp_path: Path) -> None:
+    """Without a budget there has to be one."""
+    trainer = trainer_in(tmp_path, max_steps=1, save_strategy="no")
+    autoremat.optimize(trainer.model, BUDGET, **QUICK)
+    attach(trainer)
+    trainer.train()
+    assert logged(trainer, "autoremat/budget_bytes") == [2_000_000]
+    other = trainer_in(tmp_path, max_steps=1, save_strategy="no")
+    attach(other)
+    with pytest.raises(ValueError, match="Give a budget"):
+        other.train()
+
+
+@pytest.mark.parametrize("name", ["torch_compile", "gradient_checkpointing"])
+def test_a_trainer_that_decides_itself_is_refused(tmp_path: Path, name: str) -> None:
+    """Before anything runs, with the argument's name."""
+    trainer = trainer_in(tmp_path, max_steps=1)
+    setattr(trainer.args, name, True)
+    with pytest.raises(ValueError, match=f"{name}=True"):
+        attach(trainer, BUDGET)
