@@ -90,9 +90,8 @@ before the words. Marks count under `torch.compile(..., backend="autoremat")` to
 
 Under Inductor the plan is made in the same way, and the peak is read from the generated code at
 the largest sizes. That no smaller sizes peak higher is then proven of the graph's values, not of
-the generated code's buffers. A test on one small model had one plan, the predicted peak measured
-to the byte at the largest sizes, and no step above the budget; a second plan may be made in the
-second step.
+the generated code's buffers. One small model is tested so: no step is above the budget, and the
+peak at the largest sizes is the predicted one. A second plan may be made in the second step.
 
 One plan costs time where steps are much smaller than the largest: it recomputes what they had room
 for. Several plans for parts of a range are not made. Times are not compared here.

@@ -312,6 +312,17 @@ def test_sizes_that_data_decide_are_told_of_if_they_are_above():
         assert measured(model, (ids(*size),)) <= budget or told
 
 
+@pytest.mark.thorough
+@pytest.mark.inductor
+def test_under_inductor_the_peak_is_read_at_the_largest_sizes():
+    """One plan, or another in the second step; no step is above the budget."""
+    budget = int(0.8 * free_nbytes(Tokens, ids(8, 128)))
+    model = optimized(Tokens, budget, sizes=RANGES, compiler="inductor")
+    require_within(model, budget, [(8, 64), (4, 128), (8, 128), (3, 77)])
+    assert plans_of(model) <= 2
+    assert measured(model, (ids(8, 128),)) == autoremat.report(model).predicted_peak_nbytes
+
+
 class Attending(Tokens):
     """With attention, whose scores grow with the square of the length."""
 
