@@ -146,7 +146,7 @@ class Options:
         """
         ours = {name: value for name, value in given.items() if name in _NAMES}
         others = {name: value for name, value in given.items() if name not in _NAMES}
-        if "sizes" in others:
+        if ours.get("sizes") is not None:
             raise ValueError(
                 "sizes= is of autoremat.optimize, which sees what a model is called with. Under "
                 "torch.compile, mark inputs: torch._dynamo.mark_dynamic(t, dim, min=, max=)."
@@ -211,9 +211,7 @@ class Options:
         return self.budget.nbytes(device_nbytes(device) if spec is None else spec.memory_nbytes)
 
 
-_NAMES = inspect.signature(Options.parse).parameters.keys() - {
-    *("inductor", "spec", "sizes", "on_larger")
-}
+_NAMES = inspect.signature(Options.parse).parameters.keys() - {"inductor", "spec"}
 
 
 def _budget(given: str | int | None, steering: Steering) -> Budget:
