@@ -200,13 +200,15 @@ def page(runs: list[Row], rows: list[Row]) -> str:
         f"last of the largest. Budgets are {SHARE:.0%} of what the step without a plan takes of "
         'that. Small models of one or two layers, float32, op by op (`compiler="eager"`), '
         f"`time_limit={TIME_LIMIT_S:.0f}`. What is measured is a whole step, resident included. "
-        "Of a batch of 1, which has a plan of its own, the formula says nothing.\n"
+        "Of a batch of 1, which has a plan of its own, the formula says nothing; where the first "
+        "such batch is drawn late, its plan is made late.\n"
     )
     facts = "\n".join(
         f"- {row['model']}: {text}; `{row['formula'] or 'no formula'}`"
         for row in done
         for text in row["proven"][-1:]
     )
+    missing = "".join(f" {name}," for name in CASES if name not in {r["key"] for r in rows})
     told = "\n".join(f"- {row['model']}: {text}" for row in done for text in row["fallbacks"])
     made = "\n".join(
         f"{run['date']}: `{run['command']}`; {run['cpu']}, {run['cores']} cores, "
@@ -226,7 +228,7 @@ def page(runs: list[Row], rows: list[Row]) -> str:
             "## How this was made\n",
             made,
             "",
-            "Not run: GPUs, Inductor, lengths of a published data set, times.",
+            f"Not run:{missing} GPUs, Inductor, lengths of a published data set, times.",
             "",
         ]
     )
