@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from autoremat.errors import OverBudgetWarning as OverBudgetWarning
     from autoremat.errors import PlanMismatch as PlanMismatch
     from autoremat.errors import RankError as RankError
+    from autoremat.errors import SizeError as SizeError
     from autoremat.errors import SteeringError as SteeringError
     from autoremat.memory.meter import measure_peak as measure_peak
     from autoremat.memory.meter import resident_nbytes as resident_nbytes
@@ -49,6 +50,7 @@ _HOME = {
     "PlanMismatch": "autoremat.errors",
     "RankError": "autoremat.errors",
     "Report": "autoremat.reporting",
+    "SizeError": "autoremat.errors",
     "SteeringError": "autoremat.errors",
     "TrainingSetup": "autoremat.setup.asked",
     "Verification": "autoremat.verification.whole_step",

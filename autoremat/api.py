@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -92,6 +92,8 @@ def optimize(
     dropout: str | None = None,
     time_limit: float = 30.0,
     tune: int = 0,
+    sizes: Mapping[str, Any] | str | None = None,
+    on_larger: str = "raise",
     strict: bool = False,
     verbose: bool = True,
 ) -> Models:
@@ -137,6 +139,13 @@ def optimize(
             plans are read until one fits.
         tune: how many of the first steps, 0 or at least 3, may run by other plans that fit, each
             of which is compiled: that of the fastest step stays, and nothing is compiled later.
+        sizes: which sizes of the inputs vary, and from where to where: one plan is made for the
+            largest, and holds for all. {"batch": (1, 32), "sequence": (128, 4096)} are the first
+            two dimensions of every tensor that the model is called with; {"images": {2: (224,
+            384)}} is a dimension of one input, by its name. What is smaller than a range runs as
+            well. "seen" makes plans for what has been seen, rounded up to powers of two.
+        on_larger: "raise" a `SizeError` before a step that is larger than its range, or "plan" it
+            as it comes, rounded up.
         strict: raise where a graph cannot be planned, instead of a warning and torch's plan.
         verbose: show progress and one summary line.
 
@@ -144,7 +153,7 @@ def optimize(
         The same module, or a list of the same modules.
 
     Raises:
-        ValueError: for a malformed budget, compiler, dropout or policy, for patterns that no
+        ValueError: for a malformed budget, compiler, dropout, policy or sizes, for patterns that no
             module matches, for an optimizer none of whose parameters is the model's, and for
             modules that cannot share a budget: none, one twice, a part of another, optimised
             already, on several devices, or under a stored plan, which is one module's.
@@ -176,6 +185,8 @@ def optimize(
         dropout=dropout,
         time_limit=time_limit,
         tune=tune,
+        sizes=sizes,
+        on_larger=on_larger,
         strict=strict,
         verbose=verbose,
     )

@@ -59,6 +59,10 @@ class InfeasibleBudget(RuntimeError):
         ranks: of several processes that train one model, those that cannot meet the budget; the
             numbers are of the one that needs most. Empty where nobody asked others.
         advice: what would lower that peak whatever the plan, at most three, best first.
+        largest_sizes: where a range of sizes was asked for, by name the largest of each with which
+            the budget would do.
+        is_each_enough: whether that is so with the others as large as asked, or only of all of them
+            together.
     """
 
     budget_nbytes: int
@@ -72,6 +76,8 @@ class InfeasibleBudget(RuntimeError):
     left_out: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
     advice: tuple[Remedy, ...] = ()
+    largest_sizes: tuple[tuple[str, int], ...] = ()
+    is_each_enough: bool = True
 
     def __post_init__(self) -> None:
         """All fields become `args`: that is what pickle calls the class with."""
@@ -94,8 +100,12 @@ class InfeasibleBudget(RuntimeError):
 
     def _sentences(self) -> tuple[str, ...]:
         if self.is_resident_too_much:
-            return self._resident_fact(), self._remedy(), *map(str, self.advice)
-        sentences = (self._fact(), self._search(), self._cause(), self._remedy())
+            fact = filter(None, (self._resident_fact(), self._ranges()))
+            return *fact, self._remedy(), *map(str, self.advice)
+        sentences = (
+            *(self._fact(), self._ranges(), self._search()),
+            *(self._cause(), self._remedy()),
+        )
         return (*filter(None, sentences), *map(str, self.advice))
 
     def _search(self) -> str:
@@ -134,6 +144,13 @@ class InfeasibleBudget(RuntimeError):
             values = ", ".join(str(value) for value in self.largest)
             cause += f", and the largest live values are {values}"
         return f"{cause}."
+
+    def _ranges(self) -> str:
+        if not self.largest_sizes:
+            return ""
+        how = ", or " if self.is_each_enough else " with "
+        found = how.join(f"{name} up to {size}" for name, size in self.largest_sizes)
+        return f"That is at the largest sizes that were asked for: it would do for {found}."
 
     def _remedy(self) -> str:
         smallest = self.smallest_peak_nbytes
@@ -229,6 +246,30 @@ class RankError(RuntimeError):
 
 class SteeringError(ValueError):
     """What the user asked of the plan does not exist, or cannot be done."""
+
+
+class SizeError(ValueError):
+    """An input is larger than the range that was given for it.
+
+    Attributes:
+        name: of the size.
+        size: what it is in this call.
+        highest: what it may be.
+    """
+
+    def __init__(self, name: str, size: int, highest: int) -> None:
+        """Keeps the numbers; the text is made when it is read."""
+        super().__init__(name, size, highest)
+        self.name, self.size, self.highest = name, size, highest
+
+    def __str__(self) -> str:
+        """Fact, cause, remedy."""
+        return (
+            f"{self.name} is {self.size} in this call, and the step was planned for at most "
+            f"{self.highest}, as sizes= says: beyond it, the budget is not promised. Give a range "
+            f'up to {self.size}, or on_larger="plan" to have larger ones planned as they come. If '
+            'it is not a size that varies, name the inputs: sizes={"input_ids": {1: (128, 4096)}}.'
+        )
 
 
 class PlanMismatch(SteeringError):

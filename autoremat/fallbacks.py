@@ -145,6 +145,13 @@ REASONS = {
             "too.",
         ),
         Reason(
+            "AR119",
+            "{name} was said to be from {low} to {high}, and this plan is for {how}: the model's "
+            "own code makes another graph of other sizes{line}. Each gets a plan of its own.",
+            "Take the size's number out of that line (a comparison, a Python loop, int(...)), or "
+            "give the range that it allows.",
+        ),
+        Reason(
             "AR201",
             "No parameter of the model needs a gradient, so there is no backward to plan: the "
             "model runs unchanged.",

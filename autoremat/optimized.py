@@ -25,6 +25,7 @@ from autoremat.errors import FallbackError
 from autoremat.fallbacks import fallback
 from autoremat.memory.meter import tensors_in
 from autoremat.planning.sizes import MANY_COMPILES
+from autoremat.session.call_sizes import CallSizes
 from autoremat.session.eager_recurrent import eager_recurrent_layers
 from autoremat.session.retake import Before
 from autoremat.session.session import Session
@@ -181,6 +182,7 @@ class OptimizedCall(Call):
         self._forward = type(model).forward
         self._is_frozen = not is_trainable(model)
         self._shared: dict[Session, Shared] = {}  # with modules that are alike
+        self._sizes = CallSizes(training.asked.sizes)
 
     @property
     def session(self) -> Session:
@@ -225,6 +227,11 @@ class OptimizedCall(Call):
             output = _torch.own_call(model)(*args, **kwargs)
             self._note_eager(self.session, output)
             return output
+        with self._sizes.of(model.forward, args, kwargs):
+            return self._within(model, args, kwargs)
+
+    def _within(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call whose sizes are within their ranges."""
         with self.training.planning:
             if type(model).forward is not self._forward:  # Dynamo has no guard for that
                 self._forward = type(model).forward

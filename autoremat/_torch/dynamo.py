@@ -26,6 +26,7 @@ __all__ = [
     "in_functional_transform",
     "is_static_input",
     "kinds_of_global_hooks",
+    "marked_ranges",
     "marked_sizes",
     "may_vary",
     "stop_at",
@@ -59,6 +60,12 @@ def marked_sizes(tensor: torch.Tensor) -> set[int]:
     """Dimensions of which the user has said that they vary (`torch._dynamo.mark_dynamic`)."""
     marks = ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices")
     return {dimension for mark in marks for dimension in getattr(tensor, mark, ())}
+
+
+def marked_ranges(tensor: torch.Tensor) -> dict[int, tuple[int, int]]:
+    """Of marks with a largest size (`mark_dynamic(t, dim, min=, max=)`), both, by dimension."""
+    found = getattr(tensor, "_dynamo_dynamic_range", ())
+    return {one.dim: (int(one.min or 1), int(one.max)) for one in found if one.max is not None}
 
 
 def compile_apart(

@@ -27,7 +27,7 @@ from torch._inductor.ops_handler import OpsHandler
 from torch._inductor.select_algorithm import extern_kernels
 from torch._inductor.virtualized import ops
 
-from autoremat._torch.running import extent
+from autoremat._torch.running import extent, sized
 
 __all__ = [
     "DRAWS_FOUR_AT_A_TIME",
@@ -135,7 +135,7 @@ def size_hint_of_expr(graph: Any, expression: Any) -> int:
     """The number that a size in an Inductor graph stands for."""
     sizevars = graph.sizevars
     ask = getattr(sizevars, "optimization_hint", None) or sizevars.size_hint
-    return int(ask(expression, fallback=4096))
+    return int(ask(sized(expression), fallback=4096))
 
 
 def wrapper_namespace() -> dict[str, Any]:

@@ -43,10 +43,12 @@ __all__ = [
     "arg_tree_leaves",
     "arguments_of",
     "base_of",
+    "bounded_at",
     "can_be_bounded",
     "compiled_backward_of",
     "compiled_call",
     "extent",
+    "fixed_at",
     "foreach_by_default",
     "getitem",
     "gradient_nbytes_into",
@@ -72,6 +74,7 @@ __all__ = [
     "size_expression",
     "size_hint",
     "size_symbols",
+    "sized",
     "sizes_as",
     "sparse_parts",
     "step_hooks",
@@ -342,6 +345,14 @@ def sizes_as(numbers: Mapping[Any, int]) -> Iterator[None]:
         _sizes.reset(token)
 
 
+def sized(expression: Any) -> Any:
+    """An expression of sympy's over sizes, with the numbers of `sizes_as` in place of symbols."""
+    numbers = _sizes.get()
+    return (
+        expression.xreplace(numbers) if numbers and hasattr(expression, "xreplace") else expression
+    )
+
+
 def size_symbols(size: int | torch.SymInt) -> dict[Any, int]:
     """The symbols in a size that inputs decide, with the numbers they stood for while tracing."""
     if isinstance(size, int):
@@ -372,8 +383,32 @@ def _source_name(source: Any) -> str:
 def symbol_range(size: torch.SymInt, symbol: Any) -> tuple[int, int | None]:
     """The least and the greatest number that a symbol stands for; None where nothing bounds it."""
     found = size.node.shape_env.bound_sympy(symbol)
-    high = int(found.upper) if found.upper.is_number and found.upper.is_finite else None
+    high = int(found.upper) if isinstance(found.upper, sympy.Integer) else None  # or an infinity
     return int(found.lower), None if high is None or high > _NO_BOUND else high
+
+
+def bounded_at(size: torch.SymInt) -> str:
+    """The user's line that bounded a symbol from above: code, file and line; "" if nobody says."""
+    bounds = size.node.shape_env.var_to_range_sloc.get(size.node.expr)
+    return "" if bounds is None else _users_line(bounds.upper)
+
+
+def fixed_at(fake: torch.Tensor, dimension: int) -> str:
+    """The same of a line that made a size of an input a constant."""
+    env = getattr(getattr(fake, "fake_mode", None), "shape_env", None)
+    for symbol, number in () if env is None else env.replacements.items():
+        source = next(iter(env.var_to_sources.get(symbol, ())), None)
+        is_size = source is not None and _source_name(source).endswith(f".size()[{dimension}]")
+        if is_size and number.is_number and number == fake.shape[dimension]:
+            return _users_line(env.replacements_slocs.get(symbol))
+    return ""
+
+
+def _users_line(place: Any) -> str:
+    """Such as "model.py:18: assert ids.shape[1] <= 100"."""
+    code, _, where = str(getattr(place, "maybe_user_loc", None) or "").rpartition("  # ")
+    file = where.split(" in ")[0].rpartition("/")[2]
+    return f"{file}: {code}" if code else file
 
 
 def size_hint(size: int | torch.SymInt) -> int:

@@ -17,6 +17,7 @@ from torch import nn
 from autoremat import _torch
 from autoremat.ask.budget import Budget, budget_argument
 from autoremat.ask.free import auto_nbytes, less_reserve
+from autoremat.ask.sizes import Sizes, parse_sizes
 from autoremat.ask.steering import Steering, parse_steering
 from autoremat.cost.device_specs import DeviceSpec
 from autoremat.elsewhere.present import can_generate_for_gpus
@@ -86,6 +87,7 @@ class Options:
         verbose: show progress and the summary line.
         inductor: options that are not ours.
         tune: how many of the first steps may try other plans.
+        sizes: which sizes of the inputs vary.
     """
 
     budget: Budget
@@ -93,6 +95,7 @@ class Options:
     verbose: bool
     inductor: dict[str, Any]
     tune: int = 0
+    sizes: Sizes = field(default_factory=Sizes)
 
     @classmethod
     def parse(
@@ -113,6 +116,8 @@ class Options:
         verbose: bool = True,
         inductor: Mapping[str, Any] | None = None,
         spec: DeviceSpec | None = None,
+        sizes: object = None,
+        on_larger: str = "raise",
     ) -> Options:
         """The options of a user, as they are documented at `optimize`.
 
@@ -134,7 +139,8 @@ class Options:
         limit_s, policy_of_draws = _time_limit_s(time_limit), parse_dropout(dropout)
         setting = Setting(compiler, spec, policy_of_draws, steering, limit_s, bool(strict))
         found = _budget(budget, steering)
-        return cls(found, setting, bool(verbose), dict(inductor or {}), _tune(tune, steering))
+        tries, varying = _tune(tune, steering), parse_sizes(sizes, on_larger)
+        return cls(found, setting, bool(verbose), dict(inductor or {}), tries, varying)
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Options:
@@ -146,6 +152,11 @@ class Options:
         """
         ours = {name: value for name, value in given.items() if name in _NAMES}
         others = {name: value for name, value in given.items() if name not in _NAMES}
+        if ours.get("sizes") is not None:
+            raise ValueError(
+                "sizes= is of autoremat.optimize, which sees what a model is called with. Under "
+                "torch.compile, mark inputs: torch._dynamo.mark_dynamic(t, dim, min=, max=)."
+            )
         for unknown in others.keys() - set(_torch.list_options()):
             near = difflib.get_close_matches(str(unknown), _NAMES, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -171,6 +182,7 @@ class Options:
             "dropout": str(setting.dropout),
             "time_limit": f"{setting.time_limit_s:g}",
             "tune": str(self.tune),
+            "sizes": self.sizes.asked(),
         }
 
     def without_code(self) -> Options:

@@ -48,7 +48,7 @@ class Storages:
             for elements of tuples that nobody takes.
         nbytes: bytes of each storage, rounded; 0 on other devices than the planned one.
         fake_nbytes: what the fake values say; `nbytes` is more where they say too little.
-        sizes: the same as symbols, where sizes vary, not rounded.
+        sizes: what `nbytes` is as symbols, where sizes vary, not rounded.
         resident: storages of graph inputs and constants.
     """
 
@@ -102,9 +102,11 @@ def find_storages(nodes: Iterable[fx.Node], device: torch.device) -> Storages:
                 storages.fake_nbytes[name] = rounded_nbytes(
                     _torch.size_hint(storages.sizes[name]), device
                 )
-                storages.nbytes[name] = max(
-                    storages.fake_nbytes[name], _hidden_nbytes(node, tensor, device, storages)
-                )
+                hidden = _hidden_size(node, tensor, device, storages)
+                hidden_nbytes = rounded_nbytes(_torch.size_hint(hidden), device)
+                storages.nbytes[name] = max(storages.fake_nbytes[name], hidden_nbytes)
+                if hidden_nbytes > storages.fake_nbytes[name]:
+                    storages.sizes[name] = hidden
                 if path == ():
                     storages.root[name] = node
         storages.of_node[node] = tuple(dict.fromkeys(names.values()))
@@ -137,9 +139,9 @@ def _shared_with(
     return found
 
 
-def _hidden_nbytes(
+def _hidden_size(
     node: fx.Node, result: torch.Tensor, device: torch.device, storages: Storages
-) -> int:
+) -> int | torch.SymInt:
     """Bytes of a storage that is larger than the fake value of its result says.
 
     `copy` clones a storage whole, even if it copies into a view of it only.
@@ -147,12 +149,11 @@ def _hidden_nbytes(
     if node.target is torch.ops.aten.copy.default:
         target = node.args[0]
         assert isinstance(target, fx.Node)
-        return storages.total_nbytes([target], resident=True)
+        return sum(storages.sizes[name] for name in storages.of_node[target])
     if node.target in _NUMBER_IN_WHOLE and result.device.type == device.type and not result.dim():
         inputs = (_torch.fake_value(source) for source in node.all_input_nodes)
         shape = torch.broadcast_shapes(*(value.shape for value in inputs))
-        count = math.prod(map(_torch.size_hint, shape))
-        return rounded_nbytes(count * result.element_size(), device)
+        return math.prod(shape) * result.element_size()
     return 0
 
 

@@ -49,7 +49,12 @@ class Reading:
 
 @during("read")
 def read_code(subject: Subject, forward: fx.GraphModule, backward: fx.GraphModule) -> Reading:
-    """What the code takes that Inductor generates for two modules."""
+    """What the code takes that Inductor generates for two modules, at the subject's sizes."""
+    with _torch.sizes_as(subject.sizes):
+        return _read(subject, forward, backward)
+
+
+def _read(subject: Subject, forward: fx.GraphModule, backward: fx.GraphModule) -> Reading:
     joint, shell, storages = subject.joint, subject.lowered.shell, subject.lowered.storages
     first = generate(
         forward,

@@ -63,6 +63,13 @@ class Resident:
         """All of them together."""
         return self.parts.nbytes
 
+    def with_batch(self, more_nbytes: int) -> Resident:
+        """The same with a batch that is larger by so much."""
+        if not more_nbytes:
+            return self
+        batch_nbytes = self.parts.batch_nbytes + more_nbytes
+        return replace(self, parts=replace(self.parts, batch_nbytes=batch_nbytes))
+
     def with_optimizer(self, found: Resident) -> Resident:
         """The same, with the optimizer that was found at another moment, and nothing else of it."""
         return replace(

@@ -39,17 +39,20 @@ _QUOTIENTS = {"FloorDiv": sympy.floor, "CeilDiv": sympy.ceiling}
 Polynomial = Mapping[Any, Any]  # rational factors, in bytes, by monomials; never changed
 
 
-def peak_formula(subject: Subject, plan: Plan) -> PeakFormula | None:
+def peak_formula(
+    subject: Subject, plan: Plan, names: Mapping[Any, str] | None = None
+) -> PeakFormula | None:
     """The formula of a plan's simulated peak, without states of draws that it repeats nowhere.
 
     Args:
         subject: the graph that the plan is of.
         plan: its plan.
+        names: of symbols, as far as the user has named them.
     """
     planned = sizes_of(subject)
     if not planned:
         return None
-    symbols = _symbols(subject, planned)
+    symbols = _symbols(subject, planned, names or {})
     expressions = _Expressions(subject, planned, symbols)
     steps = expressions.live_at(plan)
     ranges = {s: (named.lowest, named.highest) for s, named in symbols.items()}
@@ -71,22 +74,29 @@ def peak_formula(subject: Subject, plan: Plan) -> PeakFormula | None:
     return found if _agrees(found, subject, plan, symbols) else None
 
 
-def formula_or_none(subject: Subject, choice: Choice) -> PeakFormula | None:
+def formula_or_none(
+    subject: Subject, choice: Choice, names: Mapping[Any, str] | None = None
+) -> PeakFormula | None:
     """The same of a choice; None also where anything goes wrong: it is only told."""
     with suppress(Exception):
-        return peak_formula(as_chosen(subject, choice), choice.solution.plan)
+        return peak_formula(as_chosen(subject, choice), choice.solution.plan, names)
     return None
 
 
-def _symbols(subject: Subject, planned: Mapping[Any, int]) -> dict[Any, SizeSymbol]:
-    """By torch's symbol, ours: named after the input that it is a size of."""
+def _symbols(
+    subject: Subject, planned: Mapping[Any, int], names: Mapping[Any, str]
+) -> dict[Any, SizeSymbol]:
+    """By torch's symbol, ours: named by the user, or after the input that it is a size of."""
     sizes = [s for s in subject.lowered.storages.sizes.values() if isinstance(s, torch.SymInt)]
     found: dict[Any, SizeSymbol] = {}
     for symbol in sorted(planned, key=str):
         size = next((one for one in sizes if symbol in _torch.size_symbols(one)), None)
         source = "" if size is None else _torch.symbol_source(size, symbol)
         low, high = (1, None) if size is None else _torch.symbol_range(size, symbol)
-        name, place = _named(source, symbol, {one.name for one in found.values()})
+        taken = {one.name for one in found.values()}
+        name, place = _named(source, symbol, taken | set(names.values()))
+        if names.get(symbol, "").isidentifier() and names[symbol] not in taken:
+            name = names[symbol]
         found[symbol] = SizeSymbol(name, place, planned[symbol], max(1, low), high)
     return found
 
@@ -112,7 +122,7 @@ class _Expressions:
         storages = subject.lowered.storages
         lows = {symbol: named.lowest for symbol, named in symbols.items()}
         self._of_storage = {
-            name: _rounded(_plain(_torch.size_expression(size), lows), subject.device)
+            name: _rounded(plain_size(_torch.size_expression(size), lows), subject.device)
             for name, size in storages.sizes.items()
         }
         whole = sum(self._of_storage.values(), sympy.Integer(0))
@@ -163,24 +173,24 @@ class _Expressions:
         if expression is None or expression.is_number:
             return {sympy.Integer(1): nbytes}
         rest = nbytes - int(expression.xreplace(self._numbers))
-        return _terms(expression + rest)
+        return terms_of(expression + rest)
 
     def _workspace(self, nbytes: int) -> Polynomial:
-        return _terms(sympy.expand(self._growth * nbytes)) if nbytes else {}
+        return terms_of(sympy.expand(self._growth * nbytes)) if nbytes else {}
 
 
 def _rounded(size: Any, device: torch.device) -> Any:
     """A storage's bytes as its device's allocator rounds them."""
-    if device.type != "cuda" or all(n % CUDA_ROUNDING == 0 for n in _terms(size).values()):
+    if device.type != "cuda" or all(n % CUDA_ROUNDING == 0 for n in terms_of(size).values()):
         return size
     return CUDA_ROUNDING * sympy.ceiling(size / CUDA_ROUNDING)
 
 
-def _plain(size: Any, lows: Mapping[Any, int]) -> Any:
+def plain_size(size: Any, lows: Mapping[Any, int]) -> Any:
     """A size without torch's own functions, and without a choice that the range has made."""
     if not size.args:
         return size
-    args = [_plain(one, lows) for one in size.args]
+    args = [plain_size(one, lows) for one in size.args]
     kind = type(size).__name__
     if kind in ("FloorDiv", "CleanDiv", "CeilDiv"):
         quotient = args[0] / args[1]
@@ -191,7 +201,7 @@ def _plain(size: Any, lows: Mapping[Any, int]) -> Any:
         above = {symbol: symbol + low for symbol, low in lows.items()}
         first, *others = args
         for other in others:
-            difference = _terms((first - other).xreplace(above))
+            difference = terms_of((first - other).xreplace(above))
             if all(n >= 0 for n in difference.values()):
                 first = first if kind == "Max" else other
             elif all(n <= 0 for n in difference.values()):
@@ -202,7 +212,8 @@ def _plain(size: Any, lows: Mapping[Any, int]) -> Any:
     return size.func(*args)
 
 
-def _terms(expression: Any) -> Polynomial:
+def terms_of(expression: Any) -> Polynomial:
+    """Factors of an expression by their monomials."""
     return dict(sympy.expand(expression).as_coefficients_dict())
 
 
@@ -249,7 +260,7 @@ def _is_below(
     if not expression.is_polynomial(*ranges):
         return False
     above = {symbol: symbol + low for symbol, (low, _) in ranges.items()}
-    if all(factor >= 0 for factor in _terms(expression.xreplace(above)).values()):
+    if all(factor >= 0 for factor in terms_of(expression.xreplace(above)).values()):
         return True
     is_linear = all(sympy.degree(expression, gen=symbol) <= 1 for symbol in ranges)
     ends = [(low, high) for low, high in ranges.values()]

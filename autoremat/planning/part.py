@@ -18,6 +18,7 @@ from autoremat.planning.curve import Curve
 from autoremat.planning.figures import Figures, Gradient, KeptFigures, highest_of, shared_out
 from autoremat.planning.formula import formula_or_none
 from autoremat.planning.nesting import Beside, Kept, Region, placed
+from autoremat.planning.ranges import Covered
 from autoremat.planning.sizes import Symbols, peak_at, sizes_of, subject_at
 from autoremat.problem.lower import as_written
 from autoremat.problem.subject import Subject
@@ -96,6 +97,9 @@ class Part:
         between_nbytes: of what is resident, what code before the graph holds.
         resident: what the step held whatever the plan, when the graph was planned.
         growth: by which factor its symbolic sizes may grow within the budget.
+        covered: given if it was planned for ranges of sizes, at their upper corner: how far that
+            holds below.
+        shrunk: by which factor that corner is larger than the sizes that these are.
         is_resized: whether its symbolic sizes stand for others than it was planned for.
         is_run_again: whether a checkpoint runs its forward again as its backward begins.
         is_given_away: whether what it returns is gone by then.
@@ -106,6 +110,8 @@ class Part:
     between_nbytes: int
     resident: Resident
     growth: float = 1.0
+    covered: Covered | None = None
+    shrunk: float = 1.0
     is_resized: bool = False
     is_run_again: bool = False
     is_given_away: bool = False
@@ -189,7 +195,9 @@ class Part:
             explain = self.planned.whole.explain
             if not (is_told and reads):
                 return explain(subject, choice, None, None)
-            report = explain(subject, choice, formula_or_none(subject, choice), self.resident)
+            names = self.covered.names if self.covered else None
+            formula = formula_or_none(subject, choice, names)
+            report = explain(subject, choice, formula, self.resident)
             self._reports.clear()
             self._reports[found] = report
         return self._reports[found]
@@ -240,7 +248,10 @@ class Part:
         choice = replace(self.choice, peak_nbytes=peak_nbytes, torchs=None)
         resized = resized if subject is self.subject else subject_at(subject, numbers)
         whole = replace(self.planned.whole, subject=resized, choice=choice, counted=Beside())
-        return replace(self, planned=whole, is_resized=True, _reports={})
+        ratios = {symbol: planned.get(symbol, n) / max(1, n) for symbol, n in numbers.items()}
+        is_within = self.covered is not None and min(ratios.values()) >= 1
+        shrunk = self.covered.shrunk(ratios) if self.covered and is_within else 1.0
+        return replace(self, planned=whole, is_resized=not is_within, shrunk=shrunk, _reports={})
 
     @functools.cached_property
     def own_peaks(self) -> tuple[int, int]:

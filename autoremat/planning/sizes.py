@@ -34,7 +34,8 @@ def sizes_of(subject: Subject) -> dict[Any, int]:
     values = (_torch.fake_value(node) for node in subject.joint.primals)
     tensors = (value for value in values if isinstance(value, torch.Tensor))
     extents = (extent for tensor in tensors for extent in tensor.shape)
-    return {symbol: n for e in extents for symbol, n in _torch.size_symbols(e).items()}
+    traced = {symbol: n for e in extents for symbol, n in _torch.size_symbols(e).items()}
+    return {symbol: subject.sizes.get(symbol, n) for symbol, n in traced.items()}
 
 
 def subject_at(subject: Subject, numbers: Symbols) -> Subject:
@@ -43,6 +44,7 @@ def subject_at(subject: Subject, numbers: Symbols) -> Subject:
     What single operations take for themselves was measured, and is scaled as the storages are.
     """
     graph, shell, before = subject.lowered.graph, subject.lowered.shell, subject.lowered.storages
+    numbers = {**subject.sizes, **numbers}
     with _torch.sizes_as(numbers):
         after = find_storages(subject.joint.nodes, subject.device).nbytes
     grown = {name: after.get(name, n) - n for name, n in before.nbytes.items()}
@@ -72,7 +74,7 @@ def subject_at(subject: Subject, numbers: Symbols) -> Subject:
     )
     storages = replace(before, nbytes={name: n + grown[name] for name, n in before.nbytes.items()})
     lowered = replace(subject.lowered, graph=graph, shell=shell, storages=storages)
-    return replace(subject, lowered=lowered)
+    return replace(subject, lowered=lowered, sizes=numbers)
 
 
 def peak_at(subject: Subject, plan: Plan, peak_nbytes: int, numbers: Symbols) -> int:
@@ -131,7 +133,8 @@ def keep_to_sizes(subject: Subject, growth: float) -> None:
     for value in (value for value in values if isinstance(value, torch.Tensor)):
         sizes: Sequence[int | torch.SymInt] = value.shape
         for size in sizes:
-            most = int(growth * _torch.size_hint(size))
+            with _torch.sizes_as(subject.sizes):
+                most = int(growth * _torch.size_hint(size))
             if isinstance(size, torch.SymInt) and _torch.can_be_bounded(size, most):
                 bool(size <= most)  # asking leaves the guard
 
@@ -147,15 +150,22 @@ class Sizes:
     places: tuple[tuple[int, torch.SymInt, int], ...] = ()
 
     @classmethod
-    def among(cls, inputs: Sequence[Any], growth: float) -> Sizes:
-        """Those of a graph's example inputs, which may grow by a factor: Dynamo lists all."""
-        return cls(
-            tuple(
-                (number, size, int(growth * _torch.size_hint(size)))
-                for number, size in enumerate(inputs)
-                if isinstance(size, torch.SymInt)
+    def among(cls, inputs: Sequence[Any], growth: float, planned: Symbols) -> Sizes:
+        """Those of a graph's example inputs: Dynamo lists all.
+
+        Args:
+            inputs: those that it was traced with.
+            growth: by which factor they may grow.
+            planned: of symbols, what the plan was made for if not for these.
+        """
+        with _torch.sizes_as(planned):
+            return cls(
+                tuple(
+                    (number, size, int(growth * _torch.size_hint(size)))
+                    for number, size in enumerate(inputs)
+                    if isinstance(size, torch.SymInt)
+                )
             )
-        )
 
     def given(self, arguments: Sequence[Any]) -> tuple[int, ...]:
         """What the sizes are in a call."""

@@ -6,8 +6,8 @@ Enters: what graph, cost and problem say of it. Leaves: one value that the rooms
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -30,6 +30,7 @@ class Subject:
         device: where they run.
         costs: time and workspace of each operation.
         elsewhere: the device that they run on, if it is not here.
+        sizes: what its symbolic sizes stand for, where they are others than while it was traced.
     """
 
     joint: JointGraph
@@ -38,6 +39,7 @@ class Subject:
     device: torch.device
     costs: Mapping[fx.Node, OpCost]
     elsewhere: DeviceSpec | None = None
+    sizes: Mapping[Any, int] = field(default_factory=dict)
 
 
 class Peaks(NamedTuple):

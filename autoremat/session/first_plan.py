@@ -9,23 +9,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 from autoremat_solver import simulate
 from autoremat_solver.policies import recompute_all
 
 from autoremat import _torch
-from autoremat.ask.options import Offline, Options
+from autoremat.ask.options import Offline, Options, Setting
 from autoremat.errors import InfeasibleBudget, OverBudget
 from autoremat.explain.graph_report import facts_of_refusal
 from autoremat.graph.collectives import run_once_collectives
 from autoremat.memory.residents import with_others
 from autoremat.planning.asked import store
-from autoremat.planning.choice import Choice
+from autoremat.planning.choice import Choice, as_chosen
 from autoremat.planning.curve import Curve, curve_of
 from autoremat.planning.figures import may_repeat
 from autoremat.planning.nesting import Beside
 from autoremat.planning.part import Part, Planned
 from autoremat.planning.pipeline import choose, search
+from autoremat.planning.ranges import Covered, covered, largest_fitting
 from autoremat.planning.sizes import GUARDED_COMPILES, MANY_COMPILES, keep_to_sizes, room_to_grow
 from autoremat.planning.unsearched import choose_fixed
 from autoremat.planning.ways import crossing_nbytes
@@ -37,6 +39,7 @@ from autoremat.session.reports import explained
 from autoremat.session.steps import Steps
 
 _CAUTIOUS = "lean until a step has shown how often it runs"  # the method of a choice
+_TRIES = 4  # to leave room for sizes at which a plan is higher than at the largest
 _MANY_RUNS = 128  # of one graph in a step: more than most have layers
 
 
@@ -48,6 +51,7 @@ def first_part(
     dynamo: Mapping[str, _torch.DynamoGraph],
     *,
     may_refuse: bool,
+    names: Mapping[Any, str],
 ) -> Part:
     """A graph of the step with the plan that it gets beside the others.
 
@@ -58,6 +62,7 @@ def first_part(
         steps: those that it is part of.
         dynamo: their graphs, as Dynamo handed them over; this one may be there later.
         may_refuse: whether a budget that cannot be met is an error in a first step.
+        names: of symbols that were given a range, as users know them.
 
     Raises:
         InfeasibleBudget: if it is, and no plan of a first graph fits.
@@ -76,11 +81,16 @@ def first_part(
     )
     if is_least and choice.fits:
         budget_nbytes = max(budget_nbytes, choice.needed_nbytes)
+    known = None
+    if subject.sizes:
+        known = covered(as_chosen(placed, choice), choice.solution.plan, names)
+    if known is not None and known.above_nbytes and choice.fits and not setting.steering.choice:
+        choice, known = _lower(choice, known, placed, budget_nbytes, setting, names)
     choice = with_later_baseline(choice, lambda: dynamo.get(name), options)
     growth = _keep_to_sizes(placed, choice, budget_nbytes, steps)
     offline = steps.offline or Offline()
     if not choice.fits and refuses:
-        raise _refusal(placed, choice, budget_nbytes, steps)
+        raise _refusal(placed, choice, budget_nbytes, steps, names)
     planned = Planned(
         subject,
         choice,
@@ -89,9 +99,32 @@ def first_part(
         stored=store(subject, choice),
         curve=curve_of(subject, choice, offline.curve_points, offline.curve_limit_s),
     )
-    part = Part(planned, between_nbytes, steps.resident, growth)
+    part = Part(planned, between_nbytes, steps.resident, growth, known)
     require_alike({name: [part]})
     return part
+
+
+def _lower(
+    choice: Choice,
+    known: Covered,
+    placed: Subject,
+    budget_nbytes: int,
+    setting: Setting,
+    names: Mapping[Any, str],
+) -> tuple[Choice, Covered]:
+    """A plan that leaves room for smaller sizes at which it is higher, if one is found."""
+    target_nbytes = budget_nbytes
+    for _ in range(_TRIES):
+        above_nbytes = choice.needed_nbytes + known.above_nbytes - budget_nbytes
+        if above_nbytes <= 0:
+            break
+        target_nbytes -= above_nbytes
+        lower = choose(placed, target_nbytes, setting)
+        if not lower.fits:
+            break
+        choice = lower
+        known = covered(as_chosen(placed, choice), choice.solution.plan, names)
+    return choice, known
 
 
 def planned_alone(
@@ -152,12 +185,20 @@ def _keep_to_sizes(placed: Subject, choice: Choice, budget_nbytes: int, steps: S
 
 
 def _refusal(
-    subject: Subject, choice: Choice, budget_nbytes: int, steps: Steps
+    subject: Subject,
+    choice: Choice,
+    budget_nbytes: int,
+    steps: Steps,
+    names: Mapping[Any, str],
 ) -> InfeasibleBudget:
     """Of a first graph that does not fit; what comes later runs as lean as it can."""
     more_nbytes = subject.lowered.problem.resident_nbytes - steps.resident.nbytes
     facts = facts_of_refusal(subject, choice, budget_nbytes, steps.resident)
     facts["resident"] = with_others(steps.resident.parts, more_nbytes)
+    if subject.sizes:
+        chosen, plan = as_chosen(subject, choice), choice.solution.plan
+        largest, facts["is_each_enough"] = largest_fitting(chosen, plan, budget_nbytes, names)
+        facts["largest_sizes"] = tuple(largest)
     setting = steps.options.setting
     asked = setting.steering.choice
     if asked:

@@ -27,7 +27,8 @@ from autoremat.reporting import COMMUNICATED, LEFT_OUT, Fact, GraphReport, PeakF
 from autoremat.reporting.reserved import ReservedMemory
 from autoremat.session.steps import Steps
 
-COMPILES, TUNED, PLANNED_FOR = "Compiles", "Tuned", "Planned for"  # names of facts
+# Names of facts.
+COMPILES, TUNED, PLANNED_FOR, SIZES = "Compiles", "Tuned", "Planned for", "Sizes"
 
 
 def report_of(steps: Steps, measured_peak_nbytes: int | None, *, reads: bool = True) -> Report:
@@ -58,6 +59,7 @@ def report_of(steps: Steps, measured_peak_nbytes: int | None, *, reads: bool = T
             *_elsewhere(setting),
             *_compiles(steps),
             *([Fact(TUNED, steps.tuned)] if steps.tuned else []),
+            *_sizes(parts),
             *(Fact(LEFT_OUT, sentence) for sentence in curve.left_out),
             *(Fact(COMMUNICATED, sentence) for sentence in _kept_of_communication(parts)),
         ),
@@ -125,6 +127,12 @@ def _compiles(steps: Steps) -> Iterator[Fact]:
         latest = steps.compiled_in[-1] if steps.compiled_in else 0
         text = f"{len(steps.compiled_in)}, the latest in step {latest} of {steps.number}"
         yield Fact(COMPILES, text)
+
+
+def _sizes(parts: list[Part]) -> Iterator[Fact]:
+    """For which ranges of sizes the graphs were planned, and how far that is proven."""
+    found = (str(part.covered) for part in parts if part.covered is not None)
+    yield from (Fact(SIZES, text) for text in dict.fromkeys(found))
 
 
 def _eager_peak_nbytes(steps: Steps) -> int:

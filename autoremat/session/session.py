@@ -15,6 +15,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -51,8 +52,10 @@ from autoremat.memory.residents import GivenToGraphs, Resident
 from autoremat.planning.nesting import Around
 from autoremat.planning.part import Part, Planned, Recalled
 from autoremat.planning.pipeline import graph_of
+from autoremat.planning.ranges import Narrowed, Ranged, corner_of, names_of
 from autoremat.progress import Progress
 from autoremat.reporting import Report, one_line
+from autoremat.session.call_sizes import ranges_now
 from autoremat.session.code import Code, PlannedOnly, Written, written
 from autoremat.session.first_plan import first_part, planned_alone
 from autoremat.session.recalled import (
@@ -65,7 +68,7 @@ from autoremat.session.recalled import (
 )
 from autoremat.session.reports import report_of, stored_plan_of
 from autoremat.session.settling import plan_anew
-from autoremat.session.stating import between_nbytes, stated
+from autoremat.session.stating import between_nbytes, grown_nbytes, stated
 from autoremat.session.steps import Steps
 from autoremat.session.tuning import Tuning
 from autoremat.units import format_nbytes
@@ -109,6 +112,8 @@ class Session:
         self._first_frames: dict[Hashable, str] = {}
         self._compiled, self._part = "", 0
         self._inputs: Sequence[Any] = ()  # of the graph that is being compiled
+        self._ranges: Sequence[Ranged] = ()  # of their sizes
+        self._narrowed: set[tuple[str, str]] = set()  # ranges of which was told, and where
         self._unplannable: set[str] = set()  # graphs that failed to compile as planned
         self.codes: dict[str, Code] = {}  # by graph
         self._graphs: dict[str, _torch.DynamoGraph] = {}
@@ -165,6 +170,7 @@ class Session:
         self._inputs = example_inputs
         self.steps.notice()
         graph = _torch.DynamoGraph(module, example_inputs, runs=self._offline is None)
+        self._ranges = ranges_now().among(example_inputs, graph.inputs or example_inputs)
         is_first = _torch.frame_name() == self._first_frame and not self._part
         arguments = self.steps.audit.arguments
         arguments.note([*module.parameters(), *example_inputs])
@@ -193,7 +199,7 @@ class Session:
         ) as error:
             raise _torch.passing_through(error) from None
         finally:
-            self._inputs = ()
+            self._inputs = self._ranges = ()
 
     def _planned_or_recalled(
         self, module: fx.GraphModule, example_inputs: Sequence[Any]
@@ -390,6 +396,8 @@ class Session:
             planned = self._plan(seen, num_fwd_outputs, static_lifetime_input_indices)
         except (InfeasibleBudget, SteeringError, ApartError, torch.OutOfMemoryError):
             raise
+        except (FallbackError, FallbackWarning):  # which the user has made errors
+            raise
         except Unplannable as reason:
             self.told.fall_back(reason.code, graph=self._graph_name(), **reason.facts)
         except PartitionError as error:
@@ -485,9 +493,47 @@ class Session:
     def _plan(
         self, module: fx.GraphModule, num_fwd_outputs: int, static: Sequence[int] | None
     ) -> PlannedGraph:
-        """The stages in their order: capture, cost, lower, solve, rewrite, report."""
+        """A graph with its plan, made for the largest sizes that were said."""
+        corner, narrowed = corner_of(self._ranges)
+        for one in narrowed:
+            self._tell_narrowed(one)
+        if corner and ranges_now().may_be_exact:  # nobody said that it has to be so large
+            try:
+                found = self._planned_at(
+                    copy_module(module), num_fwd_outputs, static, corner, is_tried=True
+                )
+                if found.figures.fits:
+                    return written(found.planned.whole)
+            except InfeasibleBudget:
+                pass
+            corner = {}
+        return written(self._planned_at(module, num_fwd_outputs, static, corner).planned.whole)
+
+    def _tell_narrowed(self, one: Narrowed) -> None:
+        if (one.extent.name, one.line) not in self._narrowed:  # of each size anew: once is enough
+            self._narrowed.add((one.extent.name, one.line))
+            self.told.fall_back("AR119", **one.facts)
+
+    def _planned_at(
+        self,
+        module: fx.GraphModule,
+        num_fwd_outputs: int,
+        static: Sequence[int] | None,
+        corner: Mapping[Any, int],
+        *,
+        is_tried: bool = False,
+    ) -> Part:
+        """The stages in their order: capture, cost, lower, solve, rewrite, report.
+
+        Args:
+            module: the joint graph.
+            num_fwd_outputs: as of `partition`.
+            static: positions of inputs that stay.
+            corner: by symbol, the number that it stands for; empty for those at hand.
+            is_tried: whether another plan is made if this one does not fit.
+        """
         name, steps = self._graph_name(), self.steps
-        with self.progress as progress:
+        with self.progress as progress, _torch.sizes_as(corner):
             progress.stage("capture")
             graph = graph_of(
                 module,
@@ -499,25 +545,32 @@ class Session:
             earlier = steps.graphs.earlier(name)
             found = self._find_resident(graph.device)
             steps.device, steps.options = graph.device, steps.options.on(graph.device)
-            steps.resident = self._given.beside(found, graph.device)
+            steps.resident = self._given.beside(found, graph.device).with_batch(grown_nbytes(graph))
             is_first = _torch.frame_name() == self._first_frame
             between = between_nbytes(graph, self._inputs, steps, earlier, is_first=is_first)
             progress.stage("cost")
             is_first = not steps.graphs.parts
             subject = stated(graph, self._setting, steps.resident, between, is_first=is_first)
+            subject = replace(subject, sizes=corner)
             progress.stage("solve")
-            part = first_part(name, subject, between, steps, self._graphs, may_refuse=self._refuses)
+            names = names_of(self._ranges)
+            part = first_part(
+                *(name, subject, between, steps, self._graphs),
+                may_refuse=self._refuses,
+                names=names,
+            )
             steps.graphs.add(name, part)
             self._summary = self._line()
             # Gradients that exist may be gone before the backward, which tells if they are not.
             # What others held in an earlier step may be less by now, which looks will tell.
-            if steps.surroundings.found == Around() and (
+            is_first_known = steps.surroundings.found == Around() and (
                 earlier or steps.settlings or self._refuses
-            ):
+            )
+            if is_first_known and (part.figures.fits or not is_tried):
                 steps.tell_if_above(steps.peak_nbytes)
             progress.stage("compile")
             progress.finish(self._summary)
-        return written(part.planned.whole)
+        return part
 
     def _note_draws(self, joint: JointGraph) -> None:
         """Compiled code may draw other random numbers than eager code would."""

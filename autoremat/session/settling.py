@@ -17,11 +17,12 @@ from autoremat import _torch
 from autoremat.ask.policy import parse_policy
 from autoremat.planning.allotting import Allotted
 from autoremat.planning.asked import policy_plan, store
-from autoremat.planning.choice import Choice
+from autoremat.planning.choice import Choice, as_chosen
 from autoremat.planning.curve import Curve
 from autoremat.planning.part import Part, Planned
 from autoremat.planning.pipeline import choose
 from autoremat.planning.ran import Ran
+from autoremat.planning.ranges import covered
 from autoremat.planning.unsearched import choose_fixed
 from autoremat.problem.subject import Subject
 from autoremat.session.afterwards import with_later_baseline
@@ -148,4 +149,7 @@ def _planned(
         stored=store(part.subject, choice),
         curve=Curve(),
     )
-    return replace(part, planned=planned, growth=1.0, _reports={})
+    known = part.covered
+    if known is not None:
+        known = covered(as_chosen(subject, choice), choice.solution.plan, known.names)
+    return replace(part, planned=planned, growth=1.0, covered=known, _reports={})

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from autoremat import _torch
 from autoremat.ask.options import Setting
 from autoremat.graph.collectives import late_nbytes
+from autoremat.memory.meter import rounded_nbytes
 from autoremat.memory.residents import Resident
 from autoremat.planning.part import Part
 from autoremat.planning.pipeline import Graph, state
@@ -39,6 +41,18 @@ def stated(
         optimizer_nbytes=resident.transient_nbytes,
     )
     return state(graph, shell, setting, is_first=is_first)
+
+
+def grown_nbytes(graph: Graph) -> int:
+    """What the batch takes more at the sizes that are planned for than as it is."""
+    storages = graph.storages
+    handed_in = {n for node in graph.joint.primals for n in storages.of_node[node]}
+    now_nbytes = {}
+    with _torch.sizes_as({}):
+        for name in handed_in:
+            size = _torch.size_hint(storages.sizes[name])
+            now_nbytes[name] = rounded_nbytes(size, graph.device)
+    return sum(max(0, storages.fake_nbytes[name] - n) for name, n in now_nbytes.items())
 
 
 def between_nbytes(

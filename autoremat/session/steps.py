@@ -279,7 +279,9 @@ class Steps:
 
     def telling(self, name: str, code: Code, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """A compiled graph, which tells the step and the ledger that it runs."""
-        sizes = Sizes.among(example_inputs, self.graphs.parts[name].growth)
+        first = self.graphs.parts[name]
+        planned = first.subject.sizes if first.covered else {}
+        sizes = Sizes.among(example_inputs, first.growth, planned)
         self.compiled_in.append(self.number)
 
         def run(*args: Any) -> Any:
@@ -302,7 +304,9 @@ class Steps:
             def find_part() -> Part:
                 return as_run(part.at(sizes.numbers(given)), [ran])
 
-            self._forward_begins(plan, find_part, args, given, is_larger=sizes.are_beyond(given))
+            is_proven = part.covered is None or part.covered.is_proven
+            is_larger = not is_proven or sizes.are_beyond(given)
+            self._forward_begins(plan, find_part, args, given, is_larger=is_larger)
             outputs = compiled(*args)
             note_run(
                 self,

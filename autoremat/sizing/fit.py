@@ -130,6 +130,8 @@ def fit(
         if len(found) > 1:
             progress.stage("formula")
             formula = planner.formula(found[-1].size, found[-2].size)
+            if planner.no_formula:
+                notes.append(f"The peak has no formula over {over}: {planner.no_formula}.")
         notes += _of_refusals(sizes, found[-1].size, over)
         notes += _of_tables(model, over, found[-1].size)
         result = Fit(

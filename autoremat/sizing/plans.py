@@ -23,9 +23,11 @@ from autoremat.ask.options import Offline, Options
 from autoremat.errors import FallbackWarning, InfeasibleBudget
 from autoremat.memory.fake_twin import Faker
 from autoremat.offline import OfflineStep, planned_session
-from autoremat.planning.choice import Choice
+from autoremat.planning.choice import Choice, as_chosen
+from autoremat.planning.formula import peak_formula
 from autoremat.planning.part import Part
 from autoremat.planning.peers import BY_LAYER, layer_by_layer
+from autoremat.planning.sizes import sizes_of
 from autoremat.planning.unsearched import choose_fixed
 from autoremat.reporting.formula import PeakFormula
 from autoremat.session.session import Session
@@ -48,6 +50,7 @@ class Planner:
         has_gradients: whether gradients of other batches are there already.
         fallbacks: what runs without a plan, as far as sizes have shown.
         refusal: the latest.
+        no_formula: why no formula was found, or "".
     """
 
     model: nn.Module
@@ -59,6 +62,7 @@ class Planner:
     has_gradients: bool = False
     fallbacks: dict[str, None] = field(default_factory=dict)
     refusal: InfeasibleBudget | None = None
+    no_formula: str = ""
 
     def at(self, size: int) -> Answer:
         """The size's plan, or why there is none."""
@@ -95,13 +99,24 @@ class Planner:
     def formula(self, size: int, other: int) -> PeakFormula | None:
         """Of the plan at a size, its peak over the sizes that another batch has otherwise.
 
-        One more trace and plan, in which these sizes are symbols; None where there are none.
+        One more trace and plan, in which these sizes are symbols. Where it has none, `no_formula`
+        says why.
         """
         if self.options.setting.reads_inductor:
             return None
-        with suppress(Exception):  # what cannot be traced so has no formula
+        try:
             session = self.session(self.batches.at(size), self.batches.varying(size, other))
-            return session.report().peak_formula
+            formula = session.report().peak_formula
+            if formula is not None:
+                return formula
+            parts = session.steps.graphs.current
+            for part in parts:  # raises what a report keeps to itself
+                peak_formula(as_chosen(part.subject, part.choice), part.choice.solution.plan)
+            self.no_formula = "the model's code makes a constant of it"
+            if any(sizes_of(part.subject) for part in parts):
+                self.no_formula = "what is written over what depends on it"
+        except Exception as error:  # what cannot be traced so has no formula
+            self.no_formula = f"{type(error).__name__}: {first_line(error)}"
         return None
 
     def _not_accepted(self, batch: Batch) -> str | None:

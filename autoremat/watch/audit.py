@@ -369,19 +369,22 @@ def _look(
         base_nbytes + beside + (part.kept if keeps_graph else part).own_peaks[1]
         for _, part, _, beside in reached
     ]
+    # At the sizes that are planned for, eager code takes as much more as they are larger.
+    grown = max((part.shrunk for part, _ in parts.values()), default=1.0) - 1
     more = [
-        peak_nbytes - _as_counted(run, part).peak_in_backward(found)
-        for peak_nbytes, (run, part, found, _) in zip(peaks, reached, strict=True)
+        peak_nbytes + int(grown * beside) - _as_counted(run, part).peak_in_backward(found)
+        for peak_nbytes, (run, part, found, beside) in zip(peaks, reached, strict=True)
     ]
     made_nbytes = foreseen.eager_peak_nbytes - foreseen.first_nbytes - foreseen.remade_nbytes
     margin_nbytes = int((EAGER_MARGIN - 1) * max(0, made_nbytes))
     eager_nbytes = base_nbytes + foreseen.eager_peak_nbytes + margin_nbytes
     eager_nbytes += max(0, spread.traffic.window_nbytes - _passing_nbytes(spread))
     beside_nbytes = max(more, default=0)
+    grown_nbytes = int(grown * max(0, foreseen.eager_peak_nbytes + margin_nbytes - crossing))
     return Look(
         max([eager_nbytes, *peaks]),
         beside_nbytes,
-        eager_nbytes - counted - crossing,
+        eager_nbytes + grown_nbytes - counted - crossing,
         not reached or any(part.is_resized for part, _ in parts.values()),
     )
 

@@ -587,6 +587,43 @@ def test_size_expressions():
     assert _torch.symbol_range(size, symbol) == (2, 64)
 
 
+def test_marked_ranges():
+    """Of marks with a largest size."""
+    given = torch.ones(5, 3)
+    assert _torch.marked_ranges(given) == {}
+    torch._dynamo.mark_dynamic(given, 0, max=64)
+    torch._dynamo.mark_dynamic(given, 1)
+    assert _torch.marked_ranges(given) == {0: (1, 64)}
+
+
+def test_the_lines_that_decide_sizes():
+    """One that makes a size a constant, and one that bounds it."""
+    found: list[Any] = []
+
+    def keep(module: Any, inputs: Any) -> Any:
+        found.extend(_torch.DynamoGraph(module, inputs).inputs)
+        return module.forward
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        assert x.shape[0] < 64
+        for _ in range(x.shape[1]):
+            x = x + 1
+        return x
+
+    given = torch.ones(5, 3)
+    for dimension in range(2):
+        _torch.may_vary(given, dimension)
+    torch.compile(call, backend=keep)(given)
+    (fake,) = (value for value in found if isinstance(value, torch.Tensor))
+    assert "assert x.shape[0] < 64" in _torch.bounded_at(fake.shape[0])
+    assert "for _ in range(x.shape[1])" in _torch.fixed_at(fake, 1)
+    assert _torch.fixed_at(fake, 0) == ""
+    size = fake.shape[0].node.expr
+    assert _torch.sized(2 * size) == 2 * size
+    with _torch.sizes_as({size: 7}):
+        assert _torch.sized(2 * size) == 14
+
+
 def test_may_vary():
     """A size that may vary is a symbol at its first call; one that the code insists on is none."""
     sizes: list[Any] = []

@@ -166,3 +166,22 @@ def test_torch_s_own_partition_has_room_to_grow_too():
     (size,) = formula.symbols
     assert formula.at(**{size.name: size.highest}) <= report.budget_nbytes
     assert formula.at(**{size.name: 64}) == report.predicted_peak_nbytes
+
+
+class Squared(nn.Module):
+    """Its loss is a number in memory for all that it is one of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.mse_loss(F.gelu(self.layer(x)), x)
+
+
+def test_what_a_loss_takes_beyond_its_number_grows_as_well():
+    part = planned(Squared(), torch.randn(9, 8), 1_000_000, ((0, 0),))
+    formula = peak_formula(part.subject, part.choice.solution.plan)
+    assert formula is not None
+    for size in (2, 9, 30):
+        assert formula.at(batch=size) == simulated(part, {"batch": size}, formula)

@@ -1,0 +1,260 @@
+"""Regenerate `varying_sizes.md` and the rows beside it, `varying_sizes.json`.
+
+    python docs/varying_sizes.py [--only MODEL;...] [--resume] [--page]
+
+One plan for a range of sizes, held against what is measured: each model is optimised with `sizes=`,
+its batches are drawn from all sizes of the range, and every step is measured. Small models on one
+thread, op by op (`compiler="eager"`), from configurations with random weights; each in a process of
+its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+from benchmark_models import loss_alone, models, solver_graphs
+from own_process import forget_plans, in_own_process
+from page_tables import mib, percent, table, verdicts, versions
+from row_store import Row, Store, describe
+from torch import Tensor
+
+import autoremat
+from autoremat.optimized import optimized_call
+from tests.models import Case
+
+PAGE = Path(__file__).parent / "varying_sizes.md"
+STEPS, SEED, SHARE, TIME_LIMIT_S = 30, 18, 0.85, 2.0
+WARM_UP = 10  # steps in which plans may be made
+BATCH, SEQUENCE = (1, 4), (16, 64)
+
+CASES: dict[str, Callable[[], Case]] = {
+    "gpt2": partial(loss_alone, models.gpt2, "gpt2", layers=2, batch=1, tokens=SEQUENCE[1]),
+    "llama": partial(loss_alone, models.llama, "llama", layers=2, batch=1, tokens=SEQUENCE[1]),
+    "bert": partial(loss_alone, models.bert, "bert", layers=2, batch=1, tokens=SEQUENCE[1]),
+    "t5": partial(loss_alone, solver_graphs.t5, "t5", layers=1, batch=1, tokens=SEQUENCE[1]),
+    "vit": partial(loss_alone, solver_graphs.vit, "vit", layers=2, batch=1, size=64),
+}
+IMAGES = ("vit",)  # of which only the batch varies
+
+INTRODUCTION = """# Sizes that vary
+
+Batches end with a smaller one, and sequences differ in every step. Say how large they become, and
+one plan is made for all sizes, in the first step, whatever its size is:
+
+<!-- not run: the model is yours -->
+```python
+autoremat.optimize(model, "40GB", sizes={"batch": (1, 32), "sequence": (128, 4096)})
+```
+
+| written | means |
+|---|---|
+| `{"batch": (1, 32)}` | dimension 0 of every tensor that the model is called with |
+| `{"sequence": (128, 4096)}` | dimension 1 of every tensor that has one |
+| `{"images": {2: (224, 384)}}` | one input, by the name that `forward` or a dict gives it |
+| `"seen"` | what has been seen, rounded up to powers of two |
+| `torch._dynamo.mark_dynamic(t, 1, min=2, max=4096)` | the same for an input that is marked |
+
+There are words for the two sizes that most models have in common, and names for all others, since
+a model's third size has no word that everybody understands. What is said of an input by name comes
+before the words. Marks count under `torch.compile(..., backend="autoremat")` too.
+
+- **Within the range**, every step is within the budget. The plan is made for the largest sizes,
+  and it is proven that no smaller ones peak higher: every value is largest there, rounding of the
+  allocator included, and what is written over has room at every size. Workspaces of library calls
+  are measured at the largest sizes and taken to be no more at smaller ones. Where it cannot be
+  proven, the plan is simulated on a grid, made leaner if it is higher there, and each step is
+  looked at; the report says which (`Sizes`). Nothing is padded.
+- **Below the range**, steps run by the same plan.
+- **Beyond it**, `autoremat.SizeError` is raised before the step runs, with the number.
+  `on_larger="plan"` makes another plan instead, for the size rounded up to a power of two, or for
+  the size alone where that does not fit.
+- **A range that does not fit** is refused in the first step (`InfeasibleBudget`), and the message
+  names the largest sizes that do (`largest_sizes`).
+- **What the model's own code makes of a size** (an assertion, a branch, a loop over it) may leave
+  a smaller range, or one plan for each size. A warning, AR119, names the line. A size of 1 is code
+  of its own for torch, and has a plan of its own.
+- **After a graph break**, sizes are known by their numbers; the first step may be above the budget
+  and is told of, as with any step of several graphs.
+- **A loss outside** is seen in the first step, and taken to be as much more at the largest sizes
+  as the product of all sizes is. One that grows with less than that gets more room than it needs.
+- **Sizes that data decide** (`nonzero`) have no range: they are planned as they come.
+
+Under Inductor the plan is made in the same way, and the peak is read from the generated code at
+the largest sizes. That no smaller sizes peak higher is then proven of the graph's values, not of
+the generated code's buffers. One small model is tested so: no step is above the budget, and the
+peak at the largest sizes is the predicted one. A second plan may be made in the second step.
+
+One plan costs time where steps are much smaller than the largest: it recomputes what they had room
+for. Several plans for parts of a range are not made. Times are not compared here.
+
+## Steps of all sizes
+"""
+
+
+def largest_of(case: Case, batch: int, sequence: int) -> tuple[Tensor, ...]:
+    """A batch: the case's first sample, so many times, and so many of its tokens."""
+    found = []
+    for given in case.inputs:
+        repeated = given[:1].repeat(batch, *[1] * (given.dim() - 1))
+        found.append(repeated[:, :sequence].contiguous() if given.dim() == 2 else repeated)
+    return tuple(found)
+
+
+def measured(model: torch.nn.Module, batch: tuple[Tensor, ...]) -> int:
+    """The peak of a step in bytes, resident bytes included."""
+    model.zero_grad(set_to_none=True)
+    resident = autoremat.resident_nbytes(model, batch)
+    return resident + autoremat.measure_peak(lambda: model(*batch).backward(), device="cpu")
+
+
+def row_of(name: str) -> Row:
+    """A model's steps of drawn sizes, each measured beside what was predicted of it."""
+    forget_plans()
+    torch.manual_seed(SEED)
+    draw, case = random.Random(SEED), CASES[name]()
+    sequences = (SEQUENCE[1],) * 2 if name in IMAGES else SEQUENCE
+    sizes = {"batch": BATCH} | ({} if name in IMAGES else {"sequence": SEQUENCE})
+    plain, top = copy.deepcopy(case.model), largest_of(case, BATCH[1], SEQUENCE[1])
+    measured(plain, top)
+    budget = int(SHARE * measured(plain, top))
+    del plain
+    model = autoremat.optimize(
+        case.model, budget, compiler="eager", sizes=sizes, verbose=False, time_limit=TIME_LIMIT_S
+    )
+    steps, plans = [], []
+    for number in range(STEPS):
+        size = draw.randint(*BATCH), draw.randint(*sequences)
+        size = (BATCH[1], SEQUENCE[1]) if number == STEPS - 1 else size
+        batch = largest_of(case, *size)
+        if number < WARM_UP:  # what plans and compiles is not measured
+            model.zero_grad(set_to_none=True)
+            model(*batch).backward()
+        session = optimized_call(model).session
+        nbytes = measured(model, batch)
+        plans.append(len(session.steps.graphs.parts) + session.steps.settlings)
+        steps.append({"batch": size[0], "sequence": size[1], "measured_nbytes": nbytes})
+    report = autoremat.report(model)
+    formula = report.peak_formula
+    for step in steps if formula is not None else ():
+        named = {s.name: step[s.name] for s in formula.symbols if s.name in ("batch", "sequence")}
+        if all(s.lowest <= named.get(s.name, s.planned) for s in formula.symbols):
+            step["predicted_nbytes"] = formula.at(**named)
+    return {
+        "key": name,
+        "model": name,
+        "sizes": str(sizes),
+        "budget_nbytes": budget,
+        "predicted_nbytes": session.steps.peak_nbytes,
+        "plans": plans,
+        "highest_nbytes": max(step["measured_nbytes"] for step in steps),
+        "proven": [fact.text for fact in report.facts if fact.name == "Sizes"],
+        "formula": "" if formula is None else formula.text(),
+        "fallbacks": [str(fallback) for fallback in report.fallbacks],
+        "steps": steps,
+    }
+
+
+def _errors(row: Row) -> list[float]:
+    found = [s for s in row.get("steps", ()) if "predicted_nbytes" in s]
+    return [s["predicted_nbytes"] / s["measured_nbytes"] - 1 for s in found]
+
+
+def page(runs: list[Row], rows: list[Row]) -> str:
+    """The page."""
+    done = [row for row in rows if row["status"] == "ok"]
+    found = {
+        "model": lambda r: r["model"],
+        "sizes": lambda r: f"`{r['sizes']}`" if r in done else "",
+        "budget MiB": lambda r: mib(r.get("budget_nbytes")),
+        "highest step MiB": lambda r: mib(r.get("highest_nbytes")),
+        "plans": lambda r: str(r["plans"][-1]) if r in done else "",
+        "steps predicted": lambda r: str(len(_errors(r))) if r in done else "",
+        "worst prediction": lambda r: percent(100 * max(e, key=abs)) if (e := _errors(r)) else "",
+        "": lambda r: "" if r in done else r.get("message", r["status"]),
+    }
+    promises = [
+        (
+            "no step is above the budget",
+            [(r["key"], r["highest_nbytes"] <= r["budget_nbytes"]) for r in done],
+        ),
+        (
+            f"at most three plans, all within the first {WARM_UP} steps",
+            [(r["key"], r["plans"][WARM_UP - 1] == r["plans"][-1] <= 3) for r in done],
+        ),
+        (
+            "each step is predicted within 2 % by the formula of the plan in use at the end",
+            [(r["key"], abs(error) <= 0.02) for r in done for error in _errors(r)],
+        ),
+    ]
+    about = (
+        f"{STEPS} steps of each model, of sizes drawn evenly from the range (seed {SEED}), the "
+        f"last of the largest. Budgets are {SHARE:.0%} of what the step without a plan takes of "
+        'that. Small models of one or two layers, float32, op by op (`compiler="eager"`), '
+        f"`time_limit={TIME_LIMIT_S:.0f}`. What is measured is a whole step, resident included. "
+        "Of a batch of 1, which has a plan of its own, the formula says nothing; where the first "
+        "such batch is drawn late, its plan is made late.\n"
+    )
+    facts = "\n".join(
+        f"- {row['model']}: {text}; `{row['formula'] or 'no formula'}`"
+        for row in done
+        for text in row["proven"][-1:]
+    )
+    missing = "".join(f" {name}," for name in CASES if name not in {r["key"] for r in rows})
+    told = "\n".join(f"- {row['model']}: {text}" for row in done for text in row["fallbacks"])
+    made = "\n".join(
+        f"{run['date']}: `{run['command']}`; {run['cpu']}, {run['cores']} cores, "
+        f"{run['memory_gib']} GiB; {versions(run)}."
+        for run in runs
+    )
+    return "\n".join(
+        [
+            INTRODUCTION,
+            about,
+            table(found, rows),
+            verdicts(promises),
+            "## What the reports say\n",
+            facts,
+            "",
+            *(["Told:\n", told, ""] if told else []),
+            "## How this was made\n",
+            made,
+            "",
+            f"Not run:{missing} GPUs, Inductor, lengths of a published data set, times.",
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    """Run the models that were asked for, one after the other."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", type=lambda text: text.split(";"), default=list(CASES))
+    parser.add_argument("--timeout", type=float, default=900.0, help="of a model, in seconds")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that are there")
+    parser.add_argument("--page", action="store_true", help="only rewrite the page from the rows")
+    args = parser.parse_args()
+    packages = ("torch", "transformers", "highspy")
+    describes = describe("varying_sizes.py", packages)
+    store = Store(PAGE.with_suffix(".json"), page, describes, order=CASES)
+    if args.page:
+        store.write()
+        return
+    for name in args.only:
+        if args.resume and store.rows.get(name, {}).get("status") == "ok":
+            continue
+        row = in_own_process(row_of, name, args.timeout, ["autoremat.api", "transformers"])
+        store.add({"key": name, "model": name, **row})
+        print(name, row.get("status"), row.get("plans"), row.get("message"), flush=True)
+
+
+if __name__ == "__main__":
+    main()

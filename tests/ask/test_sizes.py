@@ -1,0 +1,103 @@
+"""Which sizes vary, as users say it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from autoremat.ask.options import Options
+from autoremat.ask.sizes import Sizes, parse_sizes, rounded_up
+from autoremat.errors import SizeError
+
+
+def forward(ids: Tensor, mask: Tensor | None = None, **more: Any) -> None:
+    """A model's."""
+
+
+def said(sizes: Sizes, *args: Any, **keywords: Any) -> dict[tuple[int, ...], dict[int, str]]:
+    """By the shape of a tensor, the names of its sizes that vary."""
+    found: dict[tuple[int, ...], dict[int, str]] = {}
+    for one in sizes.among(forward, args, keywords):
+        found.setdefault(tuple(one.tensor.shape), {})[one.dimension] = one.name
+    return found
+
+
+def test_words_mean_the_first_two_dimensions_of_every_input():
+    sizes = parse_sizes({"batch": (1, 32), "sequence": (128, 4096)})
+    ids, labels = torch.zeros(2, 200), torch.zeros(2)
+    assert said(sizes, ids, labels=labels, more={"deep": [torch.zeros(2, 200, 7)]}) == {
+        (2, 200): {0: "batch", 1: "sequence"},
+        (2,): {0: "batch"},
+        (2, 200, 7): {0: "batch", 1: "sequence"},
+    }
+
+
+def test_an_input_goes_by_the_name_that_forward_or_a_dict_gives_it():
+    """Whether it is given by position or by keyword."""
+    sizes = parse_sizes({"ids": {1: (8, 64)}, "pixels": {-1: (4, 8), 2: (4, 16)}})
+    ids, pixels = torch.zeros(2, 9), torch.zeros(2, 3, 5, 6)
+    expected = {
+        (2, 9): {1: "ids.size(1)"},
+        (2, 3, 5, 6): {3: "pixels.size(-1)", 2: "pixels.size(2)"},
+    }
+    assert said(sizes, ids, more={"pixels": pixels}) == expected
+    assert said(sizes, ids=ids, pixels=pixels) == expected
+    assert sizes.unmet(forward, (ids,), {}) == "pixels"
+    assert sizes.unmet(forward, (ids,), {"pixels": pixels}) is None
+
+
+def test_what_is_said_of_an_input_comes_before_what_is_said_of_all():
+    sizes = parse_sizes({"batch": (1, 32), "mask": {0: (1, 4)}})
+    found = sizes.among(forward, (torch.zeros(2, 8), torch.zeros(3, 8)), {})
+    assert [(one.name, one.high) for one in found] == [("batch", 32), ("mask.size(0)", 4)]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"rows": (1, 8)}, "without a dimension"),
+        ({"batch": 8}, "its smallest and its largest"),
+        ({"batch": (8, 1)}, "its smallest and its largest"),
+        ({"batch": (0, 8)}, "its smallest and its largest"),
+        ({"batch": (1, 2.5)}, "its smallest and its largest"),
+        ({"ids": {"1": (1, 8)}}, "a dimension is a number"),
+        ({1: (1, 8)}, "no name of an input"),
+        ({}, "no size that varies"),
+        ("all", "no size that varies"),
+    ],
+)
+def test_what_means_nothing_is_refused(given: object, says: str):
+    with pytest.raises(ValueError, match=says):
+        parse_sizes(given)
+
+
+def test_what_becomes_of_larger_ones_is_one_of_two():
+    assert parse_sizes({"batch": (1, 8)}, "plan").on_larger == "plan"
+    assert parse_sizes("seen").on_larger == "plan"
+    with pytest.raises(ValueError, match='"raise" or "plan"'):
+        parse_sizes({"batch": (1, 8)}, "warn")
+    with pytest.raises(ValueError, match="is not given"):
+        parse_sizes(None, "plan")
+
+
+def test_an_input_without_the_dimension_is_named():
+    with pytest.raises(ValueError, match="dimension 2 of ids, which has 2"):
+        said(parse_sizes({"ids": {2: (1, 8)}}), torch.zeros(2, 3))
+
+
+def test_the_backend_says_how_sizes_are_given_there():
+    with pytest.raises(ValueError, match="mark_dynamic"):
+        Options.from_mapping({"budget": "1MB", "sizes": {"batch": (1, 8)}})
+
+
+def test_sizes_are_rounded_up_to_powers_of_two():
+    assert [rounded_up(n) for n in (1, 2, 3, 64, 65)] == [1, 2, 4, 64, 128]
+
+
+def test_an_error_of_a_size_has_the_numbers():
+    error = SizeError("sequence", 5000, 4096)
+    assert (error.name, error.size, error.highest) == ("sequence", 5000, 4096)
+    assert "sequence is 5000 in this call, and the step was planned for at most 4096" in str(error)
