@@ -24,6 +24,7 @@ from autoremat.graph.devices import device_name, device_nbytes
 from autoremat.graph.dropout_policy import DropoutPolicy, parse_dropout
 from autoremat.graph.random_draws import Replays, replays, safe_policy
 from autoremat.graph.selectors import Selection
+from autoremat.host.disk import PREFIX, Disk
 
 BUDGET_VARIABLE = "AUTOREMAT_BUDGET"  # of the environment: for trainers that take a name only
 
@@ -41,6 +42,7 @@ class Setting:
         time_limit_s: for the choice of a plan, per graph.
         strict: raise where a graph cannot be planned, or a certificate does not hold.
         generates: whether code may be generated for a device that is not here.
+        offload: where values may wait that leave the device; None if none may.
     """
 
     compiler: str = "inductor"
@@ -50,6 +52,7 @@ class Setting:
     time_limit_s: float = 30.0
     strict: bool = False
     generates: bool = True
+    offload: Disk | None = None
 
     @property
     def reads_inductor(self) -> bool:
@@ -102,6 +105,7 @@ class Options:
         repeatable: Selection = None,
         plan: str | Path | None = None,
         dropout: str | None = None,
+        offload: str | None = None,
         time_limit: float = 30.0,
         strict: bool = False,
         tune: int = 0,
@@ -127,6 +131,8 @@ class Options:
         )
         limit_s, policy_of_draws = _time_limit_s(time_limit), parse_dropout(dropout)
         setting = Setting(compiler, spec, policy_of_draws, steering, limit_s, bool(strict))
+        if offload is not None:
+            setting = replace(setting, offload=_host(offload, setting, _tune(tune, steering)))
         found = _budget(budget, steering)
         return cls(found, setting, bool(verbose), dict(inductor or {}), _tune(tune, steering))
 
@@ -165,6 +171,7 @@ class Options:
             "dropout": str(setting.dropout),
             "time_limit": f"{setting.time_limit_s:g}",
             "tune": str(self.tune),
+            **({} if setting.offload is None else {"offload": PREFIX + setting.offload.folder}),
         }
 
     def without_code(self) -> Options:
@@ -221,6 +228,22 @@ def _budget(given: str | int | None, steering: Steering) -> Budget:
             "budget here, in bytes of what is allocated."
         )
     return found
+
+
+def _host(given: str, setting: Setting, tune: int) -> Disk:
+    """Where values may wait, if nothing else that is asked for is against it."""
+    host, against = Disk.parse(given), ""
+    if setting.compiler != "eager":
+        against = f'compiler={setting.compiler!r}: give compiler="eager"'
+    elif setting.spec is not None:
+        against = f"planning for {setting.spec.name}: the device has to be here"
+    elif setting.steering.choice:
+        against = f"{setting.steering.choice}: leave one of the two out"
+    elif tune:
+        against = f"tune={tune}: leave one of the two out"
+    if against:
+        raise ValueError(f"offload={given!r} does not go with {against}.")
+    return host
 
 
 def _tune(given: object, steering: Steering) -> int:

@@ -79,6 +79,14 @@ def explain(name: str, subject: Subject, choice: Choice) -> GraphReport:
         code_time_us=choice.code_us,
         baseline_code_time_us=baseline.code_us,
         advice=advice_of(subject, solution.plan, timeline.peak_step, choice.peak_nbytes),
+        offloaded=tuple(
+            f"{name} ({format_nbytes(problem.value_by_name[name].nbytes)})"
+            for name in solution.plan.offloaded
+        ),
+        offloaded_nbytes=sum(
+            problem.value_by_name[name].nbytes for name in solution.plan.offloaded
+        ),
+        stall_us=solution.timeline.stall_us,
     )
 
 

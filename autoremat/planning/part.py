@@ -189,6 +189,8 @@ class Part:
             report = self.planned.whole.explain(subject, choice)
             if not (is_told and reads):
                 return report
+            if choice.solution.plan.offloaded:  # nobody states sizes of what waits elsewhere yet
+                return report
             with suppress(Exception):  # a report without a formula is one all the same
                 formula = peak_formula(as_chosen(subject, choice), choice.solution.plan)
                 report = replace(report, peak_formula=formula)

@@ -16,6 +16,7 @@ from autoremat.cost.calls import OpCost
 from autoremat.cost.device_specs import DeviceSpec
 from autoremat.graph.constraints import Constraints
 from autoremat.graph.joint_graph import JointGraph
+from autoremat.host.disk import Disk
 from autoremat.problem.lower import Lowered
 
 
@@ -30,6 +31,7 @@ class Subject:
         device: where they run.
         costs: time and workspace of each operation.
         elsewhere: the device that they run on, if it is not here.
+        host: where its values may wait; None if they may not leave.
     """
 
     joint: JointGraph
@@ -38,6 +40,7 @@ class Subject:
     device: torch.device
     costs: Mapping[fx.Node, OpCost]
     elsewhere: DeviceSpec | None = None
+    host: Disk | None = None
 
 
 class Peaks(NamedTuple):
