@@ -27,7 +27,7 @@ _library.define("offloaded(Tensor(a) host, Tensor x) -> Tensor(a)")
 _library.define("reload(Tensor host) -> Tensor")
 _library.define("reloaded(Tensor(a) x, Tensor host) -> Tensor(a)")
 
-_under_way: dict[int, Future[Tensor]] = {}  # copies that nobody waited for, by where they go
+_under_way: dict[int, Future[None]] = {}  # copies that nobody waited for, by where they go
 
 
 @functools.cache
@@ -35,13 +35,15 @@ def _engine(way: str) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix=f"autoremat-{way}")
 
 
-def _copy(to: Tensor, source: Tensor) -> Tensor:
+def _copy(to: Tensor, source: Tensor) -> None:
+    """Returns nothing: what nobody waits for, as a forward without a backward, is not held."""
     with torch.no_grad():
-        return to.copy_(source)
+        to.copy_(source)
 
 
 def _begin(way: str, to: Tensor, source: Tensor) -> Tensor:
-    _under_way[to.data_ptr()] = _engine(way).submit(_copy, to, source)
+    # By `data`: else autograd, which may save the copy before it is whole, takes it for modified.
+    _under_way[to.data_ptr()] = _engine(way).submit(_copy, to.data, source)
     return to
 
 

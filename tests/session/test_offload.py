@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import autoremat
 from autoremat.errors import OffloadError
 from autoremat.host.disk import like
-from autoremat.host.operators import OFFLOAD, OFFLOADED, RELOAD, RELOADED
+from autoremat.host.operators import OFFLOAD, OFFLOADED, RELOAD, RELOADED, _under_way
 from tests.training import make_seeded, measured, optimized, step
 
 SAVED = ("aten.addmm", "aten.tanh", "aten.sin")  # all that is worth making again
@@ -156,6 +156,19 @@ def test_a_plan_that_offloads_is_not_stored(model: nn.Module, tmp_path: Path) ->
     """A file would hold its operations without its copies."""
     with pytest.raises(ValueError, match="cannot be stored"):
         autoremat.save_plan(model, tmp_path / "plan.json")
+
+
+def test_a_copy_that_nobody_waits_for_holds_no_memory(tmp_path: Path) -> None:
+    """A forward whose backward never comes leaves nothing behind.
+
+    Nor does a copy under way count as a change of what autograd has saved of it meanwhile.
+    """
+    x = torch.ones(4096)
+    host = OFFLOAD(x, str(tmp_path))
+    begun = _under_way[host.data_ptr()]
+    assert begun.result(timeout=10) is None
+    assert torch.equal(host, x)
+    assert host._version == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64])
