@@ -90,6 +90,7 @@ def optimize(
     plan: str | Path | None = None,
     known_plan: str | Path | None = None,
     dropout: str | None = None,
+    offload: str | None = None,
     time_limit: float = 30.0,
     tune: int = 0,
     sizes: Mapping[str, Any] | str | None = None,
@@ -134,6 +135,9 @@ def optimize(
         dropout: "replay" draws random numbers again, where that gives those of the first draw;
             "save_masks" draws once and keeps what the backward needs. Without it, "replay" where
             that is known to be safe on the device.
+        offload: "disk:PATH" lets values leave for files in that folder and come back before they
+            are read, where that costs less than to make them again; what waits there is not
+            counted in the budget. On the CPU, with compiler="eager".
         time_limit: seconds to choose a plan, per graph. Under Inductor the code that it would
             generate is read meanwhile; that cannot be cut short, and however late it is, lean
             plans are read until one fits.
@@ -183,6 +187,7 @@ def optimize(
         plan=plan,
         known_plan=known_plan,
         dropout=dropout,
+        offload=offload,
         time_limit=time_limit,
         tune=tune,
         sizes=sizes,
@@ -293,6 +298,8 @@ def save_plan(model: nn.Module, path: str | Path) -> None:
         OSError: if the path cannot be written.
     """
     stored = call_of_one(model, "a stored plan is of").session.stored_plan()
+    if call_of_one(model, "a stored plan is of").session.options.setting.offload is not None:
+        raise ValueError("A plan with offload= cannot be stored: leave that out to store one.")
     if not stored.graphs:
         raise ValueError("Nothing is planned yet: that happens at the first training call.")
     write(stored, path)

@@ -227,6 +227,10 @@ class OverReserved(InfeasibleBudget):
         return fact, f"With PYTORCH_ALLOC_CONF={self.setting} that plan is within it.", raised
 
 
+class OffloadError(RuntimeError):
+    """What a plan sends away finds no room. It is raised in the step that wanted it."""
+
+
 class RankError(RuntimeError):
     """Ranks that train one model in lockstep could not begin: the message names who, and why.
 

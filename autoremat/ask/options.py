@@ -25,6 +25,7 @@ from autoremat.graph.devices import device_name, device_nbytes
 from autoremat.graph.dropout_policy import DropoutPolicy, parse_dropout
 from autoremat.graph.random_draws import Replays, replays, safe_policy
 from autoremat.graph.selectors import Selection
+from autoremat.host.disk import PREFIX, Disk
 
 BUDGET_VARIABLE = "AUTOREMAT_BUDGET"  # of the environment: for trainers that take a name only
 
@@ -44,6 +45,7 @@ class Setting:
         generates: whether graphs may be those of a device that is not here.
         reads: whether code that Inductor generates for such a device is read: without, the peak is
             that of the model of it.
+        offload: where values may wait that leave the device; None if none may.
     """
 
     compiler: str = "inductor"
@@ -54,6 +56,7 @@ class Setting:
     strict: bool = False
     generates: bool = True
     reads: bool = True
+    offload: Disk | None = None
 
     @property
     def reads_inductor(self) -> bool:
@@ -110,6 +113,7 @@ class Options:
         plan: str | Path | None = None,
         known_plan: str | Path | None = None,
         dropout: str | None = None,
+        offload: str | None = None,
         time_limit: float = 30.0,
         strict: bool = False,
         tune: int = 0,
@@ -138,8 +142,10 @@ class Options:
         )
         limit_s, policy_of_draws = _time_limit_s(time_limit), parse_dropout(dropout)
         setting = Setting(compiler, spec, policy_of_draws, steering, limit_s, bool(strict))
-        found = _budget(budget, steering)
         tries, varying = _tune(tune, steering), parse_sizes(sizes, on_larger)
+        if offload is not None:
+            setting = replace(setting, offload=_host(offload, setting, tries, varying))
+        found = _budget(budget, steering)
         return cls(found, setting, bool(verbose), dict(inductor or {}), tries, varying)
 
     @classmethod
@@ -183,6 +189,7 @@ class Options:
             "time_limit": f"{setting.time_limit_s:g}",
             "tune": str(self.tune),
             "sizes": self.sizes.asked(),
+            **({} if setting.offload is None else {"offload": PREFIX + setting.offload.folder}),
         }
 
     def without_code(self) -> Options:
@@ -243,6 +250,26 @@ def _budget(given: str | int | None, steering: Steering) -> Budget:
             "budget here, in bytes of what is allocated."
         )
     return found
+
+
+def _host(given: str, setting: Setting, tune: int, sizes: Sizes) -> Disk:
+    """Where values may wait, if nothing else that is asked for is against it."""
+    host, against = Disk.parse(given), ""
+    if setting.compiler != "eager":
+        against = f'compiler={setting.compiler!r}: give compiler="eager"'
+    elif setting.spec is not None:
+        against = f"planning for {setting.spec.name}: the device has to be here"
+    elif setting.steering.choice:
+        against = f"{setting.steering.choice}: leave one of the two out"
+    elif setting.steering.known is not None:
+        against = "known_plan=: leave one of the two out"
+    elif sizes.given:
+        against = "sizes=: nothing is proven yet of sizes of what waits elsewhere"
+    elif tune:
+        against = f"tune={tune}: leave one of the two out"
+    if against:
+        raise ValueError(f"offload={given!r} does not go with {against}.")
+    return host
 
 
 def _tune(given: object, steering: Steering) -> int:

@@ -21,6 +21,7 @@ from torch import fx
 from autoremat import _torch
 from autoremat.graph.constraints import RUNNING_STATISTICS, is_training_batch_norm
 from autoremat.graph.random_draws import is_random
+from autoremat.host.operators import COPIES
 
 aten = torch.ops.aten
 
@@ -103,6 +104,9 @@ class _Run:
             return self._draw(node.name, self._call(node, target, *node.args))
         if _torch.is_getitem(node):
             return self._element(node)
+        if target in COPIES:
+            copied: Any = node.args[0]
+            return self._number_of[copied]
         if target is aten.squeeze.dim and self._is_lifted_sum(node.args[0]):
             return self._lifted_sum(node.args[0])
         return self._new(self._call(node, target, *node.args))

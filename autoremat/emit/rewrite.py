@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from autoremat_solver import Plan, Step, StepKind, simulate
+from autoremat_solver import Plan, Problem, Step, StepKind, simulate
 from autoremat_solver.simulate import backward_start, saved_values
 from torch import fx
 
 from autoremat import _torch
 from autoremat.graph.constraints import RUNNING_STATISTICS, Constraints, is_batch_norm_update
 from autoremat.graph.joint_graph import JointGraph
+from autoremat.host import operators
 from autoremat.problem.lower import Lowered
 from autoremat.problem.shell import MARKERS
 
@@ -44,7 +45,9 @@ class Rewritten:
     saved: tuple[fx.Node, ...]
 
 
-def rewrite(joint: JointGraph, lowered: Lowered, constraints: Constraints, plan: Plan) -> Rewritten:
+def rewrite(
+    joint: JointGraph, lowered: Lowered, constraints: Constraints, plan: Plan, folder: str = ""
+) -> Rewritten:
     """Write the plan into a copy of the joint graph.
 
     Args:
@@ -52,9 +55,10 @@ def rewrite(joint: JointGraph, lowered: Lowered, constraints: Constraints, plan:
         lowered: its lowering.
         constraints: tells which operations replay their random state.
         plan: one that `check` accepts.
+        folder: where values wait that it sends away.
     """
     simulate(lowered.problem, plan)  # raises where the plan reads what was never made
-    writer = _Writer(joint, lowered, constraints, plan)
+    writer = _Writer(joint, lowered, constraints, plan, folder)
     start = backward_start(lowered.problem, plan)
     for step in plan.steps[:start]:
         writer.run(step)
@@ -68,9 +72,18 @@ class _Writer:
     """Emits nodes in the plan's order and knows which copy of each node a read sees now."""
 
     def __init__(
-        self, joint: JointGraph, lowered: Lowered, constraints: Constraints, plan: Plan
+        self,
+        joint: JointGraph,
+        lowered: Lowered,
+        constraints: Constraints,
+        plan: Plan,
+        folder: str = "",
     ) -> None:
         self._joint = joint
+        self._folder = folder
+        self._away: dict[fx.Node, fx.Node] = {}  # copies of values elsewhere
+        self._coming: dict[fx.Node, fx.Node] = {}  # those that are copied back, and from what
+        self._returning = _returning(lowered.problem, plan)
         self._lowered = lowered
         self._repeated_random = {
             name for name in plan.recomputed if lowered.node_of.get(name) in constraints.replayed
@@ -93,8 +106,10 @@ class _Writer:
             self._current[node].meta = dict(node.meta)
 
     def run(self, step: Step) -> None:
-        """Emit one run of an operation."""
-        if step.target in MARKERS:
+        """Emit one run of an operation, or one copy."""
+        if not step.is_run:
+            self._copy(step)
+        if step.target in MARKERS or not step.is_run:
             return
         node = self._lowered.node_of[step.target]
         repeat = step.kind is StepKind.RECOMPUTE
@@ -109,6 +124,28 @@ class _Writer:
         if not self._in_backward:
             self._read_sizes(step.target)
 
+    def _copy(self, step: Step) -> None:
+        """Emit the operator of a copy; see `host.operators`."""
+        node = self._lowered.storages.root[step.target]
+        if step.kind is StepKind.OFFLOAD:
+            source, target = self._read(node), operators.OFFLOAD
+            self._away[node] = self._moved(node, target, (source, self._folder))
+        elif step.kind is StepKind.RELEASE:
+            args = (self._away[node], self._read(node))
+            self._away[node] = self._moved(node, operators.OFFLOADED, args)
+        else:
+            self._coming[node] = self._away[node]
+            self._current[node] = self._moved(node, operators.RELOAD, (self._away[node],))
+
+    def _wait_for(self, node: fx.Node) -> None:
+        args = (self._current[node], self._coming.pop(node))
+        self._current[node] = self._moved(node, operators.RELOADED, args)
+
+    def _moved(self, node: fx.Node, target: Any, args: tuple[Any, ...]) -> fx.Node:
+        """A node that gives what another does, elsewhere."""
+        copy = self._call(f"{node.name}_{target._opname}", target, args)
+        return self._tag(copy, node, False)
+
     def _materialise(self, copy: fx.Node) -> None:
         """Hold Inductor to the plan's order: it would compute a loop where it is first read."""
         loop = copy.all_input_nodes[0] if copy.target is aten.squeeze.dim else copy
@@ -117,9 +154,13 @@ class _Writer:
 
     def finish_forward(self) -> None:
         """Fix the forward's outputs and what it saves; later reads of views make new views."""
+        for node in list(self._coming):
+            self._wait_for(node)
         self._results += self._read_outputs(slice(None, self._joint.num_fwd_outputs))
         for name in sorted(self._crossing):
             self._saved[self._current[self._lowered.storages.root[name]]] = None
+        for name in sorted(self._returning):
+            self._saved[self._away[self._lowered.storages.root[name]]] = None
         for node in self._lowered.derived:
             if not self._is_element_of_operation(node) and not _torch.is_symbolic(node):
                 self._current.pop(node, None)
@@ -141,6 +182,8 @@ class _Writer:
     def _read(self, node: fx.Node) -> fx.Node:
         """The copy of a node that a read at this point sees, made now if it is a derived one."""
         if node not in self._lowered.derived or self._is_element_of_operation(node):
+            if node in self._coming:
+                self._wait_for(node)
             found = self._current[node]
             if self._in_backward:
                 self._note_saved(node, found)
@@ -281,6 +324,20 @@ class _Writer:
     ) -> fx.Node:
         """A node under a name of its own, which takes none away from the nodes still to come."""
         return self._graph.create_node("call_function", target, args, kwargs, name)
+
+
+def _returning(problem: Problem, plan: Plan) -> frozenset[str]:
+    """The values that leave in the forward and come back, or are still leaving, in the backward."""
+    start = backward_start(problem, plan)
+    left_early = {step.target for step in plan.steps[:start] if step.kind is StepKind.OFFLOAD}
+    left_late: set[str] = set()
+    found = set()
+    for step in plan.steps[start:]:
+        if step.kind is StepKind.OFFLOAD:
+            left_late.add(step.target)
+        elif not step.is_run and step.target in left_early - left_late:
+            found.add(step.target)
+    return frozenset(found)
 
 
 def _sizes_of_operations(

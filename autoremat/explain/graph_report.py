@@ -96,6 +96,14 @@ def explain(
         baseline_code_time_us=baseline.code_us,
         advice=() if resident is None else advice_of(subject, choice, resident, formula),
         peak_formula=formula,
+        offloaded=tuple(
+            f"{name} ({format_nbytes(problem.value_by_name[name].nbytes)})"
+            for name in solution.plan.offloaded
+        ),
+        offloaded_nbytes=sum(
+            problem.value_by_name[name].nbytes for name in solution.plan.offloaded
+        ),
+        stall_us=solution.timeline.stall_us,
     )
 
 

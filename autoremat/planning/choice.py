@@ -105,7 +105,13 @@ def as_proven(solution: Solution) -> Solution:
 def written_out(subject: Subject, plan: Plan) -> Modules:
     """A plan, written out."""
     return partition(
-        rewrite(subject.joint, subject.lowered, subject.constraints, plan),
+        rewrite(
+            subject.joint,
+            subject.lowered,
+            subject.constraints,
+            plan,
+            subject.host.folder if subject.host is not None else "",
+        ),
         num_fwd_outputs=subject.joint.num_fwd_outputs,
         overwritten={node.name for node in subject.joint.overwritten},
     )

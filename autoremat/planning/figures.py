@@ -138,7 +138,7 @@ class Figures:
     @functools.cached_property
     def kept_nbytes(self) -> int:
         """See `KeptFigures`."""
-        boundary = self._plan.schedule.index(LOSS_BOUNDARY)
+        boundary = self._plan.place_of(LOSS_BOUNDARY)
         spans = instance_spans(self._problem, self._plan)
         kept = {name for name, born, last in spans if born < boundary < last}
         return self._with_outputs(dict.fromkeys((*self._problem.outputs, *kept)))
@@ -157,7 +157,7 @@ class Figures:
     def _with_outputs(self, outputs: Iterable[str]) -> int:
         """By how much the backward is higher where these stay, and no other values."""
         plan = self._plan
-        boundary = plan.schedule.index(LOSS_BOUNDARY)
+        boundary = plan.place_of(LOSS_BOUNDARY)
         other = replace(self._problem, outputs=tuple(outputs))
         before, after = (
             max(simulate(without_spare_states(p, plan), plan).live_nbytes[boundary:])
@@ -238,7 +238,7 @@ def shared_out(problem: Problem, plan: Plan, peak_nbytes: int, counted: Beside) 
     """
     resident_nbytes = problem.resident_nbytes
     live_nbytes = simulate(without_spare_states(problem, plan), plan).live_nbytes
-    boundary = plan.schedule.index(LOSS_BOUNDARY)
+    boundary = plan.place_of(LOSS_BOUNDARY)
     forward = max(live_nbytes[:boundary], default=0) - resident_nbytes
     backward = max(live_nbytes[boundary:]) - resident_nbytes
     more = peak_nbytes - resident_nbytes - highest_of((forward, backward), counted)

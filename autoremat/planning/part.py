@@ -196,7 +196,9 @@ class Part:
             if not (is_told and reads):
                 return explain(subject, choice, None, None)
             names = self.covered.names if self.covered else None
-            formula = formula_or_none(subject, choice, names)
+            # Nobody states sizes of what waits elsewhere yet.
+            waits = bool(choice.solution.plan.offloaded)
+            formula = None if waits else formula_or_none(subject, choice, names)
             report = explain(subject, choice, formula, self.resident)
             self._reports.clear()
             self._reports[found] = report

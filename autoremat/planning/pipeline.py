@@ -14,13 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from autoremat_solver import Solver
+from autoremat_solver import Link, Solver
 from torch import fx
 
 from autoremat import _torch
 from autoremat.ask.options import Setting
 from autoremat.cost.calls import OpCost, estimate_nodes
 from autoremat.cost.op_times import profile_nodes
+from autoremat.errors import SteeringError
 from autoremat.graph.constraints import (
     Constraints,
     find_constraints,
@@ -29,12 +30,14 @@ from autoremat.graph.constraints import (
 )
 from autoremat.graph.joint_graph import JointGraph, prepare
 from autoremat.graph.storages import Storages, find_storages
+from autoremat.host.disk import PREFIX, Disk
 from autoremat.inductor.in_place import as_loops
 from autoremat.inductor.inlining import inlined_nodes, shared_by_layers
 from autoremat.inductor.laid_out import as_laid_out, with_laid_out_inputs
 from autoremat.planning.asked import choose_as_asked, choose_known
 from autoremat.planning.choice import Choice
 from autoremat.planning.first_found import choose_once
+from autoremat.planning.offloaded import choose_with_offload
 from autoremat.planning.read import ALIKE, choose_by_reading
 from autoremat.planning.simulated import choose_by_simulation
 from autoremat.planning.unsearched import choose_without_search
@@ -89,13 +92,19 @@ def state(
         costs: time and workspace of its operations, where they are known.
     """
     constraints, inlined = _constrain(graph, setting, is_first=is_first)
+    if setting.offload is not None:
+        shell = replace(shell, link=_link(setting.offload, graph.device))
     if costs is None:
         costs = _price(graph.joint, inlined, setting)
     lowered = lower(graph.joint, graph.storages, constraints, costs, shell, inlined=inlined)
     if setting.compiler != "eager":
         lowered = with_laid_out_inputs(as_loops(lowered), graph.joint)
     elsewhere = setting.spec if setting.stands_in else None
-    return Subject(graph.joint, constraints, lowered, graph.device, costs, elsewhere)
+    return Subject(
+        *(graph.joint, constraints, lowered, graph.device, costs),
+        elsewhere=elsewhere,
+        host=setting.offload,
+    )
 
 
 def choose(
@@ -123,6 +132,8 @@ def choose(
         choice = choose_known(subject, steering.known, budget_nbytes, reads=reads)
     if choice is not None:
         return choice
+    if setting.offload is not None:
+        return search(subject, budget_nbytes, setting, refuses=refuses, least=least)
     searched = functools.partial(
         search, subject, budget_nbytes, setting, refuses=refuses, least=least
     )
@@ -151,6 +162,13 @@ def search(
     """
     if refuses and subject.lowered.shell.resident_nbytes > budget_nbytes:
         return choose_without_search(subject, budget_nbytes, reads=setting.reads_inductor)
+    if subject.host is not None:
+        limit_s = setting.time_limit_s
+        choice = choose_with_offload(subject, subject.host, budget_nbytes, time_limit_s=limit_s)
+        if choice.fits or not least:
+            return choice
+        least_nbytes = choice.needed_nbytes
+        return choose_with_offload(subject, subject.host, least_nbytes, time_limit_s=limit_s)
     problem = subject.lowered.problem
     new = functools.partial(
         Solver, problem, time_limit_s=setting.time_limit_s, strict=setting.strict
@@ -162,6 +180,20 @@ def search(
     if choice.fits or not least:
         return choice
     return choose_by_simulation(subject, new(), choice.needed_nbytes)
+
+
+@functools.cache
+def _link(host: Disk, device: torch.device) -> Link:
+    """How fast copies are; measured once in a process.
+
+    Raises:
+        SteeringError: if the graph is not on the CPU.
+    """
+    if device.type != "cpu":
+        raise SteeringError(
+            f"offload={PREFIX}{host.folder} is for models on the CPU, and this one is on {device}."
+        )
+    return host.link()
 
 
 def _constrain(

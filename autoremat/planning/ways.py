@@ -112,7 +112,7 @@ def crossing_nbytes(problem: Problem, plan: Plan) -> int:
     """Bytes that live between the forward and the backward of a plan."""
     boundary = problem.op_by_name[LOSS_BOUNDARY]
     own = boundary.workspace_nbytes + sum(problem.value_by_name[n].nbytes for n in boundary.outputs)
-    live_nbytes = simulate(problem, plan).live_nbytes[plan.schedule.index(LOSS_BOUNDARY)]
+    live_nbytes = simulate(problem, plan).live_nbytes[plan.place_of(LOSS_BOUNDARY)]
     return live_nbytes - own - problem.resident_nbytes
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from autoremat_solver import Op, Phase, Plan, Problem, Value
+from autoremat_solver import Link, Op, Phase, Plan, Problem, Value
 
 LOSS_BOUNDARY = "backward_begins"
 LATER_GRADIENTS = "gradients_of_later_graphs"
@@ -51,6 +51,7 @@ class Shell:
         later_gradients_nbytes: what the backwards of later graphs return, live until the end.
         room_nbytes: what later graphs take while they run, beside what crosses from forward to
             backward.
+        link: the way to where values may wait that leave the device.
     """
 
     tangents: Mapping[str, int]
@@ -60,6 +61,7 @@ class Shell:
     optimizer_nbytes: int
     later_gradients_nbytes: int = 0
     room_nbytes: int = 0
+    link: Link | None = None
 
     @property
     def free_nbytes(self) -> int:
@@ -82,6 +84,7 @@ class Shell:
             ops=ops,
             outputs=tuple(dict.fromkeys((*graph.outputs, *self.held, *later))),
             resident_nbytes=self.resident_nbytes,
+            link=self.link,
         )
 
     def _before_backward(self) -> Iterator[Op]:

@@ -16,6 +16,7 @@ from autoremat.cost.calls import OpCost
 from autoremat.cost.device_specs import DeviceSpec
 from autoremat.graph.constraints import Constraints
 from autoremat.graph.joint_graph import JointGraph
+from autoremat.host.disk import Disk
 from autoremat.problem.lower import Lowered
 
 
@@ -31,6 +32,7 @@ class Subject:
         costs: time and workspace of each operation.
         elsewhere: the device that they run on, if it is not here.
         sizes: what its symbolic sizes stand for, where they are others than while it was traced.
+        host: where its values may wait; None if they may not leave.
     """
 
     joint: JointGraph
@@ -40,6 +42,7 @@ class Subject:
     costs: Mapping[fx.Node, OpCost]
     elsewhere: DeviceSpec | None = None
     sizes: Mapping[Any, int] = field(default_factory=dict)
+    host: Disk | None = None
 
 
 class Peaks(NamedTuple):

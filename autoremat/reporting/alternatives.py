@@ -41,7 +41,7 @@ class Alternatives:
             self._spans.setdefault(name, []).append((born, last))
         self._first_read: dict[str, int] = {}
         for number, step in enumerate(plan.steps[self._start :], self._start):
-            for name in problem.op_by_name[step.target].inputs:
+            for name in problem.op_by_name[step.target].inputs if step.is_run else ():
                 self._first_read.setdefault(name, number)
 
     def of(self, value: str) -> Rerun | None:

@@ -116,6 +116,10 @@ class GraphReport:
         advice: what would lower the peak whatever the plan, what saves most first.
         peak_formula: the simulated peak over the sizes that vary; None where none does, or where
             it is no such formula.
+        offloaded: values that leave the device and come back, with their size, in their order; one
+            that leaves twice is there twice.
+        offloaded_nbytes: bytes of all of them, which are copied each way.
+        stall_us: of the predicted time, what computing waits for these copies.
     """
 
     name: str
@@ -138,6 +142,9 @@ class GraphReport:
     baseline_code_time_us: float | None = None
     advice: tuple[Remedy, ...] = ()
     peak_formula: PeakFormula | None = None
+    offloaded: tuple[str, ...] = ()
+    offloaded_nbytes: int = 0
+    stall_us: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuses fields of the wrong type."""

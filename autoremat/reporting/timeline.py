@@ -199,6 +199,10 @@ def _steps(problem: Problem, plan: Plan, place_of: Callable[[str], Place]) -> tu
     start = backward_start(problem, plan)
     steps = []
     for index, step in enumerate(plan.steps):
+        if not step.is_run:
+            name = f"{step.kind} {step.target}"
+            steps.append(Step(name, str(step.kind), "", "", index >= start, False, False, 0.0, 0))
+            continue
         op, place = problem.op_by_name[step.target], place_of(step.target)
         steps.append(
             Step(

@@ -77,6 +77,14 @@ class Plan:
         """
         return tuple(step.target for step in self.steps if step.is_run)
 
+    def place_of(self, op: str) -> int:
+        """Index of the step that runs an operation first.
+
+        Raises:
+            ValueError: if none does.
+        """
+        return self.steps.index(Step(StepKind.FIRST_RUN, op))
+
     @property
     def recomputed(self) -> frozenset[str]:
         """The operations that run again."""

@@ -20,6 +20,7 @@ ROOMS = {
             "reporting",
             "errors",
             "reserved",
+            "host",
             "fallbacks",
             "ranks",
             "memory",

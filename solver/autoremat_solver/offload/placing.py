@@ -10,7 +10,7 @@ gap demands more does computing wait. Slot i is before the i-th operation.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -77,13 +77,14 @@ class Placed:
     starts_us: float
 
 
-def gaps_of(indexed: Indexed, runs: list[int]) -> list[Gap]:
-    """All gaps of a schedule in which at least one operation runs; outputs have none."""
+def gaps_of(indexed: Indexed, runs: list[int], movable: Collection[int]) -> list[Gap]:
+    """All gaps of these values in which at least one operation runs; outputs have none."""
     last: dict[int, int] = {}
     found = []
     for place, op in enumerate(runs):
         for value in indexed.inputs[op]:
-            if last[value] < place - 1 and indexed.nbytes[value] and not indexed.pinned[value]:
+            may_leave = value in movable and indexed.nbytes[value] and not indexed.pinned[value]
+            if may_leave and last[value] < place - 1:
                 found.append(Gap(value, last[value], place))
             last[value] = place
         last.update(dict.fromkeys(indexed.outputs[op], place))

@@ -49,11 +49,13 @@ class Within:
     Attributes:
         device_nbytes: live on the device, resident ones included.
         host_nbytes: held on the host.
+        movable: the values that may leave.
         time_us: it has to be faster than that.
     """
 
     device_nbytes: int
     host_nbytes: int
+    movable: frozenset[int]
     time_us: float = math.inf
 
 
@@ -102,7 +104,7 @@ class _Relief:
     def __init__(self, indexed: Indexed, runs: list[int], within: Within, taste: Taste) -> None:
         self._indexed, self._runs, self._taste = indexed, runs, taste
         self._budget_nbytes, self._host_nbytes = within.device_nbytes, within.host_nbytes
-        self._gaps = gaps_of(indexed, runs)
+        self._gaps = gaps_of(indexed, runs, within.movable)
         self._after = np.array([gap.after for gap in self._gaps], dtype=np.int64)
         self._before = np.array([gap.before for gap in self._gaps], dtype=np.int64)
         self._nbytes = np.array([indexed.nbytes[gap.value] for gap in self._gaps], dtype=np.int64)

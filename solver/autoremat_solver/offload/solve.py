@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from autoremat_solver.check import check
@@ -54,6 +54,7 @@ class OffloadSolver:
         time_limit_s: wall-clock seconds of each call, after which nothing further begins.
         effort: factor of what each search may count up to.
         recompute: whether operations may run again too; else values can only be sent away.
+        movable: names of the values that may leave; all if not given.
 
     Raises:
         ProblemError: if the problem has regions, or a value that the backward needs may neither be
@@ -69,6 +70,7 @@ class OffloadSolver:
         time_limit_s: float = 30.0,
         effort: float = 1.0,
         recompute: bool = True,
+        movable: Collection[str] | None = None,
     ) -> None:
         """Simulate the simple strategies."""
         if problem.link is None:
@@ -80,6 +82,8 @@ class OffloadSolver:
         self.problem, self.host_nbytes = problem, host_nbytes
         self.time_limit_s, self._effort, self._recompute = time_limit_s, effort, recompute
         self._indexed = index(problem)
+        names = enumerate(value.name for value in problem.values)
+        self._movable = frozenset(v for v, name in names if movable is None or name in movable)
         self.solver = Solver(problem, time_limit_s=time_limit_s, effort=effort)
         self._fastest = self.solver.fastest()
 
@@ -158,7 +162,7 @@ class OffloadSolver:
             return best
         for name, taste in TASTES.items():
             limit_us = math.inf if best is None else best.time_us
-            within = Within(budget_nbytes, self.host_nbytes, limit_us)
+            within = Within(budget_nbytes, self.host_nbytes, self._movable, limit_us)
             relieved = relieve(self._indexed, runs, within, taste, effort)
             if relieved is None or relieved.time_us >= limit_us:
                 continue

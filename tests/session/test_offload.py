@@ -1,0 +1,198 @@
+"""`offload="disk:PATH"`: values wait in files, within the budget, with the same gradients."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autoremat
+from autoremat.errors import OffloadError
+from autoremat.host.disk import like
+from autoremat.host.operators import OFFLOAD, OFFLOADED, RELOAD, RELOADED, _under_way
+from tests.training import make_seeded, measured, optimized, step
+
+SAVED = ("aten.addmm", "aten.tanh", "aten.sin")  # all that is worth making again
+BUDGET_NBYTES = 1_500_000  # 2.6 MB without a plan
+
+
+class Sine(nn.Module):
+    """Saves what it is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sine."""
+        return torch.sin(x)
+
+
+class Deep(nn.Module):
+    """Eight layers whose results the backward reads, and the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.Sequential(nn.Linear(64, 64), Sine(), nn.Tanh()) for _ in range(8)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The mean square of the last results."""
+        return self.layers(x).square().mean()
+
+
+def rows() -> tuple[Tensor]:
+    """A batch."""
+    return (torch.ones(512, 64),)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where values wait."""
+    return tmp_path_factory.mktemp("host")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> nn.Module:
+    """Within a budget that nothing but copies can keep; its first step is taken."""
+    given = {"offload": f"disk:{folder}", "save": SAVED, "time_limit": 1.0}
+    found = optimized(Deep, BUDGET_NBYTES, **given)
+    step(found, rows())
+    return found
+
+
+def test_what_leaves_lowers_the_peak_and_changes_no_gradient(model: nn.Module) -> None:
+    """The measured peak is the planned one to the byte, gradients are those of eager mode."""
+    expected, found = step(make_seeded(Deep), rows()), step(model, rows())
+    assert found.gradients.keys() == expected.gradients.keys()
+    for name, gradient in expected.gradients.items():
+        assert gradient is found.gradients[name] or torch.equal(gradient, found.gradients[name])
+    report = autoremat.report(model)
+    assert measured(model, rows()) == report.predicted_peak_nbytes <= BUDGET_NBYTES
+    assert report.graphs[0].offloaded_nbytes > 0
+
+
+def test_a_report_tells_what_leaves(model: nn.Module) -> None:
+    """Bytes each way, and the values, in the text and in a stored report."""
+    report = autoremat.report(model)
+    graph = report.graphs[0]
+    assert len(graph.offloaded) * 512 * 64 * 4 == graph.offloaded_nbytes
+    assert "Offloaded" in report.summary()
+    assert graph.offloaded[0] in report.summary()
+    assert autoremat.Report.from_json(report.to_json()) == report
+    assert "reload" in report.to_html()
+
+
+def test_no_file_has_a_name_while_a_step_is_under_way(model: nn.Module, folder: Path) -> None:
+    """So none is left behind by a crash, and processes may share the folder."""
+    loss = model(*rows())
+    assert list(folder.iterdir()) == []
+    loss.backward()
+    assert list(folder.iterdir()) == []
+
+
+def test_a_full_disk_is_told_in_the_step_that_meets_it(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what was wanted, what is free and what to do; the next step finds room again."""
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        with pytest.raises(OffloadError, match=r"131\.1 kB are to wait .* are free .*free some"):
+            step(model, rows())
+    step(model, rows())
+
+
+def test_a_folder_that_vanishes_is_told(model: nn.Module, folder: Path) -> None:
+    """What waits already is safe: only the next copy needs the folder."""
+    away = folder.with_name("away")
+    loss = model(*rows())
+    folder.rename(away)
+    with suppress(OffloadError):  # the backward may send values away too
+        loss.backward()
+    with pytest.raises(OffloadError, match=r"There is no folder .*make it"):
+        model(*rows())
+    away.rename(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"offload": "/somewhere"}, 'offload is "disk:PATH"'),
+        ({"offload": "disk:"}, 'offload is "disk:PATH"'),
+        ({"offload": 3}, 'offload is "disk:PATH"'),
+        ({"offload": "disk:/no/such/folder"}, "There is no folder"),
+        ({"offload": "disk:.", "compiler": "inductor"}, 'give compiler="eager"'),
+        ({"offload": "disk:.", "policy": "save-all"}, "leave one of the two out"),
+        ({"offload": "disk:.", "tune": 3}, "tune=3"),
+        ({"offload": "disk:.", "sizes": {"batch": (1, 8)}}, "sizes="),
+    ],
+)
+def test_what_cannot_be_offloaded_is_refused_at_once(options: dict[str, Any], says: str) -> None:
+    """Before a step is run, with the reason."""
+    given = {"compiler": "eager"} | options
+    with pytest.raises(ValueError, match=says):
+        autoremat.optimize(Deep(), "1GB", **given)
+
+
+def test_a_folder_in_which_nothing_may_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the system's reason."""
+
+    def denied(**_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", denied)
+    with pytest.raises(ValueError, match=r"Permission denied.*may write"):
+        autoremat.optimize(Deep(), "1GB", compiler="eager", offload=f"disk:{tmp_path}")
+
+
+def test_a_plan_that_offloads_is_not_stored(model: nn.Module, tmp_path: Path) -> None:
+    """A file would hold its operations without its copies."""
+    with pytest.raises(ValueError, match="cannot be stored"):
+        autoremat.save_plan(model, tmp_path / "plan.json")
+
+
+def test_a_copy_that_nobody_waits_for_holds_no_memory(tmp_path: Path) -> None:
+    """A forward whose backward never comes leaves nothing behind.
+
+    Nor does a copy under way count as a change of what autograd has saved of it meanwhile.
+    """
+    x = torch.ones(4096)
+    host = OFFLOAD(x, str(tmp_path))
+    begun = _under_way[host.data_ptr()]
+    assert begun.result(timeout=10) is None
+    assert torch.equal(host, x)
+    assert host._version == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64])
+def test_a_copy_has_the_same_bits_sizes_and_strides(dtype: torch.dtype, tmp_path: Path) -> None:
+    """There and back, also of a tensor that is laid out in another order."""
+    torch.manual_seed(0)
+    x = (10 * torch.randn(7, 5, 3)).to(dtype).permute(2, 0, 1)
+    sent = OFFLOADED(OFFLOAD(x, str(tmp_path)), x)
+    back = RELOADED(RELOAD(sent), sent)
+    for copy in (sent, back, like(x, str(tmp_path))):
+        assert (copy.shape, copy.stride(), copy.dtype) == (x.shape, x.stride(), dtype)
+    assert torch.equal(back, x)
+    assert back.data_ptr() not in (x.data_ptr(), sent.data_ptr())
+
+
+@pytest.mark.filterwarnings("ignore::autoremat.errors.OverBudgetWarning")
+def test_a_graph_may_be_kept_for_another_backward(model: nn.Module) -> None:
+    """What waits is there as long as the graph is. That such a step takes more is told."""
+    plain, gradients = make_seeded(Deep), []
+    for one in (model, plain):
+        one.zero_grad(set_to_none=True)
+        loss = one(*rows())
+        loss.backward(retain_graph=True)
+        loss.backward()
+        gradients.append([parameter.grad for parameter in one.parameters()])
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*gradients, strict=True))
