@@ -70,12 +70,13 @@ def trained(model: nn.Module, folder: Path, **arguments: Any) -> list[int]:
     "arguments",
     [
         {"gradient_accumulation_steps": 2},
-        pytest.param({}, marks=pytest.mark.thorough),
-        pytest.param({"bf16": True}, marks=pytest.mark.thorough),
-        pytest.param({"label_smoothing_factor": 0.1}, marks=pytest.mark.thorough),
+        {},
+        {"bf16": True},
+        {"label_smoothing_factor": 0.1},
     ],
 )
 @pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")
+@pytest.mark.thorough
 def test_a_trainer_of_transformers_keeps_the_budget(tmp_path: Path, arguments: dict[str, Any]):
     """From the second optimizer step on, the optimizer's state included, which nobody passed."""
     plain, model = make_seeded(llama), make_seeded(llama)

@@ -162,6 +162,7 @@ def test_gradients_that_an_optimizer_takes_in_the_backward_come_all_at_once():
     assert whole_peak(model, loop) == autoremat.report(model).predicted_peak_nbytes
 
 
+@pytest.mark.thorough
 def test_state_that_comes_with_a_first_step_counts_for_each_plan_of_the_steps():
     """Gradients that exist have a plan of their own, and it is the last to run before the state."""
     budget = peaks(Blocks, [many_rows()]).at(0.6)

@@ -69,7 +69,10 @@ def marked_ranges(tensor: torch.Tensor) -> dict[int, tuple[int, int]]:
 
 
 def compile_apart(
-    call: Callable[..., Any], backend: Callable[..., Callable[..., Any]]
+    call: Callable[..., Any],
+    backend: Callable[..., Callable[..., Any]],
+    *,
+    dynamic: bool | None = None,
 ) -> Callable[..., Any]:
     """The call, compiled: what others have compiled of the same functions does not count.
 
@@ -78,10 +81,10 @@ def compile_apart(
     """
     compile_call: Any = torch.compile  # torch's stubs leave the option out
     if _COUNTS_APART:
-        return compile_call(call, backend=backend, isolate_recompiles=True)
+        return compile_call(call, backend=backend, dynamic=dynamic, isolate_recompiles=True)
     global _compiles
     _compiles += 1
-    compiled: Callable[..., Any] = compile_call(call, backend=backend)
+    compiled: Callable[..., Any] = compile_call(call, backend=backend, dynamic=dynamic)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         config: Any = torch._dynamo.config

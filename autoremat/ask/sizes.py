@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,6 +126,8 @@ class Sizes:
     ) -> str | None:
         """The name of an input that a call does not have; None if it has all."""
         names = {name for names, _ in _named(forward, args, keywords) for name in names}
+        with suppress(TypeError, ValueError):  # what forward may take is no name by mistake
+            names |= {*inspect.signature(forward).parameters}
         return next((name for name, _, _ in self.inputs if name not in names), None)
 
     def _of(self, names: tuple[str, ...], tensor: torch.Tensor) -> Iterator[tuple[int, Extent]]:
@@ -210,9 +213,8 @@ def _by_parameter(
         parameters = list(inspect.signature(forward).parameters.values())
     except (TypeError, ValueError):
         parameters = []
-    positional = [
-        p.name if p.kind is not inspect.Parameter.VAR_POSITIONAL else "" for p in parameters
-    ]
+    one = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = [p.name for p in parameters if p.kind in one]  # those of *args have no name
     for number, value in enumerate(args):
         yield positional[number] if number < len(positional) else "", value
     yield from keywords.items()

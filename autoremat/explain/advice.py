@@ -130,7 +130,8 @@ def _only_loss(step: _Planned, resident: Resident) -> Iterator[Remedy]:
     yield from step.remedy(
         "return only the loss",
         f"The model returns {_named(beside, step)} beside its loss, which the caller holds until "
-        f"the backward ends{given if set(beside) & set(tangents) else ''}: return only the loss.",
+        f"the backward ends{given if set(beside) & set(tangents) else ''}: return only the loss, "
+        "unless more is computed from it.",
         only_loss(step.subject, Step(step.problem, step.plan)).peak_nbytes,
     )
 

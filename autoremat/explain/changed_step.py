@@ -19,6 +19,8 @@ from autoremat_solver import Op, Phase, Plan, Problem, Value, simulate
 from torch import fx
 
 from autoremat import _torch
+from autoremat.graph.joint_graph import JointGraph
+from autoremat.planning.figures import gradients_by_input
 from autoremat.problem.shell import GRADIENTS_LAID_OUT, LOSS_BOUNDARY, MARKERS
 from autoremat.problem.subject import Subject
 
@@ -343,10 +345,26 @@ def _gradients(
 
 
 def _loss(subject: Subject) -> tuple[fx.Node, fx.Node] | None:
-    """The only incoming gradient that is one floating-point number, and its result."""
+    """The only incoming gradient that is one floating-point number, and its result.
+
+    A number from which the gradients of few parameters come, such as a temperature, is no loss.
+    """
     results = _torch.results_of_tangents(subject.joint.module.graph)
     losses = [node for node in subject.joint.tangents if _is_number(node) and node in results]
-    return (losses[0], results[losses[0]]) if len(losses) == 1 else None
+    if len(losses) != 1 or not _trains_most(subject.joint, losses[0]):
+        return None
+    return losses[0], results[losses[0]]
+
+
+def _trains_most(joint: JointGraph, tangent: fx.Node) -> bool:
+    made = {tangent}
+    for node in joint.nodes:
+        if not made.isdisjoint(node.all_input_nodes):
+            made.add(node)
+    gradients = gradients_by_input(joint)
+    trained = [node for node in gradients if node in joint.static_inputs]
+    count = sum(numel(node) for node in trained if gradients[node] in made)
+    return 2 * count >= sum(map(numel, trained))
 
 
 def _is_number(node: fx.Node) -> bool:

@@ -133,6 +133,12 @@ def _refusal(folder: str, nbytes: int, error: OSError) -> str:
         )
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return f"There is no folder {folder!r} in which {size} could wait: make it."
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        return (
+            f"No file of {size} can be made in {folder!r} ({error.strerror}): each value that "
+            "waits takes a file and a mapping. Raise the limits (ulimit -n, vm.max_map_count), or "
+            "train without offload=."
+        )
     return (
         f"No file of {size} can be made in {folder!r} ({error.strerror}): give a folder in which "
         "this process may write."

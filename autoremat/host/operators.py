@@ -14,6 +14,7 @@ solver's steps mean:
 from __future__ import annotations
 
 import functools
+import os
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -35,15 +36,26 @@ def _engine(way: str) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix=f"autoremat-{way}")
 
 
-def _copy(to: Tensor, source: Tensor) -> None:
-    """Returns nothing: what nobody waits for, as a forward without a backward, is not held."""
+def _forget() -> None:
+    """In a child of this process there are no threads that copy, nor copies under way."""
+    _engine.cache_clear()
+    _under_way.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+def _copy(pair: list[Tensor]) -> None:
+    """Returns nothing, and holds nothing once it is done: what nobody waits for is not held."""
+    source, to = pair.pop(), pair.pop()
     with torch.no_grad():
         to.copy_(source)
 
 
 def _begin(way: str, to: Tensor, source: Tensor) -> Tensor:
     # By `data`: else autograd, which may save the copy before it is whole, takes it for modified.
-    _under_way[to.data_ptr()] = _engine(way).submit(_copy, to.data, source)
+    _under_way[to.data_ptr()] = _engine(way).submit(_copy, [to.data, source])
     return to
 
 

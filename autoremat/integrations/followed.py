@@ -24,6 +24,8 @@ from autoremat.memory.meter import measuring_peak, resident_nbytes
 from autoremat.optimized import OptimizedCall
 from autoremat.planning.part import Planned
 
+# Options with which no plan of a checkpoint can be taken.
+_DECIDED = frozenset({"known_plan", "plan", "offload"})
 PLAN, REPORT, PAGE = "autoremat_plan.json", "autoremat_report.json", "autoremat_report.html"
 
 
@@ -45,6 +47,7 @@ class Followed:
         self._began: float | None = None
         self._held_nbytes = 0
         self._seen: dict[str, float] = {}
+        self._has_begun = False
 
     def begin(
         self,
@@ -68,10 +71,17 @@ class Followed:
                 raise ValueError("Give a budget, or optimize the model before the trainer is made.")
             return
         if self._is_optimized:
-            return  # a second run of the same trainer
+            if not self._has_begun:  # else it is a second run of the same trainer
+                _warn(
+                    f"the model was optimised before, and stays as it was asked for then: "
+                    f"budget {self._budget!r} and its options are not heeded. Leave one of the "
+                    "two out."
+                )
+            return
         options = dict(self._options)
         known = None if resumed_from is None else resumed_from / PLAN
-        if known is not None and known.exists() and "known_plan" not in options:
+        is_open = _DECIDED.isdisjoint(options)
+        if known is not None and known.exists() and is_open:
             try:
                 self._optimize(options | {"known_plan": known})
             except (OSError, SteeringError) as error:
@@ -84,6 +94,7 @@ class Followed:
         assert self._model is not None
         given = {"optimizer": list(self._optimizers)} if self._optimizers else {}
         optimize(self._model, self._budget, **given | options)
+        self._has_begun = True
 
     @property
     def _is_optimized(self) -> bool:

@@ -65,6 +65,8 @@ def optimizer_footprint(
     if not params:
         return OptimizerFootprint(0, 0)
     device = home or params[0].device
+    if device.type == "meta":  # which has no fused step
+        device = torch.device("cpu")
     facts = _facts_of(optimizer, device)
     known = _footprints.get(optimizer)
     if known is None or known[0] != facts:

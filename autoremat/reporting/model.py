@@ -319,9 +319,14 @@ class Report:
 
     @property
     def advice(self) -> tuple[Remedy, ...]:
-        """What would lower the peak of the graph that takes most: at most three, best first."""
+        """What would lower the peak of the graph that takes most: at most three, best first.
+
+        None where the step peaks outside of it: that peak would stay.
+        """
         graph = self.peak_graph
-        return graph.advice if graph is not None else ()
+        if graph is None or self.predicted_peak_nbytes > graph.predicted_peak_nbytes:
+            return ()
+        return graph.advice
 
     @property
     def peak_formula(self) -> PeakFormula | None:

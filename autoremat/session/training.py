@@ -136,7 +136,10 @@ class Training:
         if (session, kind) not in self._shared:
             self._shared = {key: one for key, one in self._shared.items() if self.runs(key[0])}
             backend = session.backend_of(kind)
-            compiled = _torch.compile_apart(make_call(), backend)
+            # What waits in a file has to be of a known size.
+            is_static = session.steps.options.setting.offload is not None
+            dynamic = False if is_static else None
+            compiled = _torch.compile_apart(make_call(), backend, dynamic=dynamic)
             self._shared[session, kind] = Shared(kind, compiled)
         return self._shared[session, kind]
 

@@ -45,14 +45,19 @@ def adapt(model: nn.Module, patterns: Sequence[str], rank: int) -> list[str]:
         ValueError: if a pattern matches no linear layer.
     """
     kinds = dict(model.named_modules())
-    linear = [name for name, module in kinds.items() if isinstance(module, nn.Linear)]
+    linear = [name for name, module in kinds.items() if _is_linear(module)]
     if not linear:
         raise ValueError("lora needs linear layers (torch.nn.Linear), and the model has none.")
-    model.requires_grad_(False)
     chosen = set(matching("lora", [p for p in patterns if p != ALL_LINEAR], linear, what=_LINEAR))
     if ALL_LINEAR in patterns:
         head = output_head(model)
         chosen |= {name for name in linear if kinds[name] is not head}
+    if not chosen:
+        raise ValueError(
+            f"lora={', '.join(patterns)} leaves nothing to be trained: the only linear layer is "
+            "the head. Name it, or leave lora out."
+        )
+    model.requires_grad_(False)
     for name in chosen:
         _adapt(kinds[name], rank)
     return [name for name in linear if name in chosen]
@@ -64,10 +69,24 @@ def output_head(model: Any) -> nn.Module | None:
     return found if isinstance(found, nn.Module) else None
 
 
+def _is_linear(module: nn.Module) -> bool:
+    """Whether its forward is a product with its weight, and is called."""
+    if isinstance(module, nn.Linear):  # attention reads its last layer's weight and calls nothing
+        return type(module).__name__ != "NonDynamicallyQuantizableLinear"
+    return _is_transposed(module)
+
+
+def _is_transposed(module: nn.Module) -> bool:
+    """A linear layer of GPT-2 in transformers, whose weight is the other way round."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+
+
 def _adapt(layer: Any, rank: int) -> None:
     weight = layer.weight
-    layer.lora_A = nn.Parameter(weight.new_empty(rank, layer.in_features))
-    layer.lora_B = nn.Parameter(weight.new_empty(layer.out_features, rank))
+    rows, columns = weight.shape
+    made, read = (columns, rows) if _is_transposed(layer) else (rows, columns)
+    layer.lora_A = nn.Parameter(weight.new_empty(rank, read))
+    layer.lora_B = nn.Parameter(weight.new_empty(made, rank))
     layer.__class__ = type(f"Adapted{type(layer).__name__}", (_Adapted, type(layer)), {})
 
 
@@ -75,5 +94,5 @@ class _Adapted:
     """A linear layer with a product of two thin matrices beside it."""
 
     def forward(self: Any, x: Tensor) -> Tensor:
-        plain: Tensor = nn.Linear.forward(self, x)
+        plain: Tensor = super().forward(x)  # type: ignore[misc]
         return plain + F.linear(F.linear(x, self.lora_A), self.lora_B) * _SCALE

@@ -7,6 +7,7 @@ model's size is taken; a run that is planned as it is keeps the user's own model
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +23,7 @@ from autoremat.setup.adapters import adapt, freeze
 from autoremat.setup.asked import AUTOCAST, TrainingSetup
 from autoremat.setup.chunked_loss import chunk_loss
 from autoremat.setup.optimizers import optimizer_of
-from autoremat.setup.sharded import block_nbytes, shard
+from autoremat.setup.sharded import block_nbytes, has_blocks, shard
 from autoremat.units import format_nbytes
 
 Optimizer = torch.optim.Optimizer | str | None
@@ -106,13 +107,15 @@ def _set_up(
         freeze(model, setup.freeze)
     if setup.loss_chunks > 1:
         chunk_loss(model, setup.loss_chunks)
+        _require_labels(model, inputs, setup.loss_chunks)
     divided: list[str] = []
     window_nbytes = 0
     if setup.shards > 1:
         _require_room(model, setup.shards)
         block, gradients = block_nbytes(model, autocast)
-        window_nbytes = 2 * block + gradients
-        divided = [*_divided(setup.shards, block, gradients, autocast)]
+        ahead = block if has_blocks(model) else 0
+        window_nbytes = block + ahead + gradients
+        divided = [*_divided(setup.shards, block, ahead, gradients, autocast)]
         shard(model, setup.shards, autocast)
     made = None if optimizer is None else optimizer_of(model, optimizer)
     found = Run(model, inputs, made, setup.accumulate > 1, autocast, window_nbytes)
@@ -148,11 +151,26 @@ def _take_attention(model: Any, name: str) -> None:
         ) from error
 
 
+def _require_labels(
+    model: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]], chunks: int
+) -> None:
+    args, keywords = inputs
+    try:
+        given = inspect.signature(model.forward).bind_partial(*args, **keywords).arguments
+    except TypeError:
+        return  # the call says better what is wrong
+    if given.get("labels", given.get("kwargs", {}).get("labels")) is None:
+        raise ValueError(
+            f"loss_chunks={chunks} is of the loss that the model computes from labels, and its "
+            "batch has none: give it labels=, or leave loss_chunks out."
+        )
+
+
 def _require_room(model: nn.Module, shards: int) -> None:
-    most = max(parameter.numel() for parameter in model.parameters())
+    most = max(p.shape[0] if p.dim() else 1 for p in model.parameters())
     if shards > most:
         raise ValueError(
-            f"shards={shards} is more than the {most} elements of the largest parameter: there is "
+            f"shards={shards} is more than the {most} rows of the longest parameter: there is "
             "nothing to divide."
         )
 
@@ -190,7 +208,11 @@ def _held(run: Run, home: torch.device) -> Iterator[str]:
 
 
 def _divided(
-    shards: int, block_nbytes: int, gradients_nbytes: int, dtype: torch.dtype | None
+    shards: int,
+    block_nbytes: int,
+    ahead_nbytes: int,
+    gradients_nbytes: int,
+    dtype: torch.dtype | None,
 ) -> Iterator[str]:
     cast = f" in {_name(dtype)}" if dtype else ""
     yield (
@@ -198,12 +220,16 @@ def _divided(
         "are those of one, and so is the batch"
     )
     yield (
-        f"held beside are {format_nbytes(2 * block_nbytes + gradients_nbytes)}: the largest block "
-        f"gathered{cast} ({format_nbytes(block_nbytes)}), the next one gathered ahead of it, and "
+        f"held beside are {format_nbytes(block_nbytes + ahead_nbytes + gradients_nbytes)}: the "
+        f"largest block gathered{cast} ({format_nbytes(block_nbytes)}), "
+        f"{'the next one gathered ahead of it, ' if ahead_nbytes else ''}and "
         f"one block's gradients until they are reduced ({format_nbytes(gradients_nbytes)}); a "
         "matrix counts beside them while it is used"
     )
-    yield "each use gathers a parameter again; gathering and reducing take as long as a copy does"
+    yield (
+        "each use gathers a parameter again, also of the embedding and the head, which are taken "
+        "to be wrapped by themselves; gathering and reducing take as long as a copy does"
+    )
 
 
 def _of_adapters(adapted: list[str], setup: TrainingSetup) -> Iterator[str]:

@@ -66,6 +66,11 @@ class TrainingSetup:
                 raise ValueError(
                     f"{name} is a whole number of at least {least}, not {value!r}: {remedy}."
                 )
+        if self.lora_rank != TrainingSetup.lora_rank and not self.lora:
+            raise ValueError(
+                f"lora_rank={self.lora_rank} is of lora=, which is not given: name the layers, as "
+                'in lora="all-linear".'
+            )
         if self.attention is not None and self.attention not in ATTENTIONS:
             raise ValueError(
                 f"attention is {' or '.join(map(repr, ATTENTIONS))}, not {self.attention!r}: other "

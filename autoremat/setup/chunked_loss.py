@@ -90,7 +90,8 @@ class ChunkedLoss:
             shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
         hidden, targets = logits.flatten(0, -2), shift_labels.flatten()
         weight, bias = self.head.weight, self.head.bias
-        parts = zip(hidden.chunk(self.chunks), targets.chunk(self.chunks), strict=True)
+        chunks = min(self.chunks, len(targets))
+        parts = zip(hidden.tensor_split(chunks), targets.tensor_split(chunks), strict=True)
         losses = [
             checkpoint(
                 *(_summed, part, weight, bias, target, ignore_index),

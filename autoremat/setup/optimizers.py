@@ -18,6 +18,8 @@ from autoremat.memory.eight_bit import Adam8bit, AdamW8bit, Lion8bit
 _EIGHT_BIT = (AdamW8bit, Adam8bit, Lion8bit)
 _FORMS = ("fused", "foreach")  # of torch's own, where the class has them
 _MOMENTUM = "momentum"
+# The base; one whose gradients have to be sparse; one whose history no step shows.
+_OTHERS = ("Optimizer", "SparseAdam", "LBFGS")
 
 
 def known_names() -> list[str]:
@@ -54,7 +56,7 @@ def _by_name() -> dict[str, tuple[Any, dict[str, Any]]]:
     }
     for kind in vars(torch.optim).values():
         is_one = isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
-        if not is_one or kind is torch.optim.Optimizer:
+        if not is_one or kind.__name__ in _OTHERS:
             continue
         name, taken = kind.__name__, inspect.signature(kind).parameters
         found[name] = kind, {}

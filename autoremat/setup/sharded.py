@@ -19,7 +19,8 @@ from autoremat.graph.gathering import gather
 def block_nbytes(model: nn.Module, dtype: torch.dtype | None) -> tuple[int, int]:
     """Bytes of the parameters of the largest block, and of those of its gradients.
 
-    A block is a child of an outermost `nn.ModuleList`; without one, the model itself.
+    A block is a child of an outermost `nn.ModuleList`, or of an `nn.Sequential` of one class;
+    without one, the model itself.
 
     Args:
         model: before its parameters are divided.
@@ -31,24 +32,41 @@ def block_nbytes(model: nn.Module, dtype: torch.dtype | None) -> tuple[int, int]
         found = {id(p): p for p in block.parameters() if p.requires_grad or not trained}
         return sum(p.numel() * (dtype or p.dtype).itemsize for p in found.values())
 
-    whole = [(nbytes(block, trained=False), nbytes(block, trained=True)) for block in blocks]
-    return max(whole)
+    whole, trained = (max(nbytes(b, trained=only) for b in blocks) for only in (False, True))
+    return whole, trained
+
+
+def has_blocks(model: nn.Module) -> bool:
+    """Whether one block is gathered ahead while another is used."""
+    return len(_blocks(model)) > 1
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
     if isinstance(model, nn.ModuleList):
         return list(model)
+    if isinstance(model, nn.Sequential) and len(model) > 1 and len(set(map(type, model))) == 1:
+        return list(model)
     return [block for child in model.children() for block in _blocks(child)]
 
 
 def shard(model: nn.Module, shards: int, dtype: torch.dtype | None) -> None:
-    """Divide each parameter among so many GPUs.
+    """Divide each parameter among so many GPUs, as FSDP2 does: by its first dimension.
 
     Args:
         model: changed in place.
         shards: how many.
         dtype: that parameters are cast to before they are gathered; None for none.
+
+    Raises:
+        ValueError: if a layer would keep its whole weights.
     """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.RNNBase):
+            raise ValueError(
+                f"shards={shards} cannot be planned for {name or 'the model'}, of type "
+                f"{type(module).__name__}: recurrent layers keep their weights in a form of their "
+                "own. Leave shards out."
+            )
     made: dict[int, tuple[nn.Parameter, Tensor]] = {}
     for module in list(model.modules()):
         for name, whole in list(module._parameters.items()):
@@ -56,12 +74,18 @@ def shard(model: nn.Module, shards: int, dtype: torch.dtype | None) -> None:
                 continue
             if id(whole) not in made:
                 part = nn.Parameter(
-                    whole.new_empty(-(-whole.numel() // shards)), requires_grad=whole.requires_grad
+                    whole.new_empty(_share(whole, shards)), requires_grad=whole.requires_grad
                 )
                 made[id(whole)] = part, whole  # an identity is one as long as its owner lives
             module._parameters[name] = made[id(whole)][0]
             gathered: Any = _Gathered(list(whole.shape), dtype)
             parametrize.register_parametrization(module, name, gathered, unsafe=True)
+
+
+def _share(whole: Tensor, shards: int) -> int:
+    """Elements of the first GPU's share, which is the largest: rows are not divided."""
+    rows = whole.shape[0] if whole.dim() else 1
+    return -(-rows // shards) * (whole.numel() // max(1, rows))
 
 
 class _Gathered(nn.Module):

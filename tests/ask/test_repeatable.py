@@ -207,6 +207,7 @@ def measured_nbytes(model: nn.Module) -> int:
 
 @pytest.mark.skipif(not distributed.is_available(), reason="needs torch.distributed")
 @pytest.mark.usefixtures("two_processes")
+@pytest.mark.thorough
 def test_a_reduction_may_run_again():
     """The step then takes less than its reductions, kept, would; who is refused is told of it."""
     once, again = parallel("min"), parallel("min", repeatable=REDUCTION)

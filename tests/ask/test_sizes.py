@@ -49,6 +49,18 @@ def test_an_input_goes_by_the_name_that_forward_or_a_dict_gives_it():
     assert sizes.unmet(forward, (ids,), {"pixels": pixels}) is None
 
 
+def test_what_follows_many_inputs_has_the_name_that_it_is_given_by():
+    """Those of `*args` have none."""
+
+    def takes(*xs: Tensor, mask: Tensor | None = None) -> None: ...
+
+    sizes = parse_sizes({"mask": {0: (1, 4)}})
+    mask = torch.zeros(2)
+    found = sizes.among(takes, (torch.zeros(4), torch.zeros(9)), {"mask": mask})
+    assert [(one.tensor is mask, one.name) for one in found] == [(True, "mask.size(0)")]
+    assert sizes.unmet(takes, (torch.zeros(4),), {}) is None  # None in this call, perhaps
+
+
 def test_what_is_said_of_an_input_comes_before_what_is_said_of_all():
     sizes = parse_sizes({"batch": (1, 32), "mask": {0: (1, 4)}})
     found = sizes.among(forward, (torch.zeros(2, 8), torch.zeros(3, 8)), {})

@@ -97,6 +97,7 @@ def test_another_budget_is_another_question() -> None:
     assert plans.call_count == 1
 
 
+@pytest.mark.thorough
 def test_a_plan_that_runs_is_the_plan_that_is_told() -> None:
     """Also where another one would be found by now."""
     first, _ = trained()
@@ -115,6 +116,7 @@ def test_a_plan_that_runs_is_the_plan_that_is_told() -> None:
     assert [v.action for v in again.values] == [v.action for v in report.values]
 
 
+@pytest.mark.thorough
 def test_a_report_is_of_the_step_as_it_was_traced() -> None:
     """Under the casts that held then, whoever asks, and wherever."""
     with torch.autocast("cpu", torch.bfloat16):
@@ -131,6 +133,7 @@ def test_a_report_is_of_the_step_as_it_was_traced() -> None:
     assert plans.call_count == 1
 
 
+@pytest.mark.thorough
 def test_a_question_that_cannot_be_put_is_none() -> None:
     """The step is planned as ever."""
     with mock.patch.object(session, "question_of", side_effect=RuntimeError("no")):

@@ -68,6 +68,7 @@ class Listening(transformers.TrainerCallback):
         self.names |= logs.keys()
 
 
+@pytest.mark.thorough
 def test_a_run_is_planned_logged_and_kept_beside_its_checkpoints(tmp_path: Path) -> None:
     """With the optimizer's state from the first step on, and weights of the run without a plan."""
     plain = trainer_in(tmp_path / "plain", save_strategy="no")

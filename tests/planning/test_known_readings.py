@@ -71,6 +71,7 @@ def test_another_split_or_another_size_is_read_apart(read):
 
 
 @pytest.mark.inductor
+@pytest.mark.thorough
 def test_for_a_log_line_no_code_is_read_for_a_report_it_is(monkeypatch):
     """The peak without a plan: no step needs it, and reading lasts as long as half a compile."""
     seen: list[Reading] = []

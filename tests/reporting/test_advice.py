@@ -102,6 +102,22 @@ def test_what_takes_little_is_not_told_of(returns: str) -> None:
     assert "return only the loss" not in names(planned(returns=returns).advice)
 
 
+def test_a_number_that_trains_little_is_no_loss() -> None:
+    """Features and a temperature: the loss is made of them elsewhere."""
+
+    class Features(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.scale = nn.Linear(64, 64), nn.Parameter(torch.zeros(()))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.layer(x).sin(), self.scale.exp()
+
+    given = {"compiler": "eager", "verbose": False}
+    report = autoremat.plan(Features(), torch.randn(512, 64), budget="1GB", **given)
+    assert "return only the loss" not in names(report.advice)
+
+
 @pytest.mark.parametrize("returns", ["logits", "detached"])
 @pytest.mark.parametrize("policy", ["save-all", "recompute-all"])
 def test_returning_only_the_loss_has_the_peak_that_is_told(returns: str, policy: str) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import time
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -157,6 +160,51 @@ def test_a_plan_that_offloads_is_not_stored(model: nn.Module, tmp_path: Path) ->
     """A file would hold its operations without its copies."""
     with pytest.raises(ValueError, match="cannot be stored"):
         autoremat.save_plan(model, tmp_path / "plan.json")
+
+
+def test_a_smaller_batch_is_planned_with_copies_too(tmp_path: Path) -> None:
+    """Each size by itself: what waits in a file has a known size."""
+    given = {"offload": f"disk:{tmp_path}", "save": SAVED, "time_limit": 1.0}
+    found = optimized(Deep, BUDGET_NBYTES, **given)
+    for count in (512, 500, 499):
+        batch = (torch.ones(count, 64),)
+        step(found, batch)
+        assert measured(found, batch) <= BUDGET_NBYTES
+
+
+def test_a_step_that_is_more_than_was_planned_keeps_its_copies(tmp_path: Path) -> None:
+    """No plan without them is made in their place, and the step is told of."""
+    given = {"offload": f"disk:{tmp_path}", "save": SAVED, "time_limit": 1.0}
+    found = optimized(Deep, BUDGET_NBYTES, **given)
+    told = []
+    for _ in range(3):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            (found(*rows()) + found(*rows())).backward()
+        told += [w.message for w in caught if isinstance(w.message, autoremat.OverBudgetWarning)]
+        found.zero_grad(set_to_none=True)
+    assert told
+    assert "none is made for that" in str(told[-1])
+    assert autoremat.report(found).graphs[0].offloaded_nbytes > 0
+
+
+def test_a_child_process_copies_too(tmp_path: Path) -> None:
+    """Threads do not follow into it."""
+    OFFLOADED(OFFLOAD(torch.ones(8), str(tmp_path)), torch.ones(8))
+    child = os.fork()
+    if not child:
+        x = torch.ones(8)
+        os._exit(0 if torch.equal(OFFLOADED(OFFLOAD(x, str(tmp_path)), x), x) else 1)
+    for _ in range(100):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            break
+        time.sleep(0.1)
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert ended
+    assert status == 0
 
 
 def test_a_copy_that_nobody_waits_for_holds_no_memory(tmp_path: Path) -> None:

@@ -404,6 +404,7 @@ class CutAfterABreak(Chain):
 
 
 @pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")
+@pytest.mark.thorough
 def test_graphs_of_symbolic_sizes_are_compiled_again_as_they_were():
     """By then a guard bounds the sizes that they are planned for: that leaves no slice out."""
 

@@ -501,6 +501,7 @@ def test_where_memory_runs_out_the_call_is_taken_again_unless_others_would_hear_
         assert "part of this call has communicated with other ranks" in note
 
 
+@pytest.mark.thorough
 def test_a_model_in_no_wrapper_waits_for_nobody(others):
     """Other ranks may never call it."""
     assert others["one_trains_alone"] == [FIRST, LAST]

@@ -227,6 +227,7 @@ def accumulated_peak_nbytes(model: nn.Module, steps: int) -> int:
 @pytest.mark.usefixtures("four_processes")
 @pytest.mark.parametrize("compiles_blocks", [False, True])
 @pytest.mark.parametrize("types", PRECISIONS.values(), ids=PRECISIONS)
+@pytest.mark.thorough
 def test_accumulation_without_reduction_is_planned(
     types: dict[str, torch.dtype], compiles_blocks: bool
 ):

@@ -185,6 +185,7 @@ def test_gradients_that_exist_do_not_grow_with_the_sizes():
     assert autoremat.report(model).predicted_peak_nbytes <= budget
 
 
+@pytest.mark.thorough
 def test_a_range_that_does_not_fit_names_the_largest_sizes_that_do():
     """Which are accepted."""
     budget = int(0.4 * free_nbytes(Tokens, ids(8, 128)))

@@ -102,6 +102,7 @@ def test_a_call_without_a_backward_is_no_fast_step(bounds, clock):
     assert "1.0 ms" not in fact(model, TUNED)
 
 
+@pytest.mark.thorough
 def test_a_second_tuning_of_the_same_graphs_goes_by_its_own_times(bounds, clock):
     """What a job has agreed on for the first one is not asked of the second."""
     heard: dict[str, Any] = {}
@@ -148,6 +149,7 @@ def test_a_plan_that_is_only_tried_is_not_stored(bounds, clock, tmp_path):
     assert stored[-1] != stored[0]
 
 
+@pytest.mark.thorough
 def test_where_no_other_plan_fits_nothing_is_tried(bounds, clock):
     """At the smallest peak."""
     clock.model = optimized(Blocks, bounds.smallest, tune=STEPS)

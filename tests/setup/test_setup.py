@@ -97,6 +97,42 @@ def test_adapters_of_all_linear_layers_leave_the_head_out():
     assert "lm_head" not in named
 
 
+def test_layers_whose_weight_is_the_other_way_round_are_adapted():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=16, n_positions=8)
+    model = transformers.GPT2LMHeadModel(config).to("meta")
+    assert adapt(model, ("c_attn",), 2) == ["transformer.h.0.attn.c_attn"]
+    layer = model.transformer.h[0].attn.c_attn
+    assert (layer.lora_A.shape, layer.lora_B.shape) == ((2, 8), (24, 2))
+    assert layer(torch.empty(1, 3, 8, device="meta")).shape == (1, 3, 24)
+
+
+def test_a_head_alone_is_not_adapted_by_all_linear():
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 4)
+
+        def get_output_embeddings(self) -> nn.Module:
+            return self.head
+
+    with pytest.raises(ValueError, match="leaves nothing to be trained"):
+        adapt(Head(), ("all-linear",), 2)
+
+
+def test_a_rank_without_layers_is_refused():
+    with pytest.raises(ValueError, match="lora_rank=4 is of lora=, which is not given"):
+        TrainingSetup(lora_rank=4)
+
+
+def test_a_fused_optimizer_takes_nothing_for_itself():
+    """Also on meta, where it cannot run."""
+    model = Blocks().to("meta")
+    found = optimizer_footprint(optimizer_of(model, "AdamW-fused"))
+    assert found.transient_nbytes == 0
+    assert found.state_nbytes == pytest.approx(2 * 4 * PARAMETERS, rel=0.01)
+
+
 def test_an_adapted_layer_is_the_layer_and_a_thin_product():
     layer = nn.Sequential(nn.Linear(5, 3))
     x, before = torch.randn(2, 5), layer[0]
@@ -289,7 +325,19 @@ def test_shared_parameters_are_one_shard():
     model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)).to("meta")
     model[1].weight = model[0].weight
     shard(model, 3, None)
-    assert [tuple(p.shape) for p in model.parameters()] == [(22,)]
+    assert [tuple(p.shape) for p in model.parameters()] == [(24,)]
+
+
+def test_rows_are_not_divided():
+    """FSDP2 gives each GPU whole rows of the first dimension: of few, to some none."""
+    experts = nn.ParameterList([nn.Parameter(torch.empty(4, 8, 2, device="meta"))])
+    shard(experts, 16, None)
+    assert [p.numel() for p in experts.parameters()] == [16]
+
+
+def test_recurrent_layers_are_not_divided():
+    with pytest.raises(ValueError, match=r"cannot be planned for 0, of type LSTM"):
+        shard(nn.Sequential(nn.LSTM(4, 4)), 2, None)
 
 
 def test_under_autocast_masters_stay_wide_and_gathering_is_narrow():
@@ -335,7 +383,7 @@ def test_what_no_run_can_have(words: dict[str, Any], message: str):
         (setup_of(freeze="*"), "leaves no parameter that is trained"),
         (setup_of(attention="eager"), "attention='eager' is for models of transformers"),
         (setup_of(loss_chunks=2), "no causal language model of transformers"),
-        (setup_of(shards=10**6), "more than the 4096 elements of the largest parameter"),
+        (setup_of(shards=10**6), "more than the 64 rows of the longest parameter"),
     ],
 )
 def test_what_this_model_cannot_have(options: dict[str, Any], message: str):
@@ -417,3 +465,10 @@ def test_the_model_of_the_code_is_near_the_code(words: dict[str, Any]):
     )
     above = [r.predicted_peak_nbytes - r.resident_nbytes for r in (modelled, read)]
     assert above[0] == pytest.approx(above[1], rel=0.1)
+
+
+def test_a_loss_in_parts_needs_labels():
+    keywords = tokens()
+    del keywords["labels"]
+    with pytest.raises(ValueError, match=r"loss_chunks=2 is of the loss .* give it labels="):
+        autoremat.plan(tiny_llama(), **keywords, **setup_of(loss_chunks=2), budget="1GB")

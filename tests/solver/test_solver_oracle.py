@@ -193,6 +193,7 @@ def test_problems_of_up_to_seven_operations_are_solved_to_the_optimum() -> None:
     assert found.lowest >= 0.88 * found.problems
 
 
+@pytest.mark.thorough
 def test_problems_whose_operations_write_in_place_are_solved_to_the_optimum() -> None:
     """What an operation is the last to read, it may write over; which it is, the plan decides."""
     found = compared(random_overwriting_step, range(200))
