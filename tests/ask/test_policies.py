@@ -322,7 +322,7 @@ def test_the_pages_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     names: dict[str, object] = {"__name__": "steering"}
     for block in blocks:
         exec(compile(block, "steering.md", "exec"), names)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     report = autoremat.report(names["again"])  # type: ignore[arg-type]
     assert report.method == "sqrt"
     assert (tmp_path / "plan.json").exists()
