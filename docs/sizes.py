@@ -10,7 +10,6 @@ weights; each model in a process of its own.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import os
 import time
@@ -22,9 +21,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from benchmark_models import loss_alone, models, solver_graphs
-from own_process import forget_plans, in_own_process
+from measured_models import run
+from own_process import forget_plans
 from page_tables import mib, percent, table, verdicts, versions
-from row_store import Row, Store, describe
+from row_store import Row
 from torch import Tensor
 
 import autoremat
@@ -273,26 +273,5 @@ def page(runs: list[Row], rows: list[Row]) -> str:
     )
 
 
-def main() -> None:
-    """Run the models that were asked for, one after the other."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", type=lambda text: text.split(";"), default=list(CASES))
-    parser.add_argument("--timeout", type=float, default=900.0, help="of a model, in seconds")
-    parser.add_argument("--resume", action="store_true", help="keep the rows that are there")
-    parser.add_argument("--page", action="store_true", help="only rewrite the page from the rows")
-    args = parser.parse_args()
-    packages = ("torch", "transformers", "highspy")
-    store = Store(PAGE.with_suffix(".json"), page, describe("sizes.py", packages), order=CASES)
-    if args.page:
-        store.write()
-        return
-    for name in args.only:
-        if args.resume and store.rows.get(name, {}).get("status") == "ok":
-            continue
-        row = in_own_process(row_of, name, args.timeout, ["autoremat.api", "transformers"])
-        store.add({"key": name, "model": name, **row})
-        print(name, row.get("status"), row.get("fit_largest"), row.get("run_largest"), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    run(PAGE, page, list(CASES), row_of, ("fit_largest", "run_largest"))

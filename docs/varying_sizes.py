@@ -10,7 +10,6 @@ its own.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import os
 import random
@@ -22,9 +21,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from benchmark_models import loss_alone, models, solver_graphs
-from own_process import forget_plans, in_own_process
+from measured_models import run
+from own_process import forget_plans
 from page_tables import mib, percent, table, verdicts, versions
-from row_store import Row, Store, describe
+from row_store import Row
 from torch import Tensor
 
 import autoremat
@@ -77,6 +77,8 @@ before the words. Marks count under `torch.compile(..., backend="autoremat")` to
 - **Beyond it**, `autoremat.SizeError` is raised before the step runs, with the number.
   `on_larger="plan"` makes another plan instead, for the size rounded up to a power of two, or for
   the size alone where that does not fit.
+- **On several ranks**, one whose batch is beyond the range raises alone, and the others wait for it
+  until their process group's timeout: ask for `on_larger="plan"` where ranks see different sizes.
 - **A range that does not fit** is refused in the first step (`InfeasibleBudget`), and the message
   names the largest sizes that do (`largest_sizes`).
 - **What the model's own code makes of a size** (an assertion, a branch, a loop over it) may leave
@@ -234,27 +236,5 @@ def page(runs: list[Row], rows: list[Row]) -> str:
     )
 
 
-def main() -> None:
-    """Run the models that were asked for, one after the other."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", type=lambda text: text.split(";"), default=list(CASES))
-    parser.add_argument("--timeout", type=float, default=900.0, help="of a model, in seconds")
-    parser.add_argument("--resume", action="store_true", help="keep the rows that are there")
-    parser.add_argument("--page", action="store_true", help="only rewrite the page from the rows")
-    args = parser.parse_args()
-    packages = ("torch", "transformers", "highspy")
-    describes = describe("varying_sizes.py", packages)
-    store = Store(PAGE.with_suffix(".json"), page, describes, order=CASES)
-    if args.page:
-        store.write()
-        return
-    for name in args.only:
-        if args.resume and store.rows.get(name, {}).get("status") == "ok":
-            continue
-        row = in_own_process(row_of, name, args.timeout, ["autoremat.api", "transformers"])
-        store.add({"key": name, "model": name, **row})
-        print(name, row.get("status"), row.get("plans"), row.get("message"), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    run(PAGE, page, list(CASES), row_of, ("plans", "message"))

@@ -32,6 +32,7 @@ from autoremat.commands.setup_options import (
     NoCode,
     Precision,
     Shards,
+    setup_given,
 )
 from autoremat.graph.dropout_policy import DropoutPolicy
 from autoremat.targets.arguments import HF, TargetArguments
@@ -228,21 +229,13 @@ def plan(
     force: Force = False,
 ) -> None:
     """Plan without running, print, write: see `commands.plan`."""
+    setup = setup_given(locals())
     _run(
         "plan",
         _target(target, batch, seq, dtype),
         PlanArguments(
             *(budget, device, optimizer, compiler, time_limit, curve),
-            {
-                "precision": precision,
-                "accumulate": accumulate,
-                "lora": lora,
-                "lora_rank": lora_rank,
-                "freeze": freeze,
-                "attention": attention,
-                "shards": shards,
-                "loss_chunks": loss_chunks,
-            },
+            setup=setup,
             code=not no_code,
         ),
         outputs_asked(report=out, html=html, csv=csv, snapshot=snapshot, trace=trace),
@@ -333,21 +326,13 @@ def pareto(
     force: Force = False,
 ) -> None:
     """Plan for many budgets without running: see `commands.pareto`."""
+    setup = setup_given(locals())
     _run(
         "pareto",
         _target(target, batch, seq, dtype),
         PlanArguments(
             *(None, device, optimizer, compiler, time_limit, points),
-            {
-                "precision": precision,
-                "accumulate": accumulate,
-                "lora": lora,
-                "lora_rank": lora_rank,
-                "freeze": freeze,
-                "attention": attention,
-                "shards": shards,
-                "loss_chunks": loss_chunks,
-            },
+            setup=setup,
             code=not no_code,
         ),
         outputs_asked(report=out),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Annotated, Any
 
 import typer
+
+from autoremat.setup.asked import TrainingSetup
 
 Precision = Annotated[
     str | None,
@@ -61,3 +65,8 @@ NoCode = Annotated[
         "of a model of the code.",
     ),
 ]
+
+
+def setup_given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Of all options of a command, those of a setup: they have its fields' names."""
+    return {field.name: options[field.name] for field in fields(TrainingSetup)}
