@@ -20,6 +20,7 @@ import torch._dynamo.device_interface
 import torch.cuda.random
 from torch._inductor import utils as inductor_utils
 from torch._inductor.runtime.hints import DeviceProperties
+from torch._subclasses import fake_tensor
 from torch.utils import _triton
 
 __all__ = ["autocast_on_cpu", "gpu_standing_in", "has_triton_package"]
@@ -145,6 +146,7 @@ def gpu_standing_in(
         replace(torch.version, {"cuda": _CUDA})
         replace(torch.Tensor, _UNGUARDED)
         replace(torch._C, _CONVOLUTIONS)
+        replace(fake_tensor, {"init_gpu_context": lambda _device: None})
         replace(_triton, {"triton_hash_with_backend": lambda: name})
         stream = mock.patch.object(
             torch._C, "_cuda_getCurrentRawStream", create=True, return_value=0

@@ -309,6 +309,7 @@ def _watch() -> None:
     _torch.watch_backwards(_backward_begins)
 
 
+@torch.compiler.disable  # as above
 def _backward_begins(roots: Roots, keeps_graph: bool) -> None:
     is_outer = not _torch.is_in_backward()
     _books.backwards += is_outer
