@@ -33,7 +33,6 @@ from autoremat.optimized import (
     is_trainable,
     keep_plans_in_outer_compiles,
     optimized_call,
-    remove_call,
 )
 from autoremat.reporting import Report
 from autoremat.session.members import as_one
@@ -221,8 +220,9 @@ def _cover(
         is_helper: whether they may have nothing to train.
     """
     for module in modules:
-        if isinstance(module, nn.Module) and isinstance(_torch.compiled_call(module), CopiedCall):
-            remove_call(module)  # what was asked for the module that it is a copy of
+        call = _torch.compiled_call(module) if isinstance(module, nn.Module) else None
+        if isinstance(call, CopiedCall):
+            call.give_way()  # what was asked for the module that it is a copy of
     if is_shared:
         training.members.require_room_for(modules)
     options = training.asked.of(*modules)

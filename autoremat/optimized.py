@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -88,7 +89,11 @@ class Call:
         copied = memo.get(id(self.model()))
         if not isinstance(copied, nn.Module) or not self._is_in_use:
             return self
-        return CopiedCall(copied, self._optimize_alike)
+        return CopiedCall(copied, self._optimize_alike, self._copies())
+
+    def _copies(self) -> WeakSet[nn.Module]:
+        """Copies that are not trained, as a moving average: steps hold them as well."""
+        raise NotImplementedError
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         """None, which is read where there is no autoremat."""
@@ -102,6 +107,27 @@ class Call:
 class CopiedCall(Call):
     """The call of a deep copy that has not been trained yet: its first training call plans it."""
 
+    def __init__(
+        self, model: nn.Module, optimize_alike: OptimizeAlike, held: WeakSet[nn.Module]
+    ) -> None:
+        """Let it run when the copy is called.
+
+        Args:
+            model: the copy.
+            optimize_alike: as of `Call`.
+            held: what counts as held beside the steps of the module that it is a copy of.
+        """
+        super().__init__(model, optimize_alike)
+        self._held = held
+        held.add(model)
+
+    def give_way(self) -> None:
+        """Let the copy's own call run again: it has a budget of its own from now on."""
+        model = self._model()
+        self._held.discard(model)
+        _torch.set_compiled_call(model, None)
+        vars(model).pop(_HELD, None)
+
     @torch.compiler.disable(recursive=False)  # within an outer torch.compile, a graph of its own
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call of the copy, under a plan if it trains."""
@@ -112,6 +138,9 @@ class CopiedCall(Call):
             return _torch.own_call(model)(*args, **kwargs)
         self.take_over()
         return model(*args, **kwargs)
+
+    def _copies(self) -> WeakSet[nn.Module]:
+        return self._held
 
     @property
     def trains(self) -> bool:
@@ -128,20 +157,14 @@ class CopiedCall(Call):
         with _taking_over:
             if not self._is_in_use:  # another thread was first
                 return
-            remove_call(model)
+            self.give_way()
             try:
                 self._optimize_alike(model)
             except FallbackError:  # which the next call raises as well
-                CopiedCall(model, self._optimize_alike)
+                CopiedCall(model, self._optimize_alike, self._held)
                 raise
             except ValueError as error:
                 _tell_of_plain_copy(type(model), str(error).rstrip("."))
-
-
-def remove_call(model: nn.Module) -> None:
-    """Let the module's own call run again."""
-    _torch.set_compiled_call(model, None)
-    vars(model).pop(_HELD, None)
 
 
 def _tell_of_plain_copy(kind: type[nn.Module], why: str) -> None:
@@ -183,6 +206,9 @@ class OptimizedCall(Call):
         self._is_frozen = not is_trainable(model)
         self._shared: dict[Session, Shared] = {}  # with modules that are alike
         self._sizes = CallSizes(training.asked.sizes)
+
+    def _copies(self) -> WeakSet[nn.Module]:
+        return self.training.copies()
 
     @property
     def session(self) -> Session:

@@ -7,7 +7,7 @@ gradients, optimizer state, buffers, batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -69,6 +69,12 @@ class Resident:
             return self
         batch_nbytes = self.parts.batch_nbytes + more_nbytes
         return replace(self, parts=replace(self.parts, batch_nbytes=batch_nbytes))
+
+    def beside(self, more: Mapping[int, int]) -> Resident:
+        """The same with storages of these sizes, by identity, of which some may count already."""
+        new = {key: nbytes for key, nbytes in more.items() if key not in self.storages}
+        parts = with_others(self.parts, sum(new.values()))
+        return replace(self, parts=parts, storages=self.storages.union(new))
 
     def with_optimizer(self, found: Resident) -> Resident:
         """The same, with the optimizer that was found at another moment, and nothing else of it."""
@@ -270,11 +276,10 @@ class GivenToGraphs:
         more = {
             key: rounded_nbytes(nbytes, device)
             for key, (part, storage, nbytes, place) in self._found.items()
-            if part in (_PARAMETERS, _BUFFERS) and key not in resident.storages
+            if part in (_PARAMETERS, _BUFFERS)
             if same_device(place, device) and not storage.expired()
         }
-        parts = with_others(resident.parts, sum(more.values()))
-        return replace(resident, parts=parts, storages=resident.storages.union(more))
+        return resident.beside(more)
 
     def _note(self, part: str, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -45,6 +46,7 @@ class Members(Present):
         self._called: set[Hashable] = set()  # in this step
         self._has_begun = False  # this step's first call
         self._sharing = Sharing()
+        self.copies: WeakSet[nn.Module] = WeakSet()  # of modules, that nobody trains
 
     def add(self, modules: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
         """Cover these as well."""
@@ -141,6 +143,7 @@ class Members(Present):
             transient_nbytes=max(one.transient_nbytes for one in found),
             storages=frozenset[int]().union(*(one.storages for one in found)),
         )
+        together = together.beside(storage_sizes(self._copied(), device))
         return spread_out(together, self._spread(device))
 
     def lasting(self) -> list[torch.Tensor]:
@@ -148,7 +151,7 @@ class Members(Present):
         whole = self.whole
         units = _torch.sharded_units(whole)
         shared = [*_torch.tensors_of_units(units), *_torch.waiting_gradients(units)]
-        return [*whole.parameters(), *shared, *whole.buffers()]
+        return [*whole.parameters(), *shared, *whole.buffers(), *self._copied()]
 
     def brought(self, device: torch.device) -> dict[int, int]:
         """See `Present`."""
@@ -210,6 +213,10 @@ class Members(Present):
 
     def _parameters(self) -> Iterable[nn.Parameter]:
         return self.whole.parameters()
+
+    def _copied(self) -> list[torch.Tensor]:
+        """What copies of the modules hold."""
+        return [tensor for one in self.copies for tensor in (*one.parameters(), *one.buffers())]
 
     def _all_parts(self) -> Iterator[nn.Module]:
         """The modules and what is in them."""

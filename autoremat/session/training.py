@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -80,6 +81,12 @@ class Training:
         self._options = options
         self._lockstep = None  # its ranks meet anew
         self.start_anew()
+
+    def copies(self) -> WeakSet[nn.Module]:
+        """Where a copy of one of the modules is noted that is made now: steps will hold it."""
+        for variant in self._variants:
+            variant.session.steps.audit.forget()
+        return self.members.copies
 
     def start_anew(self) -> None:
         """Plan at the next call, as if there had been none."""

@@ -7,6 +7,7 @@ import copy
 import io
 import itertools
 import pickle
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from torch.optim.swa_utils import AveragedModel
 
 import autoremat
 import autoremat.optimized
+from autoremat import _torch
+from autoremat.memory.meter import resident_nbytes
 from tests.tiny import WIDTH, Chain, many_rows
 from tests.training import UNBOUNDED, close, make_seeded, measured, optimized, peaks, same, step
 
@@ -82,6 +85,28 @@ def test_a_moving_average_is_left_alone():
     with torch.no_grad():
         assert torch.equal(average(BATCH), make_seeded(Chain)(BATCH))
     assert not autoremat_compiled(average.module)
+
+
+@pytest.mark.parametrize("make", [AveragedModel, copy.deepcopy])
+def test_a_moving_average_is_held_by_every_step(make: Callable[[nn.Module], nn.Module]):
+    """One that comes after the plan is told of once, then planned for; until it is trained."""
+    found = peaks(Chain, (BATCH,))
+    model = optimized(Chain, found.at(0.7))
+    for _ in range(2):
+        step(model, (BATCH,))
+    average = make(model)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", autoremat.OverBudgetWarning)
+        for _ in range(3):
+            step(model, (BATCH,))
+    assert len(told) == 1
+    report = autoremat.report(model)
+    copied = average.module if isinstance(average, AveragedModel) else average
+    highest = resident_nbytes(copied) + measured(model, (BATCH,))
+    assert highest <= report.predicted_peak_nbytes <= report.budget_nbytes
+    assert copied in _torch.compiled_call(model).training.members.copies
+    step(copied, (BATCH,))
+    assert not _torch.compiled_call(model).training.members.copies
 
 
 def test_a_copy_of_a_module_under_a_shared_budget_shares_it():
