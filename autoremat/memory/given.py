@@ -1,8 +1,8 @@
 """What the calls of steps are given, as long as somebody holds it.
 
 Enters: tensors as calls come. Leaves: those that live, and their bytes. Guarantees: holds none; a
-batch that lives on while another one of its kind comes is one of many that the user holds: these
-are found all at once then, before their turns come.
+batch that lives on while another one of its kind comes is one of many that the user holds: those in
+the same list are found all at once then, before their turns come.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from autoremat.memory.meter import same_device, storage_sizes
+from autoremat.memory.meter import same_device, storage_sizes, tensors_in
 
-_Kind = tuple[torch.Size, torch.dtype, torch.device]
+_Kind = tuple[int, torch.dtype, torch.device]  # batches may differ in their sizes
 
 
 class _Found(NamedTuple):
@@ -117,20 +116,34 @@ class Given:
         return count > 2 * self._searched.get(kind, 0)
 
     def _search(self, kind: _Kind) -> None:
-        """All others of a kind that nothing has made that could be taken back."""
-        for thing in gc.get_objects():
-            with suppress(RuntimeError, NotImplementedError):  # half-dead ones have no storage
-                if type(thing) is torch.Tensor and _is_alike(thing, kind):
-                    self._add(thing)
+        """All others that the user keeps with those of earlier steps."""
+        living = (one.tensor() for one in self._found[kind].values() if one.step < self._step)
+        for tensor in _kept_with([tensor for tensor in living if tensor is not None]):
+            self._add(tensor)
         self._searched[kind] = len(self._found[kind])
 
 
 _NEVER = 1 << 62  # no step is later
 
 
-def _is_alike(tensor: torch.Tensor, kind: _Kind) -> bool:
-    return not tensor.requires_grad and _kind_of(tensor) == kind
+def _kept_with(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What lies in the same containers: in a list of batches, each of which may be one as well."""
+    holders = _containers_of(tensors)
+    around = _containers_of(holders)
+    found = {id(tensor): tensor for tensor in tensors_in((holders, around))}
+    devices = {tensor.device for tensor in tensors}
+    return [t for t in found.values() if not t.requires_grad and t.device in devices]
+
+
+def _containers_of(things: list[Any]) -> list[Any]:
+    """Lists, tuples and dicts that hold any of these, but for the names of a module."""
+    return [
+        holder
+        for holder in gc.get_referrers(*things)
+        if type(holder) in (list, tuple, dict) and holder is not things
+        if not (type(holder) is dict and "__builtins__" in holder)
+    ]
 
 
 def _kind_of(tensor: torch.Tensor) -> _Kind:
-    return tensor.shape, tensor.dtype, tensor.device
+    return tensor.dim(), tensor.dtype, tensor.device

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -59,6 +61,21 @@ def test_the_second_of_many_that_are_held_shows_all():
     given.note(held[1:2])
     assert total(given) == 5 * NBYTES
     assert {*map(id, given.tensors)}.isdisjoint(map(id, [*others, weight, weight.exp()]))
+
+
+@pytest.mark.parametrize(
+    "as_batch", [lambda t: t, lambda t: (t, 0), lambda t: {"inputs": t}, lambda t: [[t]]]
+)
+def test_batches_of_other_sizes_are_found_with_them(as_batch: Callable[[torch.Tensor], Any]):
+    """In whatever the user keeps them; what is equal to them and kept elsewhere is none of them."""
+    given, tensors = Given(), [torch.ones(rows, 13) for rows in (7, 5, 9, 4)]
+    held, other = [as_batch(tensor) for tensor in tensors], torch.ones(SHAPE)
+    for batch in tensors[:2]:
+        given.begin_step()
+        given.note([batch])
+    assert total(given) == sum(tensor.nbytes for tensor in tensors)
+    assert len(held) == 4
+    assert id(other) not in map(id, given.tensors)
 
 
 def test_calls_of_one_step_show_nothing():
