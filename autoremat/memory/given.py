@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -119,7 +120,8 @@ class Given:
         """All others that the user keeps with those of earlier steps."""
         living = (one.tensor() for one in self._found[kind].values() if one.step < self._step)
         for tensor in _kept_with([tensor for tensor in living if tensor is not None]):
-            self._add(tensor)
+            with suppress(RuntimeError, NotImplementedError):  # half-dead ones have no storage
+                self._add(tensor)
         self._searched[kind] = len(self._found[kind])
 
 
@@ -132,7 +134,8 @@ def _kept_with(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     around = _containers_of(holders)
     found = {id(tensor): tensor for tensor in tensors_in((holders, around))}
     devices = {tensor.device for tensor in tensors}
-    return [t for t in found.values() if not t.requires_grad and t.device in devices]
+    plain = (tensor for tensor in found.values() if type(tensor) is torch.Tensor)
+    return [t for t in plain if not t.requires_grad and t.device in devices]
 
 
 def _containers_of(things: list[Any]) -> list[Any]:
