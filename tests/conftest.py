@@ -11,9 +11,13 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from autoremat_solver.bounds import certified
 from hypothesis import settings
+
+SOLVER = Path(__file__).parent / "solver"
 
 settings.register_profile("repeatable", derandomize=True)
 settings.register_profile("nightly", max_examples=5000, print_blob=True)
@@ -40,6 +44,18 @@ def cost_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Operator times are measured once per session, and the user's own cache is left alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_proofs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Proofs of how good a plan is take a twentieth of their work, but in the solver's own tests.
+
+    They were most of the search's time, and say nothing of whether the plan is right.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if SOLVER not in request.path.parents:
+            patch.setattr(certified, "WORK", certified.WORK // 20)
         yield
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autoremat._torch.ambient import *  # noqa: F403
+    from autoremat._torch.autograd import *  # noqa: F403
     from autoremat._torch.checkpoints import *  # noqa: F403
     from autoremat._torch.code_cache import *  # noqa: F403
     from autoremat._torch.compiling import *  # noqa: F403
@@ -23,24 +24,17 @@ if TYPE_CHECKING:
     from autoremat._torch.kernels import *  # noqa: F403
     from autoremat._torch.meta import *  # noqa: F403
     from autoremat._torch.owned import *  # noqa: F403
+    from autoremat._torch.profiler import *  # noqa: F403
     from autoremat._torch.running import *  # noqa: F403
     from autoremat._torch.scheduling import *  # noqa: F403
+    from autoremat._torch.sizes import *  # noqa: F403
     from autoremat._torch.spreading import *  # noqa: F403
     from autoremat._torch.standing_in import *  # noqa: F403
 
 MODULES = (
-    *("running", "owned", "ambient", "checkpoints", "spreading", "meta"),
-    *(
-        "distributed",
-        "compiling",
-        "dynamo",
-        "inductor",
-        "generating",
-        "scheduling",
-        "kernels",
-        "code_cache",
-        "standing_in",
-    ),
+    *("running", "sizes", "autograd", "profiler", "owned", "ambient", "checkpoints", "spreading"),
+    *("meta", "distributed", "compiling", "dynamo", "inductor", "generating", "scheduling"),
+    *("kernels", "code_cache", "standing_in"),
 )
 """In the order in which a name is looked for: what imports least comes first."""
 

@@ -19,7 +19,7 @@ from torch._C import _autograd
 from torch.utils import checkpoint as _checkpoint
 from torch.utils._pytree import tree_leaves
 
-from autoremat._torch.running import raw_saved, saved_names
+from autoremat._torch.autograd import raw_saved, saved_names
 
 __all__ = ["Checkpoint", "Taken", "checkpoint_inputs", "checkpoint_region", "checkpoints_of"]
 

@@ -27,7 +27,8 @@ from torch._inductor.ops_handler import OpsHandler
 from torch._inductor.select_algorithm import extern_kernels
 from torch._inductor.virtualized import ops
 
-from autoremat._torch.running import extent, sized
+from autoremat._torch.running import extent
+from autoremat._torch.sizes import sized
 
 __all__ = [
     "DRAWS_FOUR_AT_A_TIME",

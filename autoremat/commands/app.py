@@ -1,27 +1,39 @@
 """The command line: each command as typer sees it.
 
-Enters: arguments. Leaves: a result on stdout, messages on stderr, and an exit code: 0 for success,
-1 for input that cannot be used, 2 for a budget that no plan found fits, 3 for a verification that
-failed, 130 after Ctrl-C.
+Enters: arguments. Leaves: what the command's own module makes of them, and its exit code.
 Guarantees: importing this needs no torch; a command imports what it needs when it runs.
 """
 
 from __future__ import annotations
 
-import errno
-import importlib
-import os
-import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from autoremat.commands import helptexts
 from autoremat.commands.arguments import FitArguments, PlanArguments, outputs_asked
-from autoremat.commands.interrupt import INTERRUPTED, SENTENCE, leaving_at_once
+from autoremat.commands.exits import Commands, run_and_exit
+from autoremat.commands.options import (
+    AsJson,
+    Batch,
+    Budget,
+    Compiler,
+    CompilerOption,
+    Csv,
+    Device,
+    Dtype,
+    Force,
+    Html,
+    Optimizer,
+    ReportFile,
+    Seq,
+    Snapshot,
+    Target,
+    TimeLimit,
+    Trace,
+    target_given,
+)
 from autoremat.commands.setup_options import (
     Accumulate,
     Attention,
@@ -35,33 +47,9 @@ from autoremat.commands.setup_options import (
     setup_given,
 )
 from autoremat.graph.dropout_policy import DropoutPolicy
-from autoremat.targets.arguments import HF, TargetArguments
-
-BAD_INPUT, INFEASIBLE, DIFFERENT = 1, 2, 3
-
-
-class Compiler(StrEnum):
-    """What runs the planned graphs."""
-
-    INDUCTOR = "inductor"
-    EAGER = "eager"
-
-
-class _Commands(TyperGroup):
-    """Commands whose usage errors exit with 1, since 2 means that no plan fits."""
-
-    def main(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super().main(*args, **kwargs)
-        except SystemExit as end:
-            # Both the exit code of a command and a usage error end here; the cause tells.
-            if end.code == INFEASIBLE and not isinstance(end.__context__, typer.Exit):
-                raise SystemExit(BAD_INPUT) from None
-            raise
-
 
 app = typer.Typer(
-    cls=_Commands,
+    cls=Commands,
     help="Training steps that stay within a memory budget.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -70,119 +58,12 @@ app = typer.Typer(
 )
 
 
-def _run(command: str, *args: Any, **keywords: Any) -> NoReturn:
-    """Import a command's module, run it, and exit with its code."""
-    try:
-        with leaving_at_once():
-            module = importlib.import_module(f"autoremat.commands.{command}")
-        code = module.run(*args, **keywords)
-        sys.stdout.flush()
-    except KeyboardInterrupt:
-        typer.echo(SENTENCE, err=True)
-        code = INTERRUPTED
-    except OSError as error:
-        if error.errno != errno.ENOSPC or error.filename is not None:
-            raise
-        typer.echo(f"autoremat: The result cannot be printed: {error.strerror}.", err=True)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
-        code = BAD_INPUT
-    raise typer.Exit(code)
-
-
-def _target(text: str, batch: int | None, seq: int | None, dtype: str | None) -> TargetArguments:
-    """What a command is to load; sizes that it could not heed are a wrong use."""
-    given = {"batch": batch, "seq": seq, "dtype": dtype}
-    given = {name: value for name, value in given.items() if value is not None}
-    target = TargetArguments(text, **given)  # type: ignore[arg-type]
-    if given and not target.is_hf:
-        options = " and ".join(f"--{name}" for name in given)
-        raise typer.BadParameter(
-            f"{options} is for {HF} targets: the function {text} makes its model and batch itself."
-        )
-    return target
-
-
-# --- arguments that several commands share -----------------------------------------------------
-
-Target = Annotated[
-    str,
-    typer.Argument(
-        help="The function that makes model and batch, or hf:CONFIG.json.", metavar="TARGET"
-    ),
-]
-Budget = Annotated[
-    str,
-    typer.Option(
-        help="Highest peak allowed: 12GiB, 1.5GB, 123456 (bytes), 80% of the device's memory, auto "
-        "(what it has free, less a reserve), or min (as little as can be).",
-        show_default=False,
-    ),
-]
-CompilerOption = Annotated[
-    Compiler, typer.Option(help="What runs the planned graphs; eager compiles fast.")
-]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="One JSON object on stdout in place of the text.")
-]
-TimeLimit = Annotated[float, typer.Option(help="Seconds to choose a plan, per graph.", min=0.0)]
-Batch = Annotated[
-    int | None,
-    typer.Option(help="Batch size, for hf: targets; 1 without it.", min=1, show_default=False),
-]
-Seq = Annotated[
-    int | None,
-    typer.Option(
-        help="Tokens per sequence, for hf: targets; 512 without it.", min=1, show_default=False
-    ),
-]
-Dtype = Annotated[
-    str | None,
-    typer.Option(
-        help="Type of the parameters, such as bfloat16, for hf: targets; the configuration's "
-        "without it.",
-        show_default=False,
-    ),
-]
-Device = Annotated[
-    str | None,
-    typer.Option(
-        help="What to plan for: cpu, cuda, or a GPU that need not be here, such as H100 or "
-        "a100-40gb.",
-        show_default=False,
-    ),
-]
-Optimizer = Annotated[
-    str | None,
-    typer.Option(
-        help="Such as AdamW, AdamW-fused, AdamW8bit, Adafactor, SGD-momentum: what it holds and "
-        "makes counts.",
-        show_default=False,
-    ),
-]
-ReportFile = Annotated[
-    Path | None, typer.Option(help="Write the report as JSON.", show_default=False)
-]
-Html = Annotated[
-    Path | None, typer.Option(help="Write a self-contained page here.", show_default=False)
-]
-Csv = Annotated[Path | None, typer.Option(help="Write the values as a table.", show_default=False)]
-Snapshot = Annotated[
-    Path | None,
-    typer.Option(help="Write a memory snapshot for PyTorch's viewer.", show_default=False),
-]
-Trace = Annotated[Path | None, typer.Option(help="Write a trace for Perfetto.", show_default=False)]
-Force = Annotated[bool, typer.Option("--force", help="Replace files that autoremat did not write.")]
-
-
 def _say_version(is_asked: bool) -> None:
     if is_asked:
         from autoremat import __version__
 
         typer.echo(f"autoremat {__version__}")
         raise typer.Exit
-
-
-# --- commands ----------------------------------------------------------------------------------
 
 
 @app.callback()
@@ -230,9 +111,9 @@ def plan(
 ) -> None:
     """Plan without running, print, write: see `commands.plan`."""
     setup = setup_given(locals())
-    _run(
+    run_and_exit(
         "plan",
-        _target(target, batch, seq, dtype),
+        target_given(target, batch, seq, dtype),
         PlanArguments(
             *(budget, device, optimizer, compiler, time_limit, curve),
             setup=setup,
@@ -285,9 +166,9 @@ def fit(
     force: Force = False,
 ) -> None:
     """Plan sizes without running, print, draw: see `commands.fit`."""
-    _run(
+    run_and_exit(
         "fit",
-        _target(target, batch, seq, dtype),
+        target_given(target, batch, seq, dtype),
         FitArguments(
             *(budget, over, global_batch, device, optimizer, compiler, time_limit),
             *(reserve, most, multiple_of, points),
@@ -327,9 +208,9 @@ def pareto(
 ) -> None:
     """Plan for many budgets without running: see `commands.pareto`."""
     setup = setup_given(locals())
-    _run(
+    run_and_exit(
         "pareto",
-        _target(target, batch, seq, dtype),
+        target_given(target, batch, seq, dtype),
         PlanArguments(
             *(None, device, optimizer, compiler, time_limit, points),
             setup=setup,
@@ -351,9 +232,9 @@ def profile(
     as_json: AsJson = False,
 ) -> None:
     """Price every operation of a step: see `commands.profile`."""
-    _run(
+    run_and_exit(
         "profile",
-        _target(target, batch, seq, dtype),
+        target_given(target, batch, seq, dtype),
         PlanArguments(None, device, None, Compiler.EAGER, 0.0, 0),
         as_json=as_json,
     )
@@ -384,7 +265,9 @@ def solve(
     ] = 30.0,
 ) -> None:
     """Parse, solve, print: see `commands.solve`."""
-    _run("solve", problem, budget, pareto=pareto, out=out, as_json=as_json, time_limit=time_limit)
+    run_and_exit(
+        "solve", problem, budget, pareto=pareto, out=out, as_json=as_json, time_limit=time_limit
+    )
 
 
 @app.command(help=helptexts.VERIFY, no_args_is_help=True)
@@ -407,9 +290,9 @@ def verify(
     time_limit: TimeLimit = 30.0,
 ) -> None:
     """Load, plan, compare, print: see `commands.verify`."""
-    _run(
+    run_and_exit(
         "verify",
-        _target(target, batch, seq, dtype),
+        target_given(target, batch, seq, dtype),
         budget,
         compiler=compiler,
         dropout=dropout,
@@ -454,9 +337,9 @@ def compare(
     timeout: Annotated[float, typer.Option(help="Seconds for one variant to be measured.")] = 900.0,
 ) -> None:
     """Measure, print, draw: see `commands.compare`."""
-    _run(
+    run_and_exit(
         "compare",
-        _target(target, batch, seq, dtype),
+        target_given(target, batch, seq, dtype),
         budgets=budgets,
         variants=variants,
         compiler=compiler,
@@ -482,7 +365,7 @@ def show(
 ) -> None:
     """Read, render, print: see `commands.show`."""
     outputs = outputs_asked(html=html, csv=csv, snapshot=snapshot, trace=trace)
-    _run("show", report, outputs, as_json=as_json, force=force)
+    run_and_exit("show", report, outputs, as_json=as_json, force=force)
 
 
 @app.command(help=helptexts.CACHE)
@@ -501,10 +384,10 @@ def cache(
     as_json: AsJson = False,
 ) -> None:
     """Show, clear, carry what is kept on this machine: see `commands.cache`."""
-    _run("cache", clear=clear, exported=exported, imported=imported, as_json=as_json)
+    run_and_exit("cache", clear=clear, exported=exported, imported=imported, as_json=as_json)
 
 
 @app.command(help=helptexts.DOCTOR)
 def doctor(as_json: AsJson = False) -> None:
     """Look at what autoremat rests on here: see `commands.doctor`."""
-    _run("doctor", as_json=as_json)
+    run_and_exit("doctor", as_json=as_json)

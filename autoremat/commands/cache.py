@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from autoremat.commands.app import BAD_INPUT
+from autoremat.commands.exits import BAD_INPUT
 from autoremat.cost.cache import CostCache
 from autoremat.kept import Kept
 from autoremat.planning.found_before import FoundBefore

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from autoremat.ask.budget import budget_argument
-from autoremat.commands.app import BAD_INPUT
+from autoremat.commands.exits import BAD_INPUT
 from autoremat.commands.files import OutputError, check_writable, write_whole
 from autoremat.commands.interrupt import INTERRUPTED
 from autoremat.comparison.plot import MARK

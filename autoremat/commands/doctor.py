@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autoremat._torch import MODULES
-from autoremat.commands.app import BAD_INPUT
+from autoremat.commands.exits import BAD_INPUT
 from autoremat.commands.interrupt import leaving_at_once
 
 TORCH_RANGE = ((2, 11), (2, 14))

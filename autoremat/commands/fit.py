@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from autoremat.ask.budget import budget_argument
-from autoremat.commands.app import BAD_INPUT, INFEASIBLE
 from autoremat.commands.arguments import FitArguments, Refusal
+from autoremat.commands.exits import BAD_INPUT, INFEASIBLE
 from autoremat.commands.files import check_writable, write_whole
 from autoremat.commands.interrupt import leaving_at_once
 from autoremat.commands.plan import BESIDE, device_for, optimizer_named

@@ -19,8 +19,8 @@ import torch
 
 from autoremat import _torch, offline
 from autoremat.ask.budget import budget_argument
-from autoremat.commands.app import BAD_INPUT, INFEASIBLE
 from autoremat.commands.arguments import PlanArguments, Refusal
+from autoremat.commands.exits import BAD_INPUT, INFEASIBLE
 from autoremat.commands.interrupt import leaving_at_once
 from autoremat.commands.outputs import check_outputs, print_report, report_document, write_outputs
 from autoremat.commands.telling import print_json, refusal_document, tell, warnings_told

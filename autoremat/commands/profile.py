@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autoremat.commands.app import BAD_INPUT
 from autoremat.commands.arguments import PlanArguments, Refusal
+from autoremat.commands.exits import BAD_INPUT
 from autoremat.commands.fitting import fill
 from autoremat.commands.interrupt import leaving_at_once
 from autoremat.commands.plan import planned

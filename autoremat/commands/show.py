@@ -11,8 +11,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from autoremat.commands.app import BAD_INPUT
 from autoremat.commands.arguments import Refusal
+from autoremat.commands.exits import BAD_INPUT
 from autoremat.commands.files import read_text
 from autoremat.commands.interrupt import leaving_at_once
 from autoremat.commands.outputs import (

@@ -36,8 +36,8 @@ from autoremat_solver.plan_document import (
 from rich.console import Console
 
 from autoremat.ask.budget import Budget, budget_argument
-from autoremat.commands.app import BAD_INPUT, INFEASIBLE
 from autoremat.commands.arguments import Refusal
+from autoremat.commands.exits import BAD_INPUT, INFEASIBLE
 from autoremat.commands.files import read_text
 from autoremat.commands.interrupt import leaving_at_once
 from autoremat.commands.solve_tables import curve_table, plan_table

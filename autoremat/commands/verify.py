@@ -20,8 +20,8 @@ from rich.console import Console
 from autoremat import _torch
 from autoremat.api import optimize, report
 from autoremat.ask.budget import Budget, budget_argument
-from autoremat.commands.app import BAD_INPUT, DIFFERENT, INFEASIBLE
 from autoremat.commands.arguments import Refusal
+from autoremat.commands.exits import BAD_INPUT, DIFFERENT, INFEASIBLE
 from autoremat.commands.interrupt import leaving_at_once
 from autoremat.commands.telling import print_json, refusal_document, warnings_told
 from autoremat.commands.verify_table import verify_table

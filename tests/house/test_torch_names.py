@@ -1164,7 +1164,7 @@ def test_keeps_graph_and_watch_backwards(keep: bool, monkeypatch: pytest.MonkeyP
     """Each backward that Python code begins is seen before it runs, and told apart."""
     unwatched = torch.autograd.graph._engine_run_backward  # tests before this one may have watched
     monkeypatch.setattr(torch.autograd, "_engine_run_backward", unwatched)
-    monkeypatch.setattr("autoremat._torch.running._backward_watchers", [])
+    monkeypatch.setattr("autoremat._torch.autograd._backward_watchers", [])
     seen: list[object] = []
     _torch.watch_backwards(lambda roots, keeps: seen.append((roots[0] is loss, keeps)))
     x = torch.ones(4, requires_grad=True)

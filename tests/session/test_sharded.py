@@ -18,6 +18,7 @@ from autoremat.memory.spread import Sharing, Spread
 from autoremat.session.members import Members
 from autoremat.watch.audit import Arguments
 from tests.process_group import on_ranks
+from tests.session.residual_blocks import Block, ResidualBlocks, sharded
 from tests.training import UNBOUNDED, make_seeded
 
 WIDTH, ROWS, LAYERS = 32, 256, 8
@@ -31,39 +32,11 @@ pytestmark = [
 ]
 
 
-class Block(nn.Module):
-    """`x + down(gelu(up(x)))`."""
+class Blocks(ResidualBlocks):
+    """At this module's size."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(nn.functional.gelu(self.up(x)))
-
-
-class Blocks(nn.Module):
-    """A linear layer, equal blocks, and a loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(WIDTH, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        for block in self.blocks:
-            x = block(x)
-        return x.square().mean()
-
-
-def sharded(model: nn.Module, **options: Any) -> nn.Module:
-    """Each block by itself, then the rest."""
-    from torch.distributed.fsdp import fully_shard
-
-    for block in model.blocks:
-        fully_shard(block, **options)
-    return fully_shard(model)
+        super().__init__(WIDTH, LAYERS)
 
 
 def batch() -> Tensor:

@@ -18,6 +18,8 @@ from autoremat import OverBudgetWarning
 from autoremat.errors import SteeringError
 from autoremat.memory.meter import resident_nbytes
 from tests.process_group import on_ranks
+from tests.session import residual_blocks
+from tests.session.residual_blocks import Block, ResidualBlocks
 from tests.training import make_seeded
 
 pytestmark = [
@@ -36,30 +38,11 @@ Plan = Callable[[nn.Module, int], None]
 Take = Callable[[nn.Module, Tensor], None]
 
 
-class Block(nn.Module):
-    """`x + down(gelu(up(x)))`."""
+class Blocks(ResidualBlocks):
+    """At this module's size."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(nn.functional.gelu(self.up(x)))
-
-
-class Blocks(nn.Module):
-    """A linear layer, equal blocks, and a loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(WIDTH, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        for block in self.blocks:
-            x = block(x)
-        return x.square().mean()
+        super().__init__(WIDTH, LAYERS)
 
 
 class Mixture(nn.Module):
@@ -68,8 +51,8 @@ class Mixture(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.router = nn.Linear(WIDTH, 3)
-        self.experts = nn.ModuleList(Block() for _ in range(3))
-        self.experts.append(Block())  # which no row is sent to
+        self.experts = nn.ModuleList(Block(WIDTH) for _ in range(3))
+        self.experts.append(Block(WIDTH))  # which no row is sent to
 
     def forward(self, x: Tensor) -> Tensor:
         chosen, found = self.router(x).argmax(-1), x
@@ -112,11 +95,7 @@ def batch(rows: int = ROWS) -> Tensor:
 def sharded(model: nn.Module, **options: Any) -> nn.Module:
     """FSDP2, of which Dynamo asks what it has made of a block's input: that is no leaf any more."""
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
-    from torch.distributed.fsdp import fully_shard
-
-    for block in model.blocks:
-        fully_shard(block, **options)
-    return fully_shard(model)
+    return residual_blocks.sharded(model, **options)
 
 
 def prefetching(model: nn.Module) -> nn.Module:
