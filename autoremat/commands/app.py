@@ -174,6 +174,26 @@ Trace = Annotated[Path | None, typer.Option(help="Write a trace for Perfetto.", 
 Force = Annotated[bool, typer.Option("--force", help="Replace files that autoremat did not write.")]
 
 
+Offload = Annotated[
+    str | None,
+    typer.Option(
+        help="Where values may wait: memory of the GPU's host, such as 24GB, or auto (of this "
+        "machine's, what is free less a reserve); on the CPU with --compiler eager a folder, "
+        "disk:PATH.",
+        show_default=False,
+    ),
+]
+LinkOption = Annotated[
+    str | None,
+    typer.Option(
+        "--link",
+        help="How they get there: pcie3, pcie4, pcie5, nvlink-c2c, or bytes per second each way; "
+        "the GPU's own without it.",
+        show_default=False,
+    ),
+]
+
+
 def _say_version(is_asked: bool) -> None:
     if is_asked:
         from autoremat import __version__
@@ -216,6 +236,8 @@ def plan(
     shards: Shards = 1,
     loss_chunks: LossChunks = 1,
     no_code: NoCode = False,
+    offload: Offload = None,
+    link: LinkOption = None,
     out: ReportFile = None,
     html: Html = None,
     csv: Csv = None,
@@ -237,6 +259,8 @@ def plan(
             *(budget, device, optimizer, compiler, time_limit, curve),
             setup=setup,
             code=not no_code,
+            offload=offload,
+            link=link,
         ),
         outputs_asked(report=out, html=html, csv=csv, snapshot=snapshot, trace=trace),
         as_json=as_json,

@@ -24,7 +24,7 @@ from autoremat_solver import Link
 from torch import Tensor
 
 from autoremat.errors import OffloadError
-from autoremat.units import format_nbytes
+from autoremat.units import format_nbytes, format_us
 
 PREFIX = "disk:"
 SAMPLE_NBYTES = 8 << 20  # copied to find how fast the folder is
@@ -58,6 +58,20 @@ class Disk:
         except OffloadError as error:
             raise ValueError(f"offload={given!r}: {error}") from error
         return found
+
+    @property
+    def asked(self) -> str:
+        """As users write it."""
+        return PREFIX + self.folder
+
+    def about(self, link: Link) -> str:
+        """Where values wait, in words."""
+        out, back = (
+            format_nbytes(round(1e6 * per_us))
+            for per_us in (link.out_nbytes_per_us, link.in_nbytes_per_us)
+        )
+        latency = format_us(link.latency_us)
+        return f"in {self.folder}, {out}/s there and {back}/s back, {latency} a copy, as measured"
 
     @property
     def free_nbytes(self) -> int:

@@ -74,16 +74,20 @@ def test_what_leaves_lowers_the_peak_and_changes_no_gradient(model: nn.Module) -
         assert gradient is found.gradients[name] or torch.equal(gradient, found.gradients[name])
     report = autoremat.report(model)
     assert measured(model, rows()) == report.predicted_peak_nbytes <= BUDGET_NBYTES
-    assert report.graphs[0].offloaded_nbytes > 0
+    waiting = report.graphs[0].waiting
+    assert waiting is not None
+    assert waiting.nbytes > 0
 
 
 def test_a_report_tells_what_leaves(model: nn.Module) -> None:
     """Bytes each way, and the values, in the text and in a stored report."""
     report = autoremat.report(model)
-    graph = report.graphs[0]
-    assert len(graph.offloaded) * 512 * 64 * 4 == graph.offloaded_nbytes
+    waiting = report.graphs[0].waiting
+    assert waiting is not None
+    assert len(waiting.trips) * 512 * 64 * 4 == waiting.nbytes
     assert "Offloaded" in report.summary()
-    assert graph.offloaded[0] in report.summary()
+    assert str(waiting.trips[0]) in report.summary()
+    assert "as measured" in report.summary()
     assert autoremat.Report.from_json(report.to_json()) == report
     assert "reload" in report.to_html()
 
@@ -127,8 +131,11 @@ def test_a_folder_that_vanishes_is_told(model: nn.Module, folder: Path) -> None:
     ("options", "says"),
     [
         ({"offload": "/somewhere"}, 'offload is "disk:PATH"'),
+        ({"offload": "24GB"}, "On the CPU there is no other memory"),
+        ({"offload": "auto"}, "On the CPU there is no other memory"),
+        ({"offload": "24"}, 'offload is "disk:PATH"'),
         ({"offload": "disk:"}, 'offload is "disk:PATH"'),
-        ({"offload": 3}, 'offload is "disk:PATH"'),
+        ({"offload": 3.5}, 'offload is "disk:PATH"'),
         ({"offload": "disk:/no/such/folder"}, "There is no folder"),
         ({"offload": "disk:.", "compiler": "inductor"}, 'give compiler="eager"'),
         ({"offload": "disk:.", "policy": "save-all"}, "leave one of the two out"),
@@ -185,7 +192,9 @@ def test_a_step_that_is_more_than_was_planned_keeps_its_copies(tmp_path: Path) -
         found.zero_grad(set_to_none=True)
     assert told
     assert "none is made for that" in str(told[-1])
-    assert autoremat.report(found).graphs[0].offloaded_nbytes > 0
+    waiting = autoremat.report(found).graphs[0].waiting
+    assert waiting is not None
+    assert waiting.nbytes > 0
 
 
 def test_a_child_process_copies_too(tmp_path: Path) -> None:
