@@ -63,6 +63,7 @@ class InfeasibleBudget(RuntimeError):
             the budget would do.
         is_each_enough: whether that is so with the others as large as asked, or only of all of them
             together.
+        offload: why values that may leave the device do not lower that peak; "" where none may.
     """
 
     budget_nbytes: int
@@ -78,6 +79,7 @@ class InfeasibleBudget(RuntimeError):
     advice: tuple[Remedy, ...] = ()
     largest_sizes: tuple[tuple[str, int], ...] = ()
     is_each_enough: bool = True
+    offload: str = ""
 
     def __post_init__(self) -> None:
         """All fields become `args`: that is what pickle calls the class with."""
@@ -104,7 +106,7 @@ class InfeasibleBudget(RuntimeError):
             return *fact, self._remedy(), *map(str, self.advice)
         sentences = (
             *(self._fact(), self._ranges(), self._search()),
-            *(self._cause(), self._remedy()),
+            *(self._cause(), self.offload, self._remedy()),
         )
         return (*filter(None, sentences), *map(str, self.advice))
 

@@ -20,6 +20,7 @@ from torch import nn
 
 from autoremat import _torch
 from autoremat.ask.budget import Budget
+from autoremat.ask.hosts import told_of
 from autoremat.ask.options import Offline, Options
 from autoremat.ask.plan_file import write
 from autoremat.backend import with_own_code
@@ -59,6 +60,8 @@ def plan(
     recompute: Selection = None,
     repeatable: Selection = None,
     save_to: str | Path | None = None,
+    offload: str | int | None = None,
+    link: str | float | None = None,
     time_limit: float = 30.0,
     verbose: bool = True,
     curve: int = 0,
@@ -92,6 +95,12 @@ def plan(
         recompute: as for `optimize`.
         repeatable: as for `optimize`.
         save_to: where to store the plan, for `optimize(model, plan=...)`.
+        offload: where values may wait: for a GPU that is not here the size of its host's memory,
+            "24GB", or "auto", 90 % of what this machine has free; on the CPU with
+            `compiler="eager"` a folder, as for `optimize`. The peak is then that of the model of
+            the code.
+        link: how they get there: "pcie3", "pcie4", "pcie5", "nvlink-c2c" or bytes per second each
+            way; the device's own by its data sheet, if not given.
         time_limit: seconds to choose a plan, per graph. Under Inductor the code that it would
             generate is read meanwhile; that cannot be cut short, and however late it is, lean
             plans are read until one fits.
@@ -104,9 +113,9 @@ def plan(
 
     Raises:
         ValueError: for a malformed budget, compiler, device or policy, for patterns that match
-            nothing, a setup that the model cannot have, a model in eval mode or without a parameter
-            that needs a gradient, another model's optimizer, and a step in which nothing can be
-            planned.
+            nothing, an offload or a link that does not go with the rest, a setup that the model
+            cannot have, a model in eval mode or without a parameter that needs a gradient, another
+            model's optimizer, and a step in which nothing can be planned.
         InfeasibleBudget: if no plan fits; `OverReserved` if none does that was tried for a budget
             of what is reserved.
     """
@@ -124,9 +133,15 @@ def plan(
         save=save,
         recompute=recompute,
         repeatable=repeatable,
+        offload=offload,
+        link=link,
         time_limit=time_limit,
         verbose=verbose,
     )
+    host = options.setting.offload
+    if host is not None and (limit_nbytes is not None or save_to is not None):
+        other = "a budget of what is reserved" if limit_nbytes is not None else "save_to="
+        raise ValueError(f"offload={offload!r} does not go with {other}: leave one of the two out.")
     options = options if code else options.without_reading()
     offline = Offline(
         curve,
@@ -142,7 +157,8 @@ def plan(
         session, report = _within_reserved(limit_nbytes, options, step)
     if save_to is not None:
         write(session.stored_plan(), save_to)
-    assumed = (Fact(ASSUMED, sentence) for sentence in run.assumed)
+    told = filter(None, (*run.assumed, "" if host is None else told_of(host)))
+    assumed = (Fact(ASSUMED, sentence) for sentence in told)
     return replace(report, facts=(*report.facts, *assumed))
 
 

@@ -17,6 +17,7 @@ from torch import nn
 from autoremat import _torch
 from autoremat.ask.budget import Budget, budget_argument
 from autoremat.ask.free import auto_nbytes, less_reserve
+from autoremat.ask.hosts import host_of
 from autoremat.ask.sizes import Sizes, parse_sizes
 from autoremat.ask.steering import Steering, parse_steering
 from autoremat.cost.device_specs import DeviceSpec
@@ -25,7 +26,8 @@ from autoremat.graph.devices import device_name, device_nbytes
 from autoremat.graph.dropout_policy import DropoutPolicy, parse_dropout
 from autoremat.graph.random_draws import Replays, replays, safe_policy
 from autoremat.graph.selectors import Selection
-from autoremat.host.disk import PREFIX, Disk
+from autoremat.host.disk import Disk
+from autoremat.host.memory import Host
 
 BUDGET_VARIABLE = "AUTOREMAT_BUDGET"  # of the environment: for trainers that take a name only
 
@@ -56,13 +58,13 @@ class Setting:
     strict: bool = False
     generates: bool = True
     reads: bool = True
-    offload: Disk | None = None
+    offload: Host | None = None
 
     @property
     def reads_inductor(self) -> bool:
-        """Whether peaks are read from the code that Inductor generates."""
+        """Whether peaks are read from the code that Inductor generates: it copies nothing yet."""
         from_code = self.spec is None or (self.stands_in and self.reads)
-        return self.compiler == "inductor" and from_code
+        return self.compiler == "inductor" and from_code and self.offload is None
 
     @property
     def stands_in(self) -> bool:
@@ -122,6 +124,7 @@ class Options:
         spec: DeviceSpec | None = None,
         sizes: object = None,
         on_larger: str = "raise",
+        link: object = None,
     ) -> Options:
         """The options of a user, as they are documented at `optimize`.
 
@@ -144,7 +147,11 @@ class Options:
         setting = Setting(compiler, spec, policy_of_draws, steering, limit_s, bool(strict))
         tries, varying = _tune(tune, steering), parse_sizes(sizes, on_larger)
         if offload is not None:
-            setting = replace(setting, offload=_host(offload, setting, tries, varying))
+            host = host_of(offload, link, spec)
+            _require_alone(host, setting, tries, varying)
+            setting = replace(setting, offload=host)
+        elif link is not None:
+            raise ValueError(f"link={link!r} is the way of values that wait: give offload=, too.")
         found = _budget(budget, steering)
         return cls(found, setting, bool(verbose), dict(inductor or {}), tries, varying)
 
@@ -189,7 +196,7 @@ class Options:
             "time_limit": f"{setting.time_limit_s:g}",
             "tune": str(self.tune),
             "sizes": self.sizes.asked(),
-            **({} if setting.offload is None else {"offload": PREFIX + setting.offload.folder}),
+            **({} if setting.offload is None else {"offload": setting.offload.asked}),
         }
 
     def without_code(self) -> Options:
@@ -228,7 +235,7 @@ class Options:
         return self.budget.nbytes(device_nbytes(device) if spec is None else spec.memory_nbytes)
 
 
-_NAMES = inspect.signature(Options.parse).parameters.keys() - {"inductor", "spec"}
+_NAMES = inspect.signature(Options.parse).parameters.keys() - {"inductor", "spec", "link"}
 
 
 def _budget(given: str | int | None, steering: Steering) -> Budget:
@@ -252,13 +259,11 @@ def _budget(given: str | int | None, steering: Steering) -> Budget:
     return found
 
 
-def _host(given: str, setting: Setting, tune: int, sizes: Sizes) -> Disk:
-    """Where values may wait, if nothing else that is asked for is against it."""
-    host, against = Disk.parse(given), ""
-    if setting.compiler != "eager":
+def _require_alone(host: Host, setting: Setting, tune: int, sizes: Sizes) -> None:
+    """Refuse values that wait where something else that is asked for is against it."""
+    against = ""
+    if isinstance(host, Disk) and setting.compiler != "eager":
         against = f'compiler={setting.compiler!r}: give compiler="eager"'
-    elif setting.spec is not None:
-        against = f"planning for {setting.spec.name}: the device has to be here"
     elif setting.steering.choice:
         against = f"{setting.steering.choice}: leave one of the two out"
     elif setting.steering.known is not None:
@@ -268,8 +273,7 @@ def _host(given: str, setting: Setting, tune: int, sizes: Sizes) -> Disk:
     elif tune:
         against = f"tune={tune}: leave one of the two out"
     if against:
-        raise ValueError(f"offload={given!r} does not go with {against}.")
-    return host
+        raise ValueError(f"offload={host.asked!r} does not go with {against}.")
 
 
 def _tune(given: object, steering: Steering) -> int:

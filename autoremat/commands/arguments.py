@@ -25,6 +25,8 @@ class PlanArguments:
         points: of the curve.
         setup: fields of a `TrainingSetup`, as the user wrote them.
         code: whether code for a GPU that is not here is generated and read.
+        offload: where values may wait, as the user wrote it; None if none may.
+        link: how they get there; None for the device's own.
     """
 
     budget: str | None
@@ -35,6 +37,8 @@ class PlanArguments:
     points: int
     setup: Mapping[str, Any] = field(default_factory=dict)
     code: bool = True
+    offload: str | None = None
+    link: str | None = None
 
     def check(self) -> None:
         """Refuse what no command can use.

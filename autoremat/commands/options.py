@@ -73,6 +73,24 @@ Optimizer = Annotated[
         show_default=False,
     ),
 ]
+Offload = Annotated[
+    str | None,
+    typer.Option(
+        help="Where values may wait: memory of the GPU's host, such as 24GB, or auto (of this "
+        "machine's, what is free less a reserve); on the CPU with --compiler eager a folder, "
+        "disk:PATH.",
+        show_default=False,
+    ),
+]
+LinkOption = Annotated[
+    str | None,
+    typer.Option(
+        "--link",
+        help="How they get there: pcie3, pcie4, pcie5, nvlink-c2c, or bytes per second each way; "
+        "the GPU's own without it.",
+        show_default=False,
+    ),
+]
 ReportFile = Annotated[
     Path | None, typer.Option(help="Write the report as JSON.", show_default=False)
 ]

@@ -106,6 +106,8 @@ def planned(target: TargetArguments, asked: PlanArguments, told: list[str]) -> R
             setup=TrainingSetup(**asked.setup),
             code=asked.code,
             compiler=asked.compiler,
+            offload=None if asked.offload is None else budget_argument(asked.offload),
+            link=asked.link,
             time_limit=asked.time_limit,
             curve=asked.points,
             **keywords,

@@ -16,6 +16,10 @@ import torch
 
 from autoremat.cost.cache import DeviceCeilings
 
+LINK_SHARE = (
+    0.8  # of a link's rate: an A100 gets 25 of 31.5 GB/s, an H100 56 of 63 [NVBandwidth2024]
+)
+LINK_LATENCY_US = 10.0
 COPY_SHARE = 0.8  # of the data sheet's bandwidth, for large element-wise kernels
 MATMUL_SHARE = 0.6  # of the data sheet's matrix throughput, for large products
 LAUNCH_US = 4.0
@@ -45,6 +49,29 @@ class Chip:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkSpec:
+    """A way between a GPU and the memory of its host.
+
+    Attributes:
+        name: as its makers write it.
+        gbps: 10^9 bytes per second in each direction, by its rate.
+    """
+
+    name: str
+    gbps: float
+
+
+LINKS = {
+    "pcie3": LinkSpec("PCIe 3.0 x16", 8 * 16 * 128 / 130 / 8),
+    "pcie4": LinkSpec("PCIe 4.0 x16", 16 * 16 * 128 / 130 / 8),
+    "pcie5": LinkSpec("PCIe 5.0 x16", 32 * 16 * 128 / 130 / 8),
+    "nvlink-c2c": LinkSpec("NVLink-C2C", 450),
+}
+"""By what users write. PCIe: transfers per second [PCISIG2019] on 16 lanes, 128 bits of 130.
+NVLink-C2C: half of the 900 GB/s that both directions have together [GraceHopper2022]."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceSpec:
     """One device by its data sheet.
 
@@ -55,6 +82,7 @@ class DeviceSpec:
         narrow_tflops: matrix products in bfloat16 or float16, with tensor cores.
         float32_tflops: matrix products in float32, without TF32, which torch leaves off.
         chip: what code is generated for.
+        link: to its host's memory, a key of `LINKS`.
     """
 
     name: str
@@ -63,6 +91,7 @@ class DeviceSpec:
     narrow_tflops: float
     float32_tflops: float
     chip: Chip
+    link: str
 
     def ceilings(self, dtype: torch.dtype) -> DeviceCeilings:
         """What estimates of operations on this type are bounded by."""
@@ -76,16 +105,40 @@ class DeviceSpec:
 
 SPECS = (
     DeviceSpec(
-        "NVIDIA T4 16GB", 15 * _GIB, 320, 65, 8.1, Chip((7, 5), 40, 64 * _KIB, 1024, 4 * _MIB)
+        "NVIDIA T4 16GB",
+        15 * _GIB,
+        320,
+        65,
+        8.1,
+        Chip((7, 5), 40, 64 * _KIB, 1024, 4 * _MIB),
+        "pcie3",
     ),
     DeviceSpec(
-        "NVIDIA V100 16GB", 16 * _GIB, 900, 125, 15.7, Chip((7, 0), 80, 96 * _KIB, 2048, 6 * _MIB)
+        "NVIDIA V100 16GB",
+        16 * _GIB,
+        900,
+        125,
+        15.7,
+        Chip((7, 0), 80, 96 * _KIB, 2048, 6 * _MIB),
+        "pcie3",
     ),
     DeviceSpec(
-        "NVIDIA V100 32GB", 32 * _GIB, 900, 125, 15.7, Chip((7, 0), 80, 96 * _KIB, 2048, 6 * _MIB)
+        "NVIDIA V100 32GB",
+        32 * _GIB,
+        900,
+        125,
+        15.7,
+        Chip((7, 0), 80, 96 * _KIB, 2048, 6 * _MIB),
+        "pcie3",
     ),
     DeviceSpec(
-        "NVIDIA A10 24GB", 22 * _GIB, 600, 125, 31.2, Chip((8, 6), 72, 99 * _KIB, 1536, 6 * _MIB)
+        "NVIDIA A10 24GB",
+        22 * _GIB,
+        600,
+        125,
+        31.2,
+        Chip((8, 6), 72, 99 * _KIB, 1536, 6 * _MIB),
+        "pcie4",
     ),
     DeviceSpec(
         "NVIDIA A100 40GB",
@@ -94,6 +147,7 @@ SPECS = (
         312,
         19.5,
         Chip((8, 0), 108, 163 * _KIB, 2048, 40 * _MIB),
+        "pcie4",
     ),
     DeviceSpec(
         "NVIDIA A100 80GB",
@@ -102,12 +156,25 @@ SPECS = (
         312,
         19.5,
         Chip((8, 0), 108, 163 * _KIB, 2048, 40 * _MIB),
+        "pcie4",
     ),
     DeviceSpec(
-        "NVIDIA L4 24GB", 22 * _GIB, 300, 121, 30.3, Chip((8, 9), 58, 99 * _KIB, 1536, 48 * _MIB)
+        "NVIDIA L4 24GB",
+        22 * _GIB,
+        300,
+        121,
+        30.3,
+        Chip((8, 9), 58, 99 * _KIB, 1536, 48 * _MIB),
+        "pcie4",
     ),
     DeviceSpec(
-        "NVIDIA L40S 48GB", 44 * _GIB, 864, 362, 91.6, Chip((8, 9), 142, 99 * _KIB, 1536, 96 * _MIB)
+        "NVIDIA L40S 48GB",
+        44 * _GIB,
+        864,
+        362,
+        91.6,
+        Chip((8, 9), 142, 99 * _KIB, 1536, 96 * _MIB),
+        "pcie4",
     ),
     DeviceSpec(
         "NVIDIA RTX 3090 24GB",
@@ -116,6 +183,7 @@ SPECS = (
         71,
         35.6,
         Chip((8, 6), 82, 99 * _KIB, 1536, 6 * _MIB),
+        "pcie4",
     ),
     DeviceSpec(
         "NVIDIA RTX 4090 24GB",
@@ -124,6 +192,7 @@ SPECS = (
         165,
         82.6,
         Chip((8, 9), 128, 99 * _KIB, 1536, 72 * _MIB),
+        "pcie4",
     ),
     DeviceSpec(
         "NVIDIA RTX 5090 32GB",
@@ -132,9 +201,16 @@ SPECS = (
         210,
         104.8,
         Chip((12, 0), 170, 99 * _KIB, 1536, 96 * _MIB),
+        "pcie5",
     ),
     DeviceSpec(
-        "NVIDIA H100 80GB", 79 * _GIB, 3350, 989, 67, Chip((9, 0), 132, 227 * _KIB, 2048, 50 * _MIB)
+        "NVIDIA H100 80GB",
+        79 * _GIB,
+        3350,
+        989,
+        67,
+        Chip((9, 0), 132, 227 * _KIB, 2048, 50 * _MIB),
+        "pcie5",
     ),
     DeviceSpec(
         "NVIDIA H200 141GB",
@@ -143,6 +219,7 @@ SPECS = (
         989,
         67,
         Chip((9, 0), 132, 227 * _KIB, 2048, 50 * _MIB),
+        "pcie5",
     ),
     DeviceSpec(
         "NVIDIA B200 180GB",
@@ -151,6 +228,7 @@ SPECS = (
         2250,
         75,
         Chip((10, 0), 148, 227 * _KIB, 2048, 126 * _MIB),
+        "pcie5",
     ),
 )
 """Memory is what the driver leaves of the nominal size, rounded down to whole GiB."""
@@ -175,6 +253,22 @@ def find_spec(name: str) -> DeviceSpec:
         f'Device {name!r} is neither "cpu" nor "cuda" nor in the table. {remedy}'
         f"Known: {', '.join(known)}."
     )
+
+
+def find_link(name: str) -> LinkSpec:
+    """The link that a name means: "pcie4", "PCIe 5", "nvlink-c2c".
+
+    Raises:
+        ValueError: naming the links that are known.
+    """
+    key = re.sub(r"[^a-z0-9]", "", name.lower())
+    found = {re.sub(r"[^a-z0-9]", "", known): spec for known, spec in LINKS.items()}
+    if key not in found:
+        raise ValueError(
+            f"Link {name!r} is none that is known: {', '.join(LINKS)}, or bytes per second each "
+            "way, such as 25e9."
+        )
+    return found[key]
 
 
 def _words(name: str) -> frozenset[str]:

@@ -24,6 +24,7 @@ from autoremat.cost.calls import OpCost
 from autoremat.errors import LiveValue
 from autoremat.explain.advice import advice_of
 from autoremat.explain.places import op_name, source_of
+from autoremat.explain.waiting import waiting_of, why_it_stays
 from autoremat.graph.modules import module_path
 from autoremat.memory.residents import Resident
 from autoremat.planning.choice import Choice, as_chosen
@@ -96,14 +97,7 @@ def explain(
         baseline_code_time_us=baseline.code_us,
         advice=() if resident is None else advice_of(subject, choice, resident, formula),
         peak_formula=formula,
-        offloaded=tuple(
-            f"{name} ({format_nbytes(problem.value_by_name[name].nbytes)})"
-            for name in solution.plan.offloaded
-        ),
-        offloaded_nbytes=sum(
-            problem.value_by_name[name].nbytes for name in solution.plan.offloaded
-        ),
-        stall_us=solution.timeline.stall_us,
+        waiting=waiting_of(subject, choice),
     )
 
 
@@ -127,7 +121,7 @@ def _guess(name: str, cost: OpCost) -> str:
 def _values(subject: Subject, choice: Choice) -> list[ValueReport]:
     saved = handed_over(subject.joint, subject.lowered.storages, choice.backward)
     forward, copies = _runs(choice.forward), _runs(choice.backward)
-    storages = subject.lowered.storages
+    storages, away = subject.lowered.storages, set(choice.solution.plan.offloaded)
     alternatives = Alternatives(subject.lowered.problem, choice.solution.plan)
     found = []
     for node in subject.joint.nodes:
@@ -152,6 +146,8 @@ def _values(subject: Subject, choice: Choice) -> list[ValueReport]:
             elif action is ValueAction.SAVE:
                 value = _with_alternative(value, alternatives.of(name), name, subject)
                 value = replace(value, recomputes=count)  # read, freed, and made for later reads
+            elif name in away:
+                value = replace(value, reason=f"waits elsewhere: {format_nbytes(value.nbytes)}")
             else:
                 unread = "the backward does not read it"
                 value = replace(value, reason="only the backward makes it" if is_late else unread)
@@ -249,6 +245,7 @@ def facts_of_refusal(
         "tried": solution.tried,
         "left_out": solution.left_out,
         "advice": advice_of(subject, choice, resident, formula_or_none(subject, choice)),
+        "offload": why_it_stays(subject, choice),
     }
 
 

@@ -24,10 +24,11 @@ from autoremat_solver import Link
 from torch import Tensor
 
 from autoremat.errors import OffloadError
-from autoremat.units import format_nbytes
+from autoremat.units import format_nbytes, format_us
 
 PREFIX = "disk:"
 SAMPLE_NBYTES = 8 << 20  # copied to find how fast the folder is
+_IN_MEMORY = ("tmpfs", "ramfs")
 RESERVE = 0.1  # of what a disk has free, which nobody takes
 
 
@@ -58,6 +59,27 @@ class Disk:
         except OffloadError as error:
             raise ValueError(f"offload={given!r}: {error}") from error
         return found
+
+    @property
+    def asked(self) -> str:
+        """As users write it."""
+        return PREFIX + self.folder
+
+    def about(self, link: Link) -> str:
+        """Where values wait, in words."""
+        out, back = (
+            format_nbytes(round(1e6 * per_us))
+            for per_us in (link.out_nbytes_per_us, link.in_nbytes_per_us)
+        )
+        latency = format_us(link.latency_us)
+        memory = " (which is memory, and no disk)" if self.is_memory else ""
+        speed = f"{out}/s there and {back}/s back, {latency} a copy, as measured"
+        return f"in {self.folder}{memory}, {speed}"
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether files of the folder are memory themselves, as those of a tmpfs are."""
+        return _file_system(self.folder) in _IN_MEMORY
 
     @property
     def free_nbytes(self) -> int:
@@ -110,6 +132,18 @@ def mapped(folder: str, nbytes: int) -> mmap.mmap:
             return mmap.mmap(file.fileno(), nbytes)
     except OSError as error:
         raise OffloadError(_refusal(folder, nbytes, error)) from error
+
+
+def _file_system(folder: str) -> str:
+    """The kind of the file system that a folder is on; "" where the system does not say."""
+    try:
+        with open("/proc/self/mounts", encoding="utf-8") as mounts:
+            rows = [line.split() for line in mounts]
+    except OSError:
+        return ""
+    real = os.path.realpath(folder)
+    found = [(len(row[1]), row[2]) for row in rows if os.path.commonpath((row[1], real)) == row[1]]
+    return max(found, key=lambda one: one[0], default=(0, ""))[1]
 
 
 def _reserve(descriptor: int, nbytes: int) -> None:

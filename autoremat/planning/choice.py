@@ -44,6 +44,7 @@ class Choice:
         torchs: given for torch's own partition: what its plan is a plan of.
         code_us: what the kernels of that code take; None where that is not known.
         asked: what that code asks of a GPU's allocator; None where no such code was read.
+        alone: where values may leave the device, what is found for the same budget if none does.
     """
 
     forward: fx.GraphModule
@@ -59,6 +60,7 @@ class Choice:
     torchs: TorchPlan | None = None
     code_us: float | None = None
     asked: GraphEvents | None = None
+    alone: Solution | None = None
 
 
 @dataclass(frozen=True)

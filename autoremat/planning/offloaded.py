@@ -1,4 +1,4 @@
-"""The choice where values may also leave the device: with the eager executor, on a CPU.
+"""The choice where values may also leave the device.
 
 Enters: a stated graph with a host, and a budget. Leaves: a `Choice` whose plan may offload.
 Guarantees: it is never slower, by the solver's count, than what recompute alone was found to reach,
@@ -7,11 +7,13 @@ nor is its peak higher; only what is one dense tensor leaves.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from autoremat_solver import OffloadSolver
 
 from autoremat import _torch
-from autoremat.host.disk import Disk
+from autoremat.host.memory import Host
 from autoremat.planning.choice import Choice
 from autoremat.planning.simulated import as_simulated, choose_by_simulation, simulated_peaks
 from autoremat.problem.subject import Subject
@@ -20,7 +22,7 @@ LEAST_NBYTES = 4096  # of a value that leaves: a page of a file
 
 
 def choose_with_offload(
-    subject: Subject, host: Disk, budget_nbytes: int, *, time_limit_s: float
+    subject: Subject, host: Host, budget_nbytes: int, *, time_limit_s: float
 ) -> Choice:
     """The fastest plan found that fits; if none does, the one of the smallest peak found."""
     solver = OffloadSolver(
@@ -32,10 +34,10 @@ def choose_with_offload(
     solution = solver.solve(budget_nbytes)
     peaks = simulated_peaks(subject.lowered, solution.plan)
     found = as_simulated(subject, solution, budget_nbytes, peaks)
-    if found.fits:
-        return found
-    alone = choose_by_simulation(subject, solver.solver, budget_nbytes)
-    return alone if alone.needed_nbytes <= found.needed_nbytes else found
+    if not found.fits:
+        alone = choose_by_simulation(subject, solver.solver, budget_nbytes)
+        found = alone if alone.needed_nbytes <= found.needed_nbytes else found
+    return replace(found, alone=solver.alone(budget_nbytes))
 
 
 def movable(subject: Subject) -> frozenset[str]:
@@ -47,13 +49,15 @@ def movable(subject: Subject) -> frozenset[str]:
         if nbytes.get(name, 0) >= LEAST_NBYTES
         and name in root
         and root[name].op == "call_function"
-        and _is_whole(_torch.fake_value(root[name]), nbytes[name])
+        and _is_whole(_torch.fake_value(root[name]), nbytes[name], subject.device)
     )
 
 
-def _is_whole(value: object, nbytes: int) -> bool:
-    """Whether a tensor is all of its storage, without symbols or gaps."""
-    if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.is_sparse:
+def _is_whole(value: object, nbytes: int, device: torch.device) -> bool:
+    """Whether a tensor on the device is all of its storage, without symbols or gaps."""
+    if not isinstance(value, torch.Tensor) or value.is_sparse:
+        return False
+    if value.device.type != device.type:
         return False
     if not all(isinstance(size, int) for size in (*value.shape, *value.stride())):
         return False

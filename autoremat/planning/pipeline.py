@@ -20,6 +20,7 @@ from torch import fx
 from autoremat import _torch
 from autoremat.ask.options import Setting
 from autoremat.cost.calls import OpCost, estimate_nodes
+from autoremat.cost.host_link import link_of
 from autoremat.cost.op_times import profile_nodes
 from autoremat.errors import SteeringError
 from autoremat.graph.constraints import (
@@ -30,7 +31,8 @@ from autoremat.graph.constraints import (
 )
 from autoremat.graph.joint_graph import JointGraph, prepare
 from autoremat.graph.storages import Storages, find_storages
-from autoremat.host.disk import PREFIX, Disk
+from autoremat.host.disk import Disk
+from autoremat.host.memory import Host
 from autoremat.inductor.in_place import as_loops
 from autoremat.inductor.inlining import inlined_nodes, shared_by_layers
 from autoremat.inductor.laid_out import as_laid_out, with_laid_out_inputs
@@ -182,18 +184,19 @@ def search(
     return choose_by_simulation(subject, new(), choice.needed_nbytes)
 
 
-@functools.cache
-def _link(host: Disk, device: torch.device) -> Link:
-    """How fast copies are; measured once in a process.
+def _link(host: Host, device: torch.device) -> Link:
+    """How fast copies are.
 
     Raises:
-        SteeringError: if the graph is not on the CPU.
+        SteeringError: if the graph is not where the host is.
     """
+    if not isinstance(host, Disk):
+        return host.speed
     if device.type != "cpu":
         raise SteeringError(
-            f"offload={PREFIX}{host.folder} is for models on the CPU, and this one is on {device}."
+            f"offload={host.asked} is for models on the CPU, and this one is on {device}."
         )
-    return host.link()
+    return link_of(host)
 
 
 def _constrain(

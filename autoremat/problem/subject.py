@@ -16,7 +16,7 @@ from autoremat.cost.calls import OpCost
 from autoremat.cost.device_specs import DeviceSpec
 from autoremat.graph.constraints import Constraints
 from autoremat.graph.joint_graph import JointGraph
-from autoremat.host.disk import Disk
+from autoremat.host.memory import Host
 from autoremat.problem.lower import Lowered
 
 
@@ -42,7 +42,7 @@ class Subject:
     costs: Mapping[fx.Node, OpCost]
     elsewhere: DeviceSpec | None = None
     sizes: Mapping[Any, int] = field(default_factory=dict)
-    host: Disk | None = None
+    host: Host | None = None
 
 
 class Peaks(NamedTuple):

@@ -20,6 +20,7 @@ from autoremat.reporting.remedies import Remedy
 from autoremat.reporting.reserved import ReservedMemory
 from autoremat.reporting.resident import ResidentParts
 from autoremat.reporting.timeline import MemoryTimeline
+from autoremat.reporting.waiting import Waiting
 
 SCHEMA = "autoremat.report/4"
 # Names of facts.
@@ -34,7 +35,7 @@ class ValueAction(StrEnum):
     RECOMPUTE = "recompute"
     """Freed in the forward, made again in the backward."""
     FREE = "free"
-    """Not kept for the backward, which does not read it or makes it by itself."""
+    """Not kept for the backward, which does not read it, makes it by itself or fetches it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +117,7 @@ class GraphReport:
         advice: what would lower the peak whatever the plan, what saves most first.
         peak_formula: the simulated peak over the sizes that vary; None where none does, or where
             it is no such formula.
-        offloaded: values that leave the device and come back, with their size, in their order; one
-            that leaves twice is there twice.
-        offloaded_nbytes: bytes of all of them, which are copied each way.
-        stall_us: of the predicted time, what computing waits for these copies.
+        waiting: which values leave the device and come back; None where none may.
     """
 
     name: str
@@ -142,9 +140,7 @@ class GraphReport:
     baseline_code_time_us: float | None = None
     advice: tuple[Remedy, ...] = ()
     peak_formula: PeakFormula | None = None
-    offloaded: tuple[str, ...] = ()
-    offloaded_nbytes: int = 0
-    stall_us: float = 0.0
+    waiting: Waiting | None = None
 
     def __post_init__(self) -> None:
         """Refuses fields of the wrong type."""

@@ -23,6 +23,7 @@ from autoremat.reporting.text import (
     code_text,
     formula_text,
     helping_text,
+    offloaded_text,
     summary,
     without_optimizer,
 )
@@ -81,6 +82,7 @@ def html(report: Report) -> str:
         reading=_reading(report),
         timing=_timing(report),
         formula=formula_text(report),
+        offloaded=offloaded_text(report),
         estimated=sorted(set(report.estimated_ops)),
         runs_on=_runs_on(report),
         **_verdict(report),

@@ -114,7 +114,7 @@ def _facts(report: Report) -> Iterable[str]:
         "Peak at": _peak_place(report),
         "Formula": formula_text(report),
         "Step time": _times(report),
-        "Offloaded": _offloaded(report),
+        "Offloaded": offloaded_text(report),
         "Kernels": code_text(report),
         "Solver": _solver(report),
         "Runs on": ", ".join(filter(None, (report.device, report.compiler, _torch(report)))),
@@ -131,14 +131,13 @@ def _facts(report: Report) -> Iterable[str]:
     return [f"{name:<12} {_one_line(text)}" for name, text in facts.items() if text]
 
 
-def _offloaded(report: Report) -> str:
-    """What leaves the device and comes back; "" if nothing does."""
-    values = tuple(text for graph in report.graphs for text in graph.offloaded)
-    if not values:
-        return ""
-    nbytes = sum(graph.offloaded_nbytes for graph in report.graphs)
-    stall = format_us(sum(graph.stall_us for graph in report.graphs))
-    return f"{format_nbytes(nbytes)} each way, {stall} of waiting; {_some(values, 'value')}"
+def offloaded_text(report: Report) -> str:
+    """What leaves the device and comes back; "" where nothing may."""
+    graphs = [graph for graph in report.graphs if graph.waiting is not None]
+    name = "" if len(graphs) < 2 else "{}: "
+    return " ".join(
+        name.format(g.name) + g.waiting.text(g.baseline_time_us) for g in graphs if g.waiting
+    )
 
 
 def _resident(parts: ResidentParts) -> str:

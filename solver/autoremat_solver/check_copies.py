@@ -71,6 +71,7 @@ class _Walk:
     def __init__(self, problem: Problem, plan: Plan) -> None:
         assert problem.link is not None
         self._problem, self._link = problem, problem.link
+        self.is_host_pinned = problem.link.is_pinned
         self._pinned = frozenset(problem.outputs)
         self._end = len(plan.steps) - 1
         late = {op.name for op in problem.ops if op.phase is Phase.BACKWARD}
@@ -213,7 +214,7 @@ def _figure_violations(
     """Where bytes or time are not those of `simulate`, or bytes are above a budget."""
     simulated = simulate(problem, plan)
     live = _live_nbytes(problem, plan, walk.device)
-    host = _bytes_at(walk.host, len(plan.steps))
+    host = _bytes_at(walk.host, len(plan.steps), in_powers=walk.is_host_pinned)
     found = []
     for memory, ours, theirs in (
         ("device", live, simulated.live_nbytes),
@@ -253,12 +254,17 @@ def _live_nbytes(problem: Problem, plan: Plan, instances: list[Instance]) -> lis
     return result
 
 
-def _bytes_at(instances: list[Instance], steps: int) -> list[int]:
-    """Bytes of instances at each step."""
+def _bytes_at(instances: list[Instance], steps: int, *, in_powers: bool = False) -> list[int]:
+    """Bytes of instances at each step; of each the next power of two, if only those are given."""
     result = [0] * steps
     for instance in instances:
+        taken = nbytes = instance.value.nbytes
+        if in_powers and nbytes:
+            taken = 1
+            while taken < nbytes:
+                taken *= 2
         for step in range(instance.born, instance.last + 1):
-            result[step] += instance.value.nbytes
+            result[step] += taken
     return result
 
 

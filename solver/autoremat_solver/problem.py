@@ -120,11 +120,17 @@ class Link:
         out_nbytes_per_us: bandwidth to the host, while the other way is busy too.
         in_nbytes_per_us: bandwidth from the host.
         latency_us: what each copy takes beside that.
+        is_pinned: whether the host's memory is page-locked: such allocators hand out powers of two.
     """
 
     out_nbytes_per_us: float
     in_nbytes_per_us: float
     latency_us: float = 0.0
+    is_pinned: bool = False
+
+    def on_host_nbytes(self, nbytes: int) -> int:
+        """What a value of so many bytes takes on the host."""
+        return 1 << (nbytes - 1).bit_length() if self.is_pinned and nbytes else nbytes
 
     def out_us(self, nbytes: int) -> float:
         """How long so many bytes take to the host."""
@@ -312,6 +318,8 @@ def _check_link(link: Link) -> None:
         raise ProblemError(
             f"The link has latency_us={link.latency_us}: it must be finite and not negative."
         )
+    if not isinstance(link.is_pinned, bool):
+        raise ProblemError(f"The link has is_pinned={link.is_pinned!r}: it is true or false.")
 
 
 def _check_references(problem: Problem) -> None:

@@ -117,14 +117,33 @@ def stalls_of(indexed: Indexed, steps: list[int]) -> list[float]:
     Raises:
         ValueError: if the problem has no link.
     """
+    return _timed(indexed, steps)[0]
+
+
+def copy_times(problem: Problem, plan: Plan) -> list[tuple[int, float, float]]:
+    """Of each step that begins a copy, its index, and when the copy begins and has arrived, in us.
+
+    Raises:
+        ValueError: if the plan has such a step and the problem no link.
+    """
+    indexed = index(problem)
+    if not plan.offloaded:
+        return []
+    return _timed(indexed, numbers_with_copies(indexed, plan))[1]
+
+
+def _timed(
+    indexed: Indexed, steps: list[int]
+) -> tuple[list[float], list[tuple[int, float, float]]]:
+    """The stalls of a schedule with copies, and its copies."""
     link = indexed.problem.link
     if link is None:
         raise ValueError("The plan offloads, and the problem has no link: give it one.")
     now_us = out_free_us = in_free_us = 0.0
     arrives_us: dict[int, float] = {}  # what the latest instance of a value waits for
     sent_us: dict[int, float] = {}
-    stalls = []
-    for op in steps:
+    stalls, copies = [], []
+    for step, op in enumerate(steps):
         waits_us = now_us
         copy = copy_of(indexed, op)
         if copy is None:
@@ -136,15 +155,17 @@ def stalls_of(indexed: Indexed, steps: list[int]) -> list[float]:
             begins_us = max(now_us, out_free_us, arrives_us.get(copy[1], 0.0))
             out_free_us = begins_us + link.out_us(indexed.nbytes[copy[1]])
             sent_us[copy[1]] = out_free_us
+            copies.append((step, begins_us, out_free_us))
         elif copy[0] is StepKind.RELEASE:
             waits_us = max(now_us, sent_us[copy[1]])
         else:
             begins_us = max(now_us, in_free_us, sent_us[copy[1]])
             in_free_us = begins_us + link.in_us(indexed.nbytes[copy[1]])
             arrives_us[copy[1]] = in_free_us
+            copies.append((step, begins_us, in_free_us))
         stalls.append(waits_us - now_us)
         now_us = waits_us + (indexed.time_us[op] if copy is None else 0.0)
-    return stalls
+    return stalls, copies
 
 
 def spans_of(indexed: Indexed, steps: list[int]) -> list[Span]:

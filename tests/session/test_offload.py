@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
+import sys
 import time
 import warnings
 from contextlib import suppress
@@ -13,11 +15,12 @@ from typing import Any
 
 import pytest
 import torch
+from autoremat_solver import Link
 from torch import Tensor, nn
 
 import autoremat
 from autoremat.errors import OffloadError
-from autoremat.host.disk import like
+from autoremat.host.disk import Disk, _file_system, like
 from autoremat.host.operators import OFFLOAD, OFFLOADED, RELOAD, RELOADED, _under_way
 from tests.training import make_seeded, measured, optimized, step
 
@@ -74,16 +77,20 @@ def test_what_leaves_lowers_the_peak_and_changes_no_gradient(model: nn.Module) -
         assert gradient is found.gradients[name] or torch.equal(gradient, found.gradients[name])
     report = autoremat.report(model)
     assert measured(model, rows()) == report.predicted_peak_nbytes <= BUDGET_NBYTES
-    assert report.graphs[0].offloaded_nbytes > 0
+    waiting = report.graphs[0].waiting
+    assert waiting is not None
+    assert waiting.nbytes > 0
 
 
 def test_a_report_tells_what_leaves(model: nn.Module) -> None:
     """Bytes each way, and the values, in the text and in a stored report."""
     report = autoremat.report(model)
-    graph = report.graphs[0]
-    assert len(graph.offloaded) * 512 * 64 * 4 == graph.offloaded_nbytes
+    waiting = report.graphs[0].waiting
+    assert waiting is not None
+    assert len(waiting.trips) * 512 * 64 * 4 == waiting.nbytes
     assert "Offloaded" in report.summary()
-    assert graph.offloaded[0] in report.summary()
+    assert str(waiting.trips[0]) in report.summary()
+    assert "as measured" in report.summary()
     assert autoremat.Report.from_json(report.to_json()) == report
     assert "reload" in report.to_html()
 
@@ -127,8 +134,11 @@ def test_a_folder_that_vanishes_is_told(model: nn.Module, folder: Path) -> None:
     ("options", "says"),
     [
         ({"offload": "/somewhere"}, 'offload is "disk:PATH"'),
+        ({"offload": "24GB"}, "On the CPU there is no other memory"),
+        ({"offload": "auto"}, "On the CPU there is no other memory"),
+        ({"offload": "24"}, 'offload is "disk:PATH"'),
         ({"offload": "disk:"}, 'offload is "disk:PATH"'),
-        ({"offload": 3}, 'offload is "disk:PATH"'),
+        ({"offload": 3.5}, 'offload is "disk:PATH"'),
         ({"offload": "disk:/no/such/folder"}, "There is no folder"),
         ({"offload": "disk:.", "compiler": "inductor"}, 'give compiler="eager"'),
         ({"offload": "disk:.", "policy": "save-all"}, "leave one of the two out"),
@@ -185,7 +195,9 @@ def test_a_step_that_is_more_than_was_planned_keeps_its_copies(tmp_path: Path) -
         found.zero_grad(set_to_none=True)
     assert told
     assert "none is made for that" in str(told[-1])
-    assert autoremat.report(found).graphs[0].offloaded_nbytes > 0
+    waiting = autoremat.report(found).graphs[0].waiting
+    assert waiting is not None
+    assert waiting.nbytes > 0
 
 
 def test_a_child_process_copies_too(tmp_path: Path) -> None:
@@ -244,3 +256,56 @@ def test_a_graph_may_be_kept_for_another_backward(model: nn.Module) -> None:
         loss.backward()
         gradients.append([parameter.grad for parameter in one.parameters()])
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(*gradients, strict=True))
+
+
+CHILD = """
+import sys, time, torch
+from autoremat.host.operators import OFFLOAD, OFFLOADED, RELOAD, RELOADED
+x = torch.full((1 << 16,), float(sys.argv[2]))
+sent = OFFLOADED(OFFLOAD(x, sys.argv[1]), x)
+print("sent", flush=True)
+sys.stdin.readline()
+assert torch.equal(RELOADED(RELOAD(sent), sent), x)
+print("same", flush=True)
+"""
+
+
+def child(folder: Path, number: int) -> subprocess.Popen[str]:
+    """A process that sends a value there, and brings it back when it is told to."""
+    found = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(folder), str(number)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert found.stdout is not None
+    assert found.stdout.readline() == "sent\n"
+    return found
+
+
+@pytest.mark.thorough
+def test_processes_share_a_folder_and_leave_nothing_behind(tmp_path: Path) -> None:
+    """Two with values there; Ctrl-C ends one, and the other has its own back."""
+    interrupted, other = child(tmp_path, 1), child(tmp_path, 2)
+    assert list(tmp_path.iterdir()) == []
+    interrupted.send_signal(signal.SIGINT)
+    interrupted.communicate(timeout=30)
+    assert interrupted.returncode != 0
+    assert other.communicate("back\n", timeout=30)[0] == "same\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_memory_is_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the kind of its file system; what the system does not say, nobody tells."""
+    link = Link(1e3, 1e3)
+    for kind, is_told in (("tmpfs", True), ("ext4", False), ("", False)):
+        monkeypatch.setattr("autoremat.host.disk._file_system", lambda _, kind=kind: kind)
+        assert ("which is memory" in Disk(str(tmp_path)).about(link)) == is_told
+
+
+def test_the_kind_of_a_file_system_is_the_innermost_mount() -> None:
+    """What is mounted at /proc is no disk."""
+    assert _file_system("/proc/self") in ("proc", "")

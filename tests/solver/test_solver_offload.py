@@ -264,6 +264,19 @@ def test_a_host_without_room_leaves_recompute_alone() -> None:
         assert found.timeline.time_us <= alone.timeline.time_us
 
 
+def test_pinned_memory_is_given_in_powers_of_two() -> None:
+    """Five bytes take eight there: so says the timeline, and a host of seven takes none."""
+    values = (replace(step().values[0], nbytes=5), *step().values[1:])
+    pinned = replace(step(link=Link(2.0, 1.0, 1.0, is_pinned=True)), values=values)
+    found = OffloadSolver(pinned, 8).solve(109)
+    assert check(pinned, found.plan, 109, 8) == []
+    assert found.timeline.host_peak_nbytes == 8
+    assert check(pinned, found.plan, 109, 7)
+    assert not OffloadSolver(pinned, 7).smallest_peak().plan.offloaded
+    assert OffloadSolver(replace(pinned, link=Link(2.0, 1.0, 1.0)), 5).solve(109).plan.offloaded
+    assert Problem.from_json(pinned.to_json()) == pinned
+
+
 def test_a_budget_below_all_plans_is_refused_with_the_smallest() -> None:
     """The status says so, and the floor is below what was found."""
     found = OffloadSolver(step(), PLENTY).solve(50)

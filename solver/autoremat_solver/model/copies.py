@@ -23,8 +23,9 @@ COPY_KINDS = (StepKind.OFFLOAD, StepKind.RELEASE, StepKind.RELOAD)
 
 def with_copies(indexed: Indexed) -> Indexed:
     """The problem with a copy on the host of every value; see the module for its operations."""
-    values = range(len(indexed.nbytes))
+    values, link = range(len(indexed.nbytes)), indexed.problem.link
     on_host = len(values)
+    copied_nbytes = [n if link is None else link.on_host_nbytes(n) for n in indexed.nbytes]
     inputs: list[tuple[int, ...]] = [
         pair for v in values for pair in ((v,), (on_host + v, v), (on_host + v,))
     ]
@@ -36,7 +37,7 @@ def with_copies(indexed: Indexed) -> Indexed:
         outputs=indexed.outputs + outputs,
         time_us=indexed.time_us + [0.0] * count,
         workspace_nbytes=indexed.workspace_nbytes + [0] * count,
-        nbytes=indexed.nbytes * 2,
+        nbytes=indexed.nbytes + copied_nbytes,
         pinned=indexed.pinned + [False] * on_host,
         overwrites=indexed.overwrites + [()] * count,
         _derived={},

@@ -108,6 +108,7 @@ class _Relief:
         self._after = np.array([gap.after for gap in self._gaps], dtype=np.int64)
         self._before = np.array([gap.before for gap in self._gaps], dtype=np.int64)
         self._nbytes = np.array([indexed.nbytes[gap.value] for gap in self._gaps], dtype=np.int64)
+        self._on_host = [_on_host_nbytes(indexed, gap) for gap in self._gaps]
         self._number = {gap: number for number, gap in enumerate(self._gaps)}
         self._alone_nbytes = np.array(measure(indexed, runs).live_nbytes, dtype=np.int64)
         self._on_host_nbytes = np.zeros(len(runs) + 1, dtype=np.int64)
@@ -131,9 +132,9 @@ class _Relief:
                 again.add(gap)  # it was there in spite of its copies: they have to be waited for
             else:
                 host = self._on_host_nbytes[gap.after + 1 : gap.before + 1]
-                if int(host.max()) + int(self._nbytes[number]) > self._host_nbytes:
+                if int(host.max()) + self._on_host[number] > self._host_nbytes:
                     continue
-                host += self._nbytes[number]
+                host += self._on_host[number]
                 self._away[gap] = free_of(gap)
             sent.append(gap)
             excess_nbytes -= int(self._nbytes[number])
@@ -159,9 +160,8 @@ class _Relief:
             if self.excess_nbytes > 0 or self.starts_us[-1] > before[2][-1]:
                 self._away, self.placed, self.starts_us, self._live_nbytes = before
             else:
-                self._on_host_nbytes[gap.after + 1 : gap.before + 1] -= self._indexed.nbytes[
-                    gap.value
-                ]
+                host = self._on_host_nbytes[gap.after + 1 : gap.before + 1]
+                host -= _on_host_nbytes(self._indexed, gap)
 
     def _candidates(self, worst: int) -> list[int]:
         """Gaps whose value is there while the worst operation runs, the best to send away first."""
@@ -212,6 +212,11 @@ class _Relief:
             change[one.release] -= nbytes
             change[one.reload] += nbytes
         self._live_nbytes = self._alone_nbytes + np.cumsum(change)[:-1]
+
+
+def _on_host_nbytes(indexed: Indexed, gap: Gap) -> int:
+    assert indexed.problem.link is not None
+    return indexed.problem.link.on_host_nbytes(indexed.nbytes[gap.value])
 
 
 def _is_away(one: Placed, place: int) -> bool:

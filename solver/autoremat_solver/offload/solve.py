@@ -86,6 +86,7 @@ class OffloadSolver:
         self._movable = frozenset(v for v, name in names if movable is None or name in movable)
         self.solver = Solver(problem, time_limit_s=time_limit_s, effort=effort)
         self._fastest = self.solver.fastest()
+        self._recomputed: dict[int, Solution] = {}
 
     def solve(self, budget_nbytes: int) -> Solution:
         """The fastest plan found that keeps both budgets.
@@ -118,6 +119,12 @@ class OffloadSolver:
         effort, cut_off = Effort(int(RELIEF * self._effort)), CutOff(self.time_limit_s)
         return self.solve(self._smallest(effort, cut_off).peak_nbytes)
 
+    def alone(self, budget_nbytes: int) -> Solution:
+        """What `Solver` finds for this budget, without anything sent away; searched for once."""
+        if budget_nbytes not in self._recomputed:
+            self._recomputed[budget_nbytes] = self.solver.solve(budget_nbytes)
+        return self._recomputed[budget_nbytes]
+
     @property
     def _least_us(self) -> float:
         """Without copies a plan takes no longer and is one without a budget: its bound holds."""
@@ -128,7 +135,7 @@ class OffloadSolver:
         if not self._recompute:
             fastest = self._fastest
             return self._found(fastest.plan, fastest.method) if self._fits(budget_nbytes) else None
-        solution = self.solver.solve(budget_nbytes)
+        solution = self.alone(budget_nbytes)
         if solution.timeline.peak_nbytes > budget_nbytes:
             return None
         return self._found(solution.plan, solution.method)

@@ -1,0 +1,125 @@
+"""What leaves the device by a plan, and why a peak stays in spite of it.
+
+Enters: a stated graph and its `Choice`. Leaves: the report's `Waiting`, or a sentence of a refusal.
+Guarantees: times and bytes are those of `simulate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autoremat_solver import Plan, Problem, StepKind
+from autoremat_solver.plan import Status
+from autoremat_solver.simulate import copy_times, instance_spans
+
+from autoremat.planning.choice import Choice
+from autoremat.planning.offloaded import movable
+from autoremat.problem.subject import Subject
+from autoremat.reporting.waiting import Trip, Waiting
+from autoremat.units import format_nbytes
+
+
+def waiting_of(subject: Subject, choice: Choice) -> Waiting | None:
+    """What of a graph waits elsewhere; None if nothing may."""
+    host, alone, problem = subject.host, choice.alone, subject.lowered.problem
+    if host is None or alone is None or problem.link is None:
+        return None
+    solution = choice.solution
+    return Waiting(
+        where=host.about(problem.link),
+        host_nbytes=host.free_nbytes,
+        host_peak_nbytes=solution.timeline.host_peak_nbytes,
+        in_flight_nbytes=_in_flight_nbytes(problem, solution.plan),
+        stall_us=solution.timeline.stall_us,
+        alone_time_us=alone.timeline.time_us,
+        alone_peak_nbytes=alone.timeline.peak_nbytes,
+        alone_fits=alone.status is not Status.INFEASIBLE,
+        trips=tuple(_trips(problem, solution.plan)),
+    )
+
+
+def _trips(problem: Problem, plan: Plan) -> Iterator[Trip]:
+    """Each value's way, in the order in which they leave."""
+    times = {
+        step: (round(begins_us, 3), round(ends_us, 3))
+        for step, begins_us, ends_us in copy_times(problem, plan)
+    }
+    for step in times:
+        if plan.steps[step].kind is StepKind.OFFLOAD:
+            value = plan.steps[step].target
+            back = next(s for s in times if s > step and _is(plan, s, StepKind.RELOAD, value))
+            yield Trip(
+                value,
+                problem.value_by_name[value].nbytes,
+                *times[step],
+                *times[back],
+                read_by=plan.steps[_read_after(problem, plan, back)].target,
+            )
+
+
+def _is(plan: Plan, step: int, kind: StepKind, value: str) -> bool:
+    return plan.steps[step].kind is kind and plan.steps[step].target == value
+
+
+def _read_after(problem: Problem, plan: Plan, step: int) -> int:
+    """The first operation behind a step that reads the value which that brings back."""
+    value = plan.steps[step].target
+    return next(
+        number
+        for number in range(step + 1, len(plan.steps))
+        if plan.steps[number].is_run
+        and value in problem.op_by_name[plan.steps[number].target].inputs
+    )
+
+
+def _in_flight_nbytes(problem: Problem, plan: Plan) -> int:
+    """The most that has begun to leave or to come back, and that nobody has waited for."""
+    sizes, most, under_way = problem.value_by_name, 0, dict[tuple[StepKind, str], int]()
+    for step in plan.steps:
+        if step.kind in (StepKind.OFFLOAD, StepKind.RELOAD):
+            under_way[step.kind, step.target] = sizes[step.target].nbytes
+        elif step.kind is StepKind.RELEASE:
+            del under_way[StepKind.OFFLOAD, step.target]
+        for read in problem.op_by_name[step.target].inputs if step.is_run else (step.target,):
+            if step.kind is not StepKind.RELOAD:
+                under_way.pop((StepKind.RELOAD, read), None)
+        most = max(most, sum(under_way.values()))
+    return most
+
+
+def why_it_stays(subject: Subject, choice: Choice) -> str:
+    """Why values that may leave do not lower a peak; "" where none may."""
+    problem, solution, host = subject.lowered.problem, choice.solution, subject.host
+    if host is None:
+        return ""
+    peak = solution.timeline.peak_step
+    step = solution.plan.steps[peak]
+    spans = instance_spans(problem, solution.plan)
+    live = {name for name, born, last in spans if born <= peak <= last}
+    op = problem.op_by_name.get(step.target)
+    own = live & {*op.inputs, *op.outputs} if op and step.is_run else live & {step.target}
+    may_leave = movable(subject) - set(problem.outputs)
+    parts = {
+        f"that `{step.target}` reads and makes": own,
+        "that the step returns": (live - own) & set(problem.outputs),
+        "that are no tensors of their own": live - own - set(problem.outputs) - may_leave,
+    }
+    named = [
+        f"{format_nbytes(nbytes)} {what}"
+        for what, names in parts.items()
+        if (nbytes := sum(problem.value_by_name[name].nbytes for name in names))
+    ]
+    workspace_nbytes = op.workspace_nbytes if op and step.is_run else 0
+    named += [f"{format_nbytes(workspace_nbytes)} that it works in"] if workspace_nbytes else []
+    left_nbytes = sum(problem.value_by_name[n].nbytes for n in (live - own) & may_leave)
+    sentence = (
+        f"That is with offload: at the peak {', '.join(named) or 'nothing'} cannot leave, beside "
+        "what is resident"
+    )
+    if not left_nbytes:
+        return f"{sentence}, and nothing else is there."
+    host_nbytes = solution.timeline.host_peak_nbytes
+    return (
+        f"{sentence}; {format_nbytes(left_nbytes)} could, and the host holds "
+        f"{format_nbytes(host_nbytes)} of {format_nbytes(host.free_nbytes)}."
+    )

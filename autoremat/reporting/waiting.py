@@ -1,0 +1,111 @@
+"""Values that wait elsewhere: one graph's part of the report, and how it is told.
+
+Enters: what a plan with copies takes. Leaves: frozen values, and sentences. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autoremat.reporting.fields import check_fields
+from autoremat.units import format_nbytes, format_us
+
+_SHOWN = 3  # values of the summary
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """One value's way to the host and back; times are those of the plan, from the step's begin.
+
+    Attributes:
+        value: its name.
+        nbytes: its size.
+        sent_us: when the copy to the host begins.
+        gone_us: when that has arrived, and the value takes no memory of the device any more.
+        returns_us: when the copy back begins.
+        back_us: when that has arrived.
+        read_by: the operation that reads it then.
+    """
+
+    value: str
+    nbytes: int
+    sent_us: float
+    gone_us: float
+    returns_us: float
+    back_us: float
+    read_by: str
+
+    def __post_init__(self) -> None:
+        """Refuses fields of the wrong type."""
+        check_fields(self)
+
+    def __str__(self) -> str:
+        """Which value, and from when to when it is away."""
+        away = f"away from {format_us(self.gone_us)} to {format_us(self.returns_us)}"
+        return f"{self.value} ({format_nbytes(self.nbytes)}) {away}, for `{self.read_by}`"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Of a graph whose values may leave the device, what does.
+
+    Attributes:
+        where: they wait, and how fast copies are, in words.
+        host_nbytes: what may wait at once.
+        host_peak_nbytes: the most that does.
+        in_flight_nbytes: the most that is on its way at once: it takes memory of the device too.
+        stall_us: of the predicted time, what computing waits for copies.
+        alone_time_us: duration of the plan found for the same budget without any copy.
+        alone_peak_nbytes: the peak of that plan, above the budget where none fits.
+        alone_fits: whether it is within.
+        trips: of the values that leave, in their order.
+    """
+
+    where: str
+    host_nbytes: int
+    host_peak_nbytes: int
+    in_flight_nbytes: int
+    stall_us: float
+    alone_time_us: float
+    alone_peak_nbytes: int
+    alone_fits: bool
+    trips: tuple[Trip, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuses fields of the wrong type."""
+        check_fields(self)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are copied each way."""
+        return sum(trip.nbytes for trip in self.trips)
+
+    def text(self, baseline_time_us: float) -> str:
+        """What leaves, when it is back, what that takes, and recompute alone beside it.
+
+        Args:
+            baseline_time_us: what the graph takes without a plan.
+        """
+        alone = self._alone(baseline_time_us)
+        if not self.trips:
+            return f"nothing, though values may wait {self.where}: {alone}"
+        values = "; ".join(map(str, self.trips[:_SHOWN]))
+        more = "; ..." if len(self.trips) > _SHOWN else ""
+        room = f"{format_nbytes(self.host_peak_nbytes)} of {format_nbytes(self.host_nbytes)}"
+        return (
+            f"{format_nbytes(self.nbytes)} each way {self.where}; {format_us(self.stall_us)} of "
+            f"waiting, at most {format_nbytes(self.in_flight_nbytes)} on the way at once and "
+            f"{room} waiting; {alone}; {_counted(len(self.trips))}: {values}{more}"
+        )
+
+    def _alone(self, baseline_time_us: float) -> str:
+        if not self.alone_fits:
+            return f"recompute alone needs {format_nbytes(self.alone_peak_nbytes)}"
+        if baseline_time_us <= 0:
+            return "recompute alone fits as well"
+        extra = round(100 * (self.alone_time_us / baseline_time_us - 1), 1) + 0.0
+        return f"recompute alone is {extra:+.1f} % time"
+
+
+def _counted(count: int) -> str:
+    return "1 value" if count == 1 else f"{count} values"
