@@ -25,6 +25,7 @@ class PlanArguments:
         points: of the curve.
         setup: fields of a `TrainingSetup`, as the user wrote them.
         code: whether code for a GPU that is not here is generated and read.
+        sizes: ranges of sizes, as the user wrote them; None for those of the batch alone.
     """
 
     budget: str | None
@@ -35,6 +36,7 @@ class PlanArguments:
     points: int
     setup: Mapping[str, Any] = field(default_factory=dict)
     code: bool = True
+    sizes: str | None = None
 
     def check(self) -> None:
         """Refuse what no command can use.

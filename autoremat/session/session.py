@@ -172,7 +172,7 @@ class Session:
         self._inputs = example_inputs
         self.steps.notice()
         graph = _torch.DynamoGraph(module, example_inputs, runs=self._offline is None)
-        self._ranges = ranges_now().among(example_inputs, graph.inputs or example_inputs)
+        self._ranges = ranges_now().among(example_inputs, graph.inputs)
         is_first = _torch.frame_name() == self._first_frame and not self._part
         arguments = self.steps.audit.arguments
         arguments.note([*module.parameters(), *example_inputs])
