@@ -23,6 +23,7 @@ from autoremat.ask.budget import Budget
 from autoremat.ask.hosts import told_of
 from autoremat.ask.options import Offline, Options
 from autoremat.ask.plan_file import write
+from autoremat.ask.sizes import Varying
 from autoremat.backend import with_own_code
 from autoremat.call_stack import users_level, with_stack_room
 from autoremat.cost.device_specs import DeviceSpec, find_spec
@@ -37,6 +38,7 @@ from autoremat.memory.optimizers import require_optimizer_of
 from autoremat.memory.residents import Resident, resident_of_twin, with_others
 from autoremat.reporting import ASSUMED, Fact, Report
 from autoremat.reserved.search import Tried, largest_within
+from autoremat.session.call_sizes import CallSizes
 from autoremat.session.eager_recurrent import eager_recurrent_layers
 from autoremat.session.session import Session
 from autoremat.session.steps import REPLANS, Steps
@@ -66,6 +68,7 @@ def plan(
     verbose: bool = True,
     curve: int = 0,
     code: bool = True,
+    sizes: Any = None,
     **keywords: Any,
 ) -> Report:
     """The plan of a training step, without running it.
@@ -109,6 +112,9 @@ def plan(
             time; 0 for none, else at least 2. They take a third of `time_limit` more.
         code: whether code that Inductor generates for a GPU that is not here is read. Without, the
             plan takes less than half of the time, and its peak is that of a model of the code.
+        sizes: as for `optimize`: one plan for a range of sizes, made for the largest; the batch is
+            an example of it. The report says how far it is proven (`Sizes`), and gives the peak as
+            a formula. An input of the model's own that is called `sizes` goes in by its position.
         keywords: the batch's keyword part.
 
     Raises:
@@ -137,6 +143,7 @@ def plan(
         link=link,
         time_limit=time_limit,
         verbose=verbose,
+        sizes=sizes,
     )
     host = options.setting.offload
     if host is not None and (limit_nbytes is not None or save_to is not None):
@@ -417,17 +424,34 @@ def _run(
     stands_in = session.options.setting.stands_in
     autocast = _torch.autocast_on_cpu() if stands_in else contextlib.nullcontext()
     asked = session.steps.offline.autocast if session.steps.offline else None
+    ranges = CallSizes(session.options.sizes)
+    _require_no_ones(session.options.sizes.among(twin.forward, inputs, keywords))
     everywhere = torch.autocast(faker.device.type, asked, enabled=asked is not None)
     try:
         eager = eager_recurrent_layers(twin, session.steps.leave_layer_eager)
         with session.progress, faker.mode, torch.enable_grad(), eager, autocast, everywhere:
             session.progress.stage("trace")
-            call(*inputs, **keywords)
+            with ranges.of(twin.forward, inputs, keywords):
+                call(*inputs, **keywords)
     except (InfeasibleBudget, ApartError):
         raise
     except _torch.DataDependentOutput as error:
         # What code between graphs reads from a tensor is not known; the graphs so far are.
         session.told.fall_back("AR108", cause=error, operation=error.func)
+
+
+def _require_no_ones(varying: Sequence[Varying]) -> None:
+    """Refuse an example of which torch makes code for no other size.
+
+    Raises:
+        ValueError: if a size that varies is 1 in it.
+    """
+    for one in varying:
+        if one.size == 1 and (one.high or 1) > 1:
+            raise ValueError(
+                f"{one.name} is 1 in the batch, and for a 1 torch makes code that is for nothing "
+                f"else. Give a batch of which {one.name} is anything from 2 to {one.high}."
+            )
 
 
 def _require_curve(points: int) -> None:

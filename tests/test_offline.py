@@ -301,3 +301,53 @@ def test_pythons_garbage_collection_is_afterwards_as_it_was():
             assert gc.get_threshold() == thresholds
     finally:
         gc.set_threshold(*before)
+
+
+class Encoding(nn.Module):
+    """Reads one sequence, and is asked for another, of another length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        memory, x = F.gelu(self.words(source)), torch.tanh(self.words(target))
+        read = (x @ memory.transpose(1, 2)).softmax(-1) @ memory
+        return F.cross_entropy(self.out(x + read).flatten(0, 1), target.flatten())
+
+
+def test_one_plan_for_a_range_is_made_for_the_largest_sizes_and_proven():
+    """Whatever the batch's own are; sizes as `torch.export` has them."""
+    Dim = torch.export.Dim
+    items, source, target = Dim("items", max=8), Dim("source", max=32), Dim("target", max=16)
+    report = planned(
+        Encoding(),
+        torch.zeros(2, 5, dtype=torch.long),
+        torch.zeros(2, 3, dtype=torch.long),
+        sizes={"source": {0: items, 1: source}, "target": {0: items, 1: target}},
+    )
+    (fact,) = (fact.text for fact in report.facts if fact.name == "Sizes")
+    assert "items up to 8, source up to 32, target up to 16: proven" in fact
+    alone = planned(
+        Encoding(), torch.zeros(8, 32, dtype=torch.long), torch.zeros(8, 16, dtype=torch.long)
+    )
+    assert report.predicted_peak_nbytes == alone.predicted_peak_nbytes
+    formula = report.peak_formula
+    assert formula is not None
+    sizes = {one.name: one.planned for one in formula.symbols}
+    assert (sizes["items"], sizes["source"], sizes["target"]) == (8, 32, 16)
+    assert formula.at(**sizes) == report.predicted_peak_nbytes
+
+
+def test_a_range_that_does_not_fit_is_refused_with_the_largest_that_does():
+    few = torch.randn(8, WIDTH)
+    with pytest.raises(autoremat.InfeasibleBudget) as caught:
+        planned(Layers(), few, budget="800kB", sizes={"x": {0: (2, 4096)}})
+    ((name, largest),) = caught.value.largest_sizes
+    assert (name, 2 < largest < 4096) == ("x.size(0)", True)
+    planned(Layers(), few, budget="800kB", sizes={"x": {0: (2, largest)}})
+
+
+def test_an_example_of_one_is_refused():
+    with pytest.raises(ValueError, match="anything from 2 to 32"):
+        planned(Layers(), torch.randn(1, WIDTH), sizes={"batch": (1, 32)})

@@ -128,7 +128,9 @@ class DynamoGraph:
         self._fake_mode = context.fake_mode if context is not None else None
         self._compile_context = CompileContext.try_get()
         self._module = _copied(module) if runs else None
-        self.inputs = list(map(self._faked, example_inputs)) if runs else []
+        # What does not run is fake already, without symbols: Dynamo keeps those in the graph.
+        faked = map(self._faked, example_inputs) if runs else _traced(module, example_inputs)
+        self.inputs = list(faked)
         env = self._fake_mode.shape_env if self._fake_mode is not None else None
         self._sizes = KnownSizes(env) if env is not None else None  # those of the inputs included
 
@@ -155,6 +157,12 @@ class DynamoGraph:
             self._sizes.again() if self._sizes is not None else contextlib.nullcontext(),
         ):
             yield
+
+
+def _traced(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Iterator[Any]:
+    """The inputs of a graph as Dynamo has traced them."""
+    for node, given in zip(module.graph.find_nodes(op="placeholder"), example_inputs, strict=True):
+        yield node.meta.get("example_value", given)
 
 
 def _copied(module: fx.GraphModule) -> fx.GraphModule:

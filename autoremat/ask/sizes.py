@@ -8,12 +8,14 @@ Two ways to say it, since there are two kinds of users. Most have one or two siz
 share, the batch and the sequence, and each of their inputs has these in the same dimensions: a word
 is enough, `{"batch": (1, 32), "sequence": (128, 4096)}`. All else (images, a table beside the
 tokens, a decoder's own length) has no word that everybody would understand the same: there an input
-is named as the model's `forward` or the batch's dict names it, `{"images": {2: (224, 384)}}`.
+is named as the model's `forward` or the batch's dict names it, `{"images": {2: (224, 384)}}`. Who
+has `dynamic_shapes` for `torch.export` has said it already, and gives these.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,9 +29,11 @@ ON_LARGER = ("raise", "plan")
 
 _EXAMPLES = (
     'Accepted: {"batch": (1, 32), "sequence": (128, 4096)}, which are the first two dimensions of '
-    'every input; {"images": {2: (224, 384)}}, an input by its name and a dimension of it; or '
+    'every input; {"images": {2: (224, 384)}}, an input by its name and a dimension of it; '
+    '{"images": {2: torch.export.Dim("height", min=224, max=384)}}, as torch.export takes it; or '
     '"seen".'
 )
+_WRITTEN = re.compile(r"(\w+?)(?:\.(\d+))?=(\d+):(\d+)")
 
 
 @dataclass(frozen=True)
@@ -164,25 +168,76 @@ def parse_sizes(given: object, on_larger: str = "raise") -> Sizes:
     for name, said in given.items():
         if not isinstance(name, str):
             raise ValueError(f"sizes= names {name!r}, which is no name of an input. {_EXAMPLES}")
-        if isinstance(said, Mapping):
-            for dimension, pair in said.items():
-                if isinstance(dimension, bool) or not isinstance(dimension, int):
-                    raise ValueError(
-                        f"sizes= names {dimension!r} of {name}: a dimension is a number, as in "
-                        f"{name}.size(1). {_EXAMPLES}"
-                    )
-                inputs.append((name, dimension, _extent(f"{name}.size({dimension})", pair)))
-        elif name in WORDS:
+        if name in WORDS and not isinstance(said, Mapping) and not _are_dimensions(said):
             words.append((WORDS[name], _extent(name, said)))
         else:
-            raise ValueError(
-                f"sizes= says {name!r} without a dimension: only {' and '.join(WORDS)} mean one in "
-                f"every input. {_EXAMPLES}"
-            )
+            inputs += _of_input(name, said)
     return Sizes(tuple(words), tuple(inputs), on_larger=on_larger)
 
 
-def _extent(name: str, pair: object) -> Extent:
+def sizes_argument(text: str) -> dict[str, Any]:
+    """What a command line says: `batch=1:32,sequence=128:4096,images.2=224:384`.
+
+    Raises:
+        ValueError: if it says something else.
+    """
+    found: dict[str, Any] = {}
+    for said in text.split(","):
+        match = _WRITTEN.fullmatch(said.strip())
+        if match is None:
+            raise ValueError(
+                f"{said.strip()!r} is no size and its range: write batch=1:32, sequence=128:4096, "
+                "or an input and a dimension of it, images.2=224:384, with commas between."
+            )
+        name, dimension, low, high = match.groups()
+        if dimension is None:
+            found[name] = (int(low), int(high))
+        else:
+            found.setdefault(name, {})[int(dimension)] = (int(low), int(high))
+    return found
+
+
+def _are_dimensions(said: object) -> bool:
+    """Whether a tuple has what `torch.export` takes for each dimension, not a range."""
+    row = said if isinstance(said, (tuple, list)) else ()
+    return any(one is None or _is_dimension(one) for one in row)
+
+
+def _is_dimension(said: object) -> bool:
+    """Whether it is a `torch.export.Dim`, one derived of it, or a hint such as `Dim.AUTO`."""
+    return not isinstance(said, Mapping) and hasattr(said, "min") and hasattr(said, "max")
+
+
+def _of_input(name: str, said: Any) -> Iterator[tuple[str, int, Extent]]:
+    """The dimensions of an input that vary, or of those in a dict that it is."""
+    if said is None:
+        return
+    if _are_dimensions(said):
+        said = dict(enumerate(said))
+    if not isinstance(said, Mapping):
+        raise ValueError(
+            f"sizes= says {name!r} without a dimension: only {' and '.join(WORDS)} mean one in "
+            f"every input. {_EXAMPLES}"
+        )
+    for dimension, pair in said.items():
+        if isinstance(dimension, str) and (isinstance(pair, Mapping) or _are_dimensions(pair)):
+            yield from _of_input(dimension, pair)
+            continue
+        if isinstance(dimension, bool) or not isinstance(dimension, int):
+            raise ValueError(
+                f"sizes= names {dimension!r} of {name}: a dimension is a number, as in "
+                f"{name}.size(1). {_EXAMPLES}"
+            )
+        if pair is None or getattr(getattr(pair, "type", None), "name", "") == "STATIC":
+            continue
+        yield name, dimension, _extent(f"{name}.size({dimension})", pair)
+
+
+def _extent(name: str, pair: Any) -> Extent:
+    if _is_dimension(pair):
+        # One name of a dimension is one size, whichever inputs have it.
+        name = getattr(pair, "__name__", name)
+        pair = (max(1, int(pair.min or 1)), _most(name, pair.max))
     numbers = tuple(pair) if isinstance(pair, (tuple, list)) else ()
     are_numbers = all(isinstance(n, int) and not isinstance(n, bool) for n in numbers)
     if len(numbers) != 2 or not are_numbers or not 1 <= numbers[0] <= numbers[1]:
@@ -191,6 +246,20 @@ def _extent(name: str, pair: object) -> Extent:
             f"on. {_EXAMPLES}"
         )
     return Extent(name, *numbers)
+
+
+def _most(name: str, most: object) -> int:
+    """The largest size of a dimension of `torch.export`.
+
+    Raises:
+        ValueError: if it has none: a plan is for one.
+    """
+    if isinstance(most, int):
+        return most
+    raise ValueError(
+        f"sizes= says nothing of how large {name} becomes: a plan is made for the largest size. "
+        f'Give the dimension a maximum: torch.export.Dim("{name}", max=4096).'
+    )
 
 
 def rounded_up(size: int) -> int:

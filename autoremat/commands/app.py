@@ -89,6 +89,14 @@ def plan(
     compiler: CompilerOption = Compiler.INDUCTOR,
     batch: Batch = None,
     seq: Seq = None,
+    sizes: Annotated[
+        str | None,
+        typer.Option(
+            help="One plan for a range of sizes: batch=1:32,sequence=128:4096, or an input and a "
+            "dimension of it, images.2=224:384.",
+            show_default=False,
+        ),
+    ] = None,
     dtype: Dtype = None,
     precision: Precision = None,
     accumulate: Accumulate = 1,
@@ -124,6 +132,7 @@ def plan(
             code=not no_code,
             offload=offload,
             link=link,
+            sizes=sizes,
         ),
         outputs_asked(report=out, html=html, csv=csv, snapshot=snapshot, trace=trace),
         as_json=as_json,

@@ -27,6 +27,7 @@ class PlanArguments:
         code: whether code for a GPU that is not here is generated and read.
         offload: where values may wait, as the user wrote it; None if none may.
         link: how they get there; None for the device's own.
+        sizes: ranges of sizes, as the user wrote them; None for those of the batch alone.
     """
 
     budget: str | None
@@ -39,6 +40,7 @@ class PlanArguments:
     code: bool = True
     offload: str | None = None
     link: str | None = None
+    sizes: str | None = None
 
     def check(self) -> None:
         """Refuse what no command can use.

@@ -19,6 +19,7 @@ import torch
 
 from autoremat import _torch, offline
 from autoremat.ask.budget import budget_argument
+from autoremat.ask.sizes import sizes_argument
 from autoremat.commands.arguments import PlanArguments, Refusal
 from autoremat.commands.exits import BAD_INPUT, INFEASIBLE
 from autoremat.commands.interrupt import leaving_at_once
@@ -91,9 +92,10 @@ def planned(target: TargetArguments, asked: PlanArguments, told: list[str]) -> R
         InfeasibleBudget: if no plan fits.
     """
     asked.check()
+    sizes = _ranges(asked)
     with Progress() as progress:
         progress.stage("load")
-        loaded = load(target, without_weights=True)
+        loaded = load(_largest(target, sizes), without_weights=True)
     device = device_for(loaded, asked.device)
     keywords: dict[str, Any] = dict(loaded.keywords)
     try:
@@ -110,6 +112,7 @@ def planned(target: TargetArguments, asked: PlanArguments, told: list[str]) -> R
             link=asked.link,
             time_limit=asked.time_limit,
             curve=asked.points,
+            sizes=sizes or None,
             **keywords,
         )
     except ValueError as error:
@@ -120,6 +123,24 @@ def planned(target: TargetArguments, asked: PlanArguments, told: list[str]) -> R
         _require_sound_forward(loaded, error)
         raise
     return report if loaded.loss_fn is None else _without_loss(report, told)
+
+
+def _ranges(asked: PlanArguments) -> dict[str, Any]:
+    """Ranges of sizes, or none.
+
+    Raises:
+        Refusal: if they mean nothing.
+    """
+    try:
+        return {} if asked.sizes is None else sizes_argument(asked.sizes)
+    except ValueError as error:
+        raise Refusal(f"--sizes: {error}") from error
+
+
+def _largest(target: TargetArguments, sizes: Mapping[str, Any]) -> TargetArguments:
+    """An hf target whose batch is the largest of its ranges, for which the plan is made."""
+    words = {"batch": "batch", "sequence": "seq"}
+    return replace(target, **{words[n]: said[1] for n, said in sizes.items() if n in words})
 
 
 def _without_loss(report: Report, told: list[str]) -> Report:

@@ -98,6 +98,11 @@ def given(problem: Problem, plan: Plan, method: str) -> Solution:
     )
 
 
+def recomputed_share(choice: Choice) -> float:
+    """What a plan's operations take more than those of the step without a plan."""
+    return choice.solution.timeline.time_us / max(1e-9, choice.baseline_time_us()) - 1
+
+
 def as_proven(solution: Solution) -> Solution:
     """A solution whose plan fits, with the status that plan and bound have together."""
     is_optimal = solution.timeline.time_us <= solution.bound_us * (1 + PROVEN)

@@ -99,7 +99,8 @@ class Part:
         growth: by which factor its symbolic sizes may grow within the budget.
         covered: given if it was planned for ranges of sizes, at their upper corner: how far that
             holds below.
-        shrunk: by which factor that corner is larger than the sizes that these are.
+        shrunk: by which factor the largest sizes are larger than those that these are.
+        smaller: plans for parts of the ranges, the fastest first; None if none were looked for.
         is_resized: whether its symbolic sizes stand for others than it was planned for.
         is_run_again: whether a checkpoint runs its forward again as its backward begins.
         is_given_away: whether what it returns is gone by then.
@@ -112,6 +113,7 @@ class Part:
     growth: float = 1.0
     covered: Covered | None = None
     shrunk: float = 1.0
+    smaller: tuple[Part, ...] | None = None
     is_resized: bool = False
     is_run_again: bool = False
     is_given_away: bool = False
@@ -235,7 +237,15 @@ class Part:
             choice=replace(self.choice, peak_nbytes=self.choice.peak_nbytes + more_nbytes),
         )
         resident = self.resident.with_optimizer(resident)
-        return replace(self, planned=planned, resident=resident, _reports={})
+        return replace(self, planned=planned, resident=resident, smaller=None, _reports={})
+
+    def for_call(self, numbers: Symbols) -> Part:
+        """The plan for a call of these sizes: one for a part of the ranges, or this."""
+        for part in self.smaller or ():
+            most = part.subject.sizes
+            if most.keys() <= numbers.keys() and all(numbers[s] <= n for s, n in most.items()):
+                return part
+        return self
 
     def at(self, numbers: Symbols) -> Part:
         """The same graph and plan, its symbolic sizes standing for other numbers."""
@@ -252,7 +262,7 @@ class Part:
         whole = replace(self.planned.whole, subject=resized, choice=choice, counted=Beside())
         ratios = {symbol: planned.get(symbol, n) / max(1, n) for symbol, n in numbers.items()}
         is_within = self.covered is not None and min(ratios.values()) >= 1
-        shrunk = self.covered.shrunk(ratios) if self.covered and is_within else 1.0
+        shrunk = self.shrunk * self.covered.shrunk(ratios) if self.covered and is_within else 1.0
         return replace(self, planned=whole, is_resized=not is_within, shrunk=shrunk, _reports={})
 
     @functools.cached_property

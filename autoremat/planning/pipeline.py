@@ -42,6 +42,7 @@ from autoremat.planning.first_found import choose_once
 from autoremat.planning.offloaded import choose_with_offload
 from autoremat.planning.read import ALIKE, choose_by_reading
 from autoremat.planning.simulated import choose_by_simulation
+from autoremat.planning.sizes import Symbols, subject_at
 from autoremat.planning.unsearched import choose_without_search
 from autoremat.problem.lower import lower
 from autoremat.problem.shell import Shell
@@ -107,6 +108,21 @@ def state(
         elsewhere=elsewhere,
         host=setting.offload,
     )
+
+
+def stated_at(subject: Subject, numbers: Symbols, setting: Setting) -> Subject:
+    """The same graph with other numbers for its symbolic sizes, its operations priced at these.
+
+    Args:
+        subject: the graph.
+        numbers: what each symbol stands for.
+        setting: how it is planned.
+    """
+    shell = subject_at(subject, numbers).lowered.shell
+    with _torch.sizes_as(numbers):
+        storages = find_storages(subject.joint.nodes, subject.device)
+        graph = Graph(subject.joint, storages, subject.device)
+        return replace(state(graph, shell, setting, is_first=False), sizes=numbers)
 
 
 def choose(

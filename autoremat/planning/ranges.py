@@ -104,6 +104,12 @@ def names_of(ranges: Sequence[Ranged]) -> dict[Any, str]:
     return {expression: name for expression, name in found if expression.is_symbol}
 
 
+def lows_of(ranges: Sequence[Ranged]) -> dict[Any, int]:
+    """The smallest numbers that the symbols of these sizes were said to be."""
+    found = ((_torch.size_expression(one.size), one.extent.low) for one in ranges)
+    return {expression: low for expression, low in found if expression.is_symbol}
+
+
 @dataclass(frozen=True)
 class Covered:
     """At which sizes a plan keeps the peak that it has in its corner.

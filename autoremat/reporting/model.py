@@ -25,6 +25,7 @@ from autoremat.reporting.waiting import Waiting
 SCHEMA = "autoremat.report/4"
 # Names of facts.
 LEFT_OUT, ASSUMED, COMMUNICATED = "Not on the curve", "Assumed", "Communication"
+SIZES = "Sizes"
 
 
 class ValueAction(StrEnum):
@@ -339,6 +340,11 @@ class Report:
     def assumed(self) -> tuple[str, ...]:
         """Of a step that was not run, what was taken for granted of the run that it is part of."""
         return tuple(fact.text for fact in self.facts if fact.name == ASSUMED)
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """For which ranges of sizes plans were made, and how far that is proven."""
+        return tuple(fact.text for fact in self.facts if fact.name == SIZES)
 
     @property
     def communication(self) -> tuple[str, ...]:

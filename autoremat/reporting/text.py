@@ -113,6 +113,7 @@ def _facts(report: Report) -> Iterable[str]:
         "Measured": _measured(report),
         "Peak at": _peak_place(report),
         "Formula": formula_text(report),
+        "Sizes": "; ".join(report.sizes),
         "Step time": _times(report),
         "Offloaded": offloaded_text(report),
         "Kernels": code_text(report),

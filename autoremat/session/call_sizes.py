@@ -87,7 +87,7 @@ class CallSizes:
 
     @contextlib.contextmanager
     def of(
-        self, forward: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]
+        self, forward: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]
     ) -> Iterator[None]:
         """A call that is within its ranges.
 
@@ -113,7 +113,7 @@ class CallSizes:
             _now.reset(token)
 
     def _require_met(
-        self, forward: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]
+        self, forward: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]
     ) -> None:
         name = self._asked.unmet(forward, args, keywords)
         if name is not None:

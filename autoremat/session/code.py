@@ -60,6 +60,8 @@ class Code:
         compiled = self._again(part)
         if compiled is not None:
             self.compiles += 1
+            if part.shrunk > 1:  # of a part of its ranges: it stands in for no other
+                return compiled, part
             self._latest = (compiled, part)
         return self._latest
 

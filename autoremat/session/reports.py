@@ -19,16 +19,24 @@ from autoremat.explain.graph_report import explain
 from autoremat.explain.reserved import reserved_memory
 from autoremat.graph.devices import device_nbytes as device_nbytes_of
 from autoremat.memory.residents import Resident, resident_of_step
-from autoremat.planning.choice import Choice
+from autoremat.planning.choice import Choice, recomputed_share
 from autoremat.planning.curve import Curve
 from autoremat.planning.part import Part
 from autoremat.problem.subject import Subject
-from autoremat.reporting import COMMUNICATED, LEFT_OUT, Fact, GraphReport, PeakFormula, Report
+from autoremat.reporting import (
+    COMMUNICATED,
+    LEFT_OUT,
+    SIZES,
+    Fact,
+    GraphReport,
+    PeakFormula,
+    Report,
+)
 from autoremat.reporting.reserved import ReservedMemory
 from autoremat.session.steps import Steps
 
 # Names of facts.
-COMPILES, TUNED, PLANNED_FOR, SIZES = "Compiles", "Tuned", "Planned for", "Sizes"
+COMPILES, TUNED, PLANNED_FOR = "Compiles", "Tuned", "Planned for"
 
 
 def report_of(steps: Steps, measured_peak_nbytes: int | None, *, reads: bool = True) -> Report:
@@ -131,8 +139,16 @@ def _compiles(steps: Steps) -> Iterator[Fact]:
 
 def _sizes(parts: list[Part]) -> Iterator[Fact]:
     """For which ranges of sizes the graphs were planned, and how far that is proven."""
-    found = (str(part.covered) for part in parts if part.covered is not None)
+    found = [text for part in parts for text in _sizes_of(part)]
     yield from (Fact(SIZES, text) for text in dict.fromkeys(found))
+
+
+def _sizes_of(part: Part) -> Iterator[str]:
+    if part.covered is not None:
+        yield str(part.covered)
+    for one in part.smaller or ():
+        now, before = (f"{recomputed_share(p.choice):.0%}" for p in (one, part))
+        yield f"{one.covered}; recomputes {now} of a step where the plan before recomputes {before}"
 
 
 def _eager_peak_nbytes(steps: Steps) -> int:

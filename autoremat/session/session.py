@@ -52,7 +52,7 @@ from autoremat.memory.residents import GivenToGraphs, Resident
 from autoremat.planning.nesting import Around
 from autoremat.planning.part import Part, Planned, Recalled
 from autoremat.planning.pipeline import graph_of
-from autoremat.planning.ranges import Narrowed, Ranged, corner_of, names_of
+from autoremat.planning.ranges import Narrowed, Ranged, corner_of, lows_of, names_of
 from autoremat.progress import Progress
 from autoremat.reporting import Report, one_line
 from autoremat.session.call_sizes import ranges_now
@@ -70,6 +70,7 @@ from autoremat.session.reports import report_of, stored_plan_of
 from autoremat.session.settling import plan_anew
 from autoremat.session.stating import between_nbytes, grown_nbytes, stated
 from autoremat.session.steps import Steps
+from autoremat.session.subranges import Subranges
 from autoremat.session.tuning import Tuning
 from autoremat.units import format_nbytes
 from autoremat.watch.ledger import noting_returned
@@ -120,6 +121,7 @@ class Session:
         self._fingerprints: dict[str, str] = {}  # of joint graphs
         self._settling = threading.RLock()
         self._tuning = Tuning(steps, self._graphs, self._take, self.progress)
+        self._subranges = Subranges(steps, self._graphs)
         settle = weakref.WeakMethod(self.settle)
         steps.settle = lambda: (found := settle()) is not None and found()
 
@@ -170,7 +172,7 @@ class Session:
         self._inputs = example_inputs
         self.steps.notice()
         graph = _torch.DynamoGraph(module, example_inputs, runs=self._offline is None)
-        self._ranges = ranges_now().among(example_inputs, graph.inputs or example_inputs)
+        self._ranges = ranges_now().among(example_inputs, graph.inputs)
         is_first = _torch.frame_name() == self._first_frame and not self._part
         arguments = self.steps.audit.arguments
         arguments.note([*module.parameters(), *example_inputs])
@@ -456,6 +458,7 @@ class Session:
         with self._settling:
             if not self.steps.is_unsettled:
                 self._tuning.before_step()
+                self._divide_ranges()
                 return False
             try:
                 with self.progress, configured(self.options.inductor):
@@ -467,6 +470,23 @@ class Session:
                 self.told.fall_back("AR116", cause=error, graph="The step", error=why)
             self.steps.settled()
             return True
+
+    def _divide_ranges(self) -> None:
+        """Further plans for the smaller sizes of a range, where these are worth it."""
+        name = self._subranges.due()
+        if name is None:
+            return
+        try:
+            with self.progress, configured(self.options.inductor):
+                found = self._subranges.plan(name)
+                if found:
+                    self.progress.finish(f"autoremat: {len(found)} more plans for smaller sizes")
+        except Exception as error:  # the step can go on as it did
+            why = f"{type(error).__name__}: {error}"
+            self.told.fall_back("AR116", cause=error, graph=name, error=why)
+            return
+        known = self._planned[self._fingerprints[name]]
+        known += [written(part.planned.whole).copied() for part in found]
 
     def _plan_anew(self) -> None:
         """Plans for all graphs at once; each is compiled when it runs."""
@@ -560,6 +580,7 @@ class Session:
                 names=names,
             )
             steps.graphs.add(name, part)
+            self._subranges.lows[name] = lows_of(self._ranges)
             self._summary = self._line()
             # Gradients that exist may be gone before the backward, which tells if they are not.
             # What others held in an earlier step may be less by now, which looks will tell.

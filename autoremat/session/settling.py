@@ -152,4 +152,4 @@ def _planned(
     known = part.covered
     if known is not None:
         known = covered(as_chosen(subject, choice), choice.solution.plan, known.names)
-    return replace(part, planned=planned, growth=1.0, covered=known, _reports={})
+    return replace(part, planned=planned, growth=1.0, covered=known, smaller=None, _reports={})

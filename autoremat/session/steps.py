@@ -12,6 +12,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -308,11 +309,12 @@ class Steps:
             self.notice()
             # A rerun has to save what its run has saved: all in checkpoints run by one plan.
             plan = name if region else self.graphs.next_plan(name)
-            compiled, part = self._code_of(code, plan)
+            numbers = sizes.numbers(given)
+            compiled, part = self._code_of(code, plan, {} if region else numbers)
             ran = self.graphs.ran(plan, args, region)
 
             def find_part() -> Part:
-                return as_run(part.at(sizes.numbers(given)), [ran])
+                return as_run(part.at(numbers), [ran])
 
             is_proven = part.covered is None or part.covered.is_proven
             is_larger = not is_proven or sizes.are_beyond(given)
@@ -330,13 +332,21 @@ class Steps:
 
         return run
 
-    def _code_of(self, code: Code, plan: str) -> tuple[Callable[..., Any], Part]:
-        """What runs under a plan, and the plan that this is: the one before if it cannot be."""
-        compiles = code.compiles
-        compiled, self.graphs.parts[plan] = code.of(self.graphs.parts[plan])
+    def _code_of(
+        self, code: Code, plan: str, numbers: Mapping[Any, int] = MappingProxyType({})
+    ) -> tuple[Callable[..., Any], Part]:
+        """What runs under a plan at sizes, and the plan that this is: another if it cannot be."""
+        compiles, whole = code.compiles, self.graphs.parts[plan]
+        part = whole.for_call(numbers)
+        compiled, found = code.of(part)
+        if part is not whole and found is not part:  # it cannot be compiled: nor is it tried again
+            part = whole = replace(whole, smaller=())
+            compiled, found = code.of(whole)
+        if part is whole:
+            self.graphs.parts[plan] = found
         if code.compiles > compiles:
             self.compiled_in.append(self.number)
-        return compiled, self.graphs.parts[plan]
+        return compiled, found
 
     def _forward_begins(
         self,

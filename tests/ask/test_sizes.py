@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from autoremat.ask.options import Options
-from autoremat.ask.sizes import Sizes, parse_sizes, rounded_up
+from autoremat.ask.sizes import Sizes, parse_sizes, rounded_up, sizes_argument
 from autoremat.errors import SizeError
 
 
@@ -113,3 +113,49 @@ def test_an_error_of_a_size_has_the_numbers():
     error = SizeError("sequence", 5000, 4096)
     assert (error.name, error.size, error.highest) == ("sequence", 5000, 4096)
     assert "sequence is 5000 in this call, and the step was planned for at most 4096" in str(error)
+
+
+BATCH = torch.export.Dim("batch", min=1, max=32)
+AUTO = torch.export.Dim.AUTO
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"ids": {0: BATCH, 1: AUTO(min=8, max=64)}},
+        {"ids": (BATCH, AUTO(min=8, max=64)), "mask": None},
+        {"ids": (BATCH, AUTO(min=8, max=64)), "mask": (None, torch.export.Dim.STATIC)},
+        {"batch": {"ids": [BATCH, AUTO(min=8, max=64)]}},
+    ],
+)
+def test_dynamic_shapes_of_torch_export_are_ranges(given: Any):
+    """A dimension's name is that of the size; what does not vary is left out."""
+    found = {(one, n): (e.name, e.low, e.high) for one, n, e in parse_sizes(given).inputs}
+    assert found == {("ids", 0): ("batch", 1, 32), ("ids", 1): ("ids.size(1)", 8, 64)}
+
+
+def test_a_word_and_a_derived_dimension_may_be_of_torch_export():
+    sizes = parse_sizes({"batch": BATCH, "pairs": {0: 2 * BATCH}})
+    assert [(n, e.low, e.high) for n, e in sizes.words] == [(0, 1, 32)]
+    assert [(e.name, e.low, e.high) for *_, e in sizes.inputs] == [("2*batch", 2, 64)]
+
+
+@pytest.mark.parametrize("dimension", [torch.export.Dim("length"), AUTO])
+def test_a_dimension_without_a_maximum_is_refused(dimension: Any):
+    with pytest.raises(ValueError, match="a plan is made for the largest size"):
+        parse_sizes({"ids": {1: dimension}})
+
+
+def test_a_command_line_says_the_same():
+    found = sizes_argument("batch=1:32, sequence=128:4096,images.2=16:64,images.3=16:64")
+    assert found == {
+        "batch": (1, 32),
+        "sequence": (128, 4096),
+        "images": {2: (16, 64), 3: (16, 64)},
+    }
+
+
+@pytest.mark.parametrize("text", ["batch", "batch=32", "batch=1-32", "images.x=1:2", ""])
+def test_what_a_command_line_cannot_mean_is_refused(text: str):
+    with pytest.raises(ValueError, match="write batch=1:32"):
+        sizes_argument(text)

@@ -112,6 +112,16 @@ def test_a_loss_beside_the_model_is_said_to_be_in_no_plan(target: str, tmp_path:
     assert "beside the model" in facts["Loss"]
 
 
+def test_a_range_of_sizes_is_planned_for_the_largest(llama: Path) -> None:
+    """Of a configuration, without `--batch` and `--seq`; the report says how far it is proven."""
+    ranges = ("--sizes", "batch=1:4,sequence=8:32")
+    result = run("plan", f"hf:{llama}", "--budget", "1GB", *QUICK, "--curve", 0, *ranges)
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.stdout.split())
+    assert "batch up to 4, sequence up to 32: proven" in text
+    assert "Formula" in text
+
+
 def test_no_plan_fits(target: str) -> None:
     """Exit code 2, and a budget that is accepted."""
     result = run("plan", target, "--budget", "300kB", *QUICK, "--json")
@@ -126,6 +136,7 @@ def test_no_plan_fits(target: str) -> None:
         (["--budget", "40 gigs"], "Accepted"),
         (["--budget", "1GB", "--device", "H1000"], "neither"),
         (["--budget", "1GB", "--optimizer", "Adamm"], "Did you mean Adam"),
+        (["--budget", "1GB", "--sizes", "batch=32"], "write batch=1:32"),
         (["--budget", "1GB", "--shards", "0"], "shards is a whole number of at least 1"),
         (["--budget", "1GB", "--lora", "0", "--lora-rank", "0"], "lora_rank is a whole number"),
         (["--budget", "1GB", "--lora", "q_proj"], 'Near it: "0"'),
