@@ -1,21 +1,19 @@
-"""What an operator costs by its shapes alone: bytes, FLOPs and a roofline time.
+"""An operator call as plain data, and what one costs.
 
-Enters: nodes of a joint graph, which have fake values. Leaves: `Call` (a node's
-operator with its arguments as plain data), `OpCost`, and the estimate for operators that are not
-measured. Guarantees: symbolic sizes are replaced by their hints, nothing is allocated or run, and
-a real operator is never priced at zero.
+Enters: nodes of a joint graph, which have fake values. Leaves: `Call` (a node's operator with its
+arguments as plain data) and `OpCost`. Guarantees: symbolic sizes are replaced by their hints;
+nothing is allocated or run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
-from torch.utils.flop_counter import flop_registry
 
 from autoremat._torch import (
     HigherOrderOperator,
@@ -23,7 +21,6 @@ from autoremat._torch import (
     extent,
     fake_value,
     has_results,
-    is_collective,
     is_mutable,
     is_wait,
     run_and_save_rng_state,
@@ -34,7 +31,6 @@ from autoremat._torch import (
     tree_leaves,
     tree_map,
 )
-from autoremat.cost.cache import DeviceCeilings
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +55,6 @@ class OpCost:
 
 FREE = OpCost(time_us=0.0, workspace_nbytes=0, excess_nbytes=0, measured=False)
 """What views, element access and arithmetic on sizes cost."""
-
-
-NOMINAL_CEILINGS = {
-    "cpu": DeviceCeilings(copy_gbps=20.0, matmul_gflops=200.0, launch_us=3.0),
-    "cuda": DeviceCeilings(copy_gbps=1500.0, matmul_gflops=60_000.0, launch_us=5.0),
-}
-"""Ceilings for a device that cannot be measured because it is not there."""
-
-
-class Link(NamedTuple):
-    """What connects processes: an estimate, since nothing communicates while a plan is made."""
-
-    gbps: float
-    latency_us: float
-
-
-LINKS = {"cpu": Link(gbps=1.0, latency_us=150.0), "cuda": Link(gbps=50.0, latency_us=20.0)}
-"""By the device of what is sent: gloo within a machine; between NVLink and a network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,93 +178,6 @@ def call_of(node: fx.Node) -> Call | None:
     )
 
 
-def bytes_moved(call: Call) -> int:
-    """Bytes read and written, each distinct element of each tensor once."""
-    return sum(spec.distinct_nbytes for spec in (*call.inputs, *call.outputs))
-
-
-def flop_count(call: Call) -> int:
-    """FLOPs by torch's own formula; one per element of the larger side where there is none."""
-    formula = flop_registry.get(call.target.overloadpacket)
-    if formula is not None:
-        counted = _flops_by_formula(formula, call)
-        if counted is not None:
-            return counted
-    sides = (call.inputs, call.outputs)
-    return max(sum(math.prod(spec.shape) for spec in side) for side in sides)
-
-
-def matmul_dtype(call: Call | None) -> torch.dtype:
-    """The floating-point type whose matrix ceiling bounds the call."""
-    specs = () if call is None else (*call.inputs, *call.outputs)
-    floating = [spec.dtype for spec in specs if spec.dtype.is_floating_point]
-    narrow = [dtype for dtype in floating if dtype in (torch.bfloat16, torch.float16)]
-    return narrow[0] if narrow else torch.float32
-
-
-def estimate(node: fx.Node, call: Call | None, ceilings: DeviceCeilings) -> OpCost:
-    """Roofline price of a node that is not free and not measured.
-
-    A collective has all of its time, though some of it may pass beside other operators: what waits
-    for it is free. The workspace of an operator nobody ran is unknown and given as 0.
-    """
-    if call is not None and is_collective(call.target):
-        return replace(FREE, time_us=_communication_us(call))
-    moved = bytes_moved(call) if call is not None else _node_nbytes(node)
-    flops = flop_count(call) if call is not None else moved // 4
-    return replace(FREE, time_us=roofline_us(flops, moved, ceilings))
-
-
-def _communication_us(call: Call) -> float:
-    """The larger side once; what is reduced and then spread goes both ways."""
-    link = LINKS["cpu" if call.device.type == "cpu" else "cuda"]
-    ways = 2 if "all_reduce" in str(call.target) else 1
-    sides = (sum(spec.distinct_nbytes for spec in side) for side in (call.inputs, call.outputs))
-    return link.latency_us + ways * max(sides) / (link.gbps * 1e3)
-
-
-def roofline_us(flops: int, moved_nbytes: int, ceilings: DeviceCeilings) -> float:
-    """How long it takes at least to compute or to move so much, and to launch it."""
-    memory_us = moved_nbytes / (ceilings.copy_gbps * 1e3)
-    compute_us = flops / (ceilings.matmul_gflops * 1e3)
-    return ceilings.launch_us + max(memory_us, compute_us)
-
-
-def estimate_nodes(
-    nodes: Sequence[fx.Node], ceilings: Callable[[torch.dtype], DeviceCeilings]
-) -> dict[fx.Node, OpCost]:
-    """Price every node by its shapes alone: for a device that is not here.
-
-    Args:
-        nodes: nodes of a joint graph, which have fake values.
-        ceilings: those of the device, by the type whose matrix products bound a call.
-    """
-    costs = dict.fromkeys(nodes, FREE)
-    for node in nodes:
-        if not is_free(node):
-            call = call_of(node)
-            costs[node] = estimate(node, call, ceilings(matmul_dtype(call)))
-    return costs
-
-
-def _flops_by_formula(formula: Callable[..., Any], call: Call) -> int | None:
-    """Apply a registered formula to storage-less tensors; None where it does not fit the call."""
-    args, kwargs = tree_map(_shape_only, (call.args, call.kwargs))
-    results = tuple(_shape_only(spec) for spec in call.outputs)
-    out_val = results[0] if len(results) == 1 else results
-    try:
-        return int(formula(*args, **kwargs, out_val=out_val))
-    except Exception:
-        # A formula written for other arguments must not stop planning: count elements instead.
-        return None
-
-
-def _shape_only(value: Any) -> Any:
-    if not isinstance(value, TensorSpec):
-        return value
-    return torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device="meta")
-
-
 def _unwrap_rng(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     if node.target is run_and_save_rng_state:
         return node.args[0], node.args[1:], node.kwargs
@@ -323,9 +214,3 @@ def _fresh_storages(node: fx.Node, results: list[torch.Tensor]) -> Iterator[int]
         if key is not None and key not in seen:
             seen.add(key)
             yield size_hint(result.untyped_storage().nbytes())
-
-
-def _node_nbytes(node: fx.Node) -> int:
-    """Bytes of all tensors at a node's edges, for operators that are not one call."""
-    tensors = tensor_leaves([fake_value(end) for end in (*node.all_input_nodes, node)])
-    return sum(size_hint(tensor.numel()) * tensor.dtype.itemsize for tensor in tensors)

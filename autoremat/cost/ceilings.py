@@ -16,7 +16,8 @@ import torch
 
 from autoremat.cost.agreed import agree, agreed
 from autoremat.cost.cache import CostCache, DeviceCeilings
-from autoremat.cost.calls import NOMINAL_CEILINGS, Call
+from autoremat.cost.calls import Call
+from autoremat.cost.estimates import NOMINAL_CEILINGS
 from autoremat.cost.machine import is_here, settings_key
 from autoremat.cost.made_up_inputs import Inputs
 from autoremat.cost.runs import attempt, call_time_us

@@ -14,19 +14,19 @@ from dataclasses import dataclass
 
 import torch
 
-from autoremat.cost.cache import DeviceCeilings
-
-LINK_SHARE = (
-    0.8  # of a link's rate: an A100 gets 25 of 31.5 GB/s, an H100 56 of 63 [NVBandwidth2024]
-)
+# Of a link's rate: an A100 gets 25 of 31.5 GB/s, an H100 56 of 63 [NVBandwidth2024].
+LINK_SHARE = 0.8
 LINK_LATENCY_US = 10.0
 COPY_SHARE = 0.8  # of the data sheet's bandwidth, for large element-wise kernels
-MATMUL_SHARE = 0.6  # of the data sheet's matrix throughput, for large products
-LAUNCH_US = 4.0
+PRODUCT_SHARE = 0.6  # of the data sheet's matrix throughput, for large products
+# By training steps of Llama-2 7B on both (pytorch.org/blog/maximizing-training-throughput).
+_A100_SHARE, _HOPPER_SHARE = 0.7, 0.52
+LAUNCH_US = 3.0  # between the ends of two kernels, where the processor has queued both
 
 _GIB = 1 << 30
 _KIB, _MIB = 1 << 10, 1 << 20
 _NARROW = (torch.bfloat16, torch.float16)
+_OLDEST_TF32 = (8, 0)  # at half of the throughput of float16
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,8 @@ class DeviceSpec:
         float32_tflops: matrix products in float32, without TF32, which torch leaves off.
         chip: what code is generated for.
         link: to its host's memory, a key of `LINKS`.
+        product_share: of the matrix throughput, what large products reach: clocks fall under load,
+            more on some products than on others.
     """
 
     name: str
@@ -92,15 +94,30 @@ class DeviceSpec:
     float32_tflops: float
     chip: Chip
     link: str
+    product_share: float = PRODUCT_SHARE
 
-    def ceilings(self, dtype: torch.dtype) -> DeviceCeilings:
-        """What estimates of operations on this type are bounded by."""
-        tflops = self.narrow_tflops if dtype in _NARROW else self.float32_tflops
-        return DeviceCeilings(
-            copy_gbps=COPY_SHARE * self.bandwidth_gbps,
-            matmul_gflops=MATMUL_SHARE * tflops * 1e3,
-            launch_us=LAUNCH_US,
-        )
+    @property
+    def copy_gbps(self) -> float:
+        """What large element-wise kernels read and write."""
+        return COPY_SHARE * self.bandwidth_gbps
+
+    @property
+    def launch_us(self) -> float:
+        """What each kernel takes beside its work."""
+        return LAUNCH_US
+
+    def gflops(self, dtype: torch.dtype, *, is_convolution: bool = False) -> float:
+        """The data sheet's throughput of products on a type, in 10^9 FLOPs per second.
+
+        Of float32 it is TF32's where torch takes that, which it does for convolutions unasked.
+        """
+        if dtype in _NARROW:
+            return 1e3 * self.narrow_tflops
+        products = torch.get_float32_matmul_precision() != "highest"
+        allowed = torch.backends.cudnn.allow_tf32 if is_convolution else products
+        if allowed and self.chip.capability >= _OLDEST_TF32:
+            return 1e3 * max(self.float32_tflops, self.narrow_tflops / 2)
+        return 1e3 * self.float32_tflops
 
 
 SPECS = (
@@ -148,6 +165,7 @@ SPECS = (
         19.5,
         Chip((8, 0), 108, 163 * _KIB, 2048, 40 * _MIB),
         "pcie4",
+        _A100_SHARE,
     ),
     DeviceSpec(
         "NVIDIA A100 80GB",
@@ -157,6 +175,7 @@ SPECS = (
         19.5,
         Chip((8, 0), 108, 163 * _KIB, 2048, 40 * _MIB),
         "pcie4",
+        _A100_SHARE,
     ),
     DeviceSpec(
         "NVIDIA L4 24GB",
@@ -211,6 +230,7 @@ SPECS = (
         67,
         Chip((9, 0), 132, 227 * _KIB, 2048, 50 * _MIB),
         "pcie5",
+        _HOPPER_SHARE,
     ),
     DeviceSpec(
         "NVIDIA H200 141GB",
@@ -220,6 +240,7 @@ SPECS = (
         67,
         Chip((9, 0), 132, 227 * _KIB, 2048, 50 * _MIB),
         "pcie5",
+        _HOPPER_SHARE,
     ),
     DeviceSpec(
         "NVIDIA B200 180GB",

@@ -5,7 +5,7 @@ shapes, strides, dtypes, constants, device, torch version, threads) are measured
 an SQLite file that concurrent processes share; times that load has spoilt are taken again, and
 never kept; ranks of one job price equal calls equally, whichever of them measured or estimated
 them; the user's random streams are not advanced; what cannot run alone on made-up inputs is priced
-by `calls.estimate` and marked as not measured. No fault of the cache, and none of an
+by `estimates.estimate` and marked as not measured. No fault of the cache, and none of an
 operator, reaches the caller.
 
 On CUDA the allocator's peak statistics are reset.
@@ -27,24 +27,14 @@ from torch import fx
 from autoremat._torch import fake_value, tensor_leaves
 from autoremat.cost.agreed import agree, agreed
 from autoremat.cost.cache import CostCache, Measured
-from autoremat.cost.calls import (
-    FREE,
-    NOMINAL_CEILINGS,
-    Call,
-    OpCost,
-    bytes_moved,
-    call_of,
-    estimate,
-    flop_count,
-    is_free,
-    matmul_dtype,
-    roofline_us,
-)
+from autoremat.cost.calls import FREE, Call, OpCost, call_of, is_free
 from autoremat.cost.ceilings import ceilings_of
+from autoremat.cost.estimates import NOMINAL_CEILINGS, estimate, roofline_us
 from autoremat.cost.machine import free_nbytes, is_here, quiet_execution, settings_key
 from autoremat.cost.made_up_inputs import Inputs, draw_inputs, runs_alone
 from autoremat.cost.runs import Run, attempt, call_time_us, execute, peaks_of_runs
 from autoremat.cost.timings import Timing, implausible
+from autoremat.cost.work import bytes_moved, flop_count, matmul_dtype
 from autoremat.memory.meter import rounded_nbytes
 
 Progress = Callable[[int, int], None]

@@ -1,24 +1,25 @@
-"""What library calls of a GPU's code allocate inside, by the sources of the libraries.
+"""What library calls of a GPU's code take and allocate inside, by data sheet and sources.
 
-Enters: the wrapper's source and the layout of its buffers. Leaves: bytes of each call whose source
-says them, and what stays allocated between calls. Rules are those of torch 2.13: `flash_api.cpp`
-(`mha_bwd`: the gradients of queries are summed in float32, those of shared keys and values per
-head) and `CublasHandlePool.cpp` (one workspace that stays). What cuDNN takes for its own backward
-is not published, and the memory-efficient kernel has sums of its own: both are taken to sum the
-gradients of queries as flash does.
+Enters: the wrapper's source and the layout of its buffers. Leaves: the time of each call, its
+bytes where the library's source says them, and what stays allocated between calls. Rules are those
+of torch 2.13: `flash_api.cpp` (`mha_bwd`: the gradients of queries are summed in float32, those of
+shared keys and values per head) and `CublasHandlePool.cpp` (one workspace that stays). What cuDNN
+takes for its own backward is not published, and the memory-efficient kernel has sums of its own:
+both are taken to sum the gradients of queries as flash does.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+import math
 from dataclasses import replace
 
 import torch
 
 from autoremat.cost.cache import Measured
-from autoremat.cost.calls import TensorSpec
 from autoremat.cost.device_specs import DeviceSpec
+from autoremat.cost.gpu_times import call_us
+from autoremat.cost.wrapper_calls import LayoutOf, call_in_wrapper, library_nodes
 from autoremat.memory.residents import Resident, with_others
 
 _MIB = 1 << 20
@@ -50,25 +51,29 @@ def with_libraries(resident: Resident, spec: DeviceSpec | None) -> Resident:
 
 
 def library_calls_elsewhere(
-    function: ast.AST,
-    layout_of: Callable[[str], TensorSpec | None],
-    _device: torch.device,
+    spec: DeviceSpec, function: ast.AST, layout_of: LayoutOf, _device: torch.device
 ) -> dict[str, Measured]:
-    """By the call's text, what it allocates inside; its time is not known."""
+    """By the call's text, what it takes by the data sheet and allocates inside by its source.
+
+    Of a call that is none of torch's operators neither is known.
+    """
     found: dict[str, Measured] = {}
-    for node in ast.walk(function):
-        if isinstance(node, ast.Call) and any(
-            f".{n}." in ast.unparse(node.func) for n in _BACKWARDS
-        ):
-            names = [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]
-            layouts = [layout for name in names if (layout := layout_of(name)) is not None]
-            nbytes = _attention_backward_nbytes([one for one in layouts if len(one.shape) == 4])
-            found[ast.unparse(node)] = Measured(0.0, nbytes, 0)
+    for node in library_nodes(function):
+        call = call_in_wrapper(node, layout_of)
+        nbytes = _attention_backward_nbytes(node, layout_of)
+        if call is not None or nbytes:
+            time_us = math.nan if call is None else call_us(call, spec)
+            found[ast.unparse(node)] = Measured(time_us, nbytes, 0)
     return found
 
 
-def _attention_backward_nbytes(tensors: list[TensorSpec]) -> int:
-    """Of an attention's backward, given its gradient, queries, keys and values, in this order."""
+def _attention_backward_nbytes(node: ast.Call, layout_of: LayoutOf) -> int:
+    """Of an attention's backward: it is given its gradient, queries, keys and values first."""
+    if not any(name in ast.unparse(node.func) for name in _BACKWARDS):
+        return 0
+    names = [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]
+    layouts = [layout for name in names if (layout := layout_of(name)) is not None]
+    tensors = [layout for layout in layouts if len(layout.shape) == 4]
     if len(tensors) < 4:
         return 0
     _, query, key, value = tensors[:4]

@@ -15,7 +15,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch
@@ -25,6 +25,7 @@ from autoremat import _torch
 from autoremat.cost.cache import Measured
 from autoremat.cost.calls import TensorSpec
 from autoremat.cost.device_specs import DeviceSpec
+from autoremat.cost.gpu_times import gpu_loops_us
 from autoremat.cost.loop_times import loops_us
 from autoremat.elsewhere.apart import done_apart
 from autoremat.elsewhere.libraries import library_calls_elsewhere
@@ -147,7 +148,7 @@ class Generated:
     Attributes:
         memory: what its wrapper allocates; its results are the module's, in their order.
         time_us: what its calls of libraries take as they were measured, and its loops by estimate;
-            None where that is not known.
+            both by the data sheet for a device that is not here. None where that is not known.
         strides: strides of the module's outputs, by the name of the node; Inductor may lay them
             out in another way than the graph says, and the backward is compiled for that.
     """
@@ -198,20 +199,25 @@ def generate(
         "donated": donated,
     }
     if elsewhere is None:
-        return _generated(module, library_calls, **given)
+        return _generated(
+            module, library_calls, functools.partial(loops_us, device=device), **given
+        )
     return done_apart(functools.partial(_generated_for, elsewhere, module, **given))
 
 
 def _generated_for(spec: DeviceSpec, module: fx.GraphModule, **given: Any) -> Generated:
     """The same in a process that does nothing else."""
     torch.set_num_threads(1)  # a pool of threads is not there in a fork
+    calls = functools.partial(library_calls_elsewhere, spec)
+    loops = functools.partial(gpu_loops_us, spec=spec)
     with standing_in(spec):
-        return replace(_generated(module, library_calls_elsewhere, **given), time_us=None)
+        return _generated(module, calls, loops, **given)
 
 
 def _generated(
     module: fx.GraphModule,
     library_calls: Callable[..., dict[str, Measured]],
+    loops_us: Callable[[Collection[_torch.Loop]], float],
     *,
     is_backward: bool,
     owned: Mapping[str, tuple[int, int]],
@@ -250,20 +256,23 @@ def _generated(
     library = library_calls(function, lambda name: _layout(graph, name), device)
     return Generated(
         read_wrapper(source, _buffers(library, graph, placeholders, owned, device)),
-        _time_us(function, library, graph, device),
+        _time_us(function, library, graph, loops_us),
         {node.name: s for node, s in named if isinstance(node, fx.Node) and s is not None},
     )
 
 
 def _time_us(
-    function: ast.AST, library: Mapping[str, Measured], graph: Any, device: torch.device
+    function: ast.AST,
+    library: Mapping[str, Measured],
+    graph: Any,
+    loops_us: Callable[[Collection[_torch.Loop]], float],
 ) -> float | None:
     """What the kernels of generated code take; it is told, and no plan may be lost to it."""
     library_time_us = library_us(function, library)
     if library_time_us is None:
         return None
     try:
-        return library_time_us + loops_us(_torch.generated_loops(graph), device)
+        return library_time_us + loops_us(_torch.generated_loops(graph))
     except Exception:  # torch asks its nodes for bytes and FLOPs only to log them
         return None
 

@@ -12,7 +12,7 @@ import ast
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -23,11 +23,11 @@ from autoremat.cost.calls import TensorSpec
 from autoremat.cost.machine import free_nbytes, quiet_execution, settings_key
 from autoremat.cost.made_up_inputs import ADMITTED, OPAQUE, made_up
 from autoremat.cost.runs import Draw, Run, attempt, peaks_of_runs, time_us
+from autoremat.cost.wrapper_calls import library_nodes
 
 _ROUNDS = 3
 _SLOW_US = 100_000.0  # such a call is taken once: its time is not of a burst of load
 _AGREEMENT = 3.0  # between the two quietest rounds, or the time is not kept
-_LIBRARIES = ("torch.ops.", "extern_kernels.", "aten.")
 # Beside those of `ADMITTED`, libraries that Inductor calls by operators of their own.
 _NAMESPACES = {*ADMITTED, "mkldnn", "mkl", "onednn", "quantized"}
 
@@ -44,7 +44,7 @@ def library_calls(
     """
     calls = {
         ast.unparse(node): _layouts(node, layout_of)
-        for node in _library_nodes(function)
+        for node in library_nodes(function)
         if _runs_alone(ast.unparse(node.func))
     }
     key_of = {text: _key(text, layouts, device) for text, layouts in calls.items()}
@@ -64,10 +64,11 @@ def library_calls(
 
 def library_us(function: ast.AST, measured: Mapping[str, Measured]) -> float | None:
     """What all library calls in a wrapper take together; None if that is not known of one."""
-    texts = [ast.unparse(node) for node in _library_nodes(function)]
+    texts = [ast.unparse(node) for node in library_nodes(function)]
     if not measured.keys() >= set(texts):
         return None
-    return math.fsum(measured[text].time_us for text in texts)
+    total_us = math.fsum(measured[text].time_us for text in texts)
+    return None if math.isnan(total_us) else total_us
 
 
 def _measured(
@@ -89,13 +90,6 @@ def _measured(
     peaks = peaks_of_runs({key: draws[key] for key in taken}, device)
     sound = {key for key in peaks if taken[key][:2][-1] <= _AGREEMENT * taken[key][0]}
     return {key: Measured(taken[key][0], *both) for key, both in peaks.items()}, sound
-
-
-def _library_nodes(function: ast.AST) -> Iterator[ast.Call]:
-    """The wrapper's calls of libraries, in no order."""
-    for node in ast.walk(function):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith(_LIBRARIES):
-            yield node
 
 
 def _runs_alone(name: str) -> bool:

@@ -19,7 +19,8 @@ from torch import fx
 
 from autoremat import _torch
 from autoremat.ask.options import Setting
-from autoremat.cost.calls import OpCost, estimate_nodes
+from autoremat.cost.calls import OpCost
+from autoremat.cost.gpu_times import estimate_nodes
 from autoremat.cost.host_link import link_of
 from autoremat.cost.op_times import profile_nodes
 from autoremat.errors import SteeringError
@@ -248,7 +249,7 @@ def _price(
     """Time and workspace of each operation: measured, or estimated by a data sheet."""
     priced = [n for n in joint.nodes if n.op == "call_function" and n not in inlined]
     if setting.spec is not None:
-        return estimate_nodes(priced, setting.spec.ceilings)
+        return estimate_nodes(priced, setting.spec, inlined)
     timed = functools.partial(current().advance, unit="timings")
     lays_out = setting.compiler != "eager" and _torch.prefers_channels_last(joint.forward)
     return profile_nodes(priced, as_compiled=as_laid_out if lays_out else None, progress=timed)

@@ -11,8 +11,9 @@ import torch
 from autoremat._torch import Loop
 from autoremat.cost import ceilings, loop_times
 from autoremat.cost.cache import CostCache, DeviceCeilings
-from autoremat.cost.calls import NOMINAL_CEILINGS, Call
+from autoremat.cost.calls import Call
 from autoremat.cost.ceilings import COSTLY, ElementTimes, element_times_of
+from autoremat.cost.estimates import NOMINAL_CEILINGS
 from autoremat.cost.loop_times import loop_us
 from autoremat.cost.made_up_inputs import Inputs
 

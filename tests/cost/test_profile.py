@@ -16,10 +16,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autoremat import kept
 from autoremat.cost import calls as cost
-from autoremat.cost import ceilings
+from autoremat.cost import ceilings, work
 from autoremat.cost import made_up_inputs as sample
 from autoremat.cost import op_times as profile
 from autoremat.cost.cache import CostCache, Measured
+from autoremat.cost.estimates import NOMINAL_CEILINGS
 from autoremat.cost.op_times import OpCost, profile_nodes
 from autoremat.memory.meter import measure_peak
 
@@ -86,8 +87,8 @@ def test_a_matrix_product_costs_its_flops_and_bytes(trace, cache):
     found, call = price(node, cache), cost.call_of(node)
     assert found.measured
     assert found.time_us > 0
-    assert cost.flop_count(call) == 2 * 64 * 32 * 16
-    assert cost.bytes_moved(call) == 4 * (64 * 32 + 32 * 16 + 64 * 16)
+    assert work.flop_count(call) == 2 * 64 * 32 * 16
+    assert work.bytes_moved(call) == 4 * (64 * 32 + 32 * 16 + 64 * 16)
     assert found.workspace_nbytes == 0
 
 
@@ -118,7 +119,7 @@ def test_a_broadcast_input_counts_its_distinct_elements(trace):
     """An expanded tensor is read from the few elements that exist."""
     wide = trace.call(aten.expand.default, trace.tensor(1, 100), [50, 100])
     call = cost.call_of(trace.call(aten.neg.default, wide))
-    assert cost.bytes_moved(call) == 4 * (100 + 50 * 100)
+    assert work.bytes_moved(call) == 4 * (100 + 50 * 100)
 
 
 class Timer:
@@ -402,11 +403,11 @@ def test_what_refuses_made_up_inputs_is_estimated(trace, cache, monkeypatch):
 
     node = trace.call(aten.sin.default, trace.tensor(512, 512))
     monkeypatch.setattr(profile, "call_time_us", refuse)
-    monkeypatch.setattr(ceilings, "measure_ceilings", lambda *_: cost.NOMINAL_CEILINGS["cpu"])
+    monkeypatch.setattr(ceilings, "measure_ceilings", lambda *_: NOMINAL_CEILINGS["cpu"])
     found = price(node, cache)
     assert not found.measured
     assert found.time_us > 1
-    assert cost.bytes_moved(cost.call_of(node)) == 2 * 4 * 512 * 512
+    assert work.bytes_moved(cost.call_of(node)) == 2 * 4 * 512 * 512
 
 
 def test_what_does_not_fit_into_memory_is_estimated(trace, cache, timed_calls):
@@ -442,7 +443,7 @@ def test_a_device_that_is_not_there_is_estimated(trace, cache):
     x = trace.tensor(1024, 1024, device="cuda")
     found = price(trace.call(aten.mm.default, x, x), cache)
     assert not found.measured
-    assert found.time_us > cost.NOMINAL_CEILINGS["cuda"].launch_us
+    assert found.time_us > NOMINAL_CEILINGS["cuda"].launch_us
 
 
 def test_progress_ends_at_the_total(trace, cache):
@@ -471,7 +472,7 @@ def test_symbolic_sizes_stand_for_their_hints(cache):
     traced = make_fx(lambda x: torch.mm(x, x.t()), tracing_mode="symbolic")(torch.randn(24, 8))
     (node,) = [n for n in traced.graph.nodes if n.target is aten.mm.default]
     assert price(node, cache).measured
-    assert cost.flop_count(cost.call_of(node)) == 2 * 24 * 8 * 24
+    assert work.flop_count(cost.call_of(node)) == 2 * 24 * 8 * 24
 
 
 def test_a_damaged_cache_is_begun_anew(cache):

@@ -102,6 +102,8 @@ def test_a_plan_is_made_from_the_code_for_that_gpu(device: str, model: nn.Module
     assert lean.is_within_budget
     assert any(value.recomputes for value in lean.values)
     assert "the code that Inductor generates" in planned_for(lean)
+    assert lean.code_times_us is not None
+    assert min(lean.code_times_us) > 0
     assert not lean.fallbacks
 
 

@@ -10,8 +10,9 @@ from torch import Tensor, distributed, nn
 
 import autoremat
 from autoremat import _torch
-from autoremat.cost.calls import LINKS, estimate_nodes
-from autoremat.cost.op_times import NOMINAL_CEILINGS
+from autoremat.cost.device_specs import find_spec
+from autoremat.cost.estimates import LINKS
+from autoremat.cost.gpu_times import estimate_nodes
 from autoremat.graph.collectives import late_nbytes
 from autoremat.graph.constraints import Constraints, find_constraints, marked_repeatable
 from autoremat.graph.joint_graph import JointGraph
@@ -148,7 +149,7 @@ def test_a_collective_costs_its_bytes_over_the_link():
     """A reduction goes both ways; what waits for it is free."""
     joint = capture(reduced, leaf(SIZE, SIZE)).prepared()
     sent, waiting = collectives(joint)
-    costs = estimate_nodes(joint.nodes, lambda _: NOMINAL_CEILINGS["cpu"])
+    costs = estimate_nodes(joint.nodes, find_spec("A100 80GB"))
     link = LINKS["cpu"]
     expected_us = link.latency_us + 2 * SIZE * SIZE * 4 / (link.gbps * 1e3)
     assert costs[sent].time_us == pytest.approx(expected_us)
