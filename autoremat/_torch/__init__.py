@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from autoremat._torch.compiling import *  # noqa: F403
     from autoremat._torch.distributed import *  # noqa: F403
     from autoremat._torch.dynamo import *  # noqa: F403
+    from autoremat._torch.gathering import *  # noqa: F403
     from autoremat._torch.generating import *  # noqa: F403
     from autoremat._torch.inductor import *  # noqa: F403
     from autoremat._torch.kernels import *  # noqa: F403
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from autoremat._torch.standing_in import *  # noqa: F403
 
 MODULES = (
-    *("running", "owned", "ambient", "checkpoints", "spreading", "meta"),
+    *("running", "owned", "ambient", "checkpoints", "gathering", "spreading", "meta"),
     *(
         "distributed",
         "compiling",
