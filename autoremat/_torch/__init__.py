@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from autoremat._torch.compiling import *  # noqa: F403
     from autoremat._torch.distributed import *  # noqa: F403
     from autoremat._torch.dynamo import *  # noqa: F403
+    from autoremat._torch.gathering import *  # noqa: F403
     from autoremat._torch.generating import *  # noqa: F403
     from autoremat._torch.inductor import *  # noqa: F403
     from autoremat._torch.kernels import *  # noqa: F403
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
     from autoremat._torch.standing_in import *  # noqa: F403
 
 MODULES = (
-    *("running", "sizes", "autograd", "profiler", "owned", "ambient", "checkpoints", "spreading"),
-    *("meta", "distributed", "compiling", "dynamo", "inductor", "generating", "scheduling"),
-    *("kernels", "code_cache", "standing_in"),
+    *("running", "sizes", "autograd", "profiler", "owned", "ambient", "checkpoints", "gathering"),
+    *("spreading", "meta", "distributed", "compiling", "dynamo", "inductor", "generating"),
+    *("scheduling", "kernels", "code_cache", "standing_in"),
 )
 """In the order in which a name is looked for: what imports least comes first."""
 

@@ -14,6 +14,13 @@ import torch
 from torch import fx, nn
 from torch._ops import OpOverload
 
+from autoremat._torch.gathering import (
+    Gathering,
+    gathered_of,
+    moving_between,
+    moving_in,
+    tensors_among,
+)
 from autoremat._torch.owned import OfParameter, own_gradients
 
 __all__ = [
@@ -70,6 +77,7 @@ class ShardedUnit:
             the user says so.
         gathered_ahead: numbers of the units whose backward gathers begin with its own, where the
             user has said so.
+        gathering: what tells which units of its model have changed; None under FSDP1.
     """
 
     is_root: bool
@@ -88,6 +96,7 @@ class ShardedUnit:
     gradient_share: float
     gathered_ahead: tuple[int, ...] = ()
     forward_ahead: tuple[int, ...] = ()
+    gathering: Gathering | None = field(default=None, repr=False)
 
 
 def sharded_units(model: nn.Module) -> list[ShardedUnit]:
@@ -180,11 +189,7 @@ def _groups_of(states: Iterable[Any]) -> list[tuple[Any, Any]]:
 
 
 def _gathered(state: Any) -> set[int]:
-    return {id(_gathered_of(param)) for group in _groups(state) for param in group.fsdp_params}
-
-
-def _gathered_of(param: Any) -> Any:
-    return getattr(param, "_unsharded_param", None)
+    return {id(gathered_of(param)) for group in _groups(state) for param in group.fsdp_params}
 
 
 def _gradients(states: Iterable[Any]) -> Iterator[OfParameter]:
@@ -192,21 +197,25 @@ def _gradients(states: Iterable[Any]) -> Iterator[OfParameter]:
     for _, group in _groups_of(_known(states)):
         params = group.fsdp_params
         yield from own_gradients(param.sharded_param for param in params)
-        yield from own_gradients(_tensors(map(_gathered_of, params)))
+        yield from own_gradients(tensors_among(map(gathered_of, params)))
         yield from ((params[0].sharded_param, waiting) for waiting in _waiting(group))
 
 
 def _waiting(group: Any) -> tuple[torch.Tensor, ...]:
     """Gradients in the type of their reduction, and what only some processes have reduced."""
     accumulated = (param.unsharded_accumulated_grad for param in group.fsdp_params)
-    return _tensors([*accumulated, group._partial_reduce_output])
+    return tensors_among([*accumulated, group._partial_reduce_output])
 
 
 def _units(states: Iterable[Any]) -> list[ShardedUnit]:
     """Of these; what is gathered ahead is told by its number among them."""
     groups = _groups_of(states)
     numbers = {id(group): number for number, (_, group) in enumerate(groups)}
-    return [_unit(state, group, numbers) for state, group in groups]
+    by_model: dict[int, list[Any]] = {}
+    for state, group in groups:
+        by_model.setdefault(id(state._state_ctx), []).append(group)
+    gatherings = {model: Gathering.of(found) for model, found in by_model.items()}
+    return [_unit(s, group, numbers, gatherings[id(s._state_ctx)]) for s, group in groups]
 
 
 def _flat_by_root(modules: Iterable[nn.Module]) -> list[list[Any]]:
@@ -250,7 +259,7 @@ def _flat_unit(handle: Any, state: Any, handles: Sequence[Any]) -> ShardedUnit:
         runs_forward=handle._training_state.name == "FORWARD",
         shards=parameters[:1],
         gathered=parameters[1:],
-        moving=_tensors(getattr(flat, name, None) for name in _GATHERED),
+        moving=tensors_among(getattr(flat, name, None) for name in _GATHERED),
         gradients=_waiting_of_flat(flat),
         waiting=frozenset(),
         gathered_nbytes=gathered_nbytes,
@@ -264,12 +273,12 @@ def _flat_unit(handle: Any, state: Any, handles: Sequence[Any]) -> ShardedUnit:
 
 def _parameters_of_flat(flat: Any) -> tuple[torch.Tensor, ...]:
     """Its shard, itself, and the parameters that others see."""
-    return _tensors([getattr(flat, "_local_shard", flat), flat, *(flat._params or ())])
+    return tensors_among([getattr(flat, "_local_shard", flat), flat, *(flat._params or ())])
 
 
 def _waiting_of_flat(flat: Any) -> tuple[torch.Tensor, ...]:
     """Its reduced gradient, while another is made that is added to it."""
-    return _tensors([getattr(flat, "_saved_grad_shard", None)])
+    return tensors_among([getattr(flat, "_saved_grad_shard", None)])
 
 
 def tensors_of_units(units: Iterable[ShardedUnit]) -> list[torch.Tensor]:
@@ -288,7 +297,7 @@ def _groups(state: Any) -> list[Any]:
     return [g for g in [state._fsdp_param_group] if g] if groups is None else list(groups)
 
 
-def _unit(state: Any, group: Any, numbers: dict[int, int]) -> ShardedUnit:
+def _unit(state: Any, group: Any, numbers: dict[int, int], gathering: Gathering) -> ShardedUnit:
     world = getattr(group.mesh_info, "shard_mesh_size", 1)
     sizes = [param.padded_sharded_param_size.numel() * world for param in group.fsdp_params]
     gathered_nbytes = _nbytes(group, sizes, "param_dtype")
@@ -302,16 +311,16 @@ def _unit(state: Any, group: Any, numbers: dict[int, int]) -> ShardedUnit:
     shards = tuple(param.sharded_param for param in group.fsdp_params)
     reduces = bool(group.reduce_grads)
     left_nbytes = _left_nbytes(group, sizes, world) if reduces else reduced_nbytes
-    gathered = map(_gathered_of, group.fsdp_params)
+    gathered = map(gathered_of, group.fsdp_params)
     return ShardedUnit(
         is_root=bool(state._is_root),
         model=id(state._state_ctx),
         runs_forward=group._training_state.name == "FORWARD",
         shards=shards,
-        gathered=_tensors(gathered),
-        moving=_tensors(_moving(group)),
+        gathered=tensors_among(gathered),
+        moving=(*moving_in(group), *moving_between(group.comm_ctx)),
         gradients=_waiting(group),
-        waiting=frozenset(id(_gathered_of(p)) for p in group.fsdp_params if _waits(group, p)),
+        waiting=frozenset(id(gathered_of(p)) for p in group.fsdp_params if _waits(group, p)),
         gathered_nbytes=gathered_nbytes,
         buffer_nbytes=gathered_nbytes if world > 1 else 0,
         kept_nbytes=kept_nbytes,
@@ -320,6 +329,7 @@ def _unit(state: Any, group: Any, numbers: dict[int, int]) -> ShardedUnit:
         gradient_share=left_nbytes / max(1, gathered_nbytes),
         gathered_ahead=ahead,
         forward_ahead=forward_ahead,
+        gathering=gathering,
     )
 
 
@@ -344,10 +354,6 @@ def _left_nbytes(group: Any, sizes: list[int], world: int) -> int:
     return owned_nbytes + (shared_nbytes if has_replicas and shared_nbytes != owned_nbytes else 0)
 
 
-def _tensors(values: Iterable[Any]) -> tuple[torch.Tensor, ...]:
-    return tuple(value for value in values if isinstance(value, torch.Tensor))
-
-
 def _nbytes(group: Any, sizes: list[int], *kinds: str) -> int:
     """Of so many elements each, in the first type that the policy gives, else their own."""
     total = 0
@@ -364,22 +370,6 @@ def _shards_between(group: Any) -> int:
     if after is None:
         return 1
     return sys.maxsize if after == group.mesh_info else int(after.shard_mesh_size)
-
-
-def _moving(group: Any) -> Iterator[Any]:
-    for param in group.fsdp_params:
-        yield from param.all_gather_outputs
-        yield from getattr(param, "_unsharded_inner_tensors", ())
-        yield getattr(param, "_sharded_post_forward_param_data", None)
-    yield getattr(group._all_reduce_state, "all_reduce_input", None)
-    context = group.comm_ctx
-    kept = getattr(context, "all_gather_state", None)
-    results = [group._all_gather_result, getattr(kept, "all_gather_result", None)]
-    yield from (result.all_gather_output for result in results if result is not None)
-    states = getattr(context, "reduce_scatter_states", None)
-    if states is None:  # torch 2.11 keeps one
-        states = [getattr(context, "reduce_scatter_state", None)]
-    yield from (state.reduce_scatter_input for state in states if state is not None)
 
 
 def is_collective(target: Any) -> bool:

@@ -148,8 +148,7 @@ class Members(Present):
 
     def lasting(self) -> list[torch.Tensor]:
         """See `Present`."""
-        whole = self.whole
-        units = _torch.sharded_units(whole)
+        whole, units = self.whole, self.units
         shared = [*_torch.tensors_of_units(units), *_torch.waiting_gradients(units)]
         return [*whole.parameters(), *shared, *whole.buffers(), *self._copied()]
 
@@ -158,9 +157,9 @@ class Members(Present):
         return self._given.sizes(device, _returned(device))
 
     @property
-    def moves(self) -> bool:
+    def units(self) -> list[_torch.ShardedUnit]:
         """See `Present`."""
-        return bool(_torch.sharded_units(self.whole))
+        return _torch.sharded_units(self.whole)
 
     def gradients(self) -> Iterator[_torch.OfParameter]:
         """See `Present`."""
@@ -182,7 +181,7 @@ class Members(Present):
         return self._spread(self._device)
 
     def _spread(self, device: torch.device) -> Spread:
-        return self._sharing.now(_torch.sharded_units(self.whole), device)
+        return self._sharing.now(self.units, device)
 
     def state_nbytes(self, device: torch.device) -> int:
         """Of the optimizers that are known, as much as there is now."""

@@ -282,10 +282,12 @@ class Audit:
             known |= audit.given.held(device) | present
             saved |= audit.saved.held(device)
             expected_nbytes += audit.present.to_come_nbytes(device)
-        passing = known.keys() - stays.sizes.keys()
-        passing_nbytes = sum(known[key] for key in passing if key not in counted)
-        base_nbytes = expected_nbytes + stays.nbytes + passing_nbytes
-        return _Held(ChainMap(known, stays.sizes), saved, base_nbytes)
+        moving = list(dict.fromkeys(moving for part in parts for moving in part.moving))
+        lasting = ChainMap(stays.sizes, *(part.now() for part in moving))
+        lasting_nbytes = stays.nbytes + sum(part.nbytes for part in moving)
+        passing = (key for key in known if key not in counted and key not in lasting)
+        base_nbytes = expected_nbytes + lasting_nbytes + sum(known[key] for key in passing)
+        return _Held(ChainMap(known, lasting), saved, base_nbytes)
 
     def _standing(self, device: torch.device) -> list[Standing]:
         """What this model holds while forwards run, and what those around its graphs do."""
@@ -311,7 +313,7 @@ def _known(audits: Sequence[Audit], device: torch.device) -> set[int]:
     found = dict(returned_storages(device))
     for audit in audits:
         for part in audit._standing(device):
-            found |= part.sizes
+            found |= ChainMap(part.sizes, *(moving.now() for moving in part.moving))
         found |= audit._brought(device)
         found |= audit.given.held(device) | audit.saved.held(device)
     return set(found)

@@ -51,15 +51,15 @@ class Present:
         raise NotImplementedError
 
     @property
-    def moves(self) -> bool:
-        """Whether forwards gather parameters, and let go of them."""
-        return False
+    def units(self) -> list[_torch.ShardedUnit]:
+        """What FSDP has made of the model: forwards gather its parameters, and let go of them."""
+        return []
 
     def standing(self, device: torch.device) -> Standing:
         """All but what is brought: what optimizers step, gradients and state as well."""
         known = self.optimizers.known
         stepped = (parameter for optimizer in known for parameter in parameters_of(optimizer))
-        found = Standing(device, moves=self.moves)
+        found = Standing(device, self.units)
         found.add([*self.lasting(), *stepped])
         found.add_sizes(storage_sizes(state_of(known), device).items())
         found.absent_nbytes = self.absent_nbytes(device)
@@ -154,12 +154,7 @@ class Arguments(Present):
     @property
     def is_shared(self) -> bool:
         """Whether processes share this model: they communicate beside its graphs."""
-        return self._sharing.has_replica or self.moves
-
-    @property
-    def moves(self) -> bool:
-        """See `Present`."""
-        return bool(self.units)
+        return self._sharing.has_replica or bool(self.units)
 
     def spread_on(self, device: torch.device) -> Spread:
         """How processes share the model that these arguments are of."""
@@ -167,7 +162,7 @@ class Arguments(Present):
 
     @property
     def units(self) -> list[_torch.ShardedUnit]:
-        """What FSDP has made of this model: it gathers the parameters that graphs are given."""
+        """See `Present`: these gather the parameters that graphs are given."""
         found = _torch.units_that_gather(self._leaves())
         return found or [u for root in self.around.roots for u in _torch.sharded_units(root)]
 

@@ -1,15 +1,15 @@
 """What stays where it is while forwards run: looked at once for all that look into them.
 
 Enters: tensors that nothing but a backward or an optimizer adds to or takes away, and that are
-found only if need be. Leaves: bytes by storage, of one owner and of several together. Guarantees:
-they are found again once a backward has begun or an optimizer has stepped since, or gradients have
-gone; in a backward each time.
+found only if need be. Leaves: bytes by storage, of one owner and of several together, and what
+forwards gather beside them. Guarantees: they are found again once a backward has begun or an
+optimizer has stepped since, or gradients have gone; in a backward each time.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,20 +29,25 @@ class Standing:
         sizes: bytes by identity.
         entries: the same in the order in which they came; it only grows.
         absent_nbytes: what counts as well, and no tensor shows.
+        moving: what counts as well, and forwards change.
     """
 
-    def __init__(self, device: torch.device, *, moves: bool = False) -> None:
+    def __init__(self, device: torch.device, units: Sequence[_torch.ShardedUnit] = ()) -> None:
         """None yet.
 
         Args:
             device: what is elsewhere does not count.
-            moves: whether a forward may change what there is, as one does that gathers shards.
+            units: whose parameters forwards gather. Of FSDP1's nothing tells which have changed:
+                then all is found each time.
         """
         self.sizes: dict[int, int] = {}
         self.entries: list[tuple[int, int]] = []
         self.absent_nbytes = 0
         self._device = device
-        self._moment = None if moves or _torch.is_in_backward() else _moment()
+        gatherings = dict.fromkeys(unit.gathering for unit in units)
+        is_known = None not in gatherings and not _torch.is_in_backward()
+        self._moment = _moment() if is_known else None
+        self.moving = [moving_of(g, device) for g in gatherings if g is not None]
         self._with_gradient: weakref.ref[torch.Tensor] | None = None
 
     def add(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -56,7 +61,8 @@ class Standing:
 
     def add_sizes(self, entries: Iterable[tuple[int, int]]) -> None:
         """Storages of these identities and sizes are there as well."""
-        new = [(key, nbytes) for key, nbytes in entries if key not in self.sizes]
+        known = [self.sizes, *(moving.now() for moving in self.moving)]
+        new = [(key, n) for key, n in entries if all(key not in sizes for sizes in known)]
         self.entries += new
         self.sizes.update(new)
 
@@ -69,6 +75,65 @@ class Standing:
             return True
         tensor = self._with_gradient()
         return tensor is not None and tensor.grad is not None
+
+
+class Moving:
+    """What the units of a model gather and let go of while forwards run, each storage once.
+
+    Attributes:
+        nbytes: of all of it, as it was when it was asked for last.
+    """
+
+    def __init__(self, gathering: _torch.Gathering, device: torch.device) -> None:
+        """Nothing is known of these units yet, nor of what is between them."""
+        self.nbytes = 0
+        self._gathering = gathering
+        self._device = device
+        self._states: list[Hashable] = []
+        self._parts: dict[int, dict[int, int]] = {}  # by number of the unit
+        self._sizes: dict[int, int] = {}
+        self._moment = None if _torch.is_in_backward() else _moment()
+
+    @property
+    def is_true(self) -> bool:
+        """Whether nothing but forwards can have changed it."""
+        return self._moment == _moment() and not _torch.is_in_backward()
+
+    def now(self) -> dict[int, int]:
+        """Bytes by identity; only units that have changed are looked at."""
+        states = self._gathering.states()
+        before = self._states or [_UNKNOWN] * len(states)
+        changed = [n for n, state in enumerate(states) if state != before[n]]
+        self._states = states
+        for number in (_BETWEEN, *changed):
+            for key in self._parts.pop(number, ()):
+                self.nbytes -= self._sizes.pop(key)
+        for number in changed:
+            self._keep(number, self._gathering.gathered(number))
+        self._keep(_BETWEEN, self._gathering.in_flight())
+        return self._sizes
+
+    def _keep(self, number: int, tensors: Iterable[torch.Tensor]) -> None:
+        sizes = storage_sizes(tensors, self._device)
+        new = {key: nbytes for key, nbytes in sizes.items() if key not in self._sizes}
+        self._parts[number] = new
+        self._sizes |= new
+        self.nbytes += sum(new.values())
+
+
+_UNKNOWN = object()  # the state of a unit that was not looked at
+_BETWEEN = -1  # in place of a unit's number
+_of_units: dict[tuple[_torch.Gathering, torch.device], Moving] = {}
+
+
+def moving_of(gathering: _torch.Gathering, device: torch.device) -> Moving:
+    """Of all that ask for these units."""
+    found = _of_units.get((gathering, device))
+    if found is None or not found.is_true:
+        for key in [key for key, moving in _of_units.items() if not moving.is_true]:
+            del _of_units[key]
+        found = _of_units[gathering, device] = Moving(gathering, device)
+    return found
 
 
 class Together:
@@ -101,8 +166,10 @@ def of_root(root: nn.Module, device: torch.device) -> Standing:
     """Parameters, buffers and gradients of a module: of all that ask for it."""
 
     def find() -> Standing:
-        found = Standing(device, moves=bool(_torch.sharded_units(root)))
-        tensors = (*root.parameters(), *root.buffers())
+        units = _torch.sharded_units(root)
+        found = Standing(device, units)
+        shared = (*_torch.tensors_of_units(units), *_torch.waiting_gradients(units))
+        tensors = (*root.parameters(), *shared, *root.buffers())
         found.add(tensor for tensor in tensors if not is_lazy(tensor))
         return found
 

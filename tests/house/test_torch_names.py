@@ -1683,6 +1683,34 @@ def test_tensors_of_units():
     assert not _torch.sharded_units(nn.Linear(4, 4))
 
 
+@pytest.mark.usefixtures("two_processes")
+def test_gathering():
+    """Which units gather and let go in a forward, and what they have then."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = nn.Sequential(*(fully_shard(nn.Linear(4, 4, bias=False)) for _ in range(2)))
+    fully_shard(model)
+    seen: list[tuple[list[object], list[int]]] = []
+
+    def look(*_: object) -> None:
+        gathering = _torch.sharded_units(model)[0].gathering
+        assert gathering is not None
+        units = [gathering.gathered(number) for number in range(len(gathering.states()))]
+        sizes = [sum({t.untyped_storage().nbytes() for t in tensors}) for tensors in units]
+        assert all(isinstance(tensor, torch.Tensor) for tensor in gathering.in_flight())
+        seen.append((gathering.states(), sizes))
+
+    for layer in model:
+        layer.register_forward_hook(look, prepend=True)
+    model(torch.ones(2, 4)).sum().backward()
+    (first, first_sizes), (second, second_sizes) = seen
+    changed = [one != other for one, other in zip(first, second, strict=True)]
+    assert sum(changed) == 2
+    assert sorted(first_sizes) == sorted(second_sizes) == [0, 64]
+    units = _torch.sharded_units(model)
+    assert units[0].gathering == units[1].gathering
+
+
 def test_own_parameters():
     """Those of the modules that are given, not those of their parts; of shared ones each."""
     inner = nn.Linear(2, 2, bias=False)
