@@ -262,7 +262,8 @@ class Followed:
 def _difference(known: StoredPlan, graph: StoredGraph) -> str:
     """Why the known plan is none of a graph, in words."""
     differences = [first_mismatch(one.nodes, graph.nodes) for one in known.graphs]
-    return differences[0] if differences and all(differences) else "it does not fit any more"
+    why = differences[0] if all(differences) and differences else None
+    return why or "it does not fit any more"
 
 
 def _warn(text: str) -> None:
