@@ -195,13 +195,23 @@ def is_trainable(model: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in model.parameters())
 
 
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
 class OptimizedCall(Call):
-    """The compiled call of one module, under the plans of all that share its budget."""
+    """The compiled call of one module, under the plans of all that share its budget.
+
+    Attributes:
+        training: plans it.
+        before_training_call: called before each training call, which has its batch by then.
+    """
 
     def __init__(self, model: nn.Module, training: Training, optimize_alike: OptimizeAlike) -> None:
         """Prepare to compile the model's call; nothing is compiled yet."""
         super().__init__(model, optimize_alike)
         self.training = training
+        self.before_training_call: Callable[[], object] = _nothing
         self._forward = type(model).forward
         self._is_frozen = not is_trainable(model)
         self._shared: dict[Session, Shared] = {}  # with modules that are alike
@@ -253,6 +263,7 @@ class OptimizedCall(Call):
             output = _torch.own_call(model)(*args, **kwargs)
             self._note_eager(self.session, output)
             return output
+        self.before_training_call()
         with self._sizes.of(model.forward, args, kwargs):
             return self._within(model, args, kwargs)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ from torch import nn
 
 from autoremat import _torch
 from autoremat.api import optimize, report, save_plan
+from autoremat.ask.plan_file import StoredGraph, StoredPlan, first_mismatch, read
 from autoremat.errors import SteeringError
+from autoremat.graph.devices import device_name
 from autoremat.memory.meter import measuring_peak, resident_nbytes
 from autoremat.optimized import OptimizedCall
 from autoremat.planning.part import Planned
@@ -48,6 +50,9 @@ class Followed:
         self._held_nbytes = 0
         self._seen: dict[str, float] = {}
         self._has_begun = False
+        self._known: tuple[Path, StoredPlan] | None = None  # until it is told what became of it
+        self._before_calls: Callable[[], object] | None = None
+        self._is_deaf = False
 
     def begin(
         self,
@@ -78,23 +83,63 @@ class Followed:
                     "two out."
                 )
             return
-        options = dict(self._options)
-        known = None if resumed_from is None else resumed_from / PLAN
-        is_open = _DECIDED.isdisjoint(options)
-        if known is not None and known.exists() and is_open:
-            try:
-                self._optimize(options | {"known_plan": known})
-            except (OSError, SteeringError) as error:
-                _warn(f"{known} cannot be used, so the run is planned anew: {error}")
-            else:
-                return
-        self._optimize(options)
+        if resumed_from is None or not self.resume(resumed_from):
+            self._optimize(self._options)
+
+    def resume(self, folder: Path) -> bool:
+        """Take the plan in a checkpoint's folder where it fits; whether there is one to be taken.
+
+        After `begin`, and before the first step: what is planned already stays.
+        """
+        path = folder / PLAN
+        is_ours = self._budget is not None and not (self._is_optimized and not self._has_begun)
+        if not is_ours or self.is_planned or not path.exists():
+            return False
+        if not _DECIDED.isdisjoint(self._options):
+            return False
+        try:
+            known = read(path)
+            self._require_made_here(known)
+            self._optimize(self._options | {"known_plan": path})
+        except (OSError, SteeringError) as error:
+            _warn(f"{path} cannot be used, so the run is planned anew: {error}")
+            return False
+        self._known = path, known
+        return True
+
+    def _require_made_here(self, known: StoredPlan) -> None:
+        """Refuse a plan that was chosen by the times of other operations.
+
+        Raises:
+            SteeringError: if it is of another compiler, or of another device.
+        """
+        assert self._model is not None
+        here = device_name(next(self._model.parameters()).device)
+        compiler = self._options.get("compiler", "inductor")
+        if (known.compiler, known.device) != (compiler, here):
+            raise SteeringError(
+                f'it was made with compiler="{known.compiler}" on {known.device}; this is '
+                f'compiler="{compiler}" on {here}.'
+            )
 
     def _optimize(self, options: dict[str, Any]) -> None:
         assert self._model is not None
         given = {"optimizer": list(self._optimizers)} if self._optimizers else {}
         optimize(self._model, self._budget, **given | options)
         self._has_begun = True
+        if self._before_calls is not None:
+            self.before_training_calls(self._before_calls)
+
+    def before_training_calls(self, tell: Callable[[], object]) -> None:
+        """Have each training call of the model told before it runs, its batch being there."""
+        self._before_calls = tell
+        if self._call is not None:  # else it cannot be planned, which `optimize` has told
+            self._call.before_training_call = tell
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether a step has been planned."""
+        return self._call is not None and self._call.session.steps.is_planned
 
     @property
     def _is_optimized(self) -> bool:
@@ -145,7 +190,33 @@ class Followed:
             figures["autoremat/measured_peak_bytes"] = self._held_nbytes + found[0]
         if took_s is not None:
             figures["autoremat/measured_step_ms"] = 1e3 * took_s
+        self._tell_of_known_plan()
         return figures
+
+    def _tell_of_known_plan(self) -> None:
+        """Once a step has been planned: a line, if the checkpoint's plan was not taken for it."""
+        if self._known is None or self._call is None or not self.is_planned:
+            return
+        (path, known), self._known = self._known, None
+        found = self._call.session.stored_plan()
+        anew = [graph for graph in found.graphs if graph not in known.graphs]
+        if anew:
+            versions = ""
+            if known.torch_version != found.torch_version:
+                versions = f" (torch {known.torch_version} then, {found.torch_version} now)"
+            _warn(
+                f"{path} was set aside for {len(anew)} of {len(found.graphs)} graphs of the step, "
+                f"which were planned anew{versions}: {_difference(known, anew[0])}."
+            )
+
+    def log(self, send: Callable[[], object]) -> None:
+        """Hand figures to loggers; one that cannot write is told of once, and training goes on."""
+        try:
+            send()
+        except Exception as error:  # of whichever class a logger's library has
+            if not self._is_deaf:
+                _warn(f"figures cannot be logged: {type(error).__name__}: {error}")
+            self._is_deaf = True
 
     def _planned_figures(self) -> dict[str, float]:
         call = self._call
@@ -168,8 +239,13 @@ class Followed:
         self._measuring.close()
         self._began = None
 
-    def store(self, folder: Path) -> None:
-        """Write plan and report into a checkpoint's folder, for people and for a resumed run."""
+    def store(self, folder: Path, more: Mapping[str, str] | None = None) -> None:
+        """Write plan and report into a checkpoint's folder, for people and for a resumed run.
+
+        Args:
+            folder: of the checkpoint.
+            more: texts of other files, by their names.
+        """
         assert self._model is not None
         try:
             found = report(self._model)
@@ -177,8 +253,17 @@ class Followed:
             (folder / REPORT).write_text(found.to_json(), encoding="utf-8")
             (folder / PAGE).write_text(found.to_html(), encoding="utf-8")
             save_plan(self._model, folder / PLAN)
+            for name, text in (more or {}).items():
+                (folder / name).write_text(text, encoding="utf-8")
         except (OSError, ValueError) as error:
             _warn(f"Plan and report are not in {folder}: {error}")
+
+
+def _difference(known: StoredPlan, graph: StoredGraph) -> str:
+    """Why the known plan is none of a graph, in words."""
+    differences = [first_mismatch(one.nodes, graph.nodes) for one in known.graphs]
+    why = differences[0] if all(differences) and differences else None
+    return why or "it does not fit any more"
 
 
 def _warn(text: str) -> None:

@@ -10,6 +10,7 @@ trainer's own loggers, plan and report beside its checkpoints.
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,8 @@ class Autoremat(lightning.Callback):
         figures = self._followed.step_ends()
         if _is_logged(trainer, trainer.global_step):
             for logger in trainer.loggers:
-                logger.log_metrics(figures, step=trainer.global_step)
+                log = functools.partial(logger.log_metrics, figures, step=trainer.global_step)
+                self._followed.log(log)
 
     def on_save_checkpoint(
         self, trainer: lightning.Trainer, pl_module: Any, checkpoint: dict[str, Any]

@@ -31,9 +31,14 @@ def attach(trainer: Trainer, budget: str | int | None = None, **options: Any) ->
 
     Raises:
         ValueError: if the trainer compiles the model itself, or checkpoints its layers: a plan
-            decides what is recomputed.
+            decides what is recomputed; and if it is attached to already.
     """
     _require_left_to_us(trainer.args)
+    if any(isinstance(one, AutorematCallback) for one in trainer.callback_handler.callbacks):
+        raise ValueError(
+            "The trainer has a budget already, whose plan its model keeps: make a new trainer and "
+            "a new model for another one."
+        )
     callback = AutorematCallback(trainer, budget, options)
     trainer.add_callback(callback)
     return callback
@@ -45,6 +50,15 @@ def _require_left_to_us(args: Any) -> None:
             raise ValueError(
                 f"TrainingArguments has {name}=True, and a plan decides that: leave it at False."
             )
+
+
+def _checkpoint_of(args: Any, state: Any) -> Path:
+    """The checkpoint that was written last; trials of a search have folders of their own."""
+    name, folder = f"checkpoint-{state.global_step}", Path(args.output_dir)
+    if state.is_hyper_param_search:
+        found = folder.rglob(name)
+        return max(found, key=lambda path: path.stat().st_mtime_ns, default=folder / name)
+    return folder / name
 
 
 class AutorematCallback(TrainerCallback):
@@ -87,14 +101,14 @@ class AutorematCallback(TrainerCallback):
             return
         self._figures, self._is_logging = {}, True
         try:
-            trainer.log(dict(figures))
+            self._followed.log(lambda: trainer.log(dict(figures)))
         finally:
             self._is_logging = False
 
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """A checkpoint is there."""
         if state.is_world_process_zero:
-            self._followed.store(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+            self._followed.store(_checkpoint_of(args, state))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Nothing is measured any more."""

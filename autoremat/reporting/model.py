@@ -327,7 +327,11 @@ class Report:
 
     @property
     def peak_formula(self) -> PeakFormula | None:
-        """The simulated peak of the graph that takes most, over its sizes that vary."""
+        """The simulated peak of the graph that takes most, over its sizes that vary.
+
+        Where smaller sizes have plans of their own ("Sizes" tells of them), it is that of the plan
+        for the largest: theirs peak higher there, within the budget.
+        """
         graph = self.peak_graph
         return graph.peak_formula if graph is not None else None
 

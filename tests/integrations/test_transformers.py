@@ -102,7 +102,7 @@ def test_a_run_is_planned_logged_and_kept_beside_its_checkpoints(tmp_path: Path)
 def test_a_resumed_run_plans_nothing_that_is_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
-    """Another batch is planned."""
+    """Another batch is planned, and a line says so."""
     trainer = trainer_in(tmp_path, max_steps=2)
     attach(trainer, BUDGET, **QUICK)
     trainer.train()
@@ -112,9 +112,12 @@ def test_a_resumed_run_plans_nothing_that_is_as_it_was(
     monkeypatch.setattr(pipeline, "search", lambda *a, **k: searched.append(a) or search(*a, **k))
     resumed = trainer_in(tmp_path, per_device_train_batch_size=rows, max_steps=4)
     attach(resumed, BUDGET, **QUICK)
-    resumed.train(resume_from_checkpoint=True)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        resumed.train(resume_from_checkpoint=True)
     assert resumed.state.global_step == 4
     assert bool(searched) == (rows != ROWS)
+    assert any("was set aside" in str(one.message) for one in told) == (rows != ROWS)
 
 
 @pytest.mark.thorough
@@ -154,3 +157,48 @@ def test_a_trainer_that_decides_itself_is_refused(tmp_path: Path, name: str) -> 
     setattr(trainer.args, name, True)
     with pytest.raises(ValueError, match=f"{name}=True"):
         attach(trainer, BUDGET)
+
+
+def test_a_trainer_that_is_attached_to_already_is_refused(tmp_path: Path) -> None:
+    """Its model keeps the first plan."""
+    trainer = trainer_in(tmp_path, max_steps=1)
+    attach(trainer, BUDGET)
+    with pytest.raises(ValueError, match="has a budget already"):
+        attach(trainer, "1MB")
+
+
+@pytest.mark.thorough
+def test_trials_of_a_search_have_files_of_their_own(tmp_path: Path) -> None:
+    """Each in its checkpoints, and a new model is planned for each trial."""
+    pytest.importorskip("optuna")
+    trainer = trainer_in(tmp_path, max_steps=1, save_steps=1, eval_strategy="no")
+    trainer.model_init, trainer.eval_dataset = llama, texts()[:ROWS]
+    attach(trainer, BUDGET, **QUICK)
+    trainer.hyperparameter_search(
+        hp_space=lambda trial: {"learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-3)},
+        n_trials=2,
+        backend="optuna",
+        compute_objective=lambda _: 0.0,
+    )
+    for run in ("run-0", "run-1"):
+        assert (tmp_path / run / "checkpoint-1" / PLAN).exists()
+    assert not (tmp_path / "checkpoint-1").exists()
+
+
+@pytest.mark.thorough
+def test_tensorboard_has_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As read from the file that the trainer's own logger has written."""
+    pytest.importorskip("tensorboard")
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "log"))
+    trainer = trainer_in(tmp_path, max_steps=2, save_strategy="no", report_to=["tensorboard"])
+    attach(trainer, BUDGET, **QUICK)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that library's own
+        trainer.train()
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        (file,) = (tmp_path / "log").rglob("events.*")
+        found = EventAccumulator(str(file.parent)).Reload()
+    budgets = found.Scalars("train/autoremat/budget_bytes")
+    assert [(one.step, one.value) for one in budgets] == [(1, 2e6), (2, 2e6)]
+    assert found.Scalars("train/autoremat/measured_peak_bytes")[-1].value <= 2e6
