@@ -14,8 +14,8 @@ import torch
 
 from autoremat.elsewhere.present import standing_in
 from tests.elsewhere.executed.interpreter import KERNELS
-from tests.elsewhere.executed.step import Ran, run_step
-from tests.elsewhere.executed.work import Work
+from tests.elsewhere.executed.step import run_step
+from tests.elsewhere.executed.work import Ran, Work
 
 
 def main(file: Path) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -22,27 +21,7 @@ from tests.elsewhere.executed.interpreter import prepare
 from tests.elsewhere.executed.libraries import OnCpu
 from tests.elsewhere.executed.memory import Memory
 from tests.elsewhere.executed.plans import Program
-
-
-@dataclass(frozen=True)
-class Ran:
-    """What a step left.
-
-    Attributes:
-        outputs: of the forward; the first is the loss.
-        gradients: by the input's name in the graph; those that there are.
-        inputs: by name, as the step leaves them.
-        peak_nbytes: above what stood before.
-        events: of the memory: pairs of a block and its bytes, 0 where it is freed.
-        operators: library calls that made their results themselves.
-    """
-
-    outputs: list[Tensor]
-    gradients: dict[str, Tensor]
-    inputs: dict[str, Tensor]
-    peak_nbytes: int
-    events: list[tuple[int, int]]
-    operators: set[str]
+from tests.elsewhere.executed.work import Ran
 
 
 def run_step(program: Program, values: Sequence[Tensor]) -> Ran:

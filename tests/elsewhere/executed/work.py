@@ -1,4 +1,4 @@
-"""What the process that executes steps is given, and how it is asked."""
+"""What the process that executes steps is given, what it gives back, and how it is asked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from autoremat.cost.device_specs import DeviceSpec
 from tests.elsewhere.executed.plans import Program
-from tests.elsewhere.executed.step import Ran
 
 
 @dataclass(frozen=True)
@@ -30,6 +29,27 @@ class Work:
     programs: Sequence[Program]
     values: Sequence[Tensor]
     spec: DeviceSpec
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a step left.
+
+    Attributes:
+        outputs: of the forward; the first is the loss.
+        gradients: by the input's name in the graph; those that there are.
+        inputs: by name, as the step leaves them.
+        peak_nbytes: above what stood before.
+        events: of the memory: pairs of a block and its bytes, 0 where it is freed.
+        operators: library calls that made their results themselves.
+    """
+
+    outputs: list[Tensor]
+    gradients: dict[str, Tensor]
+    inputs: dict[str, Tensor]
+    peak_nbytes: int
+    events: list[tuple[int, int]]
+    operators: set[str]
 
 
 def executed(work: Work, file: Path) -> tuple[list[Ran], dict[str, int]]:
