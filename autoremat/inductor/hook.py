@@ -151,11 +151,13 @@ class Generated:
             both by the data sheet for a device that is not here. None where that is not known.
         strides: strides of the module's outputs, by the name of the node; Inductor may lay them
             out in another way than the graph says, and the backward is compiled for that.
+        source: of the wrapper; "" where there is nothing to compute.
     """
 
     memory: WrapperMemory
     time_us: float | None
     strides: Mapping[str, tuple[int, ...]]
+    source: str = ""
 
 
 def generate(
@@ -258,6 +260,7 @@ def _generated(
         read_wrapper(source, _buffers(library, graph, placeholders, owned, device)),
         _time_us(function, library, graph, loops_us),
         {node.name: s for node, s in named if isinstance(node, fx.Node) and s is not None},
+        source,
     )
 
 

@@ -8,6 +8,7 @@ and what stands around the graph is included.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 
 from torch import fx
@@ -47,14 +48,34 @@ class Reading:
         return Peaks(self.peak_nbytes, self.needed_nbytes)
 
 
+@dataclass(frozen=True)
+class Code:
+    """What Inductor generates for two modules, and what crosses from one to the other.
+
+    Attributes:
+        forward: of the forward module.
+        backward: of the backward module.
+        held: by their numbers, bytes of storages that live until the step's end: those of the
+            forward's outputs, and below zero gradients that come in and that somebody holds.
+        owned: inputs that the backward frees after their last use, by name: a storage of the
+            forward's, or one below zero for a gradient that comes in, and its bytes.
+    """
+
+    forward: Generated
+    backward: Generated
+    held: Mapping[int, int]
+    owned: Mapping[str, tuple[int, int]]
+
+
 @during("read")
 def read_code(subject: Subject, forward: fx.GraphModule, backward: fx.GraphModule) -> Reading:
     """What the code takes that Inductor generates for two modules, at the subject's sizes."""
     with _torch.sizes_as(subject.sizes):
-        return _read(subject, forward, backward)
+        return reading_of(subject, backward, code_of(subject, forward, backward))
 
 
-def _read(subject: Subject, forward: fx.GraphModule, backward: fx.GraphModule) -> Reading:
+def code_of(subject: Subject, forward: fx.GraphModule, backward: fx.GraphModule) -> Code:
+    """The code that Inductor generates for two modules."""
     joint, shell, storages = subject.joint, subject.lowered.shell, subject.lowered.storages
     first = generate(
         forward,
@@ -91,6 +112,13 @@ def _read(subject: Subject, forward: fx.GraphModule, backward: fx.GraphModule) -
         donated=_torch.donated_inputs(forward, backward, num_fwd_outputs=joint.num_fwd_outputs),
         elsewhere=subject.elsewhere,
     )
+    return Code(first, second, held, owned)
+
+
+def reading_of(subject: Subject, backward: fx.GraphModule, code: Code) -> Reading:
+    """What a forward's and this backward's code take."""
+    shell, first, second = subject.lowered.shell, code.forward, code.backward
+    held, owned = code.held, code.owned
     held_nbytes = sum(held.values()) + shell.later_gradients_nbytes
     after = held_nbytes + second.memory.returned_nbytes + shell.optimizer_nbytes
     crossing_nbytes = held_nbytes + sum(dict(owned.values()).values())
