@@ -37,10 +37,10 @@ _TILES = ((256, 128, 1.0), (128, 128, 0.97), (128, 64, 0.85), (64, 64, 0.65))
 _MOST_SPLITS = 16  # of the depth, where there are fewer tiles than multiprocessors
 _LEAST_DEPTH = 512  # of what a split leaves
 
-# Of the data sheet's narrow throughput, forward and backward. Flash-attention 2 "reaches 50-73 %
-# of the theoretical maximum FLOPs/s on A100" (arXiv 2307.08691: up to 73 % forward, 63 % backward)
-# and "35 % on H100" (arXiv 2407.08608), where cuDNN's kernel is about as fast as
-# flash-attention 3; the memory-efficient kernel is of flash-attention 1: 30-50 % and 25-35 %.
+# Of the data sheet's narrow throughput, forward and backward: within the ranges of their authors.
+# Flash-attention 2 on an A100: up to 0.73 and 0.63 (arXiv 2307.08691), on an H100 about 0.35
+# (arXiv 2407.08608); there cuDNN's is taken to lie between it and flash-attention 3. The
+# memory-efficient kernel is of flash-attention 1: 0.3 to 0.5, and 0.25 to 0.35.
 _ATTENTION = {
     ("flash", False): (0.62, 0.52),
     ("flash", True): (0.36, 0.30),

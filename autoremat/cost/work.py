@@ -147,8 +147,8 @@ def _argument(call: Call, name: str) -> Any:
 
 def _flops_by_formula(formula: Callable[..., Any], call: Call) -> int | None:
     """Apply a registered formula to storage-less tensors; None where it does not fit the call."""
-    args, kwargs = tree_map(_shape_only, (call.args, call.kwargs))
-    results = tuple(_shape_only(spec) for spec in call.outputs)
+    args, kwargs = tree_map(without_storage, (call.args, call.kwargs))
+    results = tuple(without_storage(spec) for spec in call.outputs)
     out_val = results[0] if len(results) == 1 else results
     try:
         return int(formula(*args, **kwargs, out_val=out_val))
@@ -157,7 +157,8 @@ def _flops_by_formula(formula: Callable[..., Any], call: Call) -> int | None:
         return None
 
 
-def _shape_only(value: Any) -> Any:
+def without_storage(value: Any) -> Any:
+    """A tensor's layout as a tensor that has no memory; all else as it is."""
     if not isinstance(value, TensorSpec):
         return value
     return torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device="meta")

@@ -14,6 +14,7 @@ import torch
 
 from autoremat._torch import OpOverload, tensor_leaves, tree_map
 from autoremat.cost.calls import Call, TensorSpec, tensor_spec
+from autoremat.cost.work import without_storage
 
 LayoutOf = Callable[[str], TensorSpec | None]
 """Layout of a buffer or input, None for names that are no tensors."""
@@ -104,13 +105,7 @@ def _viewed(base: Any, rest: list[ast.expr]) -> TensorSpec:
 def _results(target: OpOverload, args: Any, kwargs: Any) -> tuple[TensorSpec, ...]:
     """What an operator returns, by running it on tensors without storage; () if it refuses."""
     try:
-        found = target(*tree_map(_without_storage, args), **tree_map(_without_storage, kwargs))
+        found = target(*tree_map(without_storage, args), **tree_map(without_storage, kwargs))
         return tuple(tensor_spec(tensor) for tensor in tensor_leaves(found))
     except Exception:  # operators refuse in any way: then only what it reads is counted
         return ()
-
-
-def _without_storage(value: Any) -> Any:
-    if not isinstance(value, TensorSpec):
-        return value
-    return torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device="meta")
