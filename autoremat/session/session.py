@@ -25,13 +25,11 @@ from autoremat import _torch
 from autoremat.ask.plan_file import StoredPlan
 from autoremat.call_stack import users_level, with_stack_room
 from autoremat.elsewhere.apart import ApartError
-from autoremat.elsewhere.attention import with_attention_of
 from autoremat.elsewhere.moved import moved_to
 from autoremat.elsewhere.present import DEVICE
-from autoremat.emit.op_by_op import compile_eager
 from autoremat.emit.planned_graph import PlannedGraph, fingerprint
 from autoremat.emit.split import PartitionError
-from autoremat.emit.torch_split import Modules, split_as_torch
+from autoremat.emit.torch_split import Modules
 from autoremat.errors import (
     FallbackError,
     FallbackWarning,
@@ -41,21 +39,22 @@ from autoremat.errors import (
     SteeringError,
 )
 from autoremat.fallbacks import Unplannable
-from autoremat.graph.devices import device_of, devices_of, the_device
+from autoremat.graph.devices import device_of, the_device
 from autoremat.graph.gathering import mark_gathered
-from autoremat.graph.inline_regions import write_out_regions
 from autoremat.graph.joint_graph import JointGraph, copy_module
 from autoremat.graph.random_draws import makes_seeds
-from autoremat.inductor.hook import Partitioner, compile_with_partition, configured
+from autoremat.inductor.hook import configured
 from autoremat.memory.meter import compile_begins
 from autoremat.memory.residents import GivenToGraphs, Resident
 from autoremat.planning.nesting import Around
 from autoremat.planning.part import Part, Planned, Recalled
 from autoremat.planning.pipeline import graph_of
-from autoremat.planning.ranges import Narrowed, Ranged, corner_of, lows_of, names_of
+from autoremat.planning.ranges import Narrowed, corner_of, lows_of, names_of
 from autoremat.progress import Progress
 from autoremat.reporting import Report, one_line
+from autoremat.session.at_hand import AtHand
 from autoremat.session.call_sizes import ranges_now
+from autoremat.session.capturing import Capturing
 from autoremat.session.code import Code, PlannedOnly, Written, written
 from autoremat.session.first_plan import first_part, planned_alone
 from autoremat.session.recalled import (
@@ -104,16 +103,12 @@ class Session:
         self.before_run: Callable[[Session, Callable[..., Any]], Callable[..., Any]] | None = None
         self._planned: defaultdict[str, list[PlannedGraph]] = defaultdict(list)
         self._summary = ""  # of the graph that was planned last
-        self._offline = steps.offline
         self._setting = options.setting
+        self.capturing = Capturing(options, runs=steps.offline is None)
         self._given = GivenToGraphs()
         self._find_resident = resident or self._resident_given
         self._refuses = refuses
-        self._first_frame = ""  # of the module whose graph is being compiled
-        self._first_frames: dict[Hashable, str] = {}
-        self._compiled, self._part = "", 0
-        self._inputs: Sequence[Any] = ()  # of the graph that is being compiled
-        self._ranges: Sequence[Ranged] = ()  # of their sizes
+        self._at_hand = AtHand()
         self._narrowed: set[tuple[str, str]] = set()  # ranges of which was told, and where
         self._unplannable: set[str] = set()  # graphs that failed to compile as planned
         self.codes: dict[str, Code] = {}  # by graph
@@ -148,7 +143,7 @@ class Session:
 
     def has_compiled(self, caller: Hashable) -> bool:
         """Whether any graph of a module has been handed over."""
-        return caller in self._first_frames
+        return self._at_hand.has_seen(caller)
 
     @with_stack_room
     def compile(
@@ -166,14 +161,10 @@ class Session:
             FallbackError: if the session is strict and a graph cannot be planned.
         """
         compile_begins()
-        self._first_frame = self._first_frames.setdefault(caller, _torch.frame_name())
-        # Of one Dynamo graph, DistributedDataParallel makes several, one for each bucket.
-        self._part = self._part + 1 if self._compiled == _torch.compile_name() else 0
-        self._inputs = example_inputs
         self.steps.notice()
-        graph = _torch.DynamoGraph(module, example_inputs, runs=self._offline is None)
-        self._ranges = ranges_now().among(example_inputs, graph.inputs)
-        is_first = _torch.frame_name() == self._first_frame and not self._part
+        graph = _torch.DynamoGraph(module, example_inputs, runs=self.steps.offline is None)
+        self._at_hand.begin(example_inputs, graph.inputs, caller=caller)
+        is_first = self._at_hand.is_first
         arguments = self.steps.audit.arguments
         arguments.note([*module.parameters(), *example_inputs])
         self._given.note(module, example_inputs, arguments.around, is_first=is_first)
@@ -185,9 +176,9 @@ class Session:
                     if isinstance(error.inner_exception, torch.OutOfMemoryError):
                         raise error.inner_exception from None
                     self._leave_to_torch(error)
-                    compiled = self.compile_through(module, example_inputs, self, self._executor)
-            self._compiled = _torch.compile_name()
-            ready = self._running(self._graph_name(), graph, compiled, example_inputs)
+                    compiled = self.capturing.compile(module, example_inputs, self)
+            self._at_hand.done()
+            ready = self._running(self._at_hand.name, graph, compiled, example_inputs)
             return ready if self.before_run is None else self.before_run(self, ready)
         except (
             InfeasibleBudget,
@@ -201,17 +192,15 @@ class Session:
         ) as error:
             raise _torch.passing_through(error) from None
         finally:
-            self._inputs = self._ranges = ()
+            self._at_hand.end()
 
     def _planned_or_recalled(
         self, module: fx.GraphModule, example_inputs: Sequence[Any]
     ) -> Callable[..., Any]:
         """A graph compiled; out of caches if all that its plan depends on is as it was."""
-        split = functools.partial(
-            self.compile_through, module, example_inputs, self, self._executor
-        )
-        is_first, steps = _torch.frame_name() == self._first_frame and not self._part, self.steps
-        if not is_first or not may_be_recalled(steps, module, example_inputs):
+        split = functools.partial(self.capturing.compile, module, example_inputs, self)
+        steps = self.steps
+        if not self._at_hand.is_first or not may_be_recalled(steps, module, example_inputs):
             return split()
         try:
             device, refuses = the_device(example_inputs), self._refuses
@@ -235,7 +224,7 @@ class Session:
 
     def _keeping(self, device: torch.device) -> Callable[[str], None] | None:
         """What keeps the graph that was compiled now beside its code; None if nothing may."""
-        name, told = self._graph_name(), self.told.fallbacks
+        name, told = self._at_hand.name, self.told.fallbacks
         if told or name in self._unplannable or name in self.steps.graphs.provisional:
             return None
         part, differs = self.steps.graphs.parts.get(name), self.compiled_draws_differently
@@ -245,7 +234,7 @@ class Session:
 
     def _recall(self, known: Remembered, resident: Resident, device: torch.device) -> None:
         """The graph that is compiled now is one that was planned by another process."""
-        name, steps = self._graph_name(), self.steps
+        name, steps = self._at_hand.name, self.steps
         steps.device, steps.options, steps.resident = device, steps.options.on(device), resident
         self.compiled_draws_differently |= known.draws_differently
         make = functools.partial(
@@ -278,7 +267,7 @@ class Session:
         with self.progress as progress, graph.resumed(), configured(self.options.inductor):
             progress.stage("trace")
             found = planning.run(
-                functools.partial(self.compile_through, graph.copy(), graph.inputs, planning, None)
+                functools.partial(self.capturing.compile, graph.copy(), graph.inputs, planning)
             )
             planned = as_remembered(found, known, budget_nbytes)
         self._fingerprints[name] = planning.fingerprint
@@ -293,10 +282,6 @@ class Session:
         """What the graphs so far, and the calls around them, have been given."""
         arguments = self.steps.audit.arguments
         return self._given.resident(device, arguments.units, arguments.spread_on(device))
-
-    @property
-    def _executor(self) -> Callable[..., Any] | None:
-        return compile_eager if self._setting.compiler == "eager" or self._offline else None
 
     def _running(
         self,
@@ -321,58 +306,15 @@ class Session:
         try:
             with self.progress as progress, graph.resumed():
                 progress.stage("compile")
-                inputs, executor = graph.inputs, self._executor
-                return self.compile_through(graph.copy(), inputs, partitioner, executor)
+                return self.capturing.compile(graph.copy(), graph.inputs, partitioner)
         except Exception as error:  # the step can go on as it did
             why = f"{type(error).__name__}: {error}"
             self.told.fall_back("AR116", cause=error, graph=name, error=why)
             return None
 
-    def compile_through(
-        self,
-        module: fx.GraphModule,
-        example_inputs: Sequence[Any],
-        partitioner: Partitioner,
-        executor: Callable[..., Any] | None,
-        question: str = "",
-    ) -> Callable[..., Any]:
-        """A Dynamo graph, captured as this session does, and split by whoever is given.
-
-        Args:
-            module: the Dynamo graph.
-            example_inputs: its inputs.
-            partitioner: splits the joint graph.
-            executor: compiles forward and backward; None for Inductor's kernels.
-            question: as for `compile_with_partition`.
-        """
-        write_out_regions(module)
-        if self._setting.stands_in and self._setting.spec is not None:
-            with_attention_of(module, self._setting.spec.chip.capability)
-        if self._setting.compiler == "eager":
-            backend = _torch.aot_autograd(
-                fw_compiler=executor,
-                bw_compiler=executor,
-                partition_fn=partitioner.partition,
-                keep_inference_input_mutations=True,
-            )
-            return backend(module, example_inputs)
-        return compile_with_partition(
-            module,
-            example_inputs,
-            partitioner=partitioner,
-            config=self.options.inductor,
-            executor=executor,
-            question=question,
-        )
-
-    def _graph_name(self) -> str:
-        """The graph that is being compiled."""
-        name = _torch.compile_name()
-        return f"{name} part {self._part + 1}" if self._part else name
-
     def _leave_to_torch(self, error: Exception) -> None:
         """Inductor could not compile what was planned: torch's own partition is next."""
-        name = self._graph_name()
+        name = self._at_hand.name
         self.steps.graphs.drop(name)
         self.told.fall_back("AR107", cause=error, graph=name, error=error)
         self._unplannable.add(name)
@@ -387,11 +329,14 @@ class Session:
         **_later_arguments: Any,
     ) -> Modules:
         """Split one joint graph: by a plan, or as torch would."""
-        untouched = copy_module(module)
+        untouched, name = copy_module(module), self._at_hand.name
         mark_gathered(module)
+        as_torch = functools.partial(
+            self.capturing.split_as_torch, untouched, joint_inputs, num_fwd_outputs, graph=name
+        )
         try:
-            if self._graph_name() in self._unplannable:
-                return self.torch_partition(untouched, joint_inputs, num_fwd_outputs)
+            if name in self._unplannable:
+                return as_torch()
             if not joint_inputs:
                 raise Unplannable("AR103")
             seen = moved_to(module, DEVICE) if self._setting.stands_in else module
@@ -401,15 +346,15 @@ class Session:
         except (FallbackError, FallbackWarning):  # which the user has made errors
             raise
         except Unplannable as reason:
-            self.told.fall_back(reason.code, graph=self._graph_name(), **reason.facts)
+            self.told.fall_back(reason.code, graph=name, **reason.facts)
         except PartitionError as error:
-            self.told.fall_back("AR106", cause=error, graph=self._graph_name(), error=error)
+            self.told.fall_back("AR106", cause=error, graph=name, error=error)
         except Exception as error:  # nothing of the user's may be lost to a defect of ours
             why = f"{type(error).__name__}: {error}"
-            self.told.fall_back("AR101", cause=error, graph=self._graph_name(), error=why)
+            self.told.fall_back("AR101", cause=error, graph=name, error=why)
         else:
             self.told.warn_if_due()
-            self._fingerprints[self._graph_name()] = known = fingerprint(untouched)
+            self._fingerprints[name] = known = fingerprint(untouched)
             self._planned[known].append(planned.copied())
             if not self._setting.stands_in:
                 return planned.forward, planned.backward
@@ -417,22 +362,7 @@ class Session:
             return _torch.default_partition(
                 untouched, joint_inputs, num_fwd_outputs=num_fwd_outputs
             )
-        return self.torch_partition(untouched, joint_inputs, num_fwd_outputs)
-
-    def torch_partition(
-        self, module: fx.GraphModule, joint_inputs: Any, num_fwd_outputs: int
-    ) -> Modules:
-        """Torch's own split, safe from reading overwritten inputs and from drawing again."""
-        op_by_op = self._setting.compiler == "eager"
-        return split_as_torch(
-            module,
-            joint_inputs,
-            num_fwd_outputs=num_fwd_outputs,
-            op_by_op=op_by_op,
-            replays_seeds=not op_by_op
-            and all(self._setting.replays(device).seeds for device in devices_of(module)),
-            graph=self._graph_name(),
-        )
+        return as_torch()
 
     def report(self) -> Report:
         """What was planned so far."""
@@ -514,7 +444,7 @@ class Session:
         self, module: fx.GraphModule, num_fwd_outputs: int, static: Sequence[int] | None
     ) -> PlannedGraph:
         """A graph with its plan, made for the largest sizes that were said."""
-        corner, narrowed = corner_of(self._ranges)
+        corner, narrowed = corner_of(self._at_hand.ranges)
         for one in narrowed:
             self._tell_narrowed(one)
         if corner and ranges_now().may_be_exact:  # nobody said that it has to be so large
@@ -552,35 +482,36 @@ class Session:
             corner: by symbol, the number that it stands for; empty for those at hand.
             is_tried: whether another plan is made if this one does not fit.
         """
-        name, steps = self._graph_name(), self.steps
+        name, steps = self._at_hand.name, self.steps
         with self.progress as progress, _torch.sizes_as(corner):
             progress.stage("capture")
+            inputs = self._at_hand.inputs
             graph = graph_of(
                 module,
                 device_of(module),
                 num_fwd_outputs=num_fwd_outputs,
-                static_indices=[*(static or ()), *_torch.gathered_inputs(module, self._inputs)],
+                static_indices=[*(static or ()), *_torch.gathered_inputs(module, inputs)],
             )
             self._note_draws(graph.joint)
             earlier = steps.graphs.earlier(name)
             found = self._find_resident(graph.device)
             steps.device, steps.options = graph.device, steps.options.on(graph.device)
             steps.resident = self._given.beside(found, graph.device).with_batch(grown_nbytes(graph))
-            is_first = _torch.frame_name() == self._first_frame
-            between = between_nbytes(graph, self._inputs, steps, earlier, is_first=is_first)
+            is_first = self._at_hand.is_in_first_frame
+            between = between_nbytes(graph, inputs, steps, earlier, is_first=is_first)
             progress.stage("cost")
             is_first = not steps.graphs.parts
             subject = stated(graph, self._setting, steps.resident, between, is_first=is_first)
             subject = replace(subject, sizes=corner)
             progress.stage("solve")
-            names = names_of(self._ranges)
+            names = names_of(self._at_hand.ranges)
             part = first_part(
                 *(name, subject, between, steps, self._graphs),
                 may_refuse=self._refuses,
                 names=names,
             )
             steps.graphs.add(name, part)
-            self._subranges.lows[name] = lows_of(self._ranges)
+            self._subranges.lows[name] = lows_of(self._at_hand.ranges)
             self._summary = self._line()
             # Gradients that exist may be gone before the backward, which tells if they are not.
             # What others held in an earlier step may be less by now, which looks will tell.

@@ -141,14 +141,18 @@ class _Recorder:
 
     def compile(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """One Dynamo graph: the body of a `torch.compile` backend."""
-        return self._session.compile_through(module, example_inputs, self, self._executor)
+        return self._session.capturing.compile(
+            module, example_inputs, self, executor=self._executor
+        )
 
     def partition(self, module: fx.GraphModule, joint_inputs: Any, **keywords: Any) -> Modules:
         """The modules that the session made of this graph."""
         plans = self._left.get(fingerprint(module))
         if plans is None:
             self.unknown += 1
-            return self._session.torch_partition(module, joint_inputs, keywords["num_fwd_outputs"])
+            return self._session.capturing.split_as_torch(
+                module, joint_inputs, keywords["num_fwd_outputs"], graph=_torch.compile_name()
+            )
         graph = plans.pop(0) if len(plans) > 1 else plans[0]
         modules = graph.copied()
         for part, is_backward in ((modules.forward, False), (modules.backward, True)):

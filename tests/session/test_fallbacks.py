@@ -17,7 +17,7 @@ from autoremat.fallbacks import REASONS, fallback
 from autoremat.graph import devices as device
 from autoremat.planning import pipeline
 from autoremat.planning.choice import Choice
-from autoremat.session import session
+from autoremat.session import capturing
 from tests.training import UNBOUNDED, close, make_seeded, optimized, step
 
 WIDTH = 16
@@ -105,7 +105,7 @@ def _claim_two_devices(patch: pytest.MonkeyPatch) -> None:
 
 def _leave_regions(patch: pytest.MonkeyPatch) -> None:
     """As where a region's results are used in a way that cannot be written out."""
-    patch.setattr(session, "write_out_regions", lambda module: None)
+    patch.setattr(capturing, "write_out_regions", lambda module: None)
 
 
 def _write_another_plan(patch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from torch import nn
 
 import autoremat
 from autoremat.session import tuning
+from autoremat.session.capturing import Capturing
 from autoremat.session.reports import COMPILES, TUNED
-from autoremat.session.session import Session
 from autoremat.session.tuning import schedule
 from tests.tiny import Blocks, many_rows
 from tests.training import Peaks, make_seeded, measured, optimized, peaks, same, step
@@ -167,7 +167,7 @@ def test_a_plan_that_cannot_be_compiled_is_told_and_not_taken(bounds, clock):
         raise RuntimeError("no")
 
     with (
-        mock.patch.object(Session, "compile_through", fail),
+        mock.patch.object(Capturing, "compile", fail),
         pytest.warns(autoremat.FallbackWarning, match="AR116"),
     ):
         methods = [clock.step() for _ in range(TRIED)]
