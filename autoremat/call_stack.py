@@ -1,7 +1,8 @@
-"""Python's stack: the user's line in it, and room for deep calls.
+"""Python's stack: the user's line in it, what their code there names, and room for deep calls.
 
 Enters: a warning to be given, or a function that calls deep. Leaves: the `stacklevel` at which the
-warning names the user's line; the same function, called with room below it.
+warning names the user's line; what variables stand for; the same function, called with room below
+it. Guarantees: no variable lives longer because it was read.
 
 CPython keeps the frames of Python functions in chunks of 16 KiB. A function that is called again
 and again where a chunk ends maps and unmaps a chunk each time: planning a Llama of 7 billion
@@ -13,7 +14,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FrameType
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -29,9 +32,46 @@ _BETWEEN = frozenset({"autoremat", "contextlib", "torch"})
 def users_level() -> int:
     """The `stacklevel` by which a warning that the caller gives names the user's line."""
     frame, level = inspect.currentframe(), 0
-    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in _BETWEEN:
+    while frame is not None and _is_between(frame):
         frame, level = frame.f_back, level + 1
     return level
+
+
+def named_by_users() -> Iterator[list[Any]]:
+    """What the user's functions that run now have in variables or name in their module.
+
+    One list for each of them, the innermost first.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if not _is_between(frame):
+            yield [*_variables_of(frame), *globals_of(frame.f_code, frame.f_globals)]
+        frame = frame.f_back
+
+
+def globals_of(code: CodeType, known: Mapping[str, Any]) -> list[Any]:
+    """What of a module's variables some code in it names."""
+    return [known[name] for name in code.co_names if name in known]
+
+
+def _is_between(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).split(".")[0] in _BETWEEN
+
+
+def _variables_of(frame: FrameType) -> list[Any]:
+    code, known = frame.f_code, frame.f_locals
+    if not code.co_flags & inspect.CO_OPTIMIZED:
+        return []  # of a module or a class: what is named there is found by its names
+    found = list(known.values())
+    # Before Python 3.13 it is a copy that the frame keeps, and with it whatever a variable stood
+    # for. Who called `locals()` may have it as well.
+    if type(known) is dict and sys.getrefcount(known) <= _REFERENCES_TO_A_COPY:
+        for name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
+            known.pop(name, None)
+    return found
+
+
+_REFERENCES_TO_A_COPY = 3  # the frame's, that of a variable, and that of the call which counts
 
 
 def with_stack_room(function: Callable[P, R]) -> Callable[P, R]:

@@ -326,10 +326,12 @@ class OverBudgetWarning(UserWarning):
         predicted_nbytes: what the step takes by its plans and what was found live beside them.
         is_planned_anew: whether the next step gets another plan, which takes that into account.
         is_leanest: else, whether no plan is known that takes less.
+        is_apart: whether code in eager mode takes it while no planned graph waits for its backward.
     """
 
     is_planned_anew = False
     is_leanest = True
+    is_apart = False
 
     def __init__(
         self, measured_nbytes: int | None, budget_nbytes: int, predicted_nbytes: int
@@ -363,6 +365,13 @@ class OverBudgetWarning(UserWarning):
 
     def _before_measuring(self) -> str:
         predicted, budget = format_nbytes_apart(self.predicted_nbytes, self.budget_nbytes)
+        if self.is_apart:
+            return (
+                f"Predicted peak {predicted} is above the budget {budget}: code in eager mode "
+                "takes it in a backward of its own, that of a loss of results which the model "
+                "made without gradients. No plan has a part in it. Raise the budget, or take that "
+                "loss of fewer results at a time."
+            )
         if self.is_planned_anew:
             return (
                 f"Predicted peak {predicted} of this step is above the budget {budget}: when it "

@@ -1,10 +1,12 @@
 """Deep calls have room on Python's stack."""
 
 import resource
+import weakref
 
 import pytest
+import torch
 
-from autoremat.call_stack import users_level, with_stack_room
+from autoremat.call_stack import named_by_users, users_level, with_stack_room
 
 CALLS = 200
 DEPTHS = range(300)
@@ -55,3 +57,29 @@ def test_the_users_line_is_the_first_that_is_neither_ours_nor_torchs():
     assert users_level() == 1
     assert here["ask"]() == 2
     assert around["call"]() == 3
+
+
+def names_of_users():
+    return [value for values in named_by_users() for value in values]
+
+
+def test_variables_and_globals_of_the_user_s_functions_are_read():
+    thing = object()
+    found = names_of_users()
+    assert any(value is thing for value in found)
+    assert any(value is names_of_users for value in found)
+
+
+def test_no_variable_lives_longer_because_it_was_read():
+    thing = torch.ones(1)
+    seen = weakref.ref(thing)
+    names_of_users()
+    del thing
+    assert seen() is None
+
+
+def test_who_has_asked_for_variables_keeps_them():
+    thing = object()
+    known = locals()
+    names_of_users()
+    assert known["thing"] is thing

@@ -40,6 +40,7 @@ from autoremat.watch.ledger import (
     latest_backward,
     note_rerun,
     note_run,
+    note_without_gradients,
     open_runs,
 )
 from autoremat.watch.present import Present
@@ -259,7 +260,12 @@ class Steps:
         self.surroundings.grown_nbytes = max(0, self.surroundings.grown_nbytes - more_nbytes)
 
     def tell_if_above(
-        self, predicted_nbytes: int, *, is_final: bool = True, is_told_only: bool = False
+        self,
+        predicted_nbytes: int,
+        *,
+        is_final: bool = True,
+        is_told_only: bool = False,
+        is_apart: bool = False,
     ) -> None:
         """Warn of a step above the budget; again only of one that is higher still.
 
@@ -267,6 +273,7 @@ class Steps:
             predicted_nbytes: its peak.
             is_final: whether all of its forward has run.
             is_told_only: as of `Look`.
+            is_apart: the same.
         """
         if self.options.budget.is_least or predicted_nbytes <= self.budget_nbytes:
             return
@@ -284,6 +291,7 @@ class Steps:
             is_final=is_final,
             is_planned_anew=is_planned_anew,
             is_leanest=self._is_leanest and not is_told_only,
+            is_apart=is_apart,
         )
 
     # --- what the ledger shows ------------------------------------------------------------------
@@ -397,6 +405,7 @@ class Steps:
 
     def note_plain_run(self) -> None:
         """A graph runs that keeps nothing: a reentrant checkpoint may be around it."""
+        self._inference_begins()
         if not self._has_noted_call and has_reruns(self) and not _torch.is_in_backward():
             self._has_noted_call = True
             self.audit.arguments.around.note()
@@ -417,9 +426,16 @@ class Steps:
             self.device = device
         note_run(self, None, outputs=outputs, device=device)
 
+    def _inference_begins(self) -> None:
+        """What a call without gradients makes may be what a loss in eager mode is of."""
+        with self._looking():
+            note_without_gradients(self)
+            self.audit.at_inference()
+
     @contextlib.contextmanager
     def during_inference(self) -> Iterator[None]:
         """A call without gradients: between forward and backward it adds to what waits there."""
+        self._inference_begins()
         runs = self._runs_here if self.is_open else []
         if not runs or self.audit.is_known(("inference", *names_of(runs)), sizes_of_runs(runs)):
             yield
@@ -443,7 +459,12 @@ class Steps:
             return
         if not look.is_told_only:
             self.surroundings.learn(look, is_final=is_final)
-        self.tell_if_above(look.peak_nbytes, is_final=is_final, is_told_only=look.is_told_only)
+        self.tell_if_above(
+            look.peak_nbytes,
+            is_final=is_final,
+            is_told_only=look.is_told_only,
+            is_apart=look.is_apart,
+        )
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Where nobody tells of the model's optimizers: one of its parameters has made a step."""

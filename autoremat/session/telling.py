@@ -59,6 +59,7 @@ class Told:
         is_final: bool,
         is_planned_anew: bool,
         is_leanest: bool,
+        is_apart: bool = False,
     ) -> None:
         """Warn of a step above the budget; again only of one that is higher still.
 
@@ -68,6 +69,7 @@ class Told:
             is_final: whether all of its forward has run.
             is_planned_anew: whether the next step will have another plan.
             is_leanest: whether no plan is known that takes less.
+            is_apart: whether code in eager mode takes it while no planned graph waits.
         """
         if peak_nbytes <= max(budget_nbytes, int(SAME * self._peak_nbytes)):
             return
@@ -76,6 +78,7 @@ class Told:
         self._peak_nbytes = peak_nbytes
         self._due = OverBudgetWarning(None, budget_nbytes, peak_nbytes)
         self._due.is_planned_anew, self._due.is_leanest = is_planned_anew, is_leanest
+        self._due.is_apart = is_apart
         if not _torch.is_compiling():
             self.warn_if_due()
 

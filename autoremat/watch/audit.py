@@ -23,11 +23,13 @@ from collections.abc import (
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from autoremat import _torch
 from autoremat.memory.meter import (
     gradients_of,
     same_device,
+    storage_identities,
     storage_sizes,
 )
 from autoremat.memory.spread import Spread
@@ -38,6 +40,7 @@ from autoremat.watch.eager_backward import Foreseen, first_nodes, foresee
 from autoremat.watch.eager_code import Results, nodes_behind
 from autoremat.watch.ledger import Roots, Run, returned_storages, run_of
 from autoremat.watch.present import Arguments, Present
+from autoremat.watch.reach import Reach
 from autoremat.watch.standing import Standing, Together, known_or_found, of_root
 
 NODES_OF_A_LOSS = 32  # that tell it from another
@@ -59,6 +62,7 @@ class Look(NamedTuple):
             the backward goes through none.
         situation: what tells it from others.
         is_partial: whether checkpoints will make again what is not known yet.
+        is_apart: whether it is a backward of code in eager mode, while no graph waits for its own.
     """
 
     peak_nbytes: int
@@ -67,6 +71,7 @@ class Look(NamedTuple):
     is_told_only: bool = False
     situation: Hashable = None
     is_partial: bool = False
+    is_apart: bool = False
 
 
 class _Held(NamedTuple):
@@ -74,7 +79,7 @@ class _Held(NamedTuple):
 
     Attributes:
         known: identities of what models hold, and of what graphs are given and have returned.
-        saved: bytes by storage of what code in eager mode has saved so far.
+        saved: bytes by storage of what code in eager mode has saved so far, or holds in variables.
         base_nbytes: all that is known, and state of optimizers that does not exist yet.
     """
 
@@ -86,7 +91,7 @@ class _Held(NamedTuple):
         """With what these runs hold for their backward, but for what eager code saved."""
         return self.base_nbytes + sum(run.held_nbytes for run in runs)
 
-    def saved_beyond(self, counted: Mapping[int, int]) -> int:
+    def saved_beyond(self, counted: Collection[int]) -> int:
         """Bytes of what code in eager mode has saved that counts neither here nor as known."""
         sizes = self.saved.items()
         return sum(n for key, n in sizes if key not in self.known and key not in counted)
@@ -108,6 +113,9 @@ class Audit:
         self._noting = 0  # so many backwards may come before a look does that has missed notes
         self._stood: dict[Hashable, Standing] = {}
         self._together = Together()
+        self._reach = Reach()
+        self._in_reach = Results()  # of the step's own code, and told of by nobody
+        self._has_reached = False  # in this step
 
     @property
     def present(self) -> Present:
@@ -119,7 +127,7 @@ class Audit:
         self._stood.clear()
         self.arguments.begin_step()
         self.saved.clear()
-        self._is_unnoted = False
+        self._is_unnoted = self._has_reached = False
 
     def forget(self) -> None:
         """Something has become resident: all situations are new."""
@@ -156,22 +164,29 @@ class Audit:
             return None
         self.arguments.note(args)
         self.given.note_inputs(args)
+        if not (self._has_reached or _torch.is_in_backward()):
+            self._look_around()
         held = self._held(runs, device)
         on_the_way = Results()
         on_the_way.note_saved(args, device)
         self.saved.add(on_the_way)
         if is_known:
             return None
-        found = account().get(name) if runs or about else None
+        given = (value for value in args if isinstance(value, torch.Tensor))
+        beyond_nbytes = held.saved_beyond({*on_the_way.held(device), *storage_identities(given)})
+        found = account().get(name) if runs or about or beyond_nbytes else None
         if found is None:
             return None
         part = find_part()
-        live_nbytes = part.between_nbytes + held.live_nbytes(runs)
-        live_nbytes += held.saved_beyond(on_the_way.held(device))
+        live_nbytes = part.between_nbytes + held.live_nbytes(runs) + beyond_nbytes
         counted_nbytes = part.resident_nbytes + part.resident.traffic.forward_nbytes
         more_nbytes = live_nbytes - counted_nbytes - found.held_nbytes
         peak_nbytes = live_nbytes + part.own_peaks[0]
         return Look(peak_nbytes, more_nbytes, 0, part.is_resized, situation)
+
+    def at_inference(self) -> None:
+        """A call without gradients begins: what it makes is no data."""
+        self._reach.note_data()
 
     def at_end(self, runs: Sequence[Run], outputs: Sequence[Any], device: torch.device) -> None:
         """A call of the model has ended: what code in eager mode has saved in it stays."""
@@ -201,23 +216,28 @@ class Audit:
         """What is beside the graphs of a backward that begins; None if that is known.
 
         Args:
-            runs: those that are open on the device.
+            runs: those that are open on the device; without any, it may still be a step's: a loss
+                of results that were made without gradients.
             roots: where the backward begins.
             device: of the session's graphs.
             account: of the runs that are the session's own: the graph, and what the step's own
                 account has beside it.
             keeps_graph: whether what was saved stays afterwards.
         """
-        if not runs:
-            return None
         within = _about(device) if _torch.is_in_backward() else None
         facts = (keeps_graph, self.present.has_gradients, within)
         situation = (names_behind(roots), *facts, *names_of(runs))
         self._noting = max(0, self._noting - 1)
         if self.is_known(situation, sizes_of_runs(runs)):
             return None
+        if not runs and (within is not None or not _reaches_results(roots)):
+            return None
         parts = account()
+        if within is None:
+            self._look_around()
         held = self._held(runs, device, roots)
+        if not runs:  # what it holds may be gone when graphs run
+            self._in_reach.clear()
         audits = self._audits_of(runs)
         foreseen = foresee(
             roots,
@@ -251,7 +271,7 @@ class Audit:
             self._seen[situation][sizes_of_runs(runs)] -= 1  # to be looked into again
         for audit in audits:
             audit._noting = NOTED if is_again and not is_noted else 0
-        return look._replace(situation=situation, is_partial=is_partial)
+        return look._replace(situation=situation, is_partial=is_partial, is_apart=not runs)
 
     def live_nbytes(self, runs: Sequence[Run], device: torch.device) -> int:
         """What is live while these runs wait for their backward, but for what eager code saved."""
@@ -282,12 +302,20 @@ class Audit:
             known |= audit.given.held(device) | present
             saved |= audit.saved.held(device)
             expected_nbytes += audit.present.to_come_nbytes(device)
+        in_reach = self._in_reach.held(device).items()
+        saved |= {key: nbytes for key, nbytes in in_reach if key not in counted}
         moving = list(dict.fromkeys(moving for part in parts for moving in part.moving))
         lasting = ChainMap(stays.sizes, *(part.now() for part in moving))
         lasting_nbytes = stays.nbytes + sum(part.nbytes for part in moving)
         passing = (key for key in known if key not in counted and key not in lasting)
         base_nbytes = expected_nbytes + lasting_nbytes + sum(known[key] for key in passing)
         return _Held(ChainMap(known, lasting), saved, base_nbytes)
+
+    def _look_around(self) -> None:
+        """What the step's own code holds now."""
+        self._has_reached = True
+        self._in_reach.clear()
+        self._in_reach.note(self._reach.tensors())
 
     def _standing(self, device: torch.device) -> list[Standing]:
         """What this model holds while forwards run, and what those around its graphs do."""
@@ -327,6 +355,15 @@ def _is_run(root: torch.Tensor) -> bool:
 def _tensors_of(roots: Roots) -> list[torch.Tensor]:
     """Where a backward begins, but for edges."""
     return [root for root in roots if isinstance(root, torch.Tensor)]
+
+
+def _reaches_results(roots: Roots) -> bool:
+    """Whether a backward makes gradients of anything but parameters.
+
+    Then what begins may be a step's loss, of results that its graphs have made without gradients.
+    """
+    leaves = filter(_torch.accumulates, nodes_behind(first_nodes(roots)))
+    return any(not isinstance(leaf.variable, nn.Parameter) for leaf in leaves)
 
 
 def _about(device: torch.device, runs: Sequence[Run] | None = None) -> int:

@@ -37,7 +37,7 @@ class Owner(Protocol):
     backward: int  # number of the latest that went through a run of its graphs
 
     def backward_begins(self, roots: Roots, *, keeps_graph: bool) -> None:
-        """A backward begins that may reach runs of its graphs."""
+        """A backward begins that may reach runs of its graphs, or what they have returned."""
 
     def reruns_begin(self, roots: Roots) -> None:
         """A backward begins in which its graphs may run, as they did in one before."""
@@ -122,6 +122,7 @@ class _Books:
     returned: dict[int, Returned] = field(default_factory=dict)
     most_returned: int = _FEW  # when there are more, those that are gone are left out
     rerunning: weakref.WeakSet[Owner] = field(default_factory=weakref.WeakSet)
+    without_gradients: weakref.WeakSet[Owner] = field(default_factory=weakref.WeakSet)
     told_nbytes: dict[int, int] = field(default_factory=dict)  # by budget, in this step
     backwards: int = 0  # so far, but for those inside of others
     beginnings: int = 0
@@ -231,6 +232,12 @@ def note_rerun(owner: Owner) -> None:
     _books.rerunning.add(owner)
 
 
+def note_without_gradients(owner: Owner) -> None:
+    """A call without gradients begins: code in eager mode may take gradients to what it makes."""
+    _watch()
+    _books.without_gradients.add(owner)
+
+
 def latest_backward() -> int:
     """Number of the backward that runs, or ran last: of the outermost one."""
     return _books.backwards
@@ -315,7 +322,12 @@ def _backward_begins(roots: Roots, keeps_graph: bool) -> None:
     _books.backwards += is_outer
     _books.beginnings += 1
     # Without a run that waits, a backward of anything costs as little as can be.
-    if not (_books.open or _books.rerunning) or _torch.is_compiling():
+    if _torch.is_compiling():
+        return
+    if is_outer and not _books.open:
+        for owner in list(_books.without_gradients):
+            owner.backward_begins(roots, keeps_graph=keeps_graph)
+    if not (_books.open or _books.rerunning):
         return
     for run in list(_books.open.values()) if is_outer else ():
         if run.ran is not None and run.region:

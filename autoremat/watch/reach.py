@@ -1,0 +1,129 @@
+"""What a step's own code holds that nobody has told of, found where that code can name it.
+
+Enters: the functions that run on this thread while a step is looked into. Leaves: what modules hold
+that are not trained, as a reference or a moving average, and single tensors that have come since
+the first step began, as cached results, their gradients, perturbations of weights. Guarantees:
+holds no tensor; single tensors that were there before the first step are data, and left out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parameter import is_lazy
+
+from autoremat import _torch
+from autoremat.call_stack import globals_of, named_by_users
+from autoremat.memory.meter import gradients_of, storage_identities, storages_of
+
+DEPTH = 4  # of containers and attributes, from a variable on
+MOST = 4000  # things that are looked at, those next to the step's own code first
+_CONTAINERS = (list, tuple, set, frozenset, deque)
+_CLOSED = frozenset({"autoremat", "builtins", "torch"})  # whose objects hold nothing of the user's
+
+
+class Reach:
+    """What the code of one session's steps can name."""
+
+    def __init__(self) -> None:
+        """Nothing is known to be data."""
+        self._data: dict[int, StorageWeakRef] | None = None
+
+    def note_data(self) -> None:
+        """The first step begins, unless one has."""
+        if self._data is None:
+            single, _ = _in_reach()
+            storages = (storage for tensor in single for storage in storages_of(tensor))
+            self._data = {_torch.storage_identity(s): StorageWeakRef(s) for s in storages}
+
+    def tensors(self) -> list[torch.Tensor]:
+        """What it holds beside its data, which is noted if none was."""
+        self.note_data()
+        single, modules = _in_reach()
+        known = self._data or {}
+        self._data = data = {key: s for key, s in known.items() if not s.expired()}
+        new = [t for t in single if data.keys().isdisjoint(storage_identities([t]))]
+        return new + [tensor for module in modules for tensor in _untrained(module)]
+
+
+def _untrained(module: nn.Module) -> Iterator[torch.Tensor]:
+    """Parameters and buffers of those parts that only help: frozen, or in eval mode."""
+    for part in module.modules():
+        parameters = [p for p in part.parameters(recurse=False) if not is_lazy(p)]
+        is_frozen = bool(parameters) and not any(p.requires_grad for p in parameters)
+        if is_frozen or not part.training:
+            yield from parameters
+            yield from (b for b in part.buffers(recurse=False) if not is_lazy(b))
+
+
+def _in_reach() -> tuple[list[torch.Tensor], list[nn.Module]]:
+    """Real tensors that code can name, and their gradients; and modules."""
+    things = list(_things_in_reach())
+    single = [thing for thing in things if isinstance(thing, torch.Tensor)]
+    return single + gradients_of(single), [t for t in things if isinstance(t, nn.Module)]
+
+
+def _things_in_reach() -> Iterator[torch.Tensor | nn.Module]:
+    """Each once."""
+    seen: set[int] = set()
+    for values in named_by_users():
+        for depth in range(DEPTH):
+            inner: list[Any] = []
+            for value in values:
+                if id(value) in seen or len(seen) > MOST:
+                    continue
+                seen.add(id(value))
+                # `isinstance` would ask proxies for their class and run their code.
+                if issubclass(type(value), nn.Module):
+                    yield value
+                elif not issubclass(type(value), torch.Tensor):
+                    inner += _held_by(value, is_named=not depth)
+                elif _is_real(value):
+                    yield value
+            values = inner
+
+
+def _is_real(tensor: torch.Tensor) -> bool:
+    if isinstance(tensor, _torch.FakeTensor):
+        return False
+    with suppress(RuntimeError, NotImplementedError):  # half-dead ones have no storage to show
+        return bool(storages_of(tensor))
+    return False
+
+
+def _held_by(value: Any, *, is_named: bool) -> Iterable[Any]:
+    """What is in a container, an object of the user's, or a function that their code names.
+
+    None of the user's code runs: what they have made of a list is read as a list.
+    """
+    kind = type(value)
+    container = next((one for one in _CONTAINERS if issubclass(kind, one)), None)
+    if container is not None:
+        return list(container.__iter__(value))
+    if issubclass(kind, dict):
+        return list(dict.values(value))
+    if kind is MethodType:
+        return (value.__self__, value.__func__)
+    if kind is FunctionType:
+        if not is_named:
+            return ()
+        return [*_cells_of(value), *globals_of(value.__code__, value.__globals__)]
+    is_closed = kind.__module__.partition(".")[0] in _CLOSED
+    if issubclass(kind, type) or (is_closed and not issubclass(kind, torch.optim.Optimizer)):
+        return ()
+    with suppress(AttributeError):
+        return list(object.__getattribute__(value, "__dict__").values())
+    return ()
+
+
+def _cells_of(function: FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # of a variable that has no value yet
+            yield cell.cell_contents

@@ -1,0 +1,243 @@
+"""What a step's own code holds is found where that code can name it, and planned for or told of."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import autoremat
+from autoremat.memory.meter import measure_peak, resident_nbytes
+from autoremat.watch.reach import Reach
+from tests.tiny import Chain, many_rows
+from tests.training import make_seeded
+
+BATCH = many_rows(512)
+Step = Callable[[nn.Module], object]
+
+
+class Encoder(Chain):
+    """Layers without a loss."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+# --- forms of a step ---------------------------------------------------------------------------
+
+
+def cached_gradients(encoder: nn.Module, loss_of: Callable[[list[Tensor]], Tensor]) -> None:
+    """All chunks without gradients, the loss of the results, then each chunk again with them."""
+    chunks = [BATCH] * 6
+    encoder.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        results = [encoder(chunk).requires_grad_() for chunk in chunks]
+    loss_of(results).backward()
+    for chunk, result in zip(chunks, results, strict=True):
+        encoder(chunk).backward(result.grad)
+
+
+def one_by_one(results: list[Tensor]) -> Tensor:
+    """A loss that takes little beside its gradients."""
+    return sum(result.square().mean() for result in results)
+
+
+def all_at_once(results: list[Tensor]) -> Tensor:
+    """One that takes several times as much."""
+    return torch.cat(results).tanh().square().mean()
+
+
+def perturbed(encoder: nn.Module) -> None:
+    """Sharpness-aware minimisation: a second backward from weights that were moved uphill."""
+    encoder.zero_grad(set_to_none=True)
+    encoder(BATCH).square().mean().backward()
+    with torch.no_grad():
+        moved = {parameter: 1e-2 * parameter.grad for parameter in encoder.parameters()}
+        for parameter, distance in moved.items():
+            parameter.add_(distance)
+    encoder.zero_grad(set_to_none=True)
+    encoder(BATCH).square().mean().backward()
+    with torch.no_grad():
+        for parameter, distance in moved.items():
+            parameter.sub_(distance)
+
+
+def beside_a_reference(encoder: nn.Module, reference: nn.Module) -> None:
+    """Targets of a model that nobody has told of."""
+    encoder.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        target = reference(BATCH)
+    F.mse_loss(encoder(BATCH), target).backward()
+
+
+def encoder_of(layers: int = 10) -> nn.Module:
+    """The same each time."""
+    return make_seeded(functools.partial(Encoder, layers))
+
+
+def whole_peak(encoder: nn.Module, take: Step, *others: nn.Module) -> int:
+    """Measured bytes of a step, with what is there before it."""
+    encoder.zero_grad(set_to_none=True)
+    held = resident_nbytes(nn.ModuleList([encoder, *others]), BATCH)
+    return held + measure_peak(lambda: take(encoder), device="cpu")
+
+
+def told(take: Callable[[], Any]) -> list[autoremat.OverBudgetWarning]:
+    """What is said of the budget meanwhile."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", autoremat.OverBudgetWarning)
+        take()
+    return [w.message for w in caught if isinstance(w.message, autoremat.OverBudgetWarning)]
+
+
+def optimised(budget: int) -> nn.Module:
+    """An encoder under a budget."""
+    options = {"compiler": "eager", "verbose": False, "time_limit": 4.0}
+    return autoremat.optimize(encoder_of(), budget, **options)
+
+
+def frozen() -> nn.Module:
+    """A reference."""
+    return encoder_of().requires_grad_(False)
+
+
+def in_eval_mode() -> nn.Module:
+    """One that somebody might train."""
+    return encoder_of().eval()
+
+
+@pytest.mark.parametrize(
+    ("take", "make_reference", "share"),
+    [
+        (functools.partial(cached_gradients, loss_of=one_by_one), None, 0.8),
+        (perturbed, None, 0.8),
+        (beside_a_reference, frozen, 0.8),
+        (beside_a_reference, in_eval_mode, 0.8),
+    ],
+)
+def test_what_the_step_s_own_code_holds_is_planned_for(
+    take: Callable[..., object], make_reference: Callable[[], nn.Module] | None, share: float
+):
+    """Found in the first step, which says so; the budget is kept from the second on."""
+    others = () if make_reference is None else (make_reference(),)
+
+    def step(encoder: nn.Module) -> None:
+        take(encoder, *others)
+
+    plain = encoder_of()
+    step(plain)
+    budget = int(share * whole_peak(plain, step, *others))
+    encoder = optimised(budget)
+    first = told(lambda: step(encoder))
+    assert first
+    assert all(over.is_planned_anew for over in first)
+    for _ in range(2):
+        assert not told(lambda: step(encoder))
+    peaks: list[int] = []
+    assert not told(lambda: peaks.append(whole_peak(encoder, step, *others)))
+    assert max(peaks) <= budget
+    for mine, theirs in zip(encoder.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-6)
+        assert torch.allclose(mine.grad, theirs.grad, atol=1e-6)
+
+
+def test_a_loss_that_takes_more_than_the_budget_by_itself_is_told():
+    """No planned graph waits while its backward runs, so no plan can change it."""
+    take = functools.partial(cached_gradients, loss_of=all_at_once)
+    plain = encoder_of()
+    take(plain)
+    budget = int(0.8 * whole_peak(plain, take))
+    encoder = optimised(budget)
+    warned = told(lambda: take(encoder)) + told(lambda: take(encoder))
+    assert warned
+    assert all(over.is_apart for over in warned)
+    assert "a loss of results" in str(warned[0])
+    highest = whole_peak(encoder, take)
+    assert budget < highest <= max(over.predicted_nbytes for over in warned)
+
+
+def test_data_and_models_in_training_are_not_what_a_step_holds():
+    """They were there before the first step, and this step does not show whether it needs them."""
+    data = [many_rows(512) for _ in range(20)]
+    twin = encoder_of()
+
+    def step(encoder: nn.Module) -> None:
+        encoder.zero_grad(set_to_none=True)
+        encoder(data[0].clone()).square().mean().backward()
+
+    step(twin)
+    budget = int(0.8 * whole_peak(twin, step))
+    encoder = optimised(budget)
+    for _ in range(3):
+        told(lambda: step(encoder))
+    assert not told(lambda: step(encoder))
+    assert autoremat.report(encoder).predicted_peak_nbytes <= budget
+
+
+# --- what code can name ------------------------------------------------------------------------
+
+
+def found_beside(reach: Reach, before: list[Tensor]) -> list[Tensor]:
+    """What is found now and was not before."""
+    known = {id(tensor) for tensor in before}
+    return [tensor for tensor in reach.tensors() if id(tensor) not in known]
+
+
+class Trainer:
+    """Holds what it needs as attributes."""
+
+    def __init__(self) -> None:
+        self.reference = nn.ModuleDict({"teacher": nn.Linear(2, 2).eval()})
+        self.state: dict[str, Any] = {}
+
+    def found(self, reach: Reach) -> list[Tensor]:
+        """From here, only `self` names what it holds."""
+        return reach.tensors()
+
+
+def test_modules_in_eval_mode_and_frozen_ones_are_found_at_once():
+    """As attributes, in containers, and as parts of modules that are trained."""
+    reach = Reach()
+    before = reach.tensors()
+    trainer, both = Trainer(), [nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))]
+    both[0][1].requires_grad_(False)
+    found = {id(tensor) for tensor in found_beside(reach, before)}
+    wanted = [*trainer.reference["teacher"].parameters(), *both[0][1].parameters()]
+    assert {id(tensor) for tensor in wanted} <= found
+    assert not {id(tensor) for tensor in both[0][0].parameters()} & found
+
+
+def test_single_tensors_are_found_with_their_gradients_once_they_are_new():
+    """In variables, containers, attributes, and where functions that are named hold them."""
+    data = torch.ones(3)
+    reach, trainer = Reach(), Trainer()
+    before = trainer.found(reach)
+    trainer.state["cached"] = [cached := torch.ones(2, requires_grad=True)]
+    cached.sum().backward()
+    inner = torch.ones(5)
+
+    def takes() -> Tensor:
+        return inner
+
+    found = {id(tensor) for tensor in found_beside(reach, before)}
+    assert {id(cached), id(cached.grad), id(inner)} <= found
+    assert id(data) not in found
+    assert takes() is inner
+
+
+def test_what_was_data_is_none_any_more_once_it_has_gone():
+    """Another tensor may come to lie where it was."""
+    data = torch.ones(1000)
+    reach = Reach()
+    reach.tensors()
+    del data
+    later = torch.zeros(1000)
+    assert any(tensor is later for tensor in reach.tensors())
