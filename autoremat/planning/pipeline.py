@@ -50,6 +50,9 @@ from autoremat.problem.shell import Shell
 from autoremat.problem.subject import Subject
 from autoremat.progress import current
 
+_BRIEF_BOUND = 0.05  # of the usual effort, for a plan of one step
+_LEFT_OUT = ("quicken smallest",)  # there
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -134,6 +137,7 @@ def choose(
     number: int = 0,
     refuses: bool = False,
     least: bool = False,
+    is_passing: bool = False,
 ) -> Choice:
     """The user's own choice of a plan, or the fastest plan found that fits, by a rank of the job.
 
@@ -144,6 +148,7 @@ def choose(
         number: how many graphs of the step come before it.
         refuses: as for `search`.
         least: the same.
+        is_passing: the same.
     """
     steering, reads = setting.steering, setting.reads_inductor
     choice = choose_as_asked(subject, steering, number, budget_nbytes, reads=reads)
@@ -154,10 +159,14 @@ def choose(
     if setting.offload is not None:
         return search(subject, budget_nbytes, setting, refuses=refuses, least=least)
     searched = functools.partial(
-        search, subject, budget_nbytes, setting, refuses=refuses, least=least
+        search,
+        *(subject, budget_nbytes, setting),
+        refuses=refuses,
+        least=least,
+        is_passing=is_passing,
     )
     asked = f"refuses={refuses}, time_limit={setting.time_limit_s}, strict={setting.strict}"
-    asked += f", least={least}"
+    asked += f", least={least}, passing={is_passing}"
     return choose_once(subject, budget_nbytes, asked, searched, reads=reads)
 
 
@@ -168,6 +177,7 @@ def search(
     *,
     refuses: bool = False,
     least: bool = False,
+    is_passing: bool = False,
 ) -> Choice:
     """The fastest plan found that fits, whatever the user chose.
 
@@ -178,6 +188,8 @@ def search(
         refuses: whether a plan that does not fit is refused, so that nothing has to be searched
             for where none can fit.
         least: whether, if none fits, the smallest peak that is found is the budget.
+        is_passing: whether another plan follows before long: what only proves this one, or makes
+            one faster that does not fit, is left out.
     """
     if refuses and subject.lowered.shell.resident_nbytes > budget_nbytes:
         return choose_without_search(subject, budget_nbytes, reads=setting.reads_inductor)
@@ -190,7 +202,12 @@ def search(
         return choose_with_offload(subject, subject.host, least_nbytes, time_limit_s=limit_s)
     problem = subject.lowered.problem
     new = functools.partial(
-        Solver, problem, time_limit_s=setting.time_limit_s, strict=setting.strict
+        Solver,
+        problem,
+        time_limit_s=setting.time_limit_s,
+        strict=setting.strict,
+        bound_effort=_BRIEF_BOUND if is_passing else None,
+        without=_LEFT_OUT if is_passing else (),
     )
     if setting.reads_inductor:
         solver = new(good_enough=ALIKE)

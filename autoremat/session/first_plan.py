@@ -29,7 +29,7 @@ from autoremat.planning.part import Part, Planned
 from autoremat.planning.pipeline import choose, search
 from autoremat.planning.ranges import Covered, covered, largest_fitting
 from autoremat.planning.sizes import GUARDED_COMPILES, MANY_COMPILES, keep_to_sizes, room_to_grow
-from autoremat.planning.unsearched import choose_fixed
+from autoremat.planning.unsearched import choose_fixed, choose_without_search
 from autoremat.planning.ways import crossing_nbytes
 from autoremat.problem.lower import as_written
 from autoremat.problem.subject import Subject
@@ -76,7 +76,8 @@ def first_part(
     if is_least and cautious is not None and not cautious.fits:
         # The fastest that takes no more.
         budget_nbytes, cautious = max(budget_nbytes, cautious.needed_nbytes), None
-    choice = cautious or choose(
+    choice = cautious or _passing(name, placed, steps, number)
+    choice = choice or choose(
         placed, budget_nbytes, setting, number=number, refuses=refuses, least=is_least
     )
     if is_least and choice.fits:
@@ -169,6 +170,27 @@ def _cautious(name: str, placed: Subject, steps: Steps) -> Choice | None:
     if not choice.fits and not steps.options.budget.is_least:
         return None
     steps.graphs.provisional.add(name)
+    return choice
+
+
+def _passing(name: str, placed: Subject, steps: Steps, number: int) -> Choice | None:
+    """What a later graph runs by until the step is planned as a whole.
+
+    None where that may never be, or where the graph can keep everything: it is searched for then.
+    """
+    setting, budget_nbytes = steps.options.setting, steps.budget_nbytes
+    is_settled = steps.settlings or steps.offline or steps.options.budget.is_least
+    if not number or is_settled or steps.stays_as_planned or setting.steering.known is not None:
+        return None
+    problem, provisional = placed.lowered.problem, steps.graphs.provisional
+    if simulate(problem, as_written(problem)).peak_nbytes <= budget_nbytes:
+        return None
+    choice = choose_without_search(placed, budget_nbytes, reads=setting.reads_inductor)
+    if not choice.fits:
+        choice = choose(placed, budget_nbytes, setting, number=number, is_passing=True)
+    if choice.fits and not provisional:
+        return None
+    provisional.add(name)
     return choice
 
 

@@ -180,7 +180,7 @@ class Steps:
     # --- a peak above the budget ----------------------------------------------------------------
 
     @property
-    def _stays_as_planned(self) -> bool:
+    def stays_as_planned(self) -> bool:
         """Whether the user chose, or what divides a budget among graphs knows too little.
 
         That knows no value that waits elsewhere: its plans would keep all of them.
@@ -191,7 +191,7 @@ class Steps:
     @property
     def _may_replan(self) -> bool:
         """Whether another plan is possible, and there is something that the present one lacks."""
-        if self._stays_as_planned or self.settlings >= MOST_REPLANS:
+        if self.stays_as_planned or self.settlings >= MOST_REPLANS:
             return False
         return self._is_longer or (self.replans > 0 and self._is_other)
 
@@ -223,7 +223,7 @@ class Steps:
     @property
     def is_unsettled(self) -> bool:
         """Whether the step is to be planned anew, now that all of it was seen."""
-        if not self.graphs.parts or self._stays_as_planned:
+        if not self.graphs.parts or self.stays_as_planned:
             return False
         self.graphs.note_longest()
         is_above = self.peak_nbytes > self.budget_nbytes
@@ -279,7 +279,7 @@ class Steps:
             return
         is_planned_anew = (
             (self._may_replan or bool(self.graphs.provisional))
-            and not self._stays_as_planned
+            and not self.stays_as_planned
             and not is_told_only
             and self.peak_nbytes > self.budget_nbytes  # else no plan would change it
         )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import autoremat
+from autoremat.planning.choice import Choice
+from autoremat.planning.pipeline import choose
 from tests.process_group import one_process  # noqa: F401
 from tests.training import UNBOUNDED, close, make_seeded, measured, optimized, same, step
 
@@ -29,9 +33,9 @@ class Wide(nn.Module):
         return x.square().mean()
 
 
-def parallel(model: nn.Module) -> nn.Module:
-    """The model in DistributedDataParallel, in buckets of one layer."""
-    return DistributedDataParallel(model, bucket_cap_mb=1)
+def parallel(model: nn.Module, bucket_mb: int = 1) -> nn.Module:
+    """The model in DistributedDataParallel, in buckets of one layer if not said otherwise."""
+    return DistributedDataParallel(model, bucket_cap_mb=bucket_mb)
 
 
 def batch() -> Tensor:
@@ -56,19 +60,39 @@ def test_the_graphs_of_all_buckets_share_the_budget():
     assert with_buckets(model, x) <= autoremat.report(inner).predicted_peak_nbytes <= budget
 
 
+@pytest.mark.filterwarnings("ignore:.*From the next step on:autoremat.OverBudgetWarning")
+def test_a_plan_of_one_step_is_not_searched_for_at_length(monkeypatch: pytest.MonkeyPatch):
+    """The last bucket's graph does not fit beside those before it, and has another one soon."""
+    brief: list[bool] = []
+
+    def note(*given: Any, is_passing: bool = False, **options: Any) -> Choice:
+        found = choose(*given, is_passing=is_passing, **options)
+        if not found.fits:
+            brief.append(is_passing)
+        return found
+
+    monkeypatch.setattr("autoremat.session.first_plan.choose", note)
+    report = autoremat.report(trained(UNBOUNDED, 8)[0])
+    highest, resident = report.predicted_peak_nbytes, report.resident_nbytes
+    inner, _ = trained(resident + int(0.7 * (highest - resident)), 8)
+    assert brief
+    assert all(brief)
+    assert autoremat.report(inner).is_within_budget
+
+
 def with_buckets(model: nn.Module, x: Tensor) -> int:
     """The measured peak, and the buckets, as large as all gradients, which Python cannot see."""
     return measured(model, (x,)) + sum(parameter.nbytes for parameter in model.parameters())
 
 
-def trained(budget: int) -> tuple[nn.Module, nn.Module]:
+def trained(budget: int, bucket_mb: int = 1) -> tuple[nn.Module, nn.Module]:
     """A model under a budget, and in parallel, after two steps.
 
     When the first one plans the first bucket's graph, nothing is known of the later buckets; and
     before the second one DistributedDataParallel makes its buckets anew.
     """
     inner = optimized(Wide, budget)
-    model = parallel(inner)
+    model = parallel(inner, bucket_mb)
     for _ in range(2):
         step(model, (batch(),))
         model.zero_grad(set_to_none=True)
