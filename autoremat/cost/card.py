@@ -154,7 +154,7 @@ def measure_card(device: torch.device, *, cache_path: Path | None = None) -> Car
         cache_path: the SQLite file; the user's cache directory if not given.
 
     Raises:
-        RuntimeError: if they cannot be measured now.
+        MemoryError: if they cannot be measured now.
     """
     with CostCache.open(cache_path) as cache, quiet_execution([device]):
         bfloat16, float16, float32 = (
@@ -162,7 +162,7 @@ def measure_card(device: torch.device, *, cache_path: Path | None = None) -> Car
             for dtype in (torch.bfloat16, torch.float16, torch.float32)
         )
     if NOMINAL_CEILINGS[device.type] in (bfloat16, float16, float32):
-        raise RuntimeError(
+        raise MemoryError(
             f"What {device_title(device)} reaches cannot be measured: of its memory only "
             f"{format_nbytes(free_nbytes(device))} are free, and 1 GB is needed. End what else "
             "runs on it."

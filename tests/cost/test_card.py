@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import autoremat
+from autoremat.cost import card as card_module
+from autoremat.cost.cache import DeviceCeilings
 from autoremat.cost.card import Card, card_document, measure_card, read_card, spec_named
 from autoremat.cost.device_specs import find_spec
+from autoremat.cost.estimates import NOMINAL_CEILINGS
 
 CARD = Card(
     name="NVIDIA Imagined 12GB",
@@ -174,6 +178,32 @@ def test_damage_is_refused_or_harmless(
     assert refused(path) or type(value) is type(getattr(CARD, name)) or type(value) is int
     path.write_text(text[:cut])
     assert refused(path)
+
+
+def test_what_a_driver_says_is_the_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of a GPU that is made up here; an older torch does not pass everything on."""
+    said = SimpleNamespace(
+        **{"total_memory": 12 << 30, "major": 8, "minor": 9, "multi_processor_count": 60},
+        **{"max_threads_per_multi_processor": 1536, "warp_size": 32, "L2_cache_size": 48 << 20},
+        **{"shared_memory_per_multiprocessor": 100 << 10, "clock_rate": 2_600_000},
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: said)
+    monkeypatch.setattr(card_module, "device_title", lambda device: CARD.name)
+    reached = DeviceCeilings(450.0, 26_000.0, 6.5)
+    monkeypatch.setattr(card_module, "ceilings_of", lambda *_: reached)
+    card = measure_card(torch.device("cuda"), cache_path=tmp_path / "costs.sqlite3")
+    assert replace(card, float16_gflops=79_000.0, bfloat16_gflops=80_000.0) == replace(
+        CARD, memory_clock_mhz=0, memory_bus_bits=0, torch_version=card.torch_version
+    )
+    assert card.spec().chip.shared_nbytes == 99 << 10
+
+
+def test_figures_that_were_not_measured_are_not_exported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(card_module, "ceilings_of", lambda *_: NOMINAL_CEILINGS["cpu"])
+    with pytest.raises(MemoryError, match=r"cannot be measured: .* End what else runs"):
+        measure_card(torch.device("cpu"), cache_path=tmp_path / "costs.sqlite3")
 
 
 @pytest.mark.thorough
