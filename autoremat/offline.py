@@ -26,7 +26,8 @@ from autoremat.ask.plan_file import write
 from autoremat.ask.sizes import Varying
 from autoremat.backend import with_own_code
 from autoremat.call_stack import users_level, with_stack_room
-from autoremat.cost.device_specs import DeviceSpec, find_spec
+from autoremat.cost.card import spec_named
+from autoremat.cost.device_specs import DeviceSpec
 from autoremat.elsewhere.apart import ApartError
 from autoremat.elsewhere.libraries import with_libraries
 from autoremat.elsewhere.present import COARSER, DEVICE
@@ -86,8 +87,9 @@ def plan(
             of what CUDA's allocator reserves, which is what "out of memory" is about:
             "75GB reserved", "95% reserved". Then several plans are made, up to six, each within
             `time_limit`.
-        device: "cpu", "cuda", or a name such as "H100" or "A100 40GB"; where the model is if not
-            given, which then must not be `meta`.
+        device: "cpu", "cuda", a name such as "H100" or "A100 40GB", or a file that
+            `autoremat doctor --gpu --out` has exported on a GPU, "card.json"; where the model is
+            if not given, which then must not be `meta`.
         optimizer: of the model's parameters, or its name, "AdamW8bit" or "SGD-momentum"; with it,
             the state that it holds or creates counts.
         setup: precision, adapters, sharding and what else the run has that this model has not. A
@@ -511,7 +513,7 @@ def _place(
         home = torch.device(device)
     except RuntimeError:
         # Without a GPU the graph is traced as on the CPU; its sizes are the same.
-        return torch.device("cpu"), find_spec(str(device))
+        return torch.device("cpu"), spec_named(str(device))
     if home.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             "There is no CUDA device here. Name the GPU to plan for by its data sheet: "

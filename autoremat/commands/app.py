@@ -403,6 +403,24 @@ def cache(
 
 
 @app.command(help=helptexts.DOCTOR)
-def doctor(as_json: AsJson = False) -> None:
-    """Look at what autoremat rests on here: see `commands.doctor`."""
+def doctor(
+    gpu: Annotated[
+        bool,
+        typer.Option("--gpu", help="Try the GPU at hand: predicted beside measured."),
+    ] = False,
+    compiler: Annotated[
+        Compiler, typer.Option(help="Of --gpu: what runs the planned graphs.")
+    ] = Compiler.INDUCTOR,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Of --gpu: write what was found as JSON.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+    force: Force = False,
+) -> None:
+    """Look at what autoremat rests on here: see `commands.doctor` and `commands.doctor_gpu`."""
+    if gpu:
+        run_and_exit("doctor_gpu", compiler=compiler, out=out, as_json=as_json, force=force)
+    if out is not None:
+        raise typer.BadParameter("goes with --gpu.", param_hint="--out")
     run_and_exit("doctor", as_json=as_json)

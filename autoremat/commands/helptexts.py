@@ -133,9 +133,20 @@ DOCTOR = "\n\n".join(
     [
         "What autoremat rests on here: versions, device, compiler, solver, cache, and each "
         "private name of torch.",
+        "With --gpu, what plans predict on the GPU at hand: a 12-layer GPT in bfloat16 autocast, "
+        "as large as its free memory has room for, is trained for some steps under five budgets; "
+        "peaks, what CUDA's allocator reserves, and step times stand beside what was said before. "
+        "The GPU should be idle. What it reaches is kept for later plans here; the file of --out "
+        "is one to attach to an issue, and to plan for this GPU elsewhere with --device FILE.",
+        "[bold]Examples[/]",
+        "  autoremat doctor",
+        "  autoremat doctor --gpu --out card.json",
+        "  autoremat plan TARGET --budget 12GiB --device card.json",
         "[bold]Exit codes[/]",
         "  0  all of it works",
-        "  1  something is missing; the line says what to do",
+        "  1  something is missing, or cannot be used; the line says what to do",
+        "  3  with --gpu: a budget failed, or its measured peak was above it",
+        "  130  interrupted with Ctrl-C",
     ]
 )
 

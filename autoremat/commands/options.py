@@ -61,7 +61,7 @@ Device = Annotated[
     str | None,
     typer.Option(
         help="What to plan for: cpu, cuda, or a GPU that need not be here, such as H100 or "
-        "a100-40gb.",
+        "a100-40gb, or a file that doctor --gpu --out has exported on one, card.json.",
         show_default=False,
     ),
 ]

@@ -29,6 +29,7 @@ _ROUNDS = 3  # of which the quietest counts: a ceiling is the fastest that was s
 # Beside the model and under its budget: no more than it takes. On the CPU, what is larger measures
 # how fast the system hands out pages; on a GPU, what is smaller stays in its cache.
 _COPY_NBYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
+_CACHES = 4  # of a GPU, that many times its second level: an RTX 4090 has 72 MiB, a B200 126
 _MATMUL_SIZE = {"cpu": 768, "cuda": 8192}
 # In generated loops; what else there is takes a processor about one instruction.
 COSTLY = (
@@ -69,7 +70,7 @@ def _once(
 def measure_ceilings(device: torch.device, dtype: torch.dtype) -> DeviceCeilings:
     """Time a large copy, a matrix product and the smallest operator."""
     size = _MATMUL_SIZE.get(device.type, 1024)
-    copied_nbytes = _COPY_NBYTES.get(device.type, 8 << 20)
+    copied_nbytes = _copied_nbytes(device)
     aten = torch.ops.aten
     source = torch.ones(copied_nbytes // 4, device=device)
     copy_us = _bare_time_us(aten.clone.default, (source,), device)
@@ -82,6 +83,13 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> DeviceCeilings
         matmul_gflops=2 * size**3 / matmul_us / 1e3,
         launch_us=launch_us,
     )
+
+
+def _copied_nbytes(device: torch.device) -> int:
+    nbytes = _COPY_NBYTES.get(device.type, 8 << 20)
+    if device.type != "cuda":
+        return nbytes
+    return max(nbytes, _CACHES * torch.cuda.get_device_properties(device).L2_cache_size)
 
 
 def _bare_time_us(target: Any, args: tuple[Any, ...], device: torch.device) -> float:

@@ -85,6 +85,9 @@ class DeviceSpec:
         link: to its host's memory, a key of `LINKS`.
         product_share: of the matrix throughput, what large products reach: clocks fall under load,
             more on some products than on others.
+        copy_share: of the bandwidth, what large element-wise kernels reach.
+        is_measured: whether bandwidth and throughput are not the data sheet's, but were measured on
+            one such device.
     """
 
     name: str
@@ -95,11 +98,18 @@ class DeviceSpec:
     chip: Chip
     link: str
     product_share: float = PRODUCT_SHARE
+    copy_share: float = COPY_SHARE
+    is_measured: bool = False
+
+    @property
+    def source(self) -> str:
+        """Where its figures are from, in words."""
+        return "figures measured on such a GPU" if self.is_measured else "the data sheet"
 
     @property
     def copy_gbps(self) -> float:
         """What large element-wise kernels read and write."""
-        return COPY_SHARE * self.bandwidth_gbps
+        return self.copy_share * self.bandwidth_gbps
 
     @property
     def launch_us(self) -> float:

@@ -23,8 +23,7 @@ from autoremat.cost.agreed import ON_MACHINE
 
 @functools.lru_cache(maxsize=64)
 def _settings_key(device: torch.device, threads: int, settings: tuple[Any, ...]) -> str:
-    name = torch.cuda.get_device_name(device) if _is_present(device) else _cpu_name()
-    machine = f"{ON_MACHINE}{name}|threads {threads}"
+    machine = f"{ON_MACHINE}{device_title(device)}|threads {threads}"
     return f"torch {torch.__version__}|{device.type}|{settings}{machine}"
 
 
@@ -37,6 +36,11 @@ def settings_key(device: torch.device) -> str:
         torch.backends.mkldnn.enabled,
     )
     return _settings_key(device, torch.get_num_threads(), settings)
+
+
+def device_title(device: torch.device) -> str:
+    """The GPU's name as its driver writes it, or the processor's model."""
+    return torch.cuda.get_device_name(device) if _is_present(device) else _cpu_name()
 
 
 @functools.cache

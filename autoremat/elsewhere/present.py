@@ -45,8 +45,8 @@ def how_planned(spec: DeviceSpec, *, from_code: bool, on_gpu: bool) -> str:
     if on_gpu and not from_code:
         return (
             f"{spec.name} is not here. Attention is what torch takes there; the peak is that of a "
-            "model of Inductor's code, none of which was generated; times are estimated by the "
-            "data sheet."
+            "model of Inductor's code, none of which was generated; times are estimated by "
+            f"{spec.source}."
         )
     if not from_code:
         remedy = "" if can_generate_for_gpus() else ' With "autoremat[gpu]" its code can be read.'
@@ -55,7 +55,7 @@ def how_planned(spec: DeviceSpec, *, from_code: bool, on_gpu: bool) -> str:
     return (
         f"{spec.name} is not here. Attention is what torch takes there; the peak is read from the "
         f"code that Inductor generates for compute capability {version} (triton {triton}), "
-        "what libraries take by their sources; times are estimated by the data sheet."
+        f"what libraries take by their sources; times are estimated by {spec.source}."
     )
 
 

@@ -41,6 +41,7 @@ ROOMS = {
             "targets",
             "comparison",
             "sizing",
+            "trial",
             "commands",
         ),
         "__main__",

@@ -1,0 +1,145 @@
+"""What holds on a CPU holds on a GPU: budgets, gradients, predictions, measured costs.
+
+Skipped where there is no GPU. Peaks are those of torch's own statistics of its allocator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autoremat
+from autoremat.cost.calls import is_free
+from autoremat.cost.op_times import profile_nodes
+from autoremat.memory.meter import measure_peak, resident_nbytes
+from tests import training
+from tests.joint_graphs import capture
+from tests.models import example_gpt, unet
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+
+DEVICE = torch.device("cuda")
+LAYERS = 4
+LATER_STEPS = 2
+PREDICTED = 0.05  # how far a prediction may be from what is measured
+# Sums in another order: atomic additions, and other algorithms of a library.
+ROUNDING = 1e-4
+
+inductor = pytest.param("inductor", marks=pytest.mark.inductor)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A model by the function that makes it, and its batch, on the GPU."""
+
+    make: Callable[[], nn.Module]
+    inputs: tuple[Tensor, ...]
+
+
+def gpt(dropout: float = 0.0) -> Step:
+    """Causal attention, tied embeddings."""
+
+    def make() -> nn.Module:
+        return example_gpt(layers=LAYERS, dropout=dropout).model.to(DEVICE)
+
+    return Step(make, tuple(x.to(DEVICE) for x in example_gpt(layers=1).inputs))
+
+
+def cnn() -> Step:
+    """A UNet: convolutions, norms, long skips."""
+    return Step(lambda: unet().model.to(DEVICE), tuple(x.to(DEVICE) for x in unet().inputs))
+
+
+CASES = {"gpt": gpt, "cnn": cnn}
+
+
+@pytest.fixture(
+    params=[
+        ("gpt", "eager"),
+        ("cnn", "eager"),
+        pytest.param(("gpt", "inductor"), marks=pytest.mark.inductor),
+    ],
+    ids="-".join,
+)
+def case(request: pytest.FixtureRequest) -> tuple[Step, str]:
+    """A step, and what runs its planned graphs."""
+    name, compiler = request.param
+    return CASES[name](), compiler
+
+
+def peak_nbytes(model: nn.Module, inputs: tuple[Tensor, ...]) -> int:
+    """Of one step from no gradients: what is resident, and what torch says was highest above."""
+    model.zero_grad(set_to_none=True)
+    resident = resident_nbytes(model, inputs)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    model(*inputs).backward()
+    torch.cuda.synchronize()
+    return resident + torch.cuda.max_memory_allocated() - before
+
+
+@pytest.mark.parametrize("share", [0.6, 0.1])
+def test_later_steps_stay_within_the_budget(case: tuple[Step, str], share: float) -> None:
+    """From the second step on, at the predicted peak within a few percent, gradients unchanged."""
+    step, compiler = case
+    budget = training.peaks(step.make, step.inputs, compiler=compiler).at(share)
+    model = training.optimized(step.make, budget, compiler=compiler)
+    planned = training.step(model, step.inputs)
+    for _ in range(LATER_STEPS):
+        peak = peak_nbytes(model, step.inputs)
+        assert peak <= budget
+    assert autoremat.report(model).predicted_peak_nbytes == pytest.approx(peak, rel=PREDICTED)
+    unplanned = training.optimized(step.make, training.UNBOUNDED, compiler=compiler)
+    training.close(training.step(unplanned, step.inputs), planned, ROUNDING)
+    training.close(training.step(training.make_seeded(step.make), step.inputs), planned, ROUNDING)
+
+
+@pytest.mark.parametrize("compiler", ["eager", inductor])
+def test_dropout_draws_the_same_again(compiler: str) -> None:
+    """What is recomputed has the mask of the forward."""
+    step = gpt(dropout=0.2)
+    peaks = training.peaks(step.make, step.inputs, compiler=compiler)
+    unplanned = training.optimized(step.make, training.UNBOUNDED, compiler=compiler)
+    wanted = training.step(unplanned, step.inputs)
+    planned = training.optimized(step.make, peaks.at(0.1), compiler=compiler)
+    training.close(wanted, training.step(planned, step.inputs), ROUNDING)
+
+
+def test_under_autocast() -> None:
+    """In bfloat16, with parameters in float32, as most people train."""
+    step = gpt()
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        budget = training.peaks(step.make, step.inputs).at(0.2)
+        model = training.optimized(step.make, budget)
+        training.step(model, step.inputs)
+        assert peak_nbytes(model, step.inputs) <= budget
+
+
+def test_the_meter_reads_torchs_own_statistics() -> None:
+    """What is there before a step does not count, nor what it has freed."""
+    held = torch.empty(1 << 20, device=DEVICE)
+
+    def step() -> Tensor:
+        torch.empty(3 << 20, dtype=torch.uint8, device=DEVICE)
+        return torch.empty(1 << 20, dtype=torch.uint8, device=DEVICE)
+
+    assert measure_peak(step, device=DEVICE) == 3 << 20
+    assert held.numel() == 1 << 20
+
+
+def test_operations_are_measured_on_the_gpu(tmp_path: Path) -> None:
+    """Nearly all of a step are run; a larger product takes longer, and what was found is kept."""
+    step = gpt()
+    nodes = capture(training.make_seeded(step.make), *step.inputs).prepared().nodes
+    costs = profile_nodes(nodes, cache_path=tmp_path / "costs.sqlite3")
+    priced = [cost for node, cost in costs.items() if not is_free(node)]
+    assert all(cost.time_us > 0 for cost in priced)
+    assert sum(cost.measured for cost in priced) > 0.9 * len(priced)
+    again = profile_nodes(nodes, cache_path=tmp_path / "costs.sqlite3")
+    assert [again[node].time_us for node in nodes] == [costs[node].time_us for node in nodes]
