@@ -49,6 +49,38 @@ class GPTBlock(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
+class LlamaBlock(nn.Module):
+    """Causal attention of rotated queries that share a key, SwiGLU; each behind an RMSNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
+        self.q, self.kv = (nn.Linear(WIDTH, n, bias=False) for n in (WIDTH, 2 * SIZE))
+        self.out = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.gate, self.up = (nn.Linear(WIDTH, 2 * WIDTH, bias=False) for _ in range(2))
+        self.down = nn.Linear(2 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm1(x)
+        q = self.q(y).unflatten(-1, (HEADS, SIZE)).transpose(1, 2)
+        k, v = self.kv(y).unflatten(-1, (2, 1, SIZE)).permute(2, 0, 3, 1, 4)
+        found = F.scaled_dot_product_attention(
+            rotated(q), rotated(k), v, is_causal=True, enable_gqa=True
+        )
+        x = x + self.out(found.transpose(1, 2).flatten(2))
+        y = self.norm2(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+def rotated(x: Tensor) -> Tensor:
+    """Each token's pairs of numbers, turned by angles of its position."""
+    rates = 10_000.0 ** -(torch.arange(SIZE // 2, device=x.device) / (SIZE // 2))
+    angles = torch.arange(x.shape[-2], device=x.device)[:, None] * rates
+    left, right = x.float().chunk(2, -1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([left * cos - right * sin, left * sin + right * cos], -1).type_as(x)
+
+
 class Decoder(nn.Module):
     """Embedded tokens, two blocks, cross-entropy; perhaps under autocast."""
 
@@ -100,4 +132,5 @@ CASES = {
     "GPT, attention by products": Case(
         lambda: Decoder(GPTBlock), _words, attention=SDPBackend.MATH
     ),
+    "Llama, grouped queries": Case(lambda: Decoder(LlamaBlock), _words),
 }
