@@ -96,6 +96,23 @@ class Decoder(nn.Module):
         return F.cross_entropy(x.float().flatten(0, 1), labels.flatten())
 
 
+class CNN(nn.Module):
+    """Convolutions with BatchNorm in train mode, and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(a, b, 3, padding=1, bias=False) for a, b in ((3, 8), (8, 8), (8, 16))
+        )
+        self.norms = nn.ModuleList(nn.BatchNorm2d(n) for n in (8, 8, 16))
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            x = F.relu(norm(convolution(x)))
+        return F.cross_entropy(self.head(x.mean((2, 3))), labels)
+
+
 @dataclass(frozen=True)
 class Case:
     """A model and what its step is held to.
@@ -127,10 +144,17 @@ def _words() -> Batch:
     return torch.randint(WORDS, (2, TOKENS)), torch.randint(WORDS, (2, TOKENS))
 
 
+def _images() -> Batch:
+    return torch.randn(2, 3, 8, 8), torch.randint(10, (2,))
+
+
+_CONVOLUTION = frozenset({"convolution", "convolution_backward"})
+
 CASES = {
     "MLP": Case(MLP, _words, "H100"),
     "GPT, attention by products": Case(
         lambda: Decoder(GPTBlock), _words, attention=SDPBackend.MATH
     ),
     "Llama, grouped queries": Case(lambda: Decoder(LlamaBlock), _words),
+    "CNN, BatchNorm": Case(CNN, _images, operators=_CONVOLUTION),
 }
