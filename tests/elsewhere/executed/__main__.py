@@ -1,7 +1,7 @@
-"""Executes steps: `TRITON_INTERPRET=1 python -m tests.elsewhere.executed FILE`.
+"""Executes steps: `TRITON_INTERPRET=1 python -m tests.elsewhere.executed`.
 
-Enters: a file of `Work`, pickled. Leaves: in its place the steps as they ran, and how often each
-kernel was interpreted.
+Enters: lines, each the name of a file of `Work`, pickled. Leaves: in the file's place the steps as
+they ran, and how often each kernel was interpreted; then a line.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ from tests.elsewhere.executed.step import run_step
 from tests.elsewhere.executed.work import Ran, Work
 
 
-def main(file: Path) -> None:
+def execute(file: Path) -> None:
     """All plans on the same values, and from the same seed."""
     work: Work = pickle.loads(file.read_bytes())
-    torch.set_num_threads(1)
     ran: list[Ran] = []
+    KERNELS.clear()
     for program in work.programs:
-        torch.manual_seed(0)
+        torch.manual_seed(work.seed)
         with standing_in(work.spec):
             ran.append(run_step(program, work.values))
     file.write_bytes(pickle.dumps((ran, KERNELS)))
 
 
-main(Path(sys.argv[1]))
+torch.set_num_threads(1)
+for name in sys.stdin:
+    execute(Path(name.strip()))
+    print("done", flush=True)

@@ -1,18 +1,20 @@
 """Triton's interpreter, as far as Inductor's kernels need more of it than it has.
 
 Enters: nothing. Leaves: the interpreter of this process, changed. It runs kernels on numpy arrays
-(`TRITON_INTERPRET=1` before triton is imported); Inductor's own launcher calls it then. Three
-things are other than in triton 3.9: functions of libdevice, which it cannot call, are torch's of
-the same names; a reduction by a function goes through whole slices, by the same function in the
-same order, not through single elements; and a number becomes bfloat16 by rounding to the nearest,
-not towards zero, as a GPU does it.
+(`TRITON_INTERPRET=1` before triton is imported); Inductor's own launcher calls it then, with the
+largest blocks that it would try. Three things are other than in triton 3.9: functions of libdevice,
+which it cannot call, are torch's of the same names; a reduction by a function combines halves, not
+one element after the other; and a number becomes bfloat16 by rounding to the nearest, not towards
+zero, as a GPU does it.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
+import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -55,25 +57,24 @@ def _as_torch(value: Any, dtype: Any) -> Tensor:
 
 
 def _reduced(self: Any, given: Any) -> list[Any]:
-    """Along one axis, all other elements at once."""
-    whole, (tensors, axis) = self.axis is None, self.unravel(given, self.axis)
-    slices = [np.moveaxis(tensor.handle.data, axis, 0) for tensor in tensors]
+    """Along one axis: one half with the other, and so on."""
+    is_whole, (tensors, axis) = self.axis is None, self.unravel(given, self.axis)
+    arrays = [np.moveaxis(tensor.handle.data, axis, 0) for tensor in tensors]
     dtypes = [tensor.dtype for tensor in tensors]
 
-    def part(index: int) -> list[Any]:
+    def tensors_of(part: slice) -> list[Any]:
         return [
-            self.to_tensor(np.ascontiguousarray(one[index]), dtype)
-            for one, dtype in zip(slices, dtypes, strict=True)
+            self.to_tensor(np.ascontiguousarray(array[part]), dtype)
+            for array, dtype in zip(arrays, dtypes, strict=True)
         ]
 
-    found = part(0)
-    for index in range(1, len(slices[0])):
-        combined = self.combine_fn.fn(*found, *part(index))
-        found = list(combined) if isinstance(combined, tuple) else [combined]
-    shape = slices[0].shape[1:]
-    arrays = [np.asarray(tensor.handle.data).reshape(shape) for tensor in found]
+    while (half := len(arrays[0]) // 2) > 0:  # their number is a power of two
+        found = self.combine_fn.fn(*tensors_of(slice(half)), *tensors_of(slice(half, None)))
+        found = found if isinstance(found, tuple) else (found,)
+        arrays = [tensor.handle.data for tensor in found]
+    arrays = [array[0] for array in arrays]
     if self.keep_dims:
-        kept = [1] * len(given[0].shape) if whole else None
+        kept = [1] * len(given[0].shape) if is_whole else None
         arrays = [one.reshape(kept) if kept else np.expand_dims(one, axis) for one in arrays]
     return [
         self.to_tensor(one if one.shape else one.item(), dtype)
@@ -118,11 +119,16 @@ def prepare() -> None:
     load = AsyncCompile.triton
 
     def triton(self: AsyncCompile, name: str, source: str, device_str: str = "cuda") -> Any:
-        return _Interpreted(name, load(self, name, source, device_str))
+        kernel = load(self, name, source, device_str)
+        kernel.configs.sort(key=lambda config: -math.prod(config.kwargs.values()))
+        return _Interpreted(name, kernel)
 
     AsyncCompile.triton = triton  # type: ignore[method-assign]
     triton_helpers.libdevice = _Libdevice()
     triton_helpers.set_driver_to_gpu = lambda: None
     interpreter.ReduceOps.generic_reduce = _reduced
+    language = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
+    interpreter._patch_lang(language)  # once, not with each function that a kernel calls
+    interpreter._patch_lang = lambda _: interpreter._LangPatchScope()
     builder = interpreter.InterpreterBuilder
     builder.cast_impl = _rounding(builder.cast_impl)

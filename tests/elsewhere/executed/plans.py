@@ -128,11 +128,13 @@ class Eager:
 
     Attributes:
         values: of the graph's inputs, in its order, before the step.
+        after: of the same, as the step leaves them.
         gradients: of the same; None for those without.
         loss: of the step.
     """
 
     values: list[Tensor]
+    after: list[Tensor]
     gradients: list[Tensor | None]
     loss: Tensor
 
@@ -153,4 +155,5 @@ def in_eager(model: nn.Module, batch: Batch) -> Eager:
     torch._dynamo.reset()
     loss = torch.compile(model, backend=backend)(*batch)
     loss.backward()
-    return Eager(values, [value.grad for value in seen], loss.detach())
+    after = [value.detach().clone() for value in seen]
+    return Eager(values, after, [value.grad for value in seen], loss.detach())

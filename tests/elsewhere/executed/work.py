@@ -24,11 +24,13 @@ class Work:
         programs: the plans, in generated code.
         values: of the graph's inputs, in order.
         spec: of the GPU that stands in.
+        seed: of what the steps draw.
     """
 
     programs: Sequence[Program]
     values: Sequence[Tensor]
     spec: DeviceSpec
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,18 +54,39 @@ class Ran:
     operators: set[str]
 
 
-def executed(work: Work, file: Path) -> tuple[list[Ran], dict[str, int]]:
-    """The steps as they ran in a process whose Triton interprets; how often each kernel did."""
-    file.write_bytes(pickle.dumps(work))
-    command = [sys.executable, "-m", "tests.elsewhere.executed", str(file)]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "TRITON_INTERPRET": "1", "TORCHINDUCTOR_CACHE_DIR": f"{file}.cache"},
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    ran, kernels = pickle.loads(file.read_bytes())
-    return ran, kernels
+class Executor:
+    """A process whose Triton interprets, for as long as it is open.
+
+    Args:
+        folder: where its files go.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file, self._log = folder / "work", folder / "log"
+        cache = str(folder / "cache")
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.elsewhere.executed"],
+                env={**os.environ, "TRITON_INTERPRET": "1", "TORCHINDUCTOR_CACHE_DIR": cache},
+                cwd=Path(__file__).parents[3],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+    def run(self, work: Work) -> tuple[list[Ran], dict[str, int]]:
+        """The steps as they ran; how often each kernel of theirs was interpreted."""
+        self._file.write_bytes(pickle.dumps(work))
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(self._file, file=self._process.stdin, flush=True)
+        assert self._process.stdout.readline(), self._log.read_text()[-4000:]
+        ran, kernels = pickle.loads(self._file.read_bytes())
+        return ran, kernels
