@@ -26,6 +26,7 @@ class Row:
             "failed"; figures that were not reached are None.
         message: why, or what to know of a row that is ok.
         peak_nbytes: highest bytes of a step, resident ones included.
+        reserved_nbytes: most that CUDA's allocator took from the device; None on a CPU.
         resident_nbytes: parameters, buffers and batch.
         budget_nbytes: what autoremat was asked for, resident bytes included.
         smallest_peak_nbytes: the budget that is accepted, where the one asked for was not.
@@ -44,6 +45,7 @@ class Row:
     status: str
     message: str = ""
     peak_nbytes: int | None = None
+    reserved_nbytes: int | None = None
     resident_nbytes: int | None = None
     budget_nbytes: int | None = None
     smallest_peak_nbytes: int | None = None

@@ -27,6 +27,7 @@ from autoremat.progress import Progress
 _FIGURES = (
     "message",
     "peak_nbytes",
+    "reserved_nbytes",
     "resident_nbytes",
     "budget_nbytes",
     "smallest_peak_nbytes",

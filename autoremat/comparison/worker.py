@@ -103,6 +103,8 @@ def _measured(task: Task) -> tuple[Figures, Callable[[], float] | None]:
         for _ in range(_WARM_UPS - 1):
             prepared.step()
     resident = prepared.resident_nbytes()
+    figures["reserved_nbytes"] = _reserved_nbytes(prepared)
+    prepared.target.model.zero_grad(set_to_none=True)
     above = autoremat.measure_peak(prepared.step, device=prepared.device)
     figures |= {"resident_nbytes": resident, "peak_nbytes": resident + above}
     if variant.kind == "autoremat":
@@ -175,6 +177,16 @@ def _training_step(target: Target) -> Callable[[], torch.Tensor]:
         return loss.detach()
 
     return step
+
+
+def _reserved_nbytes(prepared: _Prepared) -> int | None:
+    """Most that CUDA's allocator takes from the device for a step; what compiling took is gone."""
+    if prepared.device.type != "cuda":
+        return None
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(prepared.device)
+    prepared.step()
+    return torch.cuda.max_memory_reserved(prepared.device)
 
 
 def _timed(prepared: _Prepared) -> float:

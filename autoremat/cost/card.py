@@ -25,6 +25,8 @@ from autoremat.units import format_nbytes
 
 SCHEMA = "autoremat.gpu/1"
 _NAME, _VERSION = SCHEMA.split("/")
+_MOST = 10**15  # of any figure: a million GB of memory
+_AGAIN = "Export it again: autoremat doctor --gpu --out FILE."
 _MOST_NBYTES = 1 << 20  # of a file: a larger one is none of ours
 _KIB = 1 << 10
 # By major compute capability: most cards of it have that one.
@@ -104,12 +106,12 @@ class Card:
                 f"{self.name} is no GPU (kind {self.kind!r}): export the file on the GPU to plan "
                 "for, by `autoremat doctor --gpu --out FILE`."
             )
-        missing = [name for name in _NEEDED if not getattr(self, name)]
-        if missing:
-            raise ValueError(
-                f"{self.name}: {', '.join(missing)} is 0, and a plan needs it. Export the file "
-                "again, while nothing else runs on the GPU."
-            )
+        figures = {name: n for name, n in asdict(self).items() if not isinstance(n, str)}
+        for name, figure in figures.items():
+            if name in _NEEDED and not figure:
+                raise ValueError(f"{name} of {self.name} is 0, and a plan needs it. {_AGAIN}")
+            if figure > _MOST:
+                raise ValueError(f"{name} of {self.name} is more than any GPU has. {_AGAIN}")
         narrow_gflops = max(self.bfloat16_gflops, self.float16_gflops)
         return DeviceSpec(
             name=self.name,
@@ -230,9 +232,6 @@ def read_card(path: Path) -> Card:
         return Card(**said)
     except ReportError as error:
         raise ValueError(f"{error} {_AGAIN}") from error
-
-
-_AGAIN = "Export it again: autoremat doctor --gpu --out FILE."
 
 
 def _parsed(path: Path) -> dict[str, Any]:

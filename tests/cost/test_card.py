@@ -114,7 +114,8 @@ def with_(**figures: Any) -> Callable[[dict[str, Any]], None]:
         (with_(multiprocessors=-1), "multiprocessors is -1; expected a whole number"),
         (with_(multiprocessors=1.5), "multiprocessors is 1.5"),
         (with_(copy_gbps=float("nan")), "NaN is no figure"),
-        (with_(copy_gbps=0), "copy_gbps is 0, and a plan needs it"),
+        (with_(copy_gbps=0), "copy_gbps of NVIDIA Imagined 12GB is 0, and a plan needs it"),
+        (with_(copy_gbps=10**400), "copy_gbps of NVIDIA Imagined 12GB is more than any GPU has"),
         (with_(kind="cpu"), "is no GPU"),
     ],
 )
