@@ -28,6 +28,7 @@ _LIMITS = 9  # to what is kept, at most
 _EFFORT = 0.3  # of each solve: what is chosen in the end is searched for with all of it
 _LEFT_OUT = ("quicken smallest",)  # what is refused beside the others is not what will run
 _BOUND = 0.05  # of the usual effort for bounds: they only say whether it is worth while to go on
+_GOOD_ENOUGH = 0.005  # a gap that says no more of how to divide a budget than none
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,9 @@ def _searched(
     leanest, richest = (way_of(subject, p(problem)) for p in (recompute_all, as_written))
     ways = [leanest, richest]
     solved: list[tuple[int, int]] = []  # limits, and what the fastest plan within each keeps
-    limits = _limits(leanest.crossing_nbytes, richest.crossing_nbytes, kept_nbytes)
-    for limit_nbytes in limits[:searches]:
+    limits = _limits(leanest.crossing_nbytes, richest.crossing_nbytes, kept_nbytes)[:searches]
+    highest = max(limits)  # what is found within it answers all others that it does not exceed
+    for limit_nbytes in [highest, *(limit for limit in limits if limit != highest)]:
         if cut_off.is_over:
             break
         if not any(least <= limit_nbytes <= limit for limit, least in solved):
@@ -140,6 +142,7 @@ def _fastest(
             effort=_EFFORT,
             bound_effort=_BOUND,
             without=_LEFT_OUT,
+            good_enough=_GOOD_ENOUGH,
         )
         plan = solver.plan(budget_nbytes)
         ways.append(way_of(subject, plan))
