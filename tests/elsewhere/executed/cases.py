@@ -96,6 +96,26 @@ class Decoder(nn.Module):
         return F.cross_entropy(x.float().flatten(0, 1), labels.flatten())
 
 
+class BERT(nn.Module):
+    """Two layers: attention with its products written out, an MLP; dropout as BERT has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
+        self.qkv = nn.ModuleList(nn.Linear(WIDTH, 3 * WIDTH) for _ in range(2))
+        self.up = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(4))
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        x = F.dropout(self.table(tokens), 0.1)
+        for i, (qkv, up) in enumerate(zip(self.qkv, self.up, strict=True)):
+            q, k, v = qkv(x).unflatten(-1, (3, HEADS, SIZE)).permute(2, 0, 3, 1, 4)
+            found = F.dropout((q @ k.mT / SIZE**0.5).softmax(-1), 0.1) @ v
+            x = self.norms[2 * i](x + F.dropout(found.transpose(1, 2).flatten(2), 0.1))
+            x = self.norms[2 * i + 1](x + F.dropout(F.gelu(up(x)), 0.1))
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
 class CNN(nn.Module):
     """Convolutions with BatchNorm in train mode, and a classifier."""
 
@@ -123,6 +143,7 @@ class Case:
         device: the GPU that it is planned for.
         tolerance: of gradients against eager's, relative to the largest.
         operators: the library calls, beside products, that its code makes.
+        drops: whether it has dropout.
         attention: the only kernel of attention that is switched on; None for all.
     """
 
@@ -131,6 +152,7 @@ class Case:
     device: str = "A100 80GB"
     tolerance: float = 2e-6
     operators: frozenset[str] = frozenset()
+    drops: bool = False
     attention: SDPBackend | None = None
 
     def surrounding(self) -> contextlib.AbstractContextManager[Any]:
@@ -157,4 +179,5 @@ CASES = {
     ),
     "Llama, grouped queries": Case(lambda: Decoder(LlamaBlock), _words),
     "CNN, BatchNorm": Case(CNN, _images, operators=_CONVOLUTION),
+    "BERT, dropout": Case(BERT, _words, drops=True),
 }
