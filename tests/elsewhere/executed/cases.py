@@ -133,6 +133,22 @@ class CNN(nn.Module):
         return F.cross_entropy(self.head(x.mean((2, 3))), labels)
 
 
+class UNet(nn.Module):
+    """Two levels down and up, a skip connection between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.deep = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.up, self.head = nn.Conv2d(16, 8, 3, padding=1), nn.Conv2d(8, 3, 1)
+        self.norm1, self.norm2 = nn.GroupNorm(2, 8), nn.GroupNorm(2, 8)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        skip = F.silu(self.norm1(self.down(x)))
+        x = F.silu(self.norm2(self.deep(F.max_pool2d(skip, 2))))
+        x = F.silu(self.up(torch.cat([F.interpolate(x, scale_factor=2.0), skip], 1)))
+        return F.mse_loss(self.head(x), target)
+
+
 @dataclass(frozen=True)
 class Case:
     """A model and what its step is held to.
@@ -170,6 +186,10 @@ def _images() -> Batch:
     return torch.randn(2, 3, 8, 8), torch.randint(10, (2,))
 
 
+def _pairs() -> Batch:
+    return torch.randn(2, 3, 8, 8), torch.randn(2, 3, 8, 8)
+
+
 _CONVOLUTION = frozenset({"convolution", "convolution_backward"})
 
 CASES = {
@@ -180,4 +200,5 @@ CASES = {
     "Llama, grouped queries": Case(lambda: Decoder(LlamaBlock), _words),
     "CNN, BatchNorm": Case(CNN, _images, operators=_CONVOLUTION),
     "BERT, dropout": Case(BERT, _words, drops=True),
+    "UNet": Case(UNet, _pairs, operators=_CONVOLUTION),
 }
