@@ -158,6 +158,7 @@ class Case:
         batch: makes a batch.
         device: the GPU that it is planned for.
         tolerance: of gradients against eager's, relative to the largest.
+        rounding: how far plans' gradients may be from each other, relative to the largest.
         operators: the library calls, beside products, that its code makes.
         drops: whether it has dropout.
         attention: the only kernel of attention that is switched on; None for all.
@@ -167,6 +168,7 @@ class Case:
     batch: Callable[[], Batch]
     device: str = "A100 80GB"
     tolerance: float = 2e-6
+    rounding: float = 0.0
     operators: frozenset[str] = frozenset()
     drops: bool = False
     attention: SDPBackend | None = None
@@ -191,6 +193,7 @@ def _pairs() -> Batch:
 
 
 _CONVOLUTION = frozenset({"convolution", "convolution_backward"})
+_NARROW = 3e-2  # bfloat16 has eight bits
 
 CASES = {
     "MLP": Case(MLP, _words, "H100"),
@@ -201,4 +204,11 @@ CASES = {
     "CNN, BatchNorm": Case(CNN, _images, operators=_CONVOLUTION),
     "BERT, dropout": Case(BERT, _words, drops=True),
     "UNet": Case(UNet, _pairs, operators=_CONVOLUTION),
+    "GPT, attention by products, autocast": Case(
+        lambda: Decoder(GPTBlock, narrow=True),
+        _words,
+        tolerance=_NARROW,
+        rounding=_NARROW,
+        attention=SDPBackend.MATH,
+    ),
 }

@@ -38,6 +38,18 @@ class Outcome:
             if eager is not None:
                 yield name, _difference(self.ran[0].gradients[name], eager)
 
+    def changes(self) -> Iterator[tuple[str, float]]:
+        """By name, how far each gradient of other plans is from the first's; 0 if bit for bit."""
+        for name, gradient in self.ran[0].gradients.items():
+            others = (ran.gradients[name] for ran in self.ran)
+            yield (
+                name,
+                max(
+                    0.0 if torch.equal(gradient, other) else _difference(other, gradient)
+                    for other in others
+                ),
+            )
+
     def is_left_as_in_eager(self, name: str) -> bool:
         """Whether an input, such as a buffer, is after the step what it is after eager's."""
         after = self.eager.after[self.programs[0].inputs.index(name)]
