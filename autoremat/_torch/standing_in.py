@@ -159,6 +159,8 @@ def gpu_standing_in(
         yield
 
 
+_GET_ITEM = torch.Tensor.__getitem__
+
 # Methods that a build without CUDA cannot begin, since they switch to the tensor's device before
 # they dispatch; by the operator they do not.
 _UNGUARDED = {
@@ -168,6 +170,9 @@ _UNGUARDED = {
     ),
     "contiguous": lambda self, memory_format=torch.contiguous_format: (
         torch.ops.aten.contiguous.default(self, memory_format=memory_format)
+    ),
+    "__getitem__": lambda self, index: (
+        torch.ops.aten.select.int(self, 0, index) if type(index) is int else _GET_ITEM(self, index)
     ),
 }
 

@@ -58,6 +58,15 @@ def call_in_wrapper(node: ast.Call, layout_of: LayoutOf) -> Call | None:
     return Call(target, args, kwargs, outputs, (), placed_on)
 
 
+def layout_of_argument(node: ast.expr, layout_of: LayoutOf) -> TensorSpec | None:
+    """Of a tensor that a call is given, perhaps as a view of a buffer; None if that is not read."""
+    try:
+        found = _argument(node, layout_of)
+    except _UnknownError:
+        return None
+    return found if isinstance(found, TensorSpec) else None
+
+
 def _operator(name: str) -> OpOverload | None:
     """`torch.ops.aten.mm.default`, or the operator that `extern_kernels.mm` is."""
     parts = name.split(".")

@@ -19,7 +19,12 @@ import torch
 from autoremat.cost.cache import Measured
 from autoremat.cost.device_specs import DeviceSpec
 from autoremat.cost.gpu_times import call_us
-from autoremat.cost.wrapper_calls import LayoutOf, call_in_wrapper, library_nodes
+from autoremat.cost.wrapper_calls import (
+    LayoutOf,
+    call_in_wrapper,
+    layout_of_argument,
+    library_nodes,
+)
 from autoremat.memory.residents import Resident, with_others
 
 _MIB = 1 << 20
@@ -71,12 +76,11 @@ def _attention_backward_nbytes(node: ast.Call, layout_of: LayoutOf) -> int:
     """Of an attention's backward: it is given its gradient, queries, keys and values first."""
     if not any(name in ast.unparse(node.func) for name in _BACKWARDS):
         return 0
-    names = [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]
-    layouts = [layout for name in names if (layout := layout_of(name)) is not None]
-    tensors = [layout for layout in layouts if len(layout.shape) == 4]
-    if len(tensors) < 4:
+    given = [layout_of_argument(part, layout_of) for part in node.args[1:4]]
+    tensors = [layout for layout in given if layout is not None]
+    if len(tensors) < 3:
         return 0
-    _, query, key, value = tensors[:4]
+    query, key, value = tensors
     batch, heads, tokens, size = query.shape
     rows = -(-tokens // _ROWS) * _ROWS
     step = 32 if size <= 128 else 64

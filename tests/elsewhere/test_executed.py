@@ -33,7 +33,7 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executor]:
 def test_the_step_of_a_gpu_takes_what_was_read_and_gives_the_same_gradients(
     name: str, executor: Executor
 ):
-    """Each event of the allocator is the one that was read; the plan changes no bit."""
+    """Each event of the allocator is as it was read; without autocast a plan changes no bit."""
     case = CASES[name]
     outcome = outcome_of(case, executor)
     assert outcome.kernels
@@ -43,9 +43,9 @@ def test_the_step_of_a_gpu_takes_what_was_read_and_gives_the_same_gradients(
         assert in_order_of_making(found.events) == in_order_of_making(program.events), program.name
         assert found.operators == case.operators
         assert unplanned.gradients.keys() == found.gradients.keys()
-        for key, gradient in unplanned.gradients.items():
-            assert torch.equal(gradient, found.gradients[key]), f"{key} of {program.name}"
     assert torch.allclose(unplanned.outputs[0], outcome.eager.loss, rtol=case.tolerance)
+    for key, change in outcome.changes():
+        assert change <= case.rounding, key
     assert max(error for _, error in outcome.errors()) <= case.tolerance
     for key in outcome.programs[0].inputs:
         assert outcome.is_left_as_in_eager(key), key

@@ -242,6 +242,24 @@ def test_forms_of_attention(form: str, device: str, attention: str):
     assert "the code that Inductor generates" in planned_for(report)
 
 
+class Dropped(nn.Module):
+    """A layer and dropout, whose seeds are drawn beside the kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.layer(x), 0.1).square().mean()
+
+
+def test_code_of_dropout_is_read():
+    """Its seed is looked up in a tensor that lies on no device."""
+    report = planned(Dropped(), "A100")
+    assert "the code that Inductor generates" in planned_for(report)
+    assert not report.fallbacks
+
+
 def test_convolutions_keep_their_channels_last():
     """They lie as cuDNN lays them out, which a build without CUDA does not know."""
     layer = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)

@@ -96,6 +96,26 @@ class Decoder(nn.Module):
         return F.cross_entropy(x.float().flatten(0, 1), labels.flatten())
 
 
+class BERT(nn.Module):
+    """Two layers: attention with its products written out, an MLP; dropout as BERT has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
+        self.qkv = nn.ModuleList(nn.Linear(WIDTH, 3 * WIDTH) for _ in range(2))
+        self.up = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(4))
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        x = F.dropout(self.table(tokens), 0.1)
+        for i, (qkv, up) in enumerate(zip(self.qkv, self.up, strict=True)):
+            q, k, v = qkv(x).unflatten(-1, (3, HEADS, SIZE)).permute(2, 0, 3, 1, 4)
+            found = F.dropout((q @ k.mT / SIZE**0.5).softmax(-1), 0.1) @ v
+            x = self.norms[2 * i](x + F.dropout(found.transpose(1, 2).flatten(2), 0.1))
+            x = self.norms[2 * i + 1](x + F.dropout(F.gelu(up(x)), 0.1))
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
 class CNN(nn.Module):
     """Convolutions with BatchNorm in train mode, and a classifier."""
 
@@ -113,6 +133,22 @@ class CNN(nn.Module):
         return F.cross_entropy(self.head(x.mean((2, 3))), labels)
 
 
+class UNet(nn.Module):
+    """Two levels down and up, a skip connection between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.deep = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.up, self.head = nn.Conv2d(16, 8, 3, padding=1), nn.Conv2d(8, 3, 1)
+        self.norm1, self.norm2 = nn.GroupNorm(2, 8), nn.GroupNorm(2, 8)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        skip = F.silu(self.norm1(self.down(x)))
+        x = F.silu(self.norm2(self.deep(F.max_pool2d(skip, 2))))
+        x = F.silu(self.up(torch.cat([F.interpolate(x, scale_factor=2.0), skip], 1)))
+        return F.mse_loss(self.head(x), target)
+
+
 @dataclass(frozen=True)
 class Case:
     """A model and what its step is held to.
@@ -122,7 +158,9 @@ class Case:
         batch: makes a batch.
         device: the GPU that it is planned for.
         tolerance: of gradients against eager's, relative to the largest.
+        rounding: how far plans' gradients may be from each other, relative to the largest.
         operators: the library calls, beside products, that its code makes.
+        drops: whether it has dropout.
         attention: the only kernel of attention that is switched on; None for all.
     """
 
@@ -130,7 +168,9 @@ class Case:
     batch: Callable[[], Batch]
     device: str = "A100 80GB"
     tolerance: float = 2e-6
+    rounding: float = 0.0
     operators: frozenset[str] = frozenset()
+    drops: bool = False
     attention: SDPBackend | None = None
 
     def surrounding(self) -> contextlib.AbstractContextManager[Any]:
@@ -148,7 +188,12 @@ def _images() -> Batch:
     return torch.randn(2, 3, 8, 8), torch.randint(10, (2,))
 
 
+def _pairs() -> Batch:
+    return torch.randn(2, 3, 8, 8), torch.randn(2, 3, 8, 8)
+
+
 _CONVOLUTION = frozenset({"convolution", "convolution_backward"})
+_NARROW = 3e-2  # bfloat16 has eight bits
 
 CASES = {
     "MLP": Case(MLP, _words, "H100"),
@@ -157,4 +202,13 @@ CASES = {
     ),
     "Llama, grouped queries": Case(lambda: Decoder(LlamaBlock), _words),
     "CNN, BatchNorm": Case(CNN, _images, operators=_CONVOLUTION),
+    "BERT, dropout": Case(BERT, _words, drops=True),
+    "UNet": Case(UNet, _pairs, operators=_CONVOLUTION),
+    "GPT, attention by products, autocast": Case(
+        lambda: Decoder(GPTBlock, narrow=True),
+        _words,
+        tolerance=_NARROW,
+        rounding=_NARROW,
+        attention=SDPBackend.MATH,
+    ),
 }

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.elsewhere.executed.cases import Case
-from tests.elsewhere.executed.plans import Eager, Program, Step
+from tests.elsewhere.executed.plans import Eager, Program, Step, in_eager
 from tests.elsewhere.executed.work import Executor, Ran, Work
 
 
@@ -38,6 +38,18 @@ class Outcome:
             if eager is not None:
                 yield name, _difference(self.ran[0].gradients[name], eager)
 
+    def changes(self) -> Iterator[tuple[str, float]]:
+        """By name, how far each gradient of other plans is from the first's; 0 if bit for bit."""
+        for name, gradient in self.ran[0].gradients.items():
+            others = (ran.gradients[name] for ran in self.ran)
+            yield (
+                name,
+                max(
+                    0.0 if torch.equal(gradient, other) else _difference(other, gradient)
+                    for other in others
+                ),
+            )
+
     def is_left_as_in_eager(self, name: str) -> bool:
         """Whether an input, such as a buffer, is after the step what it is after eager's."""
         after = self.eager.after[self.programs[0].inputs.index(name)]
@@ -52,10 +64,13 @@ def _difference(value: Tensor, from_: Tensor) -> float:
 def outcome_of(case: Case, executor: Executor) -> Outcome:
     """Plan a case for its GPU, and execute what Inductor writes."""
     torch.manual_seed(0)
+    model, batch = case.model(), case.batch()
     with case.surrounding():
-        step = Step(case.model(), case.batch(), case.device)
+        step = Step(model, batch, case.device)
         programs = list(step.programs())
-    spec = step.subject.elsewhere
-    assert spec is not None, "no code was generated"
-    ran, kernels = executor.run(Work(programs, step.eager.values, spec))
-    return Outcome(programs, ran, len(kernels), step.eager)
+        spec, eager = step.subject.elsewhere, step.eager
+        assert spec is not None, "no code was generated"
+        ran, kernels = executor.run(Work(programs, eager.values, spec))
+        if case.drops:
+            eager = in_eager(model, batch, list(ran[0].saved.values()))
+    return Outcome(programs, ran, len(kernels), eager)

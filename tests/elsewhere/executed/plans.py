@@ -6,7 +6,7 @@ values that a file can keep. Everything is made as `autoremat.plan` makes it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from autoremat.inductor.reading import code_of, reading_of
 from autoremat.offline import OfflineStep, asked, planned_session
 from autoremat.planning.torch_own import Unplanned
 from autoremat.problem.subject import Subject
+from tests.elsewhere.executed.dropout import drop_by
 
 Batch = tuple[Tensor, ...]
 Modules = tuple[fx.GraphModule, fx.GraphModule]
@@ -139,12 +140,16 @@ class Eager:
     loss: Tensor
 
 
-def in_eager(model: nn.Module, batch: Batch) -> Eager:
-    """One step of a model, seen as Dynamo's graph sees it."""
+def in_eager(model: nn.Module, batch: Batch, saved: Sequence[Tensor] = ()) -> Eager:
+    """One step of a model as Dynamo's graph sees it; dropout by masks among those saved."""
+    model.zero_grad()
     seen: list[Tensor] = []
     values: list[Tensor] = []
 
     def backend(module: Any, _: Any) -> Any:
+        if saved:
+            drop_by(module, saved)
+
         def call(*given: Tensor) -> Any:
             seen.extend(given)
             values.extend(value.detach().clone() for value in given)

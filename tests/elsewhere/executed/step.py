@@ -16,6 +16,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch._inductor.codecache import PyCodeCache
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tests.elsewhere.executed.interpreter import prepare
 from tests.elsewhere.executed.libraries import OnCpu
@@ -42,6 +43,8 @@ def run_step(program: Program, values: Sequence[Tensor]) -> Ran:
         results = _called(forward.source, [inputs[name] for name in forward.inputs])
         outputs = results[: program.outputs]
         saved = dict(zip(forward.results, results, strict=True))
+        with _disable_current_modes():  # copies that the memory does not see
+            crossing = {name: one.clone() for name, one in saved.items() if isinstance(one, Tensor)}
         named = {name: saved[name] for name in backward.inputs if name != program.tangent}
         del saved, results
         of_loss = memory.empty_strided((), (), torch.float32).fill_(1)
@@ -53,7 +56,7 @@ def run_step(program: Program, values: Sequence[Tensor]) -> Ran:
     del found
     tensors = {name: value for name, value in gradients.items() if isinstance(value, Tensor)}
     events = list(memory.events)  # before what is returned is gone
-    return Ran(outputs, tensors, inputs, memory.peak_nbytes, events, mode.called)
+    return Ran(outputs, tensors, inputs, memory.peak_nbytes, events, mode.called, crossing)
 
 
 def _called(source: str, given: list[Any]) -> list[Any]:

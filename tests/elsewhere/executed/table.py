@@ -6,8 +6,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import torch
-
 from tests.elsewhere.executed.cases import CASES, Case
 from tests.elsewhere.executed.memory import in_order_of_making
 from tests.elsewhere.executed.outcome import outcome_of
@@ -35,11 +33,11 @@ def _row(name: str, case: Case, executor: Executor) -> str:
     )
     count = sum(len(read.events) for read, _ in pairs)
     events = f"all {count:,} as read" if are_as_read else "**not as read**"
-    equal = sum(
-        all(torch.equal(ran.gradients[key], outcome.ran[0].gradients[key]) for ran in outcome.ran)
-        for key in outcome.ran[0].gradients
-    )
-    bits = f"{equal} of {len(outcome.ran[0].gradients)} bit for bit"
+    changes = dict(outcome.changes())
+    changed = {key: change for key, change in changes.items() if change}
+    bits = f"{len(changes) - len(changed)} of {len(changes)} bit for bit"
+    if changed:
+        bits += f", others to {max(changed.values()):.0e}"
     error = max(error for _, error in outcome.errors())
     others = ", ".join(f"`{operator}`" for operator in sorted(outcome.ran[0].operators)) or "none"
     cells = (name, case.device, peaks, events, f"{bits}; eager's to {error:.0e}")

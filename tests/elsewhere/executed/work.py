@@ -24,13 +24,11 @@ class Work:
         programs: the plans, in generated code.
         values: of the graph's inputs, in order.
         spec: of the GPU that stands in.
-        seed: of what the steps draw.
     """
 
     programs: Sequence[Program]
     values: Sequence[Tensor]
     spec: DeviceSpec
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,6 +42,7 @@ class Ran:
         peak_nbytes: above what stood before.
         events: of the memory: pairs of a block and its bytes, 0 where it is freed.
         operators: library calls that made their results themselves.
+        saved: by name, what the forward returned, and left to the backward.
     """
 
     outputs: list[Tensor]
@@ -52,6 +51,7 @@ class Ran:
     peak_nbytes: int
     events: list[tuple[int, int]]
     operators: set[str]
+    saved: dict[str, Tensor]
 
 
 class Executor:
