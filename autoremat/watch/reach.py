@@ -53,14 +53,12 @@ class Reach:
         return new + [tensor for module in modules for tensor in _untrained(module)]
 
 
-def _untrained(module: nn.Module) -> Iterator[torch.Tensor]:
-    """Parameters and buffers of those parts that only help: frozen, or in eval mode."""
-    for part in module.modules():
-        parameters = [p for p in part.parameters(recurse=False) if not is_lazy(p)]
-        is_frozen = bool(parameters) and not any(p.requires_grad for p in parameters)
-        if is_frozen or not part.training:
-            yield from parameters
-            yield from (b for b in part.buffers(recurse=False) if not is_lazy(b))
+def _untrained(module: nn.Module) -> list[torch.Tensor]:
+    """Parameters and buffers of a module that only helps: frozen as a whole, or in eval mode."""
+    parameters = list(module.parameters())
+    if module.training and (not parameters or any(p.requires_grad for p in parameters)):
+        return []
+    return [t for t in (*parameters, *module.buffers()) if not is_lazy(t)]
 
 
 def _in_reach() -> tuple[list[torch.Tensor], list[nn.Module]]:
@@ -71,9 +69,12 @@ def _in_reach() -> tuple[list[torch.Tensor], list[nn.Module]]:
 
 
 def _things_in_reach() -> Iterator[torch.Tensor | nn.Module]:
-    """Each once."""
+    """Each once; single tensors only of the function that calls the model, or a backward.
+
+    What those around it hold may be of another step, or of none.
+    """
     seen: set[int] = set()
-    for values in named_by_users():
+    for number, values in enumerate(named_by_users()):
         for depth in range(DEPTH):
             inner: list[Any] = []
             for value in values:
@@ -85,7 +86,7 @@ def _things_in_reach() -> Iterator[torch.Tensor | nn.Module]:
                     yield value
                 elif not issubclass(type(value), torch.Tensor):
                     inner += _held_by(value, is_named=not depth)
-                elif _is_real(value):
+                elif not number and _is_real(value):
                     yield value
             values = inner
 

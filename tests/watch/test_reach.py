@@ -185,41 +185,30 @@ def test_data_and_models_in_training_are_not_what_a_step_holds():
 # --- what code can name ------------------------------------------------------------------------
 
 
-def found_beside(reach: Reach, before: list[Tensor]) -> list[Tensor]:
-    """What is found now and was not before."""
-    known = {id(tensor) for tensor in before}
-    return [tensor for tensor in reach.tensors() if id(tensor) not in known]
-
-
 class Trainer:
     """Holds what it needs as attributes."""
 
     def __init__(self) -> None:
-        self.reference = nn.ModuleDict({"teacher": nn.Linear(2, 2).eval()})
+        self.reference = nn.ModuleDict({"teacher": nn.Linear(2, 2)}).eval()
         self.state: dict[str, Any] = {}
-
-    def found(self, reach: Reach) -> list[Tensor]:
-        """From here, only `self` names what it holds."""
-        return reach.tensors()
 
 
 def test_modules_in_eval_mode_and_frozen_ones_are_found_at_once():
-    """As attributes, in containers, and as parts of modules that are trained."""
+    """As attributes and in containers; not the frozen parts of those that are trained."""
     reach = Reach()
-    before = reach.tensors()
-    trainer, both = Trainer(), [nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))]
-    both[0][1].requires_grad_(False)
-    found = {id(tensor) for tensor in found_beside(reach, before)}
-    wanted = [*trainer.reference["teacher"].parameters(), *both[0][1].parameters()]
+    trainer, frozen = Trainer(), [nn.Linear(3, 3).requires_grad_(False)]
+    adapted = nn.Sequential(nn.Linear(3, 3).requires_grad_(False), nn.Linear(3, 3))
+    found = {id(tensor) for tensor in reach.tensors()}
+    wanted = [*trainer.reference.parameters(), *frozen[0].parameters()]
     assert {id(tensor) for tensor in wanted} <= found
-    assert not {id(tensor) for tensor in both[0][0].parameters()} & found
+    assert not {id(tensor) for tensor in adapted.parameters()} & found
 
 
 def test_single_tensors_are_found_with_their_gradients_once_they_are_new():
     """In variables, containers, attributes, and where functions that are named hold them."""
     data = torch.ones(3)
     reach, trainer = Reach(), Trainer()
-    before = trainer.found(reach)
+    reach.note_data()
     trainer.state["cached"] = [cached := torch.ones(2, requires_grad=True)]
     cached.sum().backward()
     inner = torch.ones(5)
@@ -227,7 +216,7 @@ def test_single_tensors_are_found_with_their_gradients_once_they_are_new():
     def takes() -> Tensor:
         return inner
 
-    found = {id(tensor) for tensor in found_beside(reach, before)}
+    found = {id(tensor) for tensor in reach.tensors()}
     assert {id(cached), id(cached.grad), id(inner)} <= found
     assert id(data) not in found
     assert takes() is inner
