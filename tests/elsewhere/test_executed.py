@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(not can_generate_for_gpus(), reason="needs triton, and forks"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
 ]
-_QUICK = ("MLP",)
+_OFTEN = ("MLP", "BERT, dropout")  # each is most of a minute
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,12 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executor]:
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in _QUICK else pytest.param(name, marks=pytest.mark.thorough) for name in CASES],
+    [
+        pytest.param(
+            name, marks=(pytest.mark.thorough, *(() if name in _OFTEN else (pytest.mark.slow,)))
+        )
+        for name in CASES
+    ],
 )
 def test_the_step_of_a_gpu_takes_what_was_read_and_gives_the_same_gradients(
     name: str, executor: Executor
