@@ -116,6 +116,7 @@ class Audit:
         self._reach = Reach()
         self._in_reach = Results()  # of the step's own code, and told of by nobody
         self._has_reached = False  # in this step
+        self._accumulated = 0  # backwards, one after the other, that found gradients already
 
     @property
     def present(self) -> Present:
@@ -225,7 +226,7 @@ class Audit:
             keeps_graph: whether what was saved stays afterwards.
         """
         within = _about(device) if _torch.is_in_backward() else None
-        facts = (keeps_graph, self.present.has_gradients, within)
+        facts = (keeps_graph, self._gradients_there(within), within)
         situation = (names_behind(roots), *facts, *names_of(runs))
         self._noting = max(0, self._noting - 1)
         if self.is_known(situation, sizes_of_runs(runs)):
@@ -272,6 +273,17 @@ class Audit:
         for audit in audits:
             audit._noting = NOTED if is_again and not is_noted else 0
         return look._replace(situation=situation, is_partial=is_partial, is_apart=not runs)
+
+    def _gradients_there(self, within: int | None) -> int:
+        """Octaves of how many backwards in a row have found gradients, 0 where there are none.
+
+        A step that accumulates may hold more in its later backwards, as SAM does in its second
+        pass: each octave is a situation of its own.
+        """
+        has_gradients = self.present.has_gradients
+        if within is None:
+            self._accumulated = self._accumulated + 1 if has_gradients else 0
+        return max(has_gradients, self._accumulated.bit_length())
 
     def live_nbytes(self, runs: Sequence[Run], device: torch.device) -> int:
         """What is live while these runs wait for their backward, but for what eager code saved."""
