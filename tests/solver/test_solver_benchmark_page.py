@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from autoremat_solver import Plan
+from autoremat_solver.bounds import certified
 
 from tests.solver.test_solver_networks import transformer
 
@@ -270,6 +271,13 @@ def test_a_large_graph_has_to_be_quick_and_close_to_the_bound() -> None:
     assert promise.endswith("| 3 | 1 | solve/gpt2_96/50; solve/llama_96/25 |")
 
 
+@pytest.fixture
+def short_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a worker says does not depend on how long a bound is proven."""
+    monkeypatch.setattr(certified, "WORK", certified.WORK // 20)
+
+
+@pytest.mark.usefixtures("short_proof")
 def test_a_worker_answers_with_the_figures_of_a_checked_plan(tmp_path: Path) -> None:
     """A solve's row has budget, peak, time and bound, and says of which problem they are."""
     problem = transformer(3)
@@ -284,6 +292,7 @@ def test_a_worker_answers_with_the_figures_of_a_checked_plan(tmp_path: Path) -> 
     assert str(tmp_path) not in json.dumps(found)
 
 
+@pytest.mark.usefixtures("short_proof")
 def test_a_worker_leaves_a_stage_out(tmp_path: Path) -> None:
     """The stage is not tried, the plan is told by a digest; an unknown stage is refused."""
     file = tmp_path / "transformer.json"

@@ -81,7 +81,9 @@ def test_what_bounds_the_fastest_plan_bounds_plans_that_take_more(
     assert min(asked) >= everything + problem().resident_nbytes
 
 
-@pytest.mark.parametrize("share", [0.9, 1.0, 1.5])
+@pytest.mark.parametrize(
+    "share", [1.5, *(pytest.param(share, marks=pytest.mark.thorough) for share in (0.9, 1.0))]
+)
 def test_a_plan_without_its_certificate_is_the_one_that_has_it(
     share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,7 +44,7 @@ def test_lowering_passes_valid_plans_of_ever_smaller_peaks() -> None:
     assert peaks[-1] < highest
 
 
-@pytest.mark.parametrize("resident_nbytes", [0, 200_000])
+@pytest.mark.parametrize("resident_nbytes", [200_000, pytest.param(0, marks=pytest.mark.thorough)])
 def test_a_refusal_of_free_orders_names_what_annealing_comes_to(resident_nbytes: int) -> None:
     """It is lower than what the given order is lowered to, and a new solver meets it."""
     problem = replace(layered_graph(100, 0), resident_nbytes=resident_nbytes)
