@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import autoremat
 from autoremat.planning import pipeline
-from autoremat.session import reports, session
+from autoremat.session import capturing, reports
 from tests.tiny import ROWS, WIDTH, Layers, Residual, rows
 from tests.training import (
     UNBOUNDED,
@@ -142,7 +142,7 @@ STAGES = (
     (pipeline, "Solver"),
     (pipeline, "choose_by_simulation"),
     (reports, "explain"),
-    (session, "compile_eager"),
+    (capturing, "compile_eager"),
 )
 
 

@@ -30,8 +30,7 @@ class Capturing:
         """For graphs that run, or that are only planned."""
         self._setting, self._config = options.setting, options.inductor
         self._is_op_by_op = self._setting.compiler == "eager"
-        # None for Inductor's kernels.
-        self._executor: Executor | None = compile_eager if self._is_op_by_op or not runs else None
+        self._runs_kernels = runs and not self._is_op_by_op
 
     def compile(
         self,
@@ -51,7 +50,8 @@ class Capturing:
             executor: compiles forward and backward, if not what the options ask for.
             question: as for `compile_with_partition`.
         """
-        executor = executor or self._executor
+        if executor is None and not self._runs_kernels:
+            executor = compile_eager
         write_out_regions(module)
         if self._setting.stands_in and self._setting.spec is not None:
             with_attention_of(module, self._setting.spec.chip.capability)

@@ -17,7 +17,7 @@ from autoremat_solver import Solver
 from torch import Tensor, fx
 
 import autoremat.planning.pipeline
-import autoremat.session.session
+import autoremat.session.capturing
 from autoremat import _torch
 from autoremat.emit.op_by_op import compile_eager
 from autoremat.memory.meter import measure_peak
@@ -127,7 +127,7 @@ def sweep(
     FoundBefore.remove()  # a module may come twice in a test
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(autoremat.planning.pipeline, "choose_by_simulation", choose)
-        patch.setattr(autoremat.session.session, "compile_eager", compile_recording)
+        patch.setattr(autoremat.session.capturing, "compile_eager", compile_recording)
         outcome = step(optimized(make, UNBOUNDED, time_limit=1.0), inputs, loss_of)
     ((subject, solver),) = subjects
     return Planned(subject, solver, arguments[0]), outcome
