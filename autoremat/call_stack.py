@@ -12,6 +12,7 @@ gets a larger one, and what that leaves over holds the frames inside.
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import sys
@@ -59,18 +60,33 @@ def _is_between(frame: FrameType) -> bool:
 
 
 def _variables_of(frame: FrameType) -> list[Any]:
-    code, known = frame.f_code, frame.f_locals
+    code = frame.f_code
     if not code.co_flags & inspect.CO_OPTIMIZED:
         return []  # of a module or a class: what is named there is found by its names
+    if sys.version_info >= (3, 13):
+        return list(frame.f_locals.values())
+    # Here it is one copy, which a debugger, or code that asked for `locals()`, may have as well.
+    if sys.gettrace() is not None or _may_have_copy(code):
+        return []
+    known = frame.f_locals
     found = list(known.values())
-    # Before Python 3.13 it is a copy that the frame keeps, and with it whatever a variable stood
-    # for. Who called `locals()` may have it as well.
-    if type(known) is dict and sys.getrefcount(known) <= _REFERENCES_TO_A_COPY:
+    # The frame keeps the copy, and with it whatever a variable stood for.
+    if sys.getrefcount(known) <= _REFERENCES_TO_A_COPY:
         for name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
             known.pop(name, None)
     return found
 
 
+@functools.lru_cache(maxsize=256)
+def _may_have_copy(code: CodeType) -> bool:
+    """Whether a function may have asked for its variables, as `locals()` gives them."""
+    if _GIVE_LOCALS.isdisjoint(code.co_names):
+        return False  # at once: nearly all
+    named = (i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL")
+    return not _GIVE_LOCALS.isdisjoint(named)
+
+
+_GIVE_LOCALS = frozenset({"locals", "vars", "dir", "eval", "exec"})
 _REFERENCES_TO_A_COPY = 3  # the frame's, that of a variable, and that of the call which counts
 
 

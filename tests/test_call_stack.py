@@ -78,8 +78,11 @@ def test_no_variable_lives_longer_because_it_was_read():
     assert seen() is None
 
 
-def test_who_has_asked_for_variables_keeps_them():
+def test_who_has_asked_for_variables_keeps_them_as_they_were():
     thing = object()
     known = locals()
+    later = object()
     names_of_users()
     assert known["thing"] is thing
+    assert "later" not in known
+    assert later is not thing

@@ -384,6 +384,8 @@ class Steps:
     def backward_begins(self, roots: Roots, *, keeps_graph: bool) -> None:
         """A backward begins that may reach runs of its graphs; see `ledger.Owner`."""
         runs = self._runs_here
+        if not (runs or self.is_planned):  # nobody knows yet where graphs will run
+            return
 
         def account() -> dict[Run, tuple[Part, Beside]]:
             known = self._account

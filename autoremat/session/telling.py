@@ -32,6 +32,7 @@ class Told:
         self.fallbacks: dict[Fallback, None] = {}
         self._is_strict = is_strict
         self._peak_nbytes = 0  # the highest above the budget
+        self._apart_nbytes = 0  # the same of code in eager mode alone
         self._due: OverBudgetWarning | None = None  # to be told when the graph is planned
 
     def fall_back(self, code: str, *, cause: Exception | None = None, **facts: object) -> None:
@@ -71,11 +72,15 @@ class Told:
             is_leanest: whether no plan is known that takes less.
             is_apart: whether code in eager mode takes it while no planned graph waits.
         """
-        if peak_nbytes <= max(budget_nbytes, int(SAME * self._peak_nbytes)):
+        told_nbytes = self._apart_nbytes if is_apart else self._peak_nbytes
+        if peak_nbytes <= max(budget_nbytes, int(SAME * told_nbytes)):
             return
-        if not is_news(budget_nbytes, peak_nbytes, is_final=is_final):
+        if not is_apart and not is_news(budget_nbytes, peak_nbytes, is_final=is_final):
             return
-        self._peak_nbytes = peak_nbytes
+        if is_apart:
+            self._apart_nbytes = peak_nbytes
+        else:
+            self._peak_nbytes = peak_nbytes
         self._due = OverBudgetWarning(None, budget_nbytes, peak_nbytes)
         self._due.is_planned_anew, self._due.is_leanest = is_planned_anew, is_leanest
         self._due.is_apart = is_apart

@@ -20,10 +20,10 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from autoremat import _torch
 from autoremat.memory.meter import (
@@ -187,7 +187,8 @@ class Audit:
 
     def at_inference(self) -> None:
         """A call without gradients begins: what it makes is no data."""
-        self._reach.note_data()
+        with suppress(Exception):
+            self._reach.note_data()
 
     def at_end(self, runs: Sequence[Run], outputs: Sequence[Any], device: torch.device) -> None:
         """A call of the model has ended: what code in eager mode has saved in it stays."""
@@ -218,7 +219,7 @@ class Audit:
 
         Args:
             runs: those that are open on the device; without any, it may still be a step's: a loss
-                of results that were made without gradients.
+                of what graphs have returned without gradients.
             roots: where the backward begins.
             device: of the session's graphs.
             account: of the runs that are the session's own: the graph, and what the step's own
@@ -228,10 +229,11 @@ class Audit:
         within = _about(device) if _torch.is_in_backward() else None
         facts = (keeps_graph, self._gradients_there(within), within)
         situation = (names_behind(roots), *facts, *names_of(runs))
-        self._noting = max(0, self._noting - 1)
+        if runs:
+            self._noting = max(0, self._noting - 1)
         if self.is_known(situation, sizes_of_runs(runs)):
             return None
-        if not runs and (within is not None or not _reaches_results(roots)):
+        if not runs and (within is not None or not self._reaches_results(roots, device)):
             return None
         parts = account()
         if within is None:
@@ -285,6 +287,12 @@ class Audit:
             self._accumulated = self._accumulated + 1 if has_gradients else 0
         return max(has_gradients, self._accumulated.bit_length())
 
+    def _reaches_results(self, roots: Roots, device: torch.device) -> bool:
+        """Whether a backward makes gradients of what calls of the model without any have made."""
+        made = {key for key, _ in returned_storages(device)} | self.present.brought(device).keys()
+        leaves = filter(_torch.accumulates, nodes_behind(first_nodes(roots)))
+        return any(not made.isdisjoint(storage_identities([leaf.variable])) for leaf in leaves)
+
     def live_nbytes(self, runs: Sequence[Run], device: torch.device) -> int:
         """What is live while these runs wait for their backward, but for what eager code saved."""
         return self._held(runs, device).live_nbytes(runs)
@@ -327,7 +335,8 @@ class Audit:
         """What the step's own code holds now."""
         self._has_reached = True
         self._in_reach.clear()
-        self._in_reach.note(self._reach.tensors())
+        with suppress(Exception):  # objects of the user's may answer anything; a look goes on
+            self._in_reach.note(self._reach.tensors())
 
     def _standing(self, device: torch.device) -> list[Standing]:
         """What this model holds while forwards run, and what those around its graphs do."""
@@ -367,15 +376,6 @@ def _is_run(root: torch.Tensor) -> bool:
 def _tensors_of(roots: Roots) -> list[torch.Tensor]:
     """Where a backward begins, but for edges."""
     return [root for root in roots if isinstance(root, torch.Tensor)]
-
-
-def _reaches_results(roots: Roots) -> bool:
-    """Whether a backward makes gradients of anything but parameters.
-
-    Then what begins may be a step's loss, of results that its graphs have made without gradients.
-    """
-    leaves = filter(_torch.accumulates, nodes_behind(first_nodes(roots)))
-    return any(not isinstance(leaf.variable, nn.Parameter) for leaf in leaves)
 
 
 def _about(device: torch.device, runs: Sequence[Run] | None = None) -> int:

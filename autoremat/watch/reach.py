@@ -8,6 +8,7 @@ holds no tensor; single tensors that were there before the first step are data, 
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -25,6 +26,7 @@ from autoremat.memory.meter import gradients_of, storage_identities, storages_of
 
 DEPTH = 4  # of containers and attributes, from a variable on
 MOST = 4000  # things that are looked at, those next to the step's own code first
+_PLAIN = frozenset({bool, bytes, complex, float, int, str, type(None)})
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _CLOSED = frozenset({"autoremat", "builtins", "torch"})  # whose objects hold nothing of the user's
 
@@ -39,7 +41,7 @@ class Reach:
     def note_data(self) -> None:
         """The first step begins, unless one has."""
         if self._data is None:
-            single, _ = _in_reach()
+            single, _ = _in_reach(of_all=True)
             storages = (storage for tensor in single for storage in storages_of(tensor))
             self._data = {_torch.storage_identity(s): StorageWeakRef(s) for s in storages}
 
@@ -61,24 +63,27 @@ def _untrained(module: nn.Module) -> list[torch.Tensor]:
     return [t for t in (*parameters, *module.buffers()) if not is_lazy(t)]
 
 
-def _in_reach() -> tuple[list[torch.Tensor], list[nn.Module]]:
+def _in_reach(*, of_all: bool = False) -> tuple[list[torch.Tensor], list[nn.Module]]:
     """Real tensors that code can name, and their gradients; and modules."""
-    things = list(_things_in_reach())
+    things = list(_things_in_reach(of_all))
     single = [thing for thing in things if isinstance(thing, torch.Tensor)]
     return single + gradients_of(single), [t for t in things if isinstance(t, nn.Module)]
 
 
-def _things_in_reach() -> Iterator[torch.Tensor | nn.Module]:
+def _things_in_reach(of_all: bool) -> Iterator[torch.Tensor | nn.Module]:
     """Each once; single tensors only of the function that calls the model, or a backward.
 
     What those around it hold may be of another step, or of none.
+
+    Args:
+        of_all: whether single tensors are those of all functions.
     """
     seen: set[int] = set()
     for number, values in enumerate(named_by_users()):
         for depth in range(DEPTH):
             inner: list[Any] = []
             for value in values:
-                if id(value) in seen or len(seen) > MOST:
+                if type(value) in _PLAIN or id(value) in seen or len(seen) > MOST:
                     continue
                 seen.add(id(value))
                 # `isinstance` would ask proxies for their class and run their code.
@@ -86,7 +91,7 @@ def _things_in_reach() -> Iterator[torch.Tensor | nn.Module]:
                     yield value
                 elif not issubclass(type(value), torch.Tensor):
                     inner += _held_by(value, is_named=not depth)
-                elif not number and _is_real(value):
+                elif (of_all or not number) and _is_real(value):
                     yield value
             values = inner
 
@@ -107,16 +112,16 @@ def _held_by(value: Any, *, is_named: bool) -> Iterable[Any]:
     kind = type(value)
     container = next((one for one in _CONTAINERS if issubclass(kind, one)), None)
     if container is not None:
-        return list(container.__iter__(value))
+        return itertools.islice(container.__iter__(value), MOST)
     if issubclass(kind, dict):
-        return list(dict.values(value))
+        return itertools.islice(dict.values(value), MOST)
     if kind is MethodType:
         return (value.__self__, value.__func__)
     if kind is FunctionType:
         if not is_named:
             return ()
         return [*_cells_of(value), *globals_of(value.__code__, value.__globals__)]
-    is_closed = kind.__module__.partition(".")[0] in _CLOSED
+    is_closed = str(kind.__module__).partition(".")[0] in _CLOSED
     if issubclass(kind, type) or (is_closed and not issubclass(kind, torch.optim.Optimizer)):
         return ()
     with suppress(AttributeError):

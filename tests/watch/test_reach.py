@@ -171,6 +171,15 @@ def test_a_loss_that_takes_more_than_the_budget_by_itself_is_told():
     assert budget < highest <= max(over.predicted_nbytes for over in warned)
 
 
+def test_a_backward_of_anything_else_is_not_the_models():
+    """Also after a call without gradients, and with leaves that are no parameters."""
+    encoder = optimised(resident_nbytes(encoder_of(), BATCH) + (1 << 20))
+    with torch.no_grad():
+        encoder(BATCH)
+    weights = torch.ones(1 << 20, requires_grad=True)
+    assert not told(lambda: (weights * 2).tanh().square().sum().backward())
+
+
 def test_data_and_models_in_training_are_not_what_a_step_holds():
     """They were there before the first step, and this step does not show whether it needs them."""
     data = [many_rows(512) for _ in range(20)]
@@ -227,6 +236,30 @@ def test_single_tensors_are_found_with_their_gradients_once_they_are_new():
     assert {id(cached), id(cached.grad), id(inner)} <= found
     assert id(data) not in found
     assert takes() is inner
+
+
+def test_data_of_functions_around_the_one_that_calls_first_is_data():
+    """One takes the loss, another begins its backward; the data are the script's."""
+    data, reach = [torch.ones(3) for _ in range(5)], Reach()
+
+    def take_loss() -> None:
+        reach.note_data()
+
+    take_loss()
+    cached = torch.ones(2)
+    found = {id(tensor) for tensor in reach.tensors()}
+    assert id(cached) in found
+    assert not {id(tensor) for tensor in data} & found
+
+
+def test_what_is_found_does_not_end_at_a_vocabulary():
+    """Numbers and words are nothing to look into."""
+    words, numbers = {str(n): n for n in range(20_000)}, list(range(20_000))
+    reach = Reach()
+    reach.note_data()
+    cached = [torch.ones(2)]
+    assert len(words) == len(numbers)
+    assert any(tensor is cached[0] for tensor in reach.tensors())
 
 
 def test_what_was_data_is_none_any_more_once_it_has_gone():
