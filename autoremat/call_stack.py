@@ -77,9 +77,11 @@ def _variables_of(frame: FrameType) -> list[Any]:
     return found
 
 
-@functools.lru_cache(maxsize=256)
 def _may_have_copy(code: CodeType) -> bool:
-    """Whether a function may have asked for its variables, as `locals()` gives them."""
+    """Whether a function may have asked for its variables, as `locals()` gives them.
+
+    No answer is kept by its code: what Dynamo has compiled lives as long as that does.
+    """
     if _GIVE_LOCALS.isdisjoint(code.co_names):
         return False  # at once: nearly all
     named = (i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL")
