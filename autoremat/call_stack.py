@@ -38,15 +38,17 @@ def users_level() -> int:
     return level
 
 
-def named_by_users() -> Iterator[list[Any]]:
+def named_by_users() -> Iterator[tuple[object, list[Any]]]:
     """What the user's functions that run now have in variables or name in their module.
 
-    One list for each of them, the innermost first.
+    For each of them, the innermost first: what it is a method of, or None; and what it names.
     """
     frame = inspect.currentframe()
     while frame is not None:
         if not _is_between(frame):
-            yield [*_variables_of(frame), *globals_of(frame.f_code, frame.f_globals)]
+            names, found = frame.f_code.co_varnames[:1], _variables_of(frame)
+            owner = found[0] if found and names == ("self",) else None
+            yield owner, [*found, *globals_of(frame.f_code, frame.f_globals)]
         frame = frame.f_back
 
 

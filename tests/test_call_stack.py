@@ -60,7 +60,7 @@ def test_the_users_line_is_the_first_that_is_neither_ours_nor_torchs():
 
 
 def names_of_users():
-    return [value for values in named_by_users() for value in values]
+    return [value for _, values in named_by_users() for value in values]
 
 
 def test_variables_and_globals_of_the_user_s_functions_are_read():

@@ -116,7 +116,6 @@ class Audit:
         self._reach = Reach()
         self._in_reach = Results()  # of the step's own code, and told of by nobody
         self._has_reached = False  # in this step
-        self._accumulated = 0  # backwards, one after the other, that found gradients already
 
     @property
     def present(self) -> Present:
@@ -227,7 +226,7 @@ class Audit:
             keeps_graph: whether what was saved stays afterwards.
         """
         within = _about(device) if _torch.is_in_backward() else None
-        facts = (keeps_graph, self._gradients_there(within), within)
+        facts = (keeps_graph, self.present.has_gradients, within)
         situation = (names_behind(roots), *facts, *names_of(runs))
         if runs:
             self._noting = max(0, self._noting - 1)
@@ -275,17 +274,6 @@ class Audit:
         for audit in audits:
             audit._noting = NOTED if is_again and not is_noted else 0
         return look._replace(situation=situation, is_partial=is_partial, is_apart=not runs)
-
-    def _gradients_there(self, within: int | None) -> int:
-        """Octaves of how many backwards in a row have found gradients, 0 where there are none.
-
-        A step that accumulates may hold more in its later backwards, as SAM does in its second
-        pass: each octave is a situation of its own.
-        """
-        has_gradients = self.present.has_gradients
-        if within is None:
-            self._accumulated = self._accumulated + 1 if has_gradients else 0
-        return max(has_gradients, self._accumulated.bit_length())
 
     def _reaches_results(self, roots: Roots, device: torch.device) -> bool:
         """Whether a backward makes gradients of what calls of the model without any have made."""

@@ -75,7 +75,7 @@ def trained(model: nn.Module, steps: int = 4, x: Tensor | None = None) -> nn.Mod
 
 def planned(model: nn.Module, budget: int, *, compiles_blocks: bool) -> nn.Module:
     """Optimise a model, or let a backend compile its blocks; what a report is asked of."""
-    given = {"compiler": "eager", "verbose": False, "time_limit": 2.0}
+    given = {"compiler": "eager", "verbose": False, "time_limit": 20.0}
     if not compiles_blocks:
         return autoremat.optimize(model, budget, **given)
     for block in model.blocks:
