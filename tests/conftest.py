@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,9 @@ from autoremat_solver.bounds import certified
 from hypothesis import settings
 
 SOLVER = Path(__file__).parent / "solver"
-OF_COSTS = Path(__file__).parent / "cost"
+# Tests of costs; and of sharded models, of which some plans, such as those that nominal times lead
+# to, take up to 5 % more than is predicted (docs/limits.md).
+MEASURED = {Path(__file__).parent / "cost", Path(__file__).parent / "session" / "test_sharded.py"}
 
 settings.register_profile("repeatable", derandomize=True)
 settings.register_profile("nightly", max_examples=5000, print_blob=True)
@@ -64,14 +67,15 @@ def short_proofs(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def times_that_load_does_not_change(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Operators run once and are priced by what they move and compute, but in the tests of costs.
+    """Operators run once and are priced by what they move and compute, but where said above.
 
     Which plan is best, and by how much, is then the same on every machine at every load. What
     other processes do, which a test starts, is measured, and kept under other keys.
     """
-    op_times: Any = sys.modules.get("autoremat.cost.op_times")
+    is_measured = not MEASURED.isdisjoint([request.path, *request.path.parents])
     with pytest.MonkeyPatch.context() as patch:
-        if op_times is not None and OF_COSTS not in request.path.parents:
+        if {"autoremat", "torch"} <= sys.modules.keys() and not is_measured:
+            op_times = importlib.import_module("autoremat.cost.op_times")
             key_of = op_times.call_key
             patch.setattr(op_times, "call_key", lambda call: f"nominal|{key_of(call)}")
             patch.setattr(op_times, "call_time_us", functools.partial(_nominal_us, op_times))
