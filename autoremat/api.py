@@ -36,6 +36,7 @@ from autoremat.optimized import (
 )
 from autoremat.reporting import Report
 from autoremat.session.members import as_one
+from autoremat.session.session import Session
 from autoremat.session.training import Training
 
 # One module, or several that share a budget.
@@ -275,17 +276,21 @@ def _obstacle(modules: Sequence[nn.Module], *, is_helper: bool) -> FallbackWarni
 def report(model: nn.Module) -> Report:
     """What was planned for an optimised model, or one compiled with our backend.
 
+    Where batches are accumulated, steps may run by two plans: it is of the one that takes more.
     Of a block that was compiled by itself, it is the report of all blocks with its options.
 
     Raises:
         ValueError: if the model was not optimised, or has not run a training step yet.
     """
-    session = session_behind(model.parameters())
-    if session is None or isinstance(_torch.compiled_call(model), OptimizedCall):
-        session = optimized_call(model).session
-    if not session.steps.is_planned and not session.told.fallbacks:
+    planned: Session | Training | None = None
+    if not isinstance(_torch.compiled_call(model), OptimizedCall):
+        planned = session_behind(model.parameters())
+    if planned is None:
+        planned = optimized_call(model).training
+    found = planned.report()
+    if not found.graphs and not found.fallbacks:
         raise ValueError("Nothing is planned yet: that happens at the first training call.")
-    return session.report()
+    return found
 
 
 def save_plan(model: nn.Module, path: str | Path) -> None:

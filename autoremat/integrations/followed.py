@@ -219,10 +219,9 @@ class Followed:
             self._is_deaf = True
 
     def _planned_figures(self) -> dict[str, float]:
-        call = self._call
-        if call is None or not call.session.steps.is_planned:
+        if self._call is None or not self.is_planned:
             return {}
-        steps = call.session.steps
+        steps = self._call.training.highest.steps
         if self._seen.get("autoremat/predicted_peak_bytes") != steps.peak_nbytes:
             self._seen = {
                 "autoremat/budget_bytes": steps.budget_nbytes,

@@ -25,7 +25,7 @@ from autoremat.reporting.waiting import Waiting
 SCHEMA = "autoremat.report/4"
 # Names of facts.
 LEFT_OUT, ASSUMED, COMMUNICATED = "Not on the curve", "Assumed", "Communication"
-SIZES = "Sizes"
+SIZES, OTHERWISE = "Sizes", "Otherwise"
 
 
 class ValueAction(StrEnum):
@@ -349,6 +349,11 @@ class Report:
     def sizes(self) -> tuple[str, ...]:
         """For which ranges of sizes plans were made, and how far that is proven."""
         return tuple(fact.text for fact in self.facts if fact.name == SIZES)
+
+    @property
+    def otherwise(self) -> tuple[str, ...]:
+        """Of other plans, by which steps that find other gradients run."""
+        return tuple(fact.text for fact in self.facts if fact.name == OTHERWISE)
 
     @property
     def communication(self) -> tuple[str, ...]:

@@ -114,6 +114,7 @@ def _facts(report: Report) -> Iterable[str]:
         "Peak at": _peak_place(report),
         "Formula": formula_text(report),
         "Sizes": "; ".join(report.sizes),
+        "Otherwise": "; ".join(report.otherwise),
         "Step time": _times(report),
         "Offloaded": offloaded_text(report),
         "Kernels": code_text(report),

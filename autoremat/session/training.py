@@ -21,19 +21,34 @@ from autoremat import _torch
 from autoremat.ask.budget import LEAST, Budget
 from autoremat.ask.options import Options
 from autoremat.memory.residents import Resident
+from autoremat.reporting import OTHERWISE, Fact, Report
 from autoremat.session.lockstep import Lockstep
 from autoremat.session.members import Members, kind_of
 from autoremat.session.session import Session
 from autoremat.session.steps import REPLANS, Steps
+from autoremat.units import format_nbytes
 
 
 @dataclass
 class _Variant:
-    """One plan: for steps that find gradients of these parameters, of so many bytes."""
+    """One plan: for steps that find gradients of these parameters, of so many bytes.
+
+    Attributes:
+        session: made it.
+        gradients: by identity of their parameters, bytes.
+        is_in_use: whether it has run since the newest plan was made.
+        steps: that began where memory is free to measure.
+    """
 
     session: Session
     gradients: dict[int, int]
+    is_in_use: bool = False
     steps: int = 0
+
+    def __str__(self) -> str:
+        peak, gradients_nbytes = self.session.steps.peak_nbytes, sum(self.gradients.values())
+        beside = f"beside {format_nbytes(gradients_nbytes)} of" if gradients_nbytes else "without"
+        return f"a step {beside} gradients, with a plan of its own, takes {format_nbytes(peak)}"
 
 
 class Shared(NamedTuple):
@@ -72,6 +87,22 @@ class Training:
     def session(self) -> Session:
         """The session of the latest training call."""
         return self._current.session
+
+    @property
+    def highest(self) -> Session:
+        """The session of the plan that takes the most, of those that steps run by."""
+        return self._in_use()[0].session
+
+    def report(self) -> Report:
+        """Of the plan that takes the most, of those that steps run by; the other is named."""
+        first, *others = self._in_use()
+        found = first.session.report()
+        return replace(found, facts=(*found.facts, *(Fact(OTHERWISE, str(o)) for o in others)))
+
+    def _in_use(self) -> list[_Variant]:
+        """The plans that steps run by, the highest first; before there are any, the latest."""
+        planned = [v for v in self._variants if v.is_in_use and v.session.steps.is_planned]
+        return sorted(planned, key=lambda v: -v.session.steps.peak_nbytes) or [self._current]
 
     def add(
         self, modules: Sequence[nn.Module], optimizers: Sequence[Any], options: Options
@@ -116,6 +147,7 @@ class Training:
         if not self.session.steps.goes_on:
             self.members.begin_step()
             self._current = self._variant_now()
+            self._current.is_in_use = True
             self._measure_where_free(self._current)
         self.members.note_given(inputs, caller)
         self.session.steps.begin()
@@ -207,6 +239,8 @@ class Training:
             if is_least or sum(more) <= max(0, steps.budget_nbytes - steps.peak_nbytes):
                 return variant
         self._options = self._variants[0].session.steps.options  # "auto" is a number by now
+        for variant in self._variants:
+            variant.is_in_use = False
         self._variants.append(self._new_variant())
         return self._variants[-1]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 import autoremat
 import autoremat.session.session
 from autoremat.memory.meter import measure_peak, resident_nbytes
+from tests.session.residual_blocks import ResidualBlocks
 from tests.tiny import WIDTH, Chain, Residual, many_rows, rows
 from tests.training import (
     UNBOUNDED,
@@ -107,6 +110,63 @@ def test_accumulated_gradients_keep_the_budget():
         warnings.simplefilter("ignore", autoremat.OverBudgetWarning)
         peak = resident + measure_peak(lambda: model(batch).backward(), device="cpu")
     assert peak <= found.save_all or autoremat.report(model).predicted_peak_nbytes >= peak
+
+
+class Accumulating(ResidualBlocks):
+    """Its gradients leave a second plan no room for some of what the first one saves."""
+
+    def __init__(self) -> None:
+        super().__init__(32, 8)
+
+
+X = torch.randn(256, 32, generator=torch.Generator().manual_seed(1))
+
+
+def accumulated(model: nn.Module, take: Callable[[Callable[[], object]], int]) -> list[int]:
+    """What is taken of each of three backwards, the first of which finds no gradients."""
+    model.zero_grad(set_to_none=True)
+    return [resident_nbytes(model, X) + take(lambda: model(X).backward()) for _ in range(3)]
+
+
+def accumulated_peak_nbytes(model: nn.Module) -> int:
+    """Of a step after three others."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", autoremat.OverBudgetWarning)
+        for _ in range(3):
+            accumulated(model, lambda run: int(run() is not None))
+    return max(accumulated(model, functools.partial(measure_peak, device="cpu")))
+
+
+@pytest.mark.parametrize(
+    ("share", "other"), [(0.6, "without gradients"), (0.65, "beside 271.5 kB of gradients")]
+)
+def test_of_two_plans_of_a_step_the_report_is_of_the_higher_one(share: float, other: str):
+    """With or without gradients, whichever takes more; the other is named."""
+    budget = int(share * accumulated_peak_nbytes(optimized(Accumulating, UNBOUNDED)))
+    torch._dynamo.reset()
+    model = optimized(Accumulating, budget)
+    measured = accumulated_peak_nbytes(model)
+    report = autoremat.report(model)
+    assert measured == report.predicted_peak_nbytes <= budget
+    assert len(report.otherwise) == 1
+    assert other in report.otherwise[0]
+    assert report.otherwise[0] in report.summary(width=200)
+
+
+@pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")
+def test_a_plan_that_no_step_runs_by_any_more_is_not_reported():
+    """Gradients are zeroed in place: only the first step found none."""
+    budget = int(0.65 * accumulated_peak_nbytes(optimized(Accumulating, UNBOUNDED)))
+    torch._dynamo.reset()
+    model = optimized(Accumulating, budget)
+    for _ in range(4):
+        model(X).backward()
+        model.zero_grad(set_to_none=False)
+    resident = resident_nbytes(model, X)
+    measured = resident + measure_peak(lambda: model(X).backward(), device="cpu")
+    report = autoremat.report(model)
+    assert report.otherwise == ()
+    assert measured == report.predicted_peak_nbytes <= budget
 
 
 class Wide(nn.Module):

@@ -200,16 +200,17 @@ def accumulated_peak_nbytes(model: nn.Module, steps: int) -> int:
 @pytest.mark.usefixtures("four_processes")
 @pytest.mark.parametrize("compiles_blocks", [False, True])
 @pytest.mark.parametrize("types", PRECISIONS.values(), ids=PRECISIONS)
+@pytest.mark.parametrize("share", [0.7, 0.85])
 @pytest.mark.thorough
 def test_accumulation_without_reduction_is_planned(
-    types: dict[str, torch.dtype], compiles_blocks: bool
+    share: float, types: dict[str, torch.dtype], compiles_blocks: bool
 ):
     """Gradients that wait, in whatever type, are there and are added to."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     policy = MixedPrecisionPolicy(**types)
     plain = sharded(make_seeded(Blocks), mp_policy=policy)
-    budget = int(0.7 * accumulated_peak_nbytes(plain, 2))
+    budget = int(share * accumulated_peak_nbytes(plain, 2))
     torch._dynamo.reset()
     model = sharded(make_seeded(Blocks), mp_policy=policy)
     reported = planned(model, budget, compiles_blocks=compiles_blocks)
