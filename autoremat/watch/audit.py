@@ -2,8 +2,8 @@
 
 Enters: the runs that are open when a forward or a backward begins, of all planned models. Leaves:
 how much more is live than the step's own account says, as an `Around`. Guarantees: each situation
-(the open runs, where the backward begins, whether gradients exist) is looked into twice at most, so
-that steps which are all alike cost nothing.
+(the open runs, where the backward begins, whether gradients exist) is looked into at its first,
+second, fourth, eighth occurrence, and so on: steps which are all alike cost nothing at last.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from autoremat.watch.standing import Standing, Together, known_or_found, of_root
 NODES_OF_A_LOSS = 32  # that tell it from another
 EAGER_MARGIN = 1.1  # of what eager code is foreseen to make, for what of it cannot be seen
 PER_OCTAVE = 64  # sizes of what graphs have returned that count as different: by about 1 %
-LOOKS = 2  # at each situation: the first may come before lazy state exists
 NOTED = 8  # backwards until whose forwards are noted again, for one that was looked at without
+LOOKS = 2  # within a backward
 PARTIAL_LOOKS = 8  # beside these, where a forward was not noted, or a checkpoint did not run yet
 
 
@@ -286,12 +286,18 @@ class Audit:
         return self._held(runs, device).live_nbytes(runs)
 
     def is_known(self, situation: Hashable, sizes: tuple[int, ...] = ()) -> bool:
-        """Whether a situation needs no look any more, at these sizes or larger ones."""
+        """Whether a situation needs no look now, at these sizes or larger ones.
+
+        Its first two occurrences do: the first may come before lazy state exists. So do the 4th,
+        the 8th, and so on: what a step's own code holds may come after some of its batches. Within
+        a backward, which reruns its checkpoints one by one, no more do.
+        """
         seen = self._seen[situation]
-        looks = sum(n for other, n in seen.items() if all(map(operator.le, sizes, other)))
-        if looks < LOOKS:
-            seen[sizes] += 1
-        return looks >= LOOKS
+        known = (other for other in seen if all(map(operator.le, sizes, other)))
+        key = next(known, sizes)
+        before = seen[key]
+        seen[key] += 1
+        return before >= LOOKS if _torch.is_in_backward() else before & (before + 1) != 0
 
     def _held(self, runs: Sequence[Run], device: torch.device, roots: Roots = ()) -> _Held:
         """By all models that take part in the step, and by losses that eager code has made."""

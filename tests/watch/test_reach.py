@@ -70,6 +70,23 @@ def perturbed(encoder: nn.Module) -> None:
             parameter.sub_(distance)
 
 
+def perturbed_in_parts(encoder: nn.Module) -> None:
+    """The same, each time with the gradients of several batches: most find the first ones."""
+    encoder.zero_grad(set_to_none=True)
+    for _ in range(8):
+        encoder(BATCH).square().mean().backward()
+    with torch.no_grad():
+        moved = {parameter: 1e-2 * parameter.grad for parameter in encoder.parameters()}
+        for parameter, distance in moved.items():
+            parameter.add_(distance)
+    encoder.zero_grad(set_to_none=True)
+    for _ in range(8):
+        encoder(BATCH).square().mean().backward()
+    with torch.no_grad():
+        for parameter, distance in moved.items():
+            parameter.sub_(distance)
+
+
 def beside_a_reference(encoder: nn.Module, reference: nn.Module) -> None:
     """Targets of a model that nobody has told of."""
     encoder.zero_grad(set_to_none=True)
@@ -119,6 +136,7 @@ def in_eval_mode() -> nn.Module:
     [
         (functools.partial(cached_gradients, loss_of=one_by_one), None, 0.8),
         (perturbed, None, 0.8),
+        (perturbed_in_parts, None, 0.7),
         (beside_a_reference, frozen, 0.8),
         (beside_a_reference, in_eval_mode, 0.8),
     ],
