@@ -54,15 +54,15 @@ class Allotted:
 
     Attributes:
         graph: its name.
-            first_run: the number, among the runs of its graph, from which on it applies: 0 for all
-            but the second plan of a graph.
+        first_run: given for the second plan of a graph: the number, among the runs of that, from
+            which on it applies.
         found: what is held beside it.
         kept_nbytes: what it may keep from forward to backward; None if nothing runs in between.
         budget_nbytes: of the whole step; or the smallest peak found, if that is above it.
     """
 
     graph: str
-    first_run: int
+    first_run: int | None
     found: Beside
     kept_nbytes: int | None
     budget_nbytes: int
@@ -70,7 +70,7 @@ class Allotted:
     @property
     def plan(self) -> str:
         """Its name."""
-        return richer(self.graph) if self.first_run else self.graph
+        return self.graph if self.first_run is None else richer(self.graph)
 
     def place(self, subject: Subject, around: Around) -> Subject:
         """The graph with what the others take from the budget.
@@ -96,6 +96,7 @@ class Runs:
         gradients: by run, what its backward returns.
         regions: by run, of which checkpoint it is in.
         existing_nbytes: gradients that exist before it.
+        spare: by run, whether it is one that no step has had.
         is_nested: whether the backward of a later run comes first.
     """
 
@@ -104,6 +105,7 @@ class Runs:
     gradients: Sequence[Returned]
     regions: Sequence[Region]
     existing_nbytes: int
+    spare: Sequence[bool]
     is_nested: bool = True
 
     @property
@@ -220,6 +222,7 @@ def _shared(runs: Runs, ways: Sequence[Set[Way]], around: Around) -> Shared:
         runs.regions,
         around,
         runs.existing_nbytes,
+        runs.spare,
         runs.is_nested,
         runs.reduced_nbytes,
     )
@@ -229,7 +232,7 @@ def _allotted(
     runs: Runs, shared: Shared, shares: Sequence[Share], budget_nbytes: int
 ) -> Iterator[Allotted]:
     plans = [plan for n, share in enumerate(shares) for plan in _plans(n, share, shared)]
-    order = _by_plan(runs.order, plans, len(shares))
+    order = _by_plan(runs, plans, len(shares))
     names, parts = list(runs.parts), list(runs.parts.values())
     of_plans = {f"plan {n}": parts[plan.graph] for n, plan in enumerate(plans)}
     by_plan = replace(runs, parts=of_plans, order=order)
@@ -250,32 +253,37 @@ class _Plan(NamedTuple):
     Attributes:
         graph: its number.
         way: what the plan is to be like.
-        first_run: the number, among the runs of its graph, from which on it applies.
+        first_run: as of `Allotted`.
     """
 
     graph: int
     way: Way
-    first_run: int = 0
+    first_run: int | None = None
 
 
 def _plans(number: int, share: Share, shared: Shared) -> Iterator[_Plan]:
     """The plan of a graph, or the lean and the rich one."""
-    ways, runs = shared.members[number].ways, shared.runs_of(number)
-    if share.rich_runs < runs:
+    ways, lean_runs = shared.members[number].ways, shared.runs_of(number) - share.rich_runs
+    if not share.rich_runs or lean_runs or shared.has_spare(number):
         yield _Plan(number, ways[share.lean])
-    if share.rich_runs:
-        yield _Plan(number, ways[share.rich], runs - share.rich_runs)
+        if share.rich_runs:
+            yield _Plan(number, ways[share.rich], lean_runs)
+    else:
+        yield _Plan(number, ways[share.rich])
 
 
-def _by_plan(order: Sequence[int], plans: Sequence[_Plan], graphs: int) -> list[int]:
+def _by_plan(runs: Runs, plans: Sequence[_Plan], graphs: int) -> list[int]:
     """The number of each run by the plan that it gets, those of layers behind those of plans."""
     seen = Counter[int]()
     found = []
-    for number in order:
-        applies = [
-            n for n, p in enumerate(plans) if p.graph == number and p.first_run <= seen[number]
-        ]
-        found.append(applies[-1] if applies else len(plans) + number - graphs)
+    for number, spare in zip(runs.order, runs.spare, strict=True):
+        if number >= graphs:
+            found.append(len(plans) + number - graphs)
+            continue
+        first, *second = (n for n, plan in enumerate(plans) if plan.graph == number)
+        rich_from = plans[second[0]].first_run if second else None
+        is_rich = rich_from is not None and rich_from <= seen[number] and not spare
+        found.append(second[0] if is_rich else first)
         seen[number] += 1
     return found
 
@@ -293,17 +301,29 @@ def _evenly(runs: Runs, budget_nbytes: int, around: Around) -> list[tuple[Beside
         ways = [_between(lean, rich, share) for lean, rich in pairs]
         crossing = [way.crossing_nbytes for way in ways]
         found = runs.beside(crossing, around)
-        peaks = (
-            part.resident_nbytes + way.peak_beside(each)
-            for part, way, each in zip(parts, ways, found, strict=True)
-        )
-        return max(peaks) <= budget_nbytes, list(zip(found, crossing, strict=True))
+        peak_nbytes = _peak_of(parts, ways, found)
+        return peak_nbytes <= budget_nbytes, list(zip(found, crossing, strict=True))
 
     low, high = 0.0, 1.0
     while high - low > _FINENESS and not at(high)[0]:
         middle = (low + high) / 2
         low, high = (middle, high) if at(middle)[0] else (low, middle)
     return at(high)[1] if at(high)[0] else at(low)[1]
+
+
+def leanest_nbytes(runs: Runs, around: Around) -> int:
+    """About what a step takes in which all graphs keep the least."""
+    parts = list(runs.parts.values())
+    ways = [_ends(part)[0] for part in parts]
+    return _peak_of(parts, ways, runs.beside([way.crossing_nbytes for way in ways], around))
+
+
+def _peak_of(parts: Sequence[Part], ways: Sequence[Way], found: Sequence[Beside]) -> int:
+    """The highest of graphs that go these ways beside others."""
+    return max(
+        part.resident_nbytes + way.peak_beside(each)
+        for part, way, each in zip(parts, ways, found, strict=True)
+    )
 
 
 def _ends(part: Part) -> tuple[Way, Way]:

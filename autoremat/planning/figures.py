@@ -196,9 +196,7 @@ class Figures:
     @functools.cached_property
     def gradients_nbytes(self) -> int:
         """See `KeptFigures`."""
-        returned = gradients_by_input(self._subject.joint)
-        gradients = [returned[n] for n in self._subject.joint.static_inputs if n in returned]
-        return self._subject.lowered.storages.total_nbytes(gradients)
+        return trained_nbytes(self._subject)
 
     @functools.cached_property
     def gradients(self) -> tuple[Gradient, ...]:
@@ -251,6 +249,13 @@ def gradients_by_input(joint: JointGraph) -> dict[fx.Node, fx.Node]:
     gradients = results[joint.num_fwd_outputs :]
     pairs = zip(joint.primals, gradients, strict=False)  # effect tokens follow
     return {node: gradient for node, gradient in pairs if isinstance(gradient, fx.Node)}
+
+
+def trained_nbytes(subject: Subject) -> int:
+    """Bytes of gradients of parameters that a graph's backward returns."""
+    returned = gradients_by_input(subject.joint)
+    gradients = [returned[n] for n in subject.joint.static_inputs if n in returned]
+    return subject.lowered.storages.total_nbytes(gradients)
 
 
 def may_repeat(joint: JointGraph) -> bool:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import weakref
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ class Ran:
         is_kept: whether a backward has gone through it that keeps its graph.
         again_nbytes: gradients of parameters of which later runs return some as well.
         adding_nbytes: what autograd takes to add to one of them, as its backward ends.
+        is_spare: whether no step has had it: plans leave room for it.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Ran:
     is_kept: bool = False
     again_nbytes: int = 0
     adding_nbytes: int = 0
+    is_spare: bool = False
 
     @property
     def graph(self) -> str:
@@ -79,6 +81,26 @@ def as_run(part: Part, runs: Sequence[Ran]) -> Part:
     if any(ran.region.number for ran in runs):
         part = part.run_again
     return part.given_away if all(ran.is_given_away for ran in runs) else part
+
+
+def with_spare(order: Sequence[Ran], spare: Mapping[str, int]) -> list[Ran]:
+    """A part of a step with so many runs more of its graphs, each behind the last of its graph.
+
+    What earlier runs return of a parameter that later ones read, these do as well.
+    """
+    found = list(order)
+    for graph, count in spare.items():
+        places = [number for number, ran in enumerate(found) if ran.graph == graph]
+        if not places:
+            continue
+        first, last = found[places[0]], found[places[-1]]
+        like_first = replace(
+            last, again_nbytes=first.again_nbytes, adding_nbytes=first.adding_nbytes
+        )
+        more = [replace(like_first, is_spare=True) for _ in range(count - 1)]
+        more.append(replace(last, is_spare=True))
+        found[places[-1] : places[-1] + 1] = [like_first, *more]
+    return found
 
 
 class Readers:

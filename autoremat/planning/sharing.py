@@ -90,6 +90,7 @@ class Shared:
         regions: by run, of which checkpoint it is in.
         around: what it holds beside its graphs.
         existing_nbytes: gradients that exist before it, to which its own are added.
+        spare: by run, whether it is one that no step has had: those behind the last ones go lean.
         is_nested: whether the backward of a later run comes first; else all runs of a graph are
             alike, as no run is the last.
         reduced_nbytes: what gradients are reduced from, once a backward has returned some.
@@ -101,6 +102,7 @@ class Shared:
     regions: Sequence[Region]
     around: Around
     existing_nbytes: int
+    spare: Sequence[bool]
     is_nested: bool = True
     reduced_nbytes: int = 0
 
@@ -131,12 +133,17 @@ class Shared:
         yield resident + sum(run.known_nbytes for run in kept) + around.eager_nbytes
 
     def time_us(self, shares: Sequence[Share]) -> float:
-        """Of all runs."""
-        return math.fsum(way.time_us for _, way in self._runs(shares) if way is not None)
+        """Of all runs that a step has had."""
+        runs = zip(self._runs(shares), self.spare, strict=True)
+        return math.fsum(way.time_us for (_, way), spare in runs if way is not None and not spare)
 
     def runs_of(self, number: int) -> int:
-        """How often a graph runs."""
-        return sum(1 for other in self.order if other == number)
+        """How often a graph runs in a step that has been."""
+        return sum(n == number and not spare for n, spare in self._numbers)
+
+    def has_spare(self, number: int) -> bool:
+        """Whether a graph may run more often."""
+        return any(n == number and spare for n, spare in self._numbers)
 
     def are_alike(self, number: int) -> bool:
         """Whether all runs of a graph go the same way."""
@@ -145,14 +152,20 @@ class Shared:
 
     def _runs(self, shares: Sequence[Share]) -> Iterator[tuple[int, Way | None]]:
         """Each run's number and way, which a layer in eager mode has not."""
-        left = Counter(self.order)
-        for number in self.order:
-            left[number] -= 1
+        left = Counter(number for number, spare in self._numbers if not spare)
+        for number, spare in self._numbers:
+            left[number] -= not spare
             if number >= len(self.members):
                 yield number, None
                 continue
             share, ways = shares[number], self.members[number].ways
-            yield number, ways[share.rich if left[number] < share.rich_runs else share.lean]
+            is_rich = not spare and left[number] < share.rich_runs
+            yield number, ways[share.rich if is_rich else share.lean]
+
+    @property
+    def _numbers(self) -> Iterator[tuple[int, bool]]:
+        """Of each run, and whether it is spare."""
+        return zip(self.order, self.spare, strict=True)
 
 
 def divide(shared: Shared, budget_nbytes: int) -> list[Share]:

@@ -16,10 +16,18 @@ from typing import Any
 
 from autoremat import _torch
 from autoremat.ask.options import Setting
-from autoremat.planning.allotting import Allotted, Runs, allot, graph_of_plan, richer
+from autoremat.planning.allotting import (
+    Allotted,
+    Runs,
+    allot,
+    graph_of_plan,
+    leanest_nbytes,
+    richer,
+)
 from autoremat.planning.nesting import Around, Beside, Region, Returned
 from autoremat.planning.part import Part
-from autoremat.planning.ran import Ran, Readers, apart, as_run
+from autoremat.planning.ran import Ran, Readers, apart, as_run, with_spare
+from autoremat.planning.repeats import Repeats, fewer
 from autoremat.reporting import GraphReport
 
 
@@ -37,6 +45,8 @@ class Step:
         planned_runs: by graph, how many runs its plans were made for; further ones are lean.
         provisional: graphs that were planned to keep little, as nobody knew how often they run.
         most_runs: of graphs in one step, as far as steps before the latest have shown.
+        repeats: how often steps have run its graphs.
+        spare: by graph, for how many runs more than any step has had it is planned.
         eager_gradient_nbytes: of layers among the runs that are in eager mode, by their names.
         existing_gradient_nbytes: gradients that existed already when a graph was planned.
     """
@@ -46,6 +56,8 @@ class Step:
     planned_runs: dict[str, int] = field(default_factory=dict)
     provisional: set[str] = field(default_factory=set)
     most_runs: int = 0
+    repeats: Repeats = field(default_factory=Repeats)
+    spare: dict[str, int] = field(default_factory=dict)
     eager_gradient_nbytes: dict[str, int] = field(default_factory=dict)
     existing_gradient_nbytes: int = 0
     _ran: list[Ran] | None = None  # in the latest part of a step; None if nobody tells
@@ -55,6 +67,7 @@ class Step:
     _expected: dict[str, Iterator[Ran]] = field(default_factory=dict)  # by graph, in their order
     _waiting: list[str] = field(default_factory=list)  # planned, and did not run yet
     _thread: int = 0
+    _is_planned_only: bool = False  # what has run, since nothing did yet by the plans that are new
 
     def begin(self, open_runs: Sequence[Ran] = (), *, goes_on: bool = False) -> None:
         """A forward begins, of which each run of a graph will be told.
@@ -64,6 +77,9 @@ class Step:
             goes_on: whether it is one of the same step.
         """
         now = self.note_longest()
+        if not goes_on:
+            self.repeats.step_is_over()
+            self._is_planned_only = False
         self.most_runs = max(self.most_runs, len(self.runs or ()))
         self._earlier = now if goes_on else []
         if self.runs is None or self.runs != [ran.name for ran in open_runs]:
@@ -82,6 +98,9 @@ class Step:
     def note_longest(self) -> list[list[Ran]]:
         """A step is over, or as good as over; its parts."""
         now = self._step
+        if self._is_planned_only:
+            return now
+        self.repeats.note([ran.graph for ran in part] for part in now)
         if sum(map(len, now)) >= sum(map(len, self._longest)):
             self._longest = [[replace(ran, name=ran.graph) for ran in part] for part in now]
         return now
@@ -146,8 +165,33 @@ class Step:
 
     @property
     def longest(self) -> list[str]:
-        """Graphs of the step with the most runs so far, part by part, in their order."""
-        return [ran.name for part in self._longest for ran in part]
+        """Graphs of the longest step that is planned for, part by part, in their order."""
+        return [ran.name for part in self._to_plan for ran in part]
+
+    @property
+    def _to_plan(self) -> list[list[Ran]]:
+        """The step with the most runs so far, and those that there may be more."""
+        return [with_spare(part, self.spare) for part in self._longest]
+
+    def leave_room(self, budget_nbytes: int, around: Around) -> None:
+        """From now on plans are for as many runs as there may be.
+
+        Or for half as many more than there were, or a quarter, where no plans are within the
+        budget otherwise.
+        """
+        self.repeats.planned()
+        self.spare = self.repeats.spare([ran.graph for part in self._longest for ran in part])
+        while self.spare and self._leanest_nbytes(around) > budget_nbytes:
+            self.spare = fewer(self.spare)
+
+    def _leanest_nbytes(self, around: Around) -> int:
+        return max(leanest_nbytes(self._runs_in(part), around) for part in self._to_plan)
+
+    def peak_with_more(self, around: Around) -> int:
+        """The highest of a step under the present plans that has as many runs as there may be."""
+        spare = self.repeats.spare([ran.graph for part in self._longest for ran in part])
+        parts = (self._planned(with_spare(part, spare)) for part in self._longest)
+        return max((_peak_of(self._runs_in(part), around) for part in parts), default=0)
 
     @property
     def _latest(self) -> list[Ran]:
@@ -177,7 +221,7 @@ class Step:
         """The parts of the longest step by which its graphs are planned, each by the first."""
         seen: set[str] = set()
         found = []
-        for part in self._longest:
+        for part in self._to_plan:
             graphs = {ran.graph for ran in part}
             if not graphs <= seen:
                 found.append(part)
@@ -221,10 +265,11 @@ class Step:
         self.rich_from = {n: r for n, r in self.rich_from.items() if n not in graphs} | {
             **rich_from
         }
-        runs = Counter(ran.graph for ran in order)
+        runs = Counter(ran.graph for ran in order if not ran.is_spare)
         self.planned_runs |= {graph: runs[graph] for graph in graphs}
-        planned = [self._planned(part) for part in self._longest]
+        planned = [self._planned(part) for part in self._to_plan]
         self._earlier, self._ran = planned[1:], planned[0]
+        self._is_planned_only = True
         self._readers.clear()
 
     def _planned(self, part: Sequence[Ran]) -> list[Ran]:
@@ -308,6 +353,7 @@ class Step:
             ],
             [ran.region for ran in all_ran],
             self.existing_gradient_nbytes,
+            [ran.is_spare for ran in all_ran],
         )
 
 

@@ -95,7 +95,11 @@ def _searched(
 
 
 def _limits(least_nbytes: int, most_nbytes: int, kept_nbytes: int) -> list[int]:
-    """What a graph may keep at most, in even steps: first what it will keep about, then others."""
+    """What a graph may keep at most, in even steps: first what it will keep about, then others.
+
+    They are solved in this order but for the highest, which comes before them: a short time limit
+    may leave it alone.
+    """
     steps = [n * (most_nbytes - least_nbytes) // (_LIMITS - 1) for n in range(_LIMITS - 1)]
     spread = [least_nbytes + step for step in steps]
     return sorted({kept_nbytes, *spread}, key=lambda limit: abs(limit - kept_nbytes))

@@ -1,33 +1,38 @@
 """The first plan of a graph, beside what is known of its step so far.
 
 Enters: a stated graph, and the `Steps` that it is one of. Leaves: a `Part` of the step. Guarantees:
-a graph that may run many times keeps the least until a step has shown how often it does; what
-does not fit is refused where nothing of the step has run yet.
+a graph that may run many times, or that others come after, keeps the least until a step has shown
+all of its graphs; what does not fit is refused where nothing of the step has run yet.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from autoremat_solver import simulate
 from autoremat_solver.policies import recompute_all
+from torch import nn
 
 from autoremat import _torch
 from autoremat.ask.options import Offline, Options, Setting
 from autoremat.errors import InfeasibleBudget, OverBudget
 from autoremat.explain.graph_report import facts_of_refusal
 from autoremat.graph.collectives import run_once_collectives
+from autoremat.memory.meter import storage_sizes
 from autoremat.memory.residents import with_others
 from autoremat.planning.asked import store
 from autoremat.planning.choice import Choice, as_chosen
 from autoremat.planning.curve import Curve, curve_of
-from autoremat.planning.figures import may_repeat
+from autoremat.planning.figures import may_repeat, trained_nbytes
 from autoremat.planning.nesting import Beside
 from autoremat.planning.part import Part, Planned
 from autoremat.planning.pipeline import choose, search
 from autoremat.planning.ranges import Covered, covered, largest_fitting
+from autoremat.planning.simulated import plans_at_once, simulated_peaks
 from autoremat.planning.sizes import GUARDED_COMPILES, MANY_COMPILES, keep_to_sizes, room_to_grow
 from autoremat.planning.unsearched import choose_fixed, choose_without_search
 from autoremat.planning.ways import crossing_nbytes
@@ -72,11 +77,10 @@ def first_part(
     number = len(steps.graphs.earlier(name))
     refuses = may_refuse and number == 0 and not steps.settlings and not is_least
     placed, found = steps.placed(subject, name)
-    cautious = _cautious(name, placed, steps)
-    if is_least and cautious is not None and not cautious.fits:
+    choice = _until_known(name, placed, steps, number)
+    if is_least and choice is not None and not choice.fits:
         # The fastest that takes no more.
-        budget_nbytes, cautious = max(budget_nbytes, cautious.needed_nbytes), None
-    choice = cautious or _passing(name, placed, steps, number)
+        budget_nbytes, choice = max(budget_nbytes, choice.needed_nbytes), None
     choice = choice or choose(
         placed, budget_nbytes, setting, number=number, refuses=refuses, least=is_least
     )
@@ -154,44 +158,86 @@ def planned_alone(
     return Planned(subject, choice, Beside(), explain, stored, Curve())
 
 
-def _cautious(name: str, placed: Subject, steps: Steps) -> Choice | None:
-    """What keeps the least, where a graph may run many times and nobody knows yet how often."""
-    setting = steps.options.setting
-    if setting.steering.choice or steps.offline or not may_repeat(placed.joint):
-        return None
-    problem = placed.lowered.problem
-    richest, plan = as_written(problem), recompute_all(problem)
-    most_nbytes = simulate(problem, richest).peak_nbytes
-    most_nbytes += _MANY_RUNS * crossing_nbytes(problem, richest)
-    if most_nbytes <= steps.budget_nbytes:
-        return None
-    reads = setting.reads_inductor
-    choice = choose_fixed(placed, plan, _CAUTIOUS, steps.budget_nbytes, reads=reads)
-    if not choice.fits and not steps.options.budget.is_least:
-        return None
-    steps.graphs.provisional.add(name)
-    return choice
-
-
-def _passing(name: str, placed: Subject, steps: Steps, number: int) -> Choice | None:
-    """What a later graph runs by until the step is planned as a whole.
+def _until_known(name: str, placed: Subject, steps: Steps, number: int) -> Choice | None:
+    """What a graph runs by until its step is planned as a whole.
 
     None where that may never be, or where the graph can keep everything: it is searched for then.
     """
+    setting, is_least = steps.options.setting, steps.options.budget.is_least
+    if setting.steering.choice or steps.offline:
+        return None
+    problem, to_come = placed.lowered.problem, _to_come(name, placed, steps)
+    richest = as_written(problem)
+    most_nbytes = simulate(problem, richest).peak_nbytes
+    if to_come:
+        most_nbytes += to_come * crossing_nbytes(problem, richest)
+    if most_nbytes <= steps.budget_nbytes:
+        return None
+    choice = _lean(placed, steps) if to_come else None
+    if choice is None or not (choice.fits or is_least):
+        choice = _passing(placed, steps, number)
+    if choice is not None:
+        steps.graphs.provisional.add(name)
+    return choice
+
+
+def _lean(placed: Subject, steps: Steps) -> Choice:
+    """For a graph that others come after: what keeps the least, or peaks the lowest if that fits.
+
+    To keep the least takes as much in the backward as to keep everything: all is made again.
+    """
+    budget_nbytes, reads = steps.budget_nbytes, steps.options.setting.reads_inductor
+    plan = recompute_all(placed.lowered.problem)
+    least = choose_fixed(placed, plan, _CAUTIOUS, budget_nbytes, reads=reads)
+    if least.fits or steps.options.budget.is_least or not _fits_at_once(placed, budget_nbytes):
+        return least
+    return choose_without_search(placed, budget_nbytes, reads=reads)
+
+
+def _passing(placed: Subject, steps: Steps, number: int) -> Choice | None:
+    """For a later graph that does not fit beside those before it, unless it is planned for good."""
     setting, budget_nbytes = steps.options.setting, steps.budget_nbytes
-    is_settled = steps.settlings or steps.offline or steps.options.budget.is_least
+    is_settled = steps.settlings or steps.options.budget.is_least
     if not number or is_settled or steps.stays_as_planned or setting.steering.known is not None:
         return None
-    problem, provisional = placed.lowered.problem, steps.graphs.provisional
-    if simulate(problem, as_written(problem)).peak_nbytes <= budget_nbytes:
+    is_certain = bool(steps.graphs.provisional)  # that the step is planned anew
+    if not is_certain and _fits_at_once(placed, budget_nbytes):
         return None
     choice = choose_without_search(placed, budget_nbytes, reads=setting.reads_inductor)
     if not choice.fits:
         choice = choose(placed, budget_nbytes, setting, number=number, is_passing=True)
-    if choice.fits and not provisional:
-        return None
-    provisional.add(name)
-    return choice
+    return choice if is_certain or not choice.fits else None
+
+
+def _fits_at_once(placed: Subject, budget_nbytes: int) -> bool:
+    """Whether a plan that needs no search fits, as the simulator sees it."""
+    lowered = placed.lowered
+    plans = plans_at_once(lowered.problem).values()
+    return any(simulated_peaks(lowered, plan).needed_nbytes <= budget_nbytes for plan in plans)
+
+
+def _to_come(name: str, placed: Subject, steps: Steps) -> int:
+    """About how many graphs like this one its step may run after it, as far as is known.
+
+    DistributedDataParallel parts a graph into one for each of its buckets: what the other graphs
+    train says how many there are. A block that runs again and again trains nothing more.
+    """
+    many = _MANY_RUNS if may_repeat(placed.joint) else 0
+    replica, device = _torch.active_replica(), placed.device
+    own_nbytes = trained_nbytes(placed)
+    if replica is None or not own_nbytes:
+        return many
+    of_module = {id(m): _trainable_nbytes(m, device) for m, _ in _torch.module_calls()}
+    is_block = own_nbytes in (of_module.get(id(part)) for part in replica.modules())
+    before_nbytes = sum(part.figures.gradients_nbytes for part in steps.graphs.earlier(name))
+    left_nbytes = _trainable_nbytes(replica, device) - before_nbytes - own_nbytes
+    others = max(0, math.ceil(left_nbytes / own_nbytes))
+    return max(others, many) if is_block else others
+
+
+def _trainable_nbytes(module: nn.Module, device: torch.device) -> int:
+    trained = [p for p in module.parameters() if p.requires_grad]
+    return sum(storage_sizes(trained, device).values())
 
 
 def _keep_to_sizes(placed: Subject, choice: Choice, budget_nbytes: int, steps: Steps) -> float:

@@ -66,7 +66,7 @@ from autoremat.session.recalled import (
     remembered,
 )
 from autoremat.session.reports import report_of, stored_plan_of
-from autoremat.session.settling import plan_anew
+from autoremat.session.settling import count_optimizer, plan_anew
 from autoremat.session.stating import between_nbytes, grown_nbytes, stated
 from autoremat.session.steps import Steps
 from autoremat.session.subranges import Subranges
@@ -420,7 +420,7 @@ class Session:
 
     def _plan_anew(self) -> None:
         """Plans for all graphs at once; each is compiled when it runs."""
-        self.steps.count_optimizer(self._find_resident(self.steps.device))
+        count_optimizer(self.steps, self._find_resident(self.steps.device))
         self._take(plan_anew(self.steps, self._graphs))
         self.progress.finish(self._line())
 

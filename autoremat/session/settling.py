@@ -15,6 +15,7 @@ from autoremat_solver.problem import ProblemError
 
 from autoremat import _torch
 from autoremat.ask.policy import parse_policy
+from autoremat.memory.residents import Resident
 from autoremat.planning.allotting import Allotted
 from autoremat.planning.asked import policy_plan, store
 from autoremat.planning.choice import Choice, as_chosen
@@ -52,6 +53,8 @@ def plan_anew(steps: Steps, graphs: Mapping[str, _torch.DynamoGraph]) -> dict[st
     target_nbytes = 0 if is_least else steps.budget_nbytes
     setting, is_nested = steps.options.setting, steps.is_nested
     planned: dict[str, list[Part]] = {}
+    if not is_least:
+        steps.graphs.leave_room(steps.budget_nbytes, around)
     for order in steps.graphs.orders:
         step = functools.partial(
             steps.graphs.allotted, order, around=around, setting=setting, is_nested=is_nested
@@ -59,6 +62,22 @@ def plan_anew(steps: Steps, graphs: Mapping[str, _torch.DynamoGraph]) -> dict[st
         planned |= _planned_part(steps, graphs, order, step, target_nbytes, set(planned))
     require_alike(planned)
     return planned
+
+
+def count_optimizer(steps: Steps, found: Resident) -> None:
+    """State of an optimizer that is known by now: it is resident, and beside nothing.
+
+    Args:
+        steps: which it is of.
+        found: what they hold whatever the plan, as it is now.
+    """
+    more_nbytes = found.parts.optimizer_nbytes - steps.resident.parts.optimizer_nbytes
+    if more_nbytes <= 0:
+        return
+    steps.resident = steps.resident.with_optimizer(found)
+    for name, part in steps.graphs.parts.items():
+        steps.graphs.parts[name] = part.with_optimizer(found)
+    steps.surroundings.grown_nbytes = max(0, steps.surroundings.grown_nbytes - more_nbytes)
 
 
 def _planned_part(
@@ -74,7 +93,7 @@ def _planned_part(
     for number in range(1, 1 + TRIES):
         found = [a for a in allotted_of(target_nbytes) if a.graph not in done]
         parts = {allotted.plan: _planned(steps, graphs, allotted) for allotted in found}
-        steps.graphs.take(order, parts, {a.graph: a.first_run for a in found if a.first_run})
+        steps.graphs.take(order, parts, _rich_from(found))
         above_nbytes = steps.graphs.peak_nbytes(around) - steps.budget_nbytes
         if above_nbytes <= 0 or any(a.budget_nbytes > target_nbytes for a in found):
             break
@@ -115,10 +134,15 @@ def _keeping_less(
         above_nbytes = steps.graphs.peak_nbytes(around) - steps.budget_nbytes
         return max(0, above_nbytes), sum(p.choice.solution.timeline.time_us for p in parts.values())
 
-    first_runs = {a.graph: a.first_run for a in found if a.first_run}
+    first_runs = _rich_from(found)
     best = min(known, key=above_and_time)
     steps.graphs.take(order, best, first_runs)
     return best
+
+
+def _rich_from(found: Sequence[Allotted]) -> dict[str, int]:
+    """By graph whose last runs have a plan of their own, the first of them."""
+    return {a.graph: a.first_run for a in found if a.first_run is not None}
 
 
 def _by_policy(name: str, steps: Steps, subject: Subject, budget_nbytes: int) -> Choice:

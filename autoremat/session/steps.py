@@ -29,6 +29,7 @@ from autoremat.planning.ran import Ran, as_run
 from autoremat.planning.sizes import Sizes
 from autoremat.planning.step import Step
 from autoremat.problem.subject import Subject
+from autoremat.session.blocks import Blocks
 from autoremat.session.code import Code
 from autoremat.session.surroundings import Surroundings
 from autoremat.session.telling import Told
@@ -100,6 +101,8 @@ class Steps:
         self.told = Told(is_strict=self.options.setting.strict)
         self.surroundings = Surroundings(self.present)
         self.audit = self.surroundings.audit
+        self._blocks = Blocks(lambda: self.audit.present.modules)
+        self.graphs.repeats.count = self._blocks.count
 
     @property
     def budget_nbytes(self) -> int:
@@ -229,14 +232,28 @@ class Steps:
         is_above = self.peak_nbytes > self.budget_nbytes
         if self.options.budget.is_least:  # each graph alone is the leanest: that is not the step
             return self._is_longer
-        return bool(self.graphs.longest) and (
-            bool(self.graphs.provisional) or (is_above and self._may_replan)
-        )
+        if not self.graphs.longest:
+            return False
+        if self.graphs.provisional:
+            return is_above or not self.graphs.repeats.is_unclear
+        return (is_above and self._may_replan) or self._has_other_runs
+
+    @property
+    def _has_other_runs(self) -> bool:
+        """Whether plans for other numbers of runs are due."""
+        graphs, repeats = self.graphs, self.graphs.repeats
+        if self.settlings >= MOST_REPLANS:
+            return False
+        if repeats.needs_room:
+            if graphs.peak_with_more(self.surroundings.now) > self.budget_nbytes:
+                return True
+            repeats.planned()  # there is enough
+        return bool(self.settlings) and repeats.is_outgrown
 
     def settled(self) -> None:
         """It was planned anew, for what is known of it."""
-        is_longer = len(self.graphs.longest) > len(self._settled_for)
-        self.replans -= 0 if is_longer and self._settled_for else 1
+        has_other_runs = len(self.graphs.longest) != len(self._settled_for)
+        self.replans -= 0 if has_other_runs and self._settled_for else 1
         self.settlings += 1
         self._settled_for = self.graphs.longest
         self._kept_when_settled = self.graphs.kept
@@ -244,20 +261,6 @@ class Steps:
         self.graphs.provisional.clear()
         self.surroundings.settled()
         self.told.planned_anew()
-
-    def count_optimizer(self, found: Resident) -> None:
-        """State of an optimizer that is known by now: it is resident, and beside nothing.
-
-        Args:
-            found: what the step holds whatever the plan, as it is now.
-        """
-        more_nbytes = found.parts.optimizer_nbytes - self.resident.parts.optimizer_nbytes
-        if more_nbytes <= 0:
-            return
-        self.resident = self.resident.with_optimizer(found)
-        for name, part in self.graphs.parts.items():
-            self.graphs.parts[name] = part.with_optimizer(found)
-        self.surroundings.grown_nbytes = max(0, self.surroundings.grown_nbytes - more_nbytes)
 
     def tell_if_above(
         self,
@@ -326,6 +329,9 @@ class Steps:
 
             is_proven = part.covered is None or part.covered.is_proven
             is_larger = not is_proven or sizes.are_beyond(given)
+            kinds = self.graphs.repeats.kinds
+            if name not in kinds:
+                kinds[name] = self._blocks.block_of(args)
             self._forward_begins(plan, find_part, args, given, is_larger=is_larger)
             outputs = compiled(*args)
             note_run(

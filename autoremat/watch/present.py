@@ -31,6 +31,11 @@ class Present:
 
     optimizers: StepOptimizers
 
+    @property
+    def modules(self) -> Sequence[nn.Module]:
+        """Those that are known, which others are parts of."""
+        raise NotImplementedError
+
     def gradients(self) -> Iterator[_torch.OfParameter]:
         """Those that exist, each beside what it is of.
 
@@ -95,6 +100,11 @@ class Arguments(Present):
         self.around = CallsAround()
         self._sharing = Sharing()
         self.optimizers = StepOptimizers(self.leaves, [])
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """See `Present`: those in which graphs have run."""
+        return self.around.roots
 
     def note(self, args: Sequence[Any]) -> None:
         """Remember the parameters, buffers and batches among the arguments of a graph."""

@@ -23,7 +23,8 @@ def step(
     """A step of these graphs, each run of which returns gradients of its own."""
     gradients = [Returned(gradient_nbytes)] * len(order)
     regions = [Region(number) for number in checkpoints or [0] * len(order)]
-    return Shared(members, order, gradients, regions, Around(**around), 0, is_nested)
+    spare = [False] * len(order)
+    return Shared(members, order, gradients, regions, Around(**around), 0, spare, is_nested)
 
 
 def block(*ways: Way, resident_nbytes: int = 100, has_one_plan: bool = False) -> Member:

@@ -685,26 +685,6 @@ def after(model: nn.Module, steps: int = 1) -> nn.Module:
 
 
 @pytest.mark.thorough
-def test_layers_that_are_skipped_in_some_steps_keep_the_budget():
-    """Stochastic depth: more runs than any step before had are planned for once."""
-    budget, plain = budget_at(0.5), make_seeded(Stack)
-    model = blockwise(budget)
-    for skipped in ({1, 5}, {0}, {2, 3, 7}, set(), {4}, {6, 7}, set()):
-        plain.skipped = model.skipped = skipped
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", autoremat.OverBudgetWarning)
-            close(step(plain, (BATCH,)), step(model, (BATCH,)), 1e-5)
-    for skipped in (set(), {3}, {0, 7}):
-        model.skipped = skipped
-        assert peak_of(model) <= budget
-    before = compiles(model)[0]
-    for skipped in ({1}, set(), {2, 6}):
-        model.skipped = skipped
-        step(model, (BATCH,))
-    assert compiles(model)[0] == before
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["optimize", "backend"])
 def test_a_block_and_its_parent_are_both_optimised(how: str):
     """The inner one is planned by itself beside the rest, and gradients are right."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import warnings
 
 import pytest
 import torch
@@ -10,8 +10,6 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import autoremat
-from autoremat.planning.choice import Choice
-from autoremat.planning.pipeline import choose
 from tests.process_group import one_process  # noqa: F401
 from tests.training import UNBOUNDED, close, make_seeded, measured, optimized, same, step
 
@@ -60,24 +58,32 @@ def test_the_graphs_of_all_buckets_share_the_budget():
     assert with_buckets(model, x) <= autoremat.report(inner).predicted_peak_nbytes <= budget
 
 
-@pytest.mark.filterwarnings("ignore:.*From the next step on:autoremat.OverBudgetWarning")
-def test_a_plan_of_one_step_is_not_searched_for_at_length(monkeypatch: pytest.MonkeyPatch):
-    """The last bucket's graph does not fit beside those before it, and has another one soon."""
-    brief: list[bool] = []
-
-    def note(*given: Any, is_passing: bool = False, **options: Any) -> Choice:
-        found = choose(*given, is_passing=is_passing, **options)
-        if not found.fits:
-            brief.append(is_passing)
-        return found
-
-    monkeypatch.setattr("autoremat.session.first_plan.choose", note)
-    report = autoremat.report(trained(UNBOUNDED, 8)[0])
+@pytest.mark.parametrize(("bucket_mb", "share"), [(2, 0.5), (8, 0.7)])
+@pytest.mark.parametrize("how", ["optimize", "backend"])
+def test_the_first_step_is_within_the_budget(how: str, bucket_mb: int, share: float):
+    """The first bucket's graph, planned before the others are known, leaves room for them."""
+    x = batch()
+    report = autoremat.report(trained(UNBOUNDED, bucket_mb)[0])
     highest, resident = report.predicted_peak_nbytes, report.resident_nbytes
-    inner, _ = trained(resident + int(0.7 * (highest - resident)), 8)
-    assert brief
-    assert all(brief)
-    assert autoremat.report(inner).is_within_budget
+    budget = resident + int(share * (highest - resident))
+    torch._dynamo.reset()
+    if how == "optimize":
+        inner = optimized(Wide, budget)
+    else:
+        inner = make_seeded(Wide)
+        options = {"budget": budget, "compiler": "eager", "verbose": False}
+        inner.compile(backend="autoremat", options=options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", autoremat.OverBudgetWarning)
+        assert with_buckets(parallel(inner, bucket_mb), x) <= budget
+
+
+def test_a_graph_that_leaves_room_for_the_others_is_not_planned_twice():
+    """As many graphs as the others' parameters make are counted, not as many as there may be."""
+    report = autoremat.report(trained(UNBOUNDED)[0])
+    inner, _ = trained(int(1.2 * report.predicted_peak_nbytes))
+    facts = {fact.name: fact.text for fact in autoremat.report(inner).facts}
+    assert facts["Compiles"] == f"{len(report.graphs)}, the latest in step 1 of 2"
 
 
 def with_buckets(model: nn.Module, x: Tensor) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import warnings
 import weakref
@@ -16,6 +17,9 @@ import autoremat
 import autoremat.backend
 import autoremat.optimized
 import autoremat.session.session
+from autoremat.planning.choice import Choice
+from autoremat.planning.pipeline import choose
+from autoremat.session import first_plan
 from tests.tiny import WIDTH, Chain, many_rows, sequences
 from tests.training import (
     UNBOUNDED,
@@ -262,6 +266,49 @@ def test_two_graphs_that_exceed_the_budget_together_say_so():
     with warnings.catch_warnings():
         warnings.simplefilter("error", autoremat.OverBudgetWarning)
         same(reference, step(model, (many_rows(),)))
+
+
+def test_a_later_graph_is_planned_once_where_the_step_stays_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """What fits beside the first graph is searched for at once; no lean plan is made before."""
+    roomy = autoremat.report(after_step(optimized(Broken, UNBOUNDED)))
+    highest, resident = roomy.predicted_peak_nbytes, roomy.resident_nbytes
+    planned: list[str] = []
+
+    def note(name: str, plan: Any, *given: Any, **more: Any) -> Any:
+        planned.append(name)
+        return plan(*given, **more)
+
+    for name in ("choose", "choose_fixed", "choose_without_search"):
+        noting = functools.partial(note, name, getattr(first_plan, name))
+        monkeypatch.setattr(first_plan, name, noting)
+    model = after_step(optimized(Broken, resident + int(0.9 * (highest - resident))))
+    assert autoremat.report(model).is_within_budget
+    assert planned == ["choose"] * len(roomy.graphs)
+
+
+@pytest.mark.filterwarnings("ignore:.*From the next step on:autoremat.OverBudgetWarning")
+def test_a_plan_of_one_step_is_not_searched_for_at_length(monkeypatch: pytest.MonkeyPatch):
+    """The later graph does not fit beside the first, and has another plan soon."""
+    smallest = refusal(Broken, (many_rows(),)).smallest_peak_nbytes
+    brief: list[bool] = []
+
+    def note(*given: Any, is_passing: bool = False, **options: Any) -> Choice:
+        found = choose(*given, is_passing=is_passing, **options)
+        if not found.fits:
+            brief.append(is_passing)
+        return found
+
+    monkeypatch.setattr(first_plan, "choose", note)
+    after_step(optimized(Broken, smallest))
+    assert brief == [True]
+
+
+def after_step(model: nn.Module) -> nn.Module:
+    """A model that has run a step."""
+    step(model, (many_rows(),))
+    return model
 
 
 def test_a_loss_outside_the_model():
