@@ -112,9 +112,24 @@ def _nominal_us(op_times: Any, call: Any, inputs: Any) -> float:
     return op_times.roofline_us(*work, op_times.NOMINAL_CEILINGS["cpu"])
 
 
+@pytest.fixture(autouse=True, scope="module")
+def no_plans_of_other_modules() -> None:
+    """None that the tests of another module have found."""
+    _forget_plans()
+
+
 @pytest.fixture(autouse=True)
-def no_plans_of_other_tests() -> None:
-    """A search that a test expects is not spared by what another one has found."""
+def no_plans_of_other_tests(request: pytest.FixtureRequest) -> None:
+    """A search that a test expects is not spared by what another one has found.
+
+    But in modules that are marked `shares_plans`: none of their tests is of the search itself, and
+    many of them ask for the same plans.
+    """
+    if request.node.get_closest_marker("shares_plans") is None:
+        _forget_plans()
+
+
+def _forget_plans() -> None:
     found_before = sys.modules.get("autoremat.planning.found_before")
     if found_before is not None:
         found_before.FoundBefore.remove()
