@@ -176,14 +176,15 @@ class Kept:
     def _connect(cls, path: Path | str) -> sqlite3.Connection:
         connection = sqlite3.connect(path, timeout=20.0, uri=path == cls._memory())
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version not in (0, cls.FORMAT):
                 raise sqlite3.DatabaseError(f"format {version} of {cls.FILE} is not {cls.FORMAT}")
-            connection.execute(_TABLE)
-            connection.execute(f"PRAGMA user_version = {cls.FORMAT}")
-            connection.commit()
+            if not version:  # what is there by then stays, and costs a write each time
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute(_TABLE)
+                connection.execute(f"PRAGMA user_version = {cls.FORMAT}")
+                connection.commit()
             # Fails now, not at the first result, where the file or its directory is read-only.
             connection.execute("BEGIN IMMEDIATE")
             connection.rollback()

@@ -11,15 +11,19 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
+import os
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from autoremat_solver.bounds import certified
 from hypothesis import settings
 
+IN_MEMORY = Path("/dev/shm")
 SOLVER = Path(__file__).parent / "solver"
 MEASURED = {Path(__file__).parent / "cost"}  # tests of what operators really take
 
@@ -43,11 +47,30 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def what_is_left_stays() -> Iterator[None]:
+    """The same of what outlives the tests of a module: more imports, and the compilers' caches.
+
+    There is ever more of it, and each measurement would go through all of it.
+    """
+    yield
+    if "torch" in sys.modules:
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def cost_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Operator times are measured once per session, and the user's own cache is left alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    """Operator times are measured once per session, and the user's own cache is left alone.
+
+    It is in memory where that can be: a disk takes longer to sync than most tests that write take.
+    """
+    with ExitStack() as cleanup:
+        folder = tmp_path_factory.mktemp("cache")
+        if os.access(IN_MEMORY, os.W_OK):
+            folder = Path(cleanup.enter_context(TemporaryDirectory(dir=IN_MEMORY)))
+        patch = cleanup.enter_context(pytest.MonkeyPatch.context())
+        patch.setenv("XDG_CACHE_HOME", str(folder))
         yield
 
 
@@ -87,9 +110,24 @@ def _nominal_us(op_times: Any, call: Any, inputs: Any) -> float:
     return op_times.roofline_us(*work, op_times.NOMINAL_CEILINGS["cpu"])
 
 
+@pytest.fixture(autouse=True, scope="module")
+def no_plans_of_other_modules() -> None:
+    """None that the tests of another module have found."""
+    _forget_plans()
+
+
 @pytest.fixture(autouse=True)
-def no_plans_of_other_tests() -> None:
-    """A search that a test expects is not spared by what another one has found."""
+def no_plans_of_other_tests(request: pytest.FixtureRequest) -> None:
+    """A search that a test expects is not spared by what another one has found.
+
+    But in modules that are marked `shares_plans`: none of their tests is of the search itself, and
+    many of them ask for the same plans.
+    """
+    if request.node.get_closest_marker("shares_plans") is None:
+        _forget_plans()
+
+
+def _forget_plans() -> None:
     found_before = sys.modules.get("autoremat.planning.found_before")
     if found_before is not None:
         found_before.FoundBefore.remove()

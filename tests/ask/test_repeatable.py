@@ -17,6 +17,8 @@ from autoremat.errors import PlanMismatch, SteeringError
 from tests.tiny import WIDTH, many_rows
 from tests.training import UNBOUNDED, make_seeded, optimized, same, step
 
+pytestmark = pytest.mark.shares_plans
+
 SINE = "autoremat_tests.counted_sine"
 REDUCTION = "_c10d_functional.all_reduce"
 DEPTH = 3

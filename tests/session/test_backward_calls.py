@@ -28,7 +28,10 @@ from tests.training import (
 )
 
 # Dynamo looks at `.grad` of what it resumes with after a graph break.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.shares_plans,
+]
 
 
 # --- optimizers and gradients that exist -------------------------------------------------------

@@ -24,7 +24,10 @@ from tests.tiny import WIDTH, Chain, many_rows
 from tests.training import UNBOUNDED, close, make_seeded, measured, optimized, step
 
 # Dynamo looks at `.grad` of what a block is given.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.shares_plans,
+]
 
 BLOCKS = 8
 BATCH = many_rows()

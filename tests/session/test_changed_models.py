@@ -37,7 +37,10 @@ from tests.training import (
 )
 
 # Dynamo looks at `.grad` of what another module has returned.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.shares_plans,
+]
 
 BATCH = many_rows()
 NUMBERS = itertools.count()  # of files

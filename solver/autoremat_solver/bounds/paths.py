@@ -77,9 +77,8 @@ class _Start:
         self._need = np.zeros(shape)  # how much of a value must have been made since the cut
         self._reader = np.full(shape, NO_OP)  # the operation of the way that reads it
         self._live = np.zeros(shape, dtype=np.int64)  # the cut at which the way begins; 0: a read
-        self._window: dict[
-            int, NDArray[np.int64]
-        ] = {}  # per operation: where its way begins, or -1
+        self._window: dict[int, NDArray[np.int64]] = {}  # by operation, where its way begins, or -1
+        self._most, self._last = self._runs_alone()
         read = np.zeros(shape[0], dtype=bool)
         for i in range(ends):
             self._begin(i, read)
@@ -101,28 +100,36 @@ class _Start:
         """Per operation, readers first, the way that ends with it and is broken most."""
         runs = np.where(self._program.is_new[self._a :], self._point.runs[self._a :], 0.0)
         runs[0] = self._point.runs[self._a]
-        made = np.cumsum(runs, axis=0).T
+        made = np.ascontiguousarray(runs.cumsum(axis=0).T)
         found = []
         for op in order:
-            if not self._made_by[op]:
+            values = self._made_by[op]
+            if not values:
                 continue
-            need = self._need[self._made_by[op]].max(axis=0)
+            alone = len(values) == 1
+            need = self._need[values[0]] if alone else self._need[values].max(axis=0)
             self._go_back(op, self._with_runs(op, need))
             gap = need - made[op]
-            if gap.max() > least:
-                i = int(np.argmax(gap >= gap.max() - EQUAL))
+            most = np.maximum.reduce(gap)
+            if most > least:
+                i = int(np.argmax(gap >= most - EQUAL))
                 found.append((float(gap[i]), self._path(op, self._most_needed(op, i), i)))
         return found + self._broken_fixed(least)
 
     def _with_runs(self, op: int, need: NDArray[np.float64]) -> NDArray[np.float64]:
         """How much of the inputs is needed: as much as of the results, or as one window runs."""
-        alone = self._program.is_alone[self._a :, op]
-        runs = np.where(alone, self._point.runs[self._a :, op], 0.0)
-        most = np.maximum.accumulate(runs)
-        last = np.maximum.accumulate(np.where(runs >= most, np.arange(len(runs)), 0))
+        most = self._most[op]
         more = most > need + EQUAL
-        self._window[op] = np.where(more, last, -1)
+        self._window[op] = np.where(more, self._last[op], -1)
         return np.where(more, most, need)
+
+    def _runs_alone(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Per operation and end, the most that one window up to it runs, and the last such one."""
+        alone = self._program.is_alone[self._a :]
+        runs = np.where(alone, self._point.runs[self._a :], 0.0).T
+        most = np.maximum.accumulate(runs, axis=1)
+        last = np.maximum.accumulate(np.where(runs >= most, np.arange(runs.shape[1]), 0), axis=1)
+        return most, last
 
     def _go_back(self, op: int, need: NDArray[np.float64]) -> None:
         for u in self._program.spine.inputs[op]:

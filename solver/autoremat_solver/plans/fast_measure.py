@@ -140,7 +140,7 @@ def live_nbytes(events: Events, ops: Ints, spans: Spans) -> Ints:
     size = events.nbytes[spans.value].astype(np.float64)
     change = np.bincount(spans.born, weights=size, minlength=len(ops) + 1)
     change -= np.bincount(spans.last + 1, weights=size, minlength=len(ops) + 1)
-    live: Ints = np.cumsum(change[:-1]).astype(np.int64) + events.workspace_nbytes[ops]
+    live: Ints = change[:-1].cumsum().astype(np.int64) + events.workspace_nbytes[ops]
     if len(events.overwrites):
         ends_here = np.isin(spans.value * len(events.count) + ops[spans.last], events.overwrites)
         taken = np.zeros(len(ops), dtype=np.int64)
@@ -152,17 +152,25 @@ def live_nbytes(events: Events, ops: Ints, spans: Spans) -> Ints:
 def spans(events: Events, ops: Ints) -> Spans:
     """The instances of a schedule of operation numbers."""
     count = events.count[ops]
-    ends = np.cumsum(count)
-    which = np.repeat(events.first[ops] - (ends - count), count) + np.arange(ends[-1])
+    ends = count.cumsum()
+    which = (events.first[ops] - (ends - count)).repeat(count) + np.arange(ends[-1])
     value = events.value[which]
-    order = np.argsort(value, kind="stable")
+    order = value.argsort(kind="stable")
     value = value[order].astype(np.int64)
-    step = np.repeat(np.arange(len(ops)), count)[order]
+    step = np.arange(len(ops)).repeat(count)[order]
     writes = events.writes[which][order]
-    made = np.flatnonzero(writes)
-    begins = np.append(True, value[1:] != value[:-1])[: len(value)]
-    final = np.append(made[1:], len(value))[: len(made)] - 1
+    (made,) = writes.nonzero()
+    all_made = bool(writes[_begins(value)].all())
+    final = np.empty_like(made)
+    final[:-1], final[-1:] = made[1:] - 1, len(value) - 1
     value, born, last = value[made], step[made], step[final]
-    first = np.append(True, value[1:] != value[:-1])[: len(value)]
-    last[first & events.pinned[value]] = len(ops) - 1
-    return Spans(value, born, last, step, made, bool(writes[begins].all()))
+    last[_begins(value) & events.pinned[value]] = len(ops) - 1
+    return Spans(value, born, last, step, made, all_made)
+
+
+def _begins(value: Ints) -> Bools:
+    """Where a run of equal numbers begins."""
+    found = np.empty(len(value), dtype=np.bool_)
+    found[:1] = True
+    np.not_equal(value[1:], value[:-1], out=found[1:])
+    return found

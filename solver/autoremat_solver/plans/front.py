@@ -46,7 +46,13 @@ def candidate(
     indexed: Indexed, saved: frozenset[int], method: str, retention: Retention = KEEP
 ) -> Candidate:
     """The plan of a save set, with its simulated peak and time."""
-    steps = realise(indexed, saved, retention)
+    return realised(indexed, realise(indexed, saved, retention), saved, method, retention)
+
+
+def realised(
+    indexed: Indexed, steps: list[int], saved: frozenset[int], method: str, retention: Retention
+) -> Candidate:
+    """The same, of which the schedule is known."""
     timeline = fast_measure(indexed, steps)
     return Candidate(steps, timeline, method, timeline.peak_nbytes, saved, retention)
 

@@ -75,16 +75,17 @@ def gaps_above(
     """
     spans = layout.spans
     excess = np.maximum(layout.live - budget_nbytes, 0)
-    over = np.append(0, np.cumsum(excess))
-    count = np.append(0, np.cumsum(excess > 0))
+    over, count = np.zeros((2, len(excess) + 1), dtype=np.int64)
+    excess.cumsum(out=over[1:])
+    (excess > 0).cumsum(out=count[1:])
     is_read = np.ones(len(spans.step), dtype=np.bool_)
     is_read[spans.made] = False
-    reads = np.flatnonzero(is_read)
+    (reads,) = is_read.nonzero()
     after, until = spans.step[reads - 1], spans.step[reads]
     steps = count[until] - count[np.minimum(after + 1, until)]
-    instance = np.searchsorted(spans.made, reads) - 1
+    instance = spans.made.searchsorted(reads) - 1
     nbytes = indexed.derived(_movable_nbytes)[spans.value[instance]]
-    kept = np.flatnonzero((steps > 0) & (nbytes > 0))
+    (kept,) = ((steps > 0) & (nbytes > 0)).nonzero()
     after, until, instance = after[kept], until[kept], instance[kept]
     relief = np.minimum(over[until] - over[after + 1], nbytes[kept] * steps[kept])
     price = indexed.derived(_again_us)[spans.value[instance]] / relief
@@ -116,9 +117,10 @@ class Closures:
         place = layout.places[gap.until]
         if self._earliest[indexed.producer[gap.value]] > place:
             return
+        burdens: dict[int, int] = {}  # the second closure meets most of the first one's values
         seen: set[tuple[frozenset[int], int]] = set()
         for hold in (False, True):
-            found = self._closure(gap, place, hold)
+            found = self._closure(gap, place, hold, burdens)
             if found is None or found in seen:
                 continue
             seen.add(found)
@@ -134,7 +136,9 @@ class Closures:
             steps = (gap.after, gap.until)
             yield Change(price, key, steps, {before: ops}, cost_us=cost, dropped=dropped)
 
-    def _closure(self, gap: Gap, place: int, hold: bool) -> tuple[frozenset[int], int] | None:
+    def _closure(
+        self, gap: Gap, place: int, hold: bool, burdens: dict[int, int]
+    ) -> tuple[frozenset[int], int] | None:
         """Operations to run again, and excess bytes from holding their other inputs longer."""
         indexed, layout = self._indexed, self._layout
         ops: set[int] = set()
@@ -158,7 +162,9 @@ class Closures:
                 last = layout.last[earlier]
                 if indexed.pinned[u] or last >= gap.until:
                     continue
-                more = self._burden(u, last, gap)
+                more = burdens.get(u)
+                if more is None:
+                    more = burdens[u] = self._burden(u, last, gap)
                 if more == 0 or hold or not may:
                     burden += more
                 else:
@@ -190,14 +196,14 @@ class Closures:
         """
         nbytes = self._indexed.nbytes[value]
         room = self._room[last + 1 : gap.until]
-        if room.size == 0 or room.min() >= nbytes:
+        if room.size == 0 or np.minimum.reduce(room) >= nbytes:  # in half the time of `room.min()`
             return 0
         begin = max(gap.after, last) - last
         lack = nbytes - room
         lack[begin:] -= self._indexed.nbytes[gap.value]
         np.maximum(lack, 0, out=lack)
         np.minimum(lack, nbytes, out=lack)
-        return int(lack.sum())
+        return int(np.add.reduce(lack))
 
 
 def all_gaps(indexed: Indexed, layout: Layout) -> Iterator[Gap]:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from autoremat_solver.chains.blocks import Blocks, blocks_at, far_reaching, narrow_places
 from autoremat_solver.chains.chain import ChainTable
 from autoremat_solver.model.indexed import Indexed
-from autoremat_solver.plans.front import Candidate, candidate
+from autoremat_solver.plans.front import Candidate, candidate, realised
 from autoremat_solver.plans.heuristics import live_across, save_all, simple_recipes
-from autoremat_solver.plans.realise import KEEP, Retention
+from autoremat_solver.plans.realise import KEEP, Retention, realise
 from autoremat_solver.program._pulp import solver_of
 from autoremat_solver.program.formulation import Formulation
 
@@ -39,12 +39,19 @@ def simple_candidates(indexed: Indexed) -> Iterator[Candidate]:
 
 
 def _all_save_sets(indexed: Indexed) -> Iterator[Candidate]:
-    """Every save set of a problem with a handful of values, with two retentions."""
+    """Every save set of a problem with a handful of values, with two retentions.
+
+    Many lead to the same schedule: it is simulated once.
+    """
     every = Retention(ephemeral=frozenset(indexed.candidates))
+    seen: set[tuple[int, ...]] = set()
     for count in range(len(indexed.candidates) + 1):
-        for chosen in itertools.combinations(indexed.candidates, count):
+        for chosen in map(frozenset, itertools.combinations(indexed.candidates, count)):
             for retention in (KEEP, every):
-                yield candidate(indexed, frozenset(chosen), "every save set", retention)
+                steps = realise(indexed, chosen, retention)
+                if tuple(steps) not in seen:
+                    seen.add(tuple(steps))
+                    yield realised(indexed, steps, chosen, "every save set", retention)
 
 
 def priced_save_sets(formulation: Formulation) -> list[frozenset[int]]:

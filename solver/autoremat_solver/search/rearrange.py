@@ -179,8 +179,8 @@ class Rearranger:
             step = self._repair_step(layout, excess, noise, barred)
             if step is None or self._effort.is_spent:
                 return None
-            setbacks -= self._excess(step) >= excess
-            layout, excess = step, self._excess(step)
+            before, layout, excess = excess, step, self._excess(step)
+            setbacks -= excess >= before
             if setbacks < 0 or self.rerun_us(layout) > most_us:
                 return None
         return None
@@ -270,7 +270,7 @@ class Rearranger:
         return math.fsum(self._indexed.time_us[op] for op, _ in again)
 
     def _excess(self, layout: Layout) -> int:
-        return int(np.maximum(layout.live - self._budget, 0).sum())
+        return int(np.add.reduce(np.maximum(layout.live - self._budget, 0)))
 
     def _changes(
         self, layout: Layout, noise: float, barred: set[tuple[int, int, int]]
