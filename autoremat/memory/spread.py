@@ -119,7 +119,8 @@ def _sharded(units: Sequence[_torch.ShardedUnit], device: torch.device) -> Sprea
     gathers = [0 if u.kept_nbytes == u.gathered_nbytes else u.buffer_nbytes for u in units]
     if inner is None:
         moved_nbytes, share = max((gathers[n] for n in blocks), default=0), 1.0
-        forward_nbytes = 0
+        # What was gathered last stays in its buffer: for all of the forward, if that is the root.
+        forward_nbytes = max(0, _in_flight_nbytes(units, device) - moved_nbytes)
     else:  # of equal ones, the last goes backward while the others hold the most
         last = max(n for n in blocks if _are_alike(units[n], units[inner]))
         before = [n for n in blocks if n < last and units[n].model == units[last].model]
@@ -144,6 +145,13 @@ def _sharded(units: Sequence[_torch.ShardedUnit], device: torch.device) -> Sprea
         kept_nbytes=sum(nbytes for n, nbytes in enumerate(by_run) if n not in running),
         gradient_shares={id(p): _left_of(units[n], p) for n in blocks for p in units[n].gathered},
     )
+
+
+def _in_flight_nbytes(units: Sequence[_torch.ShardedUnit], device: torch.device) -> int:
+    """Of buffers that no unit has, at this moment."""
+    known = dict.fromkeys(unit.gathering for unit in units if unit.gathering is not None)
+    tensors = (tensor for gathering in known for tensor in gathering.in_flight())
+    return sum(storage_sizes(tensors, device).values())
 
 
 def _kept_by_run(units: Sequence[_torch.ShardedUnit], number: int) -> int:

@@ -27,7 +27,7 @@ from autoremat.memory.residents import with_others
 from autoremat.planning.asked import store
 from autoremat.planning.choice import Choice, as_chosen
 from autoremat.planning.curve import Curve, curve_of
-from autoremat.planning.figures import may_repeat, trained_nbytes
+from autoremat.planning.figures import may_repeat, shared_out, trained_nbytes
 from autoremat.planning.nesting import Beside
 from autoremat.planning.part import Part, Planned
 from autoremat.planning.pipeline import choose, search
@@ -86,6 +86,9 @@ def first_part(
     )
     if is_least and choice.fits:
         budget_nbytes = max(budget_nbytes, choice.needed_nbytes)
+    gathers_nbytes = steps.resident.traffic.forward_nbytes
+    if gathers_nbytes and choice.fits and not setting.steering.choice:
+        choice = _with_room(choice, gathers_nbytes, placed, budget_nbytes, setting)
     known = None
     if subject.sizes:
         known = covered(as_chosen(placed, choice), choice.solution.plan, names)
@@ -130,6 +133,24 @@ def _lower(
         choice = lower
         known = covered(as_chosen(placed, choice), choice.solution.plan, names)
     return choice, known
+
+
+def _with_room(
+    choice: Choice, gathers_nbytes: int, placed: Subject, budget_nbytes: int, setting: Setting
+) -> Choice:
+    """A plan that leaves room for what is gathered into during its forward, if one is found."""
+    problem, target_nbytes = placed.lowered.problem, budget_nbytes
+    for _ in range(_TRIES):
+        forward_nbytes, _ = shared_out(problem, choice.solution.plan, choice.peak_nbytes, Beside())
+        above_nbytes = problem.resident_nbytes + forward_nbytes + gathers_nbytes - budget_nbytes
+        if above_nbytes <= 0:
+            break
+        target_nbytes -= above_nbytes
+        lower = choose(placed, target_nbytes, setting)
+        if not lower.fits:
+            break
+        choice = lower
+    return choice
 
 
 def planned_alone(

@@ -270,6 +270,60 @@ def test_a_sharded_model_is_kept_within_its_budget(is_first: bool):
     assert predicted <= measured + batch().nbytes
 
 
+def one_unit(model: nn.Module) -> nn.Module:
+    """All parameters are gathered at once, into one buffer that stays for all of the forward."""
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(model)
+
+
+def pairs(model: nn.Module) -> nn.Module:
+    """Two blocks are gathered together."""
+    from torch.distributed.fsdp import fully_shard
+
+    for one, other in zip(model.blocks[::2], model.blocks[1::2], strict=True):
+        fully_shard([one, other])
+    return fully_shard(model)
+
+
+def replicated(model: nn.Module) -> nn.Module:
+    """Two replicas, each between two processes."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    return sharded(model, mesh=mesh)
+
+
+def partly_resharded(model: nn.Module) -> nn.Module:
+    """Between forward and backward a unit is split between two processes only."""
+    return sharded(model, reshard_after_forward=2)
+
+
+@pytest.mark.usefixtures("four_processes")
+@pytest.mark.parametrize("compiles_blocks", [False, True])
+@pytest.mark.parametrize(
+    "shard",
+    [
+        one_unit,
+        *(
+            pytest.param(f, marks=pytest.mark.thorough)
+            for f in (pairs, replicated, partly_resharded)
+        ),
+    ],
+)
+def test_forms_of_units_are_predicted_and_keep_the_budget(
+    shard: Callable[[nn.Module], nn.Module], compiles_blocks: bool
+):
+    """However many blocks one has, and however it is split."""
+    budget = int(0.6 * step_peak_nbytes(trained(shard(make_seeded(Blocks)), 1)))
+    torch._dynamo.reset()
+    model = shard(make_seeded(Blocks))
+    reported = planned(model, budget, compiles_blocks=compiles_blocks)
+    measured = step_peak_nbytes(trained(model))
+    assert measured <= autoremat.report(reported).predicted_peak_nbytes <= 1.001 * measured
+    assert measured <= budget
+
+
 @pytest.mark.usefixtures("four_processes")
 @pytest.mark.parametrize("becomes", ["sharded", torch.bfloat16, torch.float64])
 def test_a_model_that_becomes_another_after_its_first_steps_keeps_its_budget(
