@@ -226,6 +226,8 @@ class GivenToGraphs:
         """
         around = around or CallsAround()
         given = [value for value in inputs if isinstance(value, torch.Tensor)]
+        if around.parameters:  # buckets are given fake tensors: what is real is around them
+            given = [value for value in given if not isinstance(value, _torch.FakeTensor)]
         static = list(filter(_torch.is_static_input, given))
         parameters = [*module.parameters(), *(v for v in static if isinstance(v, nn.Parameter))]
         parameters += around.parameters

@@ -86,6 +86,16 @@ def test_a_graph_that_leaves_room_for_the_others_is_not_planned_twice():
     assert facts["Compiles"] == f"{len(report.graphs)}, the latest in step 1 of 2"
 
 
+def test_as_a_backend_parameters_of_the_first_bucket_are_no_batch():
+    """That is given fakes: what is real counts once."""
+    inner, x = make_seeded(Wide), batch()
+    options = {"budget": UNBOUNDED, "compiler": "eager", "verbose": False}
+    step(torch.compile(parallel(inner), backend="autoremat", options=options), (x,))
+    found = autoremat.report(inner).resident
+    assert found.batch_nbytes == x.nbytes
+    assert found.parameters_nbytes == sum(parameter.nbytes for parameter in inner.parameters())
+
+
 def with_buckets(model: nn.Module, x: Tensor) -> int:
     """The measured peak, and the buckets, as large as all gradients, which Python cannot see."""
     return measured(model, (x,)) + sum(parameter.nbytes for parameter in model.parameters())
