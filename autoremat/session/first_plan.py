@@ -139,18 +139,12 @@ def _with_room(
     choice: Choice, gathers_nbytes: int, placed: Subject, budget_nbytes: int, setting: Setting
 ) -> Choice:
     """A plan that leaves room for what is gathered into during its forward, if one is found."""
-    problem, target_nbytes = placed.lowered.problem, budget_nbytes
-    for _ in range(_TRIES):
-        forward_nbytes, _ = shared_out(problem, choice.solution.plan, choice.peak_nbytes, Beside())
-        above_nbytes = problem.resident_nbytes + forward_nbytes + gathers_nbytes - budget_nbytes
-        if above_nbytes <= 0:
-            break
-        target_nbytes -= above_nbytes
-        lower = choose(placed, target_nbytes, setting)
-        if not lower.fits:
-            break
-        choice = lower
-    return choice
+    problem, plan = placed.lowered.problem, choice.solution.plan
+    forward_nbytes, _ = shared_out(problem, plan, choice.peak_nbytes, Beside())
+    if problem.resident_nbytes + forward_nbytes + gathers_nbytes <= budget_nbytes:
+        return choice
+    lower = choose(placed, budget_nbytes - gathers_nbytes, setting)
+    return lower if lower.fits else choice
 
 
 def planned_alone(
