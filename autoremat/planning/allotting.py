@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import astuple, dataclass, replace
+from itertools import accumulate
 from typing import NamedTuple
 
 from autoremat_solver.policies import recompute_all
@@ -59,6 +60,7 @@ class Allotted:
         found: what is held beside it.
         kept_nbytes: what it may keep from forward to backward; None if nothing runs in between.
         budget_nbytes: of the whole step; or the smallest peak found, if that is above it.
+        gathered_nbytes: of what is held, parameters that stay gathered.
     """
 
     graph: str
@@ -66,6 +68,7 @@ class Allotted:
     found: Beside
     kept_nbytes: int | None
     budget_nbytes: int
+    gathered_nbytes: int = 0
 
     @property
     def plan(self) -> str:
@@ -79,7 +82,8 @@ class Allotted:
             subject: the graph alone.
             around: what the step holds beside its graphs.
         """
-        room_nbytes = around.room_nbytes
+        # What a look finds while eager code goes backward has what stays gathered among it.
+        room_nbytes = max(0, around.room_nbytes - self.gathered_nbytes)
         if self.kept_nbytes is not None:
             left_nbytes = room_beside(subject, self.found, self.kept_nbytes, self.budget_nbytes)
             room_nbytes = max(room_nbytes, left_nbytes)
@@ -142,6 +146,14 @@ class Runs:
             later = Around(held_nbytes=resident_nbytes - part.step_resident_nbytes)
             result.append(around.beside(later.beside(found)))
         return result
+
+    def gathered(self, crossing: Sequence[int]) -> list[int]:
+        """Of what is held beside each graph, parameters that stay gathered."""
+        each = accumulate((kept.gathered_nbytes for kept in self.kept(crossing)), initial=0)
+        most = Counter[int]()
+        for number, nbytes in zip(self.order, each, strict=False):  # the last is behind all runs
+            most[number] = max(most[number], nbytes)
+        return [most[number] for number in range(len(self.parts))]
 
     def has_region(self, number: int) -> bool:
         """Whether a run of a graph is in a checkpoint: a rerun has to save what the first has."""
@@ -236,7 +248,8 @@ def _allotted(
     names, parts = list(runs.parts), list(runs.parts.values())
     of_plans = {f"plan {n}": parts[plan.graph] for n, plan in enumerate(plans)}
     by_plan = replace(runs, parts=of_plans, order=order)
-    found = by_plan.beside([plan.way.crossing_nbytes for plan in plans], shared.around)
+    crossing = [plan.way.crossing_nbytes for plan in plans]
+    found, gathered = by_plan.beside(crossing, shared.around), by_plan.gathered(crossing)
     for number, plan in enumerate(plans):
         yield Allotted(
             names[plan.graph],
@@ -244,6 +257,7 @@ def _allotted(
             found[number],
             plan.way.crossing_nbytes if by_plan.hands_on(number) else None,
             budget_nbytes,
+            gathered[number],
         )
 
 

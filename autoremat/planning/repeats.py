@@ -6,7 +6,7 @@ runs has not varied and all blocks that are there have run.
 
 A plan for as many runs as were seen is above the budget in the first step that has more. How many
 there can be is known where each block runs once: as many as there are blocks. It is not known where
-code calls one block again and again.
+code calls blocks again and again.
 """
 
 from __future__ import annotations
@@ -51,8 +51,14 @@ class Seen:
         return not self.has_varied and self.steps < _ALIKE
 
     def is_bounded(self, blocks: int) -> bool:
-        """Whether the number of blocks says how many runs there can be: each runs as often."""
-        return blocks > 1 or self.most <= blocks
+        """Whether the number of blocks says how many runs there can be: each runs as often.
+
+        It does not where all of them may have run again and again, one round after the other.
+        """
+        are_rounds = (
+            blocks and self.most > blocks and self.most % blocks == 0 == self.fewest % blocks
+        )
+        return bool(blocks) and not are_rounds
 
     def expected(self, blocks: int) -> int:
         """How many runs a plan has to leave room for, of so many blocks."""

@@ -65,11 +65,13 @@ def subject_at(subject: Subject, numbers: Symbols) -> Subject:
             for name, value in graph.values.items()
         },
     )
+    # What earlier graphs of the step hand over counts there: it may be more than is resident here.
+    resident_nbytes = max(0, shell.resident_nbytes + sum(grown[name] for name in before.resident))
     shell = replace(
         shell,
         tangents={name: n + grown[name] for name, n in shell.tangents.items()},
         layout_nbytes=scaled_nbytes(shell.layout_nbytes),
-        resident_nbytes=shell.resident_nbytes + sum(grown[name] for name in before.resident),
+        resident_nbytes=resident_nbytes,
         room_nbytes=scaled_nbytes(shell.room_nbytes),
     )
     storages = replace(before, nbytes={name: n + grown[name] for name, n in before.nbytes.items()})

@@ -248,7 +248,8 @@ class Steps:
             if graphs.peak_with_more(self.surroundings.now) > self.budget_nbytes:
                 return True
             repeats.planned()  # there is enough
-        return bool(self.settlings) and repeats.is_outgrown
+        # The rest is left for steps above the budget: these are within it.
+        return 0 < self.settlings < MOST_REPLANS // 2 and repeats.is_outgrown
 
     def settled(self) -> None:
         """It was planned anew, for what is known of it."""

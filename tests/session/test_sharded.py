@@ -299,29 +299,34 @@ def partly_resharded(model: nn.Module) -> nn.Module:
     return sharded(model, reshard_after_forward=2)
 
 
+def never_resharded(model: nn.Module) -> nn.Module:
+    """All units stay gathered from forward to backward."""
+    return sharded(model, reshard_after_forward=False)
+
+
+FORMS = (pairs, replicated, partly_resharded, never_resharded)
+
+
 @pytest.mark.usefixtures("four_processes")
 @pytest.mark.parametrize("compiles_blocks", [False, True])
 @pytest.mark.parametrize(
     "shard",
     [
         one_unit,
-        *(
-            pytest.param(f, marks=pytest.mark.thorough)
-            for f in (pairs, replicated, partly_resharded)
-        ),
+        *(pytest.param(f, marks=pytest.mark.thorough) for f in FORMS),
     ],
 )
 def test_forms_of_units_are_predicted_and_keep_the_budget(
     shard: Callable[[nn.Module], nn.Module], compiles_blocks: bool
 ):
-    """However many blocks one has, and however it is split."""
+    """However many blocks one has, and however it is split; little of the budget is left."""
     budget = int(0.6 * step_peak_nbytes(trained(shard(make_seeded(Blocks)), 1)))
     torch._dynamo.reset()
     model = shard(make_seeded(Blocks))
     reported = planned(model, budget, compiles_blocks=compiles_blocks)
     measured = step_peak_nbytes(trained(model))
     assert measured <= autoremat.report(reported).predicted_peak_nbytes <= 1.001 * measured
-    assert measured <= budget
+    assert 0.9 * budget <= measured <= budget
 
 
 @pytest.mark.usefixtures("four_processes")
