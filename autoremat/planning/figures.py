@@ -138,10 +138,15 @@ class Figures:
     @functools.cached_property
     def kept_nbytes(self) -> int:
         """See `KeptFigures`."""
-        boundary = self._plan.place_of(LOSS_BOUNDARY)
-        spans = instance_spans(self._problem, self._plan)
-        kept = {name for name, born, last in spans if born < boundary < last}
-        return self._with_outputs(dict.fromkeys((*self._problem.outputs, *kept)))
+        plan, problem = self._plan, without_spare_states(self._problem, self._plan)
+        boundary = plan.place_of(LOSS_BOUNDARY)
+        live = list(simulate(problem, plan).live_nbytes)
+        before = max(live[boundary:])
+        for name, born, last in instance_spans(problem, plan):
+            if born < boundary < last:  # this one stays: the backward may make another
+                for place in range(last + 1, len(live)):
+                    live[place] += problem.value_by_name[name].nbytes
+        return max(live[boundary:]) - before
 
     @functools.cached_property
     def given_away_nbytes(self) -> int:
