@@ -8,8 +8,11 @@ that finds them needs neither graph nor plan to run steps.
 from __future__ import annotations
 
 import functools
+import operator
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import accumulate
 from typing import NamedTuple
 
 from autoremat_solver import Plan, Problem, simulate
@@ -140,13 +143,14 @@ class Figures:
         """See `KeptFigures`."""
         plan, problem = self._plan, without_spare_states(self._problem, self._plan)
         boundary = plan.place_of(LOSS_BOUNDARY)
-        live = list(simulate(problem, plan).live_nbytes)
-        before = max(live[boundary:])
+        live_nbytes = simulate(problem, plan).live_nbytes
+        stays_nbytes = Counter[int]()  # from each step on
         for name, born, last in instance_spans(problem, plan):
             if born < boundary < last:  # this one stays: the backward may make another
-                for place in range(last + 1, len(live)):
-                    live[place] += problem.value_by_name[name].nbytes
-        return max(live[boundary:]) - before
+                stays_nbytes[last + 1] += problem.value_by_name[name].nbytes
+        kept_nbytes = accumulate(stays_nbytes[place] for place in range(len(live_nbytes)))
+        highest_nbytes = max(list(map(operator.add, live_nbytes, kept_nbytes))[boundary:])
+        return highest_nbytes - max(live_nbytes[boundary:])
 
     @functools.cached_property
     def given_away_nbytes(self) -> int:

@@ -94,7 +94,7 @@ class Training:
         return self._in_use()[0].session
 
     def report(self) -> Report:
-        """Of the plan that takes the most, of those that steps run by; the other is named."""
+        """Of the plan that takes the most, of those that steps run by; others are named."""
         first, *others = self._in_use()
         found = first.session.report()
         return replace(found, facts=(*found.facts, *(Fact(OTHERWISE, str(o)) for o in others)))

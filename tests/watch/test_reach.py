@@ -55,32 +55,20 @@ def all_at_once(results: list[Tensor]) -> Tensor:
     return torch.cat(results).tanh().square().mean()
 
 
-def perturbed(encoder: nn.Module) -> None:
-    """Sharpness-aware minimisation: a second backward from weights that were moved uphill."""
-    encoder.zero_grad(set_to_none=True)
-    encoder(BATCH).square().mean().backward()
-    with torch.no_grad():
-        moved = {parameter: 1e-2 * parameter.grad for parameter in encoder.parameters()}
-        for parameter, distance in moved.items():
-            parameter.add_(distance)
-    encoder.zero_grad(set_to_none=True)
-    encoder(BATCH).square().mean().backward()
-    with torch.no_grad():
-        for parameter, distance in moved.items():
-            parameter.sub_(distance)
+def perturbed(encoder: nn.Module, batches: int = 1) -> None:
+    """Sharpness-aware minimisation: more backwards, from weights that were moved uphill.
 
-
-def perturbed_in_parts(encoder: nn.Module) -> None:
-    """The same, each time with the gradients of several batches: most find the first ones."""
+    Of several batches in turn, most find gradients of the first ones.
+    """
     encoder.zero_grad(set_to_none=True)
-    for _ in range(8):
+    for _ in range(batches):
         encoder(BATCH).square().mean().backward()
     with torch.no_grad():
         moved = {parameter: 1e-2 * parameter.grad for parameter in encoder.parameters()}
         for parameter, distance in moved.items():
             parameter.add_(distance)
     encoder.zero_grad(set_to_none=True)
-    for _ in range(8):
+    for _ in range(batches):
         encoder(BATCH).square().mean().backward()
     with torch.no_grad():
         for parameter, distance in moved.items():
@@ -136,7 +124,7 @@ def in_eval_mode() -> nn.Module:
     [
         (functools.partial(cached_gradients, loss_of=one_by_one), None, 0.8),
         (perturbed, None, 0.8),
-        (perturbed_in_parts, None, 0.7),
+        (functools.partial(perturbed, batches=8), None, 0.7),
         (beside_a_reference, frozen, 0.8),
         (beside_a_reference, in_eval_mode, 0.8),
     ],
