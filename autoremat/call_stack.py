@@ -41,14 +41,17 @@ def users_level() -> int:
 def named_by_users() -> Iterator[tuple[object, list[Any]]]:
     """What the user's functions that run now have in variables or name in their module.
 
-    For each of them, the innermost first: what it is a method of, or None; and what it names.
+    For each of them, the innermost first: what it is a method of, or None; and what it names. Steps
+    of torch's optimizers are among them: one that calls a closure holds what is not in its state.
     """
     frame = inspect.currentframe()
     while frame is not None:
-        if not _is_between(frame):
+        is_step = _is_of_optimizer(frame)
+        if is_step or not _is_between(frame):
             names, found = frame.f_code.co_varnames[:1], _variables_of(frame)
             owner = found[0] if found and names == ("self",) else None
-            yield owner, [*found, *globals_of(frame.f_code, frame.f_globals)]
+            named = [] if is_step else globals_of(frame.f_code, frame.f_globals)
+            yield owner, [*found, *named]
         frame = frame.f_back
 
 
@@ -59,6 +62,10 @@ def globals_of(code: CodeType, known: Mapping[str, Any]) -> list[Any]:
 
 def _is_between(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).split(".")[0] in _BETWEEN
+
+
+def _is_of_optimizer(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith("torch.optim.")
 
 
 def _variables_of(frame: FrameType) -> list[Any]:

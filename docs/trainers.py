@@ -47,8 +47,7 @@ of each batch size, which compiles. **Told** counts warnings of a step above the
 from the first steps: what they show is planned for in the next.
 
 The fused loss of TRL runs in eager mode and takes tiles of 4,096 tokens, each of which is more than
-all else of so small a model; what eager code needs for a moment in its forward is not seen on a
-CPU. Here its tiles are of {LENGTH} tokens.
+all else of so small a model, so that no plan fits. Here its tiles are of {LENGTH} tokens.
 """
 
 

@@ -16,7 +16,11 @@ from torch import fx, nn
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim import optimizer as _optimizer
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 from torch.utils._pytree import arg_tree_leaves, tree_leaves, tree_map
 
 __all__ = [
@@ -30,6 +34,7 @@ __all__ = [
     "arg_tree_leaves",
     "arguments_of",
     "compiled_call",
+    "dispatch_modes",
     "extent",
     "foreach_by_default",
     "getitem",
@@ -101,6 +106,11 @@ def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def tensor_leaves(value: Any) -> list[torch.Tensor]:
     """The tensors in a nest of lists, tuples, dicts and registered containers."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def dispatch_modes() -> list[Any]:
+    """The modes that see operators on this thread, the innermost last."""
+    return list(_get_current_dispatch_mode_stack())
 
 
 def is_mutable(operator: OpOverload) -> bool:

@@ -29,7 +29,10 @@ class LiveStorages(TorchDispatchMode):
         peak_nbytes: the most that were live.
         has_changed_any: whether an operator that writes was given one of the watched tensors.
         events: given if they are wanted: each storage's number and its bytes, or 0 as it is freed.
+        counts: whether operators still count.
     """
+
+    supports_higher_order_operators = True
 
     device: torch.device
     ignores_given: bool = False
@@ -37,6 +40,7 @@ class LiveStorages(TorchDispatchMode):
     peak_nbytes: int = 0
     has_changed_any: bool = False
     events: list[tuple[int, int]] | None = None
+    counts: bool = True
     _number: int = 0  # of storages so far
     _seen: set[int] = field(default_factory=set)
     _watched: set[int] = field(default_factory=set)
@@ -59,11 +63,13 @@ class LiveStorages(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         """Run an operator, and note what it makes."""
+        if not self.counts:
+            return func(*args, **(kwargs or {}))
         given = tensor_leaves((args, kwargs))
         if self.ignores_given:
             self._seen.update(storage_identities(given))
         result = func(*args, **(kwargs or {}))
-        if not self.has_changed_any and is_mutable(func):
+        if self._watched and not self.has_changed_any and is_mutable(func):
             self.has_changed_any = not self._watched.isdisjoint(storage_identities(given))
         for tensor in tensor_leaves(result):
             if tensor.device.type == self.device.type:

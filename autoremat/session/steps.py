@@ -33,6 +33,7 @@ from autoremat.session.blocks import Blocks
 from autoremat.session.code import Code
 from autoremat.session.surroundings import Surroundings
 from autoremat.session.telling import Told
+from autoremat.watch import between
 from autoremat.watch.audit import Look, names_of, sizes_of_runs
 from autoremat.watch.ledger import (
     Roots,
@@ -100,6 +101,7 @@ class Steps:
         """Nothing is known of them yet."""
         self.told = Told(is_strict=self.options.setting.strict)
         self.surroundings = Surroundings(self.present)
+        self._between = between.Between()
         self.audit = self.surroundings.audit
         self._blocks = Blocks(lambda: self.audit.present.modules)
         self.graphs.repeats.count = self._blocks.count
@@ -142,6 +144,7 @@ class Steps:
 
     def begin(self) -> None:
         """A training call begins: one step with those before it whose backward is to come."""
+        between.close()
         waiting = self._waiting
         goes_on = bool(waiting) or self._is_in_backward
         self.number += not goes_on
@@ -153,6 +156,7 @@ class Steps:
 
     def notice(self) -> None:
         """Where nobody tells of steps: another one begins once a backward has come."""
+        between.close()
         if self.is_told or self.offline:
             return
         waiting, graphs = self._waiting, self.graphs
@@ -210,7 +214,8 @@ class Steps:
         In the midst of a step, its later backwards have not shown yet what they take.
         """
         # More beside a plan that did not fit makes none fit.
-        is_other = self._has_fitted and self.surroundings.now.is_beyond(self.surroundings.planned)
+        planned_nbytes = self.graphs.peak_nbytes(self.surroundings.planned)
+        is_other = self._has_fitted and self.peak_nbytes > planned_nbytes
         is_other = is_other or not self.graphs.kept <= self._kept_when_settled
         return is_other or (bool(self._settled_for) and self.graphs.graphs != self._settled_for)
 
@@ -343,6 +348,7 @@ class Steps:
                 sizes=given,
                 find_graph=find_part,
             )
+            self._watch_between()
             return outputs
 
         return run
@@ -401,6 +407,8 @@ class Steps:
 
         with self._looking():
             device = self.device
+            if not _torch.is_in_backward():
+                self._note_eager(self._between.taken(), runs)
             look = self.audit.at_backward(runs, roots, device, account, keeps_graph=keeps_graph)
             self._learn(look, is_final=True)
 
@@ -437,6 +445,7 @@ class Steps:
 
     def _inference_begins(self) -> None:
         """What a call without gradients makes may be what a loss in eager mode is of."""
+        between.close()
         with self._looking():
             note_without_gradients(self)
             self.audit.at_inference()
@@ -451,10 +460,22 @@ class Steps:
             return
         with LiveStorages(self.device, ignores_given=True) as made:
             yield
-        peak_nbytes = self.audit.live_nbytes(runs, self.device) + made.peak_nbytes
+        self._note_eager(self.audit.live_nbytes(runs, self.device) + made.peak_nbytes, runs)
+
+    def _watch_between(self) -> None:
+        """Code in eager mode goes on, while this run waits for its backward."""
+        if _torch.is_in_backward():
+            return
+        runs = self._runs_here
+        if runs and not self.audit.is_known(("between", *names_of(runs)), sizes_of_runs(runs)):
+            with self._looking():
+                self._between.begin(self.audit.live_nbytes(runs, self.device), self.device)
+
+    def _note_eager(self, peak_nbytes: int, runs: Sequence[Run]) -> None:
+        """So much was live at most while these runs waited; 0 if nobody has looked."""
         resident_nbytes = max((part.resident_nbytes for part in self.graphs.current), default=0)
         crossing_nbytes = sum(run.held_nbytes for run in runs if run.owner is self)
-        self.surroundings.note_inference(peak_nbytes - resident_nbytes - crossing_nbytes)
+        self.surroundings.note_waiting(peak_nbytes - resident_nbytes - crossing_nbytes)
         self.tell_if_above(peak_nbytes)
 
     @property

@@ -33,7 +33,7 @@ class Surroundings:
         self.grown_nbytes = 0  # what has become resident since the graphs were planned
         self._forwards: dict[Hashable, int] = {}  # by situation, what the latest look has shown
         self._backwards: dict[Hashable, tuple[int, int]] = {}
-        self._inference_nbytes = 0  # as `Around.eager_nbytes`, of calls before the backward
+        self._waiting_nbytes = 0  # as `Around.eager_nbytes`, of what runs before the backward
 
     @property
     def now(self) -> Around:
@@ -69,17 +69,17 @@ class Surroundings:
             return replace(known, held_nbytes=held_nbytes)
         beside_nbytes, eager_nbytes = zip(*self._backwards.values(), strict=True)
         returned_nbytes = max(0, max(beside_nbytes) - held_nbytes)
-        return Around(held_nbytes, returned_nbytes, max(self._inference_nbytes, *eager_nbytes))
+        return Around(held_nbytes, returned_nbytes, max(self._waiting_nbytes, *eager_nbytes))
 
-    def note_inference(self, nbytes: int) -> None:
-        """A call without gradients before the backward takes so much: as `Around.eager_nbytes`."""
-        self._inference_nbytes = max(self._inference_nbytes, nbytes)
-        most_nbytes = max(self.found.eager_nbytes, self._inference_nbytes)
+    def note_waiting(self, nbytes: int) -> None:
+        """What runs beside graphs before the backward takes so much: as `Around.eager_nbytes`."""
+        self._waiting_nbytes = max(self._waiting_nbytes, nbytes)
+        most_nbytes = max(self.found.eager_nbytes, self._waiting_nbytes)
         self.found = replace(self.found, eager_nbytes=most_nbytes)
 
     def settled(self) -> None:
         """The graphs were planned for what is known now: looks into steps begin anew."""
-        self.planned, self._inference_nbytes = self.now, 0
+        self.planned, self._waiting_nbytes = self.now, 0
         self._forwards.clear()
         self._backwards.clear()
         self.audit.forget()

@@ -22,6 +22,7 @@ from autoremat import _torch
 from autoremat.memory.meter import same_device, storages_of
 from autoremat.planning.part import Part
 from autoremat.planning.ran import Ran
+from autoremat.watch import between
 
 _FEW = 64
 SAME = 1.02  # peaks that differ by less are told of once
@@ -324,6 +325,7 @@ def _backward_begins(roots: Roots, keeps_graph: bool) -> None:
     # Without a run that waits, a backward of anything costs as little as can be.
     if _torch.is_compiling():
         return
+    between.close()
     if is_outer and not _books.open:
         for owner in list(_books.without_gradients):
             owner.backward_begins(roots, keeps_graph=keeps_graph)

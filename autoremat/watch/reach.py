@@ -73,8 +73,9 @@ def _in_reach(*, of_all: bool = False) -> tuple[list[torch.Tensor], list[nn.Modu
 def _things_in_reach(of_all: bool) -> Iterator[torch.Tensor | nn.Module]:
     """Each once; single tensors only of the function that calls the model, or a backward.
 
-    What those around it hold may be of another step, or of none; and what the model's own methods
-    hold, parameters that FSDP has gathered among it, is known in other ways.
+    And of the optimizer's step that calls it as a closure. What others around it hold may be of
+    another step, or of none; and what the model's own methods hold, parameters that FSDP has
+    gathered among it, is known in other ways.
 
     Args:
         of_all: whether single tensors are those of all functions.
@@ -83,6 +84,8 @@ def _things_in_reach(of_all: bool) -> Iterator[torch.Tensor | nn.Module]:
     is_around = False
     for owner, values in named_by_users():
         is_own = issubclass(type(owner), nn.Module)
+        is_step = issubclass(type(owner), torch.optim.Optimizer)
+        is_asked = of_all or is_step or not (is_own or is_around)
         for depth in range(DEPTH):
             inner: list[Any] = []
             for value in values:
@@ -94,7 +97,7 @@ def _things_in_reach(of_all: bool) -> Iterator[torch.Tensor | nn.Module]:
                     yield value
                 elif not issubclass(type(value), torch.Tensor):
                     inner += _held_by(value, is_named=not depth)
-                elif (of_all or not (is_own or is_around)) and _is_real(value):
+                elif is_asked and _is_real(value):
                     yield value
             values = inner
         is_around |= not is_own

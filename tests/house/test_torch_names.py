@@ -962,6 +962,33 @@ def test_storage_identity():
     assert identity(x.untyped_storage()) == identity(x[1:].untyped_storage())
 
 
+def test_dispatch_modes_are_those_of_the_stack():
+    """The innermost last; one that leaves compiled code alone does not keep any from compiling."""
+    seen: list[object] = []
+
+    class Mode(_torch.TorchDispatchMode):
+        @classmethod
+        def ignore_compile_internals(cls) -> bool:
+            return True
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: object):
+        graphs.append(graph)
+        return graph.forward
+
+    assert not _torch.dispatch_modes()
+    with Mode() as outer, Mode() as inner:
+        assert _torch.dispatch_modes() == [outer, inner]
+        torch.compile(lambda x: x.sin(), backend=backend)(torch.ones(2))
+    assert len(graphs) == 1
+    assert aten.sin.default in seen
+
+
 def test_is_mutable():
     """Told by the schema."""
     assert _torch.is_mutable(aten.add_.Tensor)

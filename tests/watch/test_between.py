@@ -1,0 +1,162 @@
+"""What code in eager mode takes while graphs wait for their backward is found, and planned for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from autoremat import _torch
+from autoremat.watch import between
+from autoremat.watch.between import Between
+from tests.watch.test_reach import BATCH, encoder_of, frozen, optimised, told, whole_peak
+
+CPU = torch.device("cpu")
+ROW_NBYTES = 1024  # of 256 numbers
+
+
+@pytest.fixture(autouse=True)
+def no_mode_stays() -> Iterator[None]:
+    """What looks on is off once the step is over."""
+    yield
+    between.close()
+    assert not _torch.dispatch_modes()
+
+
+def rows(count: int) -> Tensor:
+    """So many kibibytes."""
+    return torch.ones(count, ROW_NBYTES // 4)
+
+
+def watched(code: Callable[[], object], live_nbytes: int = 0) -> int:
+    """The peak of some code between two events."""
+    found = Between()
+    found.begin(live_nbytes, CPU)
+    code()
+    between.close()
+    return found.taken()
+
+
+# --- what is seen ------------------------------------------------------------------------------
+
+
+def test_the_most_that_was_live_counts():
+    """Not what is left, nor the sum."""
+    given = rows(8)
+
+    def code() -> None:
+        for _ in range(3):
+            (given * 2 + given).sum()
+
+    assert 2 * given.nbytes <= watched(code) < 2 * given.nbytes + ROW_NBYTES
+    assert 3 * given.nbytes <= watched(code, live_nbytes=given.nbytes)
+
+
+def test_of_several_times_the_highest_counts_and_is_taken_once():
+    """A step has one between each two graphs."""
+    found = Between()
+    for count in (1, 4, 2):
+        found.begin(0, CPU)
+        rows(count)
+        between.close()
+    rows(16)  # nobody looks
+    assert found.taken() == 4 * ROW_NBYTES
+    assert found.taken() == 0
+
+
+def test_compiled_code_runs_as_it_would_without():
+    """Also one that is compiled only then, and an operator of higher order."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: object) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    function = torch.compile(lambda x: (x * 2).sin(), backend=backend)
+    given, results = rows(2), list[Tensor]()
+
+    def code() -> None:
+        results.append(function(given))
+        results.append(torch.cond(given.sum() > 0, torch.sin, torch.cos, (given,)))
+
+    assert watched(code) >= 2 * given.nbytes
+    assert len(graphs) == 1
+    assert torch.equal(results[0], (given * 2).sin())
+    assert torch.equal(results[1], given.sin())
+
+
+# --- modes of the user's -----------------------------------------------------------------------
+
+
+def test_nothing_is_seen_inside_of_a_mode_of_the_users():
+    """They end theirs while ours would be on: it is theirs that would stay."""
+    with FlopCounterMode(display=False) as theirs:
+        found = Between()
+        found.begin(0, CPU)
+        rows(2)
+        assert _torch.dispatch_modes() == [theirs.mode]
+        between.close()
+    assert found.taken() == 0
+
+
+def test_a_mode_that_is_on_when_the_next_event_comes_ends_first():
+    """Ours no longer counts then, and goes with the event after."""
+    found = Between()
+    found.begin(0, CPU)
+    with FlopCounterMode(display=False) as theirs:
+        rows(2)
+        between.close()
+        rows(4)
+        assert _torch.dispatch_modes()[-1] is theirs.mode
+    assert found.taken() == 2 * ROW_NBYTES
+    found.begin(0, CPU)
+    assert len(_torch.dispatch_modes()) == 1
+
+
+# --- steps -------------------------------------------------------------------------------------
+
+
+def after_the_model(encoder: nn.Module, reference: nn.Module) -> None:
+    """A reference that runs while the model waits for its backward."""
+    encoder.zero_grad(set_to_none=True)
+    result = encoder(BATCH)
+    with torch.no_grad():
+        wide = torch.cat([reference(BATCH)] * 8, 1)  # as logits are wider than what they are of
+        target = wide.softmax(-1)[:, : result.shape[1]].clone()
+        del wide
+    F.mse_loss(result, target).backward()
+
+
+@pytest.mark.parametrize("share", [0.9, 0.8])
+def test_a_reference_that_runs_before_the_backward_is_planned_for(share: float):
+    """What it needs for a moment may be the step's peak: found in the first, kept from then on."""
+    reference = frozen()
+
+    def step(encoder: nn.Module) -> None:
+        after_the_model(encoder, reference)
+
+    plain = encoder_of()
+    step(plain)
+    budget = int(share * whole_peak(plain, step, reference))
+    encoder = optimised(budget)
+    first = told(lambda: step(encoder))
+    assert first
+    assert all(over.is_planned_anew for over in first)
+    for _ in range(2):
+        assert not told(lambda: step(encoder))
+    assert 0.9 * budget <= whole_peak(encoder, step, reference) <= budget
+    for mine, theirs in zip(encoder.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine.grad, theirs.grad)
+
+
+def test_a_step_that_is_given_up_looks_on_until_the_next_call():
+    """An error between forward and backward."""
+    encoder = optimised(1 << 30)
+    encoder(BATCH)
+    assert len(_torch.dispatch_modes()) == 1
+    encoder(BATCH).sum().backward()
+    assert not _torch.dispatch_modes()
