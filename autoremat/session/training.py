@@ -236,7 +236,8 @@ class Training:
             planned = variant.gradients
             more = (max(0, nbytes - planned.get(key, 0)) for key, nbytes in gradients.items())
             is_least = steps.options.budget.is_least
-            if is_least or sum(more) <= max(0, steps.budget_nbytes - steps.peak_nbytes):
+            left_nbytes = steps.budget_nbytes - steps.peak_to_come_nbytes
+            if is_least or sum(more) <= max(0, left_nbytes):
                 return variant
         self._options = self._variants[0].session.steps.options  # "auto" is a number by now
         for variant in self._variants:
