@@ -178,7 +178,10 @@ class Step:
     @property
     def longest(self) -> list[list[str]]:
         """Graphs of the steps that are planned for, of each part by part, in their order."""
-        return [[ran.graph for part in parts for ran in part] for parts in self._to_plan]
+        return self._graphs_of(self._to_plan)
+
+    def _graphs_of(self, steps: Sequence[Parts]) -> list[list[str]]:
+        return [[ran.graph for part in parts for ran in part] for parts in steps]
 
     @property
     def most_seen(self) -> list[int]:
@@ -211,9 +214,11 @@ class Step:
 
         self.are_together = True
         self.are_together = nbytes({}) <= budget_nbytes
-        needed = {kind: nbytes({kind: room}) for kind, room in wanted.items()}
-        in_order = {kind: wanted[kind] for kind in sorted(wanted, key=needed.__getitem__)}
-        self.rooms = granted(in_order, lambda rooms: nbytes(rooms) <= budget_nbytes)
+        self.rooms = wanted
+        if nbytes(wanted) > budget_nbytes:
+            needed = {kind: nbytes({kind: room}) for kind, room in wanted.items()}
+            in_order = {kind: wanted[kind] for kind in sorted(wanted, key=needed.__getitem__)}
+            self.rooms = granted(in_order, lambda rooms: nbytes(rooms) <= budget_nbytes)
         self._note_planned()
 
     def _leanest_nbytes(
@@ -239,6 +244,7 @@ class Step:
             return False
         self.rooms, self.are_together = self.repeats.rooms, True
         self._note_planned()
+        self._planned_for += map(set, self._graphs_of(self.forms.steps(are_together=False)))
         return True
 
     def _note_planned(self) -> None:
@@ -248,19 +254,18 @@ class Step:
     @property
     def needs_room(self) -> bool:
         """Whether steps may have more runs than were planned for, or others together."""
-        steps = self.forms.steps(are_together=True)
-        graphs = ({ran.graph for part in parts for ran in part} for parts in steps)
-        is_new = self._planned_for and any(
-            not any(each <= known for known in self._planned_for) for each in graphs
+        is_new = any(
+            not any(known.issuperset(graphs) for known in self._planned_for)
+            for graphs in self.longest
         )
-        return is_new or self.repeats.needs_room
+        return (bool(self._planned_for) and is_new) or self.repeats.needs_room
 
     def is_outgrown(self, budget_nbytes: int, around: Around) -> bool:
         """Whether plans for other runs would recompute less, and leave as much room as there is.
 
         Much of the room is used or needed no more, or steps have come to be apart.
         """
-        is_apart = self.are_together and len(self.longest) > len(self._planned_for)
+        is_apart = len(self.longest) > len(self._planned_for)
         if not (is_apart or self.repeats.is_outgrown):
             return False
         if self._leanest_nbytes(self.repeats.rooms, {}, around) <= budget_nbytes:

@@ -68,7 +68,8 @@ class Blocks:
         """A graph runs with these arguments: its module is of the step that is there."""
         if graph not in self.kinds:
             self.kinds[graph] = self.block_of(args)
-        if len(self.modules()) < 2:
+        count = len(self.modules())
+        if count < 2 or any(len(group) >= count for group in self._together):
             return
         root = self._root_of(args)
         if root is None or root in self._ran:
@@ -86,7 +87,8 @@ class Blocks:
         reference, root = self._owners.get(id(first), (None, 0))
         if reference is None or reference() is not first:
             pairs = ((p, id(m)) for m in self.modules() for p in m.parameters())
-            self._owners = {id(p): (weakref.ref(p), root) for p, root in pairs}
+            known = {key: owner for key, owner in self._owners.items() if owner[0]() is not None}
+            self._owners = known | {id(p): (weakref.ref(p), root) for p, root in pairs}
             reference, root = self._owners.get(id(first), (None, 0))
         return None if reference is None else root
 

@@ -224,7 +224,10 @@ class Training:
         return _Variant(session, self.members.gradient_nbytes())
 
     def _variant_now(self) -> _Variant:
-        """The first plan that leaves room for the gradients that exist now."""
+        """The first plan that leaves room for the gradients that exist now.
+
+        In a step with as many runs as it is made for: the latest one may have had fewer.
+        """
         gradients = self.members.gradient_nbytes()
         for variant in self._variants:  # whose graphs, planned one by one, may not fit together
             variant.session.settle()
