@@ -20,7 +20,7 @@ from autoremat import _torch
 from autoremat.ask.budget import Budget as Asked
 from autoremat.ask.options import Options
 from autoremat.ask.plan_file import write
-from autoremat.backend import session_behind
+from autoremat.backend import session_behind, session_of_alike
 from autoremat.call_stack import users_level
 from autoremat.errors import FallbackError, FallbackWarning
 from autoremat.fallbacks import fallback
@@ -277,14 +277,15 @@ def report(model: nn.Module) -> Report:
     """What was planned for an optimised model, or one compiled with our backend.
 
     Where batches are accumulated, steps may run by two plans: it is of the one that takes more.
-    Of a block that was compiled by itself, it is the report of all blocks with its options.
+    Of a block that was compiled by itself, it is the report of all blocks with its options, also if
+    it was skipped so far and another one that is like it has run.
 
     Raises:
         ValueError: if the model was not optimised, or has not run a training step yet.
     """
     planned: Session | Training | None = None
     if not isinstance(_torch.compiled_call(model), OptimizedCall):
-        planned = session_behind(model.parameters())
+        planned = session_behind(model.parameters()) or session_of_alike(model)
     if planned is None:
         planned = optimized_call(model).training
     found = planned.report()

@@ -85,6 +85,11 @@ def session_behind(tensors: Iterable[torch.Tensor]) -> Session | None:
     return best if best is not None and known(best) else None
 
 
+def session_of_alike(module: nn.Module) -> Session | None:
+    """The session of a block that has not run itself, but others of its model that are like it."""
+    return next((session for session in _mappings if session.steps.blocks.has_alike(module)), None)
+
+
 def _session_of(options: Mapping[str, Any] | None) -> Session:
     given = dict(options or {})
     if BUDGET_VARIABLE in os.environ:

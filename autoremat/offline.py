@@ -42,7 +42,7 @@ from autoremat.reserved.search import Tried, largest_within
 from autoremat.session.call_sizes import CallSizes
 from autoremat.session.eager_recurrent import eager_recurrent_layers
 from autoremat.session.session import Session
-from autoremat.session.steps import REPLANS, Steps
+from autoremat.session.steps import Steps
 from autoremat.setup.applied import run_of
 from autoremat.setup.asked import TrainingSetup
 from autoremat.units import format_nbytes
@@ -383,7 +383,7 @@ def _planned(options: Options, step: OfflineStep) -> Session:
         held = with_libraries(held, spec)
         resident = held if options.setting.stands_in else replace(resident, tensors=held.tensors)
     resident = _beside(resident, step.offline.window_nbytes)
-    steps = Steps(options, replans=REPLANS, offline=step.offline)
+    steps = Steps(options, offline=step.offline)
     session = Session(steps, lambda _: resident)
     _run(session, faker, twin, fakes, fake_keywords)
     session.settle()

@@ -374,9 +374,9 @@ def optimized_call(model: nn.Module) -> OptimizedCall:
         raise ValueError("The model was not optimised: call autoremat.optimize(model, budget).")
     raise ValueError(
         f"{type(model).__name__} is compiled, but no planned graph is known that reads its "
-        "parameters. "
-        "It has not run a training step, or Module.compile does nothing for it, as for all classes "
-        "of torch's own (nn.Sequential): use torch.compile(module, ...) or autoremat.optimize."
+        "parameters. It has run in no training step, nor has a part of its model that is like it, "
+        "or Module.compile does nothing for it, as for all classes of torch's own (nn.Sequential): "
+        "use torch.compile(module, ...) or autoremat.optimize."
     )
 
 

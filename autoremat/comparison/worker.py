@@ -25,13 +25,13 @@ from autoremat.comparison.layers import NotApplicable, checkpoint_layers
 from autoremat.comparison.serve import Step, seconds, serve
 from autoremat.comparison.variants import Task, Variant
 from autoremat.errors import InfeasibleBudget
-from autoremat.session.steps import REPLANS
+from autoremat.session.steps import USUAL_REPLANS
 from autoremat.targets.arguments import TargetArguments
 from autoremat.targets.hf import load
 from autoremat.targets.target import Target, TargetError, last_line
 from autoremat.units import format_nbytes, format_nbytes_apart
 
-_WARM_UPS = 1 + REPLANS  # a step of several graphs may be planned anew
+_WARM_UPS = 1 + USUAL_REPLANS  # a step of several graphs may be planned anew
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory")
 
 Figures = dict[str, Any]

@@ -325,11 +325,16 @@ def _evenly(runs: Runs, budget_nbytes: int, around: Around) -> list[tuple[Beside
     return at(high)[1] if at(high)[0] else at(low)[1]
 
 
-def leanest_nbytes(runs: Runs, around: Around) -> int:
-    """About what a step takes in which all graphs keep the least."""
-    parts = list(runs.parts.values())
-    ways = [_ends(part)[0] for part in parts]
-    return _peak_of(parts, ways, runs.beside([way.crossing_nbytes for way in ways], around))
+def leanest_ways(parts: Mapping[str, Part]) -> dict[str, Way]:
+    """What keeps the least, of each graph."""
+    return {name: _ends(part)[0] for name, part in parts.items()}
+
+
+def leanest_nbytes(runs: Runs, leanest: Mapping[str, Way], around: Around) -> int:
+    """About what a step takes in which all graphs keep the least, which goes these ways."""
+    ways = [leanest[name] for name in runs.parts]
+    found = runs.beside([way.crossing_nbytes for way in ways], around)
+    return _peak_of(list(runs.parts.values()), ways, found)
 
 
 def _peak_of(parts: Sequence[Part], ways: Sequence[Way], found: Sequence[Beside]) -> int:

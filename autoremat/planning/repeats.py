@@ -1,7 +1,7 @@
 """How often steps run blocks that are alike, and how many runs a plan has to leave room for.
 
 Enters: the kind of block that each graph is of, with how many there are, and the runs of each step.
-Leaves: by graph, how many runs more than any step has had. Guarantees: none where the number of
+Leaves: by graph, how many runs more than a step has had. Guarantees: none where the number of
 runs has not varied and all blocks that are there have run.
 
 A plan for as many runs as were seen is above the budget in the first step that has more. How many
@@ -29,16 +29,20 @@ class Seen:
         most: runs in one step.
         fewest: the same, of steps that had any.
         steps: how many such steps there were.
+        blocks: how many blocks of the kind there were in them; 0 if nobody knew.
     """
 
     most: int
     fewest: int
     steps: int = 1
+    blocks: int = 0
 
     def and_of(self, other: Seen) -> Seen:
-        """Of other steps as well."""
+        """Of later steps as well; they alone count if there were other blocks in them."""
+        if other.blocks != self.blocks:
+            return other
         most, fewest = max(self.most, other.most), min(self.fewest, other.fewest)
-        return Seen(most, fewest, self.steps + other.steps)
+        return Seen(most, fewest, self.steps + other.steps, self.blocks)
 
     @property
     def has_varied(self) -> bool:
@@ -55,18 +59,18 @@ class Seen:
 
         It does not where all of them may have run again and again, one round after the other.
         """
-        are_rounds = (
-            blocks and self.most > blocks and self.most % blocks == 0 == self.fewest % blocks
-        )
+        then = self.blocks or blocks
+        are_rounds = then and self.most > then and self.most % then == 0 == self.fewest % then
         return bool(blocks) and not are_rounds
 
     def expected(self, blocks: int) -> int:
         """How many runs a plan has to leave room for, of so many blocks."""
         if not self.is_bounded(blocks):
             return TWICE * self.most if self.has_varied else self.most
-        if not self.has_varied and self.steps >= STEADY:
+        then = self.blocks or blocks
+        if not self.has_varied and self.steps >= STEADY and blocks == then:
             return self.most
-        return -(-self.most // blocks) * blocks
+        return -(-self.most // then) * blocks
 
 
 class _Planned(NamedTuple):
@@ -75,10 +79,12 @@ class _Planned(NamedTuple):
     Attributes:
         most: that it had.
         room: that it may have.
+        blocks: how many of the kind there were.
     """
 
     most: int
     room: int
+    blocks: int
 
 
 class Repeats:
@@ -101,8 +107,8 @@ class Repeats:
         """The step that is there has run these graphs so far, part by part."""
         runs = Counter[Hashable]()
         for part in parts:
-            runs |= Counter(map(self._kind, part))
-        self._now = {kind: Seen(count, count) for kind, count in runs.items()}
+            runs |= Counter(map(self.kind_of, part))
+        self._now = {k: Seen(n, n, blocks=self.count(k)) for k, n in runs.items()}
 
     def step_is_over(self) -> None:
         """What comes next is another one."""
@@ -124,8 +130,14 @@ class Repeats:
 
     @property
     def needs_room(self) -> bool:
-        """Whether steps may have more runs than they were planned for, who left no room for any."""
-        return any(now.room > then.room == then.most for then, now in self._changes)
+        """Whether steps may have more runs than they were planned for.
+
+        As the number varies for the first time, or there are more blocks.
+        """
+        return any(
+            now.room > then.room and (then.room == then.most or now.blocks > then.blocks)
+            for then, now in self._changes
+        )
 
     @property
     def is_outgrown(self) -> bool:
@@ -139,38 +151,65 @@ class Repeats:
     def _changes(self) -> Iterator[tuple[_Planned, _Planned]]:
         """What each kind is planned for, and what it would be planned for now."""
         for kind, seen in self._seen.items():
-            yield self._planned.get(kind, _Planned(seen.most, seen.most)), self._plan(kind, seen)
+            now = self._plan(kind, seen)
+            yield self._planned.get(kind, now._replace(room=seen.most)), now
 
     def planned(self) -> None:
         """The step is planned for the numbers that are known now."""
         self._planned = {kind: self._plan(kind, seen) for kind, seen in self._seen.items()}
 
     def _plan(self, kind: Hashable, seen: Seen) -> _Planned:
-        return _Planned(seen.most, seen.expected(self.count(kind)))
+        blocks = self.count(kind)
+        return _Planned(seen.most, seen.expected(blocks), blocks)
 
-    def spare(self, order: Sequence[str]) -> dict[str, int]:
+    @property
+    def rooms(self) -> dict[Hashable, int]:
+        """How many runs a step may have, by kind."""
+        return {kind: self._plan(kind, seen).room for kind, seen in self._seen.items()}
+
+    def spare(self, order: Iterable[str], rooms: Mapping[Hashable, int]) -> dict[str, int]:
         """How many runs more than these a step may have, by graph.
 
         Of several graphs of a kind, that counts which has the most runs: the first block's is
         another one where what it is given needs no gradient.
+
+        Args:
+            order: graphs, as a step runs them.
+            rooms: how many runs there may be, by kind.
         """
         runs = Counter(order)
         found: dict[str, int] = {}
         by_kind: dict[Hashable, list[str]] = {}
         for graph in runs:
-            by_kind.setdefault(self._kind(graph), []).append(graph)
-        seen = self._seen
+            by_kind.setdefault(self.kind_of(graph), []).append(graph)
         for kind, graphs in by_kind.items():
-            room = self._plan(kind, seen[kind]).room if kind in seen else 0
-            found[max(graphs, key=runs.__getitem__)] = room - sum(runs[g] for g in graphs)
+            most = max(graphs, key=runs.__getitem__)
+            found[most] = rooms.get(kind, 0) - sum(runs[graph] for graph in graphs)
         return {graph: count for graph, count in found.items() if count > 0}
 
-    def _kind(self, graph: str) -> Hashable:
+    def kind_of(self, graph: str) -> Hashable:
         """Of a graph that is of no known block, it alone."""
         kind = self.kinds.get(graph)
         return graph if kind is None else kind
 
 
-def fewer(spare: Mapping[str, int]) -> dict[str, int]:
-    """Half as many."""
-    return {graph: count // 2 for graph, count in spare.items() if count > 1}
+def granted(
+    wanted: Mapping[Hashable, int], fits: Callable[[Mapping[Hashable, int]], bool]
+) -> dict[Hashable, int]:
+    """As many runs of each kind as there is room for.
+
+    Args:
+        wanted: runs, by kind, those first that are to be granted first.
+        fits: whether there is room for so many.
+    """
+    found: dict[Hashable, int] = {}
+    for kind, most in wanted.items():
+        if fits(found | {kind: most}):
+            found[kind] = most
+            continue
+        low, high = 0, most
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(found | {kind: middle}) else (low, middle)
+        found[kind] = low
+    return found

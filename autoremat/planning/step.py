@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,12 +22,15 @@ from autoremat.planning.allotting import (
     allot,
     graph_of_plan,
     leanest_nbytes,
+    leanest_ways,
     richer,
 )
+from autoremat.planning.forms import Forms, Parts, runs_of
 from autoremat.planning.nesting import Around, Beside, Region, Returned
 from autoremat.planning.part import Part
 from autoremat.planning.ran import Ran, Readers, apart, as_run, with_spare
-from autoremat.planning.repeats import Repeats, fewer
+from autoremat.planning.repeats import Repeats, granted
+from autoremat.planning.sharing import Way
 from autoremat.reporting import GraphReport
 
 
@@ -46,7 +49,9 @@ class Step:
         provisional: graphs that were planned to keep little, as nobody knew how often they run.
         most_runs: of graphs in one step, as far as steps before the latest have shown.
         repeats: how often steps have run its graphs.
-        spare: by graph, for how many runs more than any step has had it is planned.
+        forms: which of them steps have run.
+        rooms: by kind of block, for how many runs its graphs are planned at least.
+        are_together: whether they are planned as if one step may run what different ones did.
         eager_gradient_nbytes: of layers among the runs that are in eager mode, by their names.
         existing_gradient_nbytes: gradients that existed already when a graph was planned.
     """
@@ -57,17 +62,22 @@ class Step:
     provisional: set[str] = field(default_factory=set)
     most_runs: int = 0
     repeats: Repeats = field(default_factory=Repeats)
-    spare: dict[str, int] = field(default_factory=dict)
+    rooms: dict[Hashable, int] = field(default_factory=dict)
+    are_together: bool = False
     eager_gradient_nbytes: dict[str, int] = field(default_factory=dict)
     existing_gradient_nbytes: int = 0
     _ran: list[Ran] | None = None  # in the latest part of a step; None if nobody tells
     _earlier: list[list[Ran]] = field(default_factory=list)  # parts of the same step before it
-    _longest: list[list[Ran]] = field(default_factory=list)  # of the step with the most runs so far
+    _planned_for: list[set[str]] = field(default_factory=list)  # graphs of each step
     _readers: Readers = field(default_factory=Readers)
     _expected: dict[str, Iterator[Ran]] = field(default_factory=dict)  # by graph, in their order
     _waiting: list[str] = field(default_factory=list)  # planned, and did not run yet
     _thread: int = 0
     _is_planned_only: bool = False  # what has run, since nothing did yet by the plans that are new
+
+    def __post_init__(self) -> None:
+        """No step yet."""
+        self.forms = Forms(self.repeats.kind_of)
 
     def begin(self, open_runs: Sequence[Ran] = (), *, goes_on: bool = False) -> None:
         """A forward begins, of which each run of a graph will be told.
@@ -79,6 +89,7 @@ class Step:
         now = self.note_longest()
         if not goes_on:
             self.repeats.step_is_over()
+            self.forms.step_is_over()
             self._is_planned_only = False
         self.most_runs = max(self.most_runs, len(self.runs or ()))
         self._earlier = now if goes_on else []
@@ -91,9 +102,11 @@ class Step:
 
     def _expect(self) -> None:
         """A step begins, whose runs will be like those of the longest one."""
-        longest = [ran for part in self._longest for ran in part]
-        graphs = dict.fromkeys(ran.graph for ran in longest)
-        self._expected = {g: iter([ran for ran in longest if ran.graph == g]) for g in graphs}
+        self._expected = {}
+        for parts in self.forms.steps(are_together=False):
+            runs = [ran for part in parts for ran in part]
+            for graph in {ran.graph for ran in runs} - self._expected.keys():
+                self._expected[graph] = iter([ran for ran in runs if ran.graph == graph])
 
     def note_longest(self) -> list[list[Ran]]:
         """A step is over, or as good as over; its parts."""
@@ -101,8 +114,7 @@ class Step:
         if self._is_planned_only:
             return now
         self.repeats.note([ran.graph for ran in part] for part in now)
-        if sum(map(len, now)) >= sum(map(len, self._longest)):
-            self._longest = [[replace(ran, name=ran.graph) for ran in part] for part in now]
+        self.forms.note([[replace(ran, name=ran.graph) for ran in part] for part in now])
         return now
 
     def add(self, name: str, part: Part) -> None:
@@ -164,34 +176,105 @@ class Step:
         return None if self._ran is None else [ran.name for ran in self._ran]
 
     @property
-    def longest(self) -> list[str]:
-        """Graphs of the longest step that is planned for, part by part, in their order."""
-        return [ran.name for part in self._to_plan for ran in part]
+    def longest(self) -> list[list[str]]:
+        """Graphs of the steps that are planned for, of each part by part, in their order."""
+        return self._graphs_of(self._to_plan)
+
+    def _graphs_of(self, steps: Sequence[Parts]) -> list[list[str]]:
+        return [[ran.graph for part in parts for ran in part] for parts in steps]
 
     @property
-    def _to_plan(self) -> list[list[Ran]]:
-        """The step with the most runs so far, and those that there may be more."""
-        return [with_spare(part, self.spare) for part in self._longest]
+    def _to_plan(self) -> list[Parts]:
+        """The longest step of each form, with the runs that there may be more."""
+        return self._with_room(self.rooms, are_together=self.are_together)
+
+    def _with_room(self, rooms: Mapping[Hashable, int], *, are_together: bool) -> list[Parts]:
+        """These steps, so many runs of each kind being planned for."""
+        found = []
+        for parts in self.forms.steps(are_together=are_together):
+            spare = self.repeats.spare((ran.graph for part in parts for ran in part), rooms)
+            found.append([with_spare(part, spare) for part in parts])
+        return found
 
     def leave_room(self, budget_nbytes: int, around: Around) -> None:
         """From now on plans are for as many runs as there may be.
 
-        Or for half as many more than there were, or a quarter, where no plans are within the
-        budget otherwise.
+        Or for as many as the leanest plans have room for: those of kinds first that need little.
         """
+        leanest: dict[str, Way] = {}
+        wanted = self.repeats.rooms
+
+        def nbytes(rooms: Mapping[Hashable, int]) -> int:
+            return self._leanest_nbytes(rooms, leanest, around)
+
+        self.are_together = True
+        self.are_together = nbytes({}) <= budget_nbytes
+        self.rooms = wanted
+        if nbytes(wanted) > budget_nbytes:
+            needed = {kind: nbytes({kind: room}) for kind, room in wanted.items()}
+            in_order = {kind: wanted[kind] for kind in sorted(wanted, key=needed.__getitem__)}
+            self.rooms = granted(in_order, lambda rooms: nbytes(rooms) <= budget_nbytes)
+        self._note_planned()
+
+    def _leanest_nbytes(
+        self, rooms: Mapping[Hashable, int], leanest: dict[str, Way], around: Around
+    ) -> int:
+        """About what the steps that are planned for take, where all graphs keep the least.
+
+        Args:
+            rooms: by kind, how many runs are planned for at least.
+            leanest: of graphs, as far as it is known.
+            around: what is held beside them.
+        """
+        steps = self._with_room(rooms, are_together=self.are_together)
+        runs = [self._runs_in(part) for parts in steps for part in parts]
+        for each in runs:
+            leanest |= leanest_ways({n: p for n, p in each.parts.items() if n not in leanest})
+        return max((leanest_nbytes(each, leanest, around) for each in runs), default=0)
+
+    def has_room(self, budget_nbytes: int, around: Around) -> bool:
+        """Whether the present plans do for as many runs as there may be: for these then."""
+        steps = self._with_room(self.repeats.rooms, are_together=True)
+        if self._peak_of_steps(steps, around) > budget_nbytes:
+            return False
+        self.rooms, self.are_together = self.repeats.rooms, True
+        self._note_planned()
+        self._planned_for += map(set, self._graphs_of(self.forms.steps(are_together=False)))
+        return True
+
+    def _note_planned(self) -> None:
         self.repeats.planned()
-        self.spare = self.repeats.spare([ran.graph for part in self._longest for ran in part])
-        while self.spare and self._leanest_nbytes(around) > budget_nbytes:
-            self.spare = fewer(self.spare)
+        self._planned_for = list(map(set, self.longest))
 
-    def _leanest_nbytes(self, around: Around) -> int:
-        return max(leanest_nbytes(self._runs_in(part), around) for part in self._to_plan)
+    @property
+    def needs_room(self) -> bool:
+        """Whether steps may have more runs than were planned for, or others together."""
+        is_new = any(
+            not any(known.issuperset(graphs) for known in self._planned_for)
+            for graphs in self.longest
+        )
+        return (bool(self._planned_for) and is_new) or self.repeats.needs_room
 
-    def peak_with_more(self, around: Around) -> int:
-        """The highest of a step under the present plans that has as many runs as there may be."""
-        spare = self.repeats.spare([ran.graph for part in self._longest for ran in part])
-        parts = (self._planned(with_spare(part, spare)) for part in self._longest)
-        return max((_peak_of(self._runs_in(part), around) for part in parts), default=0)
+    def is_outgrown(self, budget_nbytes: int, around: Around) -> bool:
+        """Whether plans for other runs would recompute less, and leave as much room as there is.
+
+        Much of the room is used or needed no more, or steps have come to be apart.
+        """
+        is_apart = len(self.longest) > len(self._planned_for)
+        if not (is_apart or self.repeats.is_outgrown):
+            return False
+        if self._leanest_nbytes(self.repeats.rooms, {}, around) <= budget_nbytes:
+            return True
+        self._note_planned()  # as it is
+        return False
+
+    def peak_to_come(self, around: Around) -> int:
+        """The highest of the steps that are planned for, under the present plans."""
+        return self._peak_of_steps(self._to_plan, around)
+
+    def _peak_of_steps(self, steps: Sequence[Parts], around: Around) -> int:
+        runs = (self._runs_in(self._planned(part)) for parts in steps for part in parts)
+        return max((_peak_of(each, around) for each in runs), default=0)
 
     @property
     def _latest(self) -> list[Ran]:
@@ -218,10 +301,10 @@ class Step:
 
     @property
     def orders(self) -> list[list[Ran]]:
-        """The parts of the longest step by which its graphs are planned, each by the first."""
+        """The parts of steps by which their graphs are planned, each by the longest."""
         seen: set[str] = set()
         found = []
-        for part in self._to_plan:
+        for part in self._parts_to_plan:
             graphs = {ran.graph for ran in part}
             if not graphs <= seen:
                 found.append(part)
@@ -240,7 +323,7 @@ class Step:
         """What each plan of each graph gets of the budget.
 
         Args:
-            order: a part of the longest step so far.
+            order: a part of a step that is planned for.
             budget_nbytes: of the whole step.
             around: what is held beside its graphs.
             setting: how they are planned.
@@ -250,14 +333,19 @@ class Step:
         return allot(runs, budget_nbytes, around, setting)
 
     def take(
-        self, order: Sequence[Ran], parts: Mapping[str, Part], rich_from: Mapping[str, int]
+        self,
+        order: Sequence[Ran],
+        parts: Mapping[str, Part],
+        rich_from: Mapping[str, int],
+        done: Set[str] = frozenset(),
     ) -> None:
-        """Run its graphs under other plans from now on.
+        """Run its graphs under other plans from now on: the latest step is taken to be by these.
 
         Args:
-            order: the part of the longest step that they were made for.
+            order: the part of a step that they were made for.
             parts: by name of the plan.
             rich_from: by graph whose last runs have a plan of their own, the first of them.
+            done: other graphs that have new plans.
         """
         graphs = {graph_of_plan(plan) for plan in parts}
         others = {n: p for n, p in self.parts.items() if graph_of_plan(n) not in graphs}
@@ -267,10 +355,18 @@ class Step:
         }
         runs = Counter(ran.graph for ran in order if not ran.is_spare)
         self.planned_runs |= {graph: runs[graph] for graph in graphs}
-        planned = [self._planned(part) for part in self._to_plan]
+        new = {*done, *graphs}
+        known = {graph_of_plan(plan) for plan in self.parts}
+        all_new = [p for p in self._parts_to_plan if {r.graph for r in p} & known <= new]
+        planned = [self._planned(part) for part in all_new or [list(order)]]
         self._earlier, self._ran = planned[1:], planned[0]
         self._is_planned_only = True
         self._readers.clear()
+
+    @property
+    def _parts_to_plan(self) -> list[list[Ran]]:
+        """Of all steps, the longest first."""
+        return sorted((part for parts in self._to_plan for part in parts), key=len, reverse=True)
 
     def _planned(self, part: Sequence[Ran]) -> list[Ran]:
         """A part of a step under the plans that there are now."""

@@ -87,19 +87,25 @@ def _planned_part(
     allotted_of: Callable[[int], list[Allotted]],
     target_nbytes: int,
     done: Set[str],
+    *,
+    is_again: bool = False,
 ) -> dict[str, list[Part]]:
-    """The same of a part of a step, but for what is done."""
-    around = steps.surroundings.now
+    """The same of a part of a step, but for what is done; of all of it if that leaves no room."""
+    around, first_target_nbytes = steps.surroundings.now, target_nbytes
     for number in range(1, 1 + TRIES):
-        found = [a for a in allotted_of(target_nbytes) if a.graph not in done]
+        found = [a for a in allotted_of(target_nbytes) if is_again or a.graph not in done]
         parts = {allotted.plan: _planned(steps, graphs, allotted) for allotted in found}
-        steps.graphs.take(order, parts, _rich_from(found))
+        steps.graphs.take(order, parts, _rich_from(found), done)
         above_nbytes = steps.graphs.peak_nbytes(around) - steps.budget_nbytes
         if above_nbytes <= 0 or any(a.budget_nbytes > target_nbytes for a in found):
             break
         target_nbytes -= number * above_nbytes  # what a leaner plan takes more, it may take again
     if above_nbytes > 0 and steps.graphs.kept & {a.graph for a in found}:
-        parts = _keeping_less(steps, graphs, order, found, parts)
+        parts = _keeping_less(steps, graphs, order, found, parts, done)
+    if above_nbytes > 0 and not is_again and done & {ran.graph for ran in order}:
+        return _planned_part(
+            *(steps, graphs, order, allotted_of, first_target_nbytes, done), is_again=True
+        )
     names = dict.fromkeys(allotted.graph for allotted in found)
     return {name: [parts[a.plan] for a in found if a.graph == name] for name in names}
 
@@ -110,6 +116,7 @@ def _keeping_less(
     order: Sequence[Ran],
     found: Sequence[Allotted],
     parts: Mapping[str, Part],
+    done: Set[str],
 ) -> dict[str, Part]:
     """The best of these plans and those by segments, where a backward keeps its graph.
 
@@ -130,13 +137,13 @@ def _keeping_less(
             )
 
     def above_and_time(parts: Mapping[str, Part]) -> tuple[int, float]:
-        steps.graphs.take(order, parts, first_runs)
+        steps.graphs.take(order, parts, first_runs, done)
         above_nbytes = steps.graphs.peak_nbytes(around) - steps.budget_nbytes
         return max(0, above_nbytes), sum(p.choice.solution.timeline.time_us for p in parts.values())
 
     first_runs = _rich_from(found)
     best = min(known, key=above_and_time)
-    steps.graphs.take(order, best, first_runs)
+    steps.graphs.take(order, best, first_runs, done)
     return best
 
 

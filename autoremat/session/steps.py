@@ -47,8 +47,8 @@ from autoremat.watch.ledger import (
 )
 from autoremat.watch.present import Present
 
-REPLANS = 2  # of a step whose graphs do not fit together; the second if others were found then
-MOST_REPLANS = 8  # of one that runs ever more graphs
+USUAL_REPLANS = 2  # of a step whose graphs do not fit together; the second if others were found then
+MOST_REPLANS = 8  # of one that runs ever more graphs, or has ever more beside them
 
 
 @dataclass(eq=False)
@@ -58,7 +58,6 @@ class Steps:
     Attributes:
         options: what the user asked for.
         present: finds who tells what the model and its optimizers hold, while there is a model.
-        replans: how often the step may be planned anew for what was found beside it.
         is_told: whether somebody calls `begin` before each call of the model, and lets the session
             settle before.
         offline: given if the graphs' inputs are fake: no step is going to run.
@@ -75,11 +74,11 @@ class Steps:
         is_nested: whether each backward so far came before those of earlier runs.
         surroundings: what is held beside the graphs.
         audit: looks into steps.
+        blocks: what its graphs are of.
     """
 
     options: Options
     present: Callable[[], Present | None] = lambda: None
-    replans: int = REPLANS
     is_told: bool = False
     offline: Offline | None = None
     graphs: Step = field(default_factory=Step, init=False)
@@ -92,7 +91,7 @@ class Steps:
     backward: int = field(default=-1, init=False)
     tuned: str = field(default="", init=False)
     compiled_in: list[int] = field(default_factory=list, init=False)
-    _settled_for: list[str] = field(default_factory=list, init=False)
+    _settled_for: list[list[str]] = field(default_factory=list, init=False)
     _kept_when_settled: set[str] = field(default_factory=set, init=False)
     _has_fitted: bool = field(default=True, init=False)  # when it was settled
     _has_noted_call: bool = field(default=False, init=False)  # since the latest backward
@@ -103,8 +102,8 @@ class Steps:
         self.surroundings = Surroundings(self.present)
         self._between = between.Between()
         self.audit = self.surroundings.audit
-        self._blocks = Blocks(lambda: self.audit.present.modules)
-        self.graphs.repeats.count = self._blocks.count
+        self.blocks = Blocks(lambda: self.audit.present.modules, self.graphs.repeats.kinds)
+        self.graphs.repeats.count = self.blocks.count
 
     @property
     def budget_nbytes(self) -> int:
@@ -117,6 +116,11 @@ class Steps:
     def peak_nbytes(self) -> int:
         """The highest predicted peak of the step that is known of, or 0."""
         return self.graphs.peak_nbytes(self.surroundings.now)
+
+    @property
+    def peak_to_come_nbytes(self) -> int:
+        """The same, or that of a step with as many runs as are planned for, if it is higher."""
+        return max(self.peak_nbytes, self.graphs.peak_to_come(self.surroundings.now))
 
     @property
     def is_planned(self) -> bool:
@@ -145,9 +149,9 @@ class Steps:
     def begin(self) -> None:
         """A training call begins: one step with those before it whose backward is to come."""
         between.close()
-        waiting = self._waiting
-        goes_on = bool(waiting) or self._is_in_backward
+        waiting, goes_on = self._waiting, self.goes_on
         self.number += not goes_on
+        self.blocks.call_begins(goes_on=goes_on)
         self.graphs.begin(waiting, goes_on=goes_on)
         if _torch.is_in_backward():
             self.backward = latest_backward()
@@ -160,8 +164,7 @@ class Steps:
         if self.is_told or self.offline:
             return
         waiting, graphs = self._waiting, self.graphs
-        names = Counter(ran.name for ran in waiting)
-        is_new = graphs.runs is None or Counter(graphs.runs) != names
+        is_new = graphs.runs is None or Counter(graphs.runs) != Counter(r.name for r in waiting)
         is_elsewhere = not graphs.is_here and _torch.is_in_backward()  # CUDA's has its own thread
         if is_new or is_elsewhere:
             if not (waiting or self._is_in_backward or _torch.is_compiling()):
@@ -181,8 +184,7 @@ class Steps:
         """A graph that is being planned, with what the step is known to hold beside it."""
         around = self.surroundings.found
         found = around.beside(Beside(self.graphs.held_nbytes(name)))
-        lowered = placed(subject.lowered, found, around.room_nbytes)
-        return replace(subject, lowered=lowered), found
+        return replace(subject, lowered=placed(subject.lowered, found, around.room_nbytes)), found
 
     # --- a peak above the budget ----------------------------------------------------------------
 
@@ -200,12 +202,13 @@ class Steps:
         """Whether another plan is possible, and there is something that the present one lacks."""
         if self.stays_as_planned or self.settlings >= MOST_REPLANS:
             return False
-        return self._is_longer or (self.replans > 0 and self._is_other)
+        return self._is_longer or self._is_other
 
     @property
     def _is_longer(self) -> bool:
-        """Whether the step runs more graphs than it was planned for."""
-        return len(self.graphs.graphs) > max(1, len(self._settled_for))
+        """Whether the step runs several graphs, and more of any than it was planned for."""
+        now = Counter(self.graphs.graphs)
+        return now.total() > 1 and not any(now <= Counter(step) for step in self._settled_for)
 
     @property
     def _is_other(self) -> bool:
@@ -217,7 +220,7 @@ class Steps:
         planned_nbytes = self.graphs.peak_nbytes(self.surroundings.planned)
         is_other = self._has_fitted and self.peak_nbytes > planned_nbytes
         is_other = is_other or not self.graphs.kept <= self._kept_when_settled
-        return is_other or (bool(self._settled_for) and self.graphs.graphs != self._settled_for)
+        return is_other or (bool(self._settled_for) and self.graphs.graphs not in self._settled_for)
 
     @property
     def _is_leanest(self) -> bool:
@@ -234,11 +237,11 @@ class Steps:
         if not self.graphs.parts or self.stays_as_planned:
             return False
         self.graphs.note_longest()
-        is_above = self.peak_nbytes > self.budget_nbytes
         if self.options.budget.is_least:  # each graph alone is the leanest: that is not the step
             return self._is_longer
         if not self.graphs.longest:
             return False
+        is_above = self.peak_to_come_nbytes > self.budget_nbytes
         if self.graphs.provisional:
             return is_above or not self.graphs.repeats.is_unclear
         return (is_above and self._may_replan) or self._has_other_runs
@@ -246,25 +249,21 @@ class Steps:
     @property
     def _has_other_runs(self) -> bool:
         """Whether plans for other numbers of runs are due."""
-        graphs, repeats = self.graphs, self.graphs.repeats
         if self.settlings >= MOST_REPLANS:
             return False
-        if repeats.needs_room:
-            if graphs.peak_with_more(self.surroundings.now) > self.budget_nbytes:
-                return True
-            repeats.planned()  # there is enough
+        graphs, given = self.graphs, (self.budget_nbytes, self.surroundings.now)
+        if graphs.needs_room and not graphs.has_room(*given):
+            return True
         # The rest is left for steps above the budget: these are within it.
-        return 0 < self.settlings < MOST_REPLANS // 2 and repeats.is_outgrown
+        return 0 < self.settlings < MOST_REPLANS // 2 and graphs.is_outgrown(*given)
 
     def settled(self) -> None:
         """It was planned anew, for what is known of it."""
-        has_other_runs = len(self.graphs.longest) != len(self._settled_for)
-        self.replans -= 0 if has_other_runs and self._settled_for else 1
+        graphs = self.graphs
         self.settlings += 1
-        self._settled_for = self.graphs.longest
-        self._kept_when_settled = self.graphs.kept
-        self._has_fitted = self.peak_nbytes <= self.budget_nbytes
-        self.graphs.provisional.clear()
+        self._settled_for, self._kept_when_settled = graphs.longest, graphs.kept
+        self._has_fitted = self.peak_to_come_nbytes <= self.budget_nbytes
+        graphs.provisional.clear()
         self.surroundings.settled()
         self.told.planned_anew()
 
@@ -335,9 +334,7 @@ class Steps:
 
             is_proven = part.covered is None or part.covered.is_proven
             is_larger = not is_proven or sizes.are_beyond(given)
-            kinds = self.graphs.repeats.kinds
-            if name not in kinds:
-                kinds[name] = self._blocks.block_of(args)
+            self.blocks.note_run(name, args)
             self._forward_begins(plan, find_part, args, given, is_larger=is_larger)
             outputs = compiled(*args)
             note_run(
@@ -504,8 +501,7 @@ class Steps:
 
     def note_state(self, nbytes: int) -> None:
         """The state of the model's optimizers is so large now: it may not have been planned for."""
-        planned_nbytes = self.resident.parts.optimizer_nbytes
-        self.surroundings.note_resident(max(0, nbytes - planned_nbytes))
+        self.surroundings.note_resident(max(0, nbytes - self.resident.parts.optimizer_nbytes))
 
     def leave_layer_eager(self, layer: torch.nn.Module, results: Any) -> None:
         """Tell that layers of a kind run in eager mode between the planned graphs."""

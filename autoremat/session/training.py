@@ -25,7 +25,7 @@ from autoremat.reporting import OTHERWISE, Fact, Report
 from autoremat.session.lockstep import Lockstep
 from autoremat.session.members import Members, kind_of
 from autoremat.session.session import Session
-from autoremat.session.steps import REPLANS, Steps
+from autoremat.session.steps import Steps
 from autoremat.units import format_nbytes
 
 
@@ -216,7 +216,6 @@ class Training:
         steps = Steps(
             self._options,
             present=lambda: members if (members := itself()) and members.modules else None,
-            replans=REPLANS,
             is_told=True,
         )
         has_begun = lockstep is not None and lockstep.has_begun
@@ -224,7 +223,10 @@ class Training:
         return _Variant(session, self.members.gradient_nbytes())
 
     def _variant_now(self) -> _Variant:
-        """The first plan that leaves room for the gradients that exist now."""
+        """The first plan that leaves room for the gradients that exist now.
+
+        In a step with as many runs as it is made for: the latest one may have had fewer.
+        """
         gradients = self.members.gradient_nbytes()
         for variant in self._variants:  # whose graphs, planned one by one, may not fit together
             variant.session.settle()
@@ -236,7 +238,8 @@ class Training:
             planned = variant.gradients
             more = (max(0, nbytes - planned.get(key, 0)) for key, nbytes in gradients.items())
             is_least = steps.options.budget.is_least
-            if is_least or sum(more) <= max(0, steps.budget_nbytes - steps.peak_nbytes):
+            left_nbytes = steps.budget_nbytes - steps.peak_to_come_nbytes
+            if is_least or sum(more) <= max(0, left_nbytes):
                 return variant
         self._options = self._variants[0].session.steps.options  # "auto" is a number by now
         for variant in self._variants:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
+
 import pytest
 
 from autoremat.planning.ran import Ran, with_spare
-from autoremat.planning.repeats import STEADY, Repeats, Seen, fewer
+from autoremat.planning.repeats import STEADY, Repeats, Seen, granted
 
 
 def seen(*runs: int) -> Seen:
@@ -46,24 +48,33 @@ def after(*steps: list[str], blocks: int = 8) -> Repeats:
     return repeats
 
 
+def test_as_many_runs_are_planned_for_as_there_are_blocks_now():
+    """However many there were before, and however often each has run."""
+    assert Seen(4, 4, blocks=4).expected(5) == 5
+    assert Seen(7, 7, blocks=4).expected(5) == 10
+    assert Seen(8, 6, blocks=8).expected(5) == 5
+    assert Seen(7, 7, STEADY, blocks=8).expected(9) == 9
+    assert Seen(7, 7, STEADY, blocks=8).and_of(Seen(9, 9, blocks=9)) == Seen(9, 9, blocks=9)
+
+
 def test_graphs_of_one_kind_of_block_count_together():
     """The first block's graph is another one: its input needs no gradient."""
     order = ["first", *["other"] * 5]
-    assert after(order).spare(order) == {"other": 2}
-    assert after(["first", *["other"] * 7]).spare(order) == {"other": 2}
+    for repeats in (after(order), after(["first", *["other"] * 7])):
+        assert repeats.spare(order, repeats.rooms) == {"other": 2}
 
 
 def test_steps_that_run_none_of_a_kind_say_nothing_of_it():
     repeats = after(["block"] * 4, [], ["block"] * 4, blocks=1)
     assert not repeats.is_unclear
-    assert repeats.spare(["block"] * 4) == {}
+    assert repeats.spare(["block"] * 4, repeats.rooms) == {}
 
 
 def test_parts_of_a_step_are_counted_apart():
     """Reentrant checkpoints: what they take again is there in the backward of its part only."""
     repeats = Repeats(lambda _: 8)
     repeats.note([["block"] * 8, ["block"] * 2])
-    assert repeats.spare(["block"] * 8) == {}
+    assert repeats.spare(["block"] * 8, repeats.rooms) == {}
 
 
 def test_a_loop_is_unclear_until_two_steps_are_known():
@@ -122,5 +133,26 @@ def test_runs_more_stand_behind_the_last_and_return_what_is_new():
     ]
 
 
-def test_half_of_one_is_none():
-    assert fewer({"one": 1, "three": 3}) == {"three": 1}
+def test_room_is_needed_for_each_block_that_is_new():
+    """Again and again, also where there is some room left."""
+    blocks = 4
+    repeats = Repeats(lambda _: blocks)
+    for count in (4, 5, 6, 7):
+        repeats.step_is_over()
+        repeats.note([["block"] * count])
+        repeats.planned()
+        assert not repeats.needs_room
+        blocks = count + 1
+        assert repeats.needs_room
+
+
+def test_what_needs_little_gets_all_of_its_room_before_what_needs_much():
+    """And that gets what is left, to the last run of it."""
+    needs = {"small": 1, "large": 10}
+
+    def fits(rooms: Mapping[Hashable, int]) -> bool:
+        return sum(needs[kind] * count for kind, count in rooms.items()) <= 79
+
+    assert granted({"small": 8, "large": 8}, fits) == {"small": 8, "large": 7}
+    assert granted({"small": 8, "large": 1}, fits) == {"small": 8, "large": 1}
+    assert granted({"large": 8}, lambda _: False) == {"large": 0}
