@@ -18,6 +18,7 @@ from autoremat.ask.options import Setting
 from autoremat.planning.nesting import (
     Around,
     Beside,
+    Crossing,
     Kept,
     Region,
     Returned,
@@ -127,7 +128,7 @@ class Runs:
         """
         return max((part.step_resident_nbytes for part in self.parts.values()), default=0)
 
-    def kept(self, crossing: Sequence[int]) -> list[Kept]:
+    def kept(self, crossing: Sequence[Crossing]) -> list[Kept]:
         """What each run keeps for its backward, where the graphs hand so much to theirs."""
         parts = list(self.parts.values())
         return [
@@ -135,7 +136,7 @@ class Runs:
             for n, region in zip(self.order, self.regions, strict=True)
         ]
 
-    def beside(self, crossing: Sequence[int], around: Around) -> list[Beside]:
+    def beside(self, crossing: Sequence[Crossing], around: Around) -> list[Beside]:
         """What is held beside each graph, where they hand so much to their backwards."""
         kept = self.kept(crossing)
         each = list(beside_each(kept, self.gradients, self.existing_nbytes, self.reduced_nbytes))
@@ -147,7 +148,7 @@ class Runs:
             result.append(around.beside(later.beside(found)))
         return result
 
-    def gathered(self, crossing: Sequence[int]) -> list[int]:
+    def gathered(self, crossing: Sequence[Crossing]) -> list[int]:
         """Of what is held beside each graph, parameters that stay gathered."""
         each = accumulate((kept.gathered_nbytes for kept in self.kept(crossing)), initial=0)
         most = Counter[int]()
@@ -248,7 +249,7 @@ def _allotted(
     names, parts = list(runs.parts), list(runs.parts.values())
     of_plans = {f"plan {n}": parts[plan.graph] for n, plan in enumerate(plans)}
     by_plan = replace(runs, parts=of_plans, order=order)
-    crossing = [plan.way.crossing_nbytes for plan in plans]
+    crossing = [plan.way.crossing for plan in plans]
     found, gathered = by_plan.beside(crossing, shared.around), by_plan.gathered(crossing)
     for number, plan in enumerate(plans):
         yield Allotted(
@@ -313,10 +314,11 @@ def _evenly(runs: Runs, budget_nbytes: int, around: Around) -> list[tuple[Beside
 
     def at(share: float) -> tuple[bool, list[tuple[Beside, int]]]:
         ways = [_between(lean, rich, share) for lean, rich in pairs]
-        crossing = [way.crossing_nbytes for way in ways]
+        crossing = [way.crossing for way in ways]
         found = runs.beside(crossing, around)
         peak_nbytes = _peak_of(parts, ways, found)
-        return peak_nbytes <= budget_nbytes, list(zip(found, crossing, strict=True))
+        kept = [each.nbytes for each in crossing]
+        return peak_nbytes <= budget_nbytes, list(zip(found, kept, strict=True))
 
     low, high = 0.0, 1.0
     while high - low > _FINENESS and not at(high)[0]:
@@ -329,7 +331,7 @@ def leanest_nbytes(runs: Runs, around: Around) -> int:
     """About what a step takes in which all graphs keep the least."""
     parts = list(runs.parts.values())
     ways = [_ends(part)[0] for part in parts]
-    return _peak_of(parts, ways, runs.beside([way.crossing_nbytes for way in ways], around))
+    return _peak_of(parts, ways, runs.beside([way.crossing for way in ways], around))
 
 
 def _peak_of(parts: Sequence[Part], ways: Sequence[Way], found: Sequence[Beside]) -> int:

@@ -56,11 +56,12 @@ class Returned(NamedTuple):
 
 
 class Region(NamedTuple):
-    """Of a checkpoint, that a run is in.
+    """Of a checkpoint, that a run is in, and what becomes of its results.
 
     Attributes:
         number: of it; 0 if the run is in none.
-        is_gone: whether nobody held any more what the run had returned, as a backward began.
+        is_gone: whether nobody held any more what the run had returned, as a backward began; known
+            of runs in none as well.
         state_nbytes: what the checkpoint keeps for itself, if the run is its first.
     """
 
@@ -70,6 +71,21 @@ class Region(NamedTuple):
 
 
 NOWHERE = Region()
+
+
+class Crossing(NamedTuple):
+    """What lives between the forward and the backward of a plan.
+
+    Attributes:
+        nbytes: of all of it, what it has returned included.
+        passed_nbytes: of that, what it has returned and its backward does not need.
+    """
+
+    nbytes: int
+    passed_nbytes: int = 0
+
+
+NOTHING = Crossing(0)
 
 
 class Kept(NamedTuple):
@@ -95,7 +111,7 @@ class Kept(NamedTuple):
     def of(
         cls,
         region: Region,
-        crossing_nbytes: int = 0,
+        crossing: Crossing = NOTHING,
         outputs_nbytes: int = 0,
         gathered_nbytes: int = 0,
     ) -> Kept:
@@ -103,18 +119,23 @@ class Kept(NamedTuple):
 
         Args:
             region: that it is in.
-            crossing_nbytes: what it hands to its backward.
+            crossing: what it hands to its backward.
             outputs_nbytes: what it returns of that.
             gathered_nbytes: parameters that stay gathered until then.
         """
         if not region.number:
-            return cls(crossing_nbytes, gathered_nbytes=gathered_nbytes)
+            passing_nbytes = crossing.passed_nbytes if region.is_gone else 0
+            return cls(
+                crossing.nbytes - passing_nbytes,
+                passing_nbytes=passing_nbytes,
+                gathered_nbytes=gathered_nbytes,
+            )
         passing_nbytes = outputs_nbytes if region.is_gone else 0
         return cls(
             outputs_nbytes - passing_nbytes,
             region.state_nbytes,
             passing_nbytes,
-            crossing_nbytes,
+            crossing.nbytes,
             region.number,
             gathered_nbytes,
         )

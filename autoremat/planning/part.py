@@ -17,7 +17,7 @@ from autoremat.planning.choice import Baseline, Choice, as_chosen
 from autoremat.planning.curve import Curve
 from autoremat.planning.figures import Figures, Gradient, KeptFigures, highest_of, shared_out
 from autoremat.planning.formula import formula_or_none
-from autoremat.planning.nesting import Beside, Kept, Region, placed
+from autoremat.planning.nesting import Beside, Crossing, Kept, Region, placed
 from autoremat.planning.ranges import Covered
 from autoremat.planning.sizes import Symbols, peak_at, sizes_of, subject_at
 from autoremat.problem.lower import as_written
@@ -172,10 +172,10 @@ class Part:
         """The same where what it returns is gone as its backward begins."""
         return replace(self, is_given_away=True, _reports={})
 
-    def kept_by(self, region: Region, crossing_nbytes: int) -> Kept:
-        """What a run of it in a region keeps, where it hands so much to its backward."""
+    def kept_by(self, region: Region, crossing: Crossing) -> Kept:
+        """What a run of it in a region keeps, where so much crosses to its backward."""
         gathered_nbytes = self.resident.traffic.run_nbytes
-        return Kept.of(region, crossing_nbytes, self.figures.outputs_nbytes, gathered_nbytes)
+        return Kept.of(region, crossing, self.figures.outputs_nbytes, gathered_nbytes)
 
     def report(self, found: Beside, *, reads: bool = True) -> GraphReport:
         """The graph's report.

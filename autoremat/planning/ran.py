@@ -58,7 +58,7 @@ class Ran:
 
     def kept(self, part: Part) -> Kept:
         """What it keeps for its backward by a plan."""
-        return part.kept_by(self.region, part.figures.crossing_nbytes)
+        return part.kept_by(self.region, part.figures.crossing)
 
     def returned(self, part: Part) -> Returned:
         """What is there after its backward by a plan."""

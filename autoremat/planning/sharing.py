@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from autoremat.planning.nesting import Around, Beside, Kept, Region, Returned, beside_each
+from autoremat.planning.nesting import Around, Beside, Crossing, Kept, Region, Returned, beside_each
 
 _ROUNDS = 4  # of giving each graph the best pair of ways
 _FINENESS = 1 / 128  # to which the smallest peak of a step is found
@@ -32,12 +32,19 @@ class Way:
         forward_nbytes: peak of its forward, above what is resident and held beside the graph.
         backward_nbytes: peak of its backward, the same.
         time_us: duration of both.
+        passed_nbytes: of what it keeps, what it returns and its backward does not need.
     """
 
     crossing_nbytes: int
     forward_nbytes: int
     backward_nbytes: int
     time_us: float
+    passed_nbytes: int = 0
+
+    @property
+    def crossing(self) -> Crossing:
+        """What it keeps, as others count it."""
+        return Crossing(self.crossing_nbytes, self.passed_nbytes)
 
     def peak_beside(self, found: Beside) -> int:
         """Of both, above what is resident."""
@@ -59,7 +66,7 @@ class Member:
 
     resident_nbytes: int
     ways: tuple[Way, ...]
-    kept_by: Callable[[Region, int], Kept] = Kept.of
+    kept_by: Callable[[Region, Crossing], Kept] = Kept.of
     gathers_nbytes: int = 0
     has_one_plan: bool = False
 
@@ -118,7 +125,7 @@ class Shared:
         """Of each run, and at last of code in eager mode."""
         runs, around = list(self._runs(shares)), self.around
         kept = [
-            self.members[number].kept_by(region, way.crossing_nbytes) if way else Kept.of(region)
+            self.members[number].kept_by(region, way.crossing) if way else Kept.of(region)
             for (number, way), region in zip(runs, self.regions, strict=True)
         ]
         found = beside_each(kept, self.gradients, self.existing_nbytes, self.reduced_nbytes)

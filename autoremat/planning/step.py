@@ -24,7 +24,7 @@ from autoremat.planning.allotting import (
     leanest_nbytes,
     richer,
 )
-from autoremat.planning.nesting import Around, Beside, Region, Returned
+from autoremat.planning.nesting import Around, Beside, Crossing, Region, Returned
 from autoremat.planning.part import Part
 from autoremat.planning.ran import Ran, Readers, apart, as_run, with_spare
 from autoremat.planning.repeats import Repeats, fewer
@@ -374,6 +374,6 @@ def _peak_of(runs: Runs, around: Around) -> int:
     return max((part.peak_nbytes(held[name]) for name, part in runs.parts.items()), default=0)
 
 
-def _crossing(runs: Runs) -> list[int]:
+def _crossing(runs: Runs) -> list[Crossing]:
     """What each graph hands to its backward."""
-    return [part.figures.crossing_nbytes for part in runs.parts.values()]
+    return [part.figures.crossing for part in runs.parts.values()]

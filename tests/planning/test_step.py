@@ -6,7 +6,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from autoremat.planning.nesting import Beside, Kept, Region, Returned, beside_each, highest
+from autoremat.planning.nesting import (
+    Beside,
+    Crossing,
+    Kept,
+    Region,
+    Returned,
+    beside_each,
+    highest,
+)
 
 
 def beside(
@@ -80,11 +88,11 @@ def test_what_a_checkpoint_drops_is_there_again_in_its_backward(number, held, mo
     """Beside its own later runs only; of what it returns, that of the last one is passed on."""
     first, second = Region(7, is_gone=True, state_nbytes=3), Region(7, is_gone=True)
     kept = [
-        Kept.of(Region(), 100, 10),
-        Kept.of(first, 200, 20),
-        Kept.of(second, 200, 20),
-        Kept.of(Region(), 200, 20),
-        Kept.of(Region(), 200, 20),
+        Kept.of(Region(), Crossing(100), 10),
+        Kept.of(first, Crossing(200), 20),
+        Kept.of(second, Crossing(200), 20),
+        Kept.of(Region(), Crossing(200), 20),
+        Kept.of(Region(), Crossing(200), 20),
     ]
     found = list(beside_each(kept, [Returned(0)] * 5))
     assert found[number] == (held, most)
@@ -93,19 +101,23 @@ def test_what_a_checkpoint_drops_is_there_again_in_its_backward(number, held, mo
 def test_a_layer_in_eager_mode_does_not_part_the_checkpoint_that_it_is_in():
     """What the runs on both sides of it drop is there again together."""
     region = Region(7)
-    kept = [Kept.of(region, 200, 20), Kept.of(region), Kept.of(region, 200, 20)]
+    kept = [Kept.of(region, Crossing(200), 20), Kept.of(region), Kept.of(region, Crossing(200), 20)]
     found = list(beside_each(kept, [Returned(0)] * 3))
     assert found[-1] == (20, 20 + 200)
 
 
 def test_parameters_that_stay_gathered_wait_in_a_checkpoint_and_outside():
-    assert Kept.of(Region(), 200, 20, 5).waiting_nbytes == 205
-    assert Kept.of(Region(), 200, 20, 5).known_nbytes == 200  # beside code in eager mode
-    assert Kept.of(Region(7, is_gone=True), 200, 20, 5).waiting_nbytes == 5
+    assert Kept.of(Region(), Crossing(200), 20, 5).waiting_nbytes == 205
+    assert Kept.of(Region(), Crossing(200), 20, 5).known_nbytes == 200  # beside code in eager mode
+    assert Kept.of(Region(7, is_gone=True), Crossing(200), 20, 5).waiting_nbytes == 5
 
 
 def test_what_runs_of_a_checkpoint_return_waits_if_somebody_holds_it():
     """As hidden states do that a model collects."""
-    kept = [Kept.of(Region(7), 200, 20), Kept.of(Region(7), 200, 20), Kept.of(Region(), 50, 5)]
+    kept = [
+        Kept.of(Region(7), Crossing(200), 20),
+        Kept.of(Region(7), Crossing(200), 20),
+        Kept.of(Region(), Crossing(50), 5),
+    ]
     found = list(beside_each(kept, [Returned(0)] * 3))
     assert found == [(0, 0), (20, 20 + 200), (40, 40)]
