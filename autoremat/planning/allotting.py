@@ -114,17 +114,10 @@ class Runs:
     is_nested: bool = True
 
     @property
-    def reduced_nbytes(self) -> int:
-        """What gradients are reduced from, once a backward has returned some."""
-        return max(
-            (part.resident.traffic.reduced_nbytes for part in self.parts.values()), default=0
-        )
-
-    @property
     def resident_nbytes(self) -> int:
         """Of the graph that counts most: a backend learns of parameters with those that read them.
 
-        What code before a graph held is left out.
+        What code before a graph held, or what is gathered for it, is left out.
         """
         return max((part.step_resident_nbytes for part in self.parts.values()), default=0)
 
@@ -139,7 +132,7 @@ class Runs:
     def beside(self, crossing: Sequence[Crossing], around: Around) -> list[Beside]:
         """What is held beside each graph, where they hand so much to their backwards."""
         kept = self.kept(crossing)
-        each = list(beside_each(kept, self.gradients, self.existing_nbytes, self.reduced_nbytes))
+        each = list(beside_each(kept, self.gradients, self.existing_nbytes))
         resident_nbytes = self.resident_nbytes
         result = []
         for number, part in enumerate(self.parts.values()):
@@ -220,10 +213,10 @@ def _shared(runs: Runs, ways: Sequence[Set[Way]], around: Around) -> Shared:
     """A step whose graphs could run in these ways."""
     members = [
         Member(
-            runs.resident_nbytes + part.between_nbytes,
+            runs.resident_nbytes - part.step_resident_nbytes + part.resident_nbytes,
             tuple(sorted(of_part, key=astuple)),
             part.kept_by,
-            part.resident.traffic.forward_nbytes,
+            part.in_forward,
             runs.has_region(number),
         )
         for number, (part, of_part) in enumerate(zip(runs.parts.values(), ways, strict=True))
@@ -237,7 +230,6 @@ def _shared(runs: Runs, ways: Sequence[Set[Way]], around: Around) -> Shared:
         runs.existing_nbytes,
         runs.spare,
         runs.is_nested,
-        runs.reduced_nbytes,
     )
 
 

@@ -60,14 +60,14 @@ class Member:
         resident_nbytes: live all the time, as far as this graph counts it.
         ways: how it could run, the leanest first.
         kept_by: what a run of it in a region keeps, where it hands so much to its backward.
-        gathers_nbytes: more while it goes forward, in all ways.
+        in_forward: the peak of a forward that takes so much itself; see `Part.in_forward`.
         has_one_plan: whether all of its runs have to go the same way.
     """
 
     resident_nbytes: int
     ways: tuple[Way, ...]
     kept_by: Callable[[Region, Crossing], Kept] = Kept.of
-    gathers_nbytes: int = 0
+    in_forward: Callable[[int], int] = int
     has_one_plan: bool = False
 
 
@@ -100,7 +100,6 @@ class Shared:
         spare: by run, whether it is one that no step has had: those behind the last ones go lean.
         is_nested: whether the backward of a later run comes first; else all runs of a graph are
             alike, as no run is the last.
-        reduced_nbytes: what gradients are reduced from, once a backward has returned some.
     """
 
     members: Sequence[Member]
@@ -111,7 +110,6 @@ class Shared:
     existing_nbytes: int
     spare: Sequence[bool]
     is_nested: bool = True
-    reduced_nbytes: int = 0
 
     def peak_nbytes(self, shares: Sequence[Share]) -> int:
         """The highest of all forwards and backwards, and of code in eager mode."""
@@ -128,12 +126,12 @@ class Shared:
             self.members[number].kept_by(region, way.crossing) if way else Kept.of(region)
             for (number, way), region in zip(runs, self.regions, strict=True)
         ]
-        found = beside_each(kept, self.gradients, self.existing_nbytes, self.reduced_nbytes)
+        found = beside_each(kept, self.gradients, self.existing_nbytes)
         for (number, way), (held, most) in zip(runs, found, strict=True):
             if way is None:
                 continue
             member = self.members[number]
-            forward = held + way.forward_nbytes + member.gathers_nbytes
+            forward = held + member.in_forward(way.forward_nbytes)
             backward = most + around.returned_nbytes + way.backward_nbytes
             yield member.resident_nbytes + around.held_nbytes + max(forward, backward)
         resident = max(member.resident_nbytes for member in self.members)

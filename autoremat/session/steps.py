@@ -92,7 +92,7 @@ class Steps:
     tuned: str = field(default="", init=False)
     compiled_in: list[int] = field(default_factory=list, init=False)
     _settled_for: list[str] = field(default_factory=list, init=False)
-    _kept_when_settled: set[str] = field(default_factory=set, init=False)
+    _lasting_when_settled: set[tuple[str, str]] = field(default_factory=set, init=False)
     _has_fitted: bool = field(default=True, init=False)  # when it was settled
     _has_noted_call: bool = field(default=False, init=False)  # since the latest backward
 
@@ -211,7 +211,7 @@ class Steps:
         """
         # More beside a plan that did not fit makes none fit.
         is_other = self._has_fitted and self.surroundings.now.is_beyond(self.surroundings.planned)
-        is_other = is_other or not self.graphs.kept <= self._kept_when_settled
+        is_other = is_other or not self.graphs.lasting <= self._lasting_when_settled
         return is_other or (bool(self._settled_for) and self.graphs.graphs != self._settled_for)
 
     @property
@@ -257,7 +257,7 @@ class Steps:
         self.replans -= 0 if has_other_runs and self._settled_for else 1
         self.settlings += 1
         self._settled_for = self.graphs.longest
-        self._kept_when_settled = self.graphs.kept
+        self._lasting_when_settled = self.graphs.lasting
         self._has_fitted = self.peak_nbytes <= self.budget_nbytes
         self.graphs.provisional.clear()
         self.surroundings.settled()
@@ -324,6 +324,7 @@ class Steps:
             numbers = sizes.numbers(given)
             compiled, part = self._code_of(code, plan, {} if region else numbers)
             ran = self.graphs.ran(plan, args, region)
+            self.graphs.note_traffic(ran, part, self.audit.present.traffic_of_run)
 
             def find_part() -> Part:
                 return as_run(part.at(numbers), [ran])
