@@ -165,6 +165,10 @@ def _sharded(units: Sequence[_torch.ShardedUnit], device: torch.device) -> Sprea
     by_run, gathers, entering_nbytes = _by_run(units), _gathers(units), 0
     if inner is None:
         moved_nbytes, share = max((gathers[n] for n in blocks), default=0), 1.0
+        if not any(unit.runs_forward for unit in units):
+            # Before a backward, a root that was let go of is laid out beside what it kept of it.
+            again = (gathers[n] and gathers[n] + units[n].kept_nbytes for n in running)
+            moved_nbytes = max([moved_nbytes, *again])
         # What was gathered last stays in its buffer: for all of the forward, if that is the root.
         forward_nbytes = max(0, _in_flight_nbytes(units, device) - moved_nbytes)
     else:  # of equal ones, the last goes backward while the others hold the most

@@ -318,7 +318,21 @@ def all_but_the_last(model: nn.Module) -> nn.Module:
     return fully_shard(model)
 
 
-FORMS = (pairs, replicated, partly_resharded, never_resharded, pairs_never_resharded)
+def one_unit_partly_resharded(model: nn.Module) -> nn.Module:
+    """All parameters are gathered once more before the backward, beside what was kept of them."""
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(model, reshard_after_forward=2)
+
+
+FORMS = (
+    one_unit_partly_resharded,
+    pairs,
+    replicated,
+    partly_resharded,
+    never_resharded,
+    pairs_never_resharded,
+)
 
 
 @pytest.mark.usefixtures("four_processes")
