@@ -78,6 +78,8 @@ class ShardedUnit:
         gathered_ahead: numbers of the units whose backward gathers begin with its own, where the
             user has said so.
         gathering: what tells which units of its model have changed; None under FSDP1.
+        is_latest: whether of its model it has gone forward last: its backward comes next, and is
+            gathered for ahead.
     """
 
     is_root: bool
@@ -97,6 +99,7 @@ class ShardedUnit:
     gathered_ahead: tuple[int, ...] = ()
     forward_ahead: tuple[int, ...] = ()
     gathering: Gathering | None = field(default=None, repr=False)
+    is_latest: bool = False
 
 
 def sharded_units(model: nn.Module) -> list[ShardedUnit]:
@@ -308,6 +311,9 @@ def _unit(state: Any, group: Any, numbers: dict[int, int], gathering: Gathering)
         for states in (state._states_to_backward_prefetch, state._states_to_forward_prefetch)
     )
     buffers = getattr(group, "reduce_scatter_max_input_buffers", 1)
+    order: list[Any] = getattr(
+        group.comm_ctx, "post_forward_order", []
+    )  # there once a forward has begun
     shards = tuple(param.sharded_param for param in group.fsdp_params)
     reduces = bool(group.reduce_grads)
     left_nbytes = _left_nbytes(group, sizes, world) if reduces else reduced_nbytes
@@ -330,6 +336,7 @@ def _unit(state: Any, group: Any, numbers: dict[int, int], gathering: Gathering)
         gathered_ahead=ahead,
         forward_ahead=forward_ahead,
         gathering=gathering,
+        is_latest=bool(order) and order[-1] is group,
     )
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -38,6 +38,10 @@ class Traffic:
         reduced_nbytes: more once a unit has gone backward: what its gradients are reduced from.
         run_nbytes: what it keeps gathered from its forward to its backward; in no window.
         gradient_share: of the gradients that it returns, what stays.
+        entering_nbytes: more than the window as its forward begins: what it and the one before it
+            are gathered into, which FSDP2 lets go of only then.
+        unit: number of it, where this is of one run; less than 0 where it is of all runs of a
+            graph, whichever of them takes the most.
     """
 
     window_nbytes: int = 0
@@ -45,6 +49,18 @@ class Traffic:
     reduced_nbytes: int = 0
     run_nbytes: int = 0
     gradient_share: float = 1.0
+    entering_nbytes: int = 0
+    unit: int = -1
+
+    def after(self, before: Traffic | None) -> Traffic:
+        """The same behind another run: in the same unit, that keeps what is gathered already.
+
+        And their gradients are reduced together, after the backward of the first.
+        """
+        if before is None or before.unit != self.unit:
+            return self
+        window_nbytes = self.window_nbytes - self.run_nbytes
+        return replace(self, window_nbytes=window_nbytes, run_nbytes=0, reduced_nbytes=0)
 
 
 @dataclass(frozen=True)
@@ -93,6 +109,41 @@ class Sharing:
         return _sharded(units, device) if units else Spread()
 
 
+def traffic_of_run(units: Sequence[_torch.ShardedUnit], device: torch.device) -> Traffic | None:
+    """What a run that begins now moves; None where none of FSDP2's units is running."""
+    number = max(
+        (n for n, unit in enumerate(units) if unit.runs_forward),
+        default=None,
+        key=(lambda n: (not units[n].is_root, n)),
+    )
+    if number is None or any(unit.gathering is None for unit in units):
+        return None
+    unit, gathers, by_run = units[number], _gathers(units), _by_run(units)
+    same = [n for n, other in enumerate(units) if other.model == unit.model]
+    latest = [n for n in same if units[n].is_latest]
+    moved_nbytes = sum(gathers[n] for n in unit.gathered_ahead or latest)
+    kept_nbytes = _kept_nbytes(units, by_run)
+    if unit.is_root:
+        in_flight_nbytes = _in_flight_nbytes(units, device)
+        return Traffic(
+            kept_nbytes + moved_nbytes, max(0, in_flight_nbytes - moved_nbytes), unit=number
+        )
+    if not all(parameter.requires_grad for parameter in unit.gathered):
+        # What it is gathered into is gone before its gradients come, which are as large.
+        moved_nbytes = max(gathers[number], moved_nbytes)
+    before = latest or [n for n in same if units[n].is_root]
+    entering_nbytes = unit.buffer_nbytes + max((units[n].buffer_nbytes for n in before), default=0)
+    return Traffic(
+        kept_nbytes + moved_nbytes,
+        max(0, _in_forward_nbytes(units, number, unit.forward_ahead) - moved_nbytes),
+        unit.reduced_nbytes,
+        by_run[number],
+        unit.gradient_share,
+        max(0, entering_nbytes - moved_nbytes),
+        number,
+    )
+
+
 def _replicated(replica: Any, device: torch.device) -> Spread:
     """Buckets are as large as all gradients, which may be views of them."""
     trained = [p for p in replica.module.parameters() if p.requires_grad]
@@ -108,17 +159,16 @@ def _replicated(replica: Any, device: torch.device) -> Spread:
 
 
 def _sharded(units: Sequence[_torch.ShardedUnit], device: torch.device) -> Spread:
-    running = {n for n, unit in enumerate(units) if unit.is_root or unit.runs_forward}
+    running = _running(units)
     blocks = [n for n, unit in enumerate(units) if not unit.is_root]
     inner = max(running.intersection(blocks), default=None)
-    by_run = [0 if n not in blocks else _kept_by_run(units, n) for n in range(len(units))]
-    kept_nbytes = sum(
-        unit.gathered_nbytes if n in running else unit.kept_nbytes - by_run[n]
-        for n, unit in enumerate(units)
-    )
-    gathers = [0 if u.kept_nbytes == u.gathered_nbytes else u.buffer_nbytes for u in units]
+    by_run, gathers, entering_nbytes = _by_run(units), _gathers(units), 0
     if inner is None:
         moved_nbytes, share = max((gathers[n] for n in blocks), default=0), 1.0
+        if not any(unit.runs_forward for unit in units):
+            # Before a backward, a root that was let go of is laid out beside what it kept of it.
+            again = (gathers[n] and gathers[n] + units[n].kept_nbytes for n in running)
+            moved_nbytes = max([moved_nbytes, *again])
         # What was gathered last stays in its buffer: for all of the forward, if that is the root.
         forward_nbytes = max(0, _in_flight_nbytes(units, device) - moved_nbytes)
     else:  # of equal ones, the last goes backward while the others hold the most
@@ -127,17 +177,18 @@ def _sharded(units: Sequence[_torch.ShardedUnit], device: torch.device) -> Sprea
         ahead = units[last].gathered_ahead or before[-1:]
         forward_ahead = max((units[n].forward_ahead for n in blocks), key=len)
         moved_nbytes = max(gathers[inner], sum(gathers[n] for n in ahead))
-        in_forward_nbytes = max(
-            units[inner].buffer_nbytes, sum(units[n].buffer_nbytes for n in forward_ahead)
-        )
+        in_forward_nbytes = _in_forward_nbytes(units, inner, forward_ahead)
         forward_nbytes = max(0, in_forward_nbytes - moved_nbytes)
+        if units[inner].gathering is not None:
+            entering_nbytes = max(0, 2 * units[inner].buffer_nbytes - moved_nbytes)
         share = units[inner].gradient_share
     traffic = Traffic(
-        window_nbytes=kept_nbytes + moved_nbytes,
+        window_nbytes=_kept_nbytes(units, by_run) + moved_nbytes,
         forward_nbytes=forward_nbytes,
         reduced_nbytes=max((units[n].reduced_nbytes for n in blocks), default=0),
         run_nbytes=0 if inner is None else by_run[inner],
         gradient_share=share,
+        entering_nbytes=entering_nbytes,
     )
     return Spread(
         traffic,
@@ -145,6 +196,37 @@ def _sharded(units: Sequence[_torch.ShardedUnit], device: torch.device) -> Sprea
         kept_nbytes=sum(nbytes for n, nbytes in enumerate(by_run) if n not in running),
         gradient_shares={id(p): _left_of(units[n], p) for n in blocks for p in units[n].gathered},
     )
+
+
+def _running(units: Sequence[_torch.ShardedUnit]) -> set[int]:
+    """Those that are gathered now; of roots it is taken for granted."""
+    return {n for n, unit in enumerate(units) if unit.is_root or unit.runs_forward}
+
+
+def _by_run(units: Sequence[_torch.ShardedUnit]) -> list[int]:
+    """What each keeps from forward to backward as its run does."""
+    return [0 if unit.is_root else _kept_by_run(units, n) for n, unit in enumerate(units)]
+
+
+def _kept_nbytes(units: Sequence[_torch.ShardedUnit], by_run: Sequence[int]) -> int:
+    """What is gathered but for what runs keep; all of what is running."""
+    running = _running(units)
+    return sum(
+        unit.gathered_nbytes if n in running else unit.kept_nbytes - by_run[n]
+        for n, unit in enumerate(units)
+    )
+
+
+def _gathers(units: Sequence[_torch.ShardedUnit]) -> list[int]:
+    """What the backward of each is gathered into, if it is not kept as it is."""
+    return [0 if u.kept_nbytes == u.gathered_nbytes else u.buffer_nbytes for u in units]
+
+
+def _in_forward_nbytes(
+    units: Sequence[_torch.ShardedUnit], number: int, ahead: Sequence[int]
+) -> int:
+    """What is gathered into while one goes forward."""
+    return max(units[number].buffer_nbytes, sum(units[n].buffer_nbytes for n in ahead))
 
 
 def _in_flight_nbytes(units: Sequence[_torch.ShardedUnit], device: torch.device) -> int:

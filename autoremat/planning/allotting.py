@@ -18,6 +18,7 @@ from autoremat.ask.options import Setting
 from autoremat.planning.nesting import (
     Around,
     Beside,
+    Crossing,
     Kept,
     Region,
     Returned,
@@ -113,21 +114,14 @@ class Runs:
     is_nested: bool = True
 
     @property
-    def reduced_nbytes(self) -> int:
-        """What gradients are reduced from, once a backward has returned some."""
-        return max(
-            (part.resident.traffic.reduced_nbytes for part in self.parts.values()), default=0
-        )
-
-    @property
     def resident_nbytes(self) -> int:
         """Of the graph that counts most: a backend learns of parameters with those that read them.
 
-        What code before a graph held is left out.
+        What code before a graph held, or what is gathered for it, is left out.
         """
         return max((part.step_resident_nbytes for part in self.parts.values()), default=0)
 
-    def kept(self, crossing: Sequence[int]) -> list[Kept]:
+    def kept(self, crossing: Sequence[Crossing]) -> list[Kept]:
         """What each run keeps for its backward, where the graphs hand so much to theirs."""
         parts = list(self.parts.values())
         return [
@@ -135,10 +129,10 @@ class Runs:
             for n, region in zip(self.order, self.regions, strict=True)
         ]
 
-    def beside(self, crossing: Sequence[int], around: Around) -> list[Beside]:
+    def beside(self, crossing: Sequence[Crossing], around: Around) -> list[Beside]:
         """What is held beside each graph, where they hand so much to their backwards."""
         kept = self.kept(crossing)
-        each = list(beside_each(kept, self.gradients, self.existing_nbytes, self.reduced_nbytes))
+        each = list(beside_each(kept, self.gradients, self.existing_nbytes))
         resident_nbytes = self.resident_nbytes
         result = []
         for number, part in enumerate(self.parts.values()):
@@ -147,7 +141,7 @@ class Runs:
             result.append(around.beside(later.beside(found)))
         return result
 
-    def gathered(self, crossing: Sequence[int]) -> list[int]:
+    def gathered(self, crossing: Sequence[Crossing]) -> list[int]:
         """Of what is held beside each graph, parameters that stay gathered."""
         each = accumulate((kept.gathered_nbytes for kept in self.kept(crossing)), initial=0)
         most = Counter[int]()
@@ -219,10 +213,10 @@ def _shared(runs: Runs, ways: Sequence[Set[Way]], around: Around) -> Shared:
     """A step whose graphs could run in these ways."""
     members = [
         Member(
-            runs.resident_nbytes + part.between_nbytes,
+            runs.resident_nbytes - part.step_resident_nbytes + part.resident_nbytes,
             tuple(sorted(of_part, key=astuple)),
             part.kept_by,
-            part.resident.traffic.forward_nbytes,
+            part.in_forward,
             runs.has_region(number),
         )
         for number, (part, of_part) in enumerate(zip(runs.parts.values(), ways, strict=True))
@@ -236,7 +230,6 @@ def _shared(runs: Runs, ways: Sequence[Set[Way]], around: Around) -> Shared:
         runs.existing_nbytes,
         runs.spare,
         runs.is_nested,
-        runs.reduced_nbytes,
     )
 
 
@@ -248,7 +241,7 @@ def _allotted(
     names, parts = list(runs.parts), list(runs.parts.values())
     of_plans = {f"plan {n}": parts[plan.graph] for n, plan in enumerate(plans)}
     by_plan = replace(runs, parts=of_plans, order=order)
-    crossing = [plan.way.crossing_nbytes for plan in plans]
+    crossing = [plan.way.crossing for plan in plans]
     found, gathered = by_plan.beside(crossing, shared.around), by_plan.gathered(crossing)
     for number, plan in enumerate(plans):
         yield Allotted(
@@ -313,10 +306,11 @@ def _evenly(runs: Runs, budget_nbytes: int, around: Around) -> list[tuple[Beside
 
     def at(share: float) -> tuple[bool, list[tuple[Beside, int]]]:
         ways = [_between(lean, rich, share) for lean, rich in pairs]
-        crossing = [way.crossing_nbytes for way in ways]
+        crossing = [way.crossing for way in ways]
         found = runs.beside(crossing, around)
         peak_nbytes = _peak_of(parts, ways, found)
-        return peak_nbytes <= budget_nbytes, list(zip(found, crossing, strict=True))
+        kept = [each.nbytes for each in crossing]
+        return peak_nbytes <= budget_nbytes, list(zip(found, kept, strict=True))
 
     low, high = 0.0, 1.0
     while high - low > _FINENESS and not at(high)[0]:
@@ -333,7 +327,7 @@ def leanest_ways(parts: Mapping[str, Part]) -> dict[str, Way]:
 def leanest_nbytes(runs: Runs, leanest: Mapping[str, Way], around: Around) -> int:
     """About what a step takes in which all graphs keep the least, which goes these ways."""
     ways = [leanest[name] for name in runs.parts]
-    found = runs.beside([way.crossing_nbytes for way in ways], around)
+    found = runs.beside([way.crossing for way in ways], around)
     return _peak_of(list(runs.parts.values()), ways, found)
 
 

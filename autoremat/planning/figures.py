@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from autoremat import _torch
 from autoremat.graph.joint_graph import JointGraph
 from autoremat.inductor.laid_out import laid_out_nbytes
 from autoremat.planning.choice import Choice, as_chosen
-from autoremat.planning.nesting import Beside
+from autoremat.planning.nesting import Beside, Crossing
 from autoremat.problem.lower import RNG_STATE, without_spare_states
 from autoremat.problem.shell import LOSS_BOUNDARY, OPTIMIZER_STEP
 from autoremat.problem.subject import Subject
@@ -60,6 +60,7 @@ class KeptFigures:
         kept_nbytes: by how much its backward is higher where what crosses to it stays.
         given_away_nbytes: by how much it is lower where nobody holds what the forward returned.
         crossing_nbytes: live from the forward's end to the backward's start.
+        passed_nbytes: of that, what the graph returned and its backward does not need.
         outputs_nbytes: of that, what the graph returned to the user's code.
         tangents_nbytes: gradients that its backward is given.
         held_tangents_nbytes: of them, those that whoever began it holds.
@@ -77,11 +78,17 @@ class KeptFigures:
     kept_nbytes: int
     given_away_nbytes: int
     crossing_nbytes: int
+    passed_nbytes: int
     outputs_nbytes: int
     tangents_nbytes: int
     held_tangents_nbytes: int
     gradients_nbytes: int
     gradients: Sequence[Sequence[int]]
+
+    @property
+    def crossing(self) -> Crossing:
+        """What crosses, as others count it."""
+        return Crossing(self.crossing_nbytes, self.passed_nbytes)
 
 
 class Figures:
@@ -155,36 +162,44 @@ class Figures:
     @functools.cached_property
     def given_away_nbytes(self) -> int:
         """See `KeptFigures`."""
-        joint, of_node = self._subject.joint, self._subject.lowered.storages.of_node
-        forward, backward = (
-            {name for node in nodes for name in of_node[node]}
-            for nodes in (joint.fwd_outputs, joint.bwd_outputs)
-        )
-        outputs = self._subject.lowered.problem.outputs
-        return -self._with_outputs(n for n in outputs if n in backward or n not in forward)
-
-    def _with_outputs(self, outputs: Iterable[str]) -> int:
-        """By how much the backward is higher where these stay, and no other values."""
         plan = self._plan
         boundary = plan.place_of(LOSS_BOUNDARY)
-        other = replace(self._problem, outputs=tuple(outputs))
-        before, after = (
+        given_away = given_away_of(self._subject, self._problem)
+        held, gone = (
             max(simulate(without_spare_states(p, plan), plan).live_nbytes[boundary:])
-            for p in (self._problem, other)
+            for p in (self._problem, given_away)
         )
-        return after - before
+        return held - gone
 
     @functools.cached_property
     def crossing_nbytes(self) -> int:
         """See `KeptFigures`."""
-        joint, storages = self._subject.joint, self._subject.lowered.storages
-        names = {node.name for node in self._choice.backward.graph.find_nodes(op="placeholder")}
-        saved = {node for node in joint.nodes if node.name in names} - set(joint.tangents)
         plan = self._choice.solution.plan
         held = without_spare_states(self._subject.lowered.problem, plan).values
         states_nbytes = sum(value.nbytes for value in held if value.name.endswith(RNG_STATE))
-        handed_nbytes = storages.total_nbytes(saved | set(joint.fwd_outputs))
-        return handed_nbytes + states_nbytes + laid_out_nbytes(held)
+        return self._handed_nbytes + states_nbytes + laid_out_nbytes(held)
+
+    @functools.cached_property
+    def _handed_nbytes(self) -> int:
+        """What the forward saves or returns."""
+        joint = self._subject.joint
+        return self._subject.lowered.storages.total_nbytes(self._saved | set(joint.fwd_outputs))
+
+    @functools.cached_property
+    def passed_nbytes(self) -> int:
+        """See `KeptFigures`."""
+        return self._handed_nbytes - self._subject.lowered.storages.total_nbytes(self._saved)
+
+    @property
+    def _saved(self) -> set[fx.Node]:
+        joint = self._subject.joint
+        names = {node.name for node in self._choice.backward.graph.find_nodes(op="placeholder")}
+        return {node for node in joint.nodes if node.name in names} - set(joint.tangents)
+
+    @property
+    def crossing(self) -> Crossing:
+        """See `KeptFigures`."""
+        return Crossing(self.crossing_nbytes, self.passed_nbytes)
 
     @functools.cached_property
     def outputs_nbytes(self) -> int:
@@ -250,6 +265,17 @@ def shared_out(problem: Problem, plan: Plan, peak_nbytes: int, counted: Beside) 
     backward = max(live_nbytes[boundary:]) - resident_nbytes
     more = peak_nbytes - resident_nbytes - highest_of((forward, backward), counted)
     return forward + more, backward + more
+
+
+def given_away_of(subject: Subject, problem: Problem) -> Problem:
+    """A graph's problem where nobody holds what its forward has returned."""
+    joint, of_node = subject.joint, subject.lowered.storages.of_node
+    forward, backward = (
+        {name for node in nodes for name in of_node[node]}
+        for nodes in (joint.fwd_outputs, joint.bwd_outputs)
+    )
+    held = (name for name in problem.outputs if name in backward or name not in forward)
+    return replace(problem, outputs=tuple(held))
 
 
 def gradients_by_input(joint: JointGraph) -> dict[fx.Node, fx.Node]:

@@ -16,8 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
+from itertools import accumulate
 from typing import NamedTuple
 
+from autoremat.memory.spread import Traffic
 from autoremat.problem.lower import Lowered
 
 
@@ -48,28 +50,48 @@ class Returned(NamedTuple):
             there were some already.
         adding_nbytes: by how much adding such up, one after the other, is above the peak before.
         left_nbytes: what it had returned in its forward and somebody holds until the step's end.
+        reduced_nbytes: what its gradients are reduced from, or others after it are.
     """
 
     nbytes: int
     adding_nbytes: int = 0
     left_nbytes: int = 0
+    reduced_nbytes: int = 0
 
 
 class Region(NamedTuple):
-    """Of a checkpoint, that a run is in.
+    """Of a checkpoint, that a run is in, and what becomes of its results.
 
     Attributes:
         number: of it; 0 if the run is in none.
-        is_gone: whether nobody held any more what the run had returned, as a backward began.
+        is_gone: whether nobody held any more what the run had returned, as a backward began; known
+            of runs in none as well.
         state_nbytes: what the checkpoint keeps for itself, if the run is its first.
+        traffic: what processes that share the model move for it, where it is known of this run.
     """
 
     number: int = 0
     is_gone: bool = False
     state_nbytes: int = 0
+    traffic: Traffic | None = None
 
 
 NOWHERE = Region()
+
+
+class Crossing(NamedTuple):
+    """What lives between the forward and the backward of a plan.
+
+    Attributes:
+        nbytes: of all of it, what it has returned included.
+        passed_nbytes: of that, what it has returned and its backward does not need.
+    """
+
+    nbytes: int
+    passed_nbytes: int = 0
+
+
+NOTHING, ALONE = Crossing(0), Traffic()
 
 
 class Kept(NamedTuple):
@@ -82,6 +104,9 @@ class Kept(NamedTuple):
         again_nbytes: more, once its region runs again.
         region: number of the region; 0 if in none.
         gathered_nbytes: more, from its forward on: parameters that stay gathered.
+        forward_nbytes: more while it goes forward itself than while other runs of its graph do;
+            less than 0 if it is less.
+        backward_nbytes: the same while it goes backward.
     """
 
     saved_nbytes: int
@@ -90,33 +115,40 @@ class Kept(NamedTuple):
     again_nbytes: int = 0
     region: int = 0
     gathered_nbytes: int = 0
+    forward_nbytes: int = 0
+    backward_nbytes: int = 0
 
     @classmethod
     def of(
         cls,
         region: Region,
-        crossing_nbytes: int = 0,
+        crossing: Crossing = NOTHING,
         outputs_nbytes: int = 0,
-        gathered_nbytes: int = 0,
+        traffic: Traffic = ALONE,
     ) -> Kept:
         """By a run of a graph.
 
         Args:
             region: that it is in.
-            crossing_nbytes: what it hands to its backward.
+            crossing: what it hands to its backward.
             outputs_nbytes: what it returns of that.
-            gathered_nbytes: parameters that stay gathered until then.
+            traffic: that is counted for its graph.
         """
+        own = region.traffic or traffic
+        backward_nbytes = own.window_nbytes - traffic.window_nbytes
+        forward_nbytes = backward_nbytes + own.forward_nbytes - traffic.forward_nbytes
+        moved = (own.run_nbytes, forward_nbytes, backward_nbytes)
         if not region.number:
-            return cls(crossing_nbytes, gathered_nbytes=gathered_nbytes)
+            passing_nbytes = crossing.passed_nbytes if region.is_gone else 0
+            return cls(crossing.nbytes - passing_nbytes, 0, passing_nbytes, 0, 0, *moved)
         passing_nbytes = outputs_nbytes if region.is_gone else 0
         return cls(
             outputs_nbytes - passing_nbytes,
             region.state_nbytes,
             passing_nbytes,
-            crossing_nbytes,
+            crossing.nbytes,
             region.number,
-            gathered_nbytes,
+            *moved,
         )
 
     @property
@@ -134,7 +166,6 @@ def beside_each(
     kept: Iterable[Kept],
     gradients: Sequence[Returned],
     existing_nbytes: int = 0,
-    reduced_nbytes: int = 0,
 ) -> Iterator[tuple[int, int]]:
     """What is held beside each run: in its first forward, and in its backward.
 
@@ -142,22 +173,20 @@ def beside_each(
         kept: by run, what it keeps for its backward.
         gradients: by run, what its backward returns.
         existing_nbytes: gradients that exist before the step, to which these are added.
-        reduced_nbytes: more once any backward has returned some: what they are reduced from.
     """
     later_nbytes = sum(gradient.nbytes for gradient in gradients)
     left_nbytes = sum(gradient.left_nbytes for gradient in gradients)
     held_nbytes = passing_nbytes = again_nbytes = region = 0
-    left = len(gradients)
-    for run, gradient in zip(kept, gradients, strict=True):
-        left -= 1
+    reduced = [*accumulate((g.reduced_nbytes for g in reversed(gradients)), max, initial=0)]
+    for run, gradient, moved_nbytes in zip(kept, gradients, reduced[-2::-1], strict=True):
         later_nbytes -= gradient.nbytes
         left_nbytes -= gradient.left_nbytes
         if run.region != region:
             region, again_nbytes = run.region, 0
         returned_nbytes = max(0, later_nbytes + gradient.adding_nbytes - existing_nbytes)
-        moved_nbytes = reduced_nbytes if left else 0  # no backward comes before that of the last
         most_nbytes = held_nbytes + again_nbytes + left_nbytes + returned_nbytes + moved_nbytes
-        yield held_nbytes + run.state_nbytes + passing_nbytes, most_nbytes
+        first_nbytes = held_nbytes + run.state_nbytes + passing_nbytes
+        yield first_nbytes + run.forward_nbytes, most_nbytes + run.backward_nbytes
         held_nbytes += run.waiting_nbytes
         passing_nbytes = run.passing_nbytes
         again_nbytes += run.again_nbytes

@@ -17,7 +17,7 @@ from autoremat.planning.choice import Baseline, Choice, as_chosen
 from autoremat.planning.curve import Curve
 from autoremat.planning.figures import Figures, Gradient, KeptFigures, highest_of, shared_out
 from autoremat.planning.formula import formula_or_none
-from autoremat.planning.nesting import Beside, Kept, Region, placed
+from autoremat.planning.nesting import Beside, Crossing, Kept, Region, placed
 from autoremat.planning.ranges import Covered
 from autoremat.planning.sizes import Symbols, peak_at, sizes_of, subject_at
 from autoremat.problem.lower import as_written
@@ -142,13 +142,9 @@ class Part:
 
     @property
     def step_resident_nbytes(self) -> int:
-        """The same without what code before the graph held."""
-        return self.resident_nbytes - self.between_nbytes
-
-    @property
-    def gradient_nbytes(self) -> int:
-        """Gradients of parameters that its backward returns and that stay until the step's end."""
-        return int(self.resident.traffic.gradient_share * self.figures.gradients_nbytes)
+        """The same without what code before the graph held, nor what is gathered for it."""
+        own_nbytes = self.between_nbytes + self.resident.traffic.window_nbytes
+        return self.resident_nbytes - own_nbytes
 
     @functools.cached_property
     def gradients(self) -> list[Gradient]:
@@ -172,10 +168,9 @@ class Part:
         """The same where what it returns is gone as its backward begins."""
         return replace(self, is_given_away=True, _reports={})
 
-    def kept_by(self, region: Region, crossing_nbytes: int) -> Kept:
-        """What a run of it in a region keeps, where it hands so much to its backward."""
-        gathered_nbytes = self.resident.traffic.run_nbytes
-        return Kept.of(region, crossing_nbytes, self.figures.outputs_nbytes, gathered_nbytes)
+    def kept_by(self, region: Region, crossing: Crossing) -> Kept:
+        """What a run of it in a region keeps, where so much crosses to its backward."""
+        return Kept.of(region, crossing, self.figures.outputs_nbytes, self.resident.traffic)
 
     def report(self, found: Beside, *, reads: bool = True) -> GraphReport:
         """The graph's report.
@@ -209,8 +204,13 @@ class Part:
     def peak_nbytes(self, found: Beside) -> int:
         """The real peak, so much being held beside the graph."""
         forward_nbytes, backward_nbytes = self.own_peaks
-        own = (forward_nbytes + self.resident.traffic.forward_nbytes, backward_nbytes)
+        own = (self.in_forward(forward_nbytes), backward_nbytes)
         return self.resident_nbytes + highest_of(own, found)
+
+    def in_forward(self, own_nbytes: int) -> int:
+        """The peak of a forward that takes so much itself, with what it is gathered into."""
+        traffic = self.resident.traffic
+        return max(own_nbytes + traffic.forward_nbytes, traffic.entering_nbytes)
 
     def peak_in_backward(self, found: Beside) -> int:
         """The peak of the backward alone, so much being held beside the graph."""

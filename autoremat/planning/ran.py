@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from autoremat.planning.allotting import graph_of_plan
-from autoremat.planning.nesting import NOWHERE, Kept, Region, Returned
+from autoremat.planning.nesting import ALONE, NOWHERE, Kept, Region, Returned
 from autoremat.planning.part import Part
 
 
@@ -52,21 +52,28 @@ class Ran:
     def expect(self, like: Ran | None) -> None:
         """Its results will last as long as those of one in an earlier step."""
         if like is not None:
-            self.region = self.region._replace(is_gone=like.region.is_gone)
+            known = like.region
+            self.region = self.region._replace(is_gone=known.is_gone, traffic=known.traffic)
             self.is_given_away, self.lasting = like.is_given_away, like.lasting
             self.is_kept = like.is_kept
 
     def kept(self, part: Part) -> Kept:
         """What it keeps for its backward by a plan."""
-        return part.kept_by(self.region, part.figures.crossing_nbytes)
+        return part.kept_by(self.region, part.figures.crossing)
 
-    def returned(self, part: Part) -> Returned:
-        """What is there after its backward by a plan."""
+    def returned(self, part: Part, unreduced_nbytes: int = 0) -> Returned:
+        """What is there after its backward by a plan, and such gradients of later runs in it."""
         adding_nbytes = self.adding_nbytes
         if adding_nbytes:  # only what is above the peak before
             adding_nbytes = max(0, part.figures.end_nbytes + adding_nbytes - part.own_peaks[1])
-        gradient_nbytes = max(0, part.gradient_nbytes - self.again_nbytes)
-        return Returned(gradient_nbytes, adding_nbytes, self.left_by(part))
+        traffic = self.region.traffic or part.resident.traffic
+        gradient_nbytes = int(traffic.gradient_share * part.figures.gradients_nbytes)
+        return Returned(
+            max(0, gradient_nbytes - self.again_nbytes),
+            adding_nbytes + unreduced_nbytes,
+            self.left_by(part),
+            traffic.reduced_nbytes,
+        )
 
     def left_by(self, part: Part) -> int:
         """What outlives its backward of what it returned, and of the gradients of that."""
@@ -97,10 +104,26 @@ def with_spare(order: Sequence[Ran], spare: Mapping[str, int]) -> list[Ran]:
         like_first = replace(
             last, again_nbytes=first.again_nbytes, adding_nbytes=first.adding_nbytes
         )
-        more = [replace(like_first, is_spare=True) for _ in range(count - 1)]
-        more.append(replace(last, is_spare=True))
+        anywhere = last.region._replace(traffic=None)  # nobody knows which unit it will be in
+        more = [replace(like_first, is_spare=True, region=anywhere) for _ in range(count - 1)]
+        more.append(replace(last, is_spare=True, region=anywhere))
         found[places[-1] : places[-1] + 1] = [like_first, *more]
     return found
+
+
+def unreduced_nbytes(order: Sequence[Ran], parts: Mapping[str, Part]) -> list[int]:
+    """By run, what is reduced only behind its backward: of gradients of later ones in its unit."""
+    found: list[int] = []
+    unit, nbytes = -1, 0
+    for ran in reversed(order):
+        traffic = ran.region.traffic or ALONE
+        nbytes = nbytes if traffic.unit == unit else 0
+        unit = traffic.unit
+        found.append(nbytes)
+        if ran.name in parts and unit >= 0:
+            left = max(0.0, traffic.gradient_share)
+            nbytes += int((1 - left) * parts[ran.name].figures.gradients_nbytes)
+    return found[::-1]
 
 
 class Readers:

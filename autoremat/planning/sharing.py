@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from autoremat.planning.nesting import Around, Beside, Kept, Region, Returned, beside_each
+from autoremat.planning.nesting import Around, Beside, Crossing, Kept, Region, Returned, beside_each
 
 _ROUNDS = 4  # of giving each graph the best pair of ways
 _FINENESS = 1 / 128  # to which the smallest peak of a step is found
@@ -32,12 +32,19 @@ class Way:
         forward_nbytes: peak of its forward, above what is resident and held beside the graph.
         backward_nbytes: peak of its backward, the same.
         time_us: duration of both.
+        passed_nbytes: of what it keeps, what it returns and its backward does not need.
     """
 
     crossing_nbytes: int
     forward_nbytes: int
     backward_nbytes: int
     time_us: float
+    passed_nbytes: int = 0
+
+    @property
+    def crossing(self) -> Crossing:
+        """What it keeps, as others count it."""
+        return Crossing(self.crossing_nbytes, self.passed_nbytes)
 
     def peak_beside(self, found: Beside) -> int:
         """Of both, above what is resident."""
@@ -53,14 +60,14 @@ class Member:
         resident_nbytes: live all the time, as far as this graph counts it.
         ways: how it could run, the leanest first.
         kept_by: what a run of it in a region keeps, where it hands so much to its backward.
-        gathers_nbytes: more while it goes forward, in all ways.
+        in_forward: the peak of a forward that takes so much itself; see `Part.in_forward`.
         has_one_plan: whether all of its runs have to go the same way.
     """
 
     resident_nbytes: int
     ways: tuple[Way, ...]
-    kept_by: Callable[[Region, int], Kept] = Kept.of
-    gathers_nbytes: int = 0
+    kept_by: Callable[[Region, Crossing], Kept] = Kept.of
+    in_forward: Callable[[int], int] = int
     has_one_plan: bool = False
 
 
@@ -93,7 +100,6 @@ class Shared:
         spare: by run, whether it is one that no step has had: those behind the last ones go lean.
         is_nested: whether the backward of a later run comes first; else all runs of a graph are
             alike, as no run is the last.
-        reduced_nbytes: what gradients are reduced from, once a backward has returned some.
     """
 
     members: Sequence[Member]
@@ -104,7 +110,6 @@ class Shared:
     existing_nbytes: int
     spare: Sequence[bool]
     is_nested: bool = True
-    reduced_nbytes: int = 0
 
     def peak_nbytes(self, shares: Sequence[Share]) -> int:
         """The highest of all forwards and backwards, and of code in eager mode."""
@@ -118,15 +123,15 @@ class Shared:
         """Of each run, and at last of code in eager mode."""
         runs, around = list(self._runs(shares)), self.around
         kept = [
-            self.members[number].kept_by(region, way.crossing_nbytes) if way else Kept.of(region)
+            self.members[number].kept_by(region, way.crossing) if way else Kept.of(region)
             for (number, way), region in zip(runs, self.regions, strict=True)
         ]
-        found = beside_each(kept, self.gradients, self.existing_nbytes, self.reduced_nbytes)
+        found = beside_each(kept, self.gradients, self.existing_nbytes)
         for (number, way), (held, most) in zip(runs, found, strict=True):
             if way is None:
                 continue
             member = self.members[number]
-            forward = held + way.forward_nbytes + member.gathers_nbytes
+            forward = held + member.in_forward(way.forward_nbytes)
             backward = most + around.returned_nbytes + way.backward_nbytes
             yield member.resident_nbytes + around.held_nbytes + max(forward, backward)
         resident = max(member.resident_nbytes for member in self.members)

@@ -10,12 +10,15 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from autoremat import _torch
 from autoremat.ask.options import Setting
+from autoremat.memory.spread import Traffic
 from autoremat.planning.allotting import (
     Allotted,
     Runs,
@@ -25,10 +28,10 @@ from autoremat.planning.allotting import (
     leanest_ways,
     richer,
 )
-from autoremat.planning.forms import Forms, Parts, runs_of
-from autoremat.planning.nesting import Around, Beside, Region, Returned
+from autoremat.planning.forms import Forms, Parts
+from autoremat.planning.nesting import ALONE, Around, Beside, Crossing, Region, Returned
 from autoremat.planning.part import Part
-from autoremat.planning.ran import Ran, Readers, apart, as_run, with_spare
+from autoremat.planning.ran import Ran, Readers, apart, as_run, unreduced_nbytes, with_spare
 from autoremat.planning.repeats import Repeats, granted
 from autoremat.planning.sharing import Way
 from autoremat.reporting import GraphReport
@@ -143,6 +146,23 @@ class Step:
         self._waiting = [other for other in self._waiting if other != name]
         self._readers.note(ran, self.parts[name], args)
         return ran
+
+    def note_traffic(
+        self, ran: Ran, part: Part, find: Callable[[torch.device], Traffic | None]
+    ) -> None:
+        """What processes that share the model move for the run that has begun last, if it is new.
+
+        Args:
+            ran: the run.
+            part: its graph.
+            find: finds it, on a device.
+        """
+        if ran.region.traffic is not None or part.resident.traffic == ALONE:
+            return
+        traffic = find(torch.device(part.figures.device_type))
+        if traffic is not None:
+            before = [other.region.traffic for other in self._ran or () if other is not ran]
+            ran.region = ran.region._replace(traffic=traffic.after(before[-1] if before else None))
 
     def ran_eagerly(self, layer: str, gradient_nbytes: int, region: int = 0) -> None:
         """A layer ran in eager mode; its gradients come from the backward of its last run on."""
@@ -392,6 +412,13 @@ class Step:
         """The graphs of the latest step through which a backward has gone that keeps its graph."""
         return {ran.graph for part in self._step for ran in part if ran.is_kept}
 
+    @property
+    def lasting(self) -> set[tuple[str, str]]:
+        """The same, and those whose results somebody held as a backward of that step began."""
+        ran = [ran for part in self._step for ran in part]
+        held = {(one.graph, "results") for one in ran if not one.region.is_gone}
+        return held | {(graph, "graph") for graph in self.kept}
+
     def _plan_for(self, graph: str, before: Sequence[str]) -> str:
         first_run, runs = self.rich_from.get(graph), before.count(graph)
         is_rich = first_run is not None and first_run <= runs < self.planned_runs[graph]
@@ -436,16 +463,21 @@ class Step:
             for name in dict.fromkeys(order)
             if name in self.parts
         }
+        traffic = [part.resident.traffic for part in parts.values()]
+        reduced_nbytes = max((each.reduced_nbytes for each in traffic), default=0)
         layers = dict.fromkeys(name for name in order if name not in parts)
+        waiting = unreduced_nbytes(all_ran, parts)
         numbers = {name: number for number, name in enumerate([*parts, *layers])}
         return Runs(
             parts,
             [numbers[name] for name in order],
             [
-                ran.returned(parts[ran.name])
+                ran.returned(parts[ran.name], unreduced)
                 if ran.name in parts
-                else Returned(self.eager_gradient_nbytes.get(ran.name, 0))
-                for ran in all_ran
+                else Returned(
+                    self.eager_gradient_nbytes.get(ran.name, 0), reduced_nbytes=reduced_nbytes
+                )
+                for ran, unreduced in zip(all_ran, waiting, strict=True)
             ],
             [ran.region for ran in all_ran],
             self.existing_gradient_nbytes,
@@ -470,6 +502,6 @@ def _peak_of(runs: Runs, around: Around) -> int:
     return max((part.peak_nbytes(held[name]) for name, part in runs.parts.items()), default=0)
 
 
-def _crossing(runs: Runs) -> list[int]:
+def _crossing(runs: Runs) -> list[Crossing]:
     """What each graph hands to its backward."""
-    return [part.figures.crossing_nbytes for part in runs.parts.values()]
+    return [part.figures.crossing for part in runs.parts.values()]

@@ -47,7 +47,7 @@ from autoremat.watch.ledger import (
 )
 from autoremat.watch.present import Present
 
-USUAL_REPLANS = 2  # of a step whose graphs do not fit together; the second if others were found then
+USUAL_REPLANS = 2  # for what is found beside the graphs, and for what that step has shown
 MOST_REPLANS = 8  # of one that runs ever more graphs, or has ever more beside them
 
 
@@ -92,7 +92,7 @@ class Steps:
     tuned: str = field(default="", init=False)
     compiled_in: list[int] = field(default_factory=list, init=False)
     _settled_for: list[list[str]] = field(default_factory=list, init=False)
-    _kept_when_settled: set[str] = field(default_factory=set, init=False)
+    _lasting_when_settled: set[tuple[str, str]] = field(default_factory=set, init=False)
     _has_fitted: bool = field(default=True, init=False)  # when it was settled
     _has_noted_call: bool = field(default=False, init=False)  # since the latest backward
 
@@ -219,7 +219,7 @@ class Steps:
         # More beside a plan that did not fit makes none fit.
         planned_nbytes = self.graphs.peak_nbytes(self.surroundings.planned)
         is_other = self._has_fitted and self.peak_nbytes > planned_nbytes
-        is_other = is_other or not self.graphs.kept <= self._kept_when_settled
+        is_other = is_other or not self.graphs.lasting <= self._lasting_when_settled
         return is_other or (bool(self._settled_for) and self.graphs.graphs not in self._settled_for)
 
     @property
@@ -261,7 +261,7 @@ class Steps:
         """It was planned anew, for what is known of it."""
         graphs = self.graphs
         self.settlings += 1
-        self._settled_for, self._kept_when_settled = graphs.longest, graphs.kept
+        self._settled_for, self._lasting_when_settled = graphs.longest, graphs.lasting
         self._has_fitted = self.peak_to_come_nbytes <= self.budget_nbytes
         graphs.provisional.clear()
         self.surroundings.settled()
@@ -328,6 +328,7 @@ class Steps:
             numbers = sizes.numbers(given)
             compiled, part = self._code_of(code, plan, {} if region else numbers)
             ran = self.graphs.ran(plan, args, region)
+            self.graphs.note_traffic(ran, part, self.audit.present.traffic_of_run)
 
             def find_part() -> Part:
                 return as_run(part.at(numbers), [ran])

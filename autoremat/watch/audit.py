@@ -32,7 +32,7 @@ from autoremat.memory.meter import (
     storage_identities,
     storage_sizes,
 )
-from autoremat.memory.spread import Spread
+from autoremat.memory.spread import Spread, Traffic
 from autoremat.planning.nesting import Beside
 from autoremat.planning.part import Part
 from autoremat.watch.checkpointed import Reruns
@@ -403,11 +403,13 @@ def _look(
     keeps_graph: bool,
 ) -> Look:
     """What a backward will take, and how much of it the account of the step does not have."""
-    reached = [
-        (run, *parts[run], beside + _moved_nbytes(spread, parts[run][0], is_first=not number))
-        for number, (run, beside) in enumerate(foreseen.beside_nbytes.items())
-        if run in parts
-    ]
+    reached, reduced_nbytes = [], 0
+    for run, beside in foreseen.beside_nbytes.items():
+        if run in parts:
+            traffic = _traffic_of(run, parts[run][0])
+            moved_nbytes = _to_gather_nbytes(spread, traffic) + reduced_nbytes
+            reached.append((run, *parts[run], beside + moved_nbytes))
+            reduced_nbytes = max(reduced_nbytes, traffic.reduced_nbytes)
     counted = max((part.resident_nbytes for part, _ in parts.values()), default=0)
     crossing = sum(run.held_nbytes for run in parts)
     peaks = [
@@ -439,11 +441,15 @@ def _as_counted(run: Run, part: Part) -> Part:
     return part.kept if run.ran is not None and run.ran.is_kept else part
 
 
-def _moved_nbytes(spread: Spread, part: Part, *, is_first: bool) -> int:
-    """What processes that share the model will move while a graph goes backward, beyond now."""
-    known = part.resident.traffic
-    window_nbytes = max(0, known.window_nbytes - known.run_nbytes - _passing_nbytes(spread))
-    return window_nbytes + (0 if is_first else spread.traffic.reduced_nbytes)
+def _traffic_of(run: Run, part: Part) -> Traffic:
+    """What processes that share the model move for a run."""
+    known = None if run.ran is None else run.ran.region.traffic
+    return known or part.resident.traffic
+
+
+def _to_gather_nbytes(spread: Spread, traffic: Traffic) -> int:
+    """What processes that share the model will gather while a run goes backward, beyond now."""
+    return max(0, traffic.window_nbytes - traffic.run_nbytes - _passing_nbytes(spread))
 
 
 def _passing_nbytes(spread: Spread) -> int:

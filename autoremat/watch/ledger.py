@@ -63,6 +63,7 @@ class Run:
         sizes: what the graph's symbolic sizes stood for.
         find_graph: finds the graph at these sizes, when it is asked for.
         returned: the storages that it returned, by identity.
+        has_waited: whether a backward has begun since.
     """
 
     owner: Owner
@@ -71,6 +72,7 @@ class Run:
     sizes: tuple[int, ...] = ()
     find_graph: Callable[[], Part] | None = None
     returned: Mapping[int, Returned] = field(default_factory=dict)
+    has_waited: bool = False
 
     @functools.cached_property
     def graph(self) -> Part | None:
@@ -92,7 +94,10 @@ class Run:
         """What it holds now for its backward, what it returned included."""
         if self.ran is not None and self.region:
             return self.returned_nbytes + self.ran.region.state_nbytes
-        return 0 if self.graph is None else self.graph.figures.crossing_nbytes
+        if self.graph is None:
+            return 0
+        crossing = self.graph.figures.crossing
+        return crossing.nbytes - (0 if self.returned_nbytes else crossing.passed_nbytes)
 
     @property
     def again_nbytes(self) -> int:
@@ -332,8 +337,9 @@ def _backward_begins(roots: Roots, keeps_graph: bool) -> None:
     if not (_books.open or _books.rerunning):
         return
     for run in list(_books.open.values()) if is_outer else ():
-        if run.ran is not None and run.region:
+        if run.ran is not None and not run.has_waited:  # what is gone then is so in later ones
             run.ran.region = run.ran.region._replace(is_gone=not run.returned_nbytes)
+            run.has_waited = True
     for owner in list(_books.rerunning) if is_outer else ():
         owner.reruns_begin(roots)
     for owner in dict.fromkeys(run.owner for run in list(_books.open.values())):

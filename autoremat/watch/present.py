@@ -18,7 +18,7 @@ from autoremat.memory.calls import CallsAround
 from autoremat.memory.given import Given
 from autoremat.memory.meter import state_of, storage_sizes
 from autoremat.memory.optimizers import StepOptimizers, parameters_of
-from autoremat.memory.spread import Sharing, Spread
+from autoremat.memory.spread import Sharing, Spread, Traffic, traffic_of_run
 from autoremat.watch.standing import Standing
 
 
@@ -82,6 +82,10 @@ class Present:
     def spread(self) -> Spread:
         """How processes share the model."""
         return Spread()
+
+    def traffic_of_run(self, device: torch.device) -> Traffic | None:
+        """What processes that share the model move for a run of a graph that begins now."""
+        return traffic_of_run(self.units, device)
 
     @property
     def has_gradients(self) -> bool:

@@ -1683,6 +1683,8 @@ def test_sharded_units():
     assert not _torch.units_that_gather([torch.ones(1)])
     assert len(_torch.tensors_of_units([layer])) > len(layer.gathered)
     assert layer.runs_forward
+    assert not layer.is_latest
+    assert [u.is_root for u in _torch.sharded_units(model) if u.is_latest] == [True]
     assert not any(unit.runs_forward for unit in _torch.sharded_units(model))
     assert (root.gathered_nbytes, layer.gathered_nbytes) == (64, 128)
     assert (root.kept_nbytes, layer.kept_nbytes) == (64, 0)

@@ -6,7 +6,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from autoremat.planning.nesting import Beside, Kept, Region, Returned, beside_each, highest
+from autoremat.memory.spread import Traffic
+from autoremat.planning.nesting import (
+    Beside,
+    Crossing,
+    Kept,
+    Region,
+    Returned,
+    beside_each,
+    highest,
+)
 
 
 def beside(
@@ -80,11 +89,11 @@ def test_what_a_checkpoint_drops_is_there_again_in_its_backward(number, held, mo
     """Beside its own later runs only; of what it returns, that of the last one is passed on."""
     first, second = Region(7, is_gone=True, state_nbytes=3), Region(7, is_gone=True)
     kept = [
-        Kept.of(Region(), 100, 10),
-        Kept.of(first, 200, 20),
-        Kept.of(second, 200, 20),
-        Kept.of(Region(), 200, 20),
-        Kept.of(Region(), 200, 20),
+        Kept.of(Region(), Crossing(100), 10),
+        Kept.of(first, Crossing(200), 20),
+        Kept.of(second, Crossing(200), 20),
+        Kept.of(Region(), Crossing(200), 20),
+        Kept.of(Region(), Crossing(200), 20),
     ]
     found = list(beside_each(kept, [Returned(0)] * 5))
     assert found[number] == (held, most)
@@ -93,19 +102,47 @@ def test_what_a_checkpoint_drops_is_there_again_in_its_backward(number, held, mo
 def test_a_layer_in_eager_mode_does_not_part_the_checkpoint_that_it_is_in():
     """What the runs on both sides of it drop is there again together."""
     region = Region(7)
-    kept = [Kept.of(region, 200, 20), Kept.of(region), Kept.of(region, 200, 20)]
+    kept = [Kept.of(region, Crossing(200), 20), Kept.of(region), Kept.of(region, Crossing(200), 20)]
     found = list(beside_each(kept, [Returned(0)] * 3))
     assert found[-1] == (20, 20 + 200)
 
 
 def test_parameters_that_stay_gathered_wait_in_a_checkpoint_and_outside():
-    assert Kept.of(Region(), 200, 20, 5).waiting_nbytes == 205
-    assert Kept.of(Region(), 200, 20, 5).known_nbytes == 200  # beside code in eager mode
-    assert Kept.of(Region(7, is_gone=True), 200, 20, 5).waiting_nbytes == 5
+    stays = Traffic(run_nbytes=5)
+    assert Kept.of(Region(), Crossing(200), 20, stays).waiting_nbytes == 205
+    assert Kept.of(Region(), Crossing(200), 20, stays).known_nbytes == 200  # beside eager code
+    assert Kept.of(Region(7, is_gone=True), Crossing(200), 20, stays).waiting_nbytes == 5
+
+
+def test_what_is_returned_and_held_by_nobody_is_beside_the_next_forward_only():
+    """Of what crosses, the part that the backward does not need."""
+    kept = [Kept.of(Region(is_gone=gone), Crossing(100, 30)) for gone in (True, False, True)]
+    found = list(beside_each(kept, [Returned(0)] * 3))
+    assert found == [(0, 0), (70 + 30, 70), (70 + 100, 70 + 100)]
+
+
+def test_what_is_known_of_one_run_counts_in_place_of_what_its_graph_takes_at_most():
+    """One that gathers less, in forward and backward, and one that finds its unit gathered."""
+    most, own = Traffic(50, 10, run_nbytes=20), Traffic(30, 5, run_nbytes=20, unit=1)
+    assert own.after(own) == Traffic(10, 5, unit=1)
+    assert own.after(most) == own
+    runs = [Region(traffic=own), Region(traffic=own.after(own)), Region()]
+    found = list(beside_each([Kept.of(r, traffic=most) for r in runs], [Returned(0)] * 3))
+    assert found == [(-25, -20), (20 - 45, 20 - 40), (20, 20)]
+
+
+def test_gradients_are_reduced_from_a_buffer_once_a_later_run_has_returned_some():
+    """As large as the largest of those; what the root returns is reduced at the very end."""
+    returned = [Returned(0, reduced_nbytes=nbytes) for nbytes in (9, 5, 7, 0)]
+    assert [most for _, most in beside_each([Kept(0)] * 4, returned)] == [7, 7, 0, 0]
 
 
 def test_what_runs_of_a_checkpoint_return_waits_if_somebody_holds_it():
     """As hidden states do that a model collects."""
-    kept = [Kept.of(Region(7), 200, 20), Kept.of(Region(7), 200, 20), Kept.of(Region(), 50, 5)]
+    kept = [
+        Kept.of(Region(7), Crossing(200), 20),
+        Kept.of(Region(7), Crossing(200), 20),
+        Kept.of(Region(), Crossing(50), 5),
+    ]
     found = list(beside_each(kept, [Returned(0)] * 3))
     assert found == [(0, 0), (20, 20 + 200), (40, 40)]
