@@ -19,13 +19,14 @@ from autoremat.reporting.formula import PeakFormula
 from autoremat.reporting.remedies import Remedy
 from autoremat.reporting.reserved import ReservedMemory
 from autoremat.reporting.resident import ResidentParts
+from autoremat.reporting.throughput import Throughput
 from autoremat.reporting.timeline import MemoryTimeline
 from autoremat.reporting.waiting import Waiting
 
 SCHEMA = "autoremat.report/4"
 # Names of facts.
 LEFT_OUT, ASSUMED, COMMUNICATED = "Not on the curve", "Assumed", "Communication"
-SIZES, OTHERWISE = "Sizes", "Otherwise"
+SIZES, OTHERWISE, NO_THROUGHPUT = "Sizes", "Otherwise", "Throughput"
 
 
 class ValueAction(StrEnum):
@@ -251,6 +252,8 @@ class Report:
         reserved: what CUDA's allocator takes from the device for the step; None where no GPU is
             planned for, where the step runs (then the device tells), and where a part of it has no
             plan.
+        throughput: what the step does per second, at this budget and beside it; None where nobody
+            asked, or where it is not known ("Throughput" among the facts says why).
     """
 
     budget_nbytes: int
@@ -267,6 +270,7 @@ class Report:
     optimizer: str = ""
     eager_peak_nbytes: int = 0
     reserved: ReservedMemory | None = None
+    throughput: Throughput | None = None
 
     def __post_init__(self) -> None:
         """Refuses fields of the wrong type."""
@@ -354,6 +358,11 @@ class Report:
     def otherwise(self) -> tuple[str, ...]:
         """Of other plans, by which steps that find other gradients run."""
         return tuple(fact.text for fact in self.facts if fact.name == OTHERWISE)
+
+    @property
+    def no_throughput(self) -> str:
+        """Why it is not known what the step does per second; "" where it is, or nobody asked."""
+        return " ".join(fact.text for fact in self.facts if fact.name == NO_THROUGHPUT)
 
     @property
     def communication(self) -> tuple[str, ...]:

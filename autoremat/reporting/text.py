@@ -116,6 +116,7 @@ def _facts(report: Report) -> Iterable[str]:
         "Sizes": "; ".join(report.sizes),
         "Otherwise": "; ".join(report.otherwise),
         "Step time": _times(report),
+        "Throughput": throughput_text(report),
         "Offloaded": offloaded_text(report),
         "Kernels": code_text(report),
         "Solver": _solver(report),
@@ -222,6 +223,12 @@ def formula_text(report: Report) -> str:
 def _times(report: Report) -> str:
     before, after = format_us_apart(report.baseline_time_us, report.predicted_time_us)
     return f"{before} -> {after} predicted, {bound_text(report)}"
+
+
+def throughput_text(report: Report) -> str:
+    """What the step does per second, and beside its budget; "" where nobody asked."""
+    found = report.throughput
+    return report.no_throughput if found is None else found.text()
 
 
 def code_text(report: Report) -> str:
