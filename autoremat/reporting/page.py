@@ -20,6 +20,7 @@ from autoremat.reporting.model import Report, ValueAction
 from autoremat.reporting.reserved import ReservedMemory
 from autoremat.reporting.text import (
     bound_text,
+    capitalised,
     code_text,
     formula_text,
     helping_text,
@@ -100,6 +101,7 @@ def html(report: Report) -> str:
         offloaded=offloaded_text(report),
         throughput=report.throughput,
         rates=_rates(report.throughput),
+        adaptive=capitalised(report.throughput.adaptive_text()) if report.throughput else "",
         estimated=sorted(set(report.estimated_ops)),
         runs_on=_runs_on(report),
         **_verdict(report),
@@ -245,7 +247,7 @@ def _rate(found: Throughput, name: str, at: AtBudget) -> _Rate:
         return _Rate(name, budget, needed, EN_DASH, EN_DASH, EN_DASH, "too little for any plan")
     change = EN_DASH if at is found.here else found.change_text(at)
     rates = digits(found.per_second(at)), digits(found.tokens_per_second(at))
-    return _Rate(name, budget, needed, _with_micro(format_us(at.time_us)), *rates, change)
+    return _Rate(name, budget, needed, _with_micro(format_us(at.time_us, digits=2)), *rates, change)
 
 
 def _idle(report: Report) -> str:

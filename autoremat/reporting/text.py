@@ -44,7 +44,7 @@ def summary(report: Report, width: int | None = None) -> str:
     saved = _fold(value for value in report.values if value.action == ValueAction.SAVE)
     recomputed = _fold(value for value in report.values if value.recomputes)
     lines = [
-        *_wrapped(_capitalised(_verdict(report)), width),
+        *_wrapped(capitalised(_verdict(report)), width),
         "",
         *(line for fact in _facts(report) for line in _wrapped(fact, width, hanging=13)),
         *_table(SAVED_TITLE, saved, lambda group: group.nbytes, width),
@@ -349,5 +349,6 @@ def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _capitalised(text: str) -> str:
+def capitalised(text: str) -> str:
+    """As a sentence begins."""
     return text[:1].upper() + text[1:]

@@ -138,7 +138,7 @@ class Throughput:
     def of_what(self) -> str:
         """What the times are of."""
         kind = "kernels as generated" if self.is_of_kernels else "operations"
-        runs = f" of {self.runs} graphs' runs" if self.runs > 1 else ""
+        runs = f" in {self.runs} runs of graphs" if self.runs > 1 else ""
         return f"for the {kind} of forward and backward{runs}"
 
     def adaptive_text(self) -> str:

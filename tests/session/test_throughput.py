@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autoremat
-from autoremat.errors import InfeasibleBudget
+from autoremat.errors import InfeasibleBudget, OverBudgetWarning
 from autoremat.reporting import Report
 from autoremat.session import throughput
 from tests.tiny import WIDTH, Layers, Residual, many_rows
@@ -62,6 +62,8 @@ def told(make: Callable[[], nn.Module], budget: str | int, *given: Any, **asked:
     return planned(make, budget, *given, goal="throughput", **asked)
 
 
+# Dynamo looks at `.grad` of what it resumes with after a graph break.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("make", [Residual, Broken])
 def test_figures_are_those_of_plans_for_these_budgets(make: type[nn.Module]) -> None:
     """Each is what `plan` finds at that budget by itself, not a point of a line between others.
@@ -98,7 +100,7 @@ def test_from_what_is_enough_on_more_memory_buys_nothing() -> None:
     assert above is not None
     assert above.here.time_us == above.less.time_us == above.more.time_us == fastest
     assert above.enough_nbytes == enough
-    assert "0.1 MB more would buy nothing" not in found.text()
+    assert "would buy nothing" not in found.text()
     assert "more would buy nothing" in above.text()
     assert "less would cost nothing" in above.text()
 
@@ -168,7 +170,8 @@ def test_training_is_told_of_without_being_delayed(monkeypatch: pytest.MonkeyPat
 def test_a_step_of_several_graphs_is_told_of_once_it_is_planned_for_good() -> None:
     """Before, its plans are lean for a step or two: what they take says nothing."""
     model = optimized(Broken, 500_000, goal="throughput", time_limit=20.0)
-    step(model, (many_rows(),))
+    with pytest.warns(OverBudgetWarning):
+        step(model, (many_rows(),))
     early = autoremat.report(model)
     assert early.throughput is None
     assert "planned for good" in early.no_throughput in early.summary()
@@ -213,7 +216,7 @@ def test_a_search_that_fails_is_no_end_of_a_report(monkeypatch: pytest.MonkeyPat
 def test_what_cannot_be_asked_for() -> None:
     with pytest.raises(ValueError, match="goal is \"time\" or \"throughput\", not 'speed'"):
         autoremat.optimize(Residual(), "1GB", goal="speed")
-    with pytest.raises(ValueError, match="which policy='sqrt' does not heed"):
+    with pytest.raises(ValueError, match='which policy="sqrt" does not heed'):
         autoremat.optimize(Residual(), "1GB", goal="throughput", policy="sqrt")
     with pytest.raises(ValueError, match="not of what is reserved"):
         told(Residual, "1GB reserved", device="H100")
