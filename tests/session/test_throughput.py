@@ -214,9 +214,25 @@ def test_a_search_that_fails_is_no_end_of_a_report(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_cannot_be_asked_for() -> None:
-    with pytest.raises(ValueError, match="goal is \"time\" or \"throughput\", not 'speed'"):
+    with pytest.raises(ValueError, match='goal is "time" or "throughput", not \'speed\''):
         autoremat.optimize(Residual(), "1GB", goal="speed")
     with pytest.raises(ValueError, match='which policy="sqrt" does not heed'):
         autoremat.optimize(Residual(), "1GB", goal="throughput", policy="sqrt")
     with pytest.raises(ValueError, match="not of what is reserved"):
         told(Residual, "1GB reserved", device="H100")
+
+
+@pytest.mark.thorough
+@pytest.mark.inductor
+def test_generated_kernels_are_what_counts_where_their_times_are_known() -> None:
+    """As in `fit`; a budget that torch's own partition fits is above the need."""
+    report = told(Residual, 300_000, compiler="inductor")
+    found = report.throughput
+    assert found is not None
+    assert found.is_of_kernels
+    assert report.code_times_us is not None
+    assert found.here.time_us == pytest.approx(report.code_times_us[1])
+    less = planned(Residual, found.less.budget_nbytes or 0, compiler="inductor")
+    assert less.code_times_us is not None
+    assert found.less.time_us == pytest.approx(less.code_times_us[1])
+    assert found.less.needed_nbytes == less.predicted_peak_nbytes
