@@ -113,6 +113,7 @@ def report_document(report: Report, outputs: Mapping[str, Path]) -> dict[str, An
         "peak_step": report.peak_step,
         "advice": [asdict(remedy) for remedy in report.advice],
         "peak_formula": None if report.peak_formula is None else asdict(report.peak_formula),
+        "smaller_formulas": [asdict(formula) for formula in report.smaller_formulas],
         "throughput": None if report.throughput is None else _rates(report.throughput),
         "device": report.device,
         "compiler": report.compiler,

@@ -119,6 +119,8 @@ class GraphReport:
         advice: what would lower the peak whatever the plan, what saves most first.
         peak_formula: the simulated peak over the sizes that vary; None where none does, or where
             it is no such formula.
+        smaller_formulas: the same of the plans for parts of the ranges of sizes, up to the highest
+            of each symbol; a call runs by the first whose sizes are not smaller than its own.
         waiting: which values leave the device and come back; None where none may.
     """
 
@@ -142,6 +144,7 @@ class GraphReport:
     baseline_code_time_us: float | None = None
     advice: tuple[Remedy, ...] = ()
     peak_formula: PeakFormula | None = None
+    smaller_formulas: tuple[PeakFormula, ...] = ()
     waiting: Waiting | None = None
 
     def __post_init__(self) -> None:
@@ -333,11 +336,17 @@ class Report:
     def peak_formula(self) -> PeakFormula | None:
         """The simulated peak of the graph that takes most, over its sizes that vary.
 
-        Where smaller sizes have plans of their own ("Sizes" tells of them), it is that of the plan
-        for the largest: theirs peak higher there, within the budget.
+        Where smaller sizes have plans of their own, it is that of the plan for the largest: theirs,
+        which peak higher there, within the budget, are `smaller_formulas`.
         """
         graph = self.peak_graph
         return graph.peak_formula if graph is not None else None
+
+    @property
+    def smaller_formulas(self) -> tuple[PeakFormula, ...]:
+        """The same of the plans for smaller sizes: a call runs by the first that is for its own."""
+        graph = self.peak_graph
+        return graph.smaller_formulas if graph is not None else ()
 
     @property
     def curve_left_out(self) -> tuple[str, ...]:

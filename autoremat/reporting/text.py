@@ -217,7 +217,13 @@ def _peak_place(report: Report) -> str:
 def formula_text(report: Report) -> str:
     """The simulated peak over the sizes that vary; "" where none does."""
     formula = report.peak_formula
-    return "" if formula is None else f"peak = {formula.text()}, as simulated; {formula.legend()}"
+    if formula is None:
+        return ""
+    words = [f"peak = {formula.text()}, as simulated; {formula.legend()}"]
+    for one in report.smaller_formulas:
+        sizes = ", ".join(f"{symbol.name} {symbol.highest}" for symbol in one.symbols)
+        words.append(f"by the plan for up to {sizes}: peak = {one.text()}")
+    return "; ".join(words)
 
 
 def _times(report: Report) -> str:
