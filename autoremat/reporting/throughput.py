@@ -167,12 +167,15 @@ class Throughput:
 
 
 def bounded(found: Throughput) -> Throughput:
-    """The same, where what fits less memory is not left for what is slower.
+    """The same, where what fits less memory is not left for what is slower or needs more.
 
     A search for a larger budget may end at a slower plan: its time is limited, and kernels take
     other times than single operations. A plan that fits less memory is there for more of it, too.
+    So may one for a smaller budget that nothing fits end at a plan that needs more than this one.
     """
     less, here, more, unlimited = found.less, found.here, found.more, found.unlimited
+    if here.needed_nbytes < less.needed_nbytes:
+        less = replace(here, budget_nbytes=less.budget_nbytes)
     more = _faster(more, here)
     return replace(found, less=less, more=more, unlimited=_faster(_faster(unlimited, more), here))
 

@@ -74,6 +74,13 @@ def test_more_memory_is_never_slower() -> None:
     assert bounded(FOUND) == FOUND
 
 
+def test_the_leanest_plan_is_no_larger_than_the_one_that_runs() -> None:
+    """A search below what any plan needs may end above it."""
+    found = bounded(replace(FOUND, less=AtBudget(9 * GB, 10_100 * MB, 2_000_000.0)))
+    assert not found.less.fits
+    assert found.less.needed_nbytes == FOUND.here.needed_nbytes
+
+
 def test_what_is_enough_is_the_smallest_budget_of_the_fastest() -> None:
     assert FOUND.enough_nbytes == 11_200 * MB
     at_more = replace(FOUND.more, time_us=FOUND.unlimited.time_us)
