@@ -95,6 +95,7 @@ def optimize(
     tune: int = 0,
     sizes: Mapping[str, Any] | str | None = None,
     on_larger: str = "raise",
+    goal: str = "time",
     strict: bool = False,
     verbose: bool = True,
 ) -> Models:
@@ -150,6 +151,10 @@ def optimize(
             well. "seen" makes plans for what has been seen, rounded up to powers of two.
         on_larger: "raise" a `SizeError` before a step that is larger than its range, or "plan" it
             as it comes, rounded up.
+        goal: "time", or "throughput" to have the report say what the step does per second, what
+            more memory would buy and less would cost. The plan is the same: for a batch, the
+            fastest step is the one with the most samples per second. Up to three more plans are
+            made for it, when the report is asked for; none runs.
         strict: raise where a graph cannot be planned, instead of a warning and torch's plan.
         verbose: show progress and one summary line.
 
@@ -157,9 +162,9 @@ def optimize(
         The same module, or a list of the same modules.
 
     Raises:
-        ValueError: for a malformed budget, compiler, dropout, policy or sizes, for patterns that no
-            module matches, for an optimizer none of whose parameters is the model's, and for
-            modules that cannot share a budget: none, one twice, a part of another, optimised
+        ValueError: for a malformed budget, compiler, dropout, goal, policy or sizes, for patterns
+            that no module matches, for an optimizer none of whose parameters is the model's, and
+            for modules that cannot share a budget: none, one twice, a part of another, optimised
             already, on several devices, or under a stored plan, which is one module's.
         TypeError: if `model` is not a module, or `optimizer` no optimizer.
         OSError: if the stored plan cannot be read.
@@ -192,6 +197,7 @@ def optimize(
         tune=tune,
         sizes=sizes,
         on_larger=on_larger,
+        goal=goal,
         strict=strict,
         verbose=verbose,
     )

@@ -21,7 +21,7 @@ from torch import nn
 from autoremat import _torch
 from autoremat.ask.budget import Budget
 from autoremat.ask.hosts import told_of
-from autoremat.ask.options import Offline, Options
+from autoremat.ask.options import THROUGHPUT, Offline, Options
 from autoremat.ask.plan_file import write
 from autoremat.ask.sizes import Varying
 from autoremat.backend import with_own_code
@@ -70,6 +70,7 @@ def plan(
     curve: int = 0,
     code: bool = True,
     sizes: Any = None,
+    goal: str = "time",
     **keywords: Any,
 ) -> Report:
     """The plan of a training step, without running it.
@@ -116,7 +117,9 @@ def plan(
             plan takes less than half of the time, and its peak is that of a model of the code.
         sizes: as for `optimize`: one plan for a range of sizes, made for the largest; the batch is
             an example of it. The report says how far it is proven (`Sizes`), and gives the peak as
-            a formula. An input of the model's own that is called `sizes` goes in by its position.
+            a formula.
+        goal: as for `optimize`. Inputs of the model's own that are called as an argument of this
+            function go in by their position.
         keywords: the batch's keyword part.
 
     Raises:
@@ -146,8 +149,14 @@ def plan(
         time_limit=time_limit,
         verbose=verbose,
         sizes=sizes,
+        goal=goal,
     )
     host = options.setting.offload
+    if limit_nbytes is not None and options.goal == THROUGHPUT:
+        raise ValueError(
+            f'goal="{THROUGHPUT}" is told for budgets of what is allocated, not of what is '
+            "reserved: leave one of the two out."
+        )
     if host is not None and (limit_nbytes is not None or save_to is not None):
         other = "a budget of what is reserved" if limit_nbytes is not None else "save_to="
         raise ValueError(f"offload={offload!r} does not go with {other}: leave one of the two out.")

@@ -110,7 +110,8 @@ a batch up to half of the largest, and each call runs by the fastest plan that i
   later. What they would save is told by simulating, before anything is searched for; a plan that
   saves less than 3 % in the end is dropped, and so is one that is not proven within the budget for
   all of its part. Each is compiled when a size first asks for it.
-- The report tells of each (`Sizes`). Its formula is that of the plan for the largest sizes.
+- The report tells of each (`Sizes`), and of its peak by a formula (`Report.smaller_formulas`; that
+  of the plan for the largest sizes is `Report.peak_formula`).
 - There are none for a step of several graphs, in checkpoints, for graphs that communicate between
   ranks, and where the user chose the plan. `sizes="seen"` has no smallest size, and none either.
 - Parts are boxes, up to some batch and some length: a full batch of short sequences may run by the

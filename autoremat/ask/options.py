@@ -30,6 +30,7 @@ from autoremat.host.disk import Disk
 from autoremat.host.memory import Host
 
 BUDGET_VARIABLE = "AUTOREMAT_BUDGET"  # of the environment: for trainers that take a name only
+TIME, THROUGHPUT = "time", "throughput"  # goals
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class Options:
         inductor: options that are not ours.
         tune: how many of the first steps may try other plans.
         sizes: which sizes of the inputs vary.
+        goal: what reports tell beside the plan, which is the fastest within the budget for all.
     """
 
     budget: Budget
@@ -101,6 +103,7 @@ class Options:
     inductor: dict[str, Any]
     tune: int = 0
     sizes: Sizes = field(default_factory=Sizes)
+    goal: str = TIME
 
     @classmethod
     def parse(
@@ -124,6 +127,7 @@ class Options:
         spec: DeviceSpec | None = None,
         sizes: object = None,
         on_larger: str = "raise",
+        goal: str = TIME,
         link: object = None,
     ) -> Options:
         """The options of a user, as they are documented at `optimize`.
@@ -152,8 +156,9 @@ class Options:
             setting = replace(setting, offload=host)
         elif link is not None:
             raise ValueError(f"link={link!r} is the way of values that wait: give offload=, too.")
-        found = _budget(budget, steering)
-        return cls(found, setting, bool(verbose), dict(inductor or {}), tries, varying)
+        found, others = _budget(budget, steering), dict(inductor or {})
+        aim = _goal(goal, steering)
+        return cls(found, setting, bool(verbose), others, tries, varying, aim)
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Options:
@@ -287,6 +292,17 @@ def _tune(given: object, steering: Steering) -> int:
             f"tune={given} tries other plans than {steering.choice}: give one of the two."
         )
     return given
+
+
+def _goal(given: object, steering: Steering) -> str:
+    if given not in (TIME, THROUGHPUT):
+        raise ValueError(f'goal is "{TIME}" or "{THROUGHPUT}", not {given!r}.')
+    if given == THROUGHPUT and steering.choice:
+        raise ValueError(
+            f'goal="{THROUGHPUT}" tells what plans for other budgets do, which {steering.choice} '
+            "does not heed: give one of the two."
+        )
+    return str(given)
 
 
 def _time_limit_s(given: object) -> float:

@@ -24,6 +24,7 @@ from autoremat.commands.options import (
     Device,
     Dtype,
     Force,
+    Goal,
     Html,
     LinkOption,
     Offload,
@@ -109,6 +110,13 @@ def plan(
     no_code: NoCode = False,
     offload: Offload = None,
     link: LinkOption = None,
+    goal: Annotated[
+        Goal,
+        typer.Option(
+            help="throughput: say what the step does per second, what more memory would buy and "
+            "less would cost, by up to three more plans."
+        ),
+    ] = Goal.TIME,
     out: ReportFile = None,
     html: Html = None,
     csv: Csv = None,
@@ -133,6 +141,7 @@ def plan(
             offload=offload,
             link=link,
             sizes=sizes,
+            goal=goal,
         ),
         outputs_asked(report=out, html=html, csv=csv, snapshot=snapshot, trace=trace),
         as_json=as_json,

@@ -28,6 +28,7 @@ class PlanArguments:
         offload: where values may wait, as the user wrote it; None if none may.
         link: how they get there; None for the device's own.
         sizes: ranges of sizes, as the user wrote them; None for those of the batch alone.
+        goal: what the report tells beside the plan.
     """
 
     budget: str | None
@@ -41,6 +42,7 @@ class PlanArguments:
     offload: str | None = None
     link: str | None = None
     sizes: str | None = None
+    goal: str = "time"
 
     def check(self) -> None:
         """Refuse what no command can use.

@@ -42,6 +42,7 @@ PLAN = "\n\n".join(
         "  autoremat plan hf:config.json --batch 4 --seq 2048 --device H100 --budget 80%",
         "  autoremat plan model.py:make --budget 12GiB --optimizer AdamW --out report.json",
         "  autoremat plan hf:config.json --batch 8 --device A100 --budget 30GB --offload 64GB",
+        "  autoremat plan model.py:make --budget 12GiB --goal throughput",
         "  autoremat plan model.py:make --budget 12GiB --json",
         "[bold]Exit codes[/]",
         "  0  a plan within the budget",

@@ -18,6 +18,13 @@ class Compiler(StrEnum):
     EAGER = "eager"
 
 
+class Goal(StrEnum):
+    """What a report tells beside the plan."""
+
+    TIME = "time"
+    THROUGHPUT = "throughput"
+
+
 Target = Annotated[
     str,
     typer.Argument(

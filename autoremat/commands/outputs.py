@@ -19,7 +19,7 @@ from rich.text import Text
 from autoremat.commands.arguments import Refusal
 from autoremat.commands.files import check_writable, write_whole
 from autoremat.errors import reason_of
-from autoremat.reporting import SCHEMA, Report, page, snapshot, trace, values_csv
+from autoremat.reporting import SCHEMA, Report, Throughput, page, snapshot, trace, values_csv
 from autoremat.reporting.text import RECOMPUTED_TITLE, SAVED_TITLE
 
 _FACT_WIDTH = 12
@@ -113,6 +113,8 @@ def report_document(report: Report, outputs: Mapping[str, Path]) -> dict[str, An
         "peak_step": report.peak_step,
         "advice": [asdict(remedy) for remedy in report.advice],
         "peak_formula": None if report.peak_formula is None else asdict(report.peak_formula),
+        "smaller_formulas": [asdict(formula) for formula in report.smaller_formulas],
+        "throughput": None if report.throughput is None else _rates(report.throughput),
         "device": report.device,
         "compiler": report.compiler,
         "torch_version": report.torch_version,
@@ -123,6 +125,23 @@ def report_document(report: Report, outputs: Mapping[str, Path]) -> dict[str, An
         "assumed": list(report.assumed),
         "communication": list(report.communication),
         "written": {name: str(out) for name, out in outputs.items()},
+    }
+
+
+def _rates(found: Throughput) -> dict[str, Any]:
+    """What the step does per second, by budget."""
+    plans = {"here": found.here, "less": found.less, "more": found.more}
+    plans["unlimited"] = found.unlimited
+    return {
+        "samples": found.samples,
+        "tokens": found.tokens,
+        "unit": found.unit,
+        "is_of_kernels": found.is_of_kernels,
+        "enough_nbytes": found.enough_nbytes,
+        **{
+            name: {**asdict(at), "fits": at.fits, "per_second": found.per_second(at)}
+            for name, at in plans.items()
+        },
     }
 
 

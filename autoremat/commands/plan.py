@@ -113,6 +113,7 @@ def planned(target: TargetArguments, asked: PlanArguments, told: list[str]) -> R
             time_limit=asked.time_limit,
             curve=asked.points,
             sizes=sizes or None,
+            goal=asked.goal,
             **keywords,
         )
     except ValueError as error:

@@ -192,11 +192,10 @@ class Part:
             explain = self.planned.whole.explain
             if not (is_told and reads):
                 return explain(subject, choice, None, None)
-            names = self.covered.names if self.covered else None
-            # Nobody states sizes of what waits elsewhere yet.
-            waits = bool(choice.solution.plan.offloaded)
-            formula = None if waits else formula_or_none(subject, choice, names)
-            report = explain(subject, choice, formula, self.resident)
+            report = explain(subject, choice, self._formula(found), self.resident)
+            of_smaller = (one._formula(found) for one in self.smaller or ())
+            smaller = tuple(formula.up_to_planned() for formula in of_smaller if formula)
+            report = replace(report, smaller_formulas=smaller)
             self._reports.clear()
             self._reports[found] = report
         return self._reports[found]
@@ -277,6 +276,13 @@ class Part:
         if self.is_run_again:  # beside the gradients that it is given
             backward = max(forward + figures.tangents_nbytes, backward)
         return forward, backward
+
+    def _formula(self, found: Beside) -> PeakFormula | None:
+        """Of the peak over the sizes that vary, so much being held beside the graph."""
+        if self.choice.solution.plan.offloaded:
+            return None  # nobody states sizes of what waits elsewhere yet
+        subject = replace(self.subject, lowered=placed(self.subject.lowered, found))
+        return formula_or_none(subject, self.choice, self.covered.names if self.covered else None)
 
     def _baseline(self, found: Beside) -> Baseline:
         """The step without a plan, so much being held beside the graph."""

@@ -7,6 +7,7 @@ Guarantees: a graph that runs several times counts as often, each time as the pl
 
 from __future__ import annotations
 
+import copy
 import itertools
 import threading
 from collections import Counter
@@ -81,6 +82,16 @@ class Step:
     def __post_init__(self) -> None:
         """No step yet."""
         self.forms = Forms(self.repeats.kind_of)
+
+    def apart(self) -> Step:
+        """A step like this one, which may be planned otherwise while this one stays."""
+        other = copy.copy(self)
+        other.parts, other.planned_runs = dict(self.parts), dict(self.planned_runs)
+        other.repeats, other.forms = copy.copy(self.repeats), copy.copy(self.forms)
+        other._readers = Readers()
+        if not other.longest:
+            other.note_longest()
+        return other
 
     def begin(self, open_runs: Sequence[Ran] = (), *, goes_on: bool = False) -> None:
         """A forward begins, of which each run of a graph will be told.
@@ -431,6 +442,13 @@ class Step:
     def graphs_peak_nbytes(self, around: Around) -> int:
         """The highest of its graphs, 0 without any."""
         return max((_peak_of(runs, around) for runs in self._runs), default=0)
+
+    @property
+    def longest_as_planned(self) -> list[Part]:
+        """The plan of each run of a graph in the longest step, one after the other."""
+        longest = self.forms.steps(are_together=False)[:1]
+        runs = [ran for parts in longest for part in parts for ran in self._planned(part)]
+        return [self.parts[ran.name] for ran in runs if ran.name in self.parts]
 
     def eager_peak_nbytes(self, around: Around) -> int:
         """The highest while code in eager mode goes backward, as far as a step has shown it."""

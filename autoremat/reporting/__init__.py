@@ -8,6 +8,7 @@ from autoremat.reporting.model import (
     ASSUMED,
     COMMUNICATED,
     LEFT_OUT,
+    NO_THROUGHPUT,
     OTHERWISE,
     SCHEMA,
     SIZES,
@@ -24,15 +25,18 @@ from autoremat.reporting.remedies import Remedy
 from autoremat.reporting.reserved import ReservedCase, ReservedMemory
 from autoremat.reporting.resident import ResidentParts
 from autoremat.reporting.text import one_line, summary
+from autoremat.reporting.throughput import AtBudget, Throughput
 from autoremat.reporting.timeline import MemoryTimeline, Span, SpanKind, Step
 
 __all__ = [
     "ASSUMED",
     "COMMUNICATED",
     "LEFT_OUT",
+    "NO_THROUGHPUT",
     "OTHERWISE",
     "SCHEMA",
     "SIZES",
+    "AtBudget",
     "CurvePoint",
     "Fact",
     "Fallback",
@@ -52,6 +56,7 @@ __all__ = [
     "SpanKind",
     "Step",
     "Term",
+    "Throughput",
     "ValueAction",
     "ValueReport",
     "one_line",

@@ -11,7 +11,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -162,6 +162,11 @@ class PeakFormula:
             + (f" is {s.source}" if s.source else "")
             for s in self.symbols
         )
+
+    def up_to_planned(self) -> PeakFormula:
+        """The same for no larger sizes than the plan was made for."""
+        symbols = (replace(symbol, highest=symbol.planned) for symbol in self.symbols)
+        return replace(self, symbols=tuple(symbols))
 
     def row(self, name: str, count: int = 33) -> list[tuple[int, int]]:
         """Sizes of one symbol and peaks, for a curve; the others as planned."""

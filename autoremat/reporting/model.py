@@ -19,13 +19,14 @@ from autoremat.reporting.formula import PeakFormula
 from autoremat.reporting.remedies import Remedy
 from autoremat.reporting.reserved import ReservedMemory
 from autoremat.reporting.resident import ResidentParts
+from autoremat.reporting.throughput import Throughput
 from autoremat.reporting.timeline import MemoryTimeline
 from autoremat.reporting.waiting import Waiting
 
 SCHEMA = "autoremat.report/4"
 # Names of facts.
 LEFT_OUT, ASSUMED, COMMUNICATED = "Not on the curve", "Assumed", "Communication"
-SIZES, OTHERWISE = "Sizes", "Otherwise"
+SIZES, OTHERWISE, NO_THROUGHPUT = "Sizes", "Otherwise", "Throughput"
 
 
 class ValueAction(StrEnum):
@@ -118,6 +119,8 @@ class GraphReport:
         advice: what would lower the peak whatever the plan, what saves most first.
         peak_formula: the simulated peak over the sizes that vary; None where none does, or where
             it is no such formula.
+        smaller_formulas: the same of the plans for parts of the ranges of sizes, up to the highest
+            of each symbol; a call runs by the first whose sizes are not smaller than its own.
         waiting: which values leave the device and come back; None where none may.
     """
 
@@ -141,6 +144,7 @@ class GraphReport:
     baseline_code_time_us: float | None = None
     advice: tuple[Remedy, ...] = ()
     peak_formula: PeakFormula | None = None
+    smaller_formulas: tuple[PeakFormula, ...] = ()
     waiting: Waiting | None = None
 
     def __post_init__(self) -> None:
@@ -251,6 +255,8 @@ class Report:
         reserved: what CUDA's allocator takes from the device for the step; None where no GPU is
             planned for, where the step runs (then the device tells), and where a part of it has no
             plan.
+        throughput: what the step does per second, at this budget and beside it; None where nobody
+            asked, or where it is not known ("Throughput" among the facts says why).
     """
 
     budget_nbytes: int
@@ -267,6 +273,7 @@ class Report:
     optimizer: str = ""
     eager_peak_nbytes: int = 0
     reserved: ReservedMemory | None = None
+    throughput: Throughput | None = None
 
     def __post_init__(self) -> None:
         """Refuses fields of the wrong type."""
@@ -329,11 +336,17 @@ class Report:
     def peak_formula(self) -> PeakFormula | None:
         """The simulated peak of the graph that takes most, over its sizes that vary.
 
-        Where smaller sizes have plans of their own ("Sizes" tells of them), it is that of the plan
-        for the largest: theirs peak higher there, within the budget.
+        Where smaller sizes have plans of their own, it is that of the plan for the largest: theirs,
+        which peak higher there, within the budget, are `smaller_formulas`.
         """
         graph = self.peak_graph
         return graph.peak_formula if graph is not None else None
+
+    @property
+    def smaller_formulas(self) -> tuple[PeakFormula, ...]:
+        """The same of the plans for smaller sizes: a call runs by the first that is for its own."""
+        graph = self.peak_graph
+        return graph.smaller_formulas if graph is not None else ()
 
     @property
     def curve_left_out(self) -> tuple[str, ...]:
@@ -354,6 +367,11 @@ class Report:
     def otherwise(self) -> tuple[str, ...]:
         """Of other plans, by which steps that find other gradients run."""
         return tuple(fact.text for fact in self.facts if fact.name == OTHERWISE)
+
+    @property
+    def no_throughput(self) -> str:
+        """Why it is not known what the step does per second; "" where it is, or nobody asked."""
+        return " ".join(fact.text for fact in self.facts if fact.name == NO_THROUGHPUT)
 
     @property
     def communication(self) -> tuple[str, ...]:

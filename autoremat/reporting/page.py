@@ -20,6 +20,7 @@ from autoremat.reporting.model import Report, ValueAction
 from autoremat.reporting.reserved import ReservedMemory
 from autoremat.reporting.text import (
     bound_text,
+    capitalised,
     code_text,
     formula_text,
     helping_text,
@@ -27,9 +28,11 @@ from autoremat.reporting.text import (
     summary,
     without_optimizer,
 )
-from autoremat.units import format_nbytes, format_nbytes_apart, format_us_apart
+from autoremat.reporting.throughput import AtBudget, Throughput, digits
+from autoremat.units import format_nbytes, format_nbytes_apart, format_us, format_us_apart
 
 MARK = '<meta name="generator" content="autoremat report">'
+EN_DASH = "\u2013"
 _SCRIPTS = ("base.js", "timeline.js", "values.js", "modules.js", "curve.js", "main.js")
 
 
@@ -53,6 +56,19 @@ class _Setting:
     less: str
     segments: int
     fits: bool
+
+
+@dataclass(frozen=True)
+class _Rate:
+    """What the step does per second at a budget, beside this one."""
+
+    name: str
+    budget: str
+    needed: str
+    time: str
+    per_second: str
+    tokens: str
+    change: str
 
 
 @dataclass(frozen=True)
@@ -83,6 +99,9 @@ def html(report: Report) -> str:
         timing=_timing(report),
         formula=formula_text(report),
         offloaded=offloaded_text(report),
+        throughput=report.throughput,
+        rates=_rates(report.throughput),
+        adaptive=capitalised(report.throughput.adaptive_text()) if report.throughput else "",
         estimated=sorted(set(report.estimated_ops)),
         runs_on=_runs_on(report),
         **_verdict(report),
@@ -210,10 +229,25 @@ def _settings(report: Report) -> list[_Setting]:
         less = 0 if found is None else found.peak_nbytes - case.peak_nbytes
         name = case.setting or "torch's defaults"
         sign = "\u2212" if less > 0 else "+"
-        text = f"{sign}{format_nbytes(abs(less))}" if less else "\u2013"
+        text = f"{sign}{format_nbytes(abs(less))}" if less else EN_DASH
         peak = format_nbytes(case.peak_nbytes)
         rows.append(_Setting(name, peak, text, case.segments, case.fits))
     return rows
+
+
+def _rates(found: Throughput | None) -> list[_Rate]:
+    """What the step does per second, the smallest budget first."""
+    return [] if found is None else [_rate(found, name, at) for name, at in found.rows()]
+
+
+def _rate(found: Throughput, name: str, at: AtBudget) -> _Rate:
+    budget = EN_DASH if at.budget_nbytes is None else format_nbytes(at.budget_nbytes)
+    needed = format_nbytes(at.needed_nbytes)
+    if not at.fits:
+        return _Rate(name, budget, needed, EN_DASH, EN_DASH, EN_DASH, "too little for any plan")
+    change = EN_DASH if at is found.here else found.change_text(at)
+    rates = digits(found.per_second(at)), digits(found.tokens_per_second(at))
+    return _Rate(name, budget, needed, _with_micro(format_us(at.time_us, digits=2)), *rates, change)
 
 
 def _idle(report: Report) -> str:
@@ -244,7 +278,7 @@ def _reserved_tile(found: ReservedMemory) -> _Tile:
 def _measured_tile(report: Report) -> _Tile:
     measured = report.measured_peak_nbytes
     if measured is None:
-        return _Tile("Measured peak", "\u2013", "no step was measured yet")
+        return _Tile("Measured peak", EN_DASH, "no step was measured yet")
     difference = measured - report.predicted_peak_nbytes
     side = "above" if difference > 0 else "below"
     note = f"{format_nbytes(abs(difference))} {side} the prediction"

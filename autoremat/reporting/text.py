@@ -44,7 +44,7 @@ def summary(report: Report, width: int | None = None) -> str:
     saved = _fold(value for value in report.values if value.action == ValueAction.SAVE)
     recomputed = _fold(value for value in report.values if value.recomputes)
     lines = [
-        *_wrapped(_capitalised(_verdict(report)), width),
+        *_wrapped(capitalised(_verdict(report)), width),
         "",
         *(line for fact in _facts(report) for line in _wrapped(fact, width, hanging=13)),
         *_table(SAVED_TITLE, saved, lambda group: group.nbytes, width),
@@ -116,6 +116,7 @@ def _facts(report: Report) -> Iterable[str]:
         "Sizes": "; ".join(report.sizes),
         "Otherwise": "; ".join(report.otherwise),
         "Step time": _times(report),
+        "Throughput": throughput_text(report),
         "Offloaded": offloaded_text(report),
         "Kernels": code_text(report),
         "Solver": _solver(report),
@@ -216,12 +217,24 @@ def _peak_place(report: Report) -> str:
 def formula_text(report: Report) -> str:
     """The simulated peak over the sizes that vary; "" where none does."""
     formula = report.peak_formula
-    return "" if formula is None else f"peak = {formula.text()}, as simulated; {formula.legend()}"
+    if formula is None:
+        return ""
+    words = [f"peak = {formula.text()}, as simulated; {formula.legend()}"]
+    for one in report.smaller_formulas:
+        sizes = ", ".join(f"{symbol.name} {symbol.highest}" for symbol in one.symbols)
+        words.append(f"by the plan for up to {sizes}: peak = {one.text()}")
+    return "; ".join(words)
 
 
 def _times(report: Report) -> str:
     before, after = format_us_apart(report.baseline_time_us, report.predicted_time_us)
     return f"{before} -> {after} predicted, {bound_text(report)}"
+
+
+def throughput_text(report: Report) -> str:
+    """What the step does per second, and beside its budget; "" where nobody asked."""
+    found = report.throughput
+    return report.no_throughput if found is None else found.text()
 
 
 def code_text(report: Report) -> str:
@@ -342,5 +355,6 @@ def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _capitalised(text: str) -> str:
+def capitalised(text: str) -> str:
+    """As a sentence begins."""
     return text[:1].upper() + text[1:]

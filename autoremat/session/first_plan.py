@@ -86,14 +86,7 @@ def first_part(
     )
     if is_least and choice.fits:
         budget_nbytes = max(budget_nbytes, choice.needed_nbytes)
-    gathers_nbytes = steps.resident.traffic.forward_nbytes
-    if gathers_nbytes and choice.fits and not setting.steering.choice:
-        choice = _with_room(choice, gathers_nbytes, placed, budget_nbytes, setting)
-    known = None
-    if subject.sizes:
-        known = covered(as_chosen(placed, choice), choice.solution.plan, names)
-    if known is not None and known.above_nbytes and choice.fits and not setting.steering.choice:
-        choice, known = _lower(choice, known, placed, budget_nbytes, setting, names)
+    choice, known = with_room(choice, placed, budget_nbytes, steps, names)
     choice = with_later_baseline(choice, lambda: dynamo.get(name), options)
     growth = _keep_to_sizes(placed, choice, budget_nbytes, steps)
     offline = steps.offline or Offline()
@@ -110,6 +103,33 @@ def first_part(
     part = Part(planned, between_nbytes, steps.resident, growth, known)
     require_alike({name: [part]})
     return part
+
+
+def with_room(
+    choice: Choice,
+    placed: Subject,
+    budget_nbytes: int,
+    steps: Steps,
+    names: Mapping[Any, str],
+) -> tuple[Choice, Covered | None]:
+    """A choice, or one that leaves room for what no choice counts, and which sizes it covers.
+
+    Args:
+        choice: of a graph.
+        placed: the graph beside the others of its step.
+        budget_nbytes: of the step.
+        steps: that it is part of.
+        names: as of `first_part`.
+    """
+    setting, gathers_nbytes = steps.options.setting, steps.resident.traffic.forward_nbytes
+    if gathers_nbytes and choice.fits and not setting.steering.choice:
+        choice = _beside_gathered(choice, gathers_nbytes, placed, budget_nbytes, setting)
+    if not placed.sizes:
+        return choice, None
+    known = covered(as_chosen(placed, choice), choice.solution.plan, names)
+    if known.above_nbytes and choice.fits and not setting.steering.choice:
+        return _lower(choice, known, placed, budget_nbytes, setting, names)
+    return choice, known
 
 
 def _lower(
@@ -135,7 +155,7 @@ def _lower(
     return choice, known
 
 
-def _with_room(
+def _beside_gathered(
     choice: Choice, gathers_nbytes: int, placed: Subject, budget_nbytes: int, setting: Setting
 ) -> Choice:
     """A plan that leaves room for what is gathered into during its forward, if one is found."""

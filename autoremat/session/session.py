@@ -22,6 +22,7 @@ import torch
 from torch import fx
 
 from autoremat import _torch
+from autoremat.ask.options import THROUGHPUT
 from autoremat.ask.plan_file import StoredPlan
 from autoremat.call_stack import users_level, with_stack_room
 from autoremat.elsewhere.apart import ApartError
@@ -70,6 +71,7 @@ from autoremat.session.settling import count_optimizer, plan_anew
 from autoremat.session.stating import between_nbytes, grown_nbytes, stated
 from autoremat.session.steps import Steps
 from autoremat.session.subranges import Subranges
+from autoremat.session.throughput import Rates
 from autoremat.session.tuning import Tuning
 from autoremat.units import format_nbytes
 from autoremat.watch.ledger import noting_returned
@@ -117,6 +119,7 @@ class Session:
         self._settling = threading.RLock()
         self._tuning = Tuning(steps, self._graphs, self._take, self.progress)
         self._subranges = Subranges(steps, self._graphs)
+        self._rates = Rates(steps, self._graphs)
         settle = weakref.WeakMethod(self.settle)
         steps.settle = lambda: (found := settle()) is not None and found()
 
@@ -366,7 +369,12 @@ class Session:
 
     def report(self) -> Report:
         """What was planned so far."""
-        return report_of(self.steps, self.measured_peak_nbytes)
+        found = report_of(self.steps, self.measured_peak_nbytes)
+        if self.options.goal != THROUGHPUT:
+            return found
+        with self.progress as progress:
+            progress.stage("other budgets")
+            return self._rates.added_to(found)
 
     def _line(self) -> str:
         """The summary, for which nothing is read, nor made again that was recalled."""

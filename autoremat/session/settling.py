@@ -49,6 +49,15 @@ def plan_anew(steps: Steps, graphs: Mapping[str, _torch.DynamoGraph]) -> dict[st
     Raises:
         SteeringError: if another rank's communicate otherwise.
     """
+    planned = planned_together(steps, graphs)
+    require_alike(planned)
+    return planned
+
+
+def planned_together(
+    steps: Steps, graphs: Mapping[str, _torch.DynamoGraph]
+) -> dict[str, list[Part]]:
+    """The same, whatever other ranks do: for plans by which no step is going to run."""
     is_least, around = steps.options.budget.is_least, steps.surroundings.now
     target_nbytes = 0 if is_least else steps.budget_nbytes
     setting, is_nested = steps.options.setting, steps.is_nested
@@ -60,7 +69,6 @@ def plan_anew(steps: Steps, graphs: Mapping[str, _torch.DynamoGraph]) -> dict[st
             steps.graphs.allotted, order, around=around, setting=setting, is_nested=is_nested
         )
         planned |= _planned_part(steps, graphs, order, step, target_nbytes, set(planned))
-    require_alike(planned)
     return planned
 
 

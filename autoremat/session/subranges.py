@@ -89,7 +89,7 @@ class Subranges:
         corners = corners_worth_a_plan(subject, plan, room_nbytes, known, lows)
         found = [one for c in corners if (one := self._part_at(name, part, c, budget_nbytes))]
         found.sort(key=lambda one: recomputed_share(one.choice))
-        part = replace(part, smaller=tuple(found))
+        part = replace(part, smaller=tuple(found), _reports={})
         self._keep_fitting(name, part)
         return list(steps.graphs.parts[name].smaller or ())
 
@@ -124,7 +124,7 @@ class Subranges:
         now = self._steps.surroundings.now
         if part.smaller and (now.is_beyond(self._seen) or part is not self._part(name)):
             fitting = tuple(self._fitting(name, part.smaller))
-            part = replace(part, smaller=fitting)
+            part = replace(part, smaller=fitting, _reports={})
         self._seen = now
         self._steps.graphs.parts[name] = part
 

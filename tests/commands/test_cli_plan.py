@@ -20,7 +20,7 @@ from autoremat.reporting import Report
 from autoremat.targets.arguments import TargetArguments
 from autoremat.targets.hf import load_hf
 from autoremat.targets.target import TargetError
-from tests.commands.command_line import run
+from tests.commands.command_line import refused, run
 
 QUICK = ["--compiler", "eager", "--time-limit", "2"]
 MODEL = """
@@ -96,6 +96,23 @@ def test_one_object_for_programs(target: str) -> None:
     assert found["predicted_peak_nbytes"] <= 1_500_000
     assert found["values"]
     assert found["seconds"] > 0
+
+
+@pytest.mark.thorough
+def test_throughput_as_a_goal(target: str, tmp_path: Path) -> None:
+    """Text, one object for programs, page and report say the same; an unknown goal is refused."""
+    page, out = tmp_path / "page.html", tmp_path / "report.json"
+    asked = ["plan", target, "--budget", "2MB", *QUICK, "--curve", "0", "--goal"]
+    told = run(*asked, "throughput", "--html", page, "--out", out)
+    found = Report.from_json(out.read_text()).throughput
+    assert found is not None
+    assert found.samples == 512
+    assert found.text() in told.stdout
+    assert found.adaptive_text()[1:] in page.read_text()
+    document = json.loads(run(*asked, "throughput", "--json").stdout)["throughput"]
+    assert document["here"]["budget_nbytes"] == 2_000_000
+    assert document["enough_nbytes"] == found.enough_nbytes
+    assert "throughput" in refused(*asked, "speed")
 
 
 @pytest.mark.thorough

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import autoremat
 from autoremat.optimized import optimized_call
 from autoremat.planning.choice import recomputed_share
+from autoremat.planning.part import Part
 from tests.training import UNBOUNDED, close, make_seeded, measured, optimized, recomputes, step
 
 WORDS, WIDTH = 64, 32
@@ -380,6 +381,29 @@ def test_nothing_is_planned_in_steady_state():
     assert highest <= budget
 
 
+def require_formula_of_each(model: nn.Module, whole: Part) -> None:
+    """Each further plan's formula holds up to its corner, and says what is measured there."""
+    report = autoremat.report(model)
+    assert whole.smaller is not None
+    assert len(report.smaller_formulas) == len(whole.smaller)
+    compared = 0
+    for part, formula in zip(whole.smaller, report.smaller_formulas, strict=True):
+        highest = {symbol.name: symbol.highest for symbol in formula.symbols}
+        assert sorted(highest.values()) == sorted(part.subject.sizes.values())
+        batch, sequence = highest["batch"], highest["sequence"]
+        assert f"by the plan for up to batch {batch}, sequence {sequence}: " in report.summary()
+        for size in [(batch, sequence), (batch, sequence - 1), (2, sequence // 2)]:
+            given = dict(zip(("batch", "sequence"), size, strict=True))
+            names = part.covered.names
+            numbers = {symbol: given[names[symbol]] for symbol in part.subject.sizes}
+            if whole.for_call(numbers) is part:
+                assert formula.at(**given) == measured(model, (ids(*size),))
+                compared += 1
+        with pytest.raises(ValueError, match="out of range"):
+            formula.at(batch=batch + 1)
+    assert compared >= len(whole.smaller)
+
+
 def test_smaller_sizes_have_plans_of_their_own_where_that_is_faster():
     """Made once, after two steps; each is within the budget, and recomputes less or nothing."""
     budget = int(0.55 * free_nbytes(Tokens, ids(8, 128)))
@@ -401,6 +425,7 @@ def test_smaller_sizes_have_plans_of_their_own_where_that_is_faster():
     assert recomputed_share(fastest.choice) < recomputed_share(whole.choice)
     facts = [fact.text for fact in autoremat.report(model).facts if fact.name == "Sizes"]
     assert len(facts) == 1 + len(whole.smaller)
+    require_formula_of_each(model, whole)
     reference = make_seeded(Tokens)
     close(step(reference, (ids(3, 20),)), step(model, (ids(3, 20),)), 1e-5)
 
