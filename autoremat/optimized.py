@@ -235,7 +235,7 @@ class OptimizedCall(Call):
         if not torch.is_grad_enabled():
             with self.session.steps.during_inference():
                 output = _torch.own_call(model)(*args, **kwargs)
-            self.training.members.note_held(output)
+                self.training.members.note_held(output)
             return output
         if self._is_frozen and not is_trainable(model):
             return _torch.own_call(model)(*args, **kwargs)

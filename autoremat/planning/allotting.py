@@ -129,6 +129,14 @@ class Runs:
             for n, region in zip(self.order, self.regions, strict=True)
         ]
 
+    def eager_peak_nbytes(self, crossing: Sequence[Crossing], around: Around) -> int:
+        """The highest while code in eager mode runs and all wait, as far as a step has shown it."""
+        if not (self.parts and around.eager_nbytes):
+            return 0
+        resident_nbytes = max(part.resident_nbytes for part in self.parts.values())
+        crossing_nbytes = sum(kept.known_nbytes for kept in self.kept(crossing))
+        return resident_nbytes + crossing_nbytes + around.eager_nbytes
+
     def beside(self, crossing: Sequence[Crossing], around: Around) -> list[Beside]:
         """What is held beside each graph, where they hand so much to their backwards."""
         kept = self.kept(crossing)
@@ -327,8 +335,9 @@ def leanest_ways(parts: Mapping[str, Part]) -> dict[str, Way]:
 def leanest_nbytes(runs: Runs, leanest: Mapping[str, Way], around: Around) -> int:
     """About what a step takes in which all graphs keep the least, which goes these ways."""
     ways = [leanest[name] for name in runs.parts]
-    found = runs.beside([way.crossing for way in ways], around)
-    return _peak_of(list(runs.parts.values()), ways, found)
+    crossing = [way.crossing for way in ways]
+    peak_nbytes = _peak_of(list(runs.parts.values()), ways, runs.beside(crossing, around))
+    return max(peak_nbytes, runs.eager_peak_nbytes(crossing, around))
 
 
 def _peak_of(parts: Sequence[Part], ways: Sequence[Way], found: Sequence[Beside]) -> int:

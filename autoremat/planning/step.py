@@ -211,6 +211,11 @@ class Step:
         """Graphs of the steps that are planned for, of each part by part, in their order."""
         return self._graphs_of(self._to_plan)
 
+    @property
+    def known_graphs(self) -> list[str]:
+        """The graphs of these steps, each once."""
+        return list(dict.fromkeys(graph for step in self.longest for graph in step))
+
     def _graphs_of(self, steps: Sequence[Parts]) -> list[list[str]]:
         return [[ran.graph for part in parts for ran in part] for parts in steps]
 
@@ -305,7 +310,8 @@ class Step:
 
     def _peak_of_steps(self, steps: Sequence[Parts], around: Around) -> int:
         runs = (self._runs_in(self._planned(part)) for parts in steps for part in parts)
-        return max((_peak_of(each, around) for each in runs), default=0)
+        peaks = ((_peak_of(each, around), _eager_peak_of(each, around)) for each in runs)
+        return max(itertools.chain.from_iterable(peaks), default=0)
 
     @property
     def _latest(self) -> list[Ran]:
@@ -452,13 +458,7 @@ class Step:
 
     def eager_peak_nbytes(self, around: Around) -> int:
         """The highest while code in eager mode goes backward, as far as a step has shown it."""
-        if not self.current or not around.eager_nbytes:
-            return 0
-        resident_nbytes = max(part.resident_nbytes for part in self.current)
-        crossing_nbytes = max(
-            sum(kept.known_nbytes for kept in runs.kept(_crossing(runs))) for runs in self._runs
-        )
-        return resident_nbytes + crossing_nbytes + around.eager_nbytes
+        return max((_eager_peak_of(runs, around) for runs in self._runs), default=0)
 
     @property
     def current(self) -> list[Part]:
@@ -518,6 +518,10 @@ def _peak_of(runs: Runs, around: Around) -> int:
     """The highest of its graphs, 0 without any."""
     held = _beside(runs, around)
     return max((part.peak_nbytes(held[name]) for name, part in runs.parts.items()), default=0)
+
+
+def _eager_peak_of(runs: Runs, around: Around) -> int:
+    return runs.eager_peak_nbytes(_crossing(runs), around)
 
 
 def _crossing(runs: Runs) -> list[Crossing]:

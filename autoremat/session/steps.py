@@ -157,6 +157,8 @@ class Steps:
             self.backward = latest_backward()
         else:
             self.surroundings.begin_step(is_open=goes_on)
+        if not goes_on:
+            self._between.taken()
 
     def notice(self) -> None:
         """Where nobody tells of steps: another one begins once a backward has come."""
@@ -216,11 +218,13 @@ class Steps:
 
         In the midst of a step, its later backwards have not shown yet what they take.
         """
-        # More beside a plan that did not fit makes none fit.
-        planned_nbytes = self.graphs.peak_nbytes(self.surroundings.planned)
-        is_other = self._has_fitted and self.peak_nbytes > planned_nbytes
-        is_other = is_other or not self.graphs.lasting <= self._lasting_when_settled
-        return is_other or (bool(self._settled_for) and self.graphs.graphs not in self._settled_for)
+        has_more = self.peak_nbytes > self.graphs.peak_nbytes(self.surroundings.planned)
+        if not self._settled_for:
+            return has_more or bool(self.graphs.kept)
+        # More beside plans that did not fit makes none fit, nor do other graphs.
+        has_changed = has_more or self.graphs.graphs not in self._settled_for
+        lasts = not self.graphs.lasting <= self._lasting_when_settled
+        return (has_changed and self._has_fitted) or lasts
 
     @property
     def _is_leanest(self) -> bool:
@@ -328,14 +332,15 @@ class Steps:
             numbers = sizes.numbers(given)
             compiled, part = self._code_of(code, plan, {} if region else numbers)
             ran = self.graphs.ran(plan, args, region)
-            self.graphs.note_traffic(ran, part, self.audit.present.traffic_of_run)
+            with self._looking():
+                self.graphs.note_traffic(ran, part, self.audit.present.traffic_of_run)
+                self.blocks.note_run(name, args)
 
             def find_part() -> Part:
                 return as_run(part.at(numbers), [ran])
 
             is_proven = part.covered is None or part.covered.is_proven
             is_larger = not is_proven or sizes.are_beyond(given)
-            self.blocks.note_run(name, args)
             self._forward_begins(plan, find_part, args, given, is_larger=is_larger)
             outputs = compiled(*args)
             note_run(
@@ -346,7 +351,7 @@ class Steps:
                 sizes=given,
                 find_graph=find_part,
             )
-            self._watch_between()
+            self.eager_code_goes_on()
             return outputs
 
         return run
@@ -455,22 +460,30 @@ class Steps:
         runs = self._runs_here if self.is_open else []
         if not runs or self.audit.is_known(("inference", *names_of(runs)), sizes_of_runs(runs)):
             yield
-            return
-        with LiveStorages(self.device, ignores_given=True) as made:
-            yield
-        self._note_eager(self.audit.live_nbytes(runs, self.device) + made.peak_nbytes, runs)
+        else:
+            with LiveStorages(self.device, ignores_given=True) as made:
+                yield
+            self._note_eager(self.audit.live_nbytes(runs, self.device) + made.peak_nbytes, runs)
+        self.eager_code_goes_on()
 
-    def _watch_between(self) -> None:
-        """Code in eager mode goes on, while this run waits for its backward."""
-        if _torch.is_in_backward():
+    def eager_code_goes_on(self) -> None:
+        """A graph has run, or a call without gradients; others may wait for their backward."""
+        if _torch.is_in_backward() or not between.may_begin():
             return
         runs = self._runs_here
-        if runs and not self.audit.is_known(("between", *names_of(runs)), sizes_of_runs(runs)):
+        if not runs:
+            return
+        last, self._between.number = runs[-1], self._between.number + 1
+        situation = ("between", self._between.number, len(runs), id(last.owner), last.name)
+        if not self.audit.is_known(situation, last.sizes):
             with self._looking():
-                self._between.begin(self.audit.live_nbytes(runs, self.device), self.device)
+                live_nbytes = self.audit.live_nbytes(runs, self.device)
+                self._between.begin(live_nbytes, self.device, last)
 
     def _note_eager(self, peak_nbytes: int, runs: Sequence[Run]) -> None:
         """So much was live at most while these runs waited; 0 if nobody has looked."""
+        if not peak_nbytes:
+            return
         resident_nbytes = max((part.resident_nbytes for part in self.graphs.current), default=0)
         crossing_nbytes = sum(run.held_nbytes for run in runs if run.owner is self)
         self.surroundings.note_waiting(peak_nbytes - resident_nbytes - crossing_nbytes)

@@ -154,8 +154,7 @@ class Rates:
         """Each graph, one after the other, as its first plan is made beside those before it."""
         steering = replace(steps.options.setting.steering, known=None)
         setting = replace(steps.options.setting, steering=steering)
-        graphs = dict.fromkeys(name for step in steps.graphs.longest for name in step)
-        for number, name in enumerate(graphs):
+        for number, name in enumerate(steps.graphs.known_graphs):
             part = steps.graphs.parts[name]
             left_nbytes = max(1, budget_nbytes - _beyond_nbytes(self._steps, part))
             names = part.covered.names if part.covered is not None else {}
@@ -171,14 +170,18 @@ def _plans_of(steps: Steps, runs: Sequence[Part]) -> _Plans:
     """The plans of a step that has these runs."""
     choices, needed_nbytes = tuple(part.choice for part in runs), steps.peak_nbytes
     if len(runs) == 1:  # what leaves room to later graphs needs more than the step's peak tells
-        needed_nbytes = choices[0].needed_nbytes + _beyond_nbytes(steps, runs[0])
+        beyond_nbytes = _beyond_nbytes(steps, runs[0])
+        needed_nbytes = max(choices[0].needed_nbytes + beyond_nbytes, needed_nbytes)
     return _Plans(choices, needed_nbytes)
 
 
 def _beyond_nbytes(steps: Steps, part: Part) -> int:
     """What a step of one run takes that its plan does not count, as nobody knew of it then."""
-    alone = len(set(steps.graphs.longest)) == 1
-    return max(0, steps.peak_nbytes - part.choice.peak_nbytes) if alone else 0
+    if len(steps.graphs.known_graphs) > 1:
+        return 0
+    # Of code in eager mode the plan knows.
+    peak_nbytes = steps.graphs.graphs_peak_nbytes(steps.surroundings.now)
+    return max(0, peak_nbytes - part.choice.peak_nbytes)
 
 
 def _same(known: object, asked: object) -> bool:

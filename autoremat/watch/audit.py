@@ -282,8 +282,10 @@ class Audit:
         return any(not made.isdisjoint(storage_identities([leaf.variable])) for leaf in leaves)
 
     def live_nbytes(self, runs: Sequence[Run], device: torch.device) -> int:
-        """What is live while these runs wait for their backward, but for what eager code saved."""
-        return self._held(runs, device).live_nbytes(runs)
+        """What is live while these runs wait for their backward."""
+        held = self._held(runs, device)
+        returned = {key for run in runs for key in run.returned}
+        return held.live_nbytes(runs) + held.saved_beyond(returned)
 
     def is_known(self, situation: Hashable, sizes: tuple[int, ...] = ()) -> bool:
         """Whether a situation needs no look now, at these sizes or larger ones.

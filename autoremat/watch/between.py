@@ -10,6 +10,7 @@ below a mode that it would end.
 from __future__ import annotations
 
 import threading
+import weakref
 from dataclasses import dataclass, field
 
 import torch
@@ -24,20 +25,21 @@ class Between:
 
     Attributes:
         peak_nbytes: the most that was live between two events of the step; 0 if none was watched.
+        number: how often code in eager mode went on in the step.
     """
 
     peak_nbytes: int = 0
+    number: int = 0
 
-    def begin(self, live_nbytes: int, device: torch.device) -> None:
-        """A graph has run, code in eager mode goes on."""
-        close()
-        if not _torch.dispatch_modes():  # which would end this one in its own place
-            _thread.window = _Window(device, ignores_given=True, steps=self, before=live_nbytes)
-            _thread.window.__enter__()
+    def begin(self, live_nbytes: int, device: torch.device, run: object) -> None:
+        """Code in eager mode goes on, while this run waits; what may begin was asked before."""
+        _thread.window = _Window(device, ignores_given=True, steps=self, before=live_nbytes)
+        _thread.window.__enter__()
+        weakref.finalize(run, _is_in_vain, _thread.window).atexit = False
 
     def taken(self) -> int:
         """The peak of a step whose forward is over."""
-        found, self.peak_nbytes = self.peak_nbytes, 0
+        found, self.peak_nbytes, self.number = self.peak_nbytes, 0, 0
         return found
 
 
@@ -53,6 +55,10 @@ class _Window(LiveStorages):
     steps: Between = field(default_factory=Between)
     before: int = 0
 
+    def _track(self, storage: torch.UntypedStorage) -> None:
+        if storage.device.type != "meta":  # of a fake tensor's
+            super()._track(storage)
+
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Whether code is compiled and runs under it as it would without."""
@@ -66,6 +72,11 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
+def may_begin() -> bool:
+    """Whether no mode is on that would end this one in its own place."""
+    return _thread.window is None and not _torch.dispatch_modes()
+
+
 def close() -> None:
     """An event of a planned model begins on this thread."""
     window = _thread.window
@@ -73,8 +84,18 @@ def close() -> None:
         return
     steps = window.steps
     if window.counts:
-        window.counts = False
         steps.peak_nbytes = max(steps.peak_nbytes, window.before + window.peak_nbytes)
+    _leave(window)
+
+
+def _leave(window: _Window) -> None:
+    window.counts = False
     if _torch.dispatch_modes()[-1:] == [window]:  # else the user's mode ends first
         _thread.window = None
         window.__exit__(None, None, None)
+
+
+def _is_in_vain(window: _Window) -> None:
+    """The run is gone without a backward."""
+    if window is _thread.window:
+        _leave(window)

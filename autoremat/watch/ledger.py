@@ -273,13 +273,14 @@ def note_returned(tensors: Iterable[torch.Tensor]) -> Mapping[int, Returned]:
 
 
 def noting_returned(
-    compiled: Callable[..., Any], before: Callable[[], object]
+    compiled: Callable[..., Any], before: Callable[[], object], after: Callable[[], object]
 ) -> Callable[..., Any]:
     """A compiled graph whose runs keep nothing: only what it returns is noted.
 
     Args:
         compiled: the graph.
         before: called before each run.
+        after: called after it.
     """
 
     def run(*args: Any) -> Any:
@@ -289,6 +290,7 @@ def noting_returned(
         outputs = compiled(*args)
         if is_real:
             note_returned(output for output in outputs if isinstance(output, torch.Tensor))
+            after()
         return outputs
 
     return run
