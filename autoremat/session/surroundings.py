@@ -31,7 +31,7 @@ class Surroundings:
         self.eager_results = Results()
         self.audit = Audit(find_present, self.eager_results)
         self.grown_nbytes = 0  # what has become resident since the graphs were planned
-        self._forwards: dict[Hashable, int] = {}  # by situation, what the latest look has shown
+        self._forwards: dict[Hashable, Look] = {}  # by situation, what the latest look has shown
         self._backwards: dict[Hashable, tuple[int, int]] = {}
         self._waiting_nbytes = 0  # as `Around.eager_nbytes`, of what runs before the backward
 
@@ -59,12 +59,13 @@ class Surroundings:
                 found = max(before[0], found[0]), max(before[1], found[1])
             self._backwards[look.situation] = found
         else:
-            self._forwards[look.situation] = look.beside_nbytes
+            self._forwards[look.situation] = look
         self.found = self._highest()
 
     def _highest(self) -> Around:
         known = self.found  # stays where graphs were planned anew and nothing was seen since
-        held_nbytes = max([0, *self._forwards.values()]) if self._forwards else known.held_nbytes
+        shown = map(_beside_nbytes, self._forwards.values())
+        held_nbytes = max([0, *shown]) if self._forwards else known.held_nbytes
         if not self._backwards:
             return replace(known, held_nbytes=held_nbytes)
         beside_nbytes, eager_nbytes = zip(*self._backwards.values(), strict=True)
@@ -88,3 +89,9 @@ class Surroundings:
         """So much more is resident than when the graphs were planned: an optimizer's state."""
         self.grown_nbytes = nbytes
         self.audit.forget()
+
+
+def _beside_nbytes(look: Look) -> int:
+    """What was beside a forward, by what is known of it now."""
+    gone = (nbytes for ran, nbytes in look.counted if ran.region.is_gone)
+    return look.beside_nbytes + sum(gone)

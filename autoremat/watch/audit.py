@@ -35,6 +35,7 @@ from autoremat.memory.meter import (
 from autoremat.memory.spread import Spread, Traffic
 from autoremat.planning.nesting import Beside
 from autoremat.planning.part import Part
+from autoremat.planning.ran import Ran
 from autoremat.watch.checkpointed import Reruns
 from autoremat.watch.eager_backward import Foreseen, first_nodes, foresee
 from autoremat.watch.eager_code import Results, nodes_behind
@@ -63,6 +64,8 @@ class Look(NamedTuple):
         situation: what tells it from others.
         is_partial: whether checkpoints will make again what is not known yet.
         is_apart: whether it is a backward of code in eager mode, while no graph waits for its own.
+        counted: runs whose results count as held in the step's own account, and bytes of these: if
+            they turn out to be gone when a backward begins, so much more was beside it.
     """
 
     peak_nbytes: int
@@ -72,6 +75,7 @@ class Look(NamedTuple):
     situation: Hashable = None
     is_partial: bool = False
     is_apart: bool = False
+    counted: tuple[tuple[Ran, int], ...] = ()
 
 
 class _Held(NamedTuple):
@@ -182,7 +186,13 @@ class Audit:
         counted_nbytes = part.resident_nbytes + part.resident.traffic.forward_nbytes
         more_nbytes = live_nbytes - counted_nbytes - found.held_nbytes
         peak_nbytes = live_nbytes + part.own_peaks[0]
-        return Look(peak_nbytes, more_nbytes, 0, part.is_resized, situation)
+        counted = tuple(
+            (run.ran, run.graph.figures.crossing.passed_nbytes)
+            for run in runs
+            if run.ran and run.graph and not (run.region or run.ran.region.is_gone)
+        )
+        look = Look(peak_nbytes, more_nbytes, 0, part.is_resized, situation)
+        return look._replace(counted=counted)
 
     def at_inference(self) -> None:
         """A call without gradients begins: what it makes is no data."""
