@@ -477,6 +477,8 @@ class Steps:
         situation = ("between", self._between.number, len(runs), id(last.owner), last.name)
         if not self.audit.is_known(situation, last.sizes):
             with self._looking():
+                if self.audit.present.units:  # FSDP gathers there, which is known in other ways
+                    return
                 live_nbytes = self.audit.live_nbytes(runs, self.device)
                 self._between.begin(live_nbytes, self.device, last)
 
