@@ -102,6 +102,7 @@ class Part:
         shrunk: by which factor the largest sizes are larger than those that these are.
         smaller: plans for parts of the ranges, the fastest first; None if none were looked for.
         is_resized: whether its symbolic sizes stand for others than it was planned for.
+        is_larger: whether one of them is larger than then.
         is_run_again: whether a checkpoint runs its forward again as its backward begins.
         is_given_away: whether what it returns is gone by then.
         is_kept: whether its backward keeps what crosses to it, for another backward.
@@ -115,6 +116,7 @@ class Part:
     shrunk: float = 1.0
     smaller: tuple[Part, ...] | None = None
     is_resized: bool = False
+    is_larger: bool = False
     is_run_again: bool = False
     is_given_away: bool = False
     is_kept: bool = False
@@ -260,9 +262,17 @@ class Part:
         resized = resized if subject is self.subject else subject_at(subject, numbers)
         whole = replace(self.planned.whole, subject=resized, choice=choice, counted=Beside())
         ratios = {symbol: planned.get(symbol, n) / max(1, n) for symbol, n in numbers.items()}
-        is_within = self.covered is not None and min(ratios.values()) >= 1
+        is_larger = min(ratios.values()) < 1
+        is_within = self.covered is not None and not is_larger
         shrunk = self.shrunk * self.covered.shrunk(ratios) if self.covered and is_within else 1.0
-        return replace(self, planned=whole, is_resized=not is_within, shrunk=shrunk, _reports={})
+        return replace(
+            self,
+            planned=whole,
+            is_resized=not is_within,
+            is_larger=is_larger,
+            shrunk=shrunk,
+            _reports={},
+        )
 
     @functools.cached_property
     def own_peaks(self) -> tuple[int, int]:

@@ -502,6 +502,8 @@ class Steps:
             return
         if not look.is_told_only:
             self.surroundings.learn(look, is_final=is_final)
+        elif is_final and not look.is_larger:  # the account is of larger sizes than these
+            self.surroundings.learn_beyond(look, look.peak_nbytes - self.peak_nbytes)
         self.tell_if_above(
             look.peak_nbytes,
             is_final=is_final,

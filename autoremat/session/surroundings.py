@@ -62,6 +62,13 @@ class Surroundings:
             self._forwards[look.situation] = look
         self.found = self._highest()
 
+    def learn_beyond(self, look: Look, nbytes: int) -> None:
+        """A backward takes so much more than the account has, which is of larger sizes."""
+        if nbytes > 0:
+            beside_nbytes = self.found.held_nbytes + self.found.returned_nbytes + nbytes
+            self._backwards[look.situation] = beside_nbytes, self.found.eager_nbytes
+            self.found = self._highest()
+
     def _highest(self) -> Around:
         known = self.found  # stays where graphs were planned anew and nothing was seen since
         shown = map(_beside_nbytes, self._forwards.values())

@@ -61,6 +61,7 @@ class Look(NamedTuple):
         eager_nbytes: as of `Around`; 0 where no backward has begun.
         is_told_only: whether no plan learns of it: graphs run at other sizes than were planned, or
             the backward goes through none.
+        is_larger: whether a size of such a graph is larger than was planned.
         situation: what tells it from others.
         is_partial: whether checkpoints will make again what is not known yet.
         is_apart: whether it is a backward of code in eager mode, while no graph waits for its own.
@@ -72,6 +73,7 @@ class Look(NamedTuple):
     beside_nbytes: int
     eager_nbytes: int = 0
     is_told_only: bool = False
+    is_larger: bool = False
     situation: Hashable = None
     is_partial: bool = False
     is_apart: bool = False
@@ -191,7 +193,7 @@ class Audit:
             for run in runs
             if run.ran and run.graph and not (run.region or run.ran.region.is_gone)
         )
-        look = Look(peak_nbytes, more_nbytes, 0, part.is_resized, situation)
+        look = Look(peak_nbytes, more_nbytes, 0, part.is_resized, part.is_larger, situation)
         return look._replace(counted=counted)
 
     def at_inference(self) -> None:
@@ -445,6 +447,7 @@ def _look(
         beside_nbytes,
         eager_nbytes + grown_nbytes - counted - crossing,
         not reached or any(part.is_resized for part, _ in parts.values()),
+        not reached or any(part.is_larger for part, _ in parts.values()),
     )
 
 
