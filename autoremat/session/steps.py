@@ -410,10 +410,10 @@ class Steps:
 
         with self._looking():
             device = self.device
-            if not _torch.is_in_backward():
-                self._note_eager(self._between.taken(), runs)
             look = self.audit.at_backward(runs, roots, device, account, keeps_graph=keeps_graph)
             self._learn(look, is_final=True)
+            if not _torch.is_in_backward():  # what the backward takes is told first if it is more
+                self._note_eager(self._between.taken(), runs)
 
     def reruns_begin(self, roots: Roots) -> None:
         """A backward begins in which its graphs may run; see `ledger.Owner`."""
