@@ -46,8 +46,8 @@ that are skipped, HSDP, sequence parallelism; FSDP1, whose flat parameters are r
 are: predicted 0 to 4 % above what was measured. Units of FSDP2 of one block, of two, or of the
 whole model, that stay gathered or not: `tests/session/test_sharded.py` holds that predictions are
 at most 3 % above. Too high, in a sweep that is not kept here: where units stay gathered between
-accumulated batches (`set_reshard_after_backward(False)`), where the root's unit holds blocks and the
-others cast their results (`output_dtype`), and where a root that is let go of is alone and its
+accumulated batches (`set_reshard_after_backward(False)`), where the root's unit holds blocks and
+the others cast their results (`output_dtype`), and where a root that is let go of is alone and its
 blocks are compiled one by one. Too low by the cast: where a root that is alone casts its batch
 (`param_dtype`).
 
