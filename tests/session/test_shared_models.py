@@ -17,7 +17,7 @@ import autoremat
 from autoremat import OverBudgetWarning
 from autoremat.errors import SteeringError
 from autoremat.memory.meter import resident_nbytes
-from tests.process_group import on_ranks
+from tests.process_group import LOOKS, on_ranks
 from tests.session import residual_blocks
 from tests.session.residual_blocks import Block, ResidualBlocks
 from tests.training import make_seeded
@@ -31,7 +31,6 @@ WIDTH, ROWS, LAYERS = 128, 512, 6
 GIVEN: dict[str, Any] = {"compiler": "eager", "verbose": False, "time_limit": 2.0}
 SHARE = 0.7
 STEPS = 4  # before one is measured: it is promised from the third on
-LOOKS = 4  # at the peak: what gloo's own threads free late seems to live on
 
 Share = Callable[[nn.Module], nn.Module]
 Plan = Callable[[nn.Module, int], None]
