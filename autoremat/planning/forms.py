@@ -102,11 +102,14 @@ class Forms:
         order, others = base[0], more[0]
         for kind in dict.fromkeys(self._kinds_in(others)):
             theirs = [ran for ran in others if self._kind_of(ran.graph) == kind]
-            mine = {id(ran) for ran in order if self._kind_of(ran.graph) == kind}
+            mine = [at for at, ran in enumerate(order) if self._kind_of(ran.graph) == kind]
             if len(theirs) > len(mine):
                 place = self._place_of(kind, order, others)
-                before = [ran for ran in order[:place] if id(ran) not in mine]
+                before = [ran for at, ran in enumerate(order[:place]) if at not in mine]
                 order = [*before, *theirs, *order[place:]]
+            elif others is other[0] and len(theirs) == len(mine):
+                latest = dict(zip(mine, theirs, strict=True))
+                order = [latest.get(at, ran) for at, ran in enumerate(order)]
         return [order]
 
     def _place_of(self, kind: Hashable, order: Sequence[Ran], others: Sequence[Ran]) -> int:

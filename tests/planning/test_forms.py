@@ -32,6 +32,13 @@ def test_a_step_may_have_the_most_runs_of_each_kind():
 def test_of_equal_steps_the_latest_counts():
     assert planned(after("aA", "AA")) == ["AA"]
     assert planned(after("AA", "A")) == ["AA"]
+    assert planned(after("ABAB", "C", "abab"), are_together=False) == ["abab", "C"]
+
+
+def test_of_as_many_runs_of_a_kind_the_latest_count():
+    """Also where other kinds of an earlier step come with them: each stays in its place."""
+    assert planned(after("ABA", "aa")) == ["aBa"]
+    assert planned(after("ASB", "ATB", "aUb")) == ["aSTUb"]
 
 
 def test_steps_of_other_kinds_may_come_together_until_many_have_not():

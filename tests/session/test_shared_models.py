@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +18,7 @@ import autoremat
 from autoremat import OverBudgetWarning
 from autoremat.errors import SteeringError
 from autoremat.memory.meter import resident_nbytes
-from tests.process_group import LOOKS, on_ranks
+from tests.process_group import lowest_peak, on_ranks
 from tests.session import residual_blocks
 from tests.session.residual_blocks import Block, ResidualBlocks
 from tests.training import make_seeded
@@ -252,7 +253,7 @@ def outcome(
     else:
         plan(model, budget)
         called = share(model)
-    peak = peak_of(called, take)
+    peak = peak_of(called, take, lambda: autoremat.report(model).predicted_peak_nbytes)
     pairs = zip(gradients_of(model), expected, strict=True)
     equal = all(torch.allclose(mine, theirs, atol=1e-6) for mine, theirs in pairs)
     report = autoremat.report(model)
@@ -262,22 +263,29 @@ def outcome(
     return peak / budget, report.predicted_peak_nbytes / budget, equal, plans
 
 
-def peak_of(called: nn.Module, take: Take) -> int:
+def peak_of(
+    called: nn.Module, take: Take, predicted_nbytes: Callable[[], float] = lambda: math.inf
+) -> int:
     """Measured after the steps that settle it, the buckets of gradients included."""
-    found, x = [], batch()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", OverBudgetWarning)
-        for number in range(STEPS + LOOKS):
-            called.zero_grad(set_to_none=True)
-            distributed.barrier()
-            if number < STEPS:
-                take(called, x)
-                continue
-            before = resident_nbytes(called, x)
-            found.append(before + autoremat.measure_peak(lambda: take(called, x), device="cpu"))
+    x = batch()
     is_replica = isinstance(called, DistributedDataParallel)
     buckets = sum(p.nbytes for p in called.parameters()) if is_replica else 0
-    return min(found) + buckets
+
+    def begin() -> None:
+        called.zero_grad(set_to_none=True)
+        distributed.barrier()
+
+    def look() -> int:
+        begin()
+        before = resident_nbytes(called, x) + buckets
+        return before + autoremat.measure_peak(lambda: take(called, x), device="cpu")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OverBudgetWarning)
+        for _ in range(STEPS):
+            begin()
+            take(called, x)
+        return lowest_peak(look, predicted_nbytes())
 
 
 def gradients_of(model: nn.Module) -> list[Tensor]:
