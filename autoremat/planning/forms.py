@@ -1,7 +1,8 @@
 """The forms that steps have, by the kinds of graphs that they run.
 
 Enters: the runs of each step. Leaves: the steps that are planned for, each with as many runs of a
-kind as any step of its form has had. Guarantees: each kind that has run is in one of them.
+kind as any step of its form has had. Guarantees: each kind that has run is in one of them, or, with
+`others`, each graph of the latest steps.
 
 Steps that run the same kinds, or some of them, are of one form: in the next one all may come
 together, each as often as it ever did. Of steps that differ otherwise nobody knows at first if one
@@ -43,15 +44,23 @@ class Forms:
         self._kind_of = kind_of
         self._known: list[_Form] = []
         self._steady = 0  # steps since there is another form
+        self._latest: dict[frozenset[str], tuple[int, Parts]] = {}  # by graphs, with the number
+        self._number = 0  # of this step
 
     def note(self, parts: Parts) -> None:
         """The step that is there has run these graphs so far, part by part."""
+        self._note_latest(parts)
         kinds = frozenset(self._kind_of(ran.graph) for part in parts for ran in part)
         form = next((form for form in self._known if kinds <= form.kinds), None)
         if form is not None:
             form.parts = self._most(form.parts, parts, has_all=kinds == form.kinds)
         elif kinds:
             self._add(_Form(kinds, parts))
+
+    def _note_latest(self, parts: Parts) -> None:
+        graphs = frozenset(ran.graph for part in parts for ran in part)
+        _, before = self._latest.get(graphs, (0, parts))
+        self._latest[graphs] = self._number, max(parts, before, key=runs_of)
 
     def _add(self, form: _Form) -> None:
         self._steady = 0
@@ -66,6 +75,13 @@ class Forms:
     def step_is_over(self) -> None:
         """What comes next is another one."""
         self._steady += 1
+        self._number += 1
+        recent = self._number - STEADY
+        self._latest = {
+            graphs: (number, parts)
+            for graphs, (number, parts) in self._latest.items()
+            if number >= recent
+        }
 
     def steps(self, *, are_together: bool) -> list[Parts]:
         """Those that are planned for, the longest first.
@@ -77,6 +93,20 @@ class Forms:
         is_one = are_together and self._may_be_one
         found = [self._as_one(self._known)] if is_one else self._known
         return sorted((form.parts for form in found), key=runs_of, reverse=True)
+
+    def others(self, steps: Sequence[Parts]) -> list[Parts]:
+        """Of the latest steps those with graphs that none of these runs, each as it was seen.
+
+        Of a kind there are several graphs where its inputs differ: a critic's that reads data, and
+        then what needs gradients. A form has those with the most runs.
+        """
+        known = {ran.graph for parts in steps for part in parts for ran in part}
+        found = []
+        for graphs, (_, parts) in sorted(self._latest.items(), key=lambda of: -runs_of(of[1][1])):
+            if not graphs <= known:
+                found.append(parts)
+                known |= graphs
+        return found
 
     @property
     def _may_be_one(self) -> bool:

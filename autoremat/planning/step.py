@@ -117,7 +117,8 @@ class Step:
     def _expect(self) -> None:
         """A step begins, whose runs will be like those of the longest one."""
         self._expected = {}
-        for parts in self.forms.steps(are_together=False):
+        steps = self.forms.steps(are_together=False)
+        for parts in [*steps, *self.forms.others(steps)]:
             runs = [ran for part in parts for ran in part]
             for graph in {ran.graph for ran in runs} - self._expected.keys():
                 self._expected[graph] = iter([ran for ran in runs if ran.graph == graph])
@@ -230,7 +231,7 @@ class Step:
         for parts in self.forms.steps(are_together=are_together):
             spare = self.repeats.spare((ran.graph for part in parts for ran in part), rooms)
             found.append([with_spare(part, spare) for part in parts])
-        return found
+        return [*found, *self.forms.others(found)]
 
     def leave_room(self, budget_nbytes: int, around: Around) -> None:
         """From now on plans are for as many runs as there may be.

@@ -38,7 +38,18 @@ def test_of_equal_steps_the_latest_counts():
 def test_of_as_many_runs_of_a_kind_the_latest_count():
     """Also where other kinds of an earlier step come with them: each stays in its place."""
     assert planned(after("ABA", "aa")) == ["aBa"]
-    assert planned(after("ASB", "ATB", "aUb")) == ["aSTUb"]
+    assert planned(after("ASB", "ATB", "aTb")) == ["aSTb"]
+
+
+def test_each_graph_of_the_latest_steps_is_planned_for():
+    """A critic that reads data, twice a step, and then once what a model has made."""
+    forms = after("AA", "a", "AA")
+    assert planned(forms) == ["AA"]
+    for _ in range(STEADY - 1):
+        assert forms.others(forms.steps(are_together=True)) == [[[Ran("a")]]]
+        forms.note([[Ran("A"), Ran("A")]])
+        forms.step_is_over()
+    assert not forms.others(forms.steps(are_together=True))
 
 
 def test_steps_of_other_kinds_may_come_together_until_many_have_not():
