@@ -127,7 +127,7 @@ def nothing_there(folder: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_told_of_once(
     tmp_path: Path, prepare: Callable[[Path], None]
 ) -> None:
-    """With the fact, its cause and what to do; no folder is made, nor anything left half written."""
+    """With the fact, its cause and what to do; no folder is made, nor is anything half written."""
     followed, folders = planned(), [tmp_path / "one", tmp_path / "two"]
     with told() as texts:
         for folder in folders:
