@@ -36,6 +36,10 @@ One line before the trainer is made, and nothing else changes. Leave gradient ch
   Lightning calls `training_step`, which a plan of the module itself would not see (AR114); the
   callback of the [recipe](recipes/lightning.md) plans the whole module.
 
+Rows with **attach** keep the budget by the integration of that library instead, after the trainer
+was made: [transformers and TRL](recipes/transformers.md#with-the-trainers-own-log-and-checkpoints),
+[accelerate](recipes/accelerate.md#with-the-accelerators-own-trackers-and-checkpoints).
+
 The optimizer need not be passed: its state is counted once it is there, and the step after that is
 planned for it. Where it exists before the first step, `optimizer=` has the first plan count it.
 

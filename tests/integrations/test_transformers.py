@@ -278,3 +278,22 @@ def test_tensorboard_has_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyP
     budgets = found.Scalars("train/autoremat/budget_bytes")
     assert [(one.step, one.value) for one in budgets] == [(1, 2e6), (2, 2e6)]
     assert found.Scalars("train/autoremat/measured_peak_bytes")[-1].value <= 2e6
+
+
+@pytest.mark.thorough
+def test_wandb_has_the_figures_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the run's summary, and in the file that waits to be sent."""
+    wandb = pytest.importorskip("wandb")
+    for name, value in {"MODE": "offline", "DIR": str(tmp_path), "SILENT": "true"}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    trainer = trainer_in(tmp_path, max_steps=2, save_strategy="no", report_to=["wandb"])
+    attach(trainer, BUDGET, **QUICK)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that library's own
+        trainer.train()
+        found = dict(wandb.run.summary)
+        wandb.finish()
+    assert found["train/autoremat/budget_bytes"] == 2_000_000
+    assert found["train/autoremat/measured_peak_bytes"] <= 2_000_000
+    (file,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    assert b"train/autoremat/measured_peak_bytes" in file.read_bytes()
