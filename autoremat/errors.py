@@ -327,11 +327,13 @@ class OverBudgetWarning(UserWarning):
         is_planned_anew: whether the next step gets another plan, which takes that into account.
         is_leanest: else, whether no plan is known that takes less.
         is_apart: whether code in eager mode takes it while no planned graph waits for its backward.
+        accumulates: whether gradients that exist as a step begins are needed there.
     """
 
     is_planned_anew = False
     is_leanest = True
     is_apart = False
+    accumulates = False
 
     def __init__(
         self, measured_nbytes: int | None, budget_nbytes: int, predicted_nbytes: int
@@ -355,8 +357,7 @@ class OverBudgetWarning(UserWarning):
         if self.measured_nbytes <= self.predicted_nbytes:
             return (
                 f"{fact} It is the plan that does not fit: a part of the step found too much live "
-                "already and runs as lean as it can. Raise the budget, remove the graph break, or "
-                "set gradients to None before each step."
+                "already and runs as lean as it can. " + self._raise_or("remove the graph break")
             )
         return (
             f"{fact} Something in the step holds memory that the plan does not see. "
@@ -393,9 +394,18 @@ class OverBudgetWarning(UserWarning):
             f"Predicted peak {predicted} is above the budget {budget}: what the step holds beside "
             "this part of it (other graphs, calls before the backward, code in eager mode, other "
             "models, earlier batches and their gradients, larger inputs) leaves too little. It "
-            "runs as lean as it can. Raise the budget, remove graph breaks, have one module call "
-            "all parts and return the loss, or set gradients to None before each step."
+            "runs as lean as it can. "
+            + self._raise_or(
+                "remove graph breaks", "have one module call all parts and return the loss"
+            )
         )
+
+    def _raise_or(self, *others: str) -> str:
+        """What to do, in a sentence: gradients that are added to are not for the user to drop."""
+        *first, last = ["Raise the budget", *others]
+        if not self.accumulates:
+            first, last = [*first, last], "set gradients to None before each step"
+        return f"{', '.join(first)}, or {last}."
 
 
 def on_ranks(error: Exception, ranks: tuple[int, ...]) -> Exception:

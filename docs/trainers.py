@@ -30,11 +30,16 @@ One line before the trainer is made, and nothing else changes. Leave gradient ch
   `Trainer(model=model, ...)`.
 - PEFT: `model = get_peft_model(...)`, then `autoremat.optimize(model, budget)`.
 - TRL's `DPOTrainer`: `autoremat.optimize([model, reference], budget)`, then
-  `DPOTrainer(model=model, ref_model=reference, ...)`. What is given nowhere is not seen.
+  `DPOTrainer(model=model, ref_model=reference, ...)`. A reference that is not given counts from the
+  second step on.
 - accelerate: `autoremat.optimize(model, budget)` before `prepare` or after.
 - Lightning: `autoremat.optimize(self.net, budget)` in the module's `__init__` or `configure_model`.
   Lightning calls `training_step`, which a plan of the module itself would not see (AR114); the
   callback of the [recipe](recipes/lightning.md) plans the whole module.
+
+Rows with **attach** keep the budget by the integration of that library instead, after the trainer
+was made: [transformers and TRL](recipes/transformers.md#with-the-trainers-own-log-and-checkpoints),
+[accelerate](recipes/accelerate.md#with-the-accelerators-own-trackers-and-checkpoints).
 
 The optimizer need not be passed: its state is counted once it is there, and the step after that is
 planned for it. Where it exists before the first step, `optimizer=` has the first plan count it.

@@ -165,8 +165,24 @@ def _arguments(folder: str) -> dict[str, Any]:
     return {**quiet, **place, **much}
 
 
+def _attached(trainer: Any, model: nn.Module) -> Callable[[int], Callable[[], autoremat.Report]]:
+    """What keeps a budget by `attach`, after the trainer was made."""
+
+    def keep(budget_nbytes: int) -> Callable[[], autoremat.Report]:
+        from autoremat.integrations.transformers import attach
+
+        attach(trainer, budget_nbytes, compiler="eager", verbose=False)
+        return lambda: autoremat.report(model)
+
+    return keep
+
+
 def hugging_face(
-    make: Callable[[], nn.Module] = llama, *, varies: bool = False, **arguments: Any
+    make: Callable[[], nn.Module] = llama,
+    *,
+    varies: bool = False,
+    is_attached: bool = False,
+    **arguments: Any,
 ) -> Run:
     """`transformers.Trainer`, with clipping and a smaller last batch."""
     from transformers import Trainer, TrainingArguments
@@ -181,7 +197,8 @@ def hugging_face(
         eval_dataset=Texts(9) if has_eval else None,
         data_collator=padded if varies else None,
     )
-    return Run(model, model, trainer.train, meter)
+    keep = _attached(trainer, model) if is_attached else None
+    return Run(model, model, trainer.train, meter, keep)
 
 
 def lora() -> nn.Module:
@@ -217,7 +234,7 @@ def _small_tiles() -> None:
     chunked_logprob.TOKEN_CHUNK_SIZE = utils._CHUNKED_LOGPROB_CHUNK_SIZE = LENGTH
 
 
-def sft() -> Run:
+def sft(*, is_attached: bool = False) -> Run:
     """`trl.SFTTrainer`."""
     from datasets import Dataset as Rows
     from trl import SFTConfig, SFTTrainer
@@ -232,7 +249,8 @@ def sft() -> Run:
         train_dataset=Rows.from_list(rows),
         processing_class=_tokenizer(),
     )
-    return Run(model, model, trainer.train, meter)
+    keep = _attached(trainer, model) if is_attached else None
+    return Run(model, model, trainer.train, meter, keep)
 
 
 def dpo() -> Run:
@@ -256,7 +274,7 @@ def dpo() -> Run:
     return Run([model, reference], model, trainer.train, meter)
 
 
-def accelerated() -> Run:
+def accelerated(*, is_attached: bool = False) -> Run:
     """A loop of one's own with `accelerate`: two batches are one step, gradients are clipped."""
     from accelerate import Accelerator
 
@@ -276,7 +294,13 @@ def accelerated() -> Run:
                 optimizer.step()
                 optimizer.zero_grad()
 
-    return Run(model, model, train, meter)
+    def attached(budget_nbytes: int) -> Callable[[], autoremat.Report]:
+        from autoremat.integrations.accelerate import attach
+
+        attach(accelerator, model, optimizer, budget_nbytes, compiler="eager", verbose=False)
+        return lambda: autoremat.report(model)
+
+    return Run(model, model, train, meter, attached if is_attached else None)
 
 
 def lightning(*, whole: bool = False) -> Run:
@@ -337,6 +361,9 @@ CASES: dict[str, Callable[[], Run]] = {
     "TRL SFTTrainer": sft,
     "TRL DPOTrainer": dpo,
     "accelerate, two batches a step": accelerated,
+    "transformers Trainer, attach": lambda: hugging_face(is_attached=True),
+    "TRL SFTTrainer, attach": lambda: sft(is_attached=True),
+    "accelerate, two batches a step, attach": lambda: accelerated(is_attached=True),
     "Lightning, self.net": lightning,
     "Lightning, the whole module": lambda: lightning(whole=True),
 }

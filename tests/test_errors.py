@@ -148,6 +148,17 @@ def test_a_step_over_the_budget_as_its_plan_said_is_not_told_to_lower_the_budget
     )
 
 
+@pytest.mark.parametrize("measured_nbytes", [None, 1_200_000])
+def test_who_accumulates_gradients_is_not_told_to_drop_them(measured_nbytes: int | None) -> None:
+    """They are needed where they are."""
+    over = OverBudgetWarning(measured_nbytes, 1_000_000, 1_250_000)
+    assert str(over).endswith(", or set gradients to None before each step.")
+    over.accumulates = True
+    assert "to None" not in str(over)
+    last = "remove the graph break" if measured_nbytes else "return the loss"
+    assert str(over).endswith(f"{last}.")
+
+
 def test_a_step_over_the_budget_for_what_its_plan_did_not_know_is_told_what_would_help() -> None:
     """It is not said to be as lean as can be, and a lower budget leaves room."""
     over = OverBudgetWarning(None, 1_000_000, 1_250_000)

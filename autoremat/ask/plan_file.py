@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -125,11 +126,20 @@ def digest(plan: StoredPlan) -> str:
 
 
 def write(plan: StoredPlan, path: str | Path) -> None:
-    """Store a plan, in place of what the path held."""
+    """Store a plan, in place of what the path held.
+
+    Raises:
+        OSError: if the path cannot be written: it holds what it held.
+    """
     path = Path(path)
     temporary = path.with_name(f"{path.name}.part")
-    temporary.write_text("".join(_lines(plan)), encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text("".join(_lines(plan)), encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def _lines(plan: StoredPlan) -> Iterator[str]:

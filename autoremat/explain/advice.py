@@ -161,7 +161,7 @@ def _chunks(step: _Planned, resident: Resident) -> Iterator[Remedy]:
 def _no_gradients(step: _Planned, resident: Resident) -> Iterator[Remedy]:
     """Without gradients that exist already as the step begins."""
     nbytes = resident.parts.gradients_nbytes
-    if nbytes:
+    if nbytes and not resident.accumulates:
         yield from step.held_less(
             "gradients to None",
             f"{format_nbytes(nbytes)} of gradients exist as the forward begins: unless batches are "

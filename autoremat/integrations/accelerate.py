@@ -108,5 +108,6 @@ class Following:
         self._followed.resume(Path(folder))
         try:
             self.steps = int(json.loads((Path(folder) / STEPS).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):  # a checkpoint from before autoremat was there
+        except (OSError, ValueError, TypeError, OverflowError, RecursionError):
+            # A checkpoint from before autoremat was there, or a file that another wrote.
             return

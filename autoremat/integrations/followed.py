@@ -2,7 +2,7 @@
 
 Enters: a model, what its trainer makes for it, and when its steps begin and end. Leaves: the model
 under a budget, figures for the trainer's loggers, and files beside its checkpoints. Guarantees:
-what cannot be written or measured is a warning, never the end of a run.
+what cannot be written or measured is a warning, one for each kind, never the end of a run.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Followed:
         self._has_begun = False
         self._known: tuple[Path, StoredPlan] | None = None  # until it is told what became of it
         self._before_calls: Callable[[], object] | None = None
-        self._is_deaf = False
+        self._told: set[str] = set()
 
     def begin(
         self,
@@ -77,7 +77,7 @@ class Followed:
             return
         if self._is_optimized:
             if not self._has_begun:  # else it is a second run of the same trainer
-                _warn(
+                tell(
                     f"the model was optimised before, and stays as it was asked for then: "
                     f"budget {self._budget!r} and its options are not heeded. Leave one of the "
                     "two out."
@@ -92,20 +92,25 @@ class Followed:
         After `begin`, and before the first step: what is planned already stays.
         """
         path = folder / PLAN
-        is_ours = self._budget is not None and not (self._is_optimized and not self._has_begun)
-        if not is_ours or self.is_planned or not path.exists():
-            return False
-        if not _DECIDED.isdisjoint(self._options):
+        is_ours = self.takes_plans and not (self._is_optimized and not self._has_begun)
+        if not is_ours or self.is_planned:
             return False
         try:
             known = read(path)
             self._require_made_here(known)
             self._optimize(self._options | {"known_plan": path})
+        except (FileNotFoundError, NotADirectoryError):  # a checkpoint of a run without a plan
+            return False
         except (OSError, SteeringError) as error:
-            _warn(f"{path} cannot be used, so the run is planned anew: {error}")
+            tell(f"{path} cannot be used, so the run is planned anew: {error}")
             return False
         self._known = path, known
         return True
+
+    @property
+    def takes_plans(self) -> bool:
+        """Whether a plan of a checkpoint is wanted."""
+        return self._budget is not None and _DECIDED.isdisjoint(self._options)
 
     def _require_made_here(self, known: StoredPlan) -> None:
         """Refuse a plan that was chosen by the times of other operations.
@@ -167,7 +172,7 @@ class Followed:
                     measuring_peak(device, until_compile=True)
                 )
             except (RuntimeError, ValueError) as error:
-                _warn(f"The peak is not measured: {error}")
+                self._tell_once("peak", f"the peak is not measured: {error}")
             else:
                 self._held_nbytes = self._resident_nbytes()
         self._began = time.perf_counter()
@@ -204,7 +209,7 @@ class Followed:
             versions = ""
             if known.torch_version != found.torch_version:
                 versions = f" (torch {known.torch_version} then, {found.torch_version} now)"
-            _warn(
+            tell(
                 f"{path} was set aside for {len(anew)} of {len(found.graphs)} graphs of the step, "
                 f"which were planned anew{versions}: {_difference(known, anew[0])}."
             )
@@ -214,9 +219,12 @@ class Followed:
         try:
             send()
         except Exception as error:  # of whichever class a logger's library has
-            if not self._is_deaf:
-                _warn(f"figures cannot be logged: {type(error).__name__}: {error}")
-            self._is_deaf = True
+            self._tell_once(
+                "log",
+                f"figures cannot be logged: {type(error).__name__}: {error}. Training goes on "
+                "without them there; give the logger a place that it can write. "
+                "autoremat.report(model) has what was planned.",
+            )
 
     def _planned_figures(self) -> dict[str, float]:
         if self._call is None or not self.is_planned:
@@ -238,24 +246,48 @@ class Followed:
         self._measuring.close()
         self._began = None
 
-    def store(self, folder: Path, more: Mapping[str, str] | None = None) -> None:
+    def store(
+        self, folder: Path, more: Mapping[str, str] | None = None, *, is_new: bool = False
+    ) -> None:
         """Write plan and report into a checkpoint's folder, for people and for a resumed run.
 
         Args:
             folder: of the checkpoint.
             more: texts of other files, by their names.
+            is_new: whether the folder may have to be made. Else one that is not there any more
+                stays away: it would look like a checkpoint.
         """
-        assert self._model is not None
         try:
-            found = report(self._model)
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / REPORT).write_text(found.to_json(), encoding="utf-8")
-            (folder / PAGE).write_text(found.to_html(), encoding="utf-8")
-            save_plan(self._model, folder / PLAN)
+            if is_new:
+                folder.mkdir(parents=True, exist_ok=True)
             for name, text in (more or {}).items():
                 (folder / name).write_text(text, encoding="utf-8")
-        except (OSError, ValueError) as error:
-            _warn(f"Plan and report are not in {folder}: {error}")
+            self._store_planned(folder)
+        except OSError as error:
+            self._tell_once(
+                "store",
+                f"plan and report are not in {folder}: {type(error).__name__}: {error}. Training "
+                "goes on; a run that is resumed from there plans anew. Give the trainer a folder "
+                "that can be written and stays where it is, or write the plan elsewhere by "
+                "autoremat.save_plan(model, path).",
+            )
+        except Exception as error:  # a checkpoint matters more than what is beside it
+            self._tell_once(
+                "store", f"plan and report are not all in {folder}, and training goes on: {error}"
+            )
+
+    def _store_planned(self, folder: Path) -> None:
+        assert self._model is not None
+        found = report(self._model)
+        (folder / REPORT).write_text(found.to_json(), encoding="utf-8")
+        (folder / PAGE).write_text(found.to_html(), encoding="utf-8")
+        save_plan(self._model, folder / PLAN)
+
+    def _tell_once(self, kind: str, text: str) -> None:
+        """Tell of something that goes wrong again and again, the first time."""
+        if kind not in self._told:
+            self._told.add(kind)
+            tell(text)
 
 
 def _difference(known: StoredPlan, graph: StoredGraph) -> str:
@@ -265,5 +297,6 @@ def _difference(known: StoredPlan, graph: StoredGraph) -> str:
     return why or "it does not fit any more"
 
 
-def _warn(text: str) -> None:
+def tell(text: str) -> None:
+    """Warn of something, while the run goes on."""
     warnings.warn(f"autoremat: {text}", stacklevel=2)

@@ -73,7 +73,7 @@ class Autoremat(lightning.Callback):
         found = trainer.checkpoint_callback
         folder = getattr(found, "dirpath", None) or trainer.default_root_dir
         if self._step is not None and trainer.is_global_zero and trainer.global_step:
-            self._followed.store(Path(folder))
+            self._followed.store(Path(folder), is_new=True)
 
     def on_train_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         """The module is as it was."""

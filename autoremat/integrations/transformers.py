@@ -11,13 +11,14 @@ plan and report in each checkpoint, so that a resumed run plans nothing that is 
 
 from __future__ import annotations
 
+import os
 import weakref
 from pathlib import Path
 from typing import Any
 
 from transformers import Trainer, TrainerCallback
 
-from autoremat.integrations.followed import Followed
+from autoremat.integrations.followed import PLAN, Followed, tell
 
 
 def attach(trainer: Trainer, budget: str | int | None = None, **options: Any) -> AutorematCallback:
@@ -61,6 +62,20 @@ def _checkpoint_of(args: Any, state: Any) -> Path:
     return folder / name
 
 
+def _resumed_from(args: Any, state: Any) -> Path | None:
+    """The checkpoint that a run begins with; of a path that `train` was given, nobody is told."""
+    given, own = args.resume_from_checkpoint, f"checkpoint-{state.global_step}"
+    named = [Path(given)] if isinstance(given, str) else []
+    folder = next(filter(os.path.isdir, (*named, Path(args.output_dir) / own)), None)
+    if folder is None:
+        tell(
+            f"the run is resumed at step {state.global_step}, and {own} is not in "
+            f"{args.output_dir}, so it is planned anew. Where {PLAN} is beside that checkpoint, "
+            "known_plan=PATH takes it, or TrainingArguments(resume_from_checkpoint=FOLDER)."
+        )
+    return folder
+
+
 class AutorematCallback(TrainerCallback):
     """What `attach` adds to a trainer."""
 
@@ -73,15 +88,10 @@ class AutorematCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """The optimizer is there: its state counts from the first step on."""
-        resumed_from = None
-        if state.global_step:
-            folder = f"checkpoint-{state.global_step}"
-            given_path = args.resume_from_checkpoint
-            named = [Path(given_path)] if isinstance(given_path, str) else []
-            folders = (*named, Path(args.output_dir) / folder)
-            resumed_from = next((path for path in folders if path.is_dir()), None)
         optimizer = given.get("optimizer")
-        self._followed.begin(given["model"], [optimizer] if optimizer else [], resumed_from)
+        is_resumed = bool(state.global_step) and self._followed.takes_plans
+        folder = _resumed_from(args, state) if is_resumed else None
+        self._followed.begin(given["model"], [optimizer] if optimizer else [], folder)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Steps are measured that are logged."""

@@ -45,7 +45,11 @@ def count_values(optimizer: torch.optim.Optimizer) -> int:
 
 
 class StepOptimizers:
-    """The optimizers of a step: those that were given, and those that have stepped it."""
+    """The optimizers of a step: those that were given, and those that have stepped it.
+
+    Attributes:
+        steps: how often the models were stepped by any of them, as far as it was told.
+    """
 
     def __init__(
         self, parameters: Callable[[], Iterable[torch.Tensor]], given: Sequence[Any]
@@ -53,6 +57,7 @@ class StepOptimizers:
         """Of models that have these parameters now, with these optimizers."""
         self._parameters = parameters
         self._given = list(given)
+        self.steps = 0
         # How many values the state had after the latest step; None for another model's.
         self._met: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
 
@@ -82,6 +87,7 @@ class StepOptimizers:
         before, now = self._met[optimizer], count_values(optimizer)
         if before is not None:
             self._met[optimizer] = now
+            self.steps += 1
         return before not in (None, now)
 
     def _steps_model(self, optimizer: torch.optim.Optimizer) -> bool:

@@ -49,6 +49,7 @@ class Resident:
         traffic: what processes that share the model move; its window is in the parts.
         storages: identities of the storages that are counted, as far as known.
         tensors: each of them, where it is known of a step that does not run.
+        accumulates: whether the step needs the gradients that it finds.
     """
 
     parts: ResidentParts = field(default_factory=ResidentParts)
@@ -57,6 +58,7 @@ class Resident:
     traffic: Traffic = field(default_factory=Traffic)
     storages: frozenset[int] = frozenset()
     tensors: HeldTensors | None = None
+    accumulates: bool = False
 
     @property
     def nbytes(self) -> int:

@@ -120,7 +120,7 @@ class Part:
     is_run_again: bool = False
     is_given_away: bool = False
     is_kept: bool = False
-    _reports: dict[Beside, GraphReport] = field(default_factory=dict)
+    _reports: dict[tuple[Beside, bool], GraphReport] = field(default_factory=dict)
 
     @property
     def subject(self) -> Subject:
@@ -174,15 +174,19 @@ class Part:
         """What a run of it in a region keeps, where so much crosses to its backward."""
         return Kept.of(region, crossing, self.figures.outputs_nbytes, self.resident.traffic)
 
-    def report(self, found: Beside, *, reads: bool = True) -> GraphReport:
+    def report(
+        self, found: Beside, *, reads: bool = True, accumulates: bool = False
+    ) -> GraphReport:
         """The graph's report.
 
         Args:
             found: what is held beside it.
             reads: whether code may be read to tell what the step takes without a plan, a formula
                 be made, and advice be computed.
+            accumulates: whether steps need the gradients that they find.
         """
-        if found not in self._reports:
+        key = found, accumulates
+        if key not in self._reports:
             is_told = reads or not self.choice.is_read
             before = (
                 self._baseline(found) if is_told else Baseline(0, self.choice.baseline_time_us())
@@ -194,13 +198,14 @@ class Part:
             explain = self.planned.whole.explain
             if not (is_told and reads):
                 return explain(subject, choice, None, None)
-            report = explain(subject, choice, self._formula(found), self.resident)
+            resident = replace(self.resident, accumulates=accumulates)
+            report = explain(subject, choice, self._formula(found), resident)
             of_smaller = (one._formula(found) for one in self.smaller or ())
             smaller = tuple(formula.up_to_planned() for formula in of_smaller if formula)
             report = replace(report, smaller_formulas=smaller)
             self._reports.clear()
-            self._reports[found] = report
-        return self._reports[found]
+            self._reports[key] = report
+        return self._reports[key]
 
     def peak_nbytes(self, found: Beside) -> int:
         """The real peak, so much being held beside the graph."""

@@ -325,13 +325,15 @@ class Step:
         """The parts of the latest step."""
         return apart([*self._earlier, self._latest])
 
-    def reports(self, around: Around, *, reads: bool) -> Iterator[GraphReport]:
+    def reports(self, around: Around, *, reads: bool, accumulates: bool) -> Iterator[GraphReport]:
         """Of every graph of the step, that part first which takes the most; see `Part.report`."""
         found: dict[str, tuple[Part, Beside]] = {}
         for runs in sorted(self._runs, key=lambda runs: -_peak_of(runs, around)):
             held = _beside(runs, around)
             found |= {n: (runs.parts[n], held[n]) for n in held if n not in found}
-        yield from (part.report(held, reads=reads) for part, held in found.values())
+        yield from (
+            part.report(held, reads=reads, accumulates=accumulates) for part, held in found.values()
+        )
 
     def beside(self, around: Around) -> dict[str, Beside]:
         """What is held beside each graph of the step's latest part, by name, in their order."""

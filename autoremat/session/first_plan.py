@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -296,7 +297,8 @@ def _refusal(
 ) -> InfeasibleBudget:
     """Of a first graph that does not fit; what comes later runs as lean as it can."""
     more_nbytes = subject.lowered.problem.resident_nbytes - steps.resident.nbytes
-    facts = facts_of_refusal(subject, choice, budget_nbytes, steps.resident)
+    resident = replace(steps.resident, accumulates=steps.accumulates)
+    facts = facts_of_refusal(subject, choice, budget_nbytes, resident)
     facts["resident"] = with_others(steps.resident.parts, more_nbytes)
     if subject.sizes:
         chosen, plan = as_chosen(subject, choice), choice.solution.plan

@@ -92,6 +92,7 @@ class Members(Present):
 
     def begin_step(self) -> None:
         """Calls of another step begin: what was given before may live on."""
+        super().begin_step()
         self._given.begin_step()
         self._called.clear()
         self._has_begun = False

@@ -50,7 +50,9 @@ def report_of(steps: Steps, measured_peak_nbytes: int | None, *, reads: bool = T
     parts, setting = steps.graphs.current, steps.options.setting
     curve = _step_curve(parts)
     asked = (sentence for part in parts for sentence in part.subject.constraints.sentences)
-    graphs = tuple(steps.graphs.reports(steps.surroundings.now, reads=reads))
+    graphs = tuple(
+        steps.graphs.reports(steps.surroundings.now, reads=reads, accumulates=steps.accumulates)
+    )
     return Report(
         budget_nbytes=steps.budget_nbytes if parts else 0,
         resident=resident_of_step([part.resident.parts for part in parts], graphs),

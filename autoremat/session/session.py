@@ -448,6 +448,7 @@ class Session:
         steps, is_least = self.steps, self.options.budget.is_least
         if steps.is_planned and peak_nbytes > steps.budget_nbytes and not is_least:
             warning = OverBudgetWarning(peak_nbytes, steps.budget_nbytes, steps.peak_nbytes)
+            warning.accumulates = steps.accumulates
             warnings.warn(warning, stacklevel=users_level())
 
     def _plan(

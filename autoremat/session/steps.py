@@ -113,6 +113,13 @@ class Steps:
         return self.options.budget_nbytes(self.device)
 
     @property
+    def accumulates(self) -> bool:
+        """Whether gradients that exist as a step begins are needed there."""
+        if self.offline is not None:
+            return self.offline.has_gradients
+        return self.audit.present.accumulates
+
+    @property
     def peak_nbytes(self) -> int:
         """The highest predicted peak of the step that is known of, or 0."""
         return self.graphs.peak_nbytes(self.surroundings.now)
@@ -304,6 +311,7 @@ class Steps:
             is_planned_anew=is_planned_anew,
             is_leanest=self._is_leanest and not is_told_only,
             is_apart=is_apart,
+            accumulates=self.accumulates,
         )
 
     # --- what the ledger shows ------------------------------------------------------------------

@@ -61,6 +61,7 @@ class Told:
         is_planned_anew: bool,
         is_leanest: bool,
         is_apart: bool = False,
+        accumulates: bool = False,
     ) -> None:
         """Warn of a step above the budget; again only of one that is higher still.
 
@@ -71,6 +72,7 @@ class Told:
             is_planned_anew: whether the next step will have another plan.
             is_leanest: whether no plan is known that takes less.
             is_apart: whether code in eager mode takes it while no planned graph waits.
+            accumulates: as of `Steps`.
         """
         told_nbytes = self._apart_nbytes if is_apart else self._peak_nbytes
         if peak_nbytes <= max(budget_nbytes, int(SAME * told_nbytes)):
@@ -83,7 +85,7 @@ class Told:
             self._peak_nbytes = peak_nbytes
         self._due = OverBudgetWarning(None, budget_nbytes, peak_nbytes)
         self._due.is_planned_anew, self._due.is_leanest = is_planned_anew, is_leanest
-        self._due.is_apart = is_apart
+        self._due.is_apart, self._due.accumulates = is_apart, accumulates
         if not _torch.is_compiling():
             self.warn_if_due()
 

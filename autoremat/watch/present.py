@@ -27,9 +27,19 @@ class Present:
 
     Attributes:
         optimizers: those that step the model.
+        accumulates: whether a step has found gradients which no optimizer had taken yet: they are
+            needed where they are.
     """
 
     optimizers: StepOptimizers
+    accumulates = False
+    _optimizer_steps = -1  # when the latest step began
+
+    def begin_step(self) -> None:
+        """A forward begins, and no backward of one before it is to come."""
+        if not self.accumulates and self._optimizer_steps == self.optimizers.steps:
+            self.accumulates = self.has_gradients
+        self._optimizer_steps = self.optimizers.steps
 
     @property
     def modules(self) -> Sequence[nn.Module]:
@@ -127,6 +137,7 @@ class Arguments(Present):
 
     def begin_step(self) -> None:
         """Graphs of another step are going to run."""
+        super().begin_step()
         self._brought.begin_step()
 
     def leaves(self) -> list[torch.Tensor]:

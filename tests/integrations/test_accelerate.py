@@ -128,6 +128,38 @@ def test_a_loop_is_planned_and_logged(is_prepared: bool) -> None:
     assert all(ms > 0 for ms in tracker.of("autoremat/predicted_step_ms"))
 
 
+@pytest.mark.parametrize("is_attached_first", [False, True])
+def test_a_model_that_is_wrapped_twice_is_planned_once(is_attached_first: bool) -> None:
+    """By hand, and by two accelerators under autocast: what is inside all of it is one model."""
+
+    def wrapped(loop: Loop) -> None:
+        loop.model = nn.DataParallel(nn.DataParallel(loop.model))
+        loop.prepare()
+        accelerate.Accelerator(cpu=True, mixed_precision="bf16").prepare(loop.model, loop.optimizer)
+        loop.prepare()
+
+    plain, tracker = Loop(mixed_precision="bf16"), Listed()
+    wrapped(plain)
+    loop = Loop(tracker, mixed_precision="bf16")
+    budget = 350_000
+    if is_attached_first:
+        loop.attach(budget)
+        wrapped(loop)
+    else:
+        wrapped(loop)
+        loop.attach(budget)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", autoremat.OverBudgetWarning)
+        weights = loop.train(STEPS)
+    torch.testing.assert_close(weights, plain.train(STEPS), rtol=0, atol=1e-3)
+    report = autoremat.report(loop.accelerator.unwrap_model(loop.model))
+    assert not report.fallbacks
+    assert report.baseline_peak_nbytes > budget
+    assert list(tracker.entries) == [1, 2, 3, 4], "each step once"
+    peaks = tracker.of("autoremat/measured_peak_bytes")
+    assert 0.8 * budget < max(peaks) <= budget
+
+
 def test_a_resumed_run_plans_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plan and report lie in what `save_state` writes; steps are counted on."""
     first = Loop()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ import torch
 from torch import nn
 
 import autoremat
-from autoremat.integrations.followed import PLAN, Followed
+from autoremat.integrations.followed import PAGE, PLAN, REPORT, Followed
 
 QUICK = {"compiler": "eager", "verbose": False}
 
@@ -86,3 +89,119 @@ def test_a_plan_of_another_torch_is_named_where_its_graph_differs(tmp_path: Path
             assert "set aside for 1 of 1 graphs" in lines[0]
             assert "(torch 2.9.1 then" in lines[0]
             assert "aten.sine.default" in lines[0]
+
+
+@contextmanager
+def told() -> Iterator[list[str]]:
+    """Texts of all warnings."""
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        yield texts
+    texts += [str(one.message) for one in found]
+
+
+def planned(**options: object) -> Followed:
+    """After the first step."""
+    followed, plain = Followed("1GB", {**QUICK, **options}), model()
+    followed.begin(plain, [])
+    plain(torch.ones(4, 8)).backward()
+    return followed
+
+
+def file_in_place(folder: Path) -> None:
+    """Something else has the checkpoint's name."""
+    folder.write_text("a file")
+
+
+def folder_in_place(folder: Path) -> None:
+    """The plan's own name is taken."""
+    (folder / PLAN).mkdir(parents=True)
+
+
+def nothing_there(folder: Path) -> None:
+    """Such as after a callback that moves checkpoints away."""
+
+
+@pytest.mark.parametrize("prepare", [file_in_place, folder_in_place, nothing_there])
+def test_a_folder_that_cannot_be_written_is_told_of_once(
+    tmp_path: Path, prepare: Callable[[Path], None]
+) -> None:
+    """With the fact, its cause and what to do; no folder is made, nor is anything half written."""
+    followed, folders = planned(), [tmp_path / "one", tmp_path / "two"]
+    with told() as texts:
+        for folder in folders:
+            prepare(folder)
+            followed.store(folder)
+    (text,) = texts
+    assert f"plan and report are not in {folders[0]}: " in text
+    assert "Error: [Errno" in text
+    assert "Training goes on" in text
+    assert "Give the trainer a folder that can be written" in text
+    assert all(folder.exists() == (prepare is not nothing_there) for folder in folders)
+    assert not [*tmp_path.rglob("*.part")]
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT])
+def test_a_folder_that_is_read_only_or_full_is_told_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """As the system says it, also where tests may write anywhere."""
+    followed = planned()
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(code, "it says", str(path))
+
+    for name in ("mkdir", "write_text"):
+        monkeypatch.setattr(Path, name, refuse)
+    with told() as texts:
+        for _ in range(2):
+            followed.store(tmp_path, {"more": "text"}, is_new=True)
+    assert len(texts) == 1
+    assert "it says" in texts[0]
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_plan_that_cannot_be_stored_says_why_and_the_report_is_there(tmp_path: Path) -> None:
+    """No folder is at fault, and none is asked for."""
+    followed = planned(offload=f"disk:{tmp_path}")
+    folder = tmp_path / "checkpoint"
+    with told() as texts:
+        for _ in range(2):
+            followed.store(folder, is_new=True)
+    (text,) = texts
+    assert "A plan with offload= cannot be stored" in text
+    assert "Give the trainer a folder" not in text
+    assert {path.name for path in folder.iterdir()} == {REPORT, PAGE}
+
+
+def test_a_checkpoint_that_cannot_be_read_is_planned_anew_with_a_line(tmp_path: Path) -> None:
+    """One without a plan is not worth a line."""
+    (tmp_path / "broken" / PLAN).mkdir(parents=True)
+    with told() as texts:
+        Followed("1GB", dict(QUICK)).begin(model(), [], tmp_path / "broken")
+    assert len(texts) == 1
+    assert "cannot be used, so the run is planned anew" in texts[0]
+    (tmp_path / "file").write_text("a file")
+    with told() as texts:
+        for folder in (tmp_path, tmp_path / "file", tmp_path / "nowhere"):
+            Followed("1GB", dict(QUICK)).begin(model(), [], folder)
+    assert texts == []
+
+
+def test_loggers_that_cannot_write_are_told_of_once() -> None:
+    """Whatever they raise, and however many there are."""
+    followed = planned()
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def broken() -> None:
+        raise RuntimeError("closed")
+
+    with told() as texts:
+        for send in (full, broken, full):
+            followed.log(send)
+    (text,) = texts
+    assert "figures cannot be logged: OSError: [Errno 28] No space left" in text
+    assert "give the logger a place that it can write" in text

@@ -104,6 +104,66 @@ def test_a_whole_module_is_planned_with_its_loss(tmp_path: Path) -> None:
     assert all((folder / name).exists() for name in (PLAN, REPORT, PAGE))
 
 
+class Busy(lightning.Callback):
+    """Looks at other rows beside each step, above the budget, and writes a checkpoint after it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        self.look(pl_module)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        self.look(pl_module)
+        trainer.save_checkpoint(self.folder / "last.ckpt")
+
+    def look(self, module: Any) -> None:
+        with torch.no_grad():
+            module.net(torch.ones(8 * ROWS, WIDTH))
+
+
+class Refusing(CSVLogger):
+    """A log that has no place for what is new to it."""
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        if any(name.startswith("autoremat/") for name in metrics):
+            raise OSError(30, "Read-only file system")
+        super().log_metrics(metrics, step)
+
+
+@pytest.mark.parametrize("comes_first", [True, False])
+def test_callbacks_in_any_order_and_folders_that_refuse_end_no_run(
+    tmp_path: Path, comes_first: bool
+) -> None:
+    """Weights are those of the run without a plan; what is not written is told of, once."""
+    plain = fitted(Module(), trainer_in(tmp_path / "plain", Busy(tmp_path)))
+    (tmp_path / "root").write_text("a file")
+    ours, other = Autoremat(BUDGET_NBYTES, **QUICK), Busy(tmp_path)
+    trainer = lightning.Trainer(
+        default_root_dir=tmp_path / "root",
+        max_epochs=2,
+        accelerator="cpu",
+        log_every_n_steps=1,
+        logger=[Refusing(tmp_path), CSVLogger(tmp_path, name="log", version=0)],
+        callbacks=[other, ours] if comes_first else [ours, other],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    module = Module()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        weights = fitted(module, trainer)
+    torch.testing.assert_close(weights, plain, rtol=0, atol=1e-4)
+    lines = [str(one.message) for one in told if "autoremat: " in str(one.message)]
+    assert sum("figures cannot be logged: OSError: [Errno 30]" in line for line in lines) == 1
+    assert sum(f"plan and report are not in {tmp_path / 'root'}" in line for line in lines) == 1
+    assert len(lines) == 2
+    assert logged(tmp_path, "loss")
+    assert logged(tmp_path, "autoremat/budget_bytes") == [BUDGET_NBYTES] * 2 * BATCHES
+    assert not ours.report().fallbacks
+
+
 @pytest.mark.thorough
 def test_a_resumed_run_plans_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan lies beside the checkpoint."""

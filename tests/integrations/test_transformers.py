@@ -121,12 +121,32 @@ def test_a_resumed_run_plans_nothing_that_is_as_it_was(
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_checkpoint_elsewhere_is_taken_or_asked_for(tmp_path: Path, is_named: bool) -> None:
+    """Nobody is told of a path that `train` is given: a line says what to do."""
+    trainer = trainer_in(tmp_path / "one", max_steps=2)
+    attach(trainer, BUDGET, **QUICK)
+    trainer.train()
+    torch._dynamo.reset()
+    folder = str(tmp_path / "one" / "checkpoint-2")
+    named = {"resume_from_checkpoint": folder} if is_named else {}
+    resumed = trainer_in(tmp_path / "two", max_steps=3, save_strategy="no", **named)
+    attach(resumed, BUDGET, **QUICK)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        resumed.train(resume_from_checkpoint=folder)
+    lines = [str(one.message) for one in told if "autoremat: " in str(one.message)]
+    assert len(lines) == (not is_named)
+    assert is_named or "resumed at step 2, and checkpoint-2 is not in" in lines[0]
+
+
+@pytest.mark.thorough
 def test_what_cannot_be_written_or_read_is_told(tmp_path: Path) -> None:
     """The run goes on."""
     trainer = trainer_in(tmp_path, max_steps=2)
     attach(trainer, BUDGET, **QUICK)
     (tmp_path / "checkpoint-2" / PLAN).mkdir(parents=True)
-    with pytest.warns(UserWarning, match="Plan and report are not in"):
+    with pytest.warns(UserWarning, match="plan and report are not in"):
         trainer.train()
     (tmp_path / "checkpoint-2" / PLAN).rmdir()
     (tmp_path / "checkpoint-2" / PLAN).write_text("{")
@@ -134,6 +154,62 @@ def test_what_cannot_be_written_or_read_is_told(tmp_path: Path) -> None:
     attach(resumed, BUDGET, **QUICK)
     with pytest.warns(UserWarning, match="planned anew"):
         resumed.train(resume_from_checkpoint=True)
+
+
+class Uploads(transformers.TrainerCallback):
+    """Moves each checkpoint away as soon as it is there, and leaves a note in its place."""
+
+    def __init__(self, to: Path, *, leaves_note: bool) -> None:
+        self.to, self.leaves_note = to, leaves_note
+        to.mkdir()
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        folder.rename(self.to / folder.name)
+        if self.leaves_note:
+            folder.write_text("moved")
+
+
+class Refusing(transformers.TrainerCallback):
+    """A logger that has no place for what is new to it."""
+
+    def on_log(self, *_: Any, logs: dict[str, float], **__: Any) -> None:
+        if any(name.startswith("autoremat/") for name in logs):
+            raise OSError(30, "Read-only file system")
+
+
+@pytest.mark.parametrize(
+    ("comes_first", "leaves_note"),
+    [
+        (True, True),
+        pytest.param(True, False, marks=pytest.mark.thorough),
+        pytest.param(False, True, marks=pytest.mark.thorough),
+    ],
+)
+def test_callbacks_that_move_checkpoints_or_refuse_figures_end_no_run(
+    tmp_path: Path, comes_first: bool, leaves_note: bool
+) -> None:
+    """Before ours or after: files go along with the checkpoint, or a line says that they do not."""
+    trainer = trainer_in(tmp_path / "out", max_steps=3, save_steps=1)
+    others = (Refusing(), Uploads(tmp_path / "moved", leaves_note=leaves_note))
+    if comes_first:
+        for one in others:
+            trainer.add_callback(one)
+    attach(trainer, BUDGET, **QUICK)
+    if not comes_first:
+        for one in others:
+            trainer.add_callback(one)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        trainer.train()
+    assert trainer.state.global_step == 3
+    lines = [str(one.message) for one in told if "autoremat: " in str(one.message)]
+    assert sum("figures cannot be logged: OSError: [Errno 30]" in line for line in lines) == 1
+    assert sum("plan and report are not in" in line for line in lines) == comes_first
+    assert len(lines) == 1 + comes_first
+    moved = [tmp_path / "moved" / f"checkpoint-{step}" for step in (1, 2, 3)]
+    assert all((folder / PLAN).exists() != comes_first for folder in moved)
+    assert not [path for path in (tmp_path / "out").glob("checkpoint-*") if path.is_dir()]
 
 
 @pytest.mark.thorough
@@ -202,3 +278,22 @@ def test_tensorboard_has_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyP
     budgets = found.Scalars("train/autoremat/budget_bytes")
     assert [(one.step, one.value) for one in budgets] == [(1, 2e6), (2, 2e6)]
     assert found.Scalars("train/autoremat/measured_peak_bytes")[-1].value <= 2e6
+
+
+@pytest.mark.thorough
+def test_wandb_has_the_figures_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the run's summary, and in the file that waits to be sent."""
+    wandb = pytest.importorskip("wandb")
+    for name, value in {"MODE": "offline", "DIR": str(tmp_path), "SILENT": "true"}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    trainer = trainer_in(tmp_path, max_steps=2, save_strategy="no", report_to=["wandb"])
+    attach(trainer, BUDGET, **QUICK)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that library's own
+        trainer.train()
+        found = dict(wandb.run.summary)
+        wandb.finish()
+    assert found["train/autoremat/budget_bytes"] == 2_000_000
+    assert found["train/autoremat/measured_peak_bytes"] <= 2_000_000
+    (file,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    assert b"train/autoremat/measured_peak_bytes" in file.read_bytes()

@@ -198,6 +198,58 @@ def test_gradients_that_exist_already_are_told_of() -> None:
     assert "gradients to None" not in names(report.advice)
 
 
+def trained(*, batches: int, begins_with_zeros: bool, budget: int, form: str) -> Report:
+    """After three steps, each of which takes so many batches and leaves zeros."""
+    model, ids = Language(), ids_of()
+    options = {"compiler": "eager", "verbose": False}
+    if form == "backend":
+        called = torch.compile(model, backend="autoremat", options={"budget": budget, **options})
+    else:
+        called = autoremat.optimize(model, budget, **options)  # type: ignore[call-overload]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    if begins_with_zeros:
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+    for _ in range(3):
+        for _ in range(batches):
+            called(ids)[0].backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=not begins_with_zeros)
+    return autoremat.report(model)
+
+
+@pytest.mark.parametrize("form", ["optimize", "backend"])
+@pytest.mark.parametrize("batches", [1, 2, 3])
+def test_who_accumulates_is_not_told_to_drop_gradients(batches: int, form: str) -> None:
+    """What no optimizer has taken yet is needed; what one has taken is not."""
+    report = trained(batches=batches, begins_with_zeros=True, budget=1 << 30, form=form)
+    assert report.resident.gradients_nbytes
+    assert ("gradients to None" in names(report.advice)) == (batches == 1)
+
+
+def test_a_plan_for_later_batches_of_a_step_asks_for_no_fewer_gradients() -> None:
+    """It is a plan of its own, beside that of the first batch; here it does not fit."""
+    budget = int(1.01 * planned().predicted_peak_nbytes)
+    with pytest.warns(autoremat.OverBudgetWarning, match="as lean as it can") as told:
+        report = trained(batches=2, begins_with_zeros=False, budget=budget, form="optimize")
+    assert not any("to None" in str(one.message) for one in told)
+    assert report.resident.gradients_nbytes
+    assert "gradients to None" not in names(report.advice)
+
+
+def test_a_run_that_is_described_as_accumulating_is_not_told_to_drop_gradients() -> None:
+    """Neither in its report nor where it is refused."""
+    setup = autoremat.TrainingSetup(accumulate=2)
+    ask = {"compiler": "eager", "verbose": False, "setup": setup}
+    report = autoremat.plan(Language("logits"), ids_of(), budget=1 << 30, **ask)
+    assert report.resident.gradients_nbytes
+    assert "return only the loss" in names(report.advice)
+    assert "gradients to None" not in names(report.advice)
+    with pytest.raises(autoremat.InfeasibleBudget) as caught:
+        autoremat.plan(Language("logits"), ids_of(), budget=300_000, **ask)
+    assert "gradients to None" not in names(caught.value.advice)
+
+
 class Tower(nn.Module):
     """Layers of which the batch takes most."""
 
