@@ -26,6 +26,7 @@ class LiveStorages(TorchDispatchMode):
         device: what is elsewhere does not count.
         ignores_given: whether what operators are given existed before, where it is not known.
         live_nbytes: created and not freed yet.
+        live: the same by storage.
         peak_nbytes: the most that were live.
         has_changed_any: whether an operator that writes was given one of the watched tensors.
         events: given if they are wanted: each storage's number and its bytes, or 0 as it is freed.
@@ -37,6 +38,7 @@ class LiveStorages(TorchDispatchMode):
     device: torch.device
     ignores_given: bool = False
     live_nbytes: int = 0
+    live: dict[int, int] = field(default_factory=dict)
     peak_nbytes: int = 0
     has_changed_any: bool = False
     events: list[tuple[int, int]] | None = None
@@ -84,6 +86,7 @@ class LiveStorages(TorchDispatchMode):
         nbytes = rounded_nbytes(storage.nbytes(), self.device)
         self._seen.add(identity)
         self.live_nbytes += nbytes
+        self.live[identity] = nbytes
         self.peak_nbytes = max(self.peak_nbytes, self.live_nbytes)
         self._number += 1
         self._note(self._number, nbytes)
@@ -93,6 +96,7 @@ class LiveStorages(TorchDispatchMode):
     def _freed(self, identity: int, number: int, nbytes: int) -> None:
         self._seen.discard(identity)
         self.live_nbytes -= nbytes
+        self.live.pop(identity, None)
         self._note(number, 0)
 
     def _note(self, number: int, nbytes: int) -> None:

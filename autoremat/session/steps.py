@@ -100,7 +100,6 @@ class Steps:
         """Nothing is known of them yet."""
         self.told = Told(is_strict=self.options.setting.strict)
         self.surroundings = Surroundings(self.present)
-        self._between = between.Between()
         self.audit = self.surroundings.audit
         self.blocks = Blocks(lambda: self.audit.present.modules, self.graphs.repeats.kinds)
         self.graphs.repeats.count = self.blocks.count
@@ -165,7 +164,7 @@ class Steps:
         else:
             self.surroundings.begin_step(is_open=goes_on)
         if not goes_on:
-            self._between.taken()
+            self.audit.between.taken()
 
     def notice(self) -> None:
         """Where nobody tells of steps: another one begins once a backward has come."""
@@ -421,7 +420,7 @@ class Steps:
             look = self.audit.at_backward(runs, roots, device, account, keeps_graph=keeps_graph)
             self._learn(look, is_final=True)
             if not _torch.is_in_backward():  # what the backward takes is told first if it is more
-                self._note_eager(self._between.taken(), runs)
+                self._note_eager(self.audit.between.taken(), runs)
 
     def reruns_begin(self, roots: Roots) -> None:
         """A backward begins in which its graphs may run; see `ledger.Owner`."""
@@ -469,9 +468,10 @@ class Steps:
         if not runs or self.audit.is_known(("inference", *names_of(runs)), sizes_of_runs(runs)):
             yield
         else:
+            before_nbytes = self.audit.live_nbytes(runs, self.device)
             with LiveStorages(self.device, ignores_given=True) as made:
                 yield
-            self._note_eager(self.audit.live_nbytes(runs, self.device) + made.peak_nbytes, runs)
+            self._note_eager(before_nbytes + made.peak_nbytes, runs)
         self.eager_code_goes_on()
 
     def eager_code_goes_on(self) -> None:
@@ -481,14 +481,14 @@ class Steps:
         runs = self._runs_here
         if not runs:
             return
-        last, self._between.number = runs[-1], self._between.number + 1
-        situation = ("between", self._between.number, len(runs), id(last.owner), last.name)
+        last, self.audit.between.number = runs[-1], self.audit.between.number + 1
+        situation = ("between", self.audit.between.number, len(runs), id(last.owner), last.name)
         if not self.audit.is_known(situation, last.sizes):
             with self._looking():
                 if self.audit.present.units:  # FSDP gathers there, which is known in other ways
                     return
                 live_nbytes = self.audit.live_nbytes(runs, self.device)
-                self._between.begin(live_nbytes, self.device, last)
+                self.audit.between.begin(live_nbytes, self.device, last)
 
     def _note_eager(self, peak_nbytes: int, runs: Sequence[Run]) -> None:
         """So much was live at most while these runs waited; 0 if nobody has looked."""

@@ -36,6 +36,7 @@ from autoremat.memory.spread import Spread, Traffic
 from autoremat.planning.nesting import Beside
 from autoremat.planning.part import Part
 from autoremat.planning.ran import Ran
+from autoremat.watch.between import Between
 from autoremat.watch.checkpointed import Reruns
 from autoremat.watch.eager_backward import Foreseen, first_nodes, foresee
 from autoremat.watch.eager_code import Results, nodes_behind
@@ -112,6 +113,7 @@ class Audit:
         self.arguments = Arguments()
         self.given = given
         self.saved = Results()  # by code in eager mode, of forwards that have run
+        self.between = Between()
         self.reruns = Reruns()
         self._seen: defaultdict[Hashable, Counter[tuple[int, ...]]] = defaultdict(Counter)
         self._partial = Counter[Hashable]()  # looks, by situation, that could not see all
@@ -133,6 +135,7 @@ class Audit:
         self._stood.clear()
         self.arguments.begin_step()
         self.saved.clear()
+        self.between.step_begins()
         self._is_unnoted = self._has_reached = False
 
     def forget(self) -> None:
@@ -328,7 +331,7 @@ class Audit:
             # What a graph has returned may be brought, or a buffer: then it counts in both.
             counted -= present.keys()
             known |= audit.given.held(device) | present
-            saved |= audit.saved.held(device)
+            saved |= audit.saved.held(device) | audit.between.held()
             expected_nbytes += audit.present.to_come_nbytes(device)
         in_reach = self._in_reach.held(device).items()
         saved |= {key: nbytes for key, nbytes in in_reach if key not in counted}

@@ -1,7 +1,8 @@
 """What code in eager mode takes while runs of planned graphs wait for their backward.
 
 Enters: the end of a graph's forward, and what is live then. Leaves: the most that has been live
-until the next event of a planned model: a forward, a backward, a call without gradients.
+until the next event of a planned model: a forward, a backward, a call without gradients; and what
+of it somebody still holds, as the graph of another loss does.
 Guarantees: sees every operator of this thread that compiled code does not run; where a mode of the
 user's is on, nothing. It is on from one event to the next, which no block of code contains: never
 below a mode that it would end.
@@ -30,6 +31,20 @@ class Between:
 
     peak_nbytes: int = 0
     number: int = 0
+    _windows: list[_Window] = field(default_factory=list)  # of the step, which are over
+
+    def step_begins(self) -> None:
+        """What code in eager mode holds of another step counts as nothing new."""
+        self._windows.clear()
+
+    def held(self) -> dict[int, int]:
+        """Bytes of what such code has made in the step and somebody holds, by storage."""
+        return {key: n for window in self._windows for key, n in window.live.items()}
+
+    def ended(self, window: _Window) -> None:
+        """An event has come."""
+        self.peak_nbytes = max(self.peak_nbytes, window.before + window.peak_nbytes)
+        self._windows.append(window)
 
     def begin(self, live_nbytes: int, device: torch.device, run: object) -> None:
         """Code in eager mode goes on, while this run waits; what may begin was asked before."""
@@ -82,9 +97,8 @@ def close() -> None:
     window = _thread.window
     if window is None:
         return
-    steps = window.steps
     if window.counts:
-        steps.peak_nbytes = max(steps.peak_nbytes, window.before + window.peak_nbytes)
+        window.steps.ended(window)
     _leave(window)
 
 

@@ -4,7 +4,7 @@ Enters: the tensors that a backward begins at, and the runs of planned graphs th
 Leaves: the peak while code in eager mode goes backward, and what is live beside each run when its
 turn comes. Autograd's nodes are followed in the order in which the engine runs them. Exact on what
 they have saved; gradients are taken to be whole tensors, except where a node is known to hand its
-own on.
+own on, or parts of it: what is handed on stays as long as anybody behind has not taken it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,6 +33,9 @@ _HANDED_ON = frozenset(
     )
     for number in range(4)
 ) | {_torch.REGISTERS_REDUCTION}
+
+# The same of views that are a part each: they hold all of it.
+_HANDED_ON_IN_PARTS = frozenset({"CatBackward0", "StackBackward0"})
 
 # What formulas of several operations take inside beside what they make, in sizes of their largest
 # gradient (derivatives.yaml of torch; measured one by one, in whole sizes).
@@ -153,6 +156,41 @@ def first_nodes(roots: Sequence[Any]) -> list[Any]:
     return [root.grad_fn if isinstance(root, torch.Tensor) else root.node for root in roots]
 
 
+@dataclass(eq=False)
+class _Storage:
+    """Of gradients that one node has made, or has handed on to several.
+
+    Attributes:
+        nbytes: of all of it.
+        holders: gradients that wait, or stay, and are in it.
+    """
+
+    nbytes: int
+    holders: int = 0
+
+    def let_go(self) -> int:
+        """One gradient less; bytes that are free then."""
+        self.holders -= 1
+        return 0 if self.holders else self.nbytes
+
+
+class _Gradient(NamedTuple):
+    """One that waits for its node.
+
+    Attributes:
+        storage: that it is in.
+        nbytes: of it alone.
+    """
+
+    storage: _Storage
+    nbytes: int
+
+    @property
+    def is_part(self) -> bool:
+        """Whether its storage has more than this."""
+        return self.nbytes < self.storage.nbytes
+
+
 @dataclass
 class _Walk:
     """What is live as the engine goes from node to node."""
@@ -168,7 +206,7 @@ class _Walk:
     remade_at_peak_nbytes: int = 0
     beside_nbytes: dict[Run, int] = field(default_factory=dict)
     _savers: Counter[int] = field(default_factory=Counter)
-    _gradients: dict[Any, dict[int, int]] = field(default_factory=dict)
+    _gradients: dict[Any, dict[int, _Gradient]] = field(default_factory=dict)
     _run_again: set[int] = field(default_factory=set)  # regions of checkpoints
     _remade_nbytes: int = 0
     _remakers: Counter[Hashable] = field(default_factory=Counter)
@@ -184,16 +222,19 @@ class _Walk:
 
     def run(self, node: Any) -> None:
         """One node: its gradients come, those behind it are made, its own go."""
-        taken_nbytes = sum(self._gradients.pop(node, {}).values())
+        taken = list(self._gradients.pop(node, {}).values())
+        taken_nbytes = sum(gradient.nbytes for gradient in taken)
         run, remade = self.planned.get(node), self.remade.get(node, {})
         for region in remade:
             self._run_region(region)
-        if run is not None:  # a plan counts the gradients that it is given
+        if run is not None:  # a plan counts the gradients that it is given, and frees them
             self._run_region(run.region)
             own_nbytes = run.held_nbytes + run.again_nbytes
-            self.beside_nbytes[run] = self.live_nbytes - own_nbytes - taken_nbytes
-        made_nbytes = self._make(node, taken_nbytes)
-        if run is None and not _torch.accumulates(node):  # that makes nothing
+            given_nbytes = sum(g.nbytes for g in taken if g.storage.holders == 1)
+            self.beside_nbytes[run] = self.live_nbytes - own_nbytes - given_nbytes
+        is_end = _torch.accumulates(node)  # that makes nothing
+        made_nbytes = self._keep(node, taken) if is_end else self._make(node, taken)
+        if run is None and not is_end:
             inside_nbytes = _inside_nbytes(node, taken_nbytes)
             if any(word in node.name() for word in _LIBRARIES):
                 inside_nbytes += 2 * made_nbytes
@@ -203,8 +244,7 @@ class _Walk:
             if peak_nbytes > self.eager_peak_nbytes:
                 self.eager_peak_nbytes = peak_nbytes
                 self.remade_at_peak_nbytes = self._remade_nbytes
-        if not _hands_on(node):
-            made_nbytes -= taken_nbytes
+        made_nbytes -= sum(gradient.storage.let_go() for gradient in taken)
         self.live_nbytes += made_nbytes - (0 if self.keeps_graph else self._released_by(node))
         for sizes in remade.values():  # which are gone in any case
             self._change(-self._dropped(sizes))
@@ -227,26 +267,37 @@ class _Walk:
         self._remakers.subtract(sizes.keys())
         return sum(nbytes for key, nbytes in sizes.items() if not self._remakers[key])
 
-    def _make(self, node: Any, taken_nbytes: int) -> int:
-        """Gradients for what is behind the node: bytes of those that are no views of its own."""
-        if _torch.accumulates(node):
-            share = self.gradient_shares.get(id(node.variable), 1.0)
-            return (
-                -taken_nbytes
-                if node.variable.grad is not None
-                else int((share - 1.0) * taken_nbytes)
-            )
-        made_nbytes, spare_nbytes = 0, taken_nbytes
+    def _keep(self, node: Any, taken: Sequence[_Gradient]) -> int:
+        """A parameter gets its gradient: bytes that there are more, beside what is taken."""
+        if node.variable.grad is not None:
+            return 0
+        share, made_nbytes = self.gradient_shares.get(id(node.variable), 1.0), 0
+        for gradient in taken:
+            made_nbytes += int((share - 1.0) * gradient.nbytes)
+            if gradient.storage.holders == 1 or gradient.is_part:  # the parameter keeps this one
+                gradient.storage.holders += 1
+            else:
+                made_nbytes += gradient.nbytes
+        return made_nbytes
+
+    def _make(self, node: Any, taken: Sequence[_Gradient]) -> int:
+        """Gradients for what is behind the node: bytes of those that are in no taken storage."""
+        made_nbytes = 0
+        first = taken[0] if taken else _Gradient(_Storage(0), 0)  # who began it holds that one
+        handed_on = first if _hands_on(node) else None
         for source, number in ((s, n) for s, n in node.next_functions if s is not None):
             found = self._gradients.setdefault(source, {})
-            before_nbytes = found.get(number)
+            before = found.get(number)
             whole_nbytes = _torch.gradient_nbytes_into(source)[number]
-            if _hands_on(node) and before_nbytes is None:
-                found[number], spare_nbytes = spare_nbytes, 0
+            if handed_on is not None and before is None:
+                is_part = node.name() in _HANDED_ON_IN_PARTS
+                nbytes = min(whole_nbytes, handed_on.nbytes) if is_part else handed_on.nbytes
+                found[number] = _Gradient(handed_on.storage, nbytes)
             else:  # the sum with one that is there is a whole one
-                found[number] = whole_nbytes
-                made_nbytes += whole_nbytes - (before_nbytes or 0)
-        return made_nbytes - (spare_nbytes if _hands_on(node) else 0)
+                made_nbytes += whole_nbytes - (before.storage.let_go() if before else 0)
+                found[number] = _Gradient(_Storage(whole_nbytes), whole_nbytes)
+            found[number].storage.holders += 1
+        return made_nbytes
 
     def _released_by(self, node: Any) -> int:
         run = self.planned.get(node)
@@ -272,5 +323,5 @@ def _made_by(node: Any) -> list[int]:
 
 
 def _hands_on(node: Any) -> bool:
-    """Whether the gradients that it makes are those that it takes; a parameter keeps its own."""
-    return _torch.accumulates(node) or node.name() in _HANDED_ON
+    """Whether the gradients that it makes are those that it takes, or parts of them."""
+    return node.name() in _HANDED_ON or node.name() in _HANDED_ON_IN_PARTS

@@ -72,6 +72,22 @@ def test_of_several_times_the_highest_counts_and_is_taken_once():
     assert found.taken() == 0
 
 
+def test_what_somebody_still_holds_counts_until_it_is_let_go_or_another_step_begins():
+    """Whatever holds it: here a list that no variable of a function names."""
+    found, run, kept = Between(), Run(), list[Tensor]()
+    for count in (2, 3):
+        found.begin(0, CPU, run)
+        kept.append(rows(count))
+        rows(8)
+        between.close()
+    kept.append(rows(16))  # nobody looks
+    assert sum(found.held().values()) == 5 * ROW_NBYTES
+    del kept[0]
+    assert sum(found.held().values()) == 3 * ROW_NBYTES
+    found.step_begins()
+    assert not found.held()
+
+
 def test_compiled_code_runs_as_it_would_without():
     """Also one that is compiled only then, and an operator of higher order."""
     graphs: list[torch.fx.GraphModule] = []
@@ -177,9 +193,24 @@ def beside_what_is_saved(encoder: nn.Module, _reference: nn.Module) -> None:
     F.mse_loss(result, target).backward()
 
 
+def losses_one_by_one(encoder: nn.Module, _reference: nn.Module) -> None:
+    """What waits for the later ones is behind no variable as the first goes backward."""
+    encoder.zero_grad(set_to_none=True)
+    for loss in [wide(encoder(BATCH)).square().mean() for _ in range(3)]:
+        loss.backward()
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("share", [0.9, 0.8])
-@pytest.mark.parametrize("form", [after_the_model, after_its_own_reference, beside_what_is_saved])
+@pytest.mark.parametrize(
+    "form",
+    [
+        after_the_model,
+        after_its_own_reference,
+        beside_what_is_saved,
+        losses_one_by_one,
+    ],
+)
 def test_what_runs_before_the_backward_is_planned_for(
     form: Callable[[nn.Module, nn.Module], None], share: float
 ):
@@ -199,6 +230,24 @@ def test_what_runs_before_the_backward_is_planned_for(
     assert 0.85 * budget <= whole_peak(encoder, step, reference) <= budget
     for mine, theirs in zip(encoder.parameters(), plain.parameters(), strict=True):
         assert torch.equal(mine.grad, theirs.grad)
+
+
+def test_a_moment_is_told_of_with_what_a_head_has_saved_before_it():
+    """That is on the way to no graph as the model is its own reference, for a larger batch."""
+
+    def step(encoder: nn.Module) -> None:
+        encoder.zero_grad(set_to_none=True)
+        result = wide(encoder(BATCH))
+        with torch.no_grad():
+            target = encoder(torch.cat([BATCH] * 24))[: len(BATCH)]
+        F.mse_loss(result, target).backward()
+
+    plain = encoder_of()
+    step(plain)
+    encoder = optimised(int(0.8 * whole_peak(plain, step)))
+    told(lambda: step(encoder))
+    (above,) = told(lambda: step(encoder))  # no plan makes that moment less
+    assert above.predicted_nbytes == pytest.approx(whole_peak(encoder, step), rel=0.02)
 
 
 def test_a_step_that_is_given_up_looks_on_until_the_next_call():

@@ -50,3 +50,38 @@ def test_what_formulas_take_inside_is_foreseen(formula: str):
     foreseen_nbytes = foreseen.eager_peak_nbytes - foreseen.first_nbytes
     measured_nbytes = measure_peak(lambda: torch.autograd.backward(result, gradient), device="cpu")
     assert measured_nbytes <= 1.05 * foreseen_nbytes
+
+
+ROWS, WIDE = 64, 16  # numbers in a row of the narrow tensor; how often wider the other one is
+
+
+def beside_a_part(wide: Tensor, narrow: Tensor) -> Tensor:
+    """Their gradients are parts of one, as those of a skip connection are."""
+    return torch.cat([wide, narrow], 1)
+
+
+def beside_the_same(wide: Tensor, narrow: Tensor) -> Tensor:
+    """Both have the same gradient, as in a residual block."""
+    return wide + narrow.repeat(1, WIDE)
+
+
+@pytest.mark.parametrize("together", [beside_a_part, beside_the_same])
+def test_a_gradient_stays_until_nobody_waits_for_any_of_it(
+    together: Callable[[Tensor, Tensor], Tensor],
+):
+    """What was made first goes backward last: its gradient holds that of the other one, too."""
+    leaves = [torch.rand(ROWS, count * ROWS).requires_grad_() for count in (1, WIDE)]
+    narrow = leaves[0] * 2
+    result = 2 * together(leaves[1] * 2 * 2 * 2, narrow)
+    gradient = torch.ones_like(result)
+    foreseen = foresee(
+        [result],
+        [],
+        known=set(storage_sizes([*leaves, gradient, result], CPU)),
+        saved_so_far={},
+        device=CPU,
+        keeps_graph=False,
+    )
+    foreseen_nbytes = foreseen.eager_peak_nbytes - foreseen.first_nbytes
+    measured_nbytes = measure_peak(lambda: torch.autograd.backward(result, gradient), device="cpu")
+    assert measured_nbytes == pytest.approx(foreseen_nbytes, rel=0.001)
