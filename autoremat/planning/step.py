@@ -82,6 +82,7 @@ class Step:
     _ran: list[Ran] | None = None  # in the latest part of a step; None if nobody tells
     _earlier: list[list[Ran]] = field(default_factory=list)  # parts of the same step before it
     _planned_for: list[set[str]] = field(default_factory=list)  # graphs of each step
+    _made_for: list[set[Hashable]] = field(default_factory=list)  # kinds in each, as of the plans
     _readers: Readers = field(default_factory=Readers)
     _expected: dict[str, Iterator[Ran]] = field(default_factory=dict)  # by graph, in their order
     _waiting: list[str] = field(default_factory=list)  # planned, and did not run yet
@@ -273,6 +274,7 @@ class Step:
             in_order = {kind: wanted[kind] for kind in sorted(wanted, key=needed.__getitem__)}
             self.rooms = granted(in_order, lambda rooms: nbytes(rooms) <= budget_nbytes)
         self._note_planned()
+        self._made_for = self._kinds_of_steps
 
     def _leanest_nbytes(
         self, rooms: Mapping[Hashable, int], leanest: dict[str, Way], around: Around
@@ -297,8 +299,11 @@ class Step:
             return False
         self.rooms, self.are_together = self.repeats.rooms, True
         self._note_planned()
-        self._planned_for += map(set, self._graphs_of(self.forms.steps(are_together=False)))
         return True
+
+    @property
+    def _kinds_of_steps(self) -> list[set[Hashable]]:
+        return [set(map(self.repeats.kind_of, graphs)) for graphs in self.longest]
 
     def _note_planned(self) -> None:
         self.repeats.planned()
@@ -318,12 +323,14 @@ class Step:
 
         Much of the room is used or needed no more, or steps have come to be apart.
         """
-        is_apart = len(self.longest) > len(self._planned_for)
+        now = self._kinds_of_steps
+        is_apart = any(not any(made <= kinds for kinds in now) for made in self._made_for)
         if not (is_apart or self.repeats.is_outgrown):
             return False
         if self._leanest_nbytes(self.repeats.rooms, {}, around) <= budget_nbytes:
             return True
         self._note_planned()  # as it is
+        self._made_for = now
         return False
 
     def peak_to_come(self, around: Around) -> int:
