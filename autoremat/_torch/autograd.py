@@ -29,7 +29,7 @@ __all__ = [
     "watch_backwards",
 ]
 
-BackwardWatcher = Callable[[Any, bool], None]
+BackwardWatcher = Callable[[Any, Any, bool], None]
 _VIEWS_OF_VIEWS = 4  # nodes between an output and its graph's
 
 
@@ -127,7 +127,8 @@ def watch_backwards(watcher: BackwardWatcher) -> None:
     """Tell of every backward of this process that Python code begins.
 
     Args:
-        watcher: given the tensors (or edges) that it begins at and whether it keeps the graph.
+        watcher: given the tensors (or edges) that it begins at, their gradients, and whether
+            it keeps the graph.
     """
     if not _backward_watchers:
         run = torch.autograd._engine_run_backward
@@ -135,7 +136,7 @@ def watch_backwards(watcher: BackwardWatcher) -> None:
         @functools.wraps(run)
         def watched(roots: Any, gradients: Any, keep: Any, *args: Any, **kwargs: Any) -> Any:
             for watch in _backward_watchers:
-                watch(roots, bool(keep))
+                watch(roots, gradients, bool(keep))
             return run(roots, gradients, keep, *args, **kwargs)
 
         torch.autograd._engine_run_backward = watched

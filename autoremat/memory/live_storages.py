@@ -68,15 +68,16 @@ class LiveStorages(TorchDispatchMode):
         if not self.counts:
             return func(*args, **(kwargs or {}))
         given = tensor_leaves((args, kwargs))
-        if self.ignores_given:
-            self._seen.update(storage_identities(given))
+        # Only now: when one of them is gone, another storage may have its identity.
+        existed = storage_identities(given) if self.ignores_given else frozenset[int]()
         result = func(*args, **(kwargs or {}))
         if self._watched and not self.has_changed_any and is_mutable(func):
             self.has_changed_any = not self._watched.isdisjoint(storage_identities(given))
         for tensor in tensor_leaves(result):
             if tensor.device.type == self.device.type:
                 for storage in storages_of(tensor):
-                    self._track(storage)
+                    if storage_identity(storage) not in existed:
+                        self._track(storage)
         return result
 
     def _track(self, storage: torch.UntypedStorage) -> None:

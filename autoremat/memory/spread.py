@@ -39,7 +39,7 @@ class Traffic:
         run_nbytes: what it keeps gathered from its forward to its backward; in no window.
         gradient_share: of the gradients that it returns, what stays.
         entering_nbytes: more than the window as its forward begins: what it and the one before it
-            are gathered into, which FSDP2 lets go of only then.
+            are gathered into, which FSDP2 lets go of only then; 0 where this is of one run.
         unit: number of it, where this is of one run; less than 0 where it is of all runs of a
             graph, whichever of them takes the most.
     """
@@ -131,16 +131,13 @@ def traffic_of_run(units: Sequence[_torch.ShardedUnit], device: torch.device) ->
     if not all(parameter.requires_grad for parameter in unit.gathered):
         # What it is gathered into is gone before its gradients come, which are as large.
         moved_nbytes = max(gathers[number], moved_nbytes)
-    before = latest or [n for n in same if units[n].is_root]
-    entering_nbytes = unit.buffer_nbytes + max((units[n].buffer_nbytes for n in before), default=0)
     return Traffic(
         kept_nbytes + moved_nbytes,
         max(0, _in_forward_nbytes(units, number, unit.forward_ahead) - moved_nbytes),
         unit.reduced_nbytes,
         by_run[number],
         unit.gradient_share,
-        max(0, entering_nbytes - moved_nbytes),
-        number,
+        unit=number,
     )
 
 

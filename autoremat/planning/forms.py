@@ -44,7 +44,9 @@ class Forms:
         self._kind_of = kind_of
         self._known: list[_Form] = []
         self._steady = 0  # steps since there is another form
-        self._latest: dict[frozenset[str], tuple[int, Parts]] = {}  # by graphs, with the number
+        self._latest: dict[
+            frozenset[str], tuple[int, Parts]
+        ] = {}  # by graphs, with the number, the last last
         self._number = 0  # of this step
 
     def note(self, parts: Parts) -> None:
@@ -57,9 +59,15 @@ class Forms:
         elif kinds:
             self._add(_Form(kinds, parts))
 
+    def note_again(self) -> None:
+        """The same as noted last."""
+        if self._latest:
+            graphs = next(reversed(self._latest))
+            self._latest[graphs] = self._number, self._latest[graphs][1]
+
     def _note_latest(self, parts: Parts) -> None:
         graphs = frozenset(ran.graph for part in parts for ran in part)
-        _, before = self._latest.get(graphs, (0, parts))
+        _, before = self._latest.pop(graphs, (0, parts))
         self._latest[graphs] = self._number, max(parts, before, key=runs_of)
 
     def _add(self, form: _Form) -> None:

@@ -7,10 +7,11 @@ and what the backward of each returns. Guarantees: holds no tensor.
 from __future__ import annotations
 
 import math
+import operator
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -81,6 +82,14 @@ class Ran:
             return 0
         figures = part.figures
         return math.ceil(self.lasting * figures.outputs_nbytes) + figures.held_tangents_nbytes
+
+
+_FACTS = operator.attrgetter(*(one.name for one in fields(Ran)))
+
+
+def facts_of(ran: Ran) -> Hashable:
+    """All that is known of a run: runs of which the same is known are alike."""
+    return _FACTS(ran)
 
 
 def as_run(part: Part, runs: Sequence[Ran]) -> Part:

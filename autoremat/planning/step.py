@@ -30,9 +30,18 @@ from autoremat.planning.allotting import (
     richer,
 )
 from autoremat.planning.forms import Forms, Parts
-from autoremat.planning.nesting import ALONE, Around, Beside, Crossing, Region, Returned
+from autoremat.planning.nesting import ALONE, Around, Beside, Region, Returned
 from autoremat.planning.part import Part
-from autoremat.planning.ran import Ran, Readers, apart, as_run, unreduced_nbytes, with_spare
+from autoremat.planning.peaks import KnownPeaks, Peaks, beside_graphs, peak_of, peaks_of
+from autoremat.planning.ran import (
+    Ran,
+    Readers,
+    apart,
+    as_run,
+    facts_of,
+    unreduced_nbytes,
+    with_spare,
+)
 from autoremat.planning.repeats import Repeats, granted
 from autoremat.planning.sharing import Way
 from autoremat.reporting import GraphReport
@@ -73,10 +82,14 @@ class Step:
     _ran: list[Ran] | None = None  # in the latest part of a step; None if nobody tells
     _earlier: list[list[Ran]] = field(default_factory=list)  # parts of the same step before it
     _planned_for: list[set[str]] = field(default_factory=list)  # graphs of each step
+    _made_for: list[set[Hashable]] = field(default_factory=list)  # kinds in each, as of the plans
     _readers: Readers = field(default_factory=Readers)
     _expected: dict[str, Iterator[Ran]] = field(default_factory=dict)  # by graph, in their order
     _waiting: list[str] = field(default_factory=list)  # planned, and did not run yet
     _thread: int = 0
+    _noted: object = None  # what `forms` were told of last
+    _with_spare: tuple[object, list[Parts]] | None = None  # for what, and the steps
+    _known_peaks: KnownPeaks = field(default_factory=KnownPeaks)
     _is_planned_only: bool = False  # what has run, since nothing did yet by the plans that are new
 
     def __post_init__(self) -> None:
@@ -88,7 +101,7 @@ class Step:
         other = copy.copy(self)
         other.parts, other.planned_runs = dict(self.parts), dict(self.planned_runs)
         other.repeats, other.forms = copy.copy(self.repeats), copy.copy(self.forms)
-        other._readers = Readers()
+        other._readers, other._known_peaks = Readers(), KnownPeaks()
         if not other.longest:
             other.note_longest()
         return other
@@ -100,6 +113,9 @@ class Step:
             open_runs: of forwards before it, whose backward is still to come.
             goes_on: whether it is one of the same step.
         """
+        self._thread = threading.get_ident()
+        if goes_on and not self._waiting and self._ran == list(open_runs):
+            return  # the same part has one more: it is noted once all of it has run
         now = self.note_longest()
         if not goes_on:
             self.repeats.step_is_over()
@@ -110,7 +126,7 @@ class Step:
         if self.runs is None or self.runs != [ran.name for ran in open_runs]:
             self._ran = list(open_runs)
             self._readers.clear()
-        self._waiting, self._thread = [], threading.get_ident()
+        self._waiting = []
         if not goes_on:
             self._expect()
 
@@ -129,7 +145,12 @@ class Step:
         if self._is_planned_only:
             return now
         self.repeats.note([ran.graph for ran in part] for part in now)
-        self.forms.note([[replace(ran, name=ran.graph) for ran in part] for part in now])
+        facts = dict(self.repeats.kinds), [[facts_of(ran) for ran in part] for part in now]
+        if facts == self._noted:
+            self.forms.note_again()
+        else:
+            self.forms.note([[replace(ran, name=ran.graph) for ran in part] for part in now])
+            self._noted = facts
         return now
 
     def add(self, name: str, part: Part) -> None:
@@ -227,10 +248,15 @@ class Step:
 
     def _with_room(self, rooms: Mapping[Hashable, int], *, are_together: bool) -> list[Parts]:
         """These steps, so many runs of each kind being planned for."""
-        found = []
-        for parts in self.forms.steps(are_together=are_together):
-            spare = self.repeats.spare((ran.graph for part in parts for ran in part), rooms)
-            found.append([with_spare(part, spare) for part in parts])
+        steps = self.forms.steps(are_together=are_together)
+        facts = steps, dict(rooms), dict(self.repeats.kinds)
+        if self._with_spare is None or self._with_spare[0] != facts:
+            found = []
+            for parts in steps:
+                spare = self.repeats.spare((ran.graph for part in parts for ran in part), rooms)
+                found.append([with_spare(part, spare) for part in parts])
+            self._with_spare = facts, found
+        found = self._with_spare[1]
         return [*found, *self.forms.others(found)]
 
     def leave_room(self, budget_nbytes: int, around: Around) -> None:
@@ -252,6 +278,7 @@ class Step:
             in_order = {kind: wanted[kind] for kind in sorted(wanted, key=needed.__getitem__)}
             self.rooms = granted(in_order, lambda rooms: nbytes(rooms) <= budget_nbytes)
         self._note_planned()
+        self._made_for = self._kinds_of_steps
 
     def _leanest_nbytes(
         self, rooms: Mapping[Hashable, int], leanest: dict[str, Way], around: Around
@@ -276,8 +303,11 @@ class Step:
             return False
         self.rooms, self.are_together = self.repeats.rooms, True
         self._note_planned()
-        self._planned_for += map(set, self._graphs_of(self.forms.steps(are_together=False)))
         return True
+
+    @property
+    def _kinds_of_steps(self) -> list[set[Hashable]]:
+        return [set(map(self.repeats.kind_of, graphs)) for graphs in self.longest]
 
     def _note_planned(self) -> None:
         self.repeats.planned()
@@ -297,12 +327,14 @@ class Step:
 
         Much of the room is used or needed no more, or steps have come to be apart.
         """
-        is_apart = len(self.longest) > len(self._planned_for)
+        now = self._kinds_of_steps
+        is_apart = any(not any(made <= kinds for kinds in now) for made in self._made_for)
         if not (is_apart or self.repeats.is_outgrown):
             return False
         if self._leanest_nbytes(self.repeats.rooms, {}, around) <= budget_nbytes:
             return True
         self._note_planned()  # as it is
+        self._made_for = now
         return False
 
     def peak_to_come(self, around: Around) -> int:
@@ -310,9 +342,14 @@ class Step:
         return self._peak_of_steps(self._to_plan, around)
 
     def _peak_of_steps(self, steps: Sequence[Parts], around: Around) -> int:
-        runs = (self._runs_in(self._planned(part)) for parts in steps for part in parts)
-        peaks = ((_peak_of(each, around), _eager_peak_of(each, around)) for each in runs)
-        return max(itertools.chain.from_iterable(peaks), default=0)
+        runs = (self._planned(part) for parts in steps for part in parts)
+        return max((max(self._peaks(each, around)) for each in runs), default=0)
+
+    def _peaks(self, part: Sequence[Ran], around: Around) -> Peaks:
+        beside = around, self.existing_gradient_nbytes, *self.eager_gradient_nbytes.items()
+        return self._known_peaks.of(
+            part, self.parts, beside, lambda: peaks_of(self._runs_in(part), around)
+        )
 
     @property
     def _latest(self) -> list[Ran]:
@@ -328,8 +365,8 @@ class Step:
     def reports(self, around: Around, *, reads: bool, accumulates: bool) -> Iterator[GraphReport]:
         """Of every graph of the step, that part first which takes the most; see `Part.report`."""
         found: dict[str, tuple[Part, Beside]] = {}
-        for runs in sorted(self._runs, key=lambda runs: -_peak_of(runs, around)):
-            held = _beside(runs, around)
+        for runs in sorted(self._runs, key=lambda runs: -peak_of(runs, around)):
+            held = beside_graphs(runs, around)
             found |= {n: (runs.parts[n], held[n]) for n in held if n not in found}
         yield from (
             part.report(held, reads=reads, accumulates=accumulates) for part, held in found.values()
@@ -337,7 +374,7 @@ class Step:
 
     def beside(self, around: Around) -> dict[str, Beside]:
         """What is held beside each graph of the step's latest part, by name, in their order."""
-        return _beside(self._runs_in(self._latest), around)
+        return beside_graphs(self._runs_in(self._latest), around)
 
     @property
     def orders(self) -> list[list[Ran]]:
@@ -450,7 +487,7 @@ class Step:
 
     def graphs_peak_nbytes(self, around: Around) -> int:
         """The highest of its graphs, 0 without any."""
-        return max((_peak_of(runs, around) for runs in self._runs), default=0)
+        return max((self._peaks(part, around).graphs_nbytes for part in self._step), default=0)
 
     @property
     def longest_as_planned(self) -> list[Part]:
@@ -461,7 +498,7 @@ class Step:
 
     def eager_peak_nbytes(self, around: Around) -> int:
         """The highest while code in eager mode goes backward, as far as a step has shown it."""
-        return max((_eager_peak_of(runs, around) for runs in self._runs), default=0)
+        return max((self._peaks(part, around).eager_nbytes for part in self._step), default=0)
 
     @property
     def current(self) -> list[Part]:
@@ -506,27 +543,7 @@ class Step:
         )
 
 
-def _beside(runs: Runs, around: Around) -> dict[str, Beside]:
-    """What is held beside each graph, by name."""
-    return dict(zip(runs.parts, runs.beside(_crossing(runs), around), strict=True))
-
-
 def _as_in_step(part: Part, runs: Sequence[Ran]) -> Part:
     """A plan as its runs are, whichever backward goes through them."""
     part = as_run(part, runs)
     return part.kept if any(ran.is_kept for ran in runs) else part
-
-
-def _peak_of(runs: Runs, around: Around) -> int:
-    """The highest of its graphs, 0 without any."""
-    held = _beside(runs, around)
-    return max((part.peak_nbytes(held[name]) for name, part in runs.parts.items()), default=0)
-
-
-def _eager_peak_of(runs: Runs, around: Around) -> int:
-    return runs.eager_peak_nbytes(_crossing(runs), around)
-
-
-def _crossing(runs: Runs) -> list[Crossing]:
-    """What each graph hands to its backward."""
-    return [part.figures.crossing for part in runs.parts.values()]

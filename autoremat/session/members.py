@@ -60,6 +60,11 @@ class Members(Present):
         return [module for module in found if module is not None]
 
     @property
+    def are_there(self) -> bool:
+        """Whether any of them lives: each run of a graph asks several times."""
+        return any(reference() is not None for reference in self._modules)
+
+    @property
     def count(self) -> int:
         """Of the modules, those that are gone included."""
         return len(self._modules)

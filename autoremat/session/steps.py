@@ -155,7 +155,8 @@ class Steps:
     def begin(self) -> None:
         """A training call begins: one step with those before it whose backward is to come."""
         between.close()
-        waiting, goes_on = self._waiting, self.goes_on
+        waiting = self._waiting
+        goes_on = bool(waiting) or self._is_in_backward
         self.number += not goes_on
         self.blocks.call_begins(goes_on=goes_on)
         self.graphs.begin(waiting, goes_on=goes_on)

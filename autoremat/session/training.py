@@ -215,7 +215,7 @@ class Training:
         # Once training runs, a step that cannot be kept within the budget is warned of, not ended.
         steps = Steps(
             self._options,
-            present=lambda: members if (members := itself()) and members.modules else None,
+            present=lambda: members if (members := itself()) and members.are_there else None,
             is_told=True,
         )
         has_begun = lockstep is not None and lockstep.has_begun

@@ -18,6 +18,7 @@ import torch
 
 from autoremat import _torch
 from autoremat.memory.live_storages import LiveStorages
+from autoremat.memory.meter import storage_identities
 
 
 @dataclass
@@ -92,12 +93,14 @@ def may_begin() -> bool:
     return _thread.window is None and not _torch.dispatch_modes()
 
 
-def close() -> None:
-    """An event of a planned model begins on this thread."""
+def close(given: Sequence[torch.Tensor | None] = ()) -> None:
+    """An event of a planned model begins on this thread: that is given these, which count there."""
     window = _thread.window
     if window is None:
         return
     if window.counts:
+        for identity in storage_identities(t for t in given if t is not None):
+            window.live.pop(identity, None)
         window.steps.ended(window)
     _leave(window)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -145,6 +145,19 @@ class _Books:
             self.returned = {key: kept for key, kept in found if not kept.storage.expired()}
             self.most_returned = _FEW + 2 * len(self.returned)
 
+    def living(self, counted: Set[int]) -> Iterator[tuple[int, Returned]]:
+        """What was returned and somebody holds, but for what counts already.
+
+        Each run of a step asks: what is gone is left out, so that the next need not look at it.
+        """
+        for key, kept in list(self.returned.items()):
+            if key in counted:
+                continue
+            if not kept.storage.expired():
+                yield key, kept
+            elif self.returned.get(key) is kept:
+                del self.returned[key]
+
 
 _books = _Books()
 _numbers = itertools.count()  # of runs, in their order
@@ -171,9 +184,8 @@ def returned_storages(
         runs: those that are open there, if they are known.
     """
     counted = {key for run in (open_runs(device) if runs is None else runs) for key in run.returned}
-    for key, kept in list(_books.returned.items()):
-        is_there = key not in counted and same_device(kept.device, device)
-        if is_there and not kept.storage.expired():
+    for key, kept in _books.living(counted):
+        if same_device(kept.device, device):
             yield key, kept.nbytes
 
 
@@ -325,14 +337,14 @@ def _watch() -> None:
 
 
 @torch.compiler.disable  # as above
-def _backward_begins(roots: Roots, keeps_graph: bool) -> None:
+def _backward_begins(roots: Roots, gradients: Sequence[Any], keeps_graph: bool) -> None:
     is_outer = not _torch.is_in_backward()
     _books.backwards += is_outer
     _books.beginnings += 1
     # Without a run that waits, a backward of anything costs as little as can be.
     if _torch.is_compiling():
         return
-    between.close()
+    between.close(gradients)
     if is_outer and not _books.open:
         for owner in list(_books.without_gradients):
             owner.backward_begins(roots, keeps_graph=keeps_graph)

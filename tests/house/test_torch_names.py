@@ -1193,12 +1193,14 @@ def test_keeps_graph_and_watch_backwards(keep: bool, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.autograd, "_engine_run_backward", unwatched)
     monkeypatch.setattr("autoremat._torch.autograd._backward_watchers", [])
     seen: list[object] = []
-    _torch.watch_backwards(lambda roots, keeps: seen.append((roots[0] is loss, keeps)))
+    _torch.watch_backwards(
+        lambda roots, given, keeps: seen.append((roots[0] is loss, given[0].item(), keeps))
+    )
     x = torch.ones(4, requires_grad=True)
     loss = x.sin().sum()
     loss.grad_fn.register_prehook(lambda _: seen.append(_torch.keeps_graph()))
     loss.backward(retain_graph=keep)
-    assert seen == [(True, keep), keep]
+    assert seen == [(True, 1.0, keep), keep]
 
 
 def test_compiles_are_admitted():

@@ -8,6 +8,7 @@ import pytest
 
 from autoremat.memory.spread import Traffic
 from autoremat.planning.nesting import (
+    Around,
     Beside,
     Crossing,
     Kept,
@@ -16,6 +17,9 @@ from autoremat.planning.nesting import (
     beside_each,
     highest,
 )
+from autoremat.planning.ran import Ran
+from autoremat.planning.repeats import STEADY
+from autoremat.planning.step import Step
 
 
 def beside(
@@ -146,3 +150,51 @@ def test_what_runs_of_a_checkpoint_return_waits_if_somebody_holds_it():
     ]
     found = list(beside_each(kept, [Returned(0)] * 3))
     assert found == [(0, 0), (20, 20 + 200), (40, 40)]
+
+
+def step_after(*steps: str) -> Step:
+    """What is known after steps that run these graphs, whose leanest plans need nothing."""
+    found = Step()
+    run(found, *steps)
+    return found
+
+
+def run(step: Step, *steps: str) -> None:
+    """Steps that run these graphs."""
+    for graphs in steps:
+        step.begin()
+        step._ran = [Ran(graph) for graph in graphs]
+        step.note_longest()
+
+
+@pytest.mark.parametrize("others", [["AC"], ["AC", "AD"]])
+def test_plans_for_kinds_that_have_come_to_be_apart_are_outgrown(
+    others: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Also where they turned out to have room for kinds that came later, so many as these are."""
+    monkeypatch.setattr(Step, "_leanest_nbytes", lambda *_: 0)
+    step = step_after("AB", "AC")
+    step.leave_room(1, Around())
+    run(step, *others)
+    assert step.has_room(1, Around())
+    assert not step.needs_room
+    assert not step.is_outgrown(1, Around())
+    run(step, *["AB", *others] * (STEADY + 1))
+    assert step.is_outgrown(1, Around())
+    step.leave_room(1, Around())
+    assert not step.is_outgrown(1, Around())
+
+
+def test_plans_that_were_made_for_one_kind_are_not_outgrown_where_others_come_apart(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """They were never as lean as both together need: no other plans would be better."""
+    monkeypatch.setattr(Step, "_leanest_nbytes", lambda *_: 0)
+    step = step_after("AB")
+    step.leave_room(1, Around())
+    run(step, "AC")
+    assert step.needs_room
+    assert step.has_room(1, Around())
+    run(step, *["AB", "AC"] * (STEADY + 1))
+    assert not step.needs_room
+    assert not step.is_outgrown(1, Around())

@@ -5,13 +5,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import autoremat
+from autoremat.backend import session_behind
 from autoremat.memory.meter import resident_nbytes
+from autoremat.optimized import optimized_call
+from autoremat.planning import step as planned_step
+from autoremat.planning.forms import Forms
 from autoremat.planning.repeats import STEADY
 from tests.session.test_blocks import (
     BATCH,
@@ -104,6 +109,45 @@ def test_as_many_blocks_as_there_are_may_run_in_any_step(
     before = compiles(model.blocks[0])[0]
     peaks(model, "skipped", [{1}, set(), {2, 6}])
     assert compiles(model.blocks[0])[0] == before
+
+
+@pytest.mark.parametrize("optimise", [blockwise, listed])
+def test_steps_that_are_all_alike_are_counted_once(
+    optimise: Callable[[int], Stack], monkeypatch: pytest.MonkeyPatch
+):
+    """What is known of them is kept, and found anew as soon as a step is another one."""
+    model = optimise(budget_at(0.5))
+    peaks(model, "skipped", [{BLOCKS - 1}] * (STEADY + 4))
+    found = []
+    for owner, name in ((planned_step, "peaks_of"), (planned_step, "with_spare"), (Forms, "note")):
+        known = getattr(owner, name)
+
+        def counting(*args: Any, known: Callable[..., Any] = known) -> Any:
+            found.append(known.__name__)
+            return known(*args)
+
+        monkeypatch.setattr(owner, name, counting)
+    peaks(model, "skipped", [{BLOCKS - 1}] * 3)
+    assert not found
+    peaks(model, "skipped", [{BLOCKS - 2, BLOCKS - 1}] * 2)
+    assert {"peaks_of", "note"} <= set(found)
+
+
+@pytest.mark.parametrize("optimise", [blockwise, listed])
+def test_what_is_kept_of_a_step_is_what_would_be_found(optimise: Callable[[int], Stack]):
+    """After each step, whatever came before it."""
+    model = optimise(budget_at(0.5))
+    for skipped in [*VARYING, *GROWING, {1}]:
+        model.skipped = skipped
+        step(model, (BATCH,))
+        block = model.blocks[0]
+        session = session_behind(block.parameters()) or optimized_call(block).session
+        steps = session.steps
+        steps.graphs.note_longest()  # as whoever asks for what is to come does
+        now = steps.surroundings.now
+        kept = steps.graphs.peak_nbytes(now), steps.graphs.peak_to_come(now)
+        anew = steps.graphs.apart()
+        assert kept == (anew.peak_nbytes(now), anew.peak_to_come(now))
 
 
 @pytest.mark.thorough

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from autoremat import _torch
+from autoremat.memory.meter import storage_identities
 from autoremat.watch import between
 from autoremat.watch.between import Between
 from tests.watch.test_reach import BATCH, encoder_of, frozen, optimised, told, whole_peak
@@ -46,6 +47,22 @@ def watched(code: Callable[[], object], live_nbytes: int = 0) -> int:
 
 
 # --- what is seen ------------------------------------------------------------------------------
+
+
+def test_what_takes_the_place_of_something_given_counts():
+    """What tells storages apart is where they are, and that may be where another one was."""
+    given = [rows(64)]
+    (place,) = storage_identities(given)
+    made: list[Tensor] = []
+
+    def code() -> None:
+        given[0].sum()
+        given.clear()
+        made.extend(torch.ones(1, ROW_NBYTES // 4) for _ in range(256))
+
+    peak_nbytes = watched(code)
+    assert place in storage_identities(made)  # else this shows nothing
+    assert peak_nbytes >= 256 * ROW_NBYTES
 
 
 def test_the_most_that_was_live_counts():

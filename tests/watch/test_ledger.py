@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import autoremat
 from autoremat.backend import autoremat as backend
-from autoremat.memory.meter import measure_peak, resident_nbytes
+from autoremat.memory.meter import measure_peak, resident_nbytes, storage_identities
+from autoremat.watch import ledger
 from autoremat.watch.ledger import open_runs, returned_storages
 from tests.tiny import WIDTH, Chain, many_rows
 from tests.training import UNBOUNDED, make_seeded, optimized, step, unbounded
@@ -103,6 +104,18 @@ def test_what_a_run_returned_is_known_as_long_as_somebody_holds_it():
     assert sum(nbytes for _, nbytes in returned_storages(CPU)) == out.nbytes
     del out
     assert not [*returned_storages(CPU)]
+
+
+def test_what_nobody_holds_any_more_is_looked_at_once():
+    """Each run of a step asks what earlier ones have returned."""
+    kept, gone = torch.ones(4), torch.ones(5)
+    ledger.note_returned([kept, gone])
+    keys = {key for tensor in (kept, gone) for key in storage_identities([tensor])}
+    assert keys <= {key for key, _ in returned_storages(CPU)}
+    del gone
+    (living,) = storage_identities([kept])
+    assert keys & {key for key, _ in returned_storages(CPU)} == {living}
+    assert keys & ledger._books.returned.keys() == {living}
 
 
 def test_steps_that_are_all_alike_are_looked_into_ever_more_rarely(monkeypatch: pytest.MonkeyPatch):
