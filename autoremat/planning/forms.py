@@ -44,10 +44,9 @@ class Forms:
         self._kind_of = kind_of
         self._known: list[_Form] = []
         self._steady = 0  # steps since there is another form
-        self._latest: dict[
-            frozenset[str], tuple[int, Parts]
-        ] = {}  # by graphs, with the number, the last last
         self._number = 0  # of this step
+        # By their graphs, with the number of the step, in the order in which they were told.
+        self._latest: dict[frozenset[str], tuple[int, Parts]] = {}
 
     def note(self, parts: Parts) -> None:
         """The step that is there has run these graphs so far, part by part."""
