@@ -87,7 +87,8 @@ class StepOptimizers:
         before, now = self._met[optimizer], count_values(optimizer)
         if before is not None:
             self._met[optimizer] = now
-            self.steps += 1
+        is_given = any(optimizer is layer for given in self._given for layer in layers_of(given))
+        self.steps += before is not None or is_given  # which may step copies of the parameters
         return before not in (None, now)
 
     def _steps_model(self, optimizer: torch.optim.Optimizer) -> bool:

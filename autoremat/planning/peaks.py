@@ -52,12 +52,14 @@ class KnownPeaks:
         """
         if not _are_same(plans, self._plans):
             self._plans, self._known = dict(plans), {}
-        facts = (beside, *map(facts_of, part))
-        if facts not in self._known:
-            if len(self._known) >= _MOST:
-                self._known.clear()
-            self._known[facts] = find()
-        return self._known[facts]
+        known, facts = self._known, (beside, *map(facts_of, part))  # other threads may ask as well
+        found = known.get(facts)
+        if found is None:
+            found = find()
+            if len(known) >= _MOST:
+                known.clear()
+            known[facts] = found
+        return found
 
 
 def _are_same(plans: Mapping[str, Part], others: Mapping[str, Part]) -> bool:

@@ -469,7 +469,9 @@ class Steps:
         if not runs or self.audit.is_known(("inference", *names_of(runs)), sizes_of_runs(runs)):
             yield
         else:
-            before_nbytes = self.audit.live_nbytes(runs, self.device)
+            before_nbytes = 0
+            with self._looking():
+                before_nbytes = self.audit.live_nbytes(runs, self.device)
             with LiveStorages(self.device, ignores_given=True) as made:
                 yield
             self._note_eager(before_nbytes + made.peak_nbytes, runs)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -41,7 +42,7 @@ class Between:
 
     def held(self) -> dict[int, int]:
         """Bytes of what such code has made in the step and somebody holds, by storage."""
-        return {key: n for window in self._windows for key, n in window.live.items()}
+        return {key: n for window in self._windows for key, n in window.live.copy().items()}
 
     def ended(self, window: _Window) -> None:
         """An event has come."""
@@ -100,8 +101,10 @@ def close(given: Sequence[torch.Tensor | None] = ()) -> None:
     if window is None:
         return
     if window.counts:
-        for identity in storage_identities(t for t in given if t is not None):
-            window.live.pop(identity, None)
+        for tensor in given:
+            with suppress(NotImplementedError, RuntimeError):  # some wrappers have no storage
+                for identity in storage_identities([] if tensor is None else [tensor]):
+                    window.live.pop(identity, None)
         window.steps.ended(window)
     _leave(window)
 

@@ -191,6 +191,19 @@ class _Gradient(NamedTuple):
         return self.nbytes < self.storage.nbytes
 
 
+def _own_nbytes(taken: Sequence[_Gradient]) -> int:
+    """Bytes of gradients that one node takes and nobody else has: several may be in one storage."""
+    here = Counter(gradient.storage for gradient in taken)
+    found = Counter[_Storage]()
+    for gradient in taken:
+        found[gradient.storage] += gradient.nbytes
+    return sum(
+        min(storage.nbytes, found[storage])
+        for storage, count in here.items()
+        if storage.holders == count
+    )
+
+
 @dataclass
 class _Walk:
     """What is live as the engine goes from node to node."""
@@ -230,8 +243,7 @@ class _Walk:
         if run is not None:  # a plan counts the gradients that it is given, and frees them
             self._run_region(run.region)
             own_nbytes = run.held_nbytes + run.again_nbytes
-            given_nbytes = sum(g.nbytes for g in taken if g.storage.holders == 1)
-            self.beside_nbytes[run] = self.live_nbytes - own_nbytes - given_nbytes
+            self.beside_nbytes[run] = self.live_nbytes - own_nbytes - _own_nbytes(taken)
         is_end = _torch.accumulates(node)  # that makes nothing
         made_nbytes = self._keep(node, taken) if is_end else self._make(node, taken)
         if run is None and not is_end:

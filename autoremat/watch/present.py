@@ -21,25 +21,33 @@ from autoremat.memory.optimizers import StepOptimizers, parameters_of
 from autoremat.memory.spread import Sharing, Spread, Traffic, traffic_of_run
 from autoremat.watch.standing import Standing
 
+_OFTEN = 2  # where gradients add up, no two steps in a row begin without
+
 
 class Present:
     """What a model and its training hold at a moment.
 
     Attributes:
         optimizers: those that step the model.
-        accumulates: whether a step has found gradients which no optimizer had taken yet: they are
-            needed where they are.
     """
 
     optimizers: StepOptimizers
-    accumulates = False
     _optimizer_steps = -1  # when the latest step began
+    _taken_in_a_row = _OFTEN  # steps that found all gradients taken by an optimizer, or none
 
     def begin_step(self) -> None:
         """A forward begins, and no backward of one before it is to come."""
-        if not self.accumulates and self._optimizer_steps == self.optimizers.steps:
-            self.accumulates = self.has_gradients
+        is_waiting = self._optimizer_steps == self.optimizers.steps and self.has_gradients
+        self._taken_in_a_row = 0 if is_waiting else self._taken_in_a_row + 1
         self._optimizer_steps = self.optimizers.steps
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether steps find gradients which no optimizer has taken yet: they are needed there.
+
+        A scaler that leaves out an optimizer's step now and then makes that of no training.
+        """
+        return self._taken_in_a_row < _OFTEN
 
     @property
     def modules(self) -> Sequence[nn.Module]:

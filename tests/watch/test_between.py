@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from autoremat import _torch
 from autoremat.memory.meter import storage_identities
-from autoremat.watch import between
+from autoremat.watch import between, ledger
 from autoremat.watch.between import Between
 from tests.watch.test_reach import BATCH, encoder_of, frozen, optimised, told, whole_peak
 
@@ -169,6 +169,25 @@ def test_a_mode_that_is_on_when_the_next_event_comes_ends_first():
         assert _torch.dispatch_modes()[-1] is theirs.mode
         assert not between.may_begin()
     assert found.taken() == 2 * ROW_NBYTES
+    between.close()
+    assert between.may_begin()
+
+
+@pytest.mark.parametrize(
+    "differentiate",
+    [
+        lambda x: torch.autograd.grad(x.sin(), x, torch.eye(4), is_grads_batched=True),
+        lambda x: torch.func.jacrev(torch.sin)(x.detach()),
+        lambda x: torch.func.grad(lambda y: y.sin().sum())(x.detach()),
+    ],
+    ids=["batched", "jacobian", "of a function"],
+)
+def test_a_backward_may_be_given_what_has_no_storage(differentiate: Callable[[Tensor], object]):
+    """As functorch's wrappers are: the event comes all the same."""
+    ledger._watch()
+    found, run = Between(), Run()
+    found.begin(0, CPU, run)
+    differentiate(torch.ones(4, requires_grad=True))
     between.close()
     assert between.may_begin()
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from autoremat.memory.meter import measure_peak, storage_sizes
+from autoremat.watch import eager_backward
 from autoremat.watch.eager_backward import foresee
 
 CPU = torch.device("cpu")
@@ -85,3 +87,37 @@ def test_a_gradient_stays_until_nobody_waits_for_any_of_it(
     foreseen_nbytes = foreseen.eager_peak_nbytes - foreseen.first_nbytes
     measured_nbytes = measure_peak(lambda: torch.autograd.backward(result, gradient), device="cpu")
     assert measured_nbytes == pytest.approx(foreseen_nbytes, rel=0.001)
+
+
+class TwoResults(torch.autograd.Function):
+    """Stands for a planned graph that returns two tensors."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(_ctx: Any, one: Tensor, other: Tensor) -> Tensor:
+        return one + other
+
+
+class Waiting:
+    """A run of it that holds nothing."""
+
+    name, region, held_nbytes, again_nbytes, left_nbytes = "graph", 0, 0, 0, 0
+
+
+@pytest.mark.parametrize(
+    "together", [torch.add, torch.mul, lambda *both: torch.cat(both), lambda *both: both[0]]
+)
+def test_gradients_of_all_that_a_graph_returned_count_in_its_plan(
+    together: Callable[[Tensor, Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+):
+    """Also where they are in one storage: nothing of it is there beside the graph."""
+    result = 2 * together(*TwoResults.apply(torch.rand(64, 64).requires_grad_()))
+    run = Waiting()
+    monkeypatch.setattr(
+        eager_backward, "run_of", lambda node: run if "TwoResults" in node.name() else None
+    )
+    foreseen = foresee([result], [run], known=set(), saved_so_far={}, device=CPU, keeps_graph=False)
+    assert foreseen.beside_nbytes == {run: 0}
