@@ -1,31 +1,50 @@
 """Private names of the profiler: what a step allocates and frees, and when.
 
-Guarantees: importing this imports nothing that compiles.
+Guarantees: importing this imports nothing that compiles; a session of the user's is not disturbed,
+nor does it see what is measured meanwhile.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch._C import _autograd
 from torch._C._profiler import _ExtraFields_Allocation
+from torch.autograd import profiler_legacy
 from torch.profiler import ProfilerActivity
 
 __all__ = [
     "MemoryEvent",
+    "apart_from_profilers",
     "memory_events",
+    "memory_events_of",
     "profiler_is_active",
     "recording_memory",
 ]
+
+T = TypeVar("T")
 
 
 def profiler_is_active() -> bool:
     """Whether some torch profiler session is recording; a second one would end it."""
     return _autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled
+
+
+def apart_from_profilers(run: Callable[[], T]) -> T:
+    """What a call returns; while somebody profiles, it is made where that does not record.
+
+    A session records the thread that began it.
+    """
+    if not profiler_is_active():
+        return run()
+    with ThreadPoolExecutor(1) as apart:
+        return apart.submit(run).result()
 
 
 @contextmanager
@@ -94,6 +113,46 @@ def memory_events(session: torch.profiler.profile, prefix: str) -> list[MemoryEv
             found.append(MemoryEvent("", when, when, what.alloc_size, what.ptr))
     found.sort(key=lambda event: event.start_ns)
     return list(_completed(found))
+
+
+def memory_events_of(run: Callable[[], object], prefix: str) -> list[MemoryEvent]:
+    """What a call allocates and frees, as of `memory_events`, also while somebody profiles.
+
+    Then without addresses, and with what is there before as it is freed: the profiler that torch
+    had before records beside the present one, on threads of its own.
+    """
+    if profiler_is_active():
+        return apart_from_profilers(lambda: _legacy_events_of(run, prefix))
+    with recording_memory() as session:
+        run()
+    return memory_events(session, prefix)
+
+
+def _legacy_events_of(run: Callable[[], object], prefix: str) -> list[MemoryEvent]:
+    config = profiler_legacy.profile(profile_memory=True).config()
+    _autograd._enable_profiler_legacy(config)
+    try:
+        run()
+    finally:
+        threads = _autograd._disable_profiler_legacy()
+    return [event for records in threads for event in _legacy_events(records, prefix)]
+
+
+def _legacy_events(records: Sequence[Any], prefix: str) -> list[MemoryEvent]:
+    """Of one thread; its records are in order of time, which their places tell."""
+    found: list[MemoryEvent] = []
+    began: dict[int, int] = {}  # by the handle of a function, its place among what was found
+    for when, record in enumerate(records):
+        kind, name = record.kind(), record.name()
+        if kind == "memory_alloc" and record.cpu_memory_usage():
+            found.append(MemoryEvent("", when, when, record.cpu_memory_usage()))
+        elif kind == "push" and name.startswith(prefix):
+            began[record.handle()] = len(found)
+            found.append(MemoryEvent(name, when, when))
+        elif kind == "pop" and record.handle() in began:
+            place = began.pop(record.handle())
+            found[place] = replace(found[place], end_ns=when)
+    return found
 
 
 def _completed(events: Iterable[MemoryEvent]) -> Iterator[MemoryEvent]:

@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from torch import fx
 
-from autoremat._torch import fake_value, tensor_leaves
+from autoremat._torch import apart_from_profilers, fake_value, tensor_leaves
 from autoremat.cost.agreed import agree, agreed
 from autoremat.cost.cache import CostCache, Measured
 from autoremat.cost.calls import FREE, Call, OpCost, call_of, is_free
@@ -82,7 +82,7 @@ def _costs(
 ) -> dict[str, OpCost]:
     """By key, what the calls cost on this machine; those that cannot be measured are left out."""
     known = cache.read(calls, Measured)
-    fresh, doubtful = _measure_calls(calls, known, progress)
+    fresh, doubtful = apart_from_profilers(lambda: _measure_calls(calls, known, progress))
     cache.write({key: found for key, found in fresh.items() if key not in doubtful})
     # What another process stored first counts: two ranks plan with the same times.
     known |= fresh | cache.read(fresh, Measured)

@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch.profiler import record_function
 
-from autoremat._torch import MemoryEvent, memory_events, profiler_is_active, recording_memory
-from autoremat.call_stack import users_level
+from autoremat._torch import MemoryEvent, memory_events_of
 from autoremat.cost.calls import Call
 from autoremat.cost.made_up_inputs import Inputs
 
@@ -112,13 +111,6 @@ def _cuda_peak(run: Run) -> tuple[int, int]:
 
 def _cpu_peaks(draws: Mapping[str, Draw]) -> dict[str, tuple[int, int]]:
     """One profiler session over one warm run each, cut at the markers."""
-    if profiler_is_active():
-        warnings.warn(
-            "autoremat: operator workspaces cannot be measured while another torch profiler is "
-            "recording; operators are priced by estimate. Compile outside the profiled region.",
-            stacklevel=users_level(),
-        )
-        return {}
 
     def marked(name: str) -> Callable[[Run], bool]:
         def measure(run: Run) -> bool:
@@ -130,9 +122,12 @@ def _cpu_peaks(draws: Mapping[str, Draw]) -> dict[str, tuple[int, int]]:
 
         return measure
 
-    with recording_memory() as session:
-        ran = [attempt(draw, marked(f"{_MARK}{i}")) for i, draw in enumerate(draws.values())]
-    peaks = _split_at_marks(memory_events(session, _MARK))
+    ran: list[bool | None] = []
+
+    def run_all() -> None:
+        ran.extend(attempt(draw, marked(f"{_MARK}{i}")) for i, draw in enumerate(draws.values()))
+
+    peaks = _split_at_marks(memory_events_of(run_all, _MARK))
     return {key: peaks.get(i, (0, 0)) for i, key in enumerate(draws) if ran[i]}
 
 

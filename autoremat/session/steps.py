@@ -431,12 +431,12 @@ class Steps:
                 self.surroundings.begin_step(is_open=False)
             self.audit.at_reruns(roots, self.device)
 
-    def note_plain_run(self) -> None:
+    def during_plain_run(self) -> contextlib.AbstractContextManager[None]:
         """A graph runs that keeps nothing: a reentrant checkpoint may be around it."""
-        self._inference_begins()
         if not self._has_noted_call and has_reruns(self) and not _torch.is_in_backward():
             self._has_noted_call = True
             self.audit.arguments.around.note()
+        return self.during_inference()
 
     @contextlib.contextmanager
     def _looking(self) -> Iterator[None]:

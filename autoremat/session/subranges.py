@@ -56,7 +56,6 @@ class Subranges:
             return None
         is_chosen = setting.steering.choice or setting.steering.known or setting.offload
         is_early = steps.number < KNOWN_STEPS or ran[0] in steps.graphs.provisional
-        is_early = is_early or _torch.profiler_is_active()  # by which operations are measured, too
         if is_early or is_chosen or steps.options.budget.is_least or not part.figures.fits:
             return None
         return ran[0]

@@ -87,11 +87,13 @@ class _Held(NamedTuple):
     Attributes:
         known: identities of what models hold, and of what graphs are given and have returned.
         saved: bytes by storage of what code in eager mode has saved so far, or holds in variables.
+        named: of that, what it holds in variables.
         base_nbytes: all that is known, and state of optimizers that does not exist yet.
     """
 
     known: Collection[int]
     saved: Mapping[int, int]
+    named: Mapping[int, int]
     base_nbytes: int
 
     def live_nbytes(self, runs: Sequence[Run]) -> int:
@@ -263,6 +265,7 @@ class Audit:
             saved_so_far=held.saved,
             device=device,
             keeps_graph=keeps_graph,
+            named=held.named,
             gradient_shares=self.present.spread.gradient_shares,
             find_remade=functools.partial(
                 self.reruns.of, device=device, find_known=lambda: _known(audits, device)
@@ -334,13 +337,13 @@ class Audit:
             saved |= audit.saved.held(device) | audit.between.held()
             expected_nbytes += audit.present.to_come_nbytes(device)
         in_reach = self._in_reach.held(device).items()
-        saved |= {key: nbytes for key, nbytes in in_reach if key not in counted}
+        named = {key: nbytes for key, nbytes in in_reach if key not in counted}
         moving = list(dict.fromkeys(moving for part in parts for moving in part.moving))
         lasting = ChainMap(stays.sizes, *(part.now() for part in moving))
         lasting_nbytes = stays.nbytes + sum(part.nbytes for part in moving)
         passing = (key for key in known if key not in counted and key not in lasting)
         base_nbytes = expected_nbytes + lasting_nbytes + sum(known[key] for key in passing)
-        return _Held(ChainMap(known, lasting), saved, base_nbytes)
+        return _Held(ChainMap(known, lasting), saved | named, named, base_nbytes)
 
     def _look_around(self) -> None:
         """What the step's own code holds now."""

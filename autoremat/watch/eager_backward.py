@@ -92,6 +92,7 @@ def foresee(
     saved_so_far: Mapping[int, int],
     device: torch.device,
     keeps_graph: bool,
+    named: Mapping[int, int] = MappingProxyType({}),
     gradient_shares: Mapping[int, float] = MappingProxyType({}),
     find_remade: FindRemade = lambda nodes, planned: ({}, True),
 ) -> Foreseen:
@@ -105,6 +106,8 @@ def foresee(
             reaches it or not.
         device: what is elsewhere does not count.
         keeps_graph: whether what was saved stays afterwards.
+        named: bytes by storage of what the step's own code has variables for, which outlives the
+            backward, also where a node has saved a view of it.
         gradient_shares: of parameters whose gradients processes reduce, by identity: what stays.
         find_remade: finds what nodes in checkpoints will hold, and whether all of it is known;
             given all nodes, and those of planned graphs.
@@ -112,7 +115,7 @@ def foresee(
     nodes = list(nodes_behind(first_nodes(roots)))
     reached = {node: run for node in nodes if (run := run_of(node)) is not None}
     planned = {node: run for node, run in reached.items() if run.name}
-    held: dict[int, int] = {}
+    held = {key: nbytes for key, nbytes in named.items() if key not in known}
     held_by: dict[int, list[torch.Tensor]] = {}
     for node in nodes:
         held |= saved_storages(node, known, device, only_held=True, held_by=held_by)

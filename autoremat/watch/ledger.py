@@ -12,6 +12,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -52,7 +53,7 @@ class Returned(NamedTuple):
     device: torch.device
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)  # which would write out all of its owner
 class Run:
     """One forward of a planned graph. Only its node of autograd's graph holds it.
 
@@ -285,24 +286,21 @@ def note_returned(tensors: Iterable[torch.Tensor]) -> Mapping[int, Returned]:
 
 
 def noting_returned(
-    compiled: Callable[..., Any], before: Callable[[], object], after: Callable[[], object]
+    compiled: Callable[..., Any], during: Callable[[], AbstractContextManager[object]]
 ) -> Callable[..., Any]:
-    """A compiled graph whose runs keep nothing: only what it returns is noted.
+    """A compiled graph whose runs keep nothing: what it returns is noted.
 
     Args:
         compiled: the graph.
-        before: called before each run.
-        after: called after it.
+        during: entered for each run.
     """
 
     def run(*args: Any) -> Any:
-        is_real = not _torch.is_compiling()
-        if is_real:
-            before()
-        outputs = compiled(*args)
-        if is_real:
+        if _torch.is_compiling():
+            return compiled(*args)
+        with during():
+            outputs = compiled(*args)
             note_returned(output for output in outputs if isinstance(output, torch.Tensor))
-            after()
         return outputs
 
     return run

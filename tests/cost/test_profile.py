@@ -454,15 +454,21 @@ def test_progress_ends_at_the_total(trace, cache):
     assert seen[-1] == (profile._ROUNDS, profile._ROUNDS)
 
 
-def test_a_running_profiler_is_not_disturbed(trace, cache):
-    """Inside the user's own profiler session operators are estimated, with a warning."""
-    node = trace.call(aten.sin.default, trace.tensor(64))
-    with (
-        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as session,
-        pytest.warns(UserWarning, match="another torch profiler"),
-    ):
-        assert not price(node, cache).measured
-    assert session.events() is not None
+def test_a_running_profiler_neither_sees_nor_hinders_what_is_measured(trace, cache, tmp_path):
+    """Times and workspaces are found as without one; the user's session has only the user's own."""
+    x = trace.tensor(2, 2, 64, 16)
+    attention = aten._scaled_dot_product_flash_attention_for_cpu.default
+    node = trace.call(attention, x, x, x)
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, profile_memory=True) as session:
+        torch.ones(8).cos()
+        found = price(node, cache)
+    assert found.measured
+    assert found.workspace_nbytes > 0
+    assert found.workspace_nbytes == price(node, tmp_path / "without").workspace_nbytes
+    names = {event.name for event in session.events()}
+    assert "aten::cos" in names
+    assert not any("attention" in name or "workspace" in name for name in names)
 
 
 def test_symbolic_sizes_stand_for_their_hints(cache):

@@ -790,6 +790,35 @@ def test_memory_events():
     assert all(e.start_ns <= e.end_ns for e in events)
 
 
+def test_memory_events_of():
+    """The same of a call, as long as somebody profiles without their addresses."""
+
+    def run() -> None:
+        with torch.profiler.record_function("mine::span"):
+            held = torch.zeros(1024)
+        del held
+
+    def found() -> list[tuple[str, int, bool]]:
+        events = _torch.memory_events_of(run, "mine::")
+        (span,) = (event for event in events if event.name)
+        return [(e.name, e.nbytes, span.start_ns <= e.start_ns <= span.end_ns) for e in events]
+
+    alone = found()
+    assert alone == [("mine::span", 0, True), ("", 4096, True), ("", -4096, False)]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as session:
+        assert found() == alone
+    assert "mine::span" not in {event.name for event in session.events()}
+
+
+def test_apart_from_profilers():
+    """On this thread, but while somebody profiles; errors come through."""
+    assert _torch.apart_from_profilers(threading.get_ident) == threading.get_ident()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert _torch.apart_from_profilers(threading.get_ident) != threading.get_ident()
+        with pytest.raises(ZeroDivisionError):
+            _torch.apart_from_profilers(lambda: 1 / 0)
+
+
 def test_memory_of_an_earlier_session_ends_without_a_size():
     """What the profiler tells may be that of another block, which had the same address then."""
     held = []

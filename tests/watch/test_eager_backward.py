@@ -121,3 +121,27 @@ def test_gradients_of_all_that_a_graph_returned_count_in_its_plan(
     )
     foreseen = foresee([result], [run], known=set(), saved_so_far={}, device=CPU, keeps_graph=False)
     assert foreseen.beside_nbytes == {run: 0}
+
+
+def test_what_a_variable_holds_stays_also_where_a_view_of_it_was_saved(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """A target that is detached for the loss: the tensor that was saved is nobody else's."""
+    target, result = torch.rand(ROWS, ROWS), torch.rand(ROWS, ROWS).requires_grad_() * 2
+    run, planned = Waiting(), result.grad_fn
+    monkeypatch.setattr(eager_backward, "run_of", lambda node: run if node is planned else None)
+    loss = torch.nn.functional.mse_loss(result, target.detach())
+
+    def beside_nbytes(*named: Tensor) -> int:
+        foreseen = foresee(
+            [loss],
+            [run],
+            known=set(storage_sizes([result], CPU)),
+            saved_so_far={},
+            device=CPU,
+            keeps_graph=False,
+            named=storage_sizes(named, CPU),
+        )
+        return foreseen.beside_nbytes[run]
+
+    assert beside_nbytes(target) == beside_nbytes() + target.nbytes
