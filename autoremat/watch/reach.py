@@ -23,6 +23,7 @@ from torch.nn.parameter import is_lazy
 from autoremat import _torch
 from autoremat.call_stack import globals_of, named_by_users
 from autoremat.memory.meter import gradients_of, storage_identities, storages_of
+from autoremat.watch.eager_code import nodes_behind
 
 DEPTH = 4  # of containers and attributes, from a variable on
 MOST = 4000  # things that are looked at, those next to the step's own code first
@@ -64,10 +65,21 @@ def _untrained(module: nn.Module) -> list[torch.Tensor]:
 
 
 def _in_reach(*, of_all: bool = False) -> tuple[list[torch.Tensor], list[nn.Module]]:
-    """Real tensors that code can name, and their gradients; and modules."""
+    """Real tensors that code can name, or differentiates, and their gradients; and modules."""
     things = list(_things_in_reach(of_all))
-    single = [thing for thing in things if isinstance(thing, torch.Tensor)]
+    named = [thing for thing in things if isinstance(thing, torch.Tensor)]
+    single = [*named, *_differentiated_in(named)]
     return single + gradients_of(single), [t for t in things if isinstance(t, nn.Module)]
+
+
+def _differentiated_in(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """What autograd has taken gradients to, but for parameters: its graph holds that on.
+
+    As the loss of an attack's last pass does with the perturbation that the next has replaced.
+    """
+    nodes = nodes_behind(tensor.grad_fn for tensor in tensors)
+    leaves = [node.variable for node in nodes if _torch.accumulates(node)]
+    return [leaf for leaf in leaves if not isinstance(leaf, nn.Parameter) and _is_real(leaf)]
 
 
 def _things_in_reach(of_all: bool) -> Iterator[torch.Tensor | nn.Module]:

@@ -237,6 +237,21 @@ def test_single_tensors_are_found_with_their_gradients_once_they_are_new():
     assert takes() is inner
 
 
+def test_what_a_graph_differentiates_is_held_as_long_as_a_variable_has_its_loss():
+    """The attack's last perturbation, which another has replaced; parameters count elsewhere."""
+    reach, layer, data = Reach(), nn.Linear(3, 3), torch.ones(3, requires_grad=True)
+    reach.note_data()
+    attacked = torch.zeros(3, requires_grad=True)
+    loss = layer(data + attacked).sum()
+    (gradient,) = torch.autograd.grad(loss, attacked)
+    before, attacked = id(attacked), attacked.detach() + gradient
+    found = {id(tensor) for tensor in reach.tensors()}
+    assert before in found
+    assert not {id(data), *map(id, layer.parameters())} & found
+    del loss
+    assert before not in {id(tensor) for tensor in reach.tensors()}
+
+
 def test_data_of_functions_around_the_one_that_calls_first_is_data():
     """One takes the loss, another begins its backward; the data are the script's."""
     data, reach = [torch.ones(3) for _ in range(5)], Reach()
