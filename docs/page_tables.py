@@ -10,6 +10,7 @@ from typing import Any
 
 Row = dict[str, Any]
 Columns = Mapping[str, Callable[[Row], str]]
+Promise = tuple[str, Sequence[tuple[str, bool | None]]]  # with keys of rows, and who keeps it
 MIB = 2**20
 
 
@@ -28,7 +29,7 @@ def table_of_cells(names: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def verdicts(promises: Iterable[tuple[str, Sequence[tuple[str, bool | None]]]]) -> str:
+def verdicts(promises: Iterable[Promise]) -> str:
     """Each promise, whether every row keeps it, and the rows that do not.
 
     Args:
@@ -50,6 +51,20 @@ def _verdict(promise: str, judged: Sequence[tuple[str, bool | None]]) -> list[st
 def versions(run: Row) -> str:
     """Of Python and packages, in one line."""
     return ", ".join(f"{name} {version}" for name, version in run["versions"].items())
+
+
+def how_made(runs: Iterable[Row]) -> str:
+    """Commands and machines of the runs, a line each."""
+    return "\n".join(
+        f"{run['date']}: `{run['command']}`; {run['cpu']}, {run['cores']} cores, "
+        f"{run['memory_gib']} GiB; {versions(run)}."
+        for run in runs
+    )
+
+
+def is_done(row: Row) -> bool:
+    """Whether a row has its figures."""
+    return bool(row["status"] == "ok")
 
 
 def above_resident(row: Row, field: str) -> int | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +23,7 @@ import torch
 from benchmark_models import loss_alone, models, solver_graphs
 from measured_models import run
 from own_process import forget_plans
-from page_tables import mib, percent, table, verdicts, versions
+from page_tables import Columns, Promise, how_made, is_done, mib, percent, table, verdicts
 from row_store import Row
 from torch import Tensor
 
@@ -96,6 +96,14 @@ code is another one: there the formula is the model's.
 
 ## `fit` against running every batch
 """
+
+ABOUT = (
+    "Small models of one layer (T5 has one in encoder and decoder each; the UNet is whole). "
+    f"Budgets are what the step without a plan takes of {FREE_BATCH} samples. CPU, float32, op "
+    f'by op (`compiler="eager"`), `time_limit={TIME_LIMIT_S:.0f}`, `points={POINTS}`. What is '
+    "measured is a whole step, resident bytes included. Other work was running beside this: "
+    "seconds, and the times that the fastest batch rests on, are coarse.\n"
+)
 
 
 def key_of(model: str, batch: int) -> str:
@@ -190,82 +198,72 @@ def _worst(row: Row) -> float | None:
     return max(errors, key=abs, default=None)
 
 
+COLUMNS: Columns = {
+    "model": lambda r: r["model"],
+    "budget MiB": lambda r: mib(r.get("budget_nbytes")),
+    "`fit`: largest": lambda r: str(r.get("fit_largest", "")),
+    "by running: largest": lambda r: str(r.get("run_largest", "")),
+    "`fit`: fastest": lambda r: str(r.get("fit_fastest", "")),
+    "which is faster by": lambda r: percent(100 * r["fastest_gain"], 1) if is_done(r) else "",
+    "worst prediction": lambda r: "" if (e := _worst(r)) is None else percent(100 * e),
+    "sizes planned": lambda r: str(r.get("planned", "")),
+    "`fit` s": lambda r: f"{r['fit_seconds']:.0f}" if is_done(r) else "",
+    "running s": lambda r: f"{r['run_seconds']:.0f}" if is_done(r) else "",
+    "": lambda r: "" if is_done(r) else r.get("message", r["status"]),
+}
+COLUMNS_OF_BATCHES: Columns = {
+    "model": lambda r: r["model"],
+    "batch": lambda r: str(r["batch"]),
+    "predicted MiB": lambda r: mib(r.get("predicted_nbytes") or r.get("planned_nbytes")),
+    "measured MiB": lambda r: mib(r.get("measured_nbytes")),
+    "error": lambda r: "" if (e := _error(r)) is None else percent(100 * e),
+    "refused: needs MiB": lambda r: mib(r.get("smallest_nbytes")),
+}
+
+
+def _promises(done: list[Row], tried: list[Row]) -> Iterator[Promise]:
+    """What is promised, and which rows keep it."""
+    yield (
+        "the largest batch is the one that an exhaustive search by running finds",
+        [(r["key"], r["fit_largest"] == r["run_largest"]) for r in done],
+    )
+    yield (
+        "no batch that `fit` names is above the budget when it runs",
+        [
+            (key_of(r["model"], t["batch"]), t["fits"])
+            for r in done
+            for t in r["tried"]
+            if t["batch"] in (r["fit_largest"], r["fit_fastest"])
+        ],
+    )
+    yield (
+        "predicted within 2 % of what is measured",
+        [
+            (key_of(r["model"], r["batch"]), abs(error) <= 0.02)
+            for r in tried
+            if (error := _error(r)) is not None
+        ],
+    )
+
+
 def page(runs: list[Row], rows: list[Row]) -> str:
     """The page."""
-    done = [row for row in rows if row["status"] == "ok"]
-    found = {
-        "model": lambda r: r["model"],
-        "budget MiB": lambda r: mib(r.get("budget_nbytes")),
-        "`fit`: largest": lambda r: str(r.get("fit_largest", "")),
-        "by running: largest": lambda r: str(r.get("run_largest", "")),
-        "`fit`: fastest": lambda r: str(r.get("fit_fastest", "")),
-        "which is faster by": lambda r: percent(100 * r["fastest_gain"], 1) if r in done else "",
-        "worst prediction": lambda r: "" if (e := _worst(r)) is None else percent(100 * e),
-        "sizes planned": lambda r: str(r.get("planned", "")),
-        "`fit` s": lambda r: f"{r['fit_seconds']:.0f}" if r in done else "",
-        "running s": lambda r: f"{r['run_seconds']:.0f}" if r in done else "",
-        "": lambda r: "" if r in done else r.get("message", r["status"]),
-    }
+    done = [row for row in rows if is_done(row)]
     tried = [{"model": row["model"], **one} for row in done for one in row["tried"]]
-    each = {
-        "model": lambda r: r["model"],
-        "batch": lambda r: str(r["batch"]),
-        "predicted MiB": lambda r: mib(r.get("predicted_nbytes") or r.get("planned_nbytes")),
-        "measured MiB": lambda r: mib(r.get("measured_nbytes")),
-        "error": lambda r: "" if (e := _error(r)) is None else percent(100 * e),
-        "refused: needs MiB": lambda r: mib(r.get("smallest_nbytes")),
-    }
-    promises = [
-        (
-            "the largest batch is the one that an exhaustive search by running finds",
-            [(r["key"], r["fit_largest"] == r["run_largest"]) for r in done],
-        ),
-        (
-            "no batch that `fit` names is above the budget when it runs",
-            [
-                (key_of(r["model"], t["batch"]), t["fits"])
-                for r in done
-                for t in r["tried"]
-                if t["batch"] in (r["fit_largest"], r["fit_fastest"])
-            ],
-        ),
-        (
-            "predicted within 2 % of what is measured",
-            [
-                (key_of(r["model"], r["batch"]), abs(error) <= 0.02)
-                for r in tried
-                if (error := _error(r)) is not None
-            ],
-        ),
-    ]
-    formulas = "\n".join(
-        f"- {row['model']}: `{row['formula']}`" for row in done if row.get("formula")
-    )
-    made = "\n".join(
-        f"{run['date']}: `{run['command']}`; {run['cpu']}, {run['cores']} cores, "
-        f"{run['memory_gib']} GiB; {versions(run)}."
-        for run in runs
-    )
-    about = (
-        "Small models of one layer (T5 has one in encoder and decoder each; the UNet is whole). "
-        f"Budgets are what the step without a plan takes of {FREE_BATCH} samples. CPU, float32, op "
-        f'by op (`compiler="eager"`), `time_limit={TIME_LIMIT_S:.0f}`, `points={POINTS}`. What is '
-        "measured is a whole step, resident bytes included. Other work was running beside this: "
-        "seconds, and the times that the fastest batch rests on, are coarse.\n"
-    )
+    formulas = [f"- {row['model']}: `{row['formula']}`" for row in done if row.get("formula")]
     return "\n".join(
         [
             INTRODUCTION,
-            about,
-            table(found, rows),
-            verdicts(promises),
+            ABOUT,
+            table(COLUMNS, rows),
+            verdicts(_promises(done, tried)),
             "## Each batch\n",
-            table(each, tried),
+            table(COLUMNS_OF_BATCHES, tried),
             "## Formulas of the largest batches' plans\n",
-            formulas or "None was found.",
+            "\n".join(formulas) or "None was found.",
             "",
             "## How this was made\n",
-            made,
+            how_made(runs),
             "",
             "Not run: GPUs, Inductor, and the batch finders of accelerate and Lightning.",
             "",

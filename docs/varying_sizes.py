@@ -15,7 +15,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +25,7 @@ import torch
 from benchmark_models import loss_alone, models, solver_graphs
 from measured_models import run
 from own_process import forget_plans
-from page_tables import mib, percent, table, verdicts, versions
+from page_tables import Columns, Promise, how_made, is_done, mib, percent, table, verdicts
 from row_store import Row
 from torch import Tensor
 
@@ -134,6 +134,25 @@ proof (`Sizes`) and the formula. `optimize(sizes=)` takes dimensions of `torch.e
 
 ## Steps of all sizes
 """
+
+ABOUT = (
+    f"{STEPS} steps of each model, of sizes drawn evenly from the range (seed {SEED}), the "
+    f"last of the largest. Budgets are {SHARE:.0%} of what the step without a plan takes of "
+    'that. Small models of one or two layers, float32, op by op (`compiler="eager"`), '
+    f"`time_limit={TIME_LIMIT_S:.0f}`. What is measured is a whole step, resident included. "
+    "Of a batch of 1, which has a plan of its own, the formula says nothing; where the first "
+    "such batch is drawn late, its plan is made late.\n"
+)
+ABOUT_TIMES = (
+    "Steps of three sizes (batch x sequence, of images the batch alone) are timed in turns "
+    "with those of a model that was planned for the very size within the same budget: medians "
+    f"of {ROUNDS} ratios, on a machine that others used meanwhile, so that a few percent are "
+    "noise.\n"
+)
+ABOUT_NO_TIMES = (
+    "These rows are of plans for the largest sizes alone: they were not run again since "
+    "smaller sizes have plans of their own, and no step was timed.\n"
+)
 
 
 def largest_of(case: Case, batch: int, sequence: int) -> tuple[Tensor, ...]:
@@ -249,74 +268,55 @@ def _errors(row: Row) -> list[float]:
     return [s["predicted_nbytes"] / s["measured_nbytes"] - 1 for s in found]
 
 
+COLUMNS: Columns = {
+    "model": lambda r: r["model"],
+    "sizes": lambda r: f"`{r['sizes']}`" if is_done(r) else "",
+    "budget MiB": lambda r: mib(r.get("budget_nbytes")),
+    "highest step MiB": lambda r: mib(r.get("highest_nbytes")),
+    "plans": lambda r: str(r["plans"][-1]) if is_done(r) else "",
+    "steps predicted": lambda r: str(len(_errors(r))) if is_done(r) else "",
+    "worst prediction": lambda r: percent(100 * max(e, key=abs)) if (e := _errors(r)) else "",
+    "time by that of a plan for the size alone": lambda r: "; ".join(
+        f"{size}: {ratio:.2f}" for size, ratio in r.get("time_ratios", {}).items()
+    ),
+    "": lambda r: "" if is_done(r) else r.get("message", r["status"]),
+}
+
+
+def _promises(done: list[Row]) -> Iterator[Promise]:
+    """What is promised, and which rows keep it."""
+    yield (
+        "no step is above the budget",
+        [(r["key"], r["highest_nbytes"] <= r["budget_nbytes"]) for r in done],
+    )
+    yield (
+        f"at most four plans for each graph, all within the first {WARM_UP} steps",
+        [(r["key"], r["plans"][WARM_UP - 1] == r["plans"][-1] <= 8) for r in done],
+    )
+    yield (
+        "each step is predicted within 2 % by the plans in use at the end",
+        [(r["key"], abs(error) <= 0.02) for r in done for error in _errors(r)],
+    )
+
+
 def page(runs: list[Row], rows: list[Row]) -> str:
     """The page."""
-    done = [row for row in rows if row["status"] == "ok"]
-    found = {
-        "model": lambda r: r["model"],
-        "sizes": lambda r: f"`{r['sizes']}`" if r in done else "",
-        "budget MiB": lambda r: mib(r.get("budget_nbytes")),
-        "highest step MiB": lambda r: mib(r.get("highest_nbytes")),
-        "plans": lambda r: str(r["plans"][-1]) if r in done else "",
-        "steps predicted": lambda r: str(len(_errors(r))) if r in done else "",
-        "worst prediction": lambda r: percent(100 * max(e, key=abs)) if (e := _errors(r)) else "",
-        "time by that of a plan for the size alone": lambda r: "; ".join(
-            f"{size}: {ratio:.2f}" for size, ratio in r.get("time_ratios", {}).items()
-        ),
-        "": lambda r: "" if r in done else r.get("message", r["status"]),
-    }
-    promises = [
-        (
-            "no step is above the budget",
-            [(r["key"], r["highest_nbytes"] <= r["budget_nbytes"]) for r in done],
-        ),
-        (
-            f"at most four plans for each graph, all within the first {WARM_UP} steps",
-            [(r["key"], r["plans"][WARM_UP - 1] == r["plans"][-1] <= 8) for r in done],
-        ),
-        (
-            "each step is predicted within 2 % by the plans in use at the end",
-            [(r["key"], abs(error) <= 0.02) for r in done for error in _errors(r)],
-        ),
-    ]
-    about = (
-        f"{STEPS} steps of each model, of sizes drawn evenly from the range (seed {SEED}), the "
-        f"last of the largest. Budgets are {SHARE:.0%} of what the step without a plan takes of "
-        'that. Small models of one or two layers, float32, op by op (`compiler="eager"`), '
-        f"`time_limit={TIME_LIMIT_S:.0f}`. What is measured is a whole step, resident included. "
-        "Of a batch of 1, which has a plan of its own, the formula says nothing; where the first "
-        "such batch is drawn late, its plan is made late.\n"
-    )
-    timed = (
-        "Steps of three sizes (batch x sequence, of images the batch alone) are timed in turns "
-        "with those of a model that was planned for the very size within the same budget: medians "
-        f"of {ROUNDS} ratios, on a machine that others used meanwhile, so that a few percent are "
-        "noise.\n"
-        if any("time_ratios" in row for row in done)
-        else "These rows are of plans for the largest sizes alone: they were not run again since "
-        "smaller sizes have plans of their own, and no step was timed.\n"
-    )
-    facts = "\n".join(f"- {row['model']}: {text}" for row in done for text in row["proven"])
+    done = [row for row in rows if is_done(row)]
     missing = "".join(f" {name}," for name in CASES if name not in {r["key"] for r in rows})
-    told = "\n".join(f"- {row['model']}: {text}" for row in done for text in row["fallbacks"])
-    made = "\n".join(
-        f"{run['date']}: `{run['command']}`; {run['cpu']}, {run['cores']} cores, "
-        f"{run['memory_gib']} GiB; {versions(run)}."
-        for run in runs
-    )
+    told = [f"- {row['model']}: {text}" for row in done for text in row["fallbacks"]]
     return "\n".join(
         [
             INTRODUCTION,
-            about,
-            timed,
-            table(found, rows),
-            verdicts(promises),
+            ABOUT,
+            ABOUT_TIMES if any("time_ratios" in row for row in done) else ABOUT_NO_TIMES,
+            table(COLUMNS, rows),
+            verdicts(_promises(done)),
             "## What the reports say\n",
-            facts,
+            *(f"- {row['model']}: {text}" for row in done for text in row["proven"]),
             "",
-            *(["Told:\n", told, ""] if told else []),
+            *(["Told:\n", *told, ""] if told else []),
             "## How this was made\n",
-            made,
+            how_made(runs),
             "",
             f"Not run:{missing} GPUs, Inductor, lengths of a published data set.",
             "",

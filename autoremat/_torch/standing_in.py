@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -23,7 +24,7 @@ from torch._inductor.runtime.hints import DeviceProperties
 from torch._subclasses import fake_tensor
 from torch.utils import _triton
 
-__all__ = ["autocast_on_cpu", "gpu_standing_in", "has_triton_package"]
+__all__ = ["AbsentGpu", "autocast_on_cpu", "gpu_standing_in", "has_triton_package"]
 
 _WARP = 32
 _OF_WORKER = ("get_device_properties", "current_device", "set_device")
@@ -53,20 +54,11 @@ def autocast_on_cpu() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def gpu_standing_in(
-    *,
-    name: str,
-    capability: tuple[int, int],
-    multiprocessors: int,
-    memory_nbytes: int,
-    shared_nbytes: int,
-    threads: int,
-    cache_nbytes: int,
-) -> Iterator[None]:
-    """While open, torch and triton are told of this GPU.
+@dataclass(frozen=True)
+class AbsentGpu:
+    """What is known of a GPU that is not here.
 
-    Args:
+    Attributes:
         name: as torch would give it.
         capability: major and minor.
         multiprocessors: how many.
@@ -74,6 +66,26 @@ def gpu_standing_in(
         shared_nbytes: shared memory that a block may opt in to.
         threads: that one multiprocessor holds.
         cache_nbytes: of the second level.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    memory_nbytes: int
+    shared_nbytes: int
+    threads: int
+    cache_nbytes: int
+
+    @property
+    def architecture(self) -> int:
+        """The capability as one number, which triton and torch's generated code go by."""
+        major, minor = self.capability
+        return 10 * major + minor
+
+
+@contextlib.contextmanager
+def gpu_standing_in(gpu: AbsentGpu) -> Iterator[None]:
+    """While open, torch and triton are told of this GPU.
 
     Raises:
         ImportError: if triton is not installed, or is one that torch cannot be used with.
@@ -81,31 +93,54 @@ def gpu_standing_in(
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
-    major, minor = capability
-    properties = SimpleNamespace(
-        name=name,
-        major=major,
-        minor=minor,
-        multi_processor_count=multiprocessors,
-        total_memory=memory_nbytes,
-        warp_size=_WARP,
-        max_threads_per_multi_processor=threads,
-        max_threads_per_block=1024,
-        regs_per_multiprocessor=65536,
-        shared_memory_per_block=49152,
-        shared_memory_per_block_optin=shared_nbytes,
-        shared_memory_per_multiprocessor=shared_nbytes + 1024,
-        L2_cache_size=cache_nbytes,
-        gcnArchName="",
-        is_integrated=0,
-    )
     device = torch.device("cuda", 0)
     active = SimpleNamespace(
-        get_current_target=lambda: GPUTarget("cuda", 10 * major + minor, _WARP),
+        get_current_target=lambda: GPUTarget("cuda", gpu.architecture, _WARP),
         get_current_device=lambda: 0,
         get_active_torch_device=lambda: device,
     )
-    answers: dict[str, Callable[..., Any]] = {
+    with contextlib.ExitStack() as stack:
+        stack.callback(_forget_answers)
+        for owner, found in _replaced_names(gpu):
+            for key, value in found.items():
+                if hasattr(owner, key):
+                    stack.enter_context(mock.patch.object(owner, key, value))
+        stream = mock.patch.object(
+            torch._C, "_cuda_getCurrentRawStream", create=True, return_value=0
+        )
+        stack.enter_context(stream)
+        previous = getattr(driver, "_active", None)
+        driver.set_active(active)
+        stack.callback(setattr, driver, "_active", previous)
+        _forget_answers()
+        yield
+
+
+def _replaced_names(gpu: AbsentGpu) -> list[tuple[Any, dict[str, Any]]]:
+    """Where torch asks for a GPU, and what it finds there instead; not every torch has each."""
+    answers = _answers(gpu)
+    of_interface: dict[str, Any] = {
+        name: staticmethod(answers.get(name) or answers[f"_{name}"]) for name in _OF_INTERFACE
+    }
+    of_interface["get_compute_capability"] = staticmethod(lambda *_: gpu.architecture)
+    interface = torch._dynamo.device_interface.CudaInterface
+    return [
+        (torch.cuda, answers),
+        (torch.cuda.random, {key: answers[key] for key in ("get_rng_state", "set_rng_state")}),
+        (interface, of_interface),
+        (interface.Worker, {name: of_interface[name] for name in _OF_WORKER}),
+        (torch.version, {"cuda": _CUDA}),
+        (torch.Tensor, _UNGUARDED),
+        (torch._C, _CONVOLUTIONS),
+        (fake_tensor, {"init_gpu_context": lambda _device: None}),
+        (_triton, {"triton_hash_with_backend": lambda: gpu.name}),
+    ]
+
+
+def _answers(gpu: AbsentGpu) -> dict[str, Callable[..., Any]]:
+    """What `torch.cuda` says of the GPU."""
+    properties = _properties(gpu)
+    return {
         "is_available": lambda: True,
         "_is_compiled": lambda: True,
         "is_initialized": lambda: True,
@@ -117,46 +152,35 @@ def gpu_standing_in(
         "_lazy_init": lambda: None,
         "synchronize": lambda *_: None,
         "get_device_properties": lambda *_: properties,
-        "get_device_capability": lambda *_: capability,
-        "get_device_name": lambda *_: name,
+        "get_device_capability": lambda *_: gpu.capability,
+        "get_device_name": lambda *_: gpu.name,
         "current_stream": lambda *_: SimpleNamespace(cuda_stream=0),
-        "is_bf16_supported": lambda *_, **__: major >= 8,
+        "is_bf16_supported": lambda *_, **__: gpu.capability[0] >= 8,
         "get_rng_state": _no_state,
         "set_rng_state": lambda *_: None,
     }
-    interface = torch._dynamo.device_interface.CudaInterface
-    of_interface: dict[str, Any] = {
-        name: staticmethod(answers.get(name) or answers[f"_{name}"]) for name in _OF_INTERFACE
-    }
-    of_interface["get_compute_capability"] = staticmethod(lambda *_: 10 * major + minor)
-    with contextlib.ExitStack() as stack:
-        stack.callback(_forget_answers)
 
-        def replace(owner: Any, found: dict[str, Any]) -> None:
-            for key, value in found.items():
-                if hasattr(owner, key):
-                    stack.enter_context(mock.patch.object(owner, key, value))
 
-        replace(torch.cuda, answers)
-        replace(
-            torch.cuda.random, {key: answers[key] for key in ("get_rng_state", "set_rng_state")}
-        )
-        replace(interface, of_interface)
-        replace(interface.Worker, {name: of_interface[name] for name in _OF_WORKER})
-        replace(torch.version, {"cuda": _CUDA})
-        replace(torch.Tensor, _UNGUARDED)
-        replace(torch._C, _CONVOLUTIONS)
-        replace(fake_tensor, {"init_gpu_context": lambda _device: None})
-        replace(_triton, {"triton_hash_with_backend": lambda: name})
-        stream = mock.patch.object(
-            torch._C, "_cuda_getCurrentRawStream", create=True, return_value=0
-        )
-        stack.enter_context(stream)
-        previous = getattr(driver, "_active", None)
-        driver.set_active(active)
-        stack.callback(setattr, driver, "_active", previous)
-        _forget_answers()
-        yield
+def _properties(gpu: AbsentGpu) -> SimpleNamespace:
+    """As `torch.cuda.get_device_properties` has them."""
+    major, minor = gpu.capability
+    return SimpleNamespace(
+        name=gpu.name,
+        major=major,
+        minor=minor,
+        multi_processor_count=gpu.multiprocessors,
+        total_memory=gpu.memory_nbytes,
+        warp_size=_WARP,
+        max_threads_per_multi_processor=gpu.threads,
+        max_threads_per_block=1024,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_block=49152,
+        shared_memory_per_block_optin=gpu.shared_nbytes,
+        shared_memory_per_multiprocessor=gpu.shared_nbytes + 1024,
+        L2_cache_size=gpu.cache_nbytes,
+        gcnArchName="",
+        is_integrated=0,
+    )
 
 
 _GET_ITEM = torch.Tensor.__getitem__

@@ -25,6 +25,7 @@ from autoremat.comparison.layers import NotApplicable, checkpoint_layers
 from autoremat.comparison.serve import Step, seconds, serve
 from autoremat.comparison.variants import Task, Variant
 from autoremat.errors import InfeasibleBudget
+from autoremat.memory.meter import cuda_peaks
 from autoremat.session.steps import USUAL_REPLANS
 from autoremat.targets.arguments import TargetArguments
 from autoremat.targets.hf import load
@@ -103,7 +104,8 @@ def _measured(task: Task) -> tuple[Figures, Callable[[], float] | None]:
         for _ in range(_WARM_UPS - 1):
             prepared.step()
     resident = prepared.resident_nbytes()
-    figures["reserved_nbytes"] = _reserved_nbytes(prepared)
+    own = cuda_peaks(prepared.step, prepared.device)
+    figures["reserved_nbytes"] = None if own is None else own.reserved_nbytes
     prepared.target.model.zero_grad(set_to_none=True)
     above = autoremat.measure_peak(prepared.step, device=prepared.device)
     figures |= {"resident_nbytes": resident, "peak_nbytes": resident + above}
@@ -177,16 +179,6 @@ def _training_step(target: Target) -> Callable[[], torch.Tensor]:
         return loss.detach()
 
     return step
-
-
-def _reserved_nbytes(prepared: _Prepared) -> int | None:
-    """Most that CUDA's allocator takes from the device for a step; what compiling took is gone."""
-    if prepared.device.type != "cuda":
-        return None
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(prepared.device)
-    prepared.step()
-    return torch.cuda.max_memory_reserved(prepared.device)
 
 
 def _timed(prepared: _Prepared) -> float:

@@ -63,7 +63,7 @@ def how_planned(spec: DeviceSpec, *, from_code: bool, on_gpu: bool) -> str:
 def standing_in(spec: DeviceSpec) -> Iterator[None]:
     """While open, torch takes the GPU for present."""
     chip = spec.chip
-    with _torch.gpu_standing_in(
+    gpu = _torch.AbsentGpu(
         name=spec.name,
         capability=chip.capability,
         multiprocessors=chip.multiprocessors,
@@ -71,5 +71,6 @@ def standing_in(spec: DeviceSpec) -> Iterator[None]:
         shared_nbytes=chip.shared_nbytes,
         threads=chip.threads,
         cache_nbytes=chip.cache_nbytes,
-    ):
+    )
+    with _torch.gpu_standing_in(gpu):
         yield

@@ -123,6 +123,40 @@ def _noting_peak(device: torch.device, peaks: list[int]) -> Iterator[None]:
     peaks.append(torch.cuda.max_memory_allocated(device) - before)
 
 
+@dataclasses.dataclass(frozen=True)
+class CudaPeaks:
+    """What torch's statistics of CUDA's allocator say of steps.
+
+    Attributes:
+        before_nbytes: allocated when the steps began.
+        allocated_nbytes: most that was allocated, that included.
+        reserved_nbytes: most that was taken from the device.
+    """
+
+    before_nbytes: int
+    allocated_nbytes: int
+    reserved_nbytes: int
+
+
+def cuda_peaks(
+    step: Callable[[], object], device: torch.device, *, steps: int = 1
+) -> CudaPeaks | None:
+    """The peaks of steps alone; None where the allocator is not CUDA's, and nothing is run.
+
+    What compiling and measuring took goes back to the device first.
+    """
+    if device.type != "cuda":
+        return None
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before_nbytes = torch.cuda.memory_allocated(device)
+    for _ in range(steps):
+        step()
+    allocated_nbytes = torch.cuda.max_memory_allocated(device)
+    return CudaPeaks(before_nbytes, allocated_nbytes, torch.cuda.max_memory_reserved(device))
+
+
 def memory_timeline(step: Callable[[], object], *, device: Device = "cpu") -> tuple[int, ...]:
     """Bytes allocated above the start, after each allocation and each free of a step on CPU.
 

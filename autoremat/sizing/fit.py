@@ -20,8 +20,9 @@ from autoremat.ask.budget import Budget
 from autoremat.errors import InfeasibleBudget
 from autoremat.graph.selectors import Selection
 from autoremat.progress import Progress
+from autoremat.reporting.formula import PeakFormula
 from autoremat.sizing.batches import Batches
-from autoremat.sizing.model import Accumulation, Fit, FitPoint
+from autoremat.sizing.model import Accumulation, Fit, FitPoint, Refused
 from autoremat.sizing.plans import Planner
 from autoremat.sizing.search import (
     Answer,
@@ -92,7 +93,7 @@ def fit(
         InfeasibleBudget: if not even the smallest size fits; it says what that would need.
     """
     began = time.monotonic()
-    _require_sizes(over, reserve, least, most, multiple_of, points, global_batch)
+    wanted = _Wanted(over, reserve, least, most, multiple_of, points, global_batch)
     home, options = offline.asked(
         model,
         device,
@@ -113,91 +114,108 @@ def fit(
     batches = Batches(make_batch, over)
     planner = Planner(model, batches, options, budget_nbytes, optimizer, home)
     with Progress(verbose) as progress:
-        told = _Told(planner, over, progress)
-        sizes = Sizes(told.at, multiple_of, most, budget_nbytes)
-        first = first_that_fits(sizes, -(-least // multiple_of) * multiple_of)
-        if first is None:
-            raise _nothing_fits(sizes, planner.refusal, over)
-        largest = find_largest(sizes, first)
-        find_fastest(sizes, largest, points)
-        notes = list(planner.fallbacks)
-        accumulation = None
-        if global_batch is not None:
-            beside = replace(planner, has_gradients=True)
-            accumulation = _accumulated(global_batch, sizes, beside, multiple_of, notes)
-        found = sizes.points
-        formula = None
-        if len(found) > 1:
-            progress.stage("formula")
-            formula = planner.formula(found[-1].size, found[-2].size)
-            if planner.no_formula:
-                notes.append(f"The peak has no formula over {over}: {planner.no_formula}.")
-        notes += _of_refusals(sizes, found[-1].size, over)
-        notes += _of_tables(model, over, found[-1].size)
+        found = _found(wanted, planner, progress)
         result = Fit(
             target=type(model).__name__,
             over=over,
             budget_nbytes=whole_nbytes,
             reserve_nbytes=whole_nbytes - budget_nbytes,
-            largest=found[-1],
-            fastest=best_of(found),
-            points=tuple(found),
-            refused=tuple(sizes.refused),
+            largest=found.points[-1],
+            fastest=best_of(found.points),
+            points=tuple(found.points),
+            refused=tuple(found.refused),
             step=multiple_of,
-            accumulation=accumulation,
-            formula=formula,
+            accumulation=found.accumulation,
+            formula=found.formula,
             device=options.setting.device_name(home),
             compiler=compiler,
             optimizer="" if optimizer is None else type(optimizer).__name__,
-            notes=tuple(dict.fromkeys(notes)),
+            notes=found.notes,
             seconds=time.monotonic() - began,
         )
         progress.finish(result.text().splitlines()[0])
     return result
 
 
-@dataclass
-class _Told:
-    """Plans sizes, and says what was found.
+@dataclass(frozen=True)
+class _Wanted:
+    """Which sizes are looked for, as `fit` has them."""
 
-    Attributes:
-        planner: plans them.
-        over: what the size is.
-        progress: shows it.
+    over: str
+    reserve: float
+    least: int
+    most: int | None
+    multiple_of: int
+    points: int
+    global_batch: int | None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.over, str) or not self.over:
+            raise FitError(f'over is a word for the size, such as "batch", not {self.over!r}.')
+        if not 0 <= self.reserve < 1:
+            raise FitError(
+                f"reserve is a share of the budget, 0 or above and below 1, not {self.reserve}."
+            )
+        for name in ("least", "multiple_of", "most", "global_batch"):
+            count = getattr(self, name)
+            if count is not None and (not isinstance(count, int) or count < 1):
+                raise FitError(f"{name} is a whole number from 1 on, not {count!r}.")
+        if not isinstance(self.points, int) or self.points < 0:
+            raise FitError(f"points is a number of sizes, 0 or more, not {self.points!r}.")
+        if self.most is not None and self.most < self.first:
+            raise FitError(f"most={self.most} is below the smallest size to try, {self.first}.")
+
+    @property
+    def first(self) -> int:
+        """The smallest size to try."""
+        return -(-self.least // self.multiple_of) * self.multiple_of
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a search has shown; the fields are those of `Fit`."""
+
+    points: list[FitPoint]
+    refused: list[Refused]
+    accumulation: Accumulation | None
+    formula: PeakFormula | None
+    notes: tuple[str, ...]
+
+
+def _found(wanted: _Wanted, planner: Planner, progress: Progress) -> _Found:
+    """What can be planned, and what is to be known of it."""
+    sizes = _searched(wanted, planner, progress)
+    fallbacks = tuple(planner.fallbacks)  # of these sizes, not of what is planned beside them
+    accumulation = formula = None
+    if wanted.global_batch is not None:
+        beside = replace(planner, has_gradients=True)
+        accumulation = _accumulated(wanted.global_batch, sizes, beside)
+    points = sizes.points
+    if len(points) > 1:
+        progress.stage("formula")
+        formula = planner.formula(points[-1].size, points[-2].size)
+    notes = (*fallbacks, *_notes(wanted, planner, sizes, accumulation))
+    return _Found(points, sizes.refused, accumulation, formula, tuple(dict.fromkeys(notes)))
+
+
+def _searched(wanted: _Wanted, planner: Planner, progress: Progress) -> Sizes:
+    """The sizes that were planned, the largest that fits among them.
+
+    Raises:
+        InfeasibleBudget: if none fits.
+        FitError: if none is accepted.
     """
 
-    planner: Planner
-    over: str
-    progress: Progress
+    def at(size: int) -> Answer:
+        progress.stage(f"{wanted.over} {size}")
+        return planner.at(size)
 
-    def at(self, size: int) -> Answer:
-        self.progress.stage(f"{self.over} {size}")
-        return self.planner.at(size)
-
-
-def _require_sizes(
-    over: str,
-    reserve: float,
-    least: int,
-    most: int | None,
-    multiple_of: int,
-    points: int,
-    global_batch: int | None,
-) -> None:
-    if not isinstance(over, str) or not over:
-        raise FitError(f'over is a word for the size, such as "batch", not {over!r}.')
-    if not 0 <= reserve < 1:
-        raise FitError(f"reserve is a share of the budget, 0 or above and below 1, not {reserve}.")
-    counts = {"least": least, "multiple_of": multiple_of, "most": most}
-    counts |= {"global_batch": global_batch}
-    for name, count in counts.items():
-        if count is not None and (not isinstance(count, int) or count < 1):
-            raise FitError(f"{name} is a whole number from 1 on, not {count!r}.")
-    if not isinstance(points, int) or points < 0:
-        raise FitError(f"points is a number of sizes, 0 or more, not {points!r}.")
-    first = -(-least // multiple_of) * multiple_of
-    if most is not None and most < first:
-        raise FitError(f"most={most} is below the smallest size to try, {first}.")
+    sizes = Sizes(at, wanted.multiple_of, wanted.most, planner.budget_nbytes)
+    first = first_that_fits(sizes, wanted.first)
+    if first is None:
+        raise _nothing_fits(sizes, planner.refusal, wanted.over)
+    find_fastest(sizes, find_largest(sizes, first), wanted.points)
+    return sizes
 
 
 def _nothing_fits(sizes: Sizes, refusal: InfeasibleBudget | None, over: str) -> Exception:
@@ -211,14 +229,12 @@ def _nothing_fits(sizes: Sizes, refusal: InfeasibleBudget | None, over: str) -> 
     return FitError(f"No {over} can be planned: {over} {first.size}: {first.reason}")
 
 
-def _accumulated(
-    wanted: int, sizes: Sizes, beside: Planner, step: int, notes: list[str]
-) -> Accumulation | None:
+def _accumulated(wanted: int, sizes: Sizes, beside: Planner) -> Accumulation | None:
     """The fastest way to make a global batch of several, each planned beside the gradients.
 
     Those whose size divides the wanted one come first; where there are few, the last is smaller.
     """
-    largest = sizes.points[-1].size
+    largest, step = sizes.points[-1].size, sizes.step
     if wanted <= largest and wanted % step == 0:
         answer = sizes.at(wanted)
         if isinstance(answer, FitPoint):
@@ -230,8 +246,6 @@ def _accumulated(
             steps = -(-wanted // size)
             last = wanted - (steps - 1) * size
             found.append(Accumulation(size, steps, last, answer.plan))
-    if not found:
-        notes.append(f"No part of a global batch of {wanted} fits beside the gradients.")
     return min(found, key=lambda one: (one.time_us, one.steps), default=None)
 
 
@@ -246,6 +260,19 @@ def _parts_of(wanted: int, largest: int, step: int) -> list[int]:
     uneven = [size for size in parts if wanted % size]
     ordered = [*even[:_CANDIDATES], *uneven[:1]] if len(even) > 1 else [*uneven[:3], *even]
     return list(dict.fromkeys(ordered))
+
+
+def _notes(
+    wanted: _Wanted, planner: Planner, sizes: Sizes, accumulation: Accumulation | None
+) -> Iterator[str]:
+    """What the user has to know beside, once all is planned."""
+    largest, over = sizes.points[-1].size, wanted.over
+    if wanted.global_batch is not None and accumulation is None:
+        yield f"No part of a global batch of {wanted.global_batch} fits beside the gradients."
+    if planner.no_formula:
+        yield f"The peak has no formula over {over}: {planner.no_formula}."
+    yield from _of_refusals(sizes, largest, over)
+    yield from _of_tables(planner.model, over, largest)
 
 
 def _of_refusals(sizes: Sizes, largest: int, over: str) -> Iterator[str]:

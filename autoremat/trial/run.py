@@ -27,7 +27,7 @@ from autoremat.api import report as report_of
 from autoremat.comparison.serve import seconds
 from autoremat.cost.machine import free_nbytes
 from autoremat.errors import InfeasibleBudget
-from autoremat.memory.meter import measure_peak, resident_nbytes
+from autoremat.memory.meter import cuda_peaks, measure_peak, resident_nbytes
 from autoremat.offline import plan
 from autoremat.progress import Progress
 from autoremat.reporting import Report
@@ -153,31 +153,19 @@ def with_peaks(
     """The row with what steps of a model have in memory, from no gradients."""
     model.zero_grad(set_to_none=True)
     resident = resident_nbytes(model, tokens)
-    if device.type == "cuda":
-        row = _with_torchs_own(row, resident, step, device)
+    own = cuda_peaks(step, device, steps=_PEAKS)
+    if own is not None:
+        row = replace(
+            row,
+            beside_nbytes=max(0, own.before_nbytes - resident),
+            allocated_nbytes=own.allocated_nbytes,
+            reserved_nbytes=own.reserved_nbytes,
+        )
     peaks = []
     for _ in range(_PEAKS):
         model.zero_grad(set_to_none=True)
         peaks.append(measure_peak(step, device=device))
     return replace(row, resident_nbytes=resident, peak_nbytes=resident + max(peaks))
-
-
-def _with_torchs_own(
-    row: Row, resident_nbytes: int, step: Callable[[], Tensor], device: torch.device
-) -> Row:
-    """What torch's statistics of CUDA's allocator say of the steps alone."""
-    gc.collect()
-    torch.cuda.empty_cache()  # what compiling and measuring took is no part of the steps
-    torch.cuda.reset_peak_memory_stats(device)
-    beside_nbytes = torch.cuda.memory_allocated(device) - resident_nbytes
-    for _ in range(_PEAKS):
-        step()
-    return replace(
-        row,
-        beside_nbytes=max(0, beside_nbytes),
-        allocated_nbytes=torch.cuda.max_memory_allocated(device),
-        reserved_nbytes=torch.cuda.max_memory_reserved(device),
-    )
 
 
 def _predicted(row: Row, report: Report, expected: Report) -> Row:

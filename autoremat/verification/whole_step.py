@@ -18,8 +18,9 @@ from torch import nn
 
 from autoremat import _torch
 from autoremat.memory.meter import measure_peak
-from autoremat.optimized import call_of_one
-from autoremat.verification.replay import Explanation, explain_difference
+from autoremat.optimized import OptimizedCall, call_of_one
+from autoremat.session.session import Session
+from autoremat.verification.replay import explain_difference
 from autoremat.verification.tensor_error import absolute_error, largest, relative_error
 
 FLOAT32_TOLERANCE = 1e-4
@@ -119,42 +120,21 @@ def verify(
     optimized = call_of_one(model, "verify compares steps of")
     if not model.training:
         raise ValueError("The model is in eval mode, where nothing is planned: call model.train().")
-    ours: Callable[..., Any] = model
-    loss_of = loss_fn or _default_loss
-
-    def run(call: Callable[..., Any]) -> _Outcome:
-        torch.manual_seed(seed)
-        output = call(*inputs, **keywords)
-        loss = loss_of(output)
-        loss.backward()
-        return _Outcome(
-            float(_local(loss.detach())),
-            {n: p.grad for n, p in model.named_parameters() if p.grad is not None},
-            dict(model.named_buffers()),
-        )
-
+    step = _Step(model, (inputs, keywords), loss_fn or _default_loss, seed)
     with _left_as_found(model) as restore:
-        run(ours)  # plans and compiles
+        step.run(model)  # plans and compiles
         restore()
         while optimized.session.settle():  # the next call is under another plan
-            run(ours)
+            step.run(model)
             restore()
         session = optimized.session
-        reference = "eager"
-        call: Callable[..., Any] = _torch.own_call(model)
-        if session.compiled_draws_differently:
-            reference, call = "torch.compile", torch.compile(_torch.own_call(model))
-        theirs = _detached(run(call))
+        reference, call = _reference(model, session)
+        theirs = _detached(step.run(call))
         restore()
-        gc.collect()
-        device = session.steps.device
-        resident = optimized.training.members.resident(device, (inputs, keywords))
-        outcome: list[_Outcome] = []
-        peak = measure_peak(lambda: outcome.append(run(ours)), device=device)
-        session.note_measured(resident.nbytes + max(peak, resident.transient_nbytes))
+        ours = _measured(step, optimized)
         report = session.report()
         result = Verification(
-            **_compare(theirs, _detached(outcome[0])),
+            **_compare(theirs, ours),
             reference=reference,
             measured_peak_nbytes=report.measured_peak_nbytes or 0,
             predicted_peak_nbytes=report.predicted_peak_nbytes,
@@ -163,16 +143,70 @@ def verify(
         )
         if not (result.loss_agrees and result.gradients_agree):
             restore()
-
-            def agrees(call: Callable[..., Any]) -> bool:
-                again = replace(result, **_compare(theirs, _detached(run(call))))
-                return again.loss_agrees and again.gradients_agree
-
-            result = _explained(result, explain_difference(session, _torch.own_call(model), agrees))
+            result = _explained(result, session, step, theirs)
     return result
 
 
-def _explained(result: Verification, explanation: Explanation) -> Verification:
+@dataclass(frozen=True)
+class _Step:
+    """The step that runs in each way.
+
+    Attributes:
+        model: the user's.
+        inputs: the batch, positional and by keyword.
+        loss_of: from the model's output to the loss.
+        seed: of the random numbers that it draws.
+    """
+
+    model: nn.Module
+    inputs: tuple[tuple[Any, ...], dict[str, Any]]
+    loss_of: Callable[[Any], torch.Tensor]
+    seed: int
+
+    def run(self, call: Callable[..., Any]) -> _Outcome:
+        """Forward and backward, the forward by `call`."""
+        args, keywords = self.inputs
+        torch.manual_seed(self.seed)
+        output = call(*args, **keywords)
+        loss = self.loss_of(output)
+        loss.backward()
+        return _Outcome(
+            float(_local(loss.detach())),
+            {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None},
+            dict(self.model.named_buffers()),
+        )
+
+
+def _reference(model: nn.Module, session: Session) -> tuple[str, Callable[..., Any]]:
+    """What ours is compared with: eager mode, or torch's compiled code where that draws others."""
+    call: Callable[..., Any] = _torch.own_call(model)
+    if session.compiled_draws_differently:
+        return "torch.compile", torch.compile(call)
+    return "eager", call
+
+
+def _measured(step: _Step, optimized: OptimizedCall) -> _Outcome:
+    """What our step makes; the session notes what it takes."""
+    gc.collect()
+    session = optimized.session
+    device = session.steps.device
+    resident = optimized.training.members.resident(device, step.inputs)
+    outcome: list[_Outcome] = []
+    peak = measure_peak(lambda: outcome.append(step.run(step.model)), device=device)
+    session.note_measured(resident.nbytes + max(peak, resident.transient_nbytes))
+    return _detached(outcome[0])
+
+
+def _explained(
+    result: Verification, session: Session, step: _Step, theirs: _Outcome
+) -> Verification:
+    """The result with the first value that is wrong, which one more step finds."""
+
+    def agrees(call: Callable[..., Any]) -> bool:
+        again = replace(result, **_compare(theirs, _detached(step.run(call))))
+        return again.loss_agrees and again.gradients_agree
+
+    explanation = explain_difference(session, _torch.own_call(step.model), agrees)
     found = explanation.difference
     return replace(
         result,

@@ -1920,7 +1920,7 @@ def test_gpu_standing_in():
     rest = {"shared_nbytes": 227 << 10, "threads": 2048, "cache_nbytes": 50 << 20}
     invert = torch.Tensor.__invert__
     assert not _triton.has_triton()
-    with _torch.gpu_standing_in(name="H100", **hopper, **rest):
+    with _torch.gpu_standing_in(_torch.AbsentGpu(name="H100", **hopper, **rest)):
         assert torch.cuda.get_device_capability() == (9, 0)
         assert driver.active.get_current_target().arch == 90
         assert _triton.has_triton()

@@ -129,11 +129,7 @@ class Indexed:
     @cached_property
     def readers(self) -> list[list[int]]:
         """Per value, the operations that read it."""
-        readers: list[list[int]] = [[] for _ in self.nbytes]
-        for op, values in enumerate(self.inputs):
-            for v in values:
-                readers[v].append(op)
-        return readers
+        return self._places(self.inputs)
 
     @cached_property
     def demands(self) -> list[tuple[int, ...]]:
@@ -171,20 +167,12 @@ class Indexed:
     @cached_property
     def last_demand(self) -> list[int]:
         """Per value the last backward position that reads it directly; -1 if none does."""
-        last = [-1] * len(self.nbytes)
-        for position, values in enumerate(self.demands):
-            for v in values:
-                last[v] = position
-        return last
+        return [positions[-1] if positions else -1 for positions in self.demanded_at]
 
     @cached_property
     def first_demand(self) -> list[int]:
         """Per value the first backward position that reads it directly; -1 if none does."""
-        first = [-1] * len(self.nbytes)
-        for position, values in enumerate(self.demands):
-            for v in values:
-                first[v] = position if first[v] < 0 else first[v]
-        return first
+        return [positions[0] if positions else -1 for positions in self.demanded_at]
 
     @cached_property
     def demanded(self) -> list[int]:
@@ -209,11 +197,15 @@ class Indexed:
     @cached_property
     def demanded_at(self) -> list[list[int]]:
         """Per value the backward positions that read it directly, ascending."""
-        positions: list[list[int]] = [[] for _ in self.nbytes]
-        for position, values in enumerate(self.demands):
+        return self._places(self.demands)
+
+    def _places(self, lists: list[tuple[int, ...]]) -> list[list[int]]:
+        """Per value the places of the lists that have it, ascending."""
+        places: list[list[int]] = [[] for _ in self.nbytes]
+        for place, values in enumerate(lists):
             for v in values:
-                positions[v].append(position)
-        return positions
+                places[v].append(place)
+        return places
 
     @cached_property
     def from_forward(self) -> list[int]:
