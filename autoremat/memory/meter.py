@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.profiler import record_function
@@ -29,6 +29,7 @@ from autoremat._torch import (
     MemoryEvent,
     address_of,
     memory_events,
+    memory_events_of,
     own_gradients,
     profiler_is_active,
     real_execution,
@@ -44,6 +45,7 @@ from autoremat.memory.optimizers import layers_of, parameters_of
 from autoremat.reporting.resident import ResidentParts
 
 Device = torch.device | str | None
+T = TypeVar("T")
 
 _PREFIX = "autoremat::meter::"
 _MARK = f"{_PREFIX}step"
@@ -82,8 +84,8 @@ def measuring_peak(device: Device = None, *, until_compile: bool = False) -> Ite
 
     Args:
         device: as for `measure_peak`.
-        until_compile: whether nothing is measured of a block in which a graph is compiled: on a CPU
-            operations cannot be measured meanwhile, on CUDA the figure would be theirs.
+        until_compile: whether nothing is measured of a block in which a graph is compiled: the
+            figure would be that of compiling.
 
     Raises:
         ValueError: as `measure_peak` does.
@@ -121,6 +123,24 @@ def _noting_peak(device: torch.device, peaks: list[int]) -> Iterator[None]:
     yield
     torch.cuda.synchronize(device)
     peaks.append(torch.cuda.max_memory_allocated(device) - before)
+
+
+def with_peak(run: Callable[[], T], device: torch.device) -> tuple[T, int]:
+    """What a call returns, and the most that it had allocated, compiled code of it included.
+
+    No statistics of the user's are reset, and no session is disturbed: 0 where another profiler is
+    recording, or where the process has taken more on a GPU before.
+    """
+    held: list[T] = []
+    if device.type == "cuda":
+        before, highest = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated
+        highest_before = highest(device)
+        held.append(run())
+        return held.pop(), highest(device) - before if highest(device) > highest_before else 0
+    if profiler_is_active():
+        return run(), 0
+    events = memory_events_of(lambda: held.append(run()), _PREFIX)
+    return held.pop(), max(accumulate((event.nbytes for event in events), initial=0))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,7 +21,7 @@ from autoremat import _torch
 from autoremat.ask.options import Offline, Options
 from autoremat.errors import FallbackError, FallbackWarning, OverBudgetWarning
 from autoremat.memory.live_storages import LiveStorages
-from autoremat.memory.meter import state_of, storages_nbytes
+from autoremat.memory.meter import state_of, storages_nbytes, with_peak
 from autoremat.memory.residents import Resident
 from autoremat.planning.nesting import Around, Beside, placed
 from autoremat.planning.part import Part
@@ -46,6 +46,8 @@ from autoremat.watch.ledger import (
     open_runs,
 )
 from autoremat.watch.present import Present
+
+T = TypeVar("T")
 
 USUAL_REPLANS = 2  # for what is found beside the graphs, and for what that step has shown
 MOST_REPLANS = 8  # of one that runs ever more graphs, or has ever more beside them
@@ -431,12 +433,17 @@ class Steps:
                 self.surroundings.begin_step(is_open=False)
             self.audit.at_reruns(roots, self.device)
 
-    def during_plain_run(self) -> contextlib.AbstractContextManager[None]:
+    def run_plain(self, run: Callable[[], T]) -> T:
         """A graph runs that keeps nothing: a reentrant checkpoint may be around it."""
         if not self._has_noted_call and has_reruns(self) and not _torch.is_in_backward():
             self._has_noted_call = True
             self.audit.arguments.around.note()
-        return self.during_inference()
+        with self.during_inference() as made:
+            if made is None:
+                return run()
+            result, peak_nbytes = with_peak(run, self.device)
+            made.peak_nbytes = max(made.peak_nbytes, peak_nbytes)
+            return result
 
     @contextlib.contextmanager
     def _looking(self) -> Iterator[None]:
@@ -462,18 +469,21 @@ class Steps:
             self.audit.at_inference()
 
     @contextlib.contextmanager
-    def during_inference(self) -> Iterator[None]:
-        """A call without gradients: between forward and backward it adds to what waits there."""
+    def during_inference(self) -> Iterator[LiveStorages | None]:
+        """A call without gradients: between forward and backward it adds to what waits there.
+
+        Where that is looked into, what counts it is given: compiled code is not seen by it.
+        """
         self._inference_begins()
         runs = self._runs_here if self.is_open else []
         if not runs or self.audit.is_known(("inference", *names_of(runs)), sizes_of_runs(runs)):
-            yield
+            yield None
         else:
             before_nbytes = 0
             with self._looking():
                 before_nbytes = self.audit.live_nbytes(runs, self.device)
             with LiveStorages(self.device, ignores_given=True) as made:
-                yield
+                yield made
             self._note_eager(before_nbytes + made.peak_nbytes, runs)
         self.eager_code_goes_on()
 

@@ -12,7 +12,6 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -286,22 +285,22 @@ def note_returned(tensors: Iterable[torch.Tensor]) -> Mapping[int, Returned]:
 
 
 def noting_returned(
-    compiled: Callable[..., Any], during: Callable[[], AbstractContextManager[object]]
+    compiled: Callable[..., Any], within: Callable[[Callable[[], Any]], Any]
 ) -> Callable[..., Any]:
     """A compiled graph whose runs keep nothing: what it returns is noted.
 
     Args:
         compiled: the graph.
-        during: entered for each run.
+        within: takes each run, and returns what that returns.
     """
 
-    def run(*args: Any) -> Any:
-        if _torch.is_compiling():
-            return compiled(*args)
-        with during():
-            outputs = compiled(*args)
-            note_returned(output for output in outputs if isinstance(output, torch.Tensor))
+    def noted(*args: Any) -> Any:
+        outputs = compiled(*args)
+        note_returned(output for output in outputs if isinstance(output, torch.Tensor))
         return outputs
+
+    def run(*args: Any) -> Any:
+        return compiled(*args) if _torch.is_compiling() else within(lambda: noted(*args))
 
     return run
 
