@@ -125,7 +125,7 @@ class Autoremat(lightning.Callback):
 
 
 def _is_logged(trainer: lightning.Trainer, step: int) -> bool:
-    return bool(trainer.loggers) and step % max(1, trainer.log_every_n_steps) == 0
+    return bool(trainer.loggers) and step % max(1, getattr(trainer, "log_every_n_steps", 1)) == 0
 
 
 class _TrainingStep(nn.Module):
