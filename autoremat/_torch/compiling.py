@@ -121,13 +121,13 @@ class DynamoGraph:
         Args:
             module: the graph.
             example_inputs: its inputs.
-            runs: whether it is going to run; else it need not be compiled again.
+            runs: whether it is going to run; else its inputs are fake already.
         """
         self._ambient = Ambient.now()
         context = TracingContext.try_get()
         self._fake_mode = context.fake_mode if context is not None else None
         self._compile_context = CompileContext.try_get()
-        self._module = _copied(module) if runs else None
+        self._module = _copied(module)
         # What does not run is fake already, without symbols: Dynamo keeps those in the graph.
         faked = map(self._faked, example_inputs) if runs else _traced(module, example_inputs)
         self.inputs = list(faked)
@@ -140,7 +140,6 @@ class DynamoGraph:
 
     def copy(self) -> fx.GraphModule:
         """The graph, to be compiled again with its `inputs` while the compile is `resumed`."""
-        assert self._module is not None
         return _copied(self._module)
 
     @contextlib.contextmanager

@@ -134,12 +134,17 @@ def write(plan: StoredPlan, path: str | Path) -> None:
     path = Path(path)
     temporary = path.with_name(f"{path.name}.part")
     try:
-        temporary.write_text("".join(_lines(plan)), encoding="utf-8")
+        temporary.write_text(as_text(plan), encoding="utf-8")
         temporary.replace(path)
     except OSError:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def as_text(plan: StoredPlan) -> str:
+    """What the file of a plan holds."""
+    return "".join(_lines(plan))
 
 
 def _lines(plan: StoredPlan) -> Iterator[str]:

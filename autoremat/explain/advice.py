@@ -11,9 +11,10 @@ guard to what is compiled.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import torch
 from autoremat_solver import Plan, Problem, simulate
 from torch import fx
 
@@ -26,6 +27,8 @@ from autoremat.explain.changed_step import (
     only_loss,
     results_beside_loss,
 )
+from autoremat.explain.divided_step import DEVICES, divided
+from autoremat.explain.narrow_step import is_cast, under_same_plan
 from autoremat.explain.places import source_of
 from autoremat.graph.joint_graph import JointGraph
 from autoremat.memory.residents import Resident
@@ -42,11 +45,18 @@ _CHUNKS = (2, 4, 8)
 # four bytes for each block; small tensors stay as they are.
 _BLOCK, _SMALLEST, _SCALE_NBYTES = 256, 4096, 4
 _TWO_MOMENTS = ("Adam", "AdamW")
+_NARROW = (torch.bfloat16, torch.float16)
+Narrowed = Callable[[Subject], Subject]
+"""The state of a graph under autocast to bfloat16, given the one without."""
 _ALIKE = 0.01  # of the state that is counted: it may have counts of steps beside the moments
 
 
 def advice_of(
-    subject: Subject, choice: Choice, resident: Resident, formula: PeakFormula | None
+    subject: Subject,
+    choice: Choice,
+    resident: Resident,
+    formula: PeakFormula | None,
+    narrowed: Narrowed | None = None,
 ) -> tuple[Remedy, ...]:
     """The changes that lower the peak of a graph most, whatever the plan.
 
@@ -57,13 +67,14 @@ def advice_of(
         choice: its plan.
         resident: what the step holds whatever the plan.
         formula: of the plan's peak, if sizes vary.
+        narrowed: states the graph under autocast, where it can be traced again.
     """
     subject = as_chosen(subject, choice)
     plan, problem = choice.solution.plan, subject.lowered.problem
     problem = without_spare_states(problem, plan)
-    step = _Planned(subject, problem, plan, choice.peak_nbytes, formula, choice.is_read)
+    step = _Planned(subject, problem, plan, choice.peak_nbytes, formula, choice.is_read, narrowed)
     found: list[Remedy] = []
-    for ask in (_only_loss, _chunks, _no_gradients, _8_bit, _batch):
+    for ask in (_only_loss, _chunks, _no_gradients, _8_bit, _batch, _divided, _autocast):
         try:
             found += ask(step, resident)
         except Exception:  # what is only told may cost nobody their plan
@@ -82,6 +93,7 @@ class _Planned:
         peak_nbytes: the step's, by the meter of the report.
         formula: of the peak, if sizes vary.
         is_read: whether the peak is read from generated code.
+        narrowed: states the graph under autocast; None where nobody can.
     """
 
     subject: Subject
@@ -90,6 +102,7 @@ class _Planned:
     peak_nbytes: int
     formula: PeakFormula | None
     is_read: bool
+    narrowed: Narrowed | None = None
 
     @functools.cached_property
     def simulated_nbytes(self) -> int:
@@ -206,6 +219,71 @@ def _batch(step: _Planned, resident: Resident) -> Iterator[Remedy]:
     new_nbytes = 0 if resident.parts.gradients_nbytes else storages.total_nbytes(made)
     for sentence, simulated_nbytes in smaller_batch(step.formula, new_nbytes):
         yield from step.remedy("smaller batch", sentence, simulated_nbytes)
+
+
+def _divided(step: _Planned, resident: Resident) -> Iterator[Remedy]:
+    """Parameters, their gradients and the optimizer's state, of which two devices hold half."""
+    window = resident.window
+    if (
+        window is None
+        or not step.is_whole
+        or step.joint.module.graph.find_nodes(
+            op="call_function", target=torch.ops.autoremat.gather.default
+        )
+    ):
+        return
+    held = resident.parts
+    whole_nbytes = held.parameters_nbytes + held.gradients_nbytes + held.optimizer_nbytes
+    ahead = ", the next one gathered ahead" if window.ahead_nbytes else ""
+    yield from step.remedy(
+        "shard over two devices",
+        f"Divide the model over {DEVICES} devices by FSDP2's fully_shard, each block and the "
+        f"model: of {format_nbytes(whole_nbytes)} of parameters, gradients and optimizer state, "
+        f"each holds half, beside {format_nbytes(window.nbytes)} that are gathered or reduced (a "
+        f"block's parameters{ahead}, a block's gradients).",
+        divided(step.subject, Step(step.problem, step.plan), resident, window).peak_nbytes,
+    )
+
+
+def _autocast(step: _Planned, resident: Resident) -> Iterator[Remedy]:
+    """Under autocast to bfloat16, traced again: the same operations in the same order."""
+    if step.narrowed is None or not step.is_whole or step.plan.offloaded or _is_narrow(step.joint):
+        return
+    passing_nbytes = step.simulated_nbytes - step.problem.resident_nbytes
+    if not ranked([Remedy("", "", passing_nbytes // 2, step.peak_nbytes - passing_nbytes // 2)]):
+        return  # it takes half of what passes at best
+    after = step.narrowed(step.subject)
+    casts_nbytes = sum(map(after.lowered.storages.fake_nbytes.__getitem__, _cast_weights(after)))
+    yield from step.remedy(
+        "bf16 autocast",
+        f'Run the forward under torch.autocast("{step.subject.device.type}", torch.bfloat16): '
+        "products, and what is computed from them alone, take half; weights are cast to copies of "
+        f"{format_nbytes(casts_nbytes)}, and stay as they are, as do gradients and the "
+        "optimizer's state.",
+        under_same_plan(step.subject, step.plan, after).peak_nbytes,
+    )
+
+
+def _is_narrow(joint: JointGraph) -> bool:
+    """Whether anything that the forward computes takes half already."""
+    values = (_torch.fake_value(node) for node in joint.forward)
+    return any(getattr(value, "dtype", None) in _NARROW for value in values)
+
+
+def _cast_weights(subject: Subject) -> set[str]:
+    """Storages that parameters are cast to."""
+    storages, joint = subject.lowered.storages, subject.joint
+    return {
+        name
+        for node in joint.forward
+        if is_cast(node) and set(storages.read_by(node)) <= _static(subject)
+        for name in storages.made_by[node]
+    }
+
+
+def _static(subject: Subject) -> set[str]:
+    storages = subject.lowered.storages
+    return {name for node in subject.joint.static_inputs for name in storages.of_node[node]}
 
 
 def _named(nodes: list[fx.Node], step: _Planned) -> str:

@@ -22,7 +22,7 @@ from torch import fx
 from autoremat import _torch
 from autoremat.cost.calls import OpCost
 from autoremat.errors import LiveValue
-from autoremat.explain.advice import advice_of
+from autoremat.explain.advice import Narrowed, advice_of
 from autoremat.explain.places import op_name, source_of
 from autoremat.explain.waiting import waiting_of, why_it_stays
 from autoremat.graph.modules import module_path
@@ -49,6 +49,7 @@ def explain(
     choice: Choice,
     formula: PeakFormula | None = None,
     resident: Resident | None = None,
+    narrowed: Narrowed | None = None,
 ) -> GraphReport:
     """One graph's report.
 
@@ -58,6 +59,7 @@ def explain(
         choice: its plan.
         formula: of the plan's peak, if sizes vary.
         resident: what the step holds whatever the plan; None where no advice is wanted.
+        narrowed: states the graph under autocast, where it can be traced again.
     """
     costs = subject.costs
     subject, solution = as_chosen(subject, choice), choice.solution
@@ -95,7 +97,9 @@ def explain(
         left_out=solution.left_out,
         code_time_us=choice.code_us,
         baseline_code_time_us=baseline.code_us,
-        advice=() if resident is None else advice_of(subject, choice, resident, formula),
+        advice=(
+            () if resident is None else advice_of(subject, choice, resident, formula, narrowed)
+        ),
         peak_formula=formula,
         waiting=waiting_of(subject, choice),
     )
@@ -229,9 +233,14 @@ def _with_alternative(
 
 
 def facts_of_refusal(
-    subject: Subject, choice: Choice, budget_nbytes: int, resident: Resident
+    subject: Subject,
+    choice: Choice,
+    budget_nbytes: int,
+    resident: Resident,
+    narrowed: Narrowed | None = None,
 ) -> dict[str, Any]:
     """What an error says of a graph whose smallest plan does not fit the budget."""
+    formula = formula_or_none(subject, choice)
     subject, solution = as_chosen(subject, choice), choice.solution
     step = solution.plan.steps[solution.timeline.peak_step].target
     node = subject.lowered.node_of.get(step)
@@ -244,7 +253,7 @@ def facts_of_refusal(
         "largest": _largest_live(subject, choice),
         "tried": solution.tried,
         "left_out": solution.left_out,
-        "advice": advice_of(subject, choice, resident, formula_or_none(subject, choice)),
+        "advice": advice_of(subject, choice, resident, formula, narrowed),
         "offload": why_it_stays(subject, choice),
     }
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from autoremat import _torch
 from autoremat.api import optimize, report, save_plan
-from autoremat.ask.plan_file import StoredGraph, StoredPlan, first_mismatch, read
+from autoremat.ask.plan_file import StoredGraph, StoredPlan, as_text, first_mismatch, read
 from autoremat.errors import SteeringError
 from autoremat.graph.devices import device_name
 from autoremat.memory.meter import measuring_peak, resident_nbytes
@@ -50,7 +50,7 @@ class Followed:
         self._held_nbytes = 0
         self._seen: dict[str, float] = {}
         self._has_begun = False
-        self._known: tuple[Path, StoredPlan] | None = None  # until it is told what became of it
+        self._known: tuple[str, StoredPlan] | None = None  # until it is told what became of it
         self._before_calls: Callable[[], object] | None = None
         self._told: set[str] = set()
 
@@ -59,6 +59,7 @@ class Followed:
         model: nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         resumed_from: Path | None = None,
+        name: str = "",
     ) -> None:
         """The run begins.
 
@@ -66,6 +67,7 @@ class Followed:
             model: what is called in a step.
             optimizers: of its parameters.
             resumed_from: a checkpoint's folder; a plan in it is taken where it fits.
+            name: what the user knows that plan by, if not by its path.
 
         Raises:
             ValueError: as of `optimize`, and if there is neither a budget nor an optimised model.
@@ -83,10 +85,10 @@ class Followed:
                     "two out."
                 )
             return
-        if resumed_from is None or not self.resume(resumed_from):
+        if resumed_from is None or not self.resume(resumed_from, name):
             self._optimize(self._options)
 
-    def resume(self, folder: Path) -> bool:
+    def resume(self, folder: Path, name: str = "") -> bool:
         """Take the plan in a checkpoint's folder where it fits; whether there is one to be taken.
 
         After `begin`, and before the first step: what is planned already stays.
@@ -102,9 +104,9 @@ class Followed:
         except (FileNotFoundError, NotADirectoryError):  # a checkpoint of a run without a plan
             return False
         except (OSError, SteeringError) as error:
-            tell(f"{path} cannot be used, so the run is planned anew: {error}")
+            tell(f"{name or path} cannot be used, so the run is planned anew: {error}")
             return False
-        self._known = path, known
+        self._known = name or str(path), known
         return True
 
     @property
@@ -134,6 +136,12 @@ class Followed:
         self._has_begun = True
         if self._before_calls is not None:
             self.before_training_calls(self._before_calls)
+
+    def plan_text(self) -> str:
+        """What `save_plan` would write; nothing before a step has been planned."""
+        if self._call is None or not self.is_planned:
+            return ""
+        return as_text(self._call.session.stored_plan())
 
     def before_training_calls(self, tell: Callable[[], object]) -> None:
         """Have each training call of the model told before it runs, its batch being there."""

@@ -11,6 +11,7 @@ trainer's own loggers, plan and report beside its checkpoints.
 from __future__ import annotations
 
 import functools
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import lightning.pytorch as lightning
 import torch
 from torch import nn
 
-from autoremat.integrations.followed import Followed
+from autoremat.integrations.followed import PLAN, Followed
 
 _LOGS = ("log", "log_dict")  # methods of a module
 
@@ -30,6 +31,16 @@ class Autoremat(lightning.Callback):
         """Before the trainer is made; arguments as for `optimize`."""
         self._followed = Followed(budget, options)
         self._step: _TrainingStep | None = None
+        self._resumed_plan = ""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The plan goes into each checkpoint as well, wherever that is saved."""
+        text = self._followed.plan_text() if self._step is not None else ""
+        return {"plan": text} if text else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Of the checkpoint that the run is resumed from."""
+        self._resumed_plan = str(state_dict.get("plan", ""))
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         """The optimizers are there: their state counts from the first step on.
@@ -46,9 +57,19 @@ class Autoremat(lightning.Callback):
         pl_module.training_step = self._step.called
         for name in _LOGS:  # nothing to compile: it speaks to the trainer
             setattr(pl_module, name, torch.compiler.disable(getattr(pl_module, name)))
-        resumed = trainer.ckpt_path
-        folder = Path(resumed).parent if resumed else None
-        self._followed.begin(self._step, trainer.optimizers, folder)
+        with tempfile.TemporaryDirectory() as room:
+            folder, name = self._resumed_from(trainer.ckpt_path, Path(room))
+            self._followed.begin(self._step, trainer.optimizers, folder, name)
+
+    def _resumed_from(self, given: str | Path | None, room: Path) -> tuple[Path | None, str]:
+        """A folder with the plan of the checkpoint, and where that is for the user."""
+        if given is None:
+            return None, ""
+        beside = Path(given).parent
+        if not self._resumed_plan or (beside / PLAN).exists():
+            return beside, ""
+        (room / PLAN).write_text(self._resumed_plan, encoding="utf-8")
+        return room, f"The plan in {given}"
 
     def on_train_batch_start(
         self, trainer: lightning.Trainer, pl_module: Any, batch: Any, batch_idx: int
@@ -104,7 +125,7 @@ class Autoremat(lightning.Callback):
 
 
 def _is_logged(trainer: lightning.Trainer, step: int) -> bool:
-    return bool(trainer.loggers) and step % max(1, trainer.log_every_n_steps) == 0
+    return bool(trainer.loggers) and step % max(1, getattr(trainer, "log_every_n_steps", 1)) == 0
 
 
 class _TrainingStep(nn.Module):

@@ -32,6 +32,7 @@ from autoremat.memory.meter import (
 from autoremat.memory.optimizer_memory import OptimizerFootprint, optimizer_footprint
 from autoremat.memory.optimizers import layers_of, parameters_of
 from autoremat.memory.spread import Spread, Traffic
+from autoremat.memory.window import Window, window_of
 from autoremat.reporting import GraphReport
 from autoremat.reporting.resident import ResidentParts
 
@@ -50,6 +51,8 @@ class Resident:
         storages: identities of the storages that are counted, as far as known.
         tensors: each of them, where it is known of a step that does not run.
         accumulates: whether the step needs the gradients that it finds.
+        window: what would be held whole if parameters were divided among devices; None where they
+            are already, or another process holds the model as well, or nobody knows the model.
     """
 
     parts: ResidentParts = field(default_factory=ResidentParts)
@@ -59,6 +62,7 @@ class Resident:
     storages: frozenset[int] = frozenset()
     tensors: HeldTensors | None = None
     accumulates: bool = False
+    window: Window | None = None
 
     @property
     def nbytes(self) -> int:
@@ -144,7 +148,8 @@ def spread_out(resident: Resident, spread: Spread) -> Resident:
     parameters_nbytes = max(0, resident.parts.parameters_nbytes - passing_nbytes)
     parts = replace(resident.parts, parameters_nbytes=parameters_nbytes)
     parts = with_others(parts, max(0, more_nbytes))
-    return replace(resident, parts=parts, traffic=spread.traffic)
+    window = resident.window if spread == Spread() else None
+    return replace(resident, parts=parts, traffic=spread.traffic, window=window)
 
 
 def resident_of_step(
@@ -196,6 +201,7 @@ def _with_next_step(
                 *stepped,
             ]
         ),
+        window=window_of(model),
     )
 
 

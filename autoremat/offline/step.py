@@ -175,7 +175,8 @@ def _beside(resident: Resident, window_nbytes: int) -> Resident:
     tensors = resident.tensors
     if tensors is not None:
         tensors = replace(tensors, libraries=(*tensors.libraries, window_nbytes))
-    return replace(resident, parts=with_others(resident.parts, window_nbytes), tensors=tensors)
+    parts = with_others(resident.parts, window_nbytes)
+    return replace(resident, parts=parts, tensors=tensors, window=None)
 
 
 def _mark_sizes(given: object, fakes: object, varying: Sequence[tuple[int, int]]) -> None:

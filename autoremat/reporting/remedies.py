@@ -24,7 +24,7 @@ class Remedy:
 
     Attributes:
         name: for programs: "return only the loss", "chunk the loss", "gradients to None",
-            "smaller batch", "8-bit optimizer".
+            "smaller batch", "8-bit optimizer", "bf16 autocast", "shard over two devices".
         sentence: what to change, and why it takes memory.
         saved_nbytes: by how much the peak falls.
         peak_nbytes: what it then is under the same plan: another one may do better.

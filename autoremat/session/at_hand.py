@@ -27,23 +27,25 @@ class AtHand:
         """None is at hand."""
         self.inputs: Sequence[Any] = ()
         self.ranges: Sequence[Ranged] = ()
+        self._graph: _torch.DynamoGraph | None = None
         self._first_frame = ""  # of the module whose graph this is
         self._first_frames: dict[Hashable, str] = {}
         self._done, self._part = "", 0
 
-    def begin(self, inputs: Sequence[Any], fakes: Sequence[Any], *, caller: Hashable) -> None:
+    def begin(self, inputs: Sequence[Any], graph: _torch.DynamoGraph, *, caller: Hashable) -> None:
         """From now on another graph is at hand.
 
         Args:
             inputs: its inputs, as Dynamo hands them over.
-            fakes: the same with symbols.
+            graph: itself; its inputs have symbols.
             caller: tells the session's modules apart.
         """
         self._first_frame = self._first_frames.setdefault(caller, _torch.frame_name())
         # Of one Dynamo graph, DistributedDataParallel makes several, one for each bucket.
         self._part = self._part + 1 if self._done == _torch.compile_name() else 0
         self.inputs = inputs
-        self.ranges = ranges_now().among(inputs, fakes)
+        self._graph = graph
+        self.ranges = ranges_now().among(inputs, graph.inputs)
 
     def done(self) -> None:
         """It has been compiled."""
@@ -52,6 +54,13 @@ class AtHand:
     def end(self) -> None:
         """Nothing is held of it any more."""
         self.inputs = self.ranges = ()
+        self._graph = None
+
+    @property
+    def graph(self) -> _torch.DynamoGraph:
+        """As Dynamo hands it over; one is at hand."""
+        assert self._graph is not None
+        return self._graph
 
     @property
     def name(self) -> str:

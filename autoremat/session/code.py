@@ -8,7 +8,7 @@ guards to fail and no recompiles to count; where a plan cannot be compiled, the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from torch import fx
 
@@ -18,6 +18,7 @@ from autoremat.emit.torch_split import Modules
 from autoremat.planning.part import Part, Planned
 
 Compiled = Callable[..., Any]
+Found = TypeVar("Found")
 
 
 class Code:
@@ -77,25 +78,23 @@ def _key(part: Part) -> int:
     return id(part.planned)
 
 
-class PlannedOnly:
-    """Plans a joint graph, and ends its compile there: a `Partitioner`.
+class TracedOnly(Generic[Found]):
+    """Asks something of a joint graph, and ends its compile there: a `Partitioner`.
 
     Attributes:
         fingerprint: of the joint graph.
     """
 
-    def __init__(
-        self, plan: Callable[[fx.GraphModule, int, Sequence[int] | None], Planned]
-    ) -> None:
+    def __init__(self, ask: Callable[[fx.GraphModule, int, Sequence[int] | None], Found]) -> None:
         """Of none yet.
 
         Args:
-            plan: given the joint graph, how many of its outputs are the forward's, and positions
+            ask: given the joint graph, how many of its outputs are the forward's, and positions
                 of inputs that stay.
         """
         self.fingerprint = ""
-        self._plan = plan
-        self._planned: Planned | None = None
+        self._ask = ask
+        self._found: Found | None = None
 
     def partition(
         self,
@@ -106,30 +105,30 @@ class PlannedOnly:
         static_lifetime_input_indices: Sequence[int] | None = None,
         **_keywords: Any,
     ) -> Modules:
-        """Plan it.
+        """Ask it.
 
         Raises:
             InterruptedError: always.
         """
         self.fingerprint = fingerprint(module)
-        self._planned = self._plan(module, num_fwd_outputs, static_lifetime_input_indices)
+        self._found = self._ask(module, num_fwd_outputs, static_lifetime_input_indices)
         raise InterruptedError("Nothing is compiled.")
 
-    def run(self, compile_graph: Callable[[], object]) -> Planned:
-        """What comes of a compile that splits by this.
+    def run(self, compile_graph: Callable[[], object]) -> Found:
+        """The answer, out of a compile that splits by this.
 
         Raises:
-            Exception: whatever comes before there is a plan.
+            Exception: whatever comes before there is one.
             RuntimeError: if the compile asked for no split.
         """
         try:
             compile_graph()
         except Exception:  # Inductor wraps ours into one of its own
-            if self._planned is None:
+            if self._found is None:
                 raise
-        if self._planned is None:
+        if self._found is None:
             raise RuntimeError("Compiled again, the graph needs no backward.")
-        return self._planned
+        return self._found
 
 
 def written(planned: Planned) -> PlannedGraph:

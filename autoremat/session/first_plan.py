@@ -21,6 +21,7 @@ from torch import nn
 from autoremat import _torch
 from autoremat.ask.options import Offline, Options, Setting
 from autoremat.errors import InfeasibleBudget, OverBudget
+from autoremat.explain.advice import Narrowed
 from autoremat.explain.graph_report import facts_of_refusal
 from autoremat.graph.collectives import run_once_collectives
 from autoremat.memory.meter import storage_sizes
@@ -43,6 +44,7 @@ from autoremat.session.afterwards import with_later_baseline
 from autoremat.session.alike import require_alike
 from autoremat.session.reports import explained
 from autoremat.session.steps import Steps
+from autoremat.session.under_autocast import narrowed_by
 
 _CAUTIOUS = "lean until a step has shown how often it runs"  # the method of a choice
 _TRIES = 4  # to leave room for sizes at which a plan is higher than at the largest
@@ -55,6 +57,7 @@ def first_part(
     between_nbytes: int,
     steps: Steps,
     dynamo: Mapping[str, _torch.DynamoGraph],
+    at_hand: _torch.DynamoGraph,
     *,
     may_refuse: bool,
     names: Mapping[Any, str],
@@ -67,6 +70,7 @@ def first_part(
         between_nbytes: what the code before it holds that no plan of an earlier graph counts.
         steps: those that it is part of.
         dynamo: their graphs, as Dynamo handed them over; this one may be there later.
+        at_hand: this one.
         may_refuse: whether a budget that cannot be met is an error in a first step.
         names: of symbols that were given a range, as users know them.
 
@@ -89,15 +93,16 @@ def first_part(
         budget_nbytes = max(budget_nbytes, choice.needed_nbytes)
     choice, known = with_room(choice, placed, budget_nbytes, steps, names)
     choice = with_later_baseline(choice, lambda: dynamo.get(name), options)
+    narrowed = narrowed_by(at_hand, options)
     growth = _keep_to_sizes(placed, choice, budget_nbytes, steps)
     offline = steps.offline or Offline()
     if not choice.fits and refuses:
-        raise _refusal(placed, choice, budget_nbytes, steps, names)
+        raise _refusal(placed, choice, budget_nbytes, steps, names, narrowed)
     planned = Planned(
         subject,
         choice,
         counted=found,
-        explain=functools.partial(explained, name),
+        explain=functools.partial(explained, name, narrowed),
         stored=store(subject, choice),
         curve=curve_of(subject, choice, offline.curve_points, offline.curve_limit_s),
     )
@@ -173,7 +178,7 @@ def planned_alone(
     subject: Subject,
     budget_nbytes: int,
     options: Options,
-    dynamo: Mapping[str, _torch.DynamoGraph],
+    graph: _torch.DynamoGraph,
     refuses: bool,
 ) -> Planned:
     """What `first_part` makes of a step's first graph, where nothing is known to be beside it.
@@ -183,14 +188,15 @@ def planned_alone(
         subject: the graph.
         budget_nbytes: of the step.
         options: the user's.
-        dynamo: as for `first_part`.
+        graph: as Dynamo handed it over.
         refuses: whether a budget that cannot be met is an error.
     """
     is_least = options.budget.is_least
     refuses = refuses and not is_least
     choice = choose(subject, budget_nbytes, options.setting, refuses=refuses, least=is_least)
-    choice = with_later_baseline(choice, lambda: dynamo.get(name), options)
-    explain, stored = functools.partial(explained, name), store(subject, choice)
+    choice = with_later_baseline(choice, lambda: graph, options)
+    explain = functools.partial(explained, name, narrowed_by(graph, options))
+    stored = store(subject, choice)
     return Planned(subject, choice, Beside(), explain, stored, Curve())
 
 
@@ -294,11 +300,12 @@ def _refusal(
     budget_nbytes: int,
     steps: Steps,
     names: Mapping[Any, str],
+    narrowed: Narrowed,
 ) -> InfeasibleBudget:
     """Of a first graph that does not fit; what comes later runs as lean as it can."""
     more_nbytes = subject.lowered.problem.resident_nbytes - steps.resident.nbytes
     resident = replace(steps.resident, accumulates=steps.accumulates)
-    facts = facts_of_refusal(subject, choice, budget_nbytes, resident)
+    facts = facts_of_refusal(subject, choice, budget_nbytes, resident, narrowed)
     facts["resident"] = with_others(steps.resident.parts, more_nbytes)
     if subject.sizes:
         chosen, plan = as_chosen(subject, choice), choice.solution.plan

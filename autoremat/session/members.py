@@ -148,6 +148,7 @@ class Members(Present):
             optimizer=", ".join(dict.fromkeys(one.optimizer for one in found)),
             transient_nbytes=max(one.transient_nbytes for one in found),
             storages=frozenset[int]().union(*(one.storages for one in found)),
+            window=found[0].window,
         )
         together = together.beside(storage_sizes(self._copied(), device))
         return spread_out(together, self._spread(device))

@@ -13,6 +13,7 @@ import torch
 from autoremat.ask.options import Setting
 from autoremat.ask.plan_file import StoredPlan
 from autoremat.elsewhere.present import how_planned
+from autoremat.explain.advice import Narrowed
 from autoremat.explain.communicated import kept_of_communication
 from autoremat.explain.environment import environment_facts
 from autoremat.explain.graph_report import explain
@@ -121,13 +122,14 @@ def stored_plan_of(steps: Steps, *, instead: Mapping[str, Part]) -> StoredPlan:
 
 def explained(
     name: str,
+    narrowed: Narrowed,
     subject: Subject,
     choice: Choice,
     formula: PeakFormula | None,
     resident: Resident | None,
 ) -> GraphReport:
     """A graph's report, what the user asked for among its constraints; arguments of `explain`."""
-    found = explain(name, subject, choice, formula, resident)
+    found = explain(name, subject, choice, formula, resident, narrowed)
     return replace(found, constraints=(*subject.constraints.sentences, *found.constraints))
 
 

@@ -56,7 +56,7 @@ from autoremat.reporting import Report, one_line
 from autoremat.session.at_hand import AtHand
 from autoremat.session.call_sizes import ranges_now
 from autoremat.session.capturing import Capturing
-from autoremat.session.code import Code, PlannedOnly, Written, written
+from autoremat.session.code import Code, TracedOnly, Written, written
 from autoremat.session.first_plan import first_part, planned_alone
 from autoremat.session.recalled import (
     Remembered,
@@ -166,7 +166,7 @@ class Session:
         compile_begins()
         self.steps.notice()
         graph = _torch.DynamoGraph(module, example_inputs, runs=self.steps.offline is None)
-        self._at_hand.begin(example_inputs, graph.inputs, caller=caller)
+        self._at_hand.begin(example_inputs, graph, caller=caller)
         is_first = self._at_hand.is_first
         arguments = self.steps.audit.arguments
         arguments.note([*module.parameters(), *example_inputs])
@@ -264,9 +264,11 @@ class Session:
             )
             setting, between = self._setting, known.between_nbytes
             subject = stated(graph, setting, resident, between, is_first=True)
-            return planned_alone(name, subject, budget_nbytes, self.options, self._graphs, refuses)
+            return planned_alone(
+                name, subject, budget_nbytes, self.options, self._graphs[name], refuses
+            )
 
-        planning, graph = PlannedOnly(plan), self._graphs[name]
+        planning, graph = TracedOnly(plan), self._graphs[name]
         with self.progress as progress, graph.resumed(), configured(self.options.inductor):
             progress.stage("trace")
             found = planning.run(
@@ -515,7 +517,7 @@ class Session:
             progress.stage("solve")
             names = names_of(self._at_hand.ranges)
             part = first_part(
-                *(name, subject, between, steps, self._graphs),
+                *(name, subject, between, steps, self._graphs, self._at_hand.graph),
                 may_refuse=self._refuses,
                 names=names,
             )

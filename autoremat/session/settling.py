@@ -30,6 +30,7 @@ from autoremat.session.afterwards import with_later_baseline
 from autoremat.session.alike import require_alike
 from autoremat.session.reports import explained
 from autoremat.session.steps import Steps
+from autoremat.session.under_autocast import narrowed_by
 
 # At a division of the budget: generated code, or a backward that keeps its graph, may take more.
 TRIES = 6
@@ -184,7 +185,9 @@ def _planned(
         part.subject,
         with_later_baseline(choice, lambda: graphs[allotted.graph], steps.options),
         counted=allotted.found,
-        explain=functools.partial(explained, allotted.plan),
+        explain=functools.partial(
+            explained, allotted.plan, narrowed_by(graphs[allotted.graph], steps.options)
+        ),
         stored=store(part.subject, choice),
         curve=Curve(),
     )

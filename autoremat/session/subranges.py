@@ -26,6 +26,7 @@ from autoremat.planning.subranges import WORTH, Corner, corners_worth_a_plan
 from autoremat.session.afterwards import with_later_baseline
 from autoremat.session.reports import explained
 from autoremat.session.steps import Steps
+from autoremat.session.under_autocast import narrowed_by
 
 KNOWN_STEPS = 2  # until the optimizer's state is there, and what else the first steps show
 
@@ -110,7 +111,7 @@ class Subranges:
             subject,
             with_later_baseline(choice, lambda: graph, options),
             counted=counted,
-            explain=functools.partial(explained, name),
+            explain=functools.partial(explained, name, narrowed_by(graph, options)),
             stored=store(subject, choice),
             curve=Curve(),
         )

@@ -19,11 +19,12 @@ from autoremat import _torch
 from autoremat.memory.fake_twin import without_contents
 from autoremat.memory.optimizer_memory import optimizer_footprint
 from autoremat.memory.optimizers import layers_of
+from autoremat.memory.window import Window, window_of
 from autoremat.setup.adapters import adapt, freeze
 from autoremat.setup.asked import AUTOCAST, TrainingSetup
 from autoremat.setup.chunked_loss import chunk_loss
 from autoremat.setup.optimizers import optimizer_of
-from autoremat.setup.sharded import block_nbytes, has_blocks, shard
+from autoremat.setup.sharded import shard
 from autoremat.units import format_nbytes
 
 Optimizer = torch.optim.Optimizer | str | None
@@ -112,10 +113,9 @@ def _set_up(
     window_nbytes = 0
     if setup.shards > 1:
         _require_room(model, setup.shards)
-        block, gradients = block_nbytes(model, autocast)
-        ahead = block if has_blocks(model) else 0
-        window_nbytes = block + ahead + gradients
-        divided = [*_divided(setup.shards, block, ahead, gradients, autocast)]
+        window = window_of(model, autocast)
+        window_nbytes = window.nbytes
+        divided = [*_divided(setup.shards, window, autocast)]
         shard(model, setup.shards, autocast)
     made = None if optimizer is None else optimizer_of(model, optimizer)
     found = Run(model, inputs, made, setup.accumulate > 1, autocast, window_nbytes)
@@ -207,24 +207,18 @@ def _held(run: Run, home: torch.device) -> Iterator[str]:
     )
 
 
-def _divided(
-    shards: int,
-    block_nbytes: int,
-    ahead_nbytes: int,
-    gradients_nbytes: int,
-    dtype: torch.dtype | None,
-) -> Iterator[str]:
+def _divided(shards: int, window: Window, dtype: torch.dtype | None) -> Iterator[str]:
     cast = f" in {_name(dtype)}" if dtype else ""
     yield (
         f"parameters, gradients and the optimizer's state are divided among {shards} GPUs: bytes "
         "are those of one, and so is the batch"
     )
     yield (
-        f"held beside are {format_nbytes(block_nbytes + ahead_nbytes + gradients_nbytes)}: the "
-        f"largest block gathered{cast} ({format_nbytes(block_nbytes)}), "
-        f"{'the next one gathered ahead of it, ' if ahead_nbytes else ''}and "
-        f"one block's gradients until they are reduced ({format_nbytes(gradients_nbytes)}); a "
-        "matrix counts beside them while it is used"
+        f"held beside are {format_nbytes(window.nbytes)}: the "
+        f"largest block gathered{cast} ({format_nbytes(window.block_nbytes)}), "
+        f"{'the next one gathered ahead of it, ' if window.ahead_nbytes else ''}and "
+        f"one block's gradients until they are reduced ({format_nbytes(window.gradients_nbytes)}); "
+        "a matrix counts beside them while it is used"
     )
     yield (
         "each use gathers a parameter again, also of the embedding and the head, which are taken "

@@ -1,8 +1,8 @@
 """A model whose parameters are divided among GPUs, as one of them holds it.
 
 Enters: a model on the meta device, a copy of our own. Leaves: the same model, each parameter a
-shard that is gathered where it is read; and the bytes that FSDP holds beside. Guarantees: modules
-keep their paths; parameters that are shared stay shared.
+shard that is gathered where it is read. Guarantees: modules keep their paths; parameters that are
+shared stay shared.
 """
 
 from __future__ import annotations
@@ -14,39 +14,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from autoremat.graph.gathering import gather
-
-
-def block_nbytes(model: nn.Module, dtype: torch.dtype | None) -> tuple[int, int]:
-    """Bytes of the parameters of the largest block, and of those of its gradients.
-
-    A block is a child of an outermost `nn.ModuleList`, or of an `nn.Sequential` of one class;
-    without one, the model itself.
-
-    Args:
-        model: before its parameters are divided.
-        dtype: that they are gathered in; None for their own.
-    """
-    blocks = _blocks(model) or [model]
-
-    def nbytes(block: nn.Module, *, trained: bool) -> int:
-        found = {id(p): p for p in block.parameters() if p.requires_grad or not trained}
-        return sum(p.numel() * (dtype or p.dtype).itemsize for p in found.values())
-
-    whole, trained = (max(nbytes(b, trained=only) for b in blocks) for only in (False, True))
-    return whole, trained
-
-
-def has_blocks(model: nn.Module) -> bool:
-    """Whether one block is gathered ahead while another is used."""
-    return len(_blocks(model)) > 1
-
-
-def _blocks(model: nn.Module) -> list[nn.Module]:
-    if isinstance(model, nn.ModuleList):
-        return list(model)
-    if isinstance(model, nn.Sequential) and len(model) > 1 and len(set(map(type, model))) == 1:
-        return list(model)
-    return [block for child in model.children() for block in _blocks(child)]
 
 
 def shard(model: nn.Module, shards: int, dtype: torch.dtype | None) -> None:

@@ -164,19 +164,44 @@ def test_callbacks_in_any_order_and_folders_that_refuse_end_no_run(
     assert not ours.report().fallbacks
 
 
-@pytest.mark.thorough
-def test_a_resumed_run_plans_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan lies beside the checkpoint."""
+@pytest.mark.parametrize("is_elsewhere", [True, pytest.param(False, marks=pytest.mark.thorough)])
+def test_a_resumed_run_plans_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_elsewhere: bool
+) -> None:
+    """The plan lies beside the checkpoint, and in one that is saved by hand elsewhere."""
     first = trainer_in(tmp_path, Autoremat(BUDGET_NBYTES, **QUICK), epochs=1)
     fitted(Module(), first)
+    checkpoint = first.checkpoint_callback.best_model_path
+    if is_elsewhere:
+        checkpoint = str(tmp_path / "elsewhere" / "own.ckpt")
+        first.save_checkpoint(checkpoint)
+        assert not (tmp_path / "elsewhere" / PLAN).exists()
     torch._dynamo.reset()
     searched = []
     search = pipeline.search
     monkeypatch.setattr(pipeline, "search", lambda *a, **k: searched.append(a) or search(*a, **k))
     again = trainer_in(tmp_path, Autoremat(BUDGET_NBYTES, **QUICK))
-    fitted(Module(), again, ckpt_path=first.checkpoint_callback.best_model_path)
+    fitted(Module(), again, ckpt_path=checkpoint)
     assert again.global_step == 2 * BATCHES
     assert not searched
+
+
+@pytest.mark.parametrize("is_asked_twice", [False, True])
+def test_a_network_that_is_optimised_already_is_planned_within_the_whole(
+    tmp_path: Path, is_asked_twice: bool
+) -> None:
+    """The callback's budget holds; weights are those of a run without either."""
+    plain = fitted(Module(), trainer_in(tmp_path / "plain"))
+    module, ours = Module(), Autoremat(BUDGET_NBYTES, **QUICK)
+    for _ in range(1 + is_asked_twice):
+        autoremat.optimize(module.net, 2 * BUDGET_NBYTES, **QUICK)
+    weights = fitted(module, trainer_in(tmp_path, ours))
+    report = ours.report()
+    torch.testing.assert_close(weights, plain)
+    assert not report.fallbacks
+    assert report.graphs
+    assert report.budget_nbytes == BUDGET_NBYTES
+    assert max(logged(tmp_path, "autoremat/measured_peak_bytes")) <= BUDGET_NBYTES
 
 
 def test_a_module_that_goes_backward_itself_is_refused(tmp_path: Path) -> None:

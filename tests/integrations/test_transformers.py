@@ -226,6 +226,31 @@ def test_a_model_that_is_optimised_already_is_logged(tmp_path: Path) -> None:
         other.train()
 
 
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_a_model_that_is_optimised_twice_keeps_what_was_asked_for_last(
+    tmp_path: Path, is_wrapped: bool
+) -> None:
+    """Then by `attach`, which says that it is not heeded; around it, what trainers wrap it into."""
+    plain = trainer_in(tmp_path / "plain", save_strategy="no")
+    plain.train()
+    trainer = trainer_in(tmp_path, save_strategy="no")
+    for budget in ("1.5MB", BUDGET):
+        autoremat.optimize(trainer.model, budget, **QUICK)
+    if is_wrapped:
+        trainer.model_wrapped = nn.DataParallel(nn.DataParallel(trainer.model))
+    attach(trainer, "3MB", **QUICK)
+    with pytest.warns(UserWarning, match="the model was optimised before") as told:
+        trainer.train()
+    assert sum("optimised before" in str(one.message) for one in told) == 1
+    torch.testing.assert_close(weights(trainer.model), weights(plain.model))
+    report = autoremat.report(trainer.model)
+    assert not report.fallbacks
+    assert logged(trainer, "autoremat/budget_bytes") == [2_000_000] * STEPS
+    peaks = logged(trainer, "autoremat/measured_peak_bytes")
+    assert peaks
+    assert max(peaks) <= report.budget_nbytes < report.baseline_peak_nbytes
+
+
 @pytest.mark.parametrize("name", ["torch_compile", "gradient_checkpointing"])
 def test_a_trainer_that_decides_itself_is_refused(tmp_path: Path, name: str) -> None:
     """Before anything runs, with the argument's name."""

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 import autoremat
 from autoremat.memory.fake_twin import without_contents
 from autoremat.memory.optimizer_memory import optimizer_footprint
+from autoremat.memory.window import Window, window_of
 from autoremat.reporting import PointKind, Report
 from autoremat.setup.adapters import adapt, freeze
 from autoremat.setup.asked import TrainingSetup
 from autoremat.setup.chunked_loss import chunk_loss
 from autoremat.setup.optimizers import optimizer_of
-from autoremat.setup.sharded import block_nbytes, shard
+from autoremat.setup.sharded import shard
 
 WIDTH, BATCH, DEPTH = 64, 256, 2
 MATRIX = WIDTH * WIDTH
@@ -349,8 +350,8 @@ def test_under_autocast_masters_stay_wide_and_gathering_is_narrow():
 
 def test_a_model_without_a_list_of_blocks_is_one_block():
     model = without_contents(nn.Sequential(nn.Linear(8, 8, bias=False), nn.Tanh()))
-    assert block_nbytes(model, None) == (256, 256)
-    assert block_nbytes(model, torch.bfloat16) == (128, 128)
+    assert window_of(model) == Window(256, 0, 256)
+    assert window_of(model, torch.bfloat16) == Window(128, 0, 128)
 
 
 # --- input that cannot be used -------------------------------------------------------------------
