@@ -443,6 +443,10 @@ def _look(
     margin_nbytes = int((EAGER_MARGIN - 1) * max(0, made_nbytes))
     eager_nbytes = base_nbytes + foreseen.eager_peak_nbytes + margin_nbytes
     eager_nbytes += max(0, spread.traffic.window_nbytes - _passing_nbytes(spread))
+    # What the last run was gathered into is there until all of the forward is over.
+    flight_nbytes = _traffic_of(*reached[0][:2]).forward_nbytes if reached else 0
+    if flight_nbytes:
+        eager_nbytes = max(eager_nbytes, base_nbytes + foreseen.behind_nbytes + flight_nbytes)
     beside_nbytes = max(more, default=0)
     grown_nbytes = int(grown * max(0, foreseen.eager_peak_nbytes + margin_nbytes - crossing))
     return Look(

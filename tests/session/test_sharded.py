@@ -350,6 +350,43 @@ def test_forms_of_units_are_predicted_and_keep_the_budget(
     assert 0.9 * budget <= measured <= budget
 
 
+class Wide(ResidualBlocks):
+    """What its last layer makes in eager mode is as large as much of the blocks."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, LAYERS)
+        self.last = nn.Linear(WIDTH, 8 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x).log_softmax(-1)[:, 0].mean()
+
+
+@pytest.mark.usefixtures("four_processes")
+@pytest.mark.parametrize("share", [0.75, 0.9])
+@pytest.mark.parametrize("types", [{}, {"param_dtype": torch.bfloat16}], ids=str)
+def test_a_buffer_stays_until_all_of_the_forward_is_over(
+    types: dict[str, torch.dtype], share: float
+):
+    """Behind the last block, beside what code in eager mode takes there."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    def whole() -> nn.Module:
+        return fully_shard(make_seeded(Wide), mp_policy=MixedPrecisionPolicy(**types))
+
+    x = batch()[:64]  # gradients are smaller than what is gathered
+    budget = int(share * step_peak_nbytes(trained(whole(), 1, x), x))
+    torch._dynamo.reset()
+    model = whole()
+    reported = planned(model, budget, compiles_blocks=True)
+    measured = step_peak_nbytes(trained(model, x=x), x)
+    predicted = autoremat.report(reported).predicted_peak_nbytes
+    assert measured <= min(budget, predicted)
+    assert predicted <= 1.01 * measured
+
+
 @pytest.mark.usefixtures("four_processes")
 def test_a_root_that_is_gathered_twice_is_predicted():
     """But for the gradient of the loss, a number that is there by then."""
