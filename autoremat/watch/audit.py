@@ -189,7 +189,7 @@ class Audit:
         part = find_part()
         live_nbytes = part.between_nbytes + held.live_nbytes(runs) + beyond_nbytes
         counted_nbytes = part.resident_nbytes + part.resident.traffic.forward_nbytes
-        more_nbytes = live_nbytes - counted_nbytes - found.held_nbytes
+        more_nbytes = live_nbytes - counted_nbytes - found.held_nbytes - self._stale_nbytes
         peak_nbytes = live_nbytes + part.own_peaks[0]
         counted = tuple(
             (run.ran, run.graph.figures.crossing.passed_nbytes)
@@ -198,6 +198,14 @@ class Audit:
         )
         look = Look(peak_nbytes, more_nbytes, 0, part.is_resized, part.is_larger, situation)
         return look._replace(counted=counted)
+
+    @property
+    def _stale_nbytes(self) -> int:
+        """What an earlier backward has left gathered: this one, which counts it, gathers it too."""
+        spread = self.present.spread
+        if not spread.traffic.staying_nbytes:
+            return 0
+        return max(0, _passing_nbytes(spread) - spread.traffic.window_nbytes)
 
     def at_inference(self) -> None:
         """A call without gradients begins: what it makes is no data."""

@@ -159,7 +159,7 @@ def _passing_nbytes(
 ) -> int:
     """What code behind the last planned graph took in its forward, beyond what it has left.
 
-    As one of its operators had run: what that was given and has made, without what later ones saved.
+    As one of its operators had run: what that was given and has made, but nothing saved later.
     """
     last = max(map(_torch.sequence_number, planned), default=-1)
     behind = [n for n in nodes if _torch.sequence_number(n) > last and not _torch.accumulates(n)]
