@@ -189,7 +189,9 @@ class Audit:
         part = find_part()
         live_nbytes = part.between_nbytes + held.live_nbytes(runs) + beyond_nbytes
         counted_nbytes = part.resident_nbytes + part.resident.traffic.forward_nbytes
-        more_nbytes = live_nbytes - counted_nbytes - found.held_nbytes - self._stale_nbytes
+        more_nbytes = live_nbytes - counted_nbytes - found.held_nbytes
+        if part.resident.traffic.staying_nbytes:
+            more_nbytes -= self._stale_nbytes
         peak_nbytes = live_nbytes + part.own_peaks[0]
         counted = tuple(
             (run.ran, run.graph.figures.crossing.passed_nbytes)
@@ -203,8 +205,6 @@ class Audit:
     def _stale_nbytes(self) -> int:
         """What an earlier backward has left gathered: this one, which counts it, gathers it too."""
         spread = self.present.spread
-        if not spread.traffic.staying_nbytes:
-            return 0
         return max(0, _passing_nbytes(spread) - spread.traffic.window_nbytes)
 
     def at_inference(self) -> None:
