@@ -70,7 +70,7 @@ class ShardedUnit:
         gathered_nbytes: of its parameters, gathered.
         buffer_nbytes: of what is gathered ahead: under FSDP2 before it is laid out.
         kept_nbytes: of its parameters from its forward to its backward.
-        released_nbytes: of these, what goes after its backward.
+        staying_nbytes: of its parameters, what stays gathered after its backward.
         reduced_nbytes: of the buffers that its gradients are reduced from, as many as are kept.
         gradient_share: of the bytes of its gradients, what stays of them after its backward.
         forward_ahead: numbers of the units whose gathers begin with its own in the forward, where
@@ -93,7 +93,7 @@ class ShardedUnit:
     gathered_nbytes: int
     buffer_nbytes: int
     kept_nbytes: int
-    released_nbytes: int
+    staying_nbytes: int
     reduced_nbytes: int
     gradient_share: float
     gathered_ahead: tuple[int, ...] = ()
@@ -268,7 +268,7 @@ def _flat_unit(handle: Any, state: Any, handles: Sequence[Any]) -> ShardedUnit:
         gathered_nbytes=gathered_nbytes,
         buffer_nbytes=gathered_nbytes if is_ahead else 0,
         kept_nbytes=gathered_nbytes if stays else 0,
-        released_nbytes=gathered_nbytes if stays and state._sync_gradients else 0,
+        staying_nbytes=gathered_nbytes if stays and not state._sync_gradients else 0,
         reduced_nbytes=0,
         gradient_share=owned_nbytes / max(1, whole_nbytes) if state._sync_gradients else 1.0,
     )
@@ -330,7 +330,7 @@ def _unit(state: Any, group: Any, numbers: dict[int, int], gathering: Gathering)
         gathered_nbytes=gathered_nbytes,
         buffer_nbytes=gathered_nbytes if world > 1 else 0,
         kept_nbytes=kept_nbytes,
-        released_nbytes=kept_nbytes if group.reshard_after_backward else 0,
+        staying_nbytes=0 if group.reshard_after_backward else gathered_nbytes,
         reduced_nbytes=buffers * reduced_nbytes if reduces else 0,
         gradient_share=left_nbytes / max(1, gathered_nbytes),
         gathered_ahead=ahead,

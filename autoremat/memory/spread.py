@@ -40,6 +40,7 @@ class Traffic:
         gradient_share: of the gradients that it returns, what stays.
         entering_nbytes: more than the window as its forward begins: what it and the one before it
             are gathered into, which FSDP2 lets go of only then; 0 where this is of one run.
+        staying_nbytes: gathered as well from its backward on, where a unit is not let go of.
         unit: number of it, where this is of one run; less than 0 where it is of all runs of a
             graph, whichever of them takes the most.
     """
@@ -50,6 +51,7 @@ class Traffic:
     run_nbytes: int = 0
     gradient_share: float = 1.0
     entering_nbytes: int = 0
+    staying_nbytes: int = 0
     unit: int = -1
 
     def after(self, before: Traffic | None) -> Traffic:
@@ -60,7 +62,9 @@ class Traffic:
         if before is None or before.unit != self.unit:
             return self
         window_nbytes = self.window_nbytes - self.run_nbytes
-        return replace(self, window_nbytes=window_nbytes, run_nbytes=0, reduced_nbytes=0)
+        return replace(
+            self, window_nbytes=window_nbytes, run_nbytes=0, reduced_nbytes=0, staying_nbytes=0
+        )
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,7 @@ def traffic_of_run(units: Sequence[_torch.ShardedUnit], device: torch.device) ->
         unit.reduced_nbytes,
         by_run[number],
         unit.gradient_share,
+        staying_nbytes=unit.staying_nbytes,
         unit=number,
     )
 
@@ -186,6 +191,7 @@ def _sharded(units: Sequence[_torch.ShardedUnit], device: torch.device) -> Sprea
         run_nbytes=0 if inner is None else by_run[inner],
         gradient_share=share,
         entering_nbytes=entering_nbytes,
+        staying_nbytes=0 if inner is None else units[inner].staying_nbytes,
     )
     return Spread(
         traffic,
@@ -252,4 +258,5 @@ def _left_of(unit: _torch.ShardedUnit, parameter: torch.Tensor) -> float:
     """
     if id(parameter) in unit.waiting:
         return 0.0
-    return unit.gradient_share - unit.released_nbytes / max(1, unit.gathered_nbytes)
+    grown_nbytes = unit.staying_nbytes - unit.kept_nbytes
+    return unit.gradient_share + grown_nbytes / max(1, unit.gathered_nbytes)

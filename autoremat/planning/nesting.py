@@ -49,7 +49,8 @@ class Returned(NamedTuple):
         nbytes: gradients of parameters that it returns; of those that later runs read as well
             there were some already.
         adding_nbytes: by how much adding such up, one after the other, is above the peak before.
-        left_nbytes: what it had returned in its forward and somebody holds until the step's end.
+        left_nbytes: what it had returned in its forward and somebody holds until the step's end,
+            and parameters that stay gathered.
         reduced_nbytes: what its gradients are reduced from, or others after it are.
     """
 

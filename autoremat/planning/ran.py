@@ -72,7 +72,7 @@ class Ran:
         return Returned(
             max(0, gradient_nbytes - self.again_nbytes),
             adding_nbytes + unreduced_nbytes,
-            self.left_by(part),
+            self.left_by(part) + traffic.staying_nbytes,
             traffic.reduced_nbytes,
         )
 

@@ -192,6 +192,8 @@ class Audit:
         live_nbytes = part.between_nbytes + held.live_nbytes(runs) + beyond_nbytes
         counted_nbytes = part.resident_nbytes + part.resident.traffic.forward_nbytes
         more_nbytes = live_nbytes - counted_nbytes - found.held_nbytes
+        if part.resident.traffic.staying_nbytes:
+            more_nbytes -= self._stale_nbytes
         peak_nbytes = live_nbytes + part.own_peaks[0]
         counted = tuple(
             (run.ran, run.graph.figures.crossing.passed_nbytes)
@@ -200,6 +202,12 @@ class Audit:
         )
         look = Look(peak_nbytes, more_nbytes, 0, part.is_resized, part.is_larger, situation)
         return look._replace(counted=counted)
+
+    @property
+    def _stale_nbytes(self) -> int:
+        """What an earlier backward has left gathered: this one, which counts it, gathers it too."""
+        spread = self.present.spread
+        return max(0, _passing_nbytes(spread) - spread.traffic.window_nbytes)
 
     def at_inference(self) -> None:
         """A call without gradients begins: what it makes is no data."""
@@ -446,6 +454,10 @@ def _look(
     margin_nbytes = int((EAGER_MARGIN - 1) * max(0, made_nbytes))
     eager_nbytes = base_nbytes + foreseen.eager_peak_nbytes + margin_nbytes
     eager_nbytes += max(0, spread.traffic.window_nbytes - _passing_nbytes(spread))
+    # What the last run was gathered into is there until all of the forward is over.
+    flight_nbytes = _traffic_of(*reached[0][:2]).forward_nbytes if reached else 0
+    if flight_nbytes:
+        eager_nbytes = max(eager_nbytes, base_nbytes + foreseen.behind_nbytes + flight_nbytes)
     beside_nbytes = max(more, default=0)
     grown_nbytes = int(grown * max(0, foreseen.eager_peak_nbytes + margin_nbytes - crossing))
     return Look(

@@ -74,6 +74,7 @@ class Foreseen:
         beside_nbytes: for each run of a planned graph, what is live beside what it holds itself.
         reached: all runs that it goes through, those in eager mode among them.
         is_complete: whether it is known what all checkpoints will make again.
+        behind_nbytes: the highest before it, since the last planned graph has gone forward.
     """
 
     first_nbytes: int
@@ -82,6 +83,7 @@ class Foreseen:
     beside_nbytes: Mapping[Run, int]
     reached: Collection[Run]
     is_complete: bool = True
+    behind_nbytes: int = 0
 
 
 def foresee(
@@ -151,7 +153,35 @@ def foresee(
         walk.beside_nbytes,
         reached_runs,
         is_complete,
+        first_nbytes + _passing_nbytes(nodes, planned, saved),
     )
+
+
+def _passing_nbytes(
+    nodes: Sequence[Any], planned: Collection[Any], saved: Mapping[Any, Mapping[int, int]]
+) -> int:
+    """What code behind the last planned graph took in its forward, beyond what it has left.
+
+    As one of its operators had run: what that was given and has made, but nothing saved later.
+    """
+    last = max(map(_torch.sequence_number, planned), default=-1)
+    behind = [n for n in nodes if _torch.sequence_number(n) > last and not _torch.accumulates(n)]
+    savers = Counter(key for node in nodes for key in saved[node])
+    most_nbytes = later_nbytes = 0
+    for node in sorted(behind, key=_torch.sequence_number, reverse=True):
+        given = (
+            _torch.gradient_nbytes_into(source)[number]
+            for source, number in node.next_functions
+            if source is not None and source not in planned and not _torch.accumulates(source)
+        )
+        if not _hands_on(node) or node.name().startswith("Add"):
+            moved_nbytes = sum(given) + sum(_torch.gradient_nbytes_into(node))
+            own_nbytes = moved_nbytes - sum(saved[node].values())
+            most_nbytes = max(most_nbytes, own_nbytes - later_nbytes)
+        for key, nbytes in saved[node].items():
+            savers[key] -= 1
+            later_nbytes += 0 if savers[key] else nbytes
+    return most_nbytes
 
 
 def first_nodes(roots: Sequence[Any]) -> list[Any]:
