@@ -5,6 +5,7 @@ Guarantees: importing this imports nothing that compiles.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -41,6 +42,7 @@ __all__ = [
     "has_results",
     "is_getitem",
     "is_mutable",
+    "let_modes_outlast_compiled_calls",
     "module_calls",
     "own_call",
     "real_execution",
@@ -111,6 +113,32 @@ def tensor_leaves(value: Any) -> list[torch.Tensor]:
 def dispatch_modes() -> list[Any]:
     """The modes that see operators on this thread, the innermost last."""
     return list(_get_current_dispatch_mode_stack())
+
+
+@functools.cache
+def let_modes_outlast_compiled_calls() -> None:
+    """From the next compiled call on, a mode that begins inside of one sees what comes after it.
+
+    As such a call returns, torch puts back the keys of dispatch that were on as it began. Those of
+    modes are on then as long as modes are: one may have begun meanwhile, or ended.
+    """
+    guard = torch._C._ForceDispatchKeyGuard
+
+    class Guard:
+        def __init__(self, *keys: Any) -> None:
+            self._guard = guard(*keys)
+
+        def __enter__(self) -> None:
+            self._guard.__enter__()
+
+        def __exit__(self, *raised: object) -> None:
+            self._guard.__exit__(*raised)
+            is_on = torch._C._len_torch_dispatch_stack() > 0
+            for key in ("Python", "PythonTLSSnapshot"):
+                if torch._C._dispatch_tls_is_dispatch_key_included(key) != is_on:
+                    torch._C._dispatch_tls_set_dispatch_key_included(key, is_on)
+
+    torch._C._ForceDispatchKeyGuard = Guard
 
 
 def is_mutable(operator: OpOverload) -> bool:

@@ -51,6 +51,7 @@ class Between:
 
     def begin(self, live_nbytes: int, device: torch.device, run: object) -> None:
         """Code in eager mode goes on, while this run waits; what may begin was asked before."""
+        _torch.let_modes_outlast_compiled_calls()
         _thread.window = _Window(device, ignores_given=True, steps=self, before=live_nbytes)
         _thread.window.__enter__()
         weakref.finalize(run, _is_in_vain, _thread.window).atexit = False

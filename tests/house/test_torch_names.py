@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -989,6 +990,39 @@ def test_storage_identity():
     x = torch.zeros(4)
     identity = _torch.storage_identity
     assert identity(x.untyped_storage()) == identity(x[1:].untyped_storage())
+
+
+def test_a_mode_that_begins_or_ends_in_a_compiled_call_is_on_or_off_afterwards():
+    """As it would be without a compiler around it."""
+    _torch.let_modes_outlast_compiled_calls()
+    seen: list[str] = []
+
+    class Mode(_torch.TorchDispatchMode):
+        @classmethod
+        def ignore_compile_internals(cls) -> bool:
+            return True
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    mode, x = Mode(), torch.ones(2)
+    changes: list[Callable[[], object]] = [mode.__enter__, lambda: mode.__exit__(None, None, None)]
+
+    def backend(graph, _inputs):
+        def run(*args):
+            changes.pop(0)()
+            return (args[0],)
+
+        return run
+
+    call = torch.compile(lambda x: x * 2, backend=backend)
+    call(x)
+    x.sin()
+    call(x)
+    x.cos()
+    assert seen == ["sin.default"]
+    assert not changes
 
 
 def test_dispatch_modes_are_those_of_the_stack():
