@@ -138,7 +138,7 @@ def let_modes_outlast_compiled_calls() -> None:
                 if torch._C._dispatch_tls_is_dispatch_key_included(key) != is_on:
                     torch._C._dispatch_tls_set_dispatch_key_included(key, is_on)
 
-    torch._C._ForceDispatchKeyGuard = Guard
+    torch._C._ForceDispatchKeyGuard = Guard  # type: ignore[misc]
 
 
 def is_mutable(operator: OpOverload) -> bool:

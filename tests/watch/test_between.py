@@ -279,9 +279,7 @@ def after_its_own_large_reference(encoder: nn.Module, _reference: nn.Module) -> 
 
 @pytest.mark.parametrize("form", [after_the_model, after_its_own_large_reference])
 def test_a_backend_looks_on_as_well(form: Callable[[nn.Module, nn.Module], None]):
-    """After its graphs, from a compiled call of which it is a part, and into those that keep
-    nothing.
-    """
+    """What its graphs are parts of returns before there is anything to see."""
     reference = frozen()
 
     def step(encoder: nn.Module) -> None:
