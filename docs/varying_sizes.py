@@ -239,7 +239,7 @@ def row_of(name: str) -> Row:
         nbytes = measured(model, batch)
         parts = session.steps.graphs.parts.values()
         smaller = sum(len(part.smaller or ()) for part in parts)
-        plans.append(len(parts) + smaller + session.steps.settlings)
+        plans.append(len(parts) + smaller + session.steps.replans.count)
         steps.append({"batch": size[0], "sequence": size[1], "measured_nbytes": nbytes})
     report = autoremat.report(model)
     formula = report.peak_formula

@@ -26,7 +26,7 @@ from autoremat.comparison.serve import Step, seconds, serve
 from autoremat.comparison.variants import Task, Variant
 from autoremat.errors import InfeasibleBudget
 from autoremat.memory.meter import cuda_peaks
-from autoremat.session.steps import USUAL_REPLANS
+from autoremat.session.replans import USUAL_REPLANS
 from autoremat.targets.arguments import TargetArguments
 from autoremat.targets.hf import load
 from autoremat.targets.target import Target, TargetError, last_line

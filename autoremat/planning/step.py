@@ -11,7 +11,7 @@ import copy
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,9 +40,9 @@ from autoremat.planning.ran import (
     as_run,
     facts_of,
     unreduced_nbytes,
-    with_spare,
 )
-from autoremat.planning.repeats import Repeats, granted
+from autoremat.planning.repeats import Repeats
+from autoremat.planning.room import Room
 from autoremat.planning.sharing import Way
 from autoremat.reporting import GraphReport
 
@@ -63,8 +63,7 @@ class Step:
         most_runs: of graphs in one step, as far as steps before the latest have shown.
         repeats: how often steps have run its graphs.
         forms: which of them steps have run.
-        rooms: by kind of block, for how many runs its graphs are planned at least.
-        are_together: whether they are planned as if one step may run what different ones did.
+        room: which steps are planned for, and for how many runs.
         eager_gradient_nbytes: of layers among the runs that are in eager mode, by their names.
         existing_gradient_nbytes: gradients that existed already when a graph was planned.
     """
@@ -75,34 +74,34 @@ class Step:
     provisional: set[str] = field(default_factory=set)
     most_runs: int = 0
     repeats: Repeats = field(default_factory=Repeats)
-    rooms: dict[Hashable, int] = field(default_factory=dict)
-    are_together: bool = False
     eager_gradient_nbytes: dict[str, int] = field(default_factory=dict)
     existing_gradient_nbytes: int = 0
     _ran: list[Ran] | None = None  # in the latest part of a step; None if nobody tells
     _earlier: list[list[Ran]] = field(default_factory=list)  # parts of the same step before it
-    _planned_for: list[set[str]] = field(default_factory=list)  # graphs of each step
-    _made_for: list[set[Hashable]] = field(default_factory=list)  # kinds in each, as of the plans
     _readers: Readers = field(default_factory=Readers)
     _expected: dict[str, Iterator[Ran]] = field(default_factory=dict)  # by graph, in their order
     _waiting: list[str] = field(default_factory=list)  # planned, and did not run yet
     _thread: int = 0
     _noted: object = None  # what `forms` were told of last
-    _with_spare: tuple[object, list[Parts]] | None = None  # for what, and the steps
     _known_peaks: KnownPeaks = field(default_factory=KnownPeaks)
     _is_planned_only: bool = False  # what has run, since nothing did yet by the plans that are new
 
     def __post_init__(self) -> None:
         """No step yet."""
         self.forms = Forms(self.repeats.kind_of)
+        self.room = self._new_room()
+
+    def _new_room(self) -> Room:
+        return Room(self.forms, self.repeats, self._leanest_nbytes, self._peak_of_steps)
 
     def apart(self) -> Step:
         """A step like this one, which may be planned otherwise while this one stays."""
         other = copy.copy(self)
         other.parts, other.planned_runs = dict(self.parts), dict(self.planned_runs)
         other.repeats, other.forms = copy.copy(self.repeats), copy.copy(self.forms)
+        other.room = other._new_room().like(self.room)
         other._readers, other._known_peaks = Readers(), KnownPeaks()
-        if not other.longest:
+        if not other.room.longest:
             other.note_longest()
         return other
 
@@ -229,117 +228,22 @@ class Step:
         return None if self._ran is None else [ran.name for ran in self._ran]
 
     @property
-    def longest(self) -> list[list[str]]:
-        """Graphs of the steps that are planned for, of each part by part, in their order."""
-        return self._graphs_of(self._to_plan)
-
-    @property
     def known_graphs(self) -> list[str]:
-        """The graphs of these steps, each once."""
-        return list(dict.fromkeys(graph for step in self.longest for graph in step))
-
-    def _graphs_of(self, steps: Sequence[Parts]) -> list[list[str]]:
-        return [[ran.graph for part in parts for ran in part] for parts in steps]
-
-    @property
-    def _to_plan(self) -> list[Parts]:
-        """The longest step of each form, with the runs that there may be more."""
-        return self._with_room(self.rooms, are_together=self.are_together)
-
-    def _with_room(self, rooms: Mapping[Hashable, int], *, are_together: bool) -> list[Parts]:
-        """These steps, so many runs of each kind being planned for."""
-        steps = self.forms.steps(are_together=are_together)
-        facts = steps, dict(rooms), dict(self.repeats.kinds)
-        if self._with_spare is None or self._with_spare[0] != facts:
-            found = []
-            for parts in steps:
-                spare = self.repeats.spare((ran.graph for part in parts for ran in part), rooms)
-                found.append([with_spare(part, spare) for part in parts])
-            self._with_spare = facts, found
-        found = self._with_spare[1]
-        return [*found, *self.forms.others(found)]
-
-    def leave_room(self, budget_nbytes: int, around: Around) -> None:
-        """From now on plans are for as many runs as there may be.
-
-        Or for as many as the leanest plans have room for: those of kinds first that need little.
-        """
-        leanest: dict[str, Way] = {}
-        wanted = self.repeats.rooms
-
-        def nbytes(rooms: Mapping[Hashable, int]) -> int:
-            return self._leanest_nbytes(rooms, leanest, around)
-
-        self.are_together = True
-        self.are_together = nbytes({}) <= budget_nbytes
-        self.rooms = wanted
-        if nbytes(wanted) > budget_nbytes:
-            needed = {kind: nbytes({kind: room}) for kind, room in wanted.items()}
-            in_order = {kind: wanted[kind] for kind in sorted(wanted, key=needed.__getitem__)}
-            self.rooms = granted(in_order, lambda rooms: nbytes(rooms) <= budget_nbytes)
-        self._note_planned()
-        self._made_for = self._kinds_of_steps
+        """The graphs of the steps that are planned for, each once."""
+        return list(dict.fromkeys(graph for step in self.room.longest for graph in step))
 
     def _leanest_nbytes(
-        self, rooms: Mapping[Hashable, int], leanest: dict[str, Way], around: Around
+        self, steps: Sequence[Parts], leanest: dict[str, Way], around: Around
     ) -> int:
-        """About what the steps that are planned for take, where all graphs keep the least.
-
-        Args:
-            rooms: by kind, how many runs are planned for at least.
-            leanest: of graphs, as far as it is known.
-            around: what is held beside them.
-        """
-        steps = self._with_room(rooms, are_together=self.are_together)
+        """About what steps take where all graphs keep the least; see `room.LeanestNbytes`."""
         runs = [self._runs_in(part) for parts in steps for part in parts]
         for each in runs:
             leanest |= leanest_ways({n: p for n, p in each.parts.items() if n not in leanest})
         return max((leanest_nbytes(each, leanest, around) for each in runs), default=0)
 
-    def has_room(self, budget_nbytes: int, around: Around) -> bool:
-        """Whether the present plans do for as many runs as there may be: for these then."""
-        steps = self._with_room(self.repeats.rooms, are_together=True)
-        if self._peak_of_steps(steps, around) > budget_nbytes:
-            return False
-        self.rooms, self.are_together = self.repeats.rooms, True
-        self._note_planned()
-        return True
-
-    @property
-    def _kinds_of_steps(self) -> list[set[Hashable]]:
-        return [set(map(self.repeats.kind_of, graphs)) for graphs in self.longest]
-
-    def _note_planned(self) -> None:
-        self.repeats.planned()
-        self._planned_for = list(map(set, self.longest))
-
-    @property
-    def needs_room(self) -> bool:
-        """Whether steps may have more runs than were planned for, or others together."""
-        is_new = any(
-            not any(known.issuperset(graphs) for known in self._planned_for)
-            for graphs in self.longest
-        )
-        return (bool(self._planned_for) and is_new) or self.repeats.needs_room
-
-    def is_outgrown(self, budget_nbytes: int, around: Around) -> bool:
-        """Whether plans for other runs would recompute less, and leave as much room as there is.
-
-        Much of the room is used or needed no more, or steps have come to be apart.
-        """
-        now = self._kinds_of_steps
-        is_apart = any(not any(made <= kinds for kinds in now) for made in self._made_for)
-        if not (is_apart or self.repeats.is_outgrown):
-            return False
-        if self._leanest_nbytes(self.repeats.rooms, {}, around) <= budget_nbytes:
-            return True
-        self._note_planned()  # as it is
-        self._made_for = now
-        return False
-
     def peak_to_come(self, around: Around) -> int:
         """The highest of the steps that are planned for, under the present plans."""
-        return self._peak_of_steps(self._to_plan, around)
+        return self._peak_of_steps(self.room.steps, around)
 
     def _peak_of_steps(self, steps: Sequence[Parts], around: Around) -> int:
         runs = (self._planned(part) for parts in steps for part in parts)
@@ -443,7 +347,7 @@ class Step:
     @property
     def _parts_to_plan(self) -> list[list[Ran]]:
         """Of all steps, the longest first."""
-        return sorted((part for parts in self._to_plan for part in parts), key=len, reverse=True)
+        return sorted((part for parts in self.room.steps for part in parts), key=len, reverse=True)
 
     def _planned(self, part: Sequence[Ran]) -> list[Ran]:
         """A part of a step under the plans that there are now."""

@@ -80,7 +80,7 @@ def first_part(
     options, budget_nbytes = steps.options, steps.budget_nbytes
     setting, is_least = options.setting, options.budget.is_least
     number = len(steps.graphs.earlier(name))
-    refuses = may_refuse and number == 0 and not steps.settlings and not is_least
+    refuses = may_refuse and number == 0 and not steps.replans.count and not is_least
     placed, found = steps.placed(subject, name)
     choice = _until_known(name, placed, steps, number)
     if is_least and choice is not None and not choice.fits:
@@ -239,8 +239,9 @@ def _lean(placed: Subject, steps: Steps) -> Choice:
 def _passing(placed: Subject, steps: Steps, number: int) -> Choice | None:
     """For a later graph that does not fit beside those before it, unless it is planned for good."""
     setting, budget_nbytes = steps.options.setting, steps.budget_nbytes
-    is_settled = steps.settlings or steps.options.budget.is_least
-    if not number or is_settled or steps.stays_as_planned or setting.steering.known is not None:
+    is_settled = steps.replans.count or steps.options.budget.is_least
+    is_given = steps.replans.are_ruled_out or setting.steering.known is not None
+    if not number or is_settled or is_given:
         return None
     is_certain = bool(steps.graphs.provisional)  # that the step is planned anew
     if not is_certain and _fits_at_once(placed, budget_nbytes):

@@ -153,7 +153,7 @@ def may_be_recalled(steps: Steps, module: fx.GraphModule, example_inputs: Sequen
     # Names of modules are in no key of torch's, and "auto" is another number each time.
     is_asked = replace(setting.steering, model_is_known=False) != Steering()
     is_searched = not (is_asked or options.tune or setting.spec or options.budget.is_free)
-    is_known = not (steps.graphs.parts or steps.settlings or steps.told.fallbacks)
+    is_known = not (steps.graphs.parts or steps.replans.count or steps.told.fallbacks)
     is_fixed = all(map(_has_fixed_sizes, example_inputs))
     return (
         setting.compiler == "inductor"

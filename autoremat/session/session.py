@@ -396,7 +396,7 @@ class Session:
         Asked for between two steps: then all of its graphs are known, and how often each runs.
         """
         with self._settling:
-            if not self.steps.is_unsettled:
+            if not self.steps.replans.is_due:
                 self._tuning.before_step()
                 self._divide_ranges()
                 return False
@@ -527,7 +527,7 @@ class Session:
             # Gradients that exist may be gone before the backward, which tells if they are not.
             # What others held in an earlier step may be less by now, which looks will tell.
             is_first_known = steps.surroundings.found == Around() and (
-                earlier or steps.settlings or self._refuses
+                earlier or steps.replans.count or self._refuses
             )
             if is_first_known and (part.figures.fits or not is_tried):
                 steps.tell_if_above(steps.peak_nbytes)

@@ -64,7 +64,7 @@ def planned_together(
     setting, is_nested = steps.options.setting, steps.is_nested
     planned: dict[str, list[Part]] = {}
     if not is_least:
-        steps.graphs.leave_room(steps.budget_nbytes, around)
+        steps.graphs.room.leave(steps.budget_nbytes, around)
     for order in steps.graphs.orders:
         step = functools.partial(
             steps.graphs.allotted, order, around=around, setting=setting, is_nested=is_nested

@@ -31,6 +31,7 @@ from autoremat.planning.step import Step
 from autoremat.problem.subject import Subject
 from autoremat.session.blocks import Blocks
 from autoremat.session.code import Code
+from autoremat.session.replans import Replans
 from autoremat.session.surroundings import Surroundings
 from autoremat.session.telling import Told
 from autoremat.watch import between
@@ -49,9 +50,6 @@ from autoremat.watch.present import Present
 
 T = TypeVar("T")
 
-USUAL_REPLANS = 2  # for what is found beside the graphs, and for what that step has shown
-MOST_REPLANS = 8  # of one that runs ever more graphs, or has ever more beside them
-
 
 @dataclass(eq=False)
 class Steps:
@@ -68,7 +66,7 @@ class Steps:
         resident: what that one found to be held whatever the plan.
         told: what the user was told.
         settle: plans the step anew if that is due.
-        settlings: how often it was planned anew.
+        replans: how often it was planned anew, and whether that is due.
         number: of the latest step, from 1 on.
         backward: of the latest that went through a run of its graphs, or in which one began.
         tuned: what came of trying several plans, in words; "" until then.
@@ -87,20 +85,17 @@ class Steps:
     device: torch.device = field(default=torch.device("cpu"), init=False)
     resident: Resident = field(default=Resident(), init=False)
     settle: Callable[[], object] = field(default=lambda: None, init=False)
-    settlings: int = field(default=0, init=False)
     is_nested: bool = field(default=True, init=False)
     number: int = field(default=0, init=False)
     backward: int = field(default=-1, init=False)
     tuned: str = field(default="", init=False)
     compiled_in: list[int] = field(default_factory=list, init=False)
-    _settled_for: list[list[str]] = field(default_factory=list, init=False)
-    _lasting_when_settled: set[tuple[str, str]] = field(default_factory=set, init=False)
-    _has_fitted: bool = field(default=True, init=False)  # when it was settled
     _has_noted_call: bool = field(default=False, init=False)  # since the latest backward
 
     def __post_init__(self) -> None:
         """Nothing is known of them yet."""
         self.told = Told(is_strict=self.options.setting.strict)
+        self.replans = Replans(self)
         self.surroundings = Surroundings(self.present)
         self.audit = self.surroundings.audit
         self.blocks = Blocks(lambda: self.audit.present.modules, self.graphs.repeats.kinds)
@@ -199,84 +194,10 @@ class Steps:
 
     # --- a peak above the budget ----------------------------------------------------------------
 
-    @property
-    def stays_as_planned(self) -> bool:
-        """Whether the user chose, or what divides a budget among graphs knows too little.
-
-        That knows no value that waits elsewhere: its plans would keep all of them.
-        """
-        setting = self.options.setting
-        return bool(setting.steering.choice) or setting.offload is not None
-
-    @property
-    def _may_replan(self) -> bool:
-        """Whether another plan is possible, and there is something that the present one lacks."""
-        if self.stays_as_planned or self.settlings >= MOST_REPLANS:
-            return False
-        return self._is_longer or self._is_other
-
-    @property
-    def _is_longer(self) -> bool:
-        """Whether the step runs several graphs, and more of any than it was planned for."""
-        now = Counter(self.graphs.graphs)
-        return now.total() > 1 and not any(now <= Counter(step) for step in self._settled_for)
-
-    @property
-    def _is_other(self) -> bool:
-        """Whether it runs other graphs, or beside more, than it was planned for.
-
-        In the midst of a step, its later backwards have not shown yet what they take.
-        """
-        has_more = self.peak_nbytes > self.graphs.peak_nbytes(self.surroundings.planned)
-        if not self._settled_for:
-            return has_more or bool(self.graphs.kept)
-        # More beside plans that did not fit makes none fit, nor do other graphs.
-        has_changed = has_more or self.graphs.graphs not in self._settled_for
-        lasts = not self.graphs.lasting <= self._lasting_when_settled
-        return (has_changed and self._has_fitted) or lasts
-
-    @property
-    def _is_leanest(self) -> bool:
-        """Whether no plan that is searched for takes less: what is above the budget stays so."""
-        if self.options.setting.steering.choice:
-            return False
-        if any(not part.figures.fits for part in self.graphs.current):
-            return True
-        return bool(self.settlings) and not self._is_longer and not self._is_other
-
-    @property
-    def is_unsettled(self) -> bool:
-        """Whether the step is to be planned anew, now that all of it was seen."""
-        if not self.graphs.parts or self.stays_as_planned:
-            return False
-        self.graphs.note_longest()
-        if self.options.budget.is_least:  # each graph alone is the leanest: that is not the step
-            return self._is_longer
-        if not self.graphs.longest:
-            return False
-        is_above = self.peak_to_come_nbytes > self.budget_nbytes
-        if self.graphs.provisional:
-            return is_above or not self.graphs.repeats.is_unclear
-        return (is_above and self._may_replan) or self._has_other_runs
-
-    @property
-    def _has_other_runs(self) -> bool:
-        """Whether plans for other numbers of runs are due."""
-        if self.settlings >= MOST_REPLANS:
-            return False
-        graphs, given = self.graphs, (self.budget_nbytes, self.surroundings.now)
-        if graphs.needs_room and not graphs.has_room(*given):
-            return True
-        # The rest is left for steps above the budget: these are within it.
-        return 0 < self.settlings < MOST_REPLANS // 2 and graphs.is_outgrown(*given)
-
     def settled(self) -> None:
         """It was planned anew, for what is known of it."""
-        graphs = self.graphs
-        self.settlings += 1
-        self._settled_for, self._lasting_when_settled = graphs.longest, graphs.lasting
-        self._has_fitted = self.peak_to_come_nbytes <= self.budget_nbytes
-        graphs.provisional.clear()
+        self.replans.made()
+        self.graphs.provisional.clear()
         self.surroundings.settled()
         self.told.planned_anew()
 
@@ -298,12 +219,7 @@ class Steps:
         """
         if self.options.budget.is_least or predicted_nbytes <= self.budget_nbytes:
             return
-        is_planned_anew = (
-            (self._may_replan or bool(self.graphs.provisional))
-            and not self.stays_as_planned
-            and not is_told_only
-            and self.peak_nbytes > self.budget_nbytes  # else no plan would change it
-        )
+        is_planned_anew = not is_told_only and self.replans.is_coming
         if is_planned_anew and self.offline:
             return
         self.told.peak(
@@ -311,7 +227,7 @@ class Steps:
             self.budget_nbytes,
             is_final=is_final,
             is_planned_anew=is_planned_anew,
-            is_leanest=self._is_leanest and not is_told_only,
+            is_leanest=not is_told_only and self.replans.are_exhausted,
             is_apart=is_apart,
             accumulates=self.accumulates,
         )

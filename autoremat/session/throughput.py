@@ -96,7 +96,7 @@ class Rates:
         runs = steps.graphs.apart().longest_as_planned
         if not runs:
             raise _Unknown("not known yet: no step has shown its graphs")
-        if len(runs) > 1 and steps.stays_as_planned:
+        if len(runs) > 1 and steps.replans.are_ruled_out:
             raise _Unknown("not known of a step of several graphs whose values wait elsewhere")
         asked = ([part.planned for part in runs], steps.budget_nbytes, steps.surroundings.now)
         if self._known is None or not _same(self._known[0], asked):
@@ -142,7 +142,7 @@ class Rates:
         steps.graphs = steps.graphs.apart()
         budget = Budget(budget_nbytes, given=budget_nbytes)
         steps.options = replace(steps.options, budget=budget)
-        is_seen = len(runs) > 1 and (bool(steps.settlings) or steps.offline is None)
+        is_seen = len(runs) > 1 and (bool(steps.replans.count) or steps.offline is None)
         with configured(steps.options.inductor):
             if not is_seen:
                 self._plan_each(steps, budget_nbytes)

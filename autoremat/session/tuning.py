@@ -88,7 +88,7 @@ class Tuning:
     @property
     def first(self) -> Plans:
         """While others are tried, the plans that graphs had before; none after that."""
-        is_over = self._steps.tuned or self._settlings != self._steps.settlings
+        is_over = self._steps.tuned or self._settlings != self._steps.replans.count
         return {} if is_over or not self._candidates else self._candidates[0]
 
     @property
@@ -98,7 +98,7 @@ class Tuning:
         return steps.number >= KNOWN_STEPS and steps.is_planned
 
     def _go_on(self) -> None:
-        if not self._candidates or self._settlings != self._steps.settlings:
+        if not self._candidates or self._settlings != self._steps.replans.count:
             self._begin()
         elif self._steps.number > self._number:
             self._note()
@@ -113,7 +113,7 @@ class Tuning:
             self._run_by(number)
 
     def _begin(self) -> None:
-        self._settlings = self._steps.settlings
+        self._settlings = self._steps.replans.count
         self._candidates = self._found()
         self._times, self._graphs = [[] for _ in self._candidates], []
         self._schedule = iter(schedule(len(self._candidates), self._count))

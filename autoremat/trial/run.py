@@ -31,7 +31,7 @@ from autoremat.memory.meter import cuda_peaks, measure_peak, resident_nbytes
 from autoremat.offline import plan
 from autoremat.progress import Progress
 from autoremat.reporting import Report
-from autoremat.session.steps import USUAL_REPLANS
+from autoremat.session.replans import USUAL_REPLANS
 from autoremat.trial.gpt import Sizes, made, sizes_for
 from autoremat.trial.model import INFEASIBLE, Row, Trial
 

@@ -174,15 +174,15 @@ def test_plans_for_kinds_that_have_come_to_be_apart_are_outgrown(
     """Also where they turned out to have room for kinds that came later, so many as these are."""
     monkeypatch.setattr(Step, "_leanest_nbytes", lambda *_: 0)
     step = step_after("AB", "AC")
-    step.leave_room(1, Around())
+    step.room.leave(1, Around())
     run(step, *others)
-    assert step.has_room(1, Around())
-    assert not step.needs_room
-    assert not step.is_outgrown(1, Around())
+    assert step.room.suffices(1, Around())
+    assert not step.room.is_needed
+    assert not step.room.is_outgrown(1, Around())
     run(step, *["AB", *others] * (STEADY + 1))
-    assert step.is_outgrown(1, Around())
-    step.leave_room(1, Around())
-    assert not step.is_outgrown(1, Around())
+    assert step.room.is_outgrown(1, Around())
+    step.room.leave(1, Around())
+    assert not step.room.is_outgrown(1, Around())
 
 
 def test_plans_that_were_made_for_one_kind_are_not_outgrown_where_others_come_apart(
@@ -191,10 +191,10 @@ def test_plans_that_were_made_for_one_kind_are_not_outgrown_where_others_come_ap
     """They were never as lean as both together need: no other plans would be better."""
     monkeypatch.setattr(Step, "_leanest_nbytes", lambda *_: 0)
     step = step_after("AB")
-    step.leave_room(1, Around())
+    step.room.leave(1, Around())
     run(step, "AC")
-    assert step.needs_room
-    assert step.has_room(1, Around())
+    assert step.room.is_needed
+    assert step.room.suffices(1, Around())
     run(step, *["AB", "AC"] * (STEADY + 1))
-    assert not step.needs_room
-    assert not step.is_outgrown(1, Around())
+    assert not step.room.is_needed
+    assert not step.room.is_outgrown(1, Around())

@@ -56,7 +56,7 @@ def free_nbytes(make: Callable[[], nn.Module], batch: Tensor, **options) -> int:
 def plans_of(model: nn.Module) -> int:
     """How many plans were made for its graphs, whether they run or not."""
     parts = optimized_call(model).session.steps.graphs.parts
-    return len(parts) + optimized_call(model).session.steps.settlings
+    return len(parts) + optimized_call(model).session.steps.replans.count
 
 
 def require_within(

@@ -1,0 +1,142 @@
+"""Whether a step is to be planned anew, as far as steps have shown.
+
+Enters: the graphs that steps ran, what was beside them, and the budget. Leaves: whether other plans
+are due, or possible. Guarantees: steps that are alike are not planned anew without end: plans are
+made for more runs, for more beside the graphs, or for other graphs than those before them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Protocol
+
+from autoremat.ask.options import Options
+from autoremat.planning.step import Step
+from autoremat.session.surroundings import Surroundings
+
+USUAL_REPLANS = 2  # for what is found beside the graphs, and for what that step has shown
+MOST_REPLANS = 8  # of one that runs ever more graphs, or has ever more beside them
+
+
+class Budgeted(Protocol):
+    """A session's steps, under their budget."""
+
+    options: Options
+    graphs: Step
+    surroundings: Surroundings
+
+    @property
+    def budget_nbytes(self) -> int:
+        """The budget on the device of the graphs."""
+
+    @property
+    def peak_nbytes(self) -> int:
+        """The highest predicted peak of the step that is known of, or 0."""
+
+    @property
+    def peak_to_come_nbytes(self) -> int:
+        """The same, or that of a step with as many runs as are planned for, if it is higher."""
+
+
+class Replans:
+    """Those of one session.
+
+    Attributes:
+        count: how many there were.
+    """
+
+    def __init__(self, steps: Budgeted) -> None:
+        """None yet."""
+        self.count = 0
+        self._steps = steps
+        self._made_for: list[list[str]] = []  # graphs of each step
+        self._lasting: set[tuple[str, str]] = set()  # when plans were made last
+        self._have_fitted = True  # the plans that were made last
+
+    def made(self) -> None:
+        """The step was planned anew, for what is known of it."""
+        graphs = self._steps.graphs
+        self.count += 1
+        self._made_for, self._lasting = graphs.room.longest, graphs.lasting
+        self._have_fitted = self._steps.peak_to_come_nbytes <= self._steps.budget_nbytes
+
+    @property
+    def are_ruled_out(self) -> bool:
+        """Whether the user chose, or what divides a budget among graphs knows too little.
+
+        That knows no value that waits elsewhere: its plans would keep all of them.
+        """
+        setting = self._steps.options.setting
+        return bool(setting.steering.choice) or setting.offload is not None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the step is to be planned anew, now that all of it was seen."""
+        steps, graphs = self._steps, self._steps.graphs
+        if not graphs.parts or self.are_ruled_out:
+            return False
+        graphs.note_longest()
+        if steps.options.budget.is_least:  # each graph alone is the leanest: that is not the step
+            return self._is_longer
+        if not graphs.room.longest:
+            return False
+        is_above = steps.peak_to_come_nbytes > steps.budget_nbytes
+        if graphs.provisional:
+            return is_above or not graphs.repeats.is_unclear
+        return (is_above and self._is_possible) or self._has_other_runs
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether a step that is above the budget now is planned anew after it."""
+        may_be = self._is_possible or bool(self._steps.graphs.provisional)
+        is_above = self._steps.peak_nbytes > self._steps.budget_nbytes  # else none would change it
+        return may_be and not self.are_ruled_out and is_above
+
+    @property
+    def are_exhausted(self) -> bool:
+        """Whether no plan that is searched for takes less: what is above the budget stays so."""
+        if self._steps.options.setting.steering.choice:
+            return False
+        if any(not part.figures.fits for part in self._steps.graphs.current):
+            return True
+        return bool(self.count) and not self._is_longer and not self._is_other
+
+    @property
+    def _is_possible(self) -> bool:
+        """Whether another plan is possible, and there is something that the present one lacks."""
+        if self.are_ruled_out or self.count >= MOST_REPLANS:
+            return False
+        return self._is_longer or self._is_other
+
+    @property
+    def _is_longer(self) -> bool:
+        """Whether the step runs several graphs, and more of any than it was planned for."""
+        now = Counter(self._steps.graphs.graphs)
+        return now.total() > 1 and not any(now <= Counter(step) for step in self._made_for)
+
+    @property
+    def _is_other(self) -> bool:
+        """Whether it runs other graphs, or beside more, than it was planned for.
+
+        In the midst of a step, its later backwards have not shown yet what they take.
+        """
+        steps, graphs = self._steps, self._steps.graphs
+        has_more = steps.peak_nbytes > graphs.peak_nbytes(steps.surroundings.planned)
+        if not self._made_for:
+            return has_more or bool(graphs.kept)
+        # More beside plans that did not fit makes none fit, nor do other graphs.
+        has_changed = has_more or graphs.graphs not in self._made_for
+        lasts = not graphs.lasting <= self._lasting
+        return (has_changed and self._have_fitted) or lasts
+
+    @property
+    def _has_other_runs(self) -> bool:
+        """Whether plans for other numbers of runs are due."""
+        if self.count >= MOST_REPLANS:
+            return False
+        room = self._steps.graphs.room
+        given = self._steps.budget_nbytes, self._steps.surroundings.now
+        if room.is_needed and not room.suffices(*given):
+            return True
+        # The rest is left for steps above the budget: these are within it.
+        return 0 < self.count < MOST_REPLANS // 2 and room.is_outgrown(*given)
