@@ -40,7 +40,7 @@ from autoremat.errors import (
     SteeringError,
 )
 from autoremat.fallbacks import Unplannable
-from autoremat.graph.devices import device_of, the_device
+from autoremat.graph.devices import device_of
 from autoremat.graph.gathering import mark_gathered
 from autoremat.graph.joint_graph import JointGraph, copy_module
 from autoremat.graph.random_draws import makes_seeds
@@ -48,7 +48,7 @@ from autoremat.inductor.hook import configured
 from autoremat.memory.meter import compile_begins
 from autoremat.memory.residents import GivenToGraphs, Resident
 from autoremat.planning.nesting import Around
-from autoremat.planning.part import Part, Planned, Recalled
+from autoremat.planning.part import Part, Planned
 from autoremat.planning.pipeline import graph_of
 from autoremat.planning.ranges import Narrowed, corner_of, lows_of, names_of
 from autoremat.progress import Progress
@@ -56,16 +56,9 @@ from autoremat.reporting import Report, one_line
 from autoremat.session.at_hand import AtHand
 from autoremat.session.call_sizes import ranges_now
 from autoremat.session.capturing import Capturing
-from autoremat.session.code import Code, TracedOnly, Written, written
-from autoremat.session.first_plan import first_part, planned_alone
-from autoremat.session.recalled import (
-    Remembered,
-    as_remembered,
-    keeping,
-    may_be_recalled,
-    question_of,
-    remembered,
-)
+from autoremat.session.code import Code, Written, written
+from autoremat.session.first_plan import first_part
+from autoremat.session.recalling import Recalling, Remarks
 from autoremat.session.reports import report_of, stored_plan_of
 from autoremat.session.settling import count_optimizer, plan_anew
 from autoremat.session.stating import between_nbytes, grown_nbytes, stated
@@ -99,12 +92,11 @@ class Session:
         self.options = options = steps.options
         self.measured_peak_nbytes: int | None = None
         self.progress = Progress(options.verbose)
-        self.compiled_draws_differently = False  # than eager code would
         self.agreeing: Callable[[Session], AbstractContextManager[object]] = nullcontext
         self.agreed: Callable[[Resident], Resident] = lambda found: found
         self.before_run: Callable[[Session, Callable[..., Any]], Callable[..., Any]] | None = None
         self._planned: defaultdict[str, list[PlannedGraph]] = defaultdict(list)
-        self._summary = ""  # of the graph that was planned last
+        self._remarks = Remarks()
         self._setting = options.setting
         self.capturing = Capturing(options, runs=steps.offline is None)
         self._given = GivenToGraphs()
@@ -120,6 +112,9 @@ class Session:
         self._tuning = Tuning(steps, self._graphs, self._take, self.progress)
         self._subranges = Subranges(steps, self._graphs)
         self._rates = Rates(steps, self._graphs)
+        self._recalling = Recalling(
+            steps, self._graphs, self.capturing, self._remarks, self.progress, self._note
+        )
         settle = weakref.WeakMethod(self.settle)
         steps.settle = lambda: (found := settle()) is not None and found()
 
@@ -129,6 +124,11 @@ class Session:
         for part in self.steps.graphs.parts.values():
             _ = part.planned.whole  # of a graph that was recalled, it is made now
         return self._planned
+
+    @property
+    def compiled_draws_differently(self) -> bool:
+        """Whether compiled code draws other random numbers than eager code would."""
+        return self._remarks.draws_differently
 
     def refuse_no_more(self) -> None:
         """From now on, a budget that cannot be met is a warning."""
@@ -200,84 +200,17 @@ class Session:
     def _planned_or_recalled(
         self, module: fx.GraphModule, example_inputs: Sequence[Any]
     ) -> Callable[..., Any]:
-        """A graph compiled; out of caches if all that its plan depends on is as it was."""
-        split = functools.partial(self.capturing.compile, module, example_inputs, self)
-        steps = self.steps
-        if not self._at_hand.is_first or not may_be_recalled(steps, module, example_inputs):
-            return split()
-        try:
-            device, refuses = the_device(example_inputs), self._refuses
-            resident = self._given.beside(self._find_resident(device), device)
-            question = question_of(steps, resident, device, example_inputs, refuses=refuses)
-        except Exception:  # planning meets it again, and tells
-            return split()
-        for _ in range(2):
-            with _torch.asking_code_cache() as cache:
-                compiled = split(question=question)
-            if not cache.found:
-                cache.close(self._keeping(device))
-                return compiled
-            known = remembered(cache.found)
-            if known is not None and cache.asked == 1:
-                if known.figures is not None:
-                    self._recall(known, resident, device)
-                return compiled
-            cache.forget()  # of whose plan nothing is kept
-        return split()
-
-    def _keeping(self, device: torch.device) -> Callable[[str], None] | None:
-        """What keeps the graph that was compiled now beside its code; None if nothing may."""
-        name, told = self._at_hand.name, self.told.fallbacks
-        if told or name in self._unplannable or name in self.steps.graphs.provisional:
-            return None
-        part, differs = self.steps.graphs.parts.get(name), self.compiled_draws_differently
-        if part is not None and self.steps.device != device:
-            return None
-        return keeping(part, self._summary, draws_differently=differs)
-
-    def _recall(self, known: Remembered, resident: Resident, device: torch.device) -> None:
-        """The graph that is compiled now is one that was planned by another process."""
-        name, steps = self._at_hand.name, self.steps
-        steps.device, steps.options, steps.resident = device, steps.options.on(device), resident
-        self.compiled_draws_differently |= known.draws_differently
-        make = functools.partial(
-            self._made_again, name, known, resident, steps.budget_nbytes, self._refuses
+        """A graph compiled; what another process has planned may be a first one only."""
+        if not self._at_hand.is_first:
+            return self.capturing.compile(module, example_inputs, self)
+        return self._recalling.compile(
+            *(self._at_hand.name, module, example_inputs, self, self._resident_on),
+            refuses=self._refuses,
         )
-        planned = Recalled(known.kept_figures, make)
-        steps.graphs.add(name, Part(planned, known.between_nbytes, resident))
-        self.progress.finish(known.line)
 
-    @with_stack_room
-    def _made_again(
-        self, name: str, known: Remembered, resident: Resident, budget_nbytes: int, refuses: bool
-    ) -> Planned:
-        """A graph that was recalled, traced and planned as it was: somebody asks for more of it."""
-
-        def plan(
-            module: fx.GraphModule, num_fwd_outputs: int, static: Sequence[int] | None
-        ) -> Planned:
-            graph = graph_of(
-                module,
-                device_of(module),
-                num_fwd_outputs=num_fwd_outputs,
-                static_indices=list(static or ()),
-            )
-            setting, between = self._setting, known.between_nbytes
-            subject = stated(graph, setting, resident, between, is_first=True)
-            return planned_alone(
-                name, subject, budget_nbytes, self.options, self._graphs[name], refuses
-            )
-
-        planning, graph = TracedOnly(plan), self._graphs[name]
-        with self.progress as progress, graph.resumed(), configured(self.options.inductor):
-            progress.stage("trace")
-            found = planning.run(
-                functools.partial(self.capturing.compile, graph.copy(), graph.inputs, planning)
-            )
-            planned = as_remembered(found, known, budget_nbytes)
-        self._fingerprints[name] = planning.fingerprint
-        self._planned[planning.fingerprint].append(written(planned).copied())
-        return planned
+    def _resident_on(self, device: torch.device) -> Resident:
+        """What a device holds whatever the plan, graphs' inputs included."""
+        return self._given.beside(self._find_resident(device), device)
 
     def _resident_given(self, device: torch.device) -> Resident:
         """Where nobody tells of the model: what its graphs are given, and what ranks agree on."""
@@ -359,8 +292,7 @@ class Session:
             self.told.fall_back("AR101", cause=error, graph=name, error=why)
         else:
             self.told.warn_if_due()
-            self._fingerprints[name] = known = fingerprint(untouched)
-            self._planned[known].append(planned.copied())
+            self._note(name, fingerprint(untouched), planned)
             if not self._setting.stands_in:
                 return planned.forward, planned.backward
             # What was planned is on a device that is not here; on fakes any split does.
@@ -368,6 +300,11 @@ class Session:
                 untouched, joint_inputs, num_fwd_outputs=num_fwd_outputs
             )
         return as_torch()
+
+    def _note(self, name: str, known: str, planned: PlannedGraph) -> None:
+        """Keep a graph with its plan, untouched, by the fingerprint of its joint graph."""
+        self._fingerprints[name] = known
+        self._planned[known].append(planned.copied())
 
     def report(self) -> Report:
         """What was planned so far."""
@@ -505,9 +442,9 @@ class Session:
             )
             self._note_draws(graph.joint)
             earlier = steps.graphs.earlier(name)
-            found = self._find_resident(graph.device)
+            resident = self._resident_on(graph.device)
             steps.device, steps.options = graph.device, steps.options.on(graph.device)
-            steps.resident = self._given.beside(found, graph.device).with_batch(grown_nbytes(graph))
+            steps.resident = resident.with_batch(grown_nbytes(graph))
             is_first = self._at_hand.is_in_first_frame
             between = between_nbytes(graph, inputs, steps, earlier, is_first=is_first)
             progress.stage("cost")
@@ -523,7 +460,7 @@ class Session:
             )
             steps.graphs.add(name, part)
             self._subranges.lows[name] = lows_of(self._at_hand.ranges)
-            self._summary = self._line()
+            self._remarks.line = self._line()
             # Gradients that exist may be gone before the backward, which tells if they are not.
             # What others held in an earlier step may be less by now, which looks will tell.
             is_first_known = steps.surroundings.found == Around() and (
@@ -532,10 +469,10 @@ class Session:
             if is_first_known and (part.figures.fits or not is_tried):
                 steps.tell_if_above(steps.peak_nbytes)
             progress.stage("compile")
-            progress.finish(self._summary)
+            progress.finish(self._remarks.line)
         return part
 
     def _note_draws(self, joint: JointGraph) -> None:
         """Compiled code may draw other random numbers than eager code would."""
         if self._setting.compiler != "eager" and any(makes_seeds(node) for node in joint.nodes):
-            self.compiled_draws_differently = True
+            self._remarks.draws_differently = True

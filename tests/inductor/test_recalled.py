@@ -20,7 +20,7 @@ from autoremat.planning.figures import Figures
 from autoremat.planning.found_before import FoundBefore
 from autoremat.planning.nesting import Beside
 from autoremat.planning.part import Part, Planned, Recalled
-from autoremat.session import first_plan, session
+from autoremat.session import first_plan, recalling
 from autoremat.session.recalled import Remembered, may_be_recalled
 from autoremat.session.steps import Steps
 from tests.tiny import Chain, many_rows
@@ -136,7 +136,7 @@ def test_a_report_is_of_the_step_as_it_was_traced() -> None:
 @pytest.mark.thorough
 def test_a_question_that_cannot_be_put_is_none() -> None:
     """The step is planned as ever."""
-    with mock.patch.object(session, "question_of", side_effect=RuntimeError("no")):
+    with mock.patch.object(recalling, "question_of", side_effect=RuntimeError("no")):
         _, found = trained()
     assert found
 
