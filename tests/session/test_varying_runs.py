@@ -15,6 +15,7 @@ import autoremat
 from autoremat.backend import session_behind
 from autoremat.memory.meter import resident_nbytes
 from autoremat.optimized import optimized_call
+from autoremat.planning import room
 from autoremat.planning import step as planned_step
 from autoremat.planning.forms import Forms
 from autoremat.planning.repeats import STEADY
@@ -119,7 +120,7 @@ def test_steps_that_are_all_alike_are_counted_once(
     model = optimise(budget_at(0.5))
     peaks(model, "skipped", [{BLOCKS - 1}] * (STEADY + 4))
     found = []
-    for owner, name in ((planned_step, "peaks_of"), (planned_step, "with_spare"), (Forms, "note")):
+    for owner, name in ((planned_step, "peaks_of"), (room, "with_spare"), (Forms, "note")):
         known = getattr(owner, name)
 
         def counting(*args: Any, known: Callable[..., Any] = known) -> Any:
