@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 import torch
 from torch import nn
@@ -22,5 +23,11 @@ def own_parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
 def own_gradients(tensors: Iterable[torch.Tensor]) -> Iterator[OfParameter]:
     """The gradients that tensors have now; results of operations have none, and torch warns."""
     for tensor in tensors:
-        if tensor.is_leaf and (gradient := tensor.grad) is not None:
+        if _is_leaf(tensor) and (gradient := tensor.grad) is not None:
             yield tensor, gradient
+
+
+def _is_leaf(tensor: torch.Tensor) -> bool:
+    with suppress(RuntimeError):  # autograd refuses to say of a view whose base was changed
+        return tensor.is_leaf
+    return False

@@ -1,11 +1,12 @@
 """Private names of the profiler: what a step allocates and frees, and when.
 
-Guarantees: importing this imports nothing that compiles; a session of the user's is not disturbed,
-nor does it see what is measured meanwhile.
+Guarantees: importing this imports nothing that compiles; a session of the user's is not disturbed
+by what is measured meanwhile, nor sees it, unless it records all threads.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ __all__ = [
     "memory_events",
     "memory_events_of",
     "profiler_is_active",
+    "profiler_warms_up",
     "recording_memory",
 ]
 
@@ -36,15 +38,35 @@ def profiler_is_active() -> bool:
     return _autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled
 
 
+def profiler_warms_up() -> bool:
+    """Whether one of the user's is about to record, of which torch tells nobody: looked for.
+
+    Another session would end it, and its next step the process.
+    """
+    warmup = torch.profiler.ProfilerAction.WARMUP
+    kind = torch.profiler.profile
+    found = (thing for thing in gc.get_objects() if type(thing) is kind)
+    return any(getattr(one, "current_action", None) is warmup for one in found)
+
+
 def apart_from_profilers(run: Callable[[], T]) -> T:
     """What a call returns; while somebody profiles, it is made where that does not record.
 
-    A session records the thread that began it.
+    A session records the thread that began it, unless it was told to record all of them.
     """
     if not profiler_is_active():
         return run()
+    has_grad = torch.is_grad_enabled()
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+    def run_there() -> T:  # what belongs to a thread goes along
+        if device is not None:
+            torch.cuda.set_device(device)
+        with torch.set_grad_enabled(has_grad):
+            return run()
+
     with ThreadPoolExecutor(1) as apart:
-        return apart.submit(run).result()
+        return apart.submit(run_there).result()
 
 
 @contextmanager
@@ -116,16 +138,13 @@ def memory_events(session: torch.profiler.profile, prefix: str) -> list[MemoryEv
 
 
 def memory_events_of(run: Callable[[], object], prefix: str) -> list[MemoryEvent]:
-    """What a call allocates and frees, as of `memory_events`, also while somebody profiles.
+    """What a call allocates and frees, as of `memory_events`, whatever profiler the user has.
 
-    Then without addresses, and with what is there before as it is freed: the profiler that torch
-    had before records beside the present one, on threads of its own.
+    Without addresses, and with what is there before as it is freed: by the profiler that torch had
+    before, which records beside the present one. A session of that would end the user's, also one
+    that only warms up, and nothing tells of it.
     """
-    if profiler_is_active():
-        return apart_from_profilers(lambda: _legacy_events_of(run, prefix))
-    with recording_memory() as session:
-        run()
-    return memory_events(session, prefix)
+    return apart_from_profilers(lambda: _legacy_events_of(run, prefix))
 
 
 def _legacy_events_of(run: Callable[[], object], prefix: str) -> list[MemoryEvent]:

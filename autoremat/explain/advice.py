@@ -46,6 +46,7 @@ _CHUNKS = (2, 4, 8)
 _BLOCK, _SMALLEST, _SCALE_NBYTES = 256, 4096, 4
 _TWO_MOMENTS = ("Adam", "AdamW")
 _NARROW = (torch.bfloat16, torch.float16)
+MOST_TRACED_NODES = 5_000  # of a joint graph that is traced again, which takes as long as before
 Narrowed = Callable[[Subject], Subject]
 """The state of a graph under autocast to bfloat16, given the one without."""
 _ALIKE = 0.01  # of the state that is counted: it may have counts of steps beside the moments
@@ -234,13 +235,14 @@ def _divided(step: _Planned, resident: Resident) -> Iterator[Remedy]:
         return
     held = resident.parts
     whole_nbytes = held.parameters_nbytes + held.gradients_nbytes + held.optimizer_nbytes
-    ahead = ", the next one gathered ahead" if window.ahead_nbytes else ""
+    ahead = ", another one gathered ahead" if window.ahead_nbytes else ""
     yield from step.remedy(
         "shard over two devices",
-        f"Divide the model over {DEVICES} devices by FSDP2's fully_shard, each block and the "
-        f"model: of {format_nbytes(whole_nbytes)} of parameters, gradients and optimizer state, "
-        f"each holds half, beside {format_nbytes(window.nbytes)} that are gathered or reduced (a "
-        f"block's parameters{ahead}, a block's gradients).",
+        f"Divide the model over {DEVICES} devices by FSDP2's fully_shard: each block, each other "
+        f"module with parameters, and the model. Of {format_nbytes(whole_nbytes)} of parameters, "
+        f"gradients and optimizer state, each holds half, beside "
+        f"{format_nbytes(window.nbytes)} that are gathered or reduced (a unit's "
+        f"parameters{ahead}, a unit's gradients).",
         divided(step.subject, Step(step.problem, step.plan), resident, window).peak_nbytes,
     )
 
@@ -248,6 +250,8 @@ def _divided(step: _Planned, resident: Resident) -> Iterator[Remedy]:
 def _autocast(step: _Planned, resident: Resident) -> Iterator[Remedy]:
     """Under autocast to bfloat16, traced again: the same operations in the same order."""
     if step.narrowed is None or not step.is_whole or step.plan.offloaded or _is_narrow(step.joint):
+        return
+    if len(step.joint.nodes) > MOST_TRACED_NODES:
         return
     passing_nbytes = step.simulated_nbytes - step.problem.resident_nbytes
     if not ranked([Remedy("", "", passing_nbytes // 2, step.peak_nbytes - passing_nbytes // 2)]):

@@ -138,8 +138,9 @@ class Followed:
             self.before_training_calls(self._before_calls)
 
     def plan_text(self) -> str:
-        """What `save_plan` would write; nothing before a step has been planned."""
-        if self._call is None or not self.is_planned:
+        """What `save_plan` would write; nothing before a step has been planned, or with offload."""
+        is_kept = self._call is not None and self._call.session.options.setting.offload is None
+        if self._call is None or not is_kept or not self.is_planned:
             return ""
         return as_text(self._call.session.stored_plan())
 

@@ -65,10 +65,10 @@ class Autoremat(lightning.Callback):
         """A folder with the plan of the checkpoint, and where that is for the user."""
         if given is None:
             return None, ""
-        beside = Path(given).parent
-        if not self._resumed_plan or (beside / PLAN).exists():
-            return beside, ""
-        (room / PLAN).write_text(self._resumed_plan, encoding="utf-8")
+        plan, self._resumed_plan = self._resumed_plan, ""
+        if not plan:
+            return Path(given).parent, ""
+        (room / PLAN).write_text(plan, encoding="utf-8")
         return room, f"The plan in {given}"
 
     def on_train_batch_start(

@@ -32,6 +32,7 @@ from autoremat._torch import (
     memory_events_of,
     own_gradients,
     profiler_is_active,
+    profiler_warms_up,
     real_execution,
     recording_memory,
     sharded_units,
@@ -199,7 +200,7 @@ def memory_timeline(step: Callable[[], object], *, device: Device = "cpu") -> tu
 @contextmanager
 def _recorded(timeline: list[int]) -> Iterator[list[object]]:
     """The timeline of the block inside; what it hands over is freed as soon as it is over."""
-    if profiler_is_active():
+    if profiler_is_active() or profiler_warms_up():
         raise RuntimeError(
             "Memory cannot be measured while another torch profiler is recording, because "
             "sessions do not nest. Measure outside the profiled region."

@@ -6,7 +6,7 @@ nothing is allocated: sizes are added up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,48 +15,60 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Window:
-    """Bytes beside a device's shares, as FSDP2 holds them while a block goes backward.
+    """Bytes beside a device's shares, as FSDP2 holds them while a unit goes backward.
 
     Attributes:
-        block_nbytes: parameters of the largest block, gathered.
-        ahead_nbytes: those of the next one, gathered ahead of it; 0 where there is one block.
-        gradients_nbytes: the most that gradients of one block take until they are reduced.
+        unit_nbytes: parameters of the largest unit, gathered.
+        ahead_nbytes: those of another one, gathered ahead of it; 0 where there is one unit.
+        gradients_nbytes: the most that gradients of one unit take until they are reduced.
     """
 
-    block_nbytes: int
+    unit_nbytes: int
     ahead_nbytes: int
     gradients_nbytes: int
 
     @property
     def nbytes(self) -> int:
         """All of it."""
-        return self.block_nbytes + self.ahead_nbytes + self.gradients_nbytes
+        return self.unit_nbytes + self.ahead_nbytes + self.gradients_nbytes
 
 
 def window_of(model: nn.Module, dtype: torch.dtype | None = None) -> Window:
-    """What is held whole if each block gathers its parameters and reduces its gradients.
+    """What is held whole if each unit gathers its parameters and reduces its gradients.
 
-    A block is a child of an outermost `nn.ModuleList`, or of an `nn.Sequential` of one class;
-    without one, the model itself.
+    A unit is a block, a child of an outermost `nn.ModuleList` or of an `nn.Sequential` of one
+    class; and each module beside them that has parameters, as an embedding. Without blocks it is
+    the model itself.
 
     Args:
         model: before its parameters are divided.
         dtype: that they are gathered in; None for their own.
     """
-    blocks = _blocks(model)
+    units = _units(model)
+    sizes = sorted(sum(_sizes(unit, dtype, trained=False)) for unit in units)
+    return Window(
+        sizes[-1],
+        sizes[-2] if len(sizes) > 1 else 0,
+        max(sum(_sizes(unit, dtype, trained=True)) for unit in units),
+    )
 
-    def largest_nbytes(*, trained: bool) -> int:
-        return max(sum(_sizes(block, dtype, trained=trained)) for block in blocks or [model])
 
-    block_nbytes = largest_nbytes(trained=False)
-    ahead_nbytes = block_nbytes if len(blocks) > 1 else 0
-    return Window(block_nbytes, ahead_nbytes, largest_nbytes(trained=True))
-
-
-def _sizes(block: nn.Module, dtype: torch.dtype | None, *, trained: bool) -> Iterator[int]:
-    for parameter in block.parameters():
+def _sizes(
+    unit: Iterable[nn.Parameter], dtype: torch.dtype | None, *, trained: bool
+) -> Iterator[int]:
+    for parameter in unit:
         if parameter.requires_grad or not trained:
             yield parameter.numel() * (dtype or parameter.dtype).itemsize
+
+
+def _units(model: nn.Module) -> list[list[nn.Parameter]]:
+    """The parameters of each."""
+    blocks = [list(block.parameters()) for block in _blocks(model)]
+    if not blocks:
+        return [list(model.parameters())]
+    inside = {id(parameter) for block in blocks for parameter in block}
+    own = ([p for p in m.parameters(recurse=False) if id(p) not in inside] for m in model.modules())
+    return [*blocks, *filter(None, own)]
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:

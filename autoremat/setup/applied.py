@@ -215,9 +215,9 @@ def _divided(shards: int, window: Window, dtype: torch.dtype | None) -> Iterator
     )
     yield (
         f"held beside are {format_nbytes(window.nbytes)}: the "
-        f"largest block gathered{cast} ({format_nbytes(window.block_nbytes)}), "
-        f"{'the next one gathered ahead of it, ' if window.ahead_nbytes else ''}and "
-        f"one block's gradients until they are reduced ({format_nbytes(window.gradients_nbytes)}); "
+        f"largest unit gathered{cast} ({format_nbytes(window.unit_nbytes)}), "
+        f"{'another one gathered ahead of it, ' if window.ahead_nbytes else ''}and "
+        f"one unit's gradients until they are reduced ({format_nbytes(window.gradients_nbytes)}); "
         "a matrix counts beside them while it is used"
     )
     yield (

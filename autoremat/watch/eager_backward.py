@@ -153,7 +153,7 @@ def foresee(
         walk.beside_nbytes,
         reached_runs,
         is_complete,
-        first_nbytes + _passing_nbytes(nodes, planned, saved),
+        first_nbytes + (_passing_nbytes(nodes, planned, saved) if planned else 0),
     )
 
 

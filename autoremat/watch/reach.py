@@ -27,6 +27,7 @@ from autoremat.watch.eager_code import nodes_behind
 
 DEPTH = 4  # of containers and attributes, from a variable on
 MOST = 4000  # things that are looked at, those next to the step's own code first
+MOST_NODES = 100_000  # of autograd's graphs, behind what is found
 _PLAIN = frozenset({bool, bytes, complex, float, int, str, type(None)})
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _CLOSED = frozenset({"autoremat", "builtins", "torch"})  # whose objects hold nothing of the user's
@@ -77,9 +78,16 @@ def _differentiated_in(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
     As the loss of an attack's last pass does with the perturbation that the next has replaced.
     """
-    nodes = nodes_behind(tensor.grad_fn for tensor in tensors)
+    nodes = itertools.islice(nodes_behind(map(_grad_fn, tensors)), MOST_NODES)
     leaves = [node.variable for node in nodes if _torch.accumulates(node)]
     return [leaf for leaf in leaves if not isinstance(leaf, nn.Parameter) and _is_real(leaf)]
+
+
+def _grad_fn(tensor: torch.Tensor) -> Any:
+    """What made it; None also of a view whose base was changed so that autograd refuses to say."""
+    with suppress(RuntimeError):
+        return tensor.grad_fn
+    return None
 
 
 def _things_in_reach(of_all: bool) -> Iterator[torch.Tensor | nn.Module]:

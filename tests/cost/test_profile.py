@@ -14,6 +14,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import autoremat
 from autoremat import kept
 from autoremat.cost import calls as cost
 from autoremat.cost import ceilings, work
@@ -469,6 +470,22 @@ def test_a_running_profiler_neither_sees_nor_hinders_what_is_measured(trace, cac
     names = {event.name for event in session.events()}
     assert "aten::cos" in names
     assert not any("attention" in name or "workspace" in name for name in names)
+
+
+def test_a_profiler_that_warms_up_goes_on_after_what_is_measured(trace, cache):
+    """Of which torch tells nobody: ended by another session, it would end the process."""
+    x = trace.tensor(2, 2, 64, 16)
+    attention = aten._scaled_dot_product_flash_attention_for_cpu.default
+    node = trace.call(attention, x, x, x)
+    schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, schedule=schedule) as session:
+        assert price(node, cache).workspace_nbytes > 0
+        with pytest.raises(RuntimeError, match="another torch profiler"):
+            autoremat.measure_peak(lambda: None, device="cpu")
+        session.step()
+        torch.ones(8).cos()
+    assert "aten::cos" in {event.name for event in session.events()}
 
 
 def test_symbolic_sizes_stand_for_their_hints(cache):

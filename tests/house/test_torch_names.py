@@ -777,6 +777,19 @@ def test_profiler_is_active():
         assert _torch.profiler_is_active()
 
 
+def test_profiler_warms_up():
+    """Between waiting and recording, of which the other question says no."""
+    schedule = torch.profiler.schedule(wait=1, warmup=1, active=1, repeat=1)
+    seen = []
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], schedule=schedule
+    ) as session:
+        for _ in range(3):
+            seen.append((_torch.profiler_warms_up(), _torch.profiler_is_active()))
+            session.step()
+    assert seen == [(False, False), (True, False), (False, True)]
+
+
 def test_memory_events():
     """Allocations on the CPU have bytes and an address, functions a name, in order of time."""
     with _torch.recording_memory() as session:

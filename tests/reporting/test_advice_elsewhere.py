@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import autoremat
 from autoremat import TrainingSetup
-from autoremat.memory.meter import measure_peak, resident_nbytes
+from autoremat.memory.meter import measure_peak, resident_nbytes, storages_nbytes
 from autoremat.reporting import Remedy, Report
 
 TOKENS, WIDTH, WORDS = 512, 128, 256
+CPU = torch.device("cpu")
 HALF, SHARDED = "bf16 autocast", "shard over two devices"
 
 
@@ -160,6 +163,31 @@ def test_two_devices_hold_what_is_told(optimizer: str | None) -> None:
     assert remedy is not None
     assert remedy.peak_nbytes == pytest.approx(divided.predicted_peak_nbytes, rel=0.01)
     assert found(divided, SHARDED) is None
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """Of two ranks, of which this process is one and the other answers nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield init_device_mesh("cpu", (2,))
+    distributed.destroy_process_group()
+
+
+def test_one_of_two_devices_takes_no_more_than_is_told(mesh: DeviceMesh) -> None:
+    """FSDP2's own, each module wrapped that the sentence names."""
+    remedy = found(planned(Language(layers=12), policy="save-all"), SHARDED)
+    model, ids = Language(layers=12), ids_of()
+    for unit in (*model.blocks, model.embed, model.head, model):
+        fully_shard(unit, mesh=mesh)
+    shares = [parameter.to_local() for parameter in model.parameters()]
+    for _ in range(2):
+        model(ids).backward()
+        model.zero_grad()
+    peak = measure_peak(lambda: model(ids).backward(), device="cpu")
+    assert remedy is not None
+    assert 0.9 * remedy.peak_nbytes <= peak + storages_nbytes(shares, CPU) <= remedy.peak_nbytes
 
 
 def test_a_model_of_one_block_is_not_told_to_divide_what_is_gathered_again() -> None:

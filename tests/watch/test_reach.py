@@ -252,6 +252,20 @@ def test_what_a_graph_differentiates_is_held_as_long_as_a_variable_has_its_loss(
     assert before not in {id(tensor) for tensor in reach.tensors()}
 
 
+def test_a_view_that_autograd_says_nothing_of_is_found_and_hides_nothing():
+    """Made without gradients, of what then was changed with them."""
+    reach = Reach()
+    reach.note_data()
+    state, other = torch.zeros(2, 3), torch.ones(5)
+    with torch.no_grad():
+        row = state[0]
+    state += torch.ones(2, 3, requires_grad=True)
+    with pytest.raises(RuntimeError):
+        row.is_leaf  # noqa: B018
+    found = {id(tensor) for tensor in reach.tensors()}
+    assert {id(row), id(state), id(other)} <= found
+
+
 def test_data_of_functions_around_the_one_that_calls_first_is_data():
     """One takes the loss, another begins its backward; the data are the script's."""
     data, reach = [torch.ones(3) for _ in range(5)], Reach()
