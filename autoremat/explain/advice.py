@@ -263,7 +263,7 @@ def _autocast(step: _Planned, resident: Resident) -> Iterator[Remedy]:
         f'Run the forward under torch.autocast("{step.subject.device.type}", torch.bfloat16): '
         "products, and what is computed from them alone, take half; weights are cast to copies of "
         f"{format_nbytes(casts_nbytes)}, and stay as they are, as do gradients and the "
-        "optimizer's state.",
+        "optimizer's state. This is an estimate.",
         under_same_plan(step.subject, step.plan, after).peak_nbytes,
     )
 

@@ -66,9 +66,13 @@ def _units(model: nn.Module) -> list[list[nn.Parameter]]:
     blocks = [list(block.parameters()) for block in _blocks(model)]
     if not blocks:
         return [list(model.parameters())]
-    inside = {id(parameter) for block in blocks for parameter in block}
-    own = ([p for p in m.parameters(recurse=False) if id(p) not in inside] for m in model.modules())
-    return [*blocks, *filter(None, own)]
+    counted = {id(parameter) for block in blocks for parameter in block}
+    units = blocks
+    for module in model.modules():  # one that is tied is of the first that has it
+        own = [p for p in module.parameters(recurse=False) if id(p) not in counted]
+        counted.update(map(id, own))
+        units = [*units, own] if own else units
+    return units
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:

@@ -44,7 +44,8 @@ class Remedy:
         before_nbytes = self.peak_nbytes + self.saved_nbytes
         before, after = format_nbytes_apart(before_nbytes, self.peak_nbytes)
         less = f"{format_nbytes(self.saved_nbytes)} less"
-        return f"{self.sentence} The peak is then at most {after} instead of {before}: {less}."
+        then = f"Under this plan, the peak is then {after} instead of {before}: {less}."
+        return f"{self.sentence} {then}"
 
 
 def ranked(found: Iterable[Remedy]) -> tuple[Remedy, ...]:

@@ -1005,21 +1005,27 @@ def test_storage_identity():
     assert identity(x.untyped_storage()) == identity(x[1:].untyped_storage())
 
 
+class Seeing(_torch.TorchDispatchMode):
+    """Lists operators, and leaves compiled code alone."""
+
+    def __init__(self, seen: list[Any]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
 def test_a_mode_that_begins_or_ends_in_a_compiled_call_is_on_or_off_afterwards():
     """As it would be without a compiler around it."""
     _torch.let_modes_outlast_compiled_calls()
-    seen: list[str] = []
-
-    class Mode(_torch.TorchDispatchMode):
-        @classmethod
-        def ignore_compile_internals(cls) -> bool:
-            return True
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            seen.append(func.__name__)
-            return func(*args, **(kwargs or {}))
-
-    mode, x = Mode(), torch.ones(2)
+    seen: list[object] = []
+    mode, x = Seeing(seen), torch.ones(2)
     changes: list[Callable[[], object]] = [mode.__enter__, lambda: mode.__exit__(None, None, None)]
 
     def backend(graph, _inputs):
@@ -1034,23 +1040,13 @@ def test_a_mode_that_begins_or_ends_in_a_compiled_call_is_on_or_off_afterwards()
     x.sin()
     call(x)
     x.cos()
-    assert seen == ["sin.default"]
+    assert seen == [torch.ops.aten.sin.default]
     assert not changes
 
 
 def test_dispatch_modes_are_those_of_the_stack():
     """The innermost last; one that leaves compiled code alone does not keep any from compiling."""
     seen: list[object] = []
-
-    class Mode(_torch.TorchDispatchMode):
-        @classmethod
-        def ignore_compile_internals(cls) -> bool:
-            return True
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
-
     graphs: list[torch.fx.GraphModule] = []
 
     def backend(graph: torch.fx.GraphModule, _inputs: object):
@@ -1058,7 +1054,7 @@ def test_dispatch_modes_are_those_of_the_stack():
         return graph.forward
 
     assert not _torch.dispatch_modes()
-    with Mode() as outer, Mode() as inner:
+    with Seeing(seen) as outer, Seeing(seen) as inner:
         assert _torch.dispatch_modes() == [outer, inner]
         torch.compile(lambda x: x.sin(), backend=backend)(torch.ones(2))
     assert len(graphs) == 1

@@ -11,7 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from autoremat.memory.meter import measure_peak, memory_timeline, resident_nbytes, storages_nbytes
+from autoremat.memory.meter import (
+    measure_peak,
+    memory_timeline,
+    resident_nbytes,
+    storages_nbytes,
+    with_peak,
+)
 from autoremat.memory.optimizer_memory import OptimizerFootprint, optimizer_footprint
 
 KIB = 1024
@@ -379,3 +385,17 @@ def test_what_the_backward_allocates_is_seen():
     peak = measure_peak(step, device="cpu")
     assert ran_in == [caller]
     assert peak >= 4 * KIB
+
+
+def test_a_call_may_be_watched_without_what_the_user_profiles():
+    """What it returns, and the most that it had; nothing is known while somebody records."""
+
+    def run() -> int:
+        held = block(64)
+        block(32)
+        return held.numel()
+
+    cpu = torch.device("cpu")
+    assert with_peak(run, cpu) == (64 * KIB, 96 * KIB)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert with_peak(run, cpu) == (64 * KIB, 0)

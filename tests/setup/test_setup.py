@@ -322,6 +322,15 @@ def test_the_plain_step_keeps_no_gathered_parameter_either():
     assert 4 * MATRIX <= above <= 6 * 4 * MATRIX
 
 
+def test_what_is_tied_is_gathered_with_one_unit():
+    """An embedding that is the head as well; the other units are the blocks."""
+    model = nn.ModuleDict({"embed": nn.Embedding(64, 8), "head": nn.Linear(8, 64, bias=False)})
+    model["blocks"] = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(2))
+    model["head"].weight = model["embed"].weight
+    window, words, block = window_of(model), 4 * 64 * 8, 4 * 8 * 8
+    assert window == Window(words, block, words)
+
+
 def test_shared_parameters_are_one_shard():
     model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)).to("meta")
     model[1].weight = model[0].weight
