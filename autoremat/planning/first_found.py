@@ -1,7 +1,8 @@
 """One graph, one plan: on all ranks of a job, and in later processes on this machine.
 
 Enters: a stated graph, what is asked of its plan, and a search. Leaves: a `Choice`. Guarantees:
-those of `found_before`; an answer that is none of this graph is not taken.
+those of `found_before`; an answer that is none of this graph is not taken, and a plan above the
+budget is kept for later processes only if the search for it was not cut short.
 """
 
 from __future__ import annotations
@@ -75,6 +76,14 @@ class Found:
             left_out=list(solution.left_out),
         )
 
+    @property
+    def is_last_word(self) -> bool:
+        """Whether a search with more time would find no plan within the budget either.
+
+        A busy machine must not decide for later processes that a step is above its budget.
+        """
+        return self.fits or not self.left_out
+
 
 def choose_once(
     subject: Subject, budget_nbytes: int, asked: str, search: Callable[[], Choice], *, reads: bool
@@ -96,7 +105,9 @@ def choose_once(
         return Found.of(own[0])
 
     question = f"{stated}, {budget_nbytes}, {asked}"
-    found = answer(question, Found, searched, subject.device)
+    found = answer(
+        question, Found, searched, subject.device, is_worth_keeping=lambda new: new.is_last_word
+    )
     choice = own[0] if own and Found.of(own[0]) == found else None
     choice = choice or _applied(subject, found, reads=reads)
     choice = choice or (own[0] if own else search())

@@ -33,8 +33,18 @@ class FoundBefore(Kept):
     FORMAT = 1
 
 
+def always(_: object) -> bool:
+    """Any answer is worth being kept."""
+    return True
+
+
 def answer(
-    question: str, kind: type[Answer], search: Callable[[], Answer], device: torch.device
+    question: str,
+    kind: type[Answer],
+    search: Callable[[], Answer],
+    device: torch.device,
+    *,
+    is_worth_keeping: Callable[[Answer], bool] = always,
 ) -> Answer:
     """What a rank of the job has found, or a process before this one; else what a search finds.
 
@@ -43,16 +53,22 @@ def answer(
         kind: of the answer.
         search: finds one.
         device: where the graph runs.
+        is_worth_keeping: whether a later process is spared a search of its own.
     """
     known = known_figures([question], kind)
     if known:
         return known[question]
-    found = search() if _torch.caches_are_off() else _kept(question, kind, search, device)
+    kept = functools.partial(_kept, question, kind, search, device, is_worth_keeping)
+    found = search() if _torch.caches_are_off() else kept()
     return settled({question: found}, kind)[question]
 
 
 def _kept(
-    question: str, kind: type[Answer], search: Callable[[], Answer], device: torch.device
+    question: str,
+    kind: type[Answer],
+    search: Callable[[], Answer],
+    device: torch.device,
+    is_worth_keeping: Callable[[Answer], bool],
 ) -> Answer:
     """What a process on this machine has found before, or what is found now, for later ones."""
     text = f"{kind.__name__}|{question}|{settings_key(device)}|{_torch.inductor_settings()}"
@@ -61,8 +77,9 @@ def _kept(
         found = before.read([key], kind).get(key)
     if found is None:
         found = search()
-        with FoundBefore.open() as kept:
-            kept.write({key: found})
+        if is_worth_keeping(found):
+            with FoundBefore.open() as kept:
+                kept.write({key: found})
     return found
 
 

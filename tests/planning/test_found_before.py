@@ -119,6 +119,18 @@ def test_without_caches_everything_is_searched_for():
             chosen(EAGER)
 
 
+@pytest.mark.parametrize(("limit_s", "is_kept"), [(1e-9, False), (30.0, True)])
+def test_a_plan_above_the_budget_is_kept_if_nobody_would_find_a_smaller_one(
+    limit_s: float, is_kept: bool
+):
+    """A machine that was busy once does not decide for later processes."""
+    setting = replace(EAGER, time_limit_s=limit_s)
+    assert not chosen(setting, budget_nbytes=20_000).fits
+    expected = contextlib.nullcontext() if is_kept else pytest.raises(AssertionError)
+    with nothing_is_searched(), expected:
+        chosen(setting, budget_nbytes=20_000)
+
+
 def kept_rows() -> sqlite3.Connection:
     """What is kept."""
     return sqlite3.connect(FoundBefore.default_path())
