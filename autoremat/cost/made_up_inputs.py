@@ -15,12 +15,13 @@ import torch
 
 from autoremat._torch import tree_map
 from autoremat.cost.calls import Call, TensorSpec
+from autoremat.cost.grouped import OFFSETS, even_offsets, is_grouped
 
 # These read a workspace that only their own forward can fill; on another they end the process.
 OPAQUE = ("_rnn", "_lstm", "_gru")
 ADMITTED = frozenset({"aten", "prims"})
 """Namespaces whose operators may run alone: no collectives, and nobody's custom operators, whose
-effects and input ranges are unknown."""
+effects and input ranges are unknown. Grouped products may, whoever's they are."""
 
 _PROBABILITIES = ("bernoulli", "multinomial", "binary_cross_entropy")
 _BLOCK = 1 << 14
@@ -38,7 +39,8 @@ class Inputs:
 def runs_alone(call: Call) -> bool:
     """Whether the call may be run on made-up inputs."""
     name = call.target.overloadpacket.__name__
-    return call.target.namespace in ADMITTED and not any(part in name for part in OPAQUE)
+    is_admitted = call.target.namespace in ADMITTED or is_grouped(call.target)
+    return is_admitted and not any(part in name for part in OPAQUE)
 
 
 def draw_inputs(call: Call) -> Inputs:
@@ -50,6 +52,10 @@ def draw_inputs(call: Call) -> Inputs:
         return made_up(value, bound, unit=unit) if isinstance(value, TensorSpec) else value
 
     args, kwargs = tree_map(draw, (call.args, call.kwargs))
+    offsets = call.args[OFFSETS] if is_grouped(call.target) and len(call.args) > OFFSETS else None
+    if isinstance(offsets, TensorSpec):
+        left, right = (call.args[number].shape for number in range(OFFSETS))
+        args = (*args[:OFFSETS], even_offsets(offsets, left, right), *args[OFFSETS + 1 :])
     return Inputs(args, kwargs)
 
 

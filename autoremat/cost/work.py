@@ -16,6 +16,7 @@ from torch.utils.flop_counter import flop_registry
 
 from autoremat._torch import OpOverload, arguments_of, tree_map
 from autoremat.cost.calls import Call, TensorSpec
+from autoremat.cost.grouped import grouped_flops, is_grouped
 
 # They read rows of their first argument: as many bytes as they write.
 _LOOKUPS = frozenset({"embedding", "index", "_unsafe_index", "gather", "index_select"})
@@ -72,11 +73,13 @@ def flop_count(call: Call) -> int:
     """FLOPs by torch's own formula; one per element of the larger side where there is none.
 
     Of fused attention they are counted here: torch's formulas leave out that causal attention
-    skips what is masked.
+    skips what is masked. And so are grouped products, which have no formula.
     """
     attention = fused_attention(call)
     if attention is not None:
         return attention.flops
+    if is_grouped(call.target):
+        return grouped_flops(call)
     formula = flop_registry.get(call.target.overloadpacket)
     if formula is not None:
         counted = _flops_by_formula(formula, call)

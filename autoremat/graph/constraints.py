@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from autoremat import _torch
+from autoremat.cost.grouped import is_grouped
 from autoremat.errors import SteeringError
 from autoremat.graph.collectives import may_communicate_again
 from autoremat.graph.joint_graph import BOUNDARY, JointGraph
@@ -181,7 +182,8 @@ def _reason_to_run_once(node: fx.Node, joint: JointGraph, repeatable: Set[fx.Nod
     if _torch.is_collective(target):
         again = may_communicate_again(node, repeatable)
         return None if again else "communicates with other processes"
-    if target.namespace not in KNOWN_NAMESPACES and node not in repeatable:
+    is_known = target.namespace in KNOWN_NAMESPACES or is_grouped(target)
+    if not is_known and node not in repeatable:
         return "is a custom operator that is not known to be repeatable"
     if makes_seeds(node):
         return "makes the seeds that dropout masks are replayed from"

@@ -20,6 +20,7 @@ from autoremat import _torch
 from autoremat.cost.agreed import agree, agreed
 from autoremat.cost.cache import CostCache, Measured
 from autoremat.cost.calls import TensorSpec
+from autoremat.cost.grouped import OFFSETS, even_offsets, is_called_grouped
 from autoremat.cost.machine import free_nbytes, quiet_execution, settings_key
 from autoremat.cost.made_up_inputs import ADMITTED, OPAQUE, made_up
 from autoremat.cost.runs import Draw, Run, attempt, peaks_of_runs, time_us
@@ -93,7 +94,8 @@ def _measured(
 def _runs_alone(name: str) -> bool:
     """Whether a function may run on made-up inputs: it neither communicates nor asserts."""
     is_operator = name.startswith("torch.ops.")
-    is_admitted = not is_operator or name.split(".")[2] in _NAMESPACES
+    is_known = is_called_grouped(name) or name.split(".")[2] in _NAMESPACES
+    is_admitted = not is_operator or is_known
     return is_admitted and not any(part in name for part in (*OPAQUE, "_assert"))
 
 
@@ -122,4 +124,17 @@ def _draw(text: str, layouts: Mapping[str, TensorSpec], device: torch.device) ->
     code = compile(text, "<wrapper>", "eval")
     names = _torch.wrapper_namespace()
     names.update({name: made_up(layout, unit=True) for name, layout in layouts.items()})
+    names.update(_offsets(text, layouts))
     return lambda: eval(code, names)
+
+
+def _offsets(text: str, layouts: Mapping[str, TensorSpec]) -> dict[str, torch.Tensor]:
+    """Where groups end, if the call is of a grouped product."""
+    call = ast.parse(text, mode="eval").body
+    if not (isinstance(call, ast.Call) and is_called_grouped(ast.unparse(call.func))):
+        return {}
+    names = [node.id if isinstance(node, ast.Name) else "" for node in call.args[: OFFSETS + 1]]
+    if len(names) <= OFFSETS or not layouts.keys() >= set(names):
+        return {}
+    left, right, ends = (layouts[name] for name in names)
+    return {names[OFFSETS]: even_offsets(ends, left.shape, right.shape)}

@@ -250,7 +250,7 @@ class Figures:
 def highest_of(own_peaks: tuple[int, int], found: Beside) -> int:
     """The peak of both parts, above what is resident."""
     forward_nbytes, backward_nbytes = own_peaks
-    return max(forward_nbytes + found.held_nbytes, backward_nbytes + found.most_nbytes)
+    return max(forward_nbytes + found.first_nbytes, backward_nbytes + found.most_nbytes)
 
 
 def shared_out(problem: Problem, plan: Plan, peak_nbytes: int, counted: Beside) -> tuple[int, int]:

@@ -31,15 +31,34 @@ class Beside:
         held_nbytes: while it runs: what crosses the forwards and backwards of earlier runs.
         gradients_nbytes: in its backward, more: gradients that later runs have returned, and what
             earlier ones of its region have made again.
+        passing_nbytes: in its forward, more: what the run before it has returned and nobody holds
+            any more as a backward begins.
     """
 
     held_nbytes: int = 0
     gradients_nbytes: int = 0
+    passing_nbytes: int = 0
+
+    @property
+    def first_nbytes(self) -> int:
+        """In its forward, all of it."""
+        return self.held_nbytes + self.passing_nbytes
 
     @property
     def most_nbytes(self) -> int:
         """In its backward, all of it."""
         return self.held_nbytes + self.gradients_nbytes
+
+    @property
+    def stated(self) -> Beside:
+        """What a graph's problem says of it: what passes is no part of that."""
+        return replace(self, passing_nbytes=0)
+
+    @property
+    def throughout(self) -> Beside:
+        """As if what passes stayed."""
+        left_nbytes = max(0, self.gradients_nbytes - self.passing_nbytes)
+        return Beside(self.first_nbytes, left_nbytes)
 
 
 class Returned(NamedTuple):
@@ -195,8 +214,9 @@ def beside_each(
 
 def highest(found: Iterable[tuple[int, int]]) -> Beside:
     """What is held beside a graph, in those of its runs that find the most."""
-    held, most = zip(*found, strict=True)
-    return Beside(max(held), max(0, max(most) - max(held)))
+    first_nbytes, most_nbytes = map(max, zip(*found, strict=True))
+    held_nbytes = min(first_nbytes, most_nbytes)
+    return Beside(held_nbytes, most_nbytes - held_nbytes, first_nbytes - held_nbytes)
 
 
 @dataclass(frozen=True)
@@ -227,12 +247,14 @@ class Around:
     def beside(self, found: Beside) -> Beside:
         """What is held beside one graph, this included."""
         return Beside(
-            found.held_nbytes + self.held_nbytes, found.gradients_nbytes + self.returned_nbytes
+            found.held_nbytes + self.held_nbytes,
+            found.gradients_nbytes + self.returned_nbytes,
+            found.passing_nbytes,
         )
 
 
 def placed(lowered: Lowered, found: Beside, room_nbytes: int = 0) -> Lowered:
-    """The graph's problem, so much being held beside it."""
+    """The graph's problem, so much being held beside it, but for what passes."""
     shell = replace(
         lowered.shell,
         resident_nbytes=lowered.shell.resident_nbytes + found.held_nbytes,

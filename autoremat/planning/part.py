@@ -191,7 +191,9 @@ class Part:
             before = (
                 self._baseline(found) if is_told else Baseline(0, self.choice.baseline_time_us())
             )
-            subject = replace(self.subject, lowered=placed(self.subject.lowered, found))
+            is_of_backward = self.peak_in_backward(found) == self.peak_nbytes(found)
+            shown = found if is_of_backward else found.throughout
+            subject = replace(self.subject, lowered=placed(self.subject.lowered, shown))
             choice = replace(
                 self.choice, peak_nbytes=self.peak_nbytes(found), baseline=lambda: before
             )
@@ -199,8 +201,8 @@ class Part:
             if not (is_told and reads):
                 return explain(subject, choice, None, None)
             resident = replace(self.resident, accumulates=accumulates)
-            report = explain(subject, choice, self._formula(found), resident)
-            of_smaller = (one._formula(found) for one in self.smaller or ())
+            report = explain(subject, choice, self._formula(shown), resident)
+            of_smaller = (one._formula(shown) for one in self.smaller or ())
             smaller = tuple(formula.up_to_planned() for formula in of_smaller if formula)
             report = replace(report, smaller_formulas=smaller)
             self._reports.clear()

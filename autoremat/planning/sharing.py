@@ -48,7 +48,7 @@ class Way:
 
     def peak_beside(self, found: Beside) -> int:
         """Of both, above what is resident."""
-        forward_nbytes = self.forward_nbytes + found.held_nbytes
+        forward_nbytes = self.forward_nbytes + found.first_nbytes
         return max(forward_nbytes, self.backward_nbytes + found.most_nbytes)
 
 

@@ -68,6 +68,7 @@ class Blocks:
         """A graph runs with these arguments: its module is of the step that is there."""
         if graph not in self.kinds:
             self.kinds[graph] = self.block_of(args)
+            self._counts.clear()
         count = len(self.modules())
         if count < 2 or any(len(group) >= count for group in self._together):
             return
@@ -117,7 +118,8 @@ class Blocks:
     def count(self, block: Hashable) -> int:
         """How many blocks are alike that may run in one step; 0 if nobody knows.
 
-        That is all of them, unless each module that has some has run, and each by itself.
+        That is all of them, but for parts of blocks whose graphs read what these would: they run
+        within those. It is those of one module where each that has any runs by itself.
         """
         if not isinstance(block, _Block):
             return 0
@@ -132,28 +134,45 @@ class Blocks:
         if known is None or known.looks != _looks(roots, known.around):
             by_root: dict[int, int] = {}
             around: list[nn.Module] = []
+            within = self._within_others(block)
             seen: set[int] = set()
             for root in roots:
-                count = _count_in(root, block.kind, seen, around)
+                found = _those_in(root, block.kind, seen, around)
+                count = sum(id(module) not in within for module in found)
                 by_root |= {id(root): count} if count else {}
             references = list(map(weakref.ref, around))
             known = _Counted(by_root, references, _looks(roots, references))
             self._counts[block] = known
         return known
 
+    def _within_others(self, block: _Block) -> set[int]:
+        """Modules that have nothing to be trained but what graphs of other blocks read."""
+        kinds = set(self.kinds.values())
+        others = [b for b in kinds if isinstance(b, _Block) and b.kind != block.kind]
+        return {
+            id(part)
+            for root in self.modules()
+            for module in root.modules()
+            for names in (b.names for b in others if _is_of(module, b.kind))
+            for prefix, part in module.named_modules()
+            if part is not module and names >= _trained_names(part, prefix)
+        }
 
-def _count_in(module: nn.Module, kind: Hashable, seen: set[int], around: list[nn.Module]) -> int:
-    """How many parts of a module, itself included, are of a kind and not `seen` yet.
+
+def _those_in(
+    module: nn.Module, kind: Hashable, seen: set[int], around: list[nn.Module]
+) -> list[nn.Module]:
+    """The parts of a module, itself included, that are of a kind and not `seen` yet.
 
     What has some of them is added to those that are `around` them.
     """
     if id(module) in seen:
-        return 0
+        return []
     seen.add(id(module))
-    inner = sum(_count_in(child, kind, seen, around) for child in module.children())
+    inner = [part for child in module.children() for part in _those_in(child, kind, seen, around)]
     if inner:
         around.append(module)
-    return inner + _is_of(module, kind)
+    return [*inner, module] if _is_of(module, kind) else inner
 
 
 def _looks(roots: Sequence[nn.Module], around: Sequence[weakref.ref[nn.Module]]) -> list[list[int]]:
@@ -163,6 +182,10 @@ def _looks(roots: Sequence[nn.Module], around: Sequence[weakref.ref[nn.Module]])
         list(map(id, roots)),
         *([] if one is None else list(map(id, one.children())) for one in living),
     ]
+
+
+def _trained_names(module: nn.Module, prefix: str) -> set[str]:
+    return {n for n, p in module.named_parameters(prefix) if p.requires_grad}
 
 
 def _parameters(module: nn.Module) -> dict[int, str]:

@@ -103,7 +103,7 @@ def _planned_part(
     around, first_target_nbytes = steps.surroundings.now, target_nbytes
     for number in range(1, 1 + TRIES):
         found = [a for a in allotted_of(target_nbytes) if is_again or a.graph not in done]
-        parts = {allotted.plan: _planned(steps, graphs, allotted) for allotted in found}
+        parts = {allotted.plan: _planned_within(steps, graphs, allotted) for allotted in found}
         steps.graphs.take(order, parts, _rich_from(found), done)
         above_nbytes = steps.graphs.peak_nbytes(around) - steps.budget_nbytes
         if above_nbytes <= 0 or any(a.budget_nbytes > target_nbytes for a in found):
@@ -171,6 +171,17 @@ def _searched(steps: Steps, subject: Subject, budget_nbytes: int) -> Choice:
     return choose(subject, budget_nbytes, steps.options.setting, number=1)
 
 
+def _planned_within(
+    steps: Steps, graphs: Mapping[str, _torch.DynamoGraph], allotted: Allotted
+) -> Part:
+    """A plan for what a graph gets: made as if what passes stayed, where its forward needs that."""
+    part = _planned(steps, graphs, allotted)
+    is_above = part.peak_nbytes(allotted.found) > allotted.budget_nbytes
+    if not (is_above and allotted.found.passing_nbytes):
+        return part
+    return _planned(steps, graphs, replace(allotted, found=allotted.found.throughout))
+
+
 def _planned(
     steps: Steps,
     graphs: Mapping[str, _torch.DynamoGraph],
@@ -184,7 +195,7 @@ def _planned(
     planned = Planned(
         part.subject,
         with_later_baseline(choice, lambda: graphs[allotted.graph], steps.options),
-        counted=allotted.found,
+        counted=allotted.found.stated,
         explain=functools.partial(
             explained, allotted.plan, narrowed_by(graphs[allotted.graph], steps.options)
         ),

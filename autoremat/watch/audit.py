@@ -189,15 +189,15 @@ class Audit:
         if found is None:
             return None
         part = find_part()
-        live_nbytes = part.between_nbytes + held.live_nbytes(runs) + beyond_nbytes
+        live_nbytes = held.live_nbytes(runs) + beyond_nbytes
         counted_nbytes = part.resident_nbytes + part.resident.traffic.forward_nbytes
-        more_nbytes = live_nbytes - counted_nbytes - found.held_nbytes
+        more_nbytes = live_nbytes - counted_nbytes - found.first_nbytes
         if part.resident.traffic.staying_nbytes:
             more_nbytes -= self._stale_nbytes
         peak_nbytes = live_nbytes + part.own_peaks[0]
         counted = tuple(
             (run.ran, run.graph.figures.crossing.passed_nbytes)
-            for run in runs
+            for run in runs[:-1]  # what the latest has returned counts beside the next, in any case
             if run.ran and run.graph and not (run.region or run.ran.region.is_gone)
         )
         look = Look(peak_nbytes, more_nbytes, 0, part.is_resized, part.is_larger, situation)
