@@ -63,6 +63,24 @@ def test_the_first_run_may_find_the_most_in_its_backward():
     assert found.most_nbytes == 1100
 
 
+def test_what_passes_is_beside_the_next_forward_alone():
+    """As logits are beside the loss that is made of them, and gone as the backward begins."""
+    kept, returned = [Kept(100), Kept(0, passing_nbytes=50), Kept(7)], [Returned(0)] * 3
+    assert beside([0, 1, 2], 2, kept, returned) == Beside(100, 0, passing_nbytes=50)
+    assert beside([0, 1, 2], 1, kept, returned) == Beside(100)
+    found = Beside(100, 20, passing_nbytes=50)
+    assert (found.first_nbytes, found.most_nbytes) == (150, 120)
+    assert found.stated == Beside(100, 20)
+    assert found.throughout == Beside(150, 0)
+
+
+def test_what_passes_adds_to_no_backward_of_another_run():
+    """One run finds the most in its forward, another one in its backward."""
+    kept = [Kept(10, passing_nbytes=500), Kept(300), Kept(0)]
+    found = beside([0, 1, 1], 1, kept, [Returned(0), Returned(0), Returned(40)])
+    assert (found.first_nbytes, found.most_nbytes) == (510, 310)
+
+
 def test_existing_gradients_are_no_new_ones():
     """What later runs return is added to gradients that are resident already."""
     kept, returned = [Kept(7), Kept(7)], [Returned(10), Returned(50)]

@@ -1,0 +1,118 @@
+"""A model that code in eager mode parts into blocks, head and loss: all of its budget is used.
+
+So FSDP2's hooks part the models of transformers: each block, the head, and the loss behind it.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autoremat
+from autoremat.memory.meter import measure_peak, resident_nbytes
+from tests.training import close, make_seeded, optimized, step
+
+# Dynamo looks at `.grad` of what it resumes with after a graph break.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+BLOCKS, WIDTH, VOCABULARY = 6, 32, 512
+TOKENS = torch.randint(VOCABULARY, (4, 128), generator=torch.Generator().manual_seed(0))
+SHARES = (0.75, 0.6)  # of what a step takes without a plan, above what is resident
+
+
+class Block(nn.Module):
+    """It has a norm, as the model has one behind all blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.wide, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.narrow(torch.tanh(nn.functional.gelu(self.wide(self.norm(x)))))
+
+
+class Loss(nn.Module):
+    """It is compiled by itself."""
+
+    def forward(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+
+class Model(nn.Module):
+    """Its loss is parted from its logits, which nobody holds once the loss is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head, self.loss = nn.Linear(WIDTH, VOCABULARY), Loss()
+        for part in (*self.blocks, self.norm, self.head):
+            part.register_forward_hook(_in_eager_mode)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.loss(self.head(self.norm(x)), tokens)
+
+
+@torch.compiler.disable
+def _in_eager_mode(*_: Any) -> None:
+    """A graph break."""
+
+
+def peak_of(model: nn.Module) -> int:
+    """Measured bytes of one step, from no gradients."""
+    model.zero_grad(set_to_none=True)
+    resident = resident_nbytes(model, TOKENS)
+    return resident + measure_peak(lambda: model(TOKENS).backward(), device="cpu")
+
+
+@pytest.fixture(name="budget", params=SHARES)
+def _budget(request: pytest.FixtureRequest) -> int:
+    model = make_seeded(Model)
+    step(model, (TOKENS,))
+    resident = resident_nbytes(model, TOKENS)
+    return resident + int(request.param * (peak_of(model) - resident))
+
+
+def trained(budget: int, steps: int = 4) -> nn.Module:
+    """A model that has settled; the first step may be above."""
+    model = optimized(Model, budget)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", autoremat.OverBudgetWarning)
+        for _ in range(steps):
+            step(model, (TOKENS,))
+    return model
+
+
+def test_logits_that_are_gone_leave_their_room(budget: int):
+    """They count beside the loss, and in no backward: what is predicted is what is measured."""
+    reference = step(make_seeded(Model), (TOKENS,))
+    model = trained(budget)
+    close(reference, step(model, (TOKENS,)), 1e-5)
+    measured = peak_of(model)
+    assert 0.95 * budget <= measured <= budget
+    assert autoremat.report(model).predicted_peak_nbytes == pytest.approx(measured, rel=0.02)
+
+
+def test_a_norm_within_blocks_does_not_run_by_itself(budget: int):
+    """No room is left for one, and nothing is planned anew when steps have shown that."""
+    model = trained(budget)
+    compiles = compiled(model)
+    for _ in range(12):
+        step(model, (TOKENS,))
+    assert compiled(model) == compiles
+
+
+def compiled(model: nn.Module) -> int:
+    """How often graphs were compiled."""
+    facts = {fact.name: fact.text for fact in autoremat.report(model).facts}
+    return int(re.findall(r"\d+", facts["Compiles"])[0])
