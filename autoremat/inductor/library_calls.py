@@ -93,9 +93,11 @@ def _measured(
 
 def _runs_alone(name: str) -> bool:
     """Whether a function may run on made-up inputs: it neither communicates nor asserts."""
-    is_operator = name.startswith("torch.ops.")
-    is_known = is_called_grouped(name) or name.split(".")[2] in _NAMESPACES
-    is_admitted = not is_operator or is_known
+    is_admitted = (
+        not name.startswith("torch.ops.")
+        or name.split(".")[2] in _NAMESPACES
+        or is_called_grouped(name)
+    )
     return is_admitted and not any(part in name for part in (*OPAQUE, "_assert"))
 
 
