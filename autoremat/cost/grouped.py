@@ -1,8 +1,9 @@
 """Products of groups of rows, each group with a matrix of its own: how experts compute.
 
-Enters: an operator, and the layouts of what it is given. Leaves: its products, and offsets at which
-groups could begin. Guarantees: those offsets are valid, all groups being of one size, about; others
-would have the operator do nothing, or read beyond what it is given.
+Enters: an operator, and the layouts of what it is given. Leaves: its FLOPs, and offsets at which
+groups could end. Guarantees: those offsets are valid, all groups being of one size, about; others
+would have the operator do nothing, read beyond what it is given, or end a CUDA context: kernels
+assert that groups begin at multiples of 16 bytes (GroupMMCommon.cuh).
 
 Which row belongs to which group is data: FLOPs are those of all rows, however they are grouped. In
 torch's own operator either factor may be grouped, or what both are summed over.
@@ -25,6 +26,7 @@ _PRODUCTS = {
     "transformers.grouped_mm_fallback": 1,
     "transformers.grouped_mm_fallback_backward": 2,
 }
+_ALIGNED = 16  # elements: of any type, they are a multiple of 16 bytes
 OFFSETS = 2  # where among the arguments the ends of the groups are
 
 
@@ -35,7 +37,9 @@ def is_grouped(target: Any) -> bool:
 
 def is_called_grouped(function: str) -> bool:
     """The same of a function by its name in a generated wrapper, "torch.ops.aten.mm.default"."""
-    return ".".join(function.split(".")[2:4]) in _PRODUCTS
+    parts = function.split(".")
+    name = ["aten", *parts[1:]] if parts[0] == "extern_kernels" else parts[2:4]
+    return ".".join(name) in _PRODUCTS
 
 
 def grouped_flops(call: Call) -> int:
@@ -55,7 +59,8 @@ def even_offsets(offsets: TensorSpec, left: Sequence[int], right: Sequence[int])
     """
     groups = offsets.shape[0]
     grouped = right[-1] if len(left) == 3 else left[-1] if len(right) == 2 else left[0]
-    ends = [(number + 1) * grouped // groups for number in range(groups)]
+    each = grouped // max(1, groups) // _ALIGNED * _ALIGNED
+    ends = [*(each * number for number in range(1, groups)), grouped][:groups]
     return torch.tensor(ends, dtype=offsets.dtype, device=offsets.device)
 
 

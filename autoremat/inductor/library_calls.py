@@ -24,7 +24,7 @@ from autoremat.cost.grouped import OFFSETS, even_offsets, is_called_grouped
 from autoremat.cost.machine import free_nbytes, quiet_execution, settings_key
 from autoremat.cost.made_up_inputs import ADMITTED, OPAQUE, made_up
 from autoremat.cost.runs import Draw, Run, attempt, peaks_of_runs, time_us
-from autoremat.cost.wrapper_calls import library_nodes
+from autoremat.cost.wrapper_calls import layout_of_argument, library_nodes
 
 _ROUNDS = 3
 _SLOW_US = 100_000.0  # such a call is taken once: its time is not of a burst of load
@@ -126,17 +126,26 @@ def _draw(text: str, layouts: Mapping[str, TensorSpec], device: torch.device) ->
     code = compile(text, "<wrapper>", "eval")
     names = _torch.wrapper_namespace()
     names.update({name: made_up(layout, unit=True) for name, layout in layouts.items()})
-    names.update(_offsets(text, layouts))
+    names.update(group_ends(text, layouts))
     return lambda: eval(code, names)
 
 
-def _offsets(text: str, layouts: Mapping[str, TensorSpec]) -> dict[str, torch.Tensor]:
-    """Where groups end, if the call is of a grouped product."""
+def group_ends(text: str, layouts: Mapping[str, TensorSpec]) -> dict[str, torch.Tensor]:
+    """Where groups end that a call could be given, by the name of that; none if it has no groups.
+
+    Raises:
+        ValueError: if it has, and what it is given is not read: on other values it would do
+            nothing, or harm.
+    """
     call = ast.parse(text, mode="eval").body
     if not (isinstance(call, ast.Call) and is_called_grouped(ast.unparse(call.func))):
         return {}
-    names = [node.id if isinstance(node, ast.Name) else "" for node in call.args[: OFFSETS + 1]]
-    if len(names) <= OFFSETS or not layouts.keys() >= set(names):
-        return {}
-    left, right, ends = (layouts[name] for name in names)
-    return {names[OFFSETS]: even_offsets(ends, left.shape, right.shape)}
+    layout_of = layouts.get
+    found = [layout_of_argument(node, layout_of) for node in call.args[: OFFSETS + 1]]
+    left, right, ends = (*found, None, None, None)[: OFFSETS + 1]
+    if left and right and len(left.shape) == len(right.shape) == 3:
+        return {}  # as many products as there are matrices
+    name = call.args[OFFSETS] if len(call.args) > OFFSETS else None
+    if not (left and right and ends and isinstance(name, ast.Name)):
+        raise ValueError(f"nobody knows what groups {text} could have")
+    return {name.id: even_offsets(ends, left.shape, right.shape)}

@@ -162,14 +162,7 @@ class Figures:
     @functools.cached_property
     def given_away_nbytes(self) -> int:
         """See `KeptFigures`."""
-        plan = self._plan
-        boundary = plan.place_of(LOSS_BOUNDARY)
-        given_away = given_away_of(self._subject, self._problem)
-        held, gone = (
-            max(simulate(without_spare_states(p, plan), plan).live_nbytes[boundary:])
-            for p in (self._problem, given_away)
-        )
-        return held - gone
+        return given_away_nbytes(self._subject, self._problem, self._plan)
 
     @functools.cached_property
     def crossing_nbytes(self) -> int:
@@ -276,6 +269,16 @@ def given_away_of(subject: Subject, problem: Problem) -> Problem:
     )
     held = (name for name in problem.outputs if name in backward or name not in forward)
     return replace(problem, outputs=tuple(held))
+
+
+def given_away_nbytes(subject: Subject, problem: Problem, plan: Plan) -> int:
+    """By how much a backward is lower where nobody holds what the forward returned."""
+    boundary = plan.place_of(LOSS_BOUNDARY)
+    held, gone = (
+        max(simulate(without_spare_states(p, plan), plan).live_nbytes[boundary:])
+        for p in (problem, given_away_of(subject, problem))
+    )
+    return held - gone
 
 
 def gradients_by_input(joint: JointGraph) -> dict[fx.Node, fx.Node]:

@@ -76,13 +76,12 @@ class Found:
             left_out=list(solution.left_out),
         )
 
-    @property
-    def is_last_word(self) -> bool:
+    def is_last_word(self, budget_nbytes: int) -> bool:
         """Whether a search with more time would find no plan within the budget either.
 
         A busy machine must not decide for later processes that a step is above its budget.
         """
-        return self.fits or not self.left_out
+        return self.fits or not self.left_out or self.floor_nbytes > budget_nbytes
 
 
 def choose_once(
@@ -106,7 +105,11 @@ def choose_once(
 
     question = f"{stated}, {budget_nbytes}, {asked}"
     found = answer(
-        question, Found, searched, subject.device, is_worth_keeping=lambda new: new.is_last_word
+        question,
+        Found,
+        searched,
+        subject.device,
+        is_worth_keeping=lambda new: new.is_last_word(budget_nbytes),
     )
     choice = own[0] if own and Found.of(own[0]) == found else None
     choice = choice or _applied(subject, found, reads=reads)

@@ -7,6 +7,7 @@ that need not be there. Leaves: its peaks beside anything else or at other sizes
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -15,7 +16,14 @@ from autoremat.ask.plan_file import StoredGraph
 from autoremat.memory.residents import Resident
 from autoremat.planning.choice import Baseline, Choice, as_chosen
 from autoremat.planning.curve import Curve
-from autoremat.planning.figures import Figures, Gradient, KeptFigures, highest_of, shared_out
+from autoremat.planning.figures import (
+    Figures,
+    Gradient,
+    KeptFigures,
+    given_away_nbytes,
+    highest_of,
+    shared_out,
+)
 from autoremat.planning.formula import formula_or_none
 from autoremat.planning.nesting import Beside, Crossing, Kept, Region, placed
 from autoremat.planning.ranges import Covered
@@ -104,7 +112,7 @@ class Part:
         is_resized: whether its symbolic sizes stand for others than it was planned for.
         is_larger: whether one of them is larger than then.
         is_run_again: whether a checkpoint runs its forward again as its backward begins.
-        is_given_away: whether what it returns is gone by then.
+        held: share of what it returns that somebody holds then, at most.
         is_kept: whether its backward keeps what crosses to it, for another backward.
     """
 
@@ -118,7 +126,7 @@ class Part:
     is_resized: bool = False
     is_larger: bool = False
     is_run_again: bool = False
-    is_given_away: bool = False
+    held: float = 1.0
     is_kept: bool = False
     _reports: dict[tuple[Beside, bool], GraphReport] = field(default_factory=dict)
 
@@ -165,10 +173,15 @@ class Part:
         """The same where its backward keeps its graph."""
         return replace(self, is_kept=True, _reports={})
 
+    def as_held(self, share: float) -> Part:
+        """The same where so much of what it returns is held as its backward begins."""
+        if share >= 1:
+            return self
+        return self._by_held.setdefault(share, replace(self, held=share, _reports={}))
+
     @functools.cached_property
-    def given_away(self) -> Part:
-        """The same where what it returns is gone as its backward begins."""
-        return replace(self, is_given_away=True, _reports={})
+    def _by_held(self) -> dict[float, Part]:
+        return {}
 
     def kept_by(self, region: Region, crossing: Crossing) -> Kept:
         """What a run of it in a region keeps, where so much crosses to its backward."""
@@ -286,13 +299,18 @@ class Part:
         """Of forward and backward, above what is resident and what is held beside the graph."""
         figures = self.figures
         forward, backward = figures.forward_nbytes, figures.backward_nbytes
-        if self.is_given_away:
-            backward -= figures.given_away_nbytes
+        if self.held < 1:
+            backward -= self._gone_nbytes(figures.given_away_nbytes)
         if self.is_kept:
             backward += figures.kept_nbytes
         if self.is_run_again:  # beside the gradients that it is given
             backward = max(forward + figures.tangents_nbytes, backward)
         return forward, backward
+
+    def _gone_nbytes(self, given_away_nbytes: int) -> int:
+        """How much of that is gone: what is held counts, whether it adds to the peak or not."""
+        held_nbytes = math.ceil(self.held * self.figures.outputs_nbytes)
+        return max(0, given_away_nbytes - held_nbytes)
 
     def _formula(self, found: Beside) -> PeakFormula | None:
         """Of the peak over the sizes that vary, so much being held beside the graph."""
@@ -305,5 +323,9 @@ class Part:
         """The step without a plan, so much being held beside the graph."""
         counted, problem = self.choice.baseline(), self.subject.lowered.problem
         beside = self.planned.whole.counted
-        own = shared_out(problem, as_written(problem), counted.peak_nbytes, beside)
+        plan = as_written(problem)
+        own = shared_out(problem, plan, counted.peak_nbytes, beside)
+        if self.held < 1:
+            gone_nbytes = self._gone_nbytes(given_away_nbytes(self.subject, problem, plan))
+            own = own[0], own[1] - gone_nbytes
         return replace(counted, peak_nbytes=self.resident_nbytes + highest_of(own, found))

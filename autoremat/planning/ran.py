@@ -28,7 +28,7 @@ class Ran:
     Attributes:
         name: of the plan, or of a layer in eager mode.
         region: of which checkpoint it is in.
-        is_given_away: whether nobody held any more what it had returned, as its backward began.
+        held: share of what it had returned that somebody held as its backward began, at most.
         lasting: share of what it had returned that somebody held after its backward.
         is_kept: whether a backward has gone through it that keeps its graph.
         again_nbytes: gradients of parameters of which later runs return some as well.
@@ -38,7 +38,7 @@ class Ran:
 
     name: str
     region: Region = NOWHERE
-    is_given_away: bool = False
+    held: float = 1.0
     lasting: float = 0.0
     is_kept: bool = False
     again_nbytes: int = 0
@@ -55,7 +55,7 @@ class Ran:
         if like is not None:
             known = like.region
             self.region = self.region._replace(is_gone=known.is_gone, traffic=known.traffic)
-            self.is_given_away, self.lasting = like.is_given_away, like.lasting
+            self.held, self.lasting = like.held, like.lasting
             self.is_kept = like.is_kept
 
     def kept(self, part: Part) -> Kept:
@@ -96,7 +96,7 @@ def as_run(part: Part, runs: Sequence[Ran]) -> Part:
     """A plan as these runs of it are, all taken together, in a backward that keeps nothing."""
     if any(ran.region.number for ran in runs):
         part = part.run_again
-    return part.given_away if all(ran.is_given_away for ran in runs) else part
+    return part.as_held(max((ran.held for ran in runs), default=1.0))
 
 
 def with_spare(order: Sequence[Ran], spare: Mapping[str, int]) -> list[Ran]:

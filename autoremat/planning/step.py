@@ -179,6 +179,11 @@ class Step:
         self._readers.note(ran, self.parts[name], args)
         return ran
 
+    def before(self, ran: Ran) -> Ran | None:
+        """The run before one that has begun last, if it is of the step."""
+        now = self._ran or ()
+        return now[-2] if len(now) > 1 and now[-1] is ran else None
+
     def note_traffic(
         self, ran: Ran, part: Part, find: Callable[[torch.device], Traffic | None]
     ) -> None:

@@ -139,7 +139,8 @@ def _fastest(
     of a step find less beside them than the first in their backward.
     """
     ways: list[Way] = []
-    for held in (found, Beside()):
+    beside = [found, found.throughout] if found.passing_nbytes else [found]
+    for held in (*beside, Beside()):
         room_nbytes = room_beside(subject, held, kept_nbytes, budget_nbytes)
         lowered = placed(subject.lowered, held, room_nbytes)
         solver = Solver(
@@ -152,6 +153,7 @@ def _fastest(
         )
         plan = solver.plan(budget_nbytes)
         ways.append(way_of(subject, plan))
-        if simulate(lowered.problem, plan).peak_nbytes <= budget_nbytes:
+        peak_nbytes = subject.lowered.shell.resident_nbytes + ways[-1].peak_beside(found)
+        if max(simulate(lowered.problem, plan).peak_nbytes, peak_nbytes) <= budget_nbytes:
             break
     return ways

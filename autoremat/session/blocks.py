@@ -8,7 +8,8 @@ holds no module and no tensor; the number is that of the modules as they are now
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -55,6 +56,7 @@ class Blocks:
     modules: Callable[[], Sequence[nn.Module]]
     kinds: dict[str, Hashable | None]
     _counts: dict[_Block, _Counted] = field(default_factory=dict)
+    _read: Mapping[int, Set[Hashable]] | None = None  # see `_parts_read`
     _owners: dict[int, tuple[weakref.ref[Tensor], int]] = field(default_factory=dict)
     _ran: set[int] = field(default_factory=set)  # modules, in the step that is there
     _together: list[set[int]] = field(default_factory=list)  # modules, as steps have run them
@@ -69,6 +71,7 @@ class Blocks:
         if graph not in self.kinds:
             self.kinds[graph] = self.block_of(args)
             self._counts.clear()
+            self._read = None
         count = len(self.modules())
         if count < 2 or any(len(group) >= count for group in self._together):
             return
@@ -134,29 +137,35 @@ class Blocks:
         if known is None or known.looks != _looks(roots, known.around):
             by_root: dict[int, int] = {}
             around: list[nn.Module] = []
-            within = self._within_others(block)
+            if self._read is None or known is not None:
+                self._read = self._parts_read()
+            read = self._read
             seen: set[int] = set()
             for root in roots:
                 found = _those_in(root, block.kind, seen, around)
-                count = sum(id(module) not in within for module in found)
+                count = sum(not read.get(id(module), set()) - {block.kind} for module in found)
                 by_root |= {id(root): count} if count else {}
             references = list(map(weakref.ref, around))
             known = _Counted(by_root, references, _looks(roots, references))
             self._counts[block] = known
         return known
 
-    def _within_others(self, block: _Block) -> set[int]:
-        """Modules that have nothing to be trained but what graphs of other blocks read."""
-        kinds = set(self.kinds.values())
-        others = [b for b in kinds if isinstance(b, _Block) and b.kind != block.kind]
-        return {
-            id(part)
-            for root in self.modules()
-            for module in root.modules()
-            for names in (b.names for b in others if _is_of(module, b.kind))
-            for prefix, part in module.named_modules()
-            if part is not module and names >= _trained_names(part, prefix)
-        }
+    def _parts_read(self) -> Mapping[int, Set[Hashable]]:
+        """By module, the kinds of blocks around it that read all that it has to be trained."""
+        names: defaultdict[Hashable, list[frozenset[str]]] = defaultdict(list)
+        for block in set(self.kinds.values()):
+            if isinstance(block, _Block):
+                names[block.kind].append(block.names)
+        found: defaultdict[int, set[Hashable]] = defaultdict(set)
+        types = {kind[0] for kind in names if isinstance(kind, tuple)}
+        modules = (m for root in self.modules() for m in root.modules() if type(m) in types)
+        for module in modules:
+            kind = kind_of(module)
+            for prefix, part in module.named_modules() if kind in names else ():
+                trained = _trained_names(part, prefix)
+                if part is not module and any(read >= trained for read in names[kind]):
+                    found[id(part)].add(kind)
+        return found
 
 
 def _those_in(

@@ -179,7 +179,8 @@ def _planned_within(
     is_above = part.peak_nbytes(allotted.found) > allotted.budget_nbytes
     if not (is_above and allotted.found.passing_nbytes):
         return part
-    return _planned(steps, graphs, replace(allotted, found=allotted.found.throughout))
+    other = _planned(steps, graphs, replace(allotted, found=allotted.found.throughout))
+    return min(part, other, key=lambda each: each.peak_nbytes(allotted.found))
 
 
 def _planned(

@@ -267,7 +267,7 @@ class Steps:
 
             is_proven = part.covered is None or part.covered.is_proven
             is_larger = not is_proven or sizes.are_beyond(given)
-            self._forward_begins(plan, find_part, args, given, is_larger=is_larger)
+            self._forward_begins(ran, find_part, args, given, is_larger=is_larger)
             outputs = compiled(*args)
             note_run(
                 self,
@@ -300,7 +300,7 @@ class Steps:
 
     def _forward_begins(
         self,
-        name: str,
+        ran: Ran,
         find_part: Callable[[], Part],
         args: Sequence[Any],
         sizes: tuple[int, ...],
@@ -310,11 +310,11 @@ class Steps:
         """One of its graphs is about to run: what is there already counts beside it."""
         with self._looking():
             if is_larger:
-                peak_nbytes = find_part().peak_nbytes(self._account.get(name, Beside()))
+                peak_nbytes = find_part().peak_nbytes(self._account.get(ran.name, Beside()))
                 self.tell_if_above(peak_nbytes, is_told_only=True)
-            runs, device = self._runs_here, self.device
+            runs, device, before = self._runs_here, self.device, self.graphs.before(ran)
             look = self.audit.at_forward(
-                runs, name, find_part, args, lambda: self._account, device, sizes
+                runs, ran.name, find_part, args, lambda: self._account, device, sizes, before
             )
             self._learn(look, is_final=False)
 

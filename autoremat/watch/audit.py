@@ -154,6 +154,7 @@ class Audit:
         account: Callable[[], Mapping[str, Beside]],
         device: torch.device,
         sizes: tuple[int, ...] = (),
+        before: Ran | None = None,
     ) -> Look | None:
         """What is beside a graph that is about to run; None where nothing new can be learned.
 
@@ -165,6 +166,7 @@ class Audit:
             account: what the step's own account has beside each graph.
             device: where it runs.
             sizes: what its symbolic sizes stand for.
+            before: the run before it in its step.
         """
         about = _about(device, runs)
         # Reentrant checkpoints let go of it one by one, while gradients come.
@@ -177,14 +179,12 @@ class Audit:
         self.given.note_inputs(args)
         if not (self._has_reached or _torch.is_in_backward()):
             self._look_around()
-        held = self._held(runs, device)
-        on_the_way = Results()
-        on_the_way.note_saved(args, device)
-        self.saved.add(on_the_way)
+        self.saved.note_saved(args, device)
         if is_known:
             return None
-        given = (value for value in args if isinstance(value, torch.Tensor))
-        beyond_nbytes = held.saved_beyond({*on_the_way.held(device), *storage_identities(given)})
+        held = self._held(runs, device)
+        given = storage_identities(value for value in args if isinstance(value, torch.Tensor))
+        beyond_nbytes = held.saved_beyond(given)
         found = account().get(name) if runs or about or beyond_nbytes else None
         if found is None:
             return None
@@ -197,8 +197,9 @@ class Audit:
         peak_nbytes = live_nbytes + part.own_peaks[0]
         counted = tuple(
             (run.ran, run.graph.figures.crossing.passed_nbytes)
-            for run in runs[:-1]  # what the latest has returned counts beside the next, in any case
-            if run.ran and run.graph and not (run.region or run.ran.region.is_gone)
+            for run in runs  # what the run before it has returned counts in any case
+            if run.ran and run.graph and run.ran is not before
+            if not (run.region or run.ran.region.is_gone)
         )
         look = Look(peak_nbytes, more_nbytes, 0, part.is_resized, part.is_larger, situation)
         return look._replace(counted=counted)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -19,12 +20,13 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from autoremat import _torch
-from autoremat.memory.meter import same_device, storages_of
+from autoremat.memory.meter import rounded_nbytes, same_device, storages_of
 from autoremat.planning.part import Part
 from autoremat.planning.ran import Ran
 from autoremat.watch import between
 
 _FEW = 64
+_SHARES = 1024  # steps of other sizes are alike if as much of what they return is held, about
 SAME = 1.02  # peaks that differ by less are told of once
 
 Roots = Sequence[Any]  # tensors or edges that a backward begins at
@@ -113,6 +115,19 @@ class Run:
     def returned_nbytes(self) -> int:
         """What it has returned and somebody holds."""
         return _living_nbytes(self.returned)
+
+    @property
+    def held_share(self) -> float:
+        """Of what it has returned, the share that somebody holds, at most."""
+        return _held_share(self.returned)
+
+
+def _held_share(returned: Mapping[int, Returned]) -> float:
+    """Of what was returned, by bytes as they are allocated; rounded up."""
+    sizes = [(rounded_nbytes(r.nbytes, r.device), r.storage.expired()) for r in returned.values()]
+    living_nbytes = sum(nbytes for nbytes, is_gone in sizes if not is_gone)
+    total_nbytes = sum(nbytes for nbytes, _ in sizes)
+    return math.ceil(_SHARES * living_nbytes / max(1, total_nbytes)) / _SHARES
 
 
 def _living_nbytes(returned: Mapping[int, Returned]) -> int:
@@ -320,7 +335,7 @@ def _backward_runs(number: int, _gradients: Any) -> None:
             ran.lasting = _living_nbytes(returned) / max(
                 1, sum(r.nbytes for r in returned.values())
             )
-            run.ran.is_given_away = not run.returned_nbytes
+            run.ran.held = run.held_share
             _books.gone_back = run.ran, run.returned
     later = (other for n, other in list(_books.open.items()) if n > number)
     if run is not None and any(other.owner is run.owner for other in later):

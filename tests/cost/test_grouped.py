@@ -14,6 +14,7 @@ from autoremat.cost.work import flop_count
 from autoremat.graph.constraints import find_constraints
 from autoremat.graph.random_draws import Replays
 from autoremat.graph.storages import find_storages
+from autoremat.inductor.library_calls import group_ends
 from tests.joint_graphs import CPU, capture, leaf
 
 ROWS, DEPTH, COLUMNS, GROUPS = 96, 16, 24, 4
@@ -55,16 +56,16 @@ def test_each_row_is_multiplied_once(left: tuple[int, ...], right: tuple[int, ..
     ],
 )
 def test_made_up_groups_have_all_rows(left: tuple[int, ...], right: tuple[int, ...], last: int):
-    """And are of one size: no group is empty, and none ends beyond the last row."""
+    """They begin where a GPU's kernel can read at once, and none ends beyond the last row."""
     ends = draw_inputs(call(left, right)).args[2]
     assert ends.dtype == torch.int32
-    assert ends.tolist() == [last // GROUPS * number for number in range(1, GROUPS + 1)]
+    assert ends.tolist() == [last // GROUPS // 16 * 16 * n for n in range(1, GROUPS)] + [last]
 
 
 def test_uneven_rows_are_all_in_a_group():
     """Where their number is no multiple of that of the groups."""
-    ends = even_offsets(spec(3, dtype=torch.int64), (10, DEPTH), (3, DEPTH, COLUMNS))
-    assert ends.tolist() == [3, 6, 10]
+    ends = even_offsets(spec(3, dtype=torch.int64), (100, DEPTH), (3, DEPTH, COLUMNS))
+    assert ends.tolist() == [32, 64, 100]
 
 
 def test_generated_code_names_them():
@@ -72,7 +73,26 @@ def test_generated_code_names_them():
     assert is_called_grouped("torch.ops.aten._grouped_mm.default")
     assert is_called_grouped("torch.ops.transformers.grouped_mm_fallback.default")
     assert not is_called_grouped("torch.ops.aten.mm.default")
+    assert is_called_grouped("extern_kernels._grouped_mm")
     assert not is_called_grouped("extern_kernels.mm")
+    assert not is_called_grouped("assert_size_stride")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "extern_kernels._grouped_mm(rows, reinterpret_tensor(weight, (4, 16, 24), (384, 1, 16), 0),"
+        " ends, out_dtype=None)",
+        "torch.ops.transformers.grouped_mm_fallback.default(rows, weight, ends)",
+    ],
+)
+def test_generated_code_is_timed_on_groups_with_rows(text: str):
+    """Whatever view of a buffer it is given."""
+    layouts = {"rows": spec(ROWS, DEPTH), "weight": spec(GROUPS, COLUMNS, DEPTH)}
+    layouts["ends"] = spec(GROUPS, dtype=torch.int32)
+    assert group_ends(text, layouts)["ends"].tolist() == [16, 32, 48, ROWS]
+    with pytest.raises(ValueError, match="groups"):
+        group_ends(text.replace("ends", "ends.view(4)"), layouts)
 
 
 def test_what_transformers_computes_experts_by_may_run_again():

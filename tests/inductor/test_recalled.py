@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import astuple, fields, replace
+from operator import attrgetter, methodcaller
 from typing import Any
 from unittest import mock
 
@@ -190,8 +191,8 @@ def test_figures_outlive_their_graph() -> None:
     kept = Remembered(*json.loads(text)).kept_figures
     figures = Figures(planned.subject, planned.choice, planned.counted)
     recalled_part = Part(Recalled(kept, lambda: planned), 0, part.resident)
-    for way in ("run_again", "kept", "given_away"):
-        ours, theirs = getattr(recalled_part, way), getattr(part, way)
+    ways = attrgetter("run_again"), attrgetter("kept"), methodcaller("as_held", 0.0)
+    for ours, theirs in ((way(recalled_part), way(part)) for way in ways):
         assert ours.own_peaks == theirs.own_peaks
         assert ours.peak_nbytes(Beside(5, 7)) == theirs.peak_nbytes(Beside(5, 7))
     assert recalled_part.gradients == part.gradients

@@ -22,8 +22,9 @@ from autoremat.ask.options import Setting
 from autoremat.inductor import reading
 from autoremat.planning import found_before, pipeline
 from autoremat.planning.choice import Choice
-from autoremat.planning.found_before import FoundBefore
-from tests.joint_graphs import leaf, subject_of
+from autoremat.planning.first_found import Found
+from autoremat.planning.found_before import FoundBefore, answer
+from tests.joint_graphs import CPU, leaf, subject_of
 from tests.tiny import Chain, many_rows
 from tests.training import step
 
@@ -119,16 +120,22 @@ def test_without_caches_everything_is_searched_for():
             chosen(EAGER)
 
 
-@pytest.mark.parametrize(("limit_s", "is_kept"), [(1e-9, False), (30.0, True)])
-def test_a_plan_above_the_budget_is_kept_if_nobody_would_find_a_smaller_one(
-    limit_s: float, is_kept: bool
-):
-    """A machine that was busy once does not decide for later processes."""
-    setting = replace(EAGER, time_limit_s=limit_s)
-    assert not chosen(setting, budget_nbytes=20_000).fits
-    expected = contextlib.nullcontext() if is_kept else pytest.raises(AssertionError)
-    with nothing_is_searched(), expected:
-        chosen(setting, budget_nbytes=20_000)
+def test_a_plan_above_the_budget_that_more_time_might_better_is_the_answer_of_nobody_else():
+    """A machine that was busy once does not decide for later processes, unless that is proven."""
+    above = replace(Found.of(chosen(EAGER)), fits=False, left_out=["chains"], floor_nbytes=100)
+    assert not above.is_last_word(100)
+    assert above.is_last_word(99)
+    assert replace(above, left_out=[]).is_last_word(100)
+    assert replace(above, fits=True).is_last_word(100)
+
+    def search() -> Found:
+        searches.append(above)
+        return above
+
+    searches: list[Found] = []
+    for is_kept in (False, True, True):
+        answer("which?", Found, search, CPU, is_worth_keeping=lambda _, kept=is_kept: kept)
+    assert len(searches) == 2
 
 
 def kept_rows() -> sqlite3.Connection:

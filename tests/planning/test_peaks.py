@@ -41,7 +41,7 @@ def test_runs_as_they_were_are_known():
     [
         lambda ran: replace(ran, name="b"),
         lambda ran: replace(ran, region=Region(is_gone=True)),
-        lambda ran: replace(ran, is_given_away=True),
+        lambda ran: replace(ran, held=0.0),
         lambda ran: replace(ran, lasting=0.5),
         lambda ran: replace(ran, is_kept=True),
         lambda ran: replace(ran, again_nbytes=4),
