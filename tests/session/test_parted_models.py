@@ -116,3 +116,38 @@ def compiled(model: nn.Module) -> int:
     """How often graphs were compiled."""
     facts = {fact.name: fact.text for fact in autoremat.report(model).facts}
     return int(re.findall(r"\d+", facts["Compiles"])[0])
+
+
+class Between(nn.Module):
+    """Code in eager mode saves something for its backward, and leaves something, in each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.behind = nn.Linear(WIDTH, WIDTH), Wide()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.behind(self._between(self.before(x)))
+
+    @torch.compiler.disable
+    def _between(self, x: Tensor) -> Tensor:
+        self.left = torch.zeros(4, *x.shape)
+        return x.exp().sin().exp().sin()
+
+
+class Wide(nn.Module):
+    """Its forward has the peak."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.repeat(1, 16).cumsum(0).sum(1) * x[:, 0].detach()).square().mean()
+
+
+def test_what_eager_code_saves_hides_nothing_that_it_leaves():
+    """Neither counts twice, and neither covers for the other."""
+    x = torch.randn(512, WIDTH, generator=torch.Generator().manual_seed(0))
+    model = optimized(Between, "1GB", strict=False)
+    for _ in range(3):
+        step(model, (x,))
+    model.zero_grad(set_to_none=True)
+    resident = resident_nbytes(model, x) + model.left.nbytes  # of the step before
+    highest = resident + measure_peak(lambda: model(x).backward(), device="cpu")
+    assert autoremat.report(model).predicted_peak_nbytes == pytest.approx(highest, rel=0.02)
