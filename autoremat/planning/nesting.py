@@ -228,11 +228,18 @@ class Around:
         returned_nbytes: more, in their backward: gradients that the plans do not count.
         eager_nbytes: while code in eager mode goes backward, beside what is resident and what the
             graphs have left alive.
+        passing_nbytes: more, in forwards of graphs: what is gone as a backward begins.
     """
 
     held_nbytes: int = 0
     returned_nbytes: int = 0
     eager_nbytes: int = 0
+    passing_nbytes: int = 0
+
+    @property
+    def first_nbytes(self) -> int:
+        """While forwards of graphs run, all of it."""
+        return self.held_nbytes + self.passing_nbytes
 
     @property
     def room_nbytes(self) -> int:
@@ -249,7 +256,7 @@ class Around:
         return Beside(
             found.held_nbytes + self.held_nbytes,
             found.gradients_nbytes + self.returned_nbytes,
-            found.passing_nbytes,
+            found.passing_nbytes + self.passing_nbytes,
         )
 
 

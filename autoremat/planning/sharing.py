@@ -131,7 +131,7 @@ class Shared:
             if way is None:
                 continue
             member = self.members[number]
-            forward = held + member.in_forward(way.forward_nbytes)
+            forward = held + around.passing_nbytes + member.in_forward(way.forward_nbytes)
             backward = most + around.returned_nbytes + way.backward_nbytes
             yield member.resident_nbytes + around.held_nbytes + max(forward, backward)
         resident = max(member.resident_nbytes for member in self.members)

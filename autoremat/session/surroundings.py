@@ -33,6 +33,7 @@ class Surroundings:
         self.grown_nbytes = 0  # what has become resident since the graphs were planned
         self._forwards: dict[Hashable, Look] = {}  # by situation, what the latest look has shown
         self._backwards: dict[Hashable, tuple[int, int]] = {}
+        self._partly_seen: set[Hashable] = set()  # of these, of which no look could see all
         self._waiting_nbytes = 0  # as `Around.eager_nbytes`, of what runs before the backward
 
     @property
@@ -57,6 +58,10 @@ class Surroundings:
             if look.is_partial:  # it shows less than one before it may have shown
                 before = self._backwards.get(look.situation, found)
                 found = max(before[0], found[0]), max(before[1], found[1])
+            if not look.is_partial:
+                self._partly_seen.discard(look.situation)
+            elif look.situation not in self._backwards:
+                self._partly_seen.add(look.situation)
             self._backwards[look.situation] = found
         else:
             self._forwards[look.situation] = look
@@ -72,12 +77,23 @@ class Surroundings:
     def _highest(self) -> Around:
         known = self.found  # stays where graphs were planned anew and nothing was seen since
         shown = map(_beside_nbytes, self._forwards.values())
-        held_nbytes = max([0, *shown]) if self._forwards else known.held_nbytes
+        first_nbytes = max([0, *shown]) if self._forwards else known.first_nbytes
         if not self._backwards:
-            return replace(known, held_nbytes=held_nbytes)
-        beside_nbytes, eager_nbytes = zip(*self._backwards.values(), strict=True)
-        returned_nbytes = max(0, max(beside_nbytes) - held_nbytes)
-        return Around(held_nbytes, returned_nbytes, max(self._waiting_nbytes, *eager_nbytes))
+            held_nbytes = max(0, first_nbytes - known.passing_nbytes)
+            return replace(
+                known, held_nbytes=held_nbytes, passing_nbytes=first_nbytes - held_nbytes
+            )
+        beside_nbytes, eager_nbytes = map(max, zip(*self._backwards.values(), strict=True))
+        # What a backward does not show is gone by then, if all of it was seen.
+        held_nbytes = (
+            first_nbytes if self._partly_seen else min(first_nbytes, max(0, beside_nbytes))
+        )
+        return Around(
+            held_nbytes,
+            max(0, beside_nbytes - held_nbytes),
+            max(self._waiting_nbytes, eager_nbytes),
+            first_nbytes - held_nbytes,
+        )
 
     def note_waiting(self, nbytes: int) -> None:
         """What runs beside graphs before the backward takes so much: as `Around.eager_nbytes`."""
@@ -90,6 +106,7 @@ class Surroundings:
         self.planned, self._waiting_nbytes = self.now, 0
         self._forwards.clear()
         self._backwards.clear()
+        self._partly_seen.clear()
         self.audit.forget()
 
     def note_resident(self, nbytes: int) -> None:

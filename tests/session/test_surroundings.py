@@ -47,3 +47,20 @@ def test_a_look_that_could_not_see_all_takes_nothing_back():
     assert found.found == Around(100, 500, 60)
     found.learn(Look(0, 200, 10, situation="backward, gradients"), is_final=True)
     assert found.found == Around(100, 200, 40)
+
+
+def test_what_no_backward_shows_passes():
+    """It is beside forwards alone, once a look has seen all of each backward."""
+    found = Surroundings(Present)
+    found.learn(Look(0, 100, situation="forward"), is_final=False)
+    partial = Look(0, 30, 40, situation="backward", is_partial=True)
+    found.learn(partial, is_final=True)
+    assert found.found == Around(100, 0, 40)
+    found.learn(partial._replace(is_partial=False), is_final=True)
+    assert found.found == Around(30, 0, 40, passing_nbytes=70)
+    found.learn(partial, is_final=True)
+    assert found.found == Around(30, 0, 40, passing_nbytes=70)
+    found.settled()
+    assert found.now == Around(30, 0, 40, passing_nbytes=70)
+    found.learn(Look(0, 120, situation="forward"), is_final=False)
+    assert found.found == Around(50, 0, 40, passing_nbytes=70)
