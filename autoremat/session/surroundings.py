@@ -14,6 +14,9 @@ from autoremat.watch.audit import Audit, Look
 from autoremat.watch.eager_code import Results
 from autoremat.watch.present import Present
 
+# A loss and its gradient, as CUDA rounds them: looks at a backward need not see who holds these.
+_SCALARS_NBYTES = 1024
+
 
 class Surroundings:
     """Of the steps of one session.
@@ -85,9 +88,8 @@ class Surroundings:
             )
         beside_nbytes, eager_nbytes = map(max, zip(*self._backwards.values(), strict=True))
         # What a backward does not show is gone by then, if all of it was seen.
-        held_nbytes = (
-            first_nbytes if self._partly_seen else min(first_nbytes, max(0, beside_nbytes))
-        )
+        shown_nbytes = max(0, beside_nbytes) + _SCALARS_NBYTES
+        held_nbytes = first_nbytes if self._partly_seen else min(first_nbytes, shown_nbytes)
         return Around(
             held_nbytes,
             max(0, beside_nbytes - held_nbytes),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autoremat.planning.nesting import Around
 from autoremat.session.surroundings import Surroundings
 from autoremat.watch.audit import Look
@@ -50,17 +52,18 @@ def test_a_look_that_could_not_see_all_takes_nothing_back():
 
 
 def test_what_no_backward_shows_passes():
-    """It is beside forwards alone, once a look has seen all of each backward."""
+    """It is beside forwards alone, once a look has seen all of each backward, but for scalars."""
     found = Surroundings(Present)
-    found.learn(Look(0, 100, situation="forward"), is_final=False)
-    partial = Look(0, 30, 40, situation="backward", is_partial=True)
+    found.learn(Look(0, 100_000, situation="forward"), is_final=False)
+    partial = Look(0, 30_000, 40, situation="backward", is_partial=True)
     found.learn(partial, is_final=True)
-    assert found.found == Around(100, 0, 40)
+    assert found.found == Around(100_000, 0, 40)
     found.learn(partial._replace(is_partial=False), is_final=True)
-    assert found.found == Around(30, 0, 40, passing_nbytes=70)
+    passing = Around(31_024, 0, 40, passing_nbytes=68_976)
+    assert found.found == passing
     found.learn(partial, is_final=True)
-    assert found.found == Around(30, 0, 40, passing_nbytes=70)
+    assert found.found == passing
     found.settled()
-    assert found.now == Around(30, 0, 40, passing_nbytes=70)
-    found.learn(Look(0, 120, situation="forward"), is_final=False)
-    assert found.found == Around(50, 0, 40, passing_nbytes=70)
+    assert found.now == passing
+    found.learn(Look(0, 120_000, situation="forward"), is_final=False)
+    assert found.found == replace(passing, held_nbytes=51_024)
