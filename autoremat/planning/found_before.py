@@ -33,18 +33,13 @@ class FoundBefore(Kept):
     FORMAT = 1
 
 
-def always(_: object) -> bool:
-    """Any answer is worth being kept."""
-    return True
-
-
 def answer(
     question: str,
     kind: type[Answer],
     search: Callable[[], Answer],
     device: torch.device,
     *,
-    is_worth_keeping: Callable[[Answer], bool] = always,
+    is_worth_keeping: Callable[[Answer], bool] = lambda _: True,
 ) -> Answer:
     """What a rank of the job has found, or a process before this one; else what a search finds.
 

@@ -119,15 +119,10 @@ class Run:
     @property
     def held_share(self) -> float:
         """Of what it has returned, the share that somebody holds, at most."""
-        return _held_share(self.returned)
-
-
-def _held_share(returned: Mapping[int, Returned]) -> float:
-    """Of what was returned, by bytes as they are allocated; rounded up."""
-    sizes = [(rounded_nbytes(r.nbytes, r.device), r.storage.expired()) for r in returned.values()]
-    living_nbytes = sum(nbytes for nbytes, is_gone in sizes if not is_gone)
-    total_nbytes = sum(nbytes for nbytes, _ in sizes)
-    return math.ceil(_SHARES * living_nbytes / max(1, total_nbytes)) / _SHARES
+        held = [not kept.storage.expired() for kept in self.returned.values()]
+        sizes = [rounded_nbytes(kept.nbytes, kept.device) for kept in self.returned.values()]
+        living_nbytes = sum(itertools.compress(sizes, held))
+        return math.ceil(_SHARES * living_nbytes / max(1, sum(sizes))) / _SHARES
 
 
 def _living_nbytes(returned: Mapping[int, Returned]) -> int:

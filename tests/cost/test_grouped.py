@@ -114,6 +114,4 @@ def test_what_transformers_computes_experts_by_may_run_again():
     inputs = draw_inputs(one)
     assert product(*inputs.args).abs().sum() > 0
     gradient = torch.ops.transformers.grouped_mm_fallback_backward.default
-    assert flop_count(call((ROWS, DEPTH), (GROUPS, DEPTH, COLUMNS), gradient)) == 2 * flop_count(
-        one
-    )
+    assert flop_count(call(*shapes, gradient)) == 2 * flop_count(one)

@@ -5,7 +5,6 @@ So FSDP2's hooks part the models of transformers: each block, the head, and the 
 
 from __future__ import annotations
 
-import re
 import warnings
 from typing import Any
 
@@ -15,26 +14,16 @@ from torch import Tensor, nn
 
 import autoremat
 from autoremat.memory.meter import measure_peak, resident_nbytes
+from tests.session.test_blocks import Body, compiles
+from tests.tiny import WIDTH
 from tests.training import close, make_seeded, optimized, step
 
 # Dynamo looks at `.grad` of what it resumes with after a graph break.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
-BLOCKS, WIDTH, VOCABULARY = 6, 32, 512
+BLOCKS, VOCABULARY = 6, 512
 TOKENS = torch.randint(VOCABULARY, (4, 128), generator=torch.Generator().manual_seed(0))
 SHARES = (0.75, 0.6)  # of what a step takes without a plan, above what is resident
-
-
-class Block(nn.Module):
-    """It has a norm, as the model has one behind all blocks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.wide, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.narrow(torch.tanh(nn.functional.gelu(self.wide(self.norm(x)))))
 
 
 class Loss(nn.Module):
@@ -45,12 +34,15 @@ class Loss(nn.Module):
 
 
 class Model(nn.Module):
-    """Its loss is parted from its logits, which nobody holds once the loss is there."""
+    """Its loss is parted from its logits, which nobody holds once the loss is there.
+
+    Blocks have norms, as the model has one behind them.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.blocks = nn.ModuleList(Body() for _ in range(BLOCKS))
         self.norm = nn.LayerNorm(WIDTH)
         self.head, self.loss = nn.Linear(WIDTH, VOCABULARY), Loss()
         for part in (*self.blocks, self.norm, self.head):
@@ -106,16 +98,10 @@ def test_logits_that_are_gone_leave_their_room(budget: int):
 def test_a_norm_within_blocks_does_not_run_by_itself(budget: int):
     """No room is left for one, and nothing is planned anew when steps have shown that."""
     model = trained(budget)
-    compiles = compiled(model)
+    before, *_ = compiles(model)
     for _ in range(12):
         step(model, (TOKENS,))
-    assert compiled(model) == compiles
-
-
-def compiled(model: nn.Module) -> int:
-    """How often graphs were compiled."""
-    facts = {fact.name: fact.text for fact in autoremat.report(model).facts}
-    return int(re.findall(r"\d+", facts["Compiles"])[0])
+    assert compiles(model)[0] == before
 
 
 class Between(nn.Module):
