@@ -179,17 +179,19 @@ class Audit:
         self.given.note_inputs(args)
         if not (self._has_reached or _torch.is_in_backward()):
             self._look_around()
-        self.saved.note_saved(args, device)
+        held = self._held(runs, device)
+        on_the_way = Results()
+        on_the_way.note_saved(args, device)
+        self.saved.add(on_the_way)
         if is_known:
             return None
-        held = self._held(runs, device)
-        given = storage_identities(value for value in args if isinstance(value, torch.Tensor))
-        beyond_nbytes = held.saved_beyond(given)
+        given = (value for value in args if isinstance(value, torch.Tensor))
+        beyond_nbytes = held.saved_beyond({*on_the_way.held(device), *storage_identities(given)})
         found = account().get(name) if runs or about or beyond_nbytes else None
         if found is None:
             return None
         part = find_part()
-        live_nbytes = held.live_nbytes(runs) + beyond_nbytes
+        live_nbytes = part.between_nbytes + held.live_nbytes(runs) + beyond_nbytes
         counted_nbytes = part.resident_nbytes + part.resident.traffic.forward_nbytes
         more_nbytes = live_nbytes - counted_nbytes - found.first_nbytes
         if part.resident.traffic.staying_nbytes:
