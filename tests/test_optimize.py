@@ -231,8 +231,11 @@ def test_the_prediction_is_exact_where_incoming_gradients_are_laid_out_anew():
     """AOTAutograd copies those that are not laid out as it expects, and holds both meanwhile."""
     model, x = optimized(Transposes, UNBOUNDED), many_rows()
     step(model, (x,), loss_alone)
-    predicted = autoremat.report(model).predicted_peak_nbytes
-    assert measured(model, (x,), loss_alone) == predicted
+    dropped = autoremat.report(model).predicted_peak_nbytes
+    highest = measured(model, (x,), loss_alone)  # which holds all that is returned
+    assert autoremat.report(model).predicted_peak_nbytes == highest
+    outputs = 6 * x.nbytes
+    assert 0 <= dropped - (highest - outputs) <= outputs // 1024 + 8
 
 
 def loss_alone(output: tuple[Tensor, ...]) -> Tensor:
