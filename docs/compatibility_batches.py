@@ -115,6 +115,118 @@ class Batch:
         ids[:, 4 : 4 + (IMAGE // 8) ** 2] = VOCABULARY - 1
         return {"input_ids": ids, "pixel_values": self._image(), "labels": ids.clone()}
 
+    def unmasked(self) -> dict[str, Any]:
+        """Tokens and labels of their own."""
+        return {"input_ids": self._ids(), "labels": self._ids()}
+
+    def unlabelled_images(self) -> dict[str, Any]:
+        """Images only."""
+        return {"pixel_values": self._image()}
+
+    def frames(self) -> dict[str, Any]:
+        """Four frames and a class, by V-JEPA's name."""
+        video = self.video()
+        return {"pixel_values_videos": video["pixel_values"], "labels": video["labels"]}
+
+    def objects(self) -> dict[str, Any]:
+        """Images, and two boxes with classes for each."""
+        found = [
+            {
+                "class_labels": self._integers(CLASSES, 2),
+                "boxes": 0.25 + self._normal(2, 4).sigmoid() / 2,
+            }
+            for _ in range(BATCH)
+        ]
+        return {"pixel_values": self._image(), "labels": found}
+
+    def masks(self) -> dict[str, Any]:
+        """Images, and two masks with classes for each."""
+        return {
+            "pixel_values": self._image(),
+            "mask_labels": [self._integers(2, 2, IMAGE, IMAGE).float() for _ in range(BATCH)],
+            "class_labels": [self._integers(CLASSES, 2) for _ in range(BATCH)],
+        }
+
+    def points(self) -> dict[str, Any]:
+        """Images and a point of what to cut out."""
+        return {
+            "pixel_values": self._image(),
+            "input_points": self._integers(IMAGE, BATCH, 1, 1, 2).float(),
+        }
+
+    def filter_banks(self) -> dict[str, Any]:
+        """A spectrogram, frame by frame, and its transcript."""
+        return {
+            "input_features": self._normal(BATCH, TOKENS, MELS),
+            "labels": 1 + self._integers(VOCABULARY - 1, BATCH, 6),
+        }
+
+    def dictation(self) -> dict[str, Any]:
+        """Sound and its transcript, token by token."""
+        return {"input_values": self._normal(BATCH, SAMPLES), "labels": self._ids(TOKENS // 4)}
+
+    def recording(self) -> dict[str, Any]:
+        """Sound alone, with its channel."""
+        return {"input_values": self._normal(BATCH, 1, SAMPLES // 8)}
+
+    def packed_captions(self) -> dict[str, Any]:
+        """Images as rows of patches, and texts that belong to them."""
+        side = IMAGE // 8
+        return {
+            "input_ids": self._ids(TOKENS // 4),
+            "pixel_values": self._normal(BATCH, side**2, 3 * 8 * 8),
+            "pixel_attention_mask": torch.ones(BATCH, side**2, dtype=torch.int64),
+            "spatial_shapes": torch.tensor([[side, side]] * BATCH),
+            "return_loss": True,
+        }
+
+    def typed_image_in_text(self) -> dict[str, Any]:
+        """An image in a text, and which tokens are to be learned."""
+        batch = self.image_in_text()
+        types = torch.zeros_like(batch["input_ids"])
+        types[:, TOKENS // 2 :] = 1
+        return {
+            **batch,
+            "attention_mask": torch.ones_like(types),
+            "token_type_ids": types,
+        }
+
+    def images_in_text(self) -> dict[str, Any]:
+        """A list of one image in a text, four of its patches to a token."""
+        batch = self.image_in_text()
+        ids = batch["input_ids"] % (VOCABULARY - 1)
+        ids[:, 4 : 4 + (IMAGE // 8) ** 2 // 4] = VOCABULARY - 1
+        pixels = batch["pixel_values"][:, None]
+        return {"input_ids": ids, "pixel_values": pixels, "labels": ids.clone()}
+
+    def packed_image_in_text(self) -> dict[str, Any]:
+        """A text with an image, whose patches of all texts are rows of one matrix."""
+        side = IMAGE // 8
+        ids = self._ids() % (VOCABULARY - 1)
+        ids[:, 4 : 4 + side**2 // 4] = VOCABULARY - 1
+        return {
+            "input_ids": ids,
+            "pixel_values": self._normal(BATCH * side**2, 3 * 2 * 8 * 8),
+            "image_grid_thw": torch.tensor([[1, side, side]] * BATCH),
+            "mm_token_type_ids": (ids == VOCABULARY - 1).long(),
+            "labels": ids.clone(),
+        }
+
+    def series(self) -> dict[str, Any]:
+        """Two channels over time, and what follows."""
+        return {
+            "past_values": self._normal(BATCH, 64, 2),
+            "future_values": self._normal(BATCH, 16, 2),
+        }
+
+    def histories(self) -> dict[str, Any]:
+        """Series of one channel, how often they are measured, and what follows."""
+        return {
+            "past_values": list(self._normal(BATCH, 64)),
+            "freq": [0] * BATCH,
+            "future_values": self._normal(BATCH, 16),
+        }
+
     def _ids(self, tokens: int = TOKENS) -> Tensor:
         return 3 + self._integers(VOCABULARY - 3, BATCH, tokens)  # 0 to 2 are special
 

@@ -61,7 +61,7 @@ def row_of(job: Job) -> Row:
 def _eager(job: Job) -> tuple[int, int]:
     """Peak of a step in eager mode, resident bytes included, and the resident bytes."""
     model, batch = ZOO[job.name].build()
-    step = _step(model, batch)
+    step = _step(job, model, batch)
     step()  # lazy state of libraries and of the model
     model.zero_grad(set_to_none=True)
     resident_nbytes = autoremat.resident_nbytes(model, batch)
@@ -78,12 +78,12 @@ def _planned(job: Job, budget_nbytes: int) -> Row:
     _torch.dynamo_counters.clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        _step(model, batch)()
+        _step(job, model, batch)()
         graphs = _torch.dynamo_counters["stats"]["unique_graphs"]
         found = _torch.dynamo_counters["graph_break"]
         breaks = {_reason(text): count for text, count in found.items()}
         planned_graphs = len(autoremat.report(model).graphs)
-        verified = autoremat.verify(model, loss_fn=_loss, seed=SEED, **batch)
+        verified = autoremat.verify(model, loss_fn=ZOO[job.name].loss, seed=SEED, **batch)
     report = autoremat.report(model)
     recomputed = sum(value.action == "recompute" for value in report.values)
     row: Row = {
@@ -115,14 +115,14 @@ def _is_bitwise(job: Job, model: nn.Module, batch: dict[str, Any]) -> bool:
     Some models have other graphs when they are traced once more, as they are if the first plans do
     not fit together: what they do at their first call only ends graphs.
     """
-    ours = _gradients(model, batch)
+    ours = _gradients(job, model, batch)
     torch.compiler.reset()
     plain, _ = _optimized(job, UNBOUNDED)
-    if _are_equal(ours, _gradients(plain, batch)):
+    if _are_equal(ours, _gradients(job, plain, batch)):
         return True
     torch.compiler.reset()
     autoremat.optimize(plain, UNBOUNDED, compiler=job.compiler, verbose=False)
-    return _are_equal(ours, _gradients(plain, batch))
+    return _are_equal(ours, _gradients(job, plain, batch))
 
 
 def _are_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
@@ -131,9 +131,9 @@ def _are_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
     )
 
 
-def _gradients(model: nn.Module, batch: dict[str, Any]) -> dict[str, Tensor]:
+def _gradients(job: Job, model: nn.Module, batch: dict[str, Any]) -> dict[str, Tensor]:
     _restore_buffers(model)
-    loss = _step(model, batch)()
+    loss = _step(job, model, batch)()
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return {"loss": loss, **found}
 
@@ -154,20 +154,15 @@ def _optimized(job: Job, budget_nbytes: int) -> tuple[nn.Module, dict[str, Any]]
     return model, batch
 
 
-def _step(model: nn.Module, batch: dict[str, Any]) -> Callable[[], Tensor]:
+def _step(job: Job, model: nn.Module, batch: dict[str, Any]) -> Callable[[], Tensor]:
     def step() -> Tensor:
         model.zero_grad(set_to_none=True)
         torch.manual_seed(SEED)
-        loss = _loss(model(**batch))
+        loss = ZOO[job.name].loss(model(**batch))
         loss.backward()
         return loss.detach()
 
     return step
-
-
-def _loss(output: Any) -> Tensor:
-    loss: Tensor = output.loss
-    return loss
 
 
 def _is_ours(entry: warnings.WarningMessage) -> bool:
