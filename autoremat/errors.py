@@ -19,13 +19,13 @@ _CODE = re.compile(r"AR[0-9]{3}")
 
 @dataclass(frozen=True, slots=True)
 class LiveValue:
-    """A value that is live at the peak.
+    """A value that is live at the peak, or what the operation there needs for itself.
 
     Attributes:
         name: of the graph's node.
         nbytes: its size.
         source: the user's line that made it, "model.py:88", or "".
-        kind: what it is to the step, such as "saved", "gradient" or "output", or "".
+        kind: what it is to the step, such as "saved", "gradient" or "its workspace", or "".
     """
 
     name: str

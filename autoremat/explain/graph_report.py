@@ -276,20 +276,24 @@ def _floor_nbytes(problem: Problem, choice: Choice) -> int:
 
 
 def _largest_live(subject: Subject, choice: Choice) -> tuple[LiveValue, ...]:
-    """The largest values that live at the plan's peak, largest first."""
+    """What takes most at the plan's peak, the operation's own workspace among it, largest first."""
     plan, problem = choice.solution.plan, subject.lowered.problem
     step = choice.solution.timeline.peak_step
     spans = instance_spans(problem, plan)
     live = dict.fromkeys(name for name, born, last in spans if born <= step <= last)
-    sizes = {name: problem.value_by_name[name].nbytes for name in live}
-    largest = sorted(live, key=sizes.__getitem__, reverse=True)[:_MOST_NAMED]
-    root = subject.lowered.storages.root
-    sources = {name: source_of(root[name]) if name in root else "" for name in largest}
-    return tuple(
-        LiveValue(name, sizes[name], sources[name], _kind(name, problem))
-        for name in largest
-        if sizes[name]
-    )
+    root, node_of = subject.lowered.storages.root, subject.lowered.node_of
+
+    def live_value(name: str) -> LiveValue:
+        source = source_of(root[name]) if name in root else ""
+        return LiveValue(name, problem.value_by_name[name].nbytes, source, _kind(name, problem))
+
+    found = [live_value(name) for name in live]
+    if plan.steps[step].is_run:
+        op = problem.op_by_name[plan.steps[step].target]
+        source = source_of(node_of[op.name]) if op.name in node_of else ""
+        found.append(LiveValue(op.name, op.workspace_nbytes, source, "its workspace"))
+    largest = sorted(found, key=lambda value: value.nbytes, reverse=True)
+    return tuple(value for value in largest[:_MOST_NAMED] if value.nbytes)
 
 
 def _kind(name: str, problem: Problem) -> str:
