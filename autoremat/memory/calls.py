@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from autoremat import _torch
-from autoremat.memory.meter import gradients_of, storage_sizes, tensors_in
+from autoremat.memory.meter import buffers_of, gradients_of, storage_sizes, tensors_in
 
 
 class CallsAround:
@@ -45,7 +45,7 @@ class CallsAround:
     @property
     def buffers(self) -> list[torch.Tensor]:
         """Of these modules."""
-        return [b for root in self.roots for b in root.buffers() if not is_lazy(b)]
+        return [b for root in self.roots for b in buffers_of(root) if not is_lazy(b)]
 
     @property
     def given(self) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoremat.memory.meter import rounded_nbytes, state_of, storage_sizes, tensors_in
+from autoremat.memory.meter import buffers_of, rounded_nbytes, state_of, storage_sizes, tensors_in
 from autoremat.memory.optimizer_memory import update_of
 from autoremat.memory.optimizers import parameters_of
 from autoremat.reserved.step import Update
@@ -53,7 +53,7 @@ def held_tensors(
             none of the model's parameters.
         home: where the step would run.
     """
-    stays = storage_sizes([*twin.parameters(), *twin.buffers()], home)
+    stays = storage_sizes([*twin.parameters(), *buffers_of(twin)], home)
     own = set(map(id, model.parameters()))
     others = [p for p in parameters_of(optimizer) if id(p) not in own]
     # Single numbers, such as counts of steps, are kept on the CPU.

@@ -320,9 +320,9 @@ def resident_nbytes(
 ) -> int:
     """Bytes that stay allocated through a step, each storage counted once.
 
-    Parameters, buffers, gradients that exist, optimizer state that exists and the inputs (nested
-    in tuples, dicts, dataclasses and registered containers); parameters of other modules in the
-    optimizer, and their gradients.
+    Parameters, buffers and tables that modules keep as such, gradients that exist, optimizer state
+    that exists and the inputs (nested in tuples, dicts, dataclasses and registered containers);
+    parameters of other modules in the optimizer, and their gradients.
 
     Args:
         module: the model.
@@ -351,12 +351,22 @@ def resident_parts(
             parameters,
             [*gradients_of(parameters), *waiting_gradients(units)],
             state_of([optimizer]),
-            module.buffers(),
+            buffers_of(module),
             tensors_in(inputs),
             [*stepped, *gradients_of(stepped)],
             device=device,
         )
     )
+
+
+def buffers_of(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Buffers of a module and its parts, and what they keep as one: tables that are no buffers.
+
+    What was computed with gradients is a step's own, and counts there.
+    """
+    kept = (value for part in module.modules() for value in vars(part).values())
+    tables = (t for t in kept if isinstance(t, torch.Tensor) and t.grad_fn is None)
+    return [*module.buffers(), *tables]
 
 
 def counted_apart(*groups: Iterable[torch.Tensor], device: torch.device) -> Iterator[int]:

@@ -19,6 +19,7 @@ from autoremat import _torch
 from autoremat.memory.calls import CallsAround
 from autoremat.memory.held_tensors import HeldTensors, held_tensors
 from autoremat.memory.meter import (
+    buffers_of,
     gradients_of,
     resident_parts,
     rounded_nbytes,
@@ -196,7 +197,7 @@ def _with_next_step(
             [
                 *model.parameters(),
                 *_torch.tensors_of_units(_torch.sharded_units(model)),
-                *model.buffers(),
+                *buffers_of(model),
                 *tensors_in(inputs),
                 *stepped,
             ]

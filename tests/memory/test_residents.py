@@ -23,6 +23,7 @@ from autoremat.reporting import ResidentParts
 from tests.tiny import WIDTH, Residual, rows
 from tests.training import UNBOUNDED, optimized, step
 
+CONSTANT = torch.eye(WIDTH)
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 # Dynamo looks at `.grad` of what it resumes with after a graph break.
@@ -141,10 +142,37 @@ class HoldsTensor(Normed):
         return super().forward(x @ self.table)
 
 
+def test_a_table_that_is_no_buffer_counts_as_one():
+    """A plain attribute stays as buffers do: predicted and measured bytes both have it."""
+    model = optimized(HoldsTensor, UNBOUNDED)
+    report = reported(model)
+    assert report.resident.buffers_nbytes == model.table.nbytes + model.shift.nbytes
+    assert report.resident.others_nbytes == 0
+    result = autoremat.verify(model, rows())
+    assert result.measured_peak_nbytes == result.predicted_peak_nbytes
+    assert resident_parts(HoldsTensor(), rows(), None, CPU) == report.resident
+
+
+def test_what_a_step_has_left_on_a_module_with_its_graph_is_no_table():
+    """It is the step's own, and goes when the next step replaces it."""
+    model = HoldsTensor()
+    model.last = model(rows())
+    assert resident_parts(model, rows(), None, CPU) == resident_parts(
+        HoldsTensor(), rows(), None, CPU
+    )
+
+
+class ReadsConstant(Residual):
+    """Beside its layers it reads a tensor of the module that it is written in."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x @ CONSTANT)
+
+
 def test_a_tensor_that_is_neither_of_the_model_nor_of_the_batch_is_held_by_others():
-    """A plain attribute: the graph reads it, so it is there."""
-    report = reported(optimized(HoldsTensor, UNBOUNDED))
-    assert report.resident.others_nbytes == HoldsTensor().table.nbytes
+    """A global: the graph reads it, so it is there."""
+    report = reported(optimized(ReadsConstant, UNBOUNDED))
+    assert report.resident.others_nbytes == CONSTANT.nbytes
 
 
 # --- behind the backend ------------------------------------------------------------------------
