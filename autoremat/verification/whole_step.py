@@ -167,8 +167,8 @@ class _Step:
         """Forward and backward, the forward by `call`."""
         args, keywords = self.inputs
         torch.manual_seed(self.seed)
-        output = call(*args, **keywords)
-        loss = self.loss_of(output)
+        # No variable holds what the model returns: it would be live through the backward as well.
+        loss = self.loss_of(call(*args, **keywords))
         loss.backward()
         return _Outcome(
             float(_local(loss.detach())),
