@@ -79,7 +79,9 @@ def main() -> None:
     """Run what the command line asks for."""
     args = arguments()
     order = (f"{name}/{compiler}" for compiler in COMPILERS for name in ZOO)
-    store = Store(ROWS, partial(page, kinds=KINDS), describe_run(args), order=order)
+    store = Store(
+        ROWS, partial(page, kinds=KINDS, names=list(ZOO)), describe_run(args), order=order
+    )
     jobs = [
         Job(name, compiler, args.time_limit) for compiler in args.compilers for name in args.only
     ]

@@ -28,6 +28,12 @@ a gradient never are. Seconds are those of the whole comparison, solver included
 does other work.
 """
 
+MISSING_TEXT = """\
+## Not measured yet
+
+Architectures that have no row under a compiler: nothing is known of them there.
+"""
+
 MISMATCH_TEXT = """\
 ## Mismatches
 
@@ -58,18 +64,22 @@ part holds counts for the later ones.
 """
 
 
-def page(runs: Sequence[Row], rows: Iterable[Row], kinds: dict[str, str]) -> str:
+def page(
+    runs: Sequence[Row], rows: Iterable[Row], kinds: dict[str, str], names: Sequence[str] = ()
+) -> str:
     """The whole page.
 
     Args:
         runs: what the rows were run with.
         rows: one for each architecture and compiler.
         kinds: the headings of the kinds of architectures, in their order.
+        names: of all architectures: of those without a row the page says so.
     """
     rows = list(rows)
     sections = [
         HEADER,
         _summary(rows),
+        _missing(rows, names),
         _failures(rows),
         _mismatches(rows),
         _fallbacks(rows),
@@ -147,6 +157,19 @@ def _summary(rows: list[Row]) -> str:
         for name, holds in counts.items()
     )
     return "## Summary\n\n" + table_of_cells(["compiler", *compilers], lines)
+
+
+def _missing(rows: list[Row], names: Sequence[str]) -> str:
+    """Architectures that a compiler has not been run on."""
+    who: dict[tuple[str, ...], list[str]] = {}
+    compilers = list(dict.fromkeys(row["compiler"] for row in rows))
+    for name in names:
+        there = {row["compiler"] for row in rows if row["name"] == name}
+        lacking = tuple(compiler for compiler in compilers if compiler not in there)
+        if lacking:
+            who.setdefault(lacking, []).append(name)
+    lines = [f"- under {' and '.join(lacking)}: {', '.join(who[lacking])}" for lacking in who]
+    return "\n".join([MISSING_TEXT, *lines, ""]) if lines else ""
 
 
 def _count(rows: list[Row], compiler: str, holds: Callable[[Row], bool]) -> int:

@@ -150,6 +150,15 @@ def test_a_peak_above_the_budget_is_shown_and_said_to_be_warned_of_or_not() -> N
     assert count(text, "a plan within 60 % was found") == ["1"]
 
 
+def test_architectures_without_a_row_are_named_and_not_counted() -> None:
+    """A compiler that ran on fewer says on which it did not."""
+    rows = [row(), row(compiler="inductor"), row("opt")]
+    text = compatibility_page.page([RUN], rows, KINDS, ["gpt2", "opt", "rwkv"])
+    assert "- under inductor: opt\n- under eager and inductor: rwkv\n" in text
+    assert count(text, "architectures") == ["2", "1"]
+    assert "## Not measured yet" not in page(*rows)
+
+
 def test_compilers_are_counted_apart() -> None:
     """The summary has a column for each compiler."""
     text = page(row(), row(compiler="inductor"), row("opt"))
