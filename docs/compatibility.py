@@ -20,7 +20,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded
 
 from compatibility_page import page
 from compatibility_worker import Job, row_of
-from compatibility_zoo import KINDS, ZOO
+from compatibility_zoo import KINDS, UPSTREAM, ZOO
 from own_process import in_own_process
 from row_store import Row, Store, describe
 
@@ -80,7 +80,10 @@ def main() -> None:
     args = arguments()
     order = (f"{name}/{compiler}" for compiler in COMPILERS for name in ZOO)
     store = Store(
-        ROWS, partial(page, kinds=KINDS, names=list(ZOO)), describe_run(args), order=order
+        ROWS,
+        partial(page, kinds=KINDS, names=list(ZOO), upstream=UPSTREAM),
+        describe_run(args),
+        order=order,
     )
     jobs = [
         Job(name, compiler, args.time_limit) for compiler in args.compilers for name in args.only

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from page_tables import Row, table_of_cells, versions
 
@@ -32,6 +33,12 @@ MISSING_TEXT = """\
 ## Not measured yet
 
 Architectures that have no row under a compiler: nothing is known of them there.
+"""
+
+UPSTREAM_TEXT = """\
+## Not ours
+
+Failures and mismatches of this page that are there without autoremat as well.
 """
 
 MISMATCH_TEXT = """\
@@ -65,7 +72,11 @@ part holds counts for the later ones.
 
 
 def page(
-    runs: Sequence[Row], rows: Iterable[Row], kinds: dict[str, str], names: Sequence[str] = ()
+    runs: Sequence[Row],
+    rows: Iterable[Row],
+    kinds: dict[str, str],
+    names: Sequence[str] = (),
+    upstream: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """The whole page.
 
@@ -74,6 +85,7 @@ def page(
         rows: one for each architecture and compiler.
         kinds: the headings of the kinds of architectures, in their order.
         names: of all architectures: of those without a row the page says so.
+        upstream: by name, what fails without us as well, and how that is known.
     """
     rows = list(rows)
     sections = [
@@ -81,6 +93,7 @@ def page(
         _summary(rows),
         _missing(rows, names),
         _failures(rows),
+        _upstream(rows, upstream),
         _mismatches(rows),
         _fallbacks(rows),
         _over_budget(rows),
@@ -179,6 +192,12 @@ def _count(rows: list[Row], compiler: str, holds: Callable[[Row], bool]) -> int:
 def _failures(rows: list[Row]) -> str:
     lines = [f"- {_who(row)}: {row['status']}, {row['message']}" for row in rows if not ran(row)]
     return "\n".join(["## Failures", "", *lines, ""]) if lines else ""
+
+
+def _upstream(rows: list[Row], upstream: Mapping[str, str]) -> str:
+    known = {row["name"] for row in rows if not ran(row) or mismatches(row)}
+    lines = [f"- {name}: {why}" for name, why in upstream.items() if name in known]
+    return "\n".join([UPSTREAM_TEXT, *lines, ""]) if lines else ""
 
 
 def _mismatches(rows: list[Row]) -> str:

@@ -159,6 +159,15 @@ def test_architectures_without_a_row_are_named_and_not_counted() -> None:
     assert "## Not measured yet" not in page(*rows)
 
 
+def test_what_fails_without_us_as_well_is_said_and_counts_all_the_same() -> None:
+    """An excuse is shown beside a failure, never in its place, and not where nothing failed."""
+    upstream = {"opt": "It differs by itself.", "gpt2": "So it did."}
+    text = compatibility_page.page([RUN], [row(), row("opt", bitwise=False)], KINDS, (), upstream)
+    assert "- opt: It differs by itself." in text
+    assert "So it did." not in text
+    assert count(text, "**silent mismatches**") == ["1"]
+
+
 def test_compilers_are_counted_apart() -> None:
     """The summary has a column for each compiler."""
     text = page(row(), row(compiler="inductor"), row("opt"))
