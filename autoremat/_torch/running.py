@@ -53,6 +53,7 @@ __all__ = [
     "step_hooks",
     "storage_identity",
     "storage_key",
+    "storage_references",
     "tensor_leaves",
     "tree_leaves",
     "tree_map",
@@ -81,6 +82,11 @@ def module_calls() -> list[tuple[nn.Module, Any]]:
 def storage_identity(storage: torch.UntypedStorage) -> int:
     """A number that two live storages share exactly if they are one."""
     return storage._cdata
+
+
+def storage_references(identity: int) -> int:
+    """How many tensors hold a storage that is alive: what autograd has saved included."""
+    return int(torch._C._storage_Use_Count(identity)) - 1  # what asks holds it as well
 
 
 def address_of(storage: torch.UntypedStorage) -> int:

@@ -62,6 +62,7 @@ class Allotted:
         kept_nbytes: what it may keep from forward to backward; None if nothing runs in between.
         budget_nbytes: of the whole step; or the smallest peak found, if that is above it.
         gathered_nbytes: of what is held, parameters that stay gathered.
+        held: as of `Part`.
     """
 
     graph: str
@@ -70,6 +71,7 @@ class Allotted:
     kept_nbytes: int | None
     budget_nbytes: int
     gathered_nbytes: int = 0
+    held: float = 1.0
 
     @property
     def plan(self) -> str:
@@ -259,6 +261,7 @@ def _allotted(
             plan.way.crossing_nbytes if by_plan.hands_on(number) else None,
             budget_nbytes,
             gathered[number],
+            parts[plan.graph].held,
         )
 
 

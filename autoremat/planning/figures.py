@@ -262,13 +262,28 @@ def shared_out(problem: Problem, plan: Plan, peak_nbytes: int, counted: Beside) 
 
 def given_away_of(subject: Subject, problem: Problem) -> Problem:
     """A graph's problem where nobody holds what its forward has returned."""
+    returned = _returned_by_forward(subject)
+    held = (name for name in problem.outputs if name not in returned)
+    return replace(problem, outputs=tuple(held))
+
+
+def as_held(subject: Subject, held_nbytes: int) -> Subject:
+    """A graph of whose results so much is held at most: what is larger is not, of what returns."""
+    graph = subject.lowered.graph
+    returned, values = _returned_by_forward(subject), graph.values
+    held = (n for n in graph.outputs if n not in returned or values[n].nbytes <= held_nbytes)
+    lowered = replace(subject.lowered, graph=replace(graph, outputs=tuple(held)))
+    return replace(subject, lowered=lowered)
+
+
+def _returned_by_forward(subject: Subject) -> set[str]:
+    """Storages that a graph's forward returns, and its backward does not."""
     joint, of_node = subject.joint, subject.lowered.storages.of_node
     forward, backward = (
         {name for node in nodes for name in of_node[node]}
         for nodes in (joint.fwd_outputs, joint.bwd_outputs)
     )
-    held = (name for name in problem.outputs if name in backward or name not in forward)
-    return replace(problem, outputs=tuple(held))
+    return forward - backward
 
 
 def given_away_nbytes(subject: Subject, problem: Problem, plan: Plan) -> int:

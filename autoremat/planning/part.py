@@ -20,6 +20,7 @@ from autoremat.planning.figures import (
     Figures,
     Gradient,
     KeptFigures,
+    as_held,
     given_away_nbytes,
     highest_of,
     shared_out,
@@ -113,6 +114,7 @@ class Part:
         is_larger: whether one of them is larger than then.
         is_run_again: whether a checkpoint runs its forward again as its backward begins.
         held: share of what it returns that somebody holds then, at most.
+        counted_on: of that, what its plan counts on.
         is_kept: whether its backward keeps what crosses to it, for another backward.
     """
 
@@ -127,6 +129,7 @@ class Part:
     is_larger: bool = False
     is_run_again: bool = False
     held: float = 1.0
+    counted_on: float = 1.0
     is_kept: bool = False
     _reports: dict[tuple[Beside, bool], GraphReport] = field(default_factory=dict)
 
@@ -179,6 +182,11 @@ class Part:
             return self
         return self._by_held.setdefault(share, replace(self, held=share, _reports={}))
 
+    @property
+    def gone_nbytes(self) -> int:
+        """Of what it returns, what nobody holds as its backward begins, at least."""
+        return int((1 - self.held) * self.figures.outputs_nbytes)
+
     @functools.cached_property
     def _by_held(self) -> dict[float, Part]:
         return {}
@@ -206,7 +214,7 @@ class Part:
             )
             is_of_backward = self.peak_in_backward(found) == self.peak_nbytes(found)
             shown = found if is_of_backward else found.throughout
-            subject = replace(self.subject, lowered=placed(self.subject.lowered, shown))
+            subject = self._shown(shown)
             choice = replace(
                 self.choice, peak_nbytes=self.peak_nbytes(found), baseline=lambda: before
             )
@@ -312,11 +320,18 @@ class Part:
         held_nbytes = math.ceil(self.held * self.figures.outputs_nbytes)
         return max(0, given_away_nbytes - held_nbytes)
 
+    def _shown(self, found: Beside) -> Subject:
+        """The graph, so much being held beside it and of its results."""
+        subject = self.subject
+        if self.held < 1:
+            subject = as_held(subject, math.ceil(self.held * self.figures.outputs_nbytes))
+        return replace(subject, lowered=placed(subject.lowered, found))
+
     def _formula(self, found: Beside) -> PeakFormula | None:
         """Of the peak over the sizes that vary, so much being held beside the graph."""
         if self.choice.solution.plan.offloaded:
             return None  # nobody states sizes of what waits elsewhere yet
-        subject = replace(self.subject, lowered=placed(self.subject.lowered, found))
+        subject = self._shown(found)
         return formula_or_none(subject, self.choice, self.covered.names if self.covered else None)
 
     def _baseline(self, found: Beside) -> Baseline:

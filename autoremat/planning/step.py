@@ -29,6 +29,7 @@ from autoremat.planning.allotting import (
     leanest_ways,
     richer,
 )
+from autoremat.planning.choice import recomputed_share
 from autoremat.planning.forms import Forms, Parts
 from autoremat.planning.nesting import ALONE, Around, Beside, Region, Returned
 from autoremat.planning.part import Part
@@ -416,6 +417,27 @@ class Step:
         for runs in self._runs:
             found |= runs.parts
         return list(found.values())
+
+    def giving_away(self, least_nbytes: int, least_share: float) -> set[str]:
+        """Graphs that return much which nobody holds, though their plans count it.
+
+        Args:
+            least_nbytes: how much.
+            least_share: of time that they recompute: others lack no memory.
+        """
+        return {
+            graph_of_plan(name)
+            for runs in self._runs
+            for name, part in runs.parts.items()
+            if part.held < part.counted_on
+            and part.gone_nbytes >= least_nbytes
+            and recomputed_share(part.choice) >= least_share
+        }
+
+    @property
+    def holds_more(self) -> bool:
+        """Whether somebody holds more of what a graph returns than its plan counts on."""
+        return any(part.held > part.counted_on for part in self.current)
 
     @property
     def _runs(self) -> list[Runs]:

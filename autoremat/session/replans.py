@@ -15,6 +15,9 @@ from autoremat.planning.step import Step
 from autoremat.session.surroundings import Surroundings
 
 USUAL_REPLANS = 2  # for what is found beside the graphs, and for what that step has shown
+WORTH_A_PLAN = 0.02  # of the budget above what is resident: less that is unused stays so
+WORTH_MORE = 0.005  # of a step's time: who recomputes less than that needs no more memory
+SHOWN_BY = 2  # steps, it is taken to be known whether their results are held
 MOST_REPLANS = 8  # of one that runs ever more graphs, or has ever more beside them
 
 
@@ -52,6 +55,7 @@ class Replans:
         self._made_for: list[list[str]] = []  # graphs of each step
         self._lasting: set[tuple[str, str]] = set()  # when plans were made last
         self._have_fitted = True  # the plans that were made last
+        self._had_gone: set[str] = set()  # graphs of steps that were planned anew for what is gone
 
     def made(self) -> None:
         """The step was planned anew, for what is known of it."""
@@ -83,7 +87,7 @@ class Replans:
         is_above = steps.peak_to_come_nbytes > steps.budget_nbytes
         if graphs.provisional:
             return is_above or not graphs.repeats.is_unclear
-        return (is_above and self._is_possible) or self._has_other_runs
+        return (is_above and self._is_possible) or self._has_other_runs or self._leaves_room
 
     @property
     def is_coming(self) -> bool:
@@ -126,8 +130,25 @@ class Replans:
             return has_more or bool(graphs.kept)
         # More beside plans that did not fit makes none fit, nor do other graphs.
         has_changed = has_more or graphs.graphs not in self._made_for
-        lasts = not graphs.lasting <= self._lasting
+        lasts = not graphs.lasting <= self._lasting or graphs.holds_more
         return (has_changed and self._have_fitted) or lasts
+
+    @property
+    def _leaves_room(self) -> bool:
+        """Whether plans count results of graphs that nobody holds, and recompute beside the room.
+
+        For each graph it is found once: it may turn out that it cannot be used.
+        """
+        steps, graphs = self._steps, self._steps.graphs
+        if steps.number < SHOWN_BY or self.count >= MOST_REPLANS // 2:
+            return False
+        resident_nbytes = max(part.resident_nbytes for part in graphs.current)
+        least_nbytes = WORTH_A_PLAN * (steps.budget_nbytes - resident_nbytes)
+        if steps.budget_nbytes - steps.peak_to_come_nbytes < least_nbytes:
+            return False
+        new = graphs.giving_away(int(least_nbytes), WORTH_MORE) - self._had_gone
+        self._had_gone |= new
+        return bool(new)
 
     @property
     def _has_other_runs(self) -> bool:

@@ -28,12 +28,13 @@ from autoremat.planning.unsearched import choose_fixed
 from autoremat.problem.subject import Subject
 from autoremat.session.afterwards import with_later_baseline
 from autoremat.session.alike import require_alike
+from autoremat.session.replans import WORTH_A_PLAN
 from autoremat.session.reports import explained
 from autoremat.session.steps import Steps
 from autoremat.session.under_autocast import narrowed_by
 
 # At a division of the budget: generated code, or a backward that keeps its graph, may take more.
-TRIES = 6
+TRIES, FEW_TRIES = 6, 3
 BY_SEGMENTS = ("sqrt", "every-layer", "every-2")  # names of policies
 
 
@@ -175,12 +176,36 @@ def _planned_within(
     steps: Steps, graphs: Mapping[str, _torch.DynamoGraph], allotted: Allotted
 ) -> Part:
     """A plan for what a graph gets: made as if what passes stayed, where its forward needs that."""
-    part = _planned(steps, graphs, allotted)
+    part = _planned_with_gone(steps, graphs, allotted) or _planned(steps, graphs, allotted)
     is_above = part.peak_nbytes(allotted.found) > allotted.budget_nbytes
     if not (is_above and allotted.found.passing_nbytes):
         return part
     other = _planned(steps, graphs, replace(allotted, found=allotted.found.throughout))
     return min(part, other, key=lambda each: each.peak_nbytes(allotted.found))
+
+
+def _planned_with_gone(
+    steps: Steps, graphs: Mapping[str, _torch.DynamoGraph], allotted: Allotted
+) -> Part | None:
+    """A plan that takes what nobody holds of the graph's results; None if it cannot.
+
+    Its problem holds them all to the end: so it is asked for beside that much more.
+    """
+    before = steps.graphs.parts[allotted.graph].as_held(allotted.held)
+    more_nbytes = before.gone_nbytes
+    for number in range(1, 1 + FEW_TRIES):
+        if more_nbytes <= WORTH_A_PLAN * (allotted.budget_nbytes - before.resident_nbytes):
+            break
+        budget_nbytes = allotted.budget_nbytes + more_nbytes
+        part = _planned(steps, graphs, replace(allotted, budget_nbytes=budget_nbytes))
+        above_nbytes = part.as_held(allotted.held).peak_nbytes(allotted.found)
+        above_nbytes -= allotted.budget_nbytes
+        if above_nbytes <= 0:
+            # Resumed elsewhere, it runs by what fits whoever holds its results.
+            whole = replace(part.planned.whole, stored=before.planned.whole.stored)
+            return replace(part, planned=whole, counted_on=allotted.held)
+        more_nbytes -= number * above_nbytes
+    return None
 
 
 def _planned(
@@ -206,4 +231,5 @@ def _planned(
     known = part.covered
     if known is not None:
         known = covered(as_chosen(subject, choice), choice.solution.plan, known.names)
-    return replace(part, planned=planned, growth=1.0, covered=known, smaller=None, _reports={})
+    as_ever = {"growth": 1.0, "smaller": None, "counted_on": 1.0, "_reports": {}}
+    return replace(part, planned=planned, covered=known, **as_ever)

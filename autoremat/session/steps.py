@@ -341,6 +341,11 @@ class Steps:
             if not _torch.is_in_backward():  # what the backward takes is told first if it is more
                 self._note_eager(self.audit.between.taken(), runs)
 
+    def holds_more(self) -> None:
+        """What a graph has returned stays in its backward; see `ledger.Owner`."""
+        with self._looking():
+            self.tell_if_above(self.peak_nbytes)
+
     def reruns_begin(self, roots: Roots) -> None:
         """A backward begins in which its graphs may run; see `ledger.Owner`."""
         self._has_noted_call = False

@@ -12,6 +12,7 @@ import functools
 import itertools
 import math
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -20,7 +21,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from autoremat import _torch
-from autoremat.memory.meter import rounded_nbytes, same_device, storages_of
+from autoremat.memory.meter import rounded_nbytes, same_device, storages_of, tensors_in
 from autoremat.planning.part import Part
 from autoremat.planning.ran import Ran
 from autoremat.watch import between
@@ -41,6 +42,9 @@ class Owner(Protocol):
 
     def backward_begins(self, roots: Roots, *, keeps_graph: bool) -> None:
         """A backward begins that may reach runs of its graphs, or what they have returned."""
+
+    def holds_more(self) -> None:
+        """Somebody holds more of what a run has returned than after earlier ones like it."""
 
     def reruns_begin(self, roots: Roots) -> None:
         """A backward begins in which its graphs may run, as they did in one before."""
@@ -116,13 +120,35 @@ class Run:
         """What it has returned and somebody holds."""
         return _living_nbytes(self.returned)
 
-    @property
-    def held_share(self) -> float:
-        """Of what it has returned, the share that somebody holds, at most."""
-        held = [not kept.storage.expired() for kept in self.returned.values()]
-        sizes = [rounded_nbytes(kept.nbytes, kept.device) for kept in self.returned.values()]
-        living_nbytes = sum(itertools.compress(sizes, held))
-        return math.ceil(_SHARES * living_nbytes / max(1, sum(sizes))) / _SHARES
+    def held_share(self, node: Any) -> float:
+        """Of what it has returned, the share that somebody holds beside its backward, at most.
+
+        Args:
+            node: of autograd's graph, which may have saved some of it.
+        """
+        sizes = {
+            key: rounded_nbytes(kept.nbytes, kept.device) for key, kept in self.returned.items()
+        }
+        alive = [key for key, kept in self.returned.items() if not kept.storage.expired()]
+        least_nbytes = sum(sizes.values()) / _SHARES
+        if any(sizes[key] > least_nbytes for key in alive):
+            own = Counter(_results_saved_by(node))
+            alive = [key for key in alive if _torch.storage_references(key) > own[key]]
+        living_nbytes = sum(sizes[key] for key in alive)
+        return math.ceil(_SHARES * living_nbytes / max(1, sum(sizes.values()))) / _SHARES
+
+
+def _results_saved_by(node: Any) -> list[int]:
+    """Storages of its own results that a node has saved, once for each tensor that holds one.
+
+    Whatever else it has saved may be the very tensor that somebody holds: it is left out.
+    """
+    return [
+        _torch.storage_identity(storage)
+        for value in tensors_in(_torch.saved_by(node))
+        if value.grad_fn is node
+        for storage in storages_of(value)
+    ]
 
 
 def _living_nbytes(returned: Mapping[int, Returned]) -> int:
@@ -250,7 +276,7 @@ def note_run(
     run = Run(owner, ran, device, sizes, find_graph, note_returned(tensors))
     number = next(_numbers)
     node.metadata[_KEY] = run
-    node.register_prehook(functools.partial(_backward_runs, number))
+    node.register_prehook(functools.partial(_backward_runs, number, weakref.ref(node)))
     _books.open[number] = run
 
 
@@ -316,7 +342,7 @@ def noting_returned(
 
 
 @torch.compiler.disable  # where Dynamo traces a backward inside of a model
-def _backward_runs(number: int, _gradients: Any) -> None:
+def _backward_runs(number: int, find_node: Callable[[], Any], _gradients: Any) -> None:
     """A run's memory goes with this backward, unless that keeps the graph."""
     _books.has_gone_back = True
     if _torch.keeps_graph():
@@ -330,8 +356,10 @@ def _backward_runs(number: int, _gradients: Any) -> None:
             ran.lasting = _living_nbytes(returned) / max(
                 1, sum(r.nbytes for r in returned.values())
             )
-            run.ran.held = run.held_share
             _books.gone_back = run.ran, run.returned
+            expected, run.ran.held = run.ran.held, run.held_share(find_node())
+            if run.ran.held > expected:
+                run.owner.holds_more()
     later = (other for n, other in list(_books.open.items()) if n > number)
     if run is not None and any(other.owner is run.owner for other in later):
         run.owner.is_nested = False

@@ -1,0 +1,129 @@
+"""Results that nobody holds once the backward begins: their memory is planned with.
+
+So trainers call models of transformers, which return logits beside their loss. Where somebody holds
+them all the same, the step is told of, and planned as if it were always so.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autoremat
+from autoremat.memory.meter import measure_peak, resident_nbytes
+from tests.session.test_blocks import Body, compiles
+from tests.tiny import WIDTH
+from tests.training import make_seeded, optimized
+
+BLOCKS, VOCABULARY = 12, 256
+TOKENS = torch.randint(VOCABULARY, (4, 128), generator=torch.Generator().manual_seed(0))
+SHARE = 0.6  # of what a step takes without a plan, above what is resident
+
+
+class Model(nn.Module):
+    """It returns its loss, and the logits that this is of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.Sequential(*(Body() for _ in range(BLOCKS)))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.head(self.blocks(self.embedding(tokens)))
+        return nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()), logits
+
+
+class Savable(Model):
+    """What it returns may be what its backward needs."""
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        result = self.head(self.blocks(self.embedding(tokens))).sigmoid()
+        return result.square().mean(), result
+
+
+def letting_go(model: nn.Module) -> object:
+    """A step that keeps the gradients alone."""
+    model(TOKENS)[0].backward()
+    return None
+
+
+def holding(model: nn.Module) -> object:
+    """One in which a variable has what the model returned."""
+    loss, results = model(TOKENS)
+    loss.backward()
+    return results.shape
+
+
+def peak_of(model: nn.Module, take: Callable[[nn.Module], object]) -> int:
+    """Measured bytes of a step from no gradients, with what is there before it."""
+    model.zero_grad(set_to_none=True)
+    return resident_nbytes(model, TOKENS) + measure_peak(lambda: take(model), device="cpu")
+
+
+def budget_of(make: Callable[[], nn.Module]) -> int:
+    model = make_seeded(make)
+    letting_go(model)
+    resident = resident_nbytes(model, TOKENS)
+    return resident + int(SHARE * (peak_of(model, letting_go) - resident))
+
+
+def trained(
+    make: Callable[[], nn.Module], take: Callable[[nn.Module], object], **options: Any
+) -> nn.Module:
+    """A model after four steps."""
+    model = optimized(make, budget_of(make), **options)
+    for _ in range(4):
+        model.zero_grad(set_to_none=True)
+        take(model)
+    return model
+
+
+@pytest.mark.parametrize("make", [Model, Savable])
+def test_a_step_that_lets_its_results_go_spends_all_of_its_budget(make: Callable[[], nn.Module]):
+    """What is predicted is measured, and the gradients have the bits of a plan for more memory."""
+    budget, model = budget_of(make), trained(make, letting_go)
+    measured = peak_of(model, letting_go)
+    assert 0.96 * budget <= measured <= budget
+    report = autoremat.report(model)
+    assert report.predicted_peak_nbytes == pytest.approx(measured, rel=0.01)
+    reference = optimized(make, "1GB")
+    letting_go(reference)
+    for parameter, other in zip(model.parameters(), reference.parameters(), strict=True):
+        assert torch.equal(parameter.grad, other.grad)
+
+
+def test_it_is_planned_anew_once():
+    """Behind the second step, which has shown it; steps after that compile nothing."""
+    model = trained(Model, letting_go)
+    assert compiles(model)[:2] == [2, 3]
+
+
+def test_results_that_are_held_are_left_their_room():
+    """There is nothing to gain, and nothing is planned anew."""
+    model = trained(Model, holding)
+    assert compiles(model)[:1] == [1]
+    assert peak_of(model, holding) <= budget_of(Model)
+
+
+def test_results_that_are_held_later_are_told_of_and_planned_for():
+    """For good: that step is above the budget, and no other that comes."""
+    model = trained(Model, letting_go)
+    with pytest.warns(autoremat.OverBudgetWarning):
+        assert peak_of(model, holding) > budget_of(Model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", autoremat.OverBudgetWarning)
+        for take in (holding, letting_go, letting_go, letting_go, holding):
+            assert peak_of(model, take) <= budget_of(Model)
+
+
+def test_the_report_shows_the_step_without_them():
+    """Its timeline is the prediction's."""
+    model = trained(Model, letting_go)
+    (graph,) = autoremat.report(model).graphs
+    assert max(graph.timeline.live_nbytes) <= budget_of(Model)
