@@ -140,7 +140,7 @@ class Replans:
         For each graph it is found once: it may turn out that it cannot be used.
         """
         steps, graphs = self._steps, self._steps.graphs
-        if steps.number < SHOWN_BY or self.count >= MOST_REPLANS // 2:
+        if not graphs.current or steps.number < SHOWN_BY or self.count >= MOST_REPLANS // 2:
             return False
         resident_nbytes = max(part.resident_nbytes for part in graphs.current)
         least_nbytes = WORTH_A_PLAN * (steps.budget_nbytes - resident_nbytes)
