@@ -113,10 +113,12 @@ REASONS = {
         ),
         Reason(
             "AR114",
-            "An optimizer has stepped the parameters of {kind}, and nothing of it was planned: the "
-            "model itself has not been called in training. Where a framework calls another method "
-            "(Lightning calls training_step) or a part of the model, that runs as it is.",
-            "Optimize the module that is called, such as self.net of a LightningModule.",
+            "An optimizer has stepped the parameters of {kind}, and nothing of it was planned: no "
+            "training call of the model has come to its plan. Where a framework calls another "
+            "method (Lightning calls training_step) or a part of the model, or model.compile() came"
+            " after optimize, that runs as it is.",
+            "Optimize the module that is called, such as self.net of a LightningModule, and compile"
+            " it no more.",
         ),
         Reason(
             "AR115",

@@ -38,6 +38,12 @@ _NOT_AGAIN = (
     'budget="min" begins with the leanest one.'
 )
 
+_OPTIMISED_BEFORE = (
+    "autoremat: {} was optimised before, and stays as it was asked for then: options of "
+    'torch.compile(..., backend="autoremat") around it are not heeded for it. Leave one of the two '
+    "out."
+)
+
 # Where an optimised part of an optimised model is one with the whole.
 _is_own_compile: ContextVar[bool] = ContextVar("is_own_compile", default=False)
 
@@ -216,6 +222,7 @@ class OptimizedCall(Call):
         self._is_frozen = not is_trainable(model)
         self._shared: dict[Session, Shared] = {}  # with modules that are alike
         self._sizes = CallSizes(training.asked.sizes)
+        self._is_asked_again = self._is_told_of_it = False  # by a backend of ours around it
 
     def _copies(self) -> WeakSet[nn.Module]:
         return self.training.copies()
@@ -241,6 +248,7 @@ class OptimizedCall(Call):
             return _torch.own_call(model)(*args, **kwargs)
         if not model.training:
             return self._watched(_torch.own_call(model)(*args, **kwargs))
+        self._is_asked_again = _torch.backend_around() == "autoremat"
         return self._planned(model, args, kwargs)
 
     def _watched(self, output: Any) -> Any:
@@ -263,6 +271,10 @@ class OptimizedCall(Call):
             output = _torch.own_call(model)(*args, **kwargs)
             self._note_eager(self.session, output)
             return output
+        if self._is_asked_again and not self._is_told_of_it:
+            self._is_told_of_it = True
+            told = _OPTIMISED_BEFORE.format(type(model).__name__)
+            warnings.warn(told, stacklevel=users_level())
         self.before_training_call()
         with self._sizes.of(model.forward, args, kwargs):
             return self._within(model, args, kwargs)

@@ -21,6 +21,7 @@ from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 
 __all__ = [
     "admitting_recurrent_layers",
+    "backend_around",
     "compile_apart",
     "compiling_steps",
     "in_functional_transform",
@@ -141,6 +142,15 @@ def in_functional_transform() -> bool:
 def takes_what_is_called() -> bool:
     """Whether functions that are called now are compiled, by whom this code runs under."""
     return callable(get_eval_frame_callback())
+
+
+@torch.compiler.disable(recursive=False)  # traced, it could not ask
+def backend_around() -> str:
+    """The name of the backend of whose compile this code runs under; empty without one."""
+    compiling = get_eval_frame_callback()
+    while hasattr(compiling, "_torchdynamo_orig_backend"):
+        compiling = compiling._torchdynamo_orig_backend
+    return str(getattr(compiling, "compiler_name", ""))
 
 
 def is_static_input(tensor: torch.Tensor) -> bool:

@@ -5,13 +5,14 @@
 
 Enters: a trainer's run. Leaves: its training steps, planned as a whole: what `training_step` calls
 and the loss that it computes are one step, and `forward` alone is left as it is. Figures are in the
-trainer's own loggers, plan and report beside its checkpoints.
+trainer's own loggers, plan and report beside each checkpoint that is a local file.
 """
 
 from __future__ import annotations
 
 import functools
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,10 @@ class Autoremat(lightning.Callback):
         with tempfile.TemporaryDirectory() as room:
             folder, name = self._resumed_from(trainer.ckpt_path, Path(room))
             self._followed.begin(self._step, trainer.optimizers, folder, name)
+        if not isinstance(trainer.save_checkpoint, _Saving):  # else it is a second run
+            trainer.save_checkpoint = _Saving(  # type: ignore[method-assign]
+                trainer.save_checkpoint, functools.partial(self._saved, trainer)
+            )
 
     def _resumed_from(self, given: str | Path | None, room: Path) -> tuple[Path | None, str]:
         """A folder with the plan of the checkpoint, and where that is for the user."""
@@ -87,14 +92,11 @@ class Autoremat(lightning.Callback):
                 log = functools.partial(logger.log_metrics, figures, step=trainer.global_step)
                 self._followed.log(log)
 
-    def on_save_checkpoint(
-        self, trainer: lightning.Trainer, pl_module: Any, checkpoint: dict[str, Any]
-    ) -> None:
-        """Beside the checkpoints, as soon as a step has run."""
-        found = trainer.checkpoint_callback
-        folder = getattr(found, "dirpath", None) or trainer.default_root_dir
-        if self._step is not None and trainer.is_global_zero and trainer.global_step:
-            self._followed.store(Path(folder), is_new=True)
+    def _saved(self, trainer: lightning.Trainer, path: str | Path) -> None:
+        """A checkpoint is there, whoever has asked for it; files go beside it once a step ran."""
+        is_local = "://" not in str(path)
+        if is_local and trainer.is_global_zero and trainer.global_step:
+            self._followed.store(Path(path).parent)
 
     def on_train_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         """The module is as it was."""
@@ -126,6 +128,17 @@ class Autoremat(lightning.Callback):
 
 def _is_logged(trainer: lightning.Trainer, step: int) -> bool:
     return bool(trainer.loggers) and step % max(1, getattr(trainer, "log_every_n_steps", 1)) == 0
+
+
+class _Saving:
+    """A trainer's `save_checkpoint`: no hook of a callback is told where a checkpoint lies."""
+
+    def __init__(self, save: Callable[..., None], tell: Callable[[str | Path], None]) -> None:
+        self._save, self._tell = save, tell
+
+    def __call__(self, filepath: str | Path, *args: Any, **kwargs: Any) -> None:
+        self._save(filepath, *args, **kwargs)
+        self._tell(filepath)
 
 
 class _TrainingStep(nn.Module):

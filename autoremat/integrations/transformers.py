@@ -45,8 +45,12 @@ def attach(trainer: Trainer, budget: str | int | None = None, **options: Any) ->
     return callback
 
 
+# The last one is the second's name until transformers 5.
+_DECIDED_BY_A_PLAN = ("torch_compile", "activation_checkpointing", "gradient_checkpointing")
+
+
 def _require_left_to_us(args: Any) -> None:
-    for name in ("torch_compile", "gradient_checkpointing"):
+    for name in _DECIDED_BY_A_PLAN:
         if getattr(args, name, False) is True:
             raise ValueError(
                 f"TrainingArguments has {name}=True, and a plan decides that: leave it at False."

@@ -1157,6 +1157,20 @@ def test_padding_of_packed_sequences_does_not_end_a_compile():
     assert compiled(packed).shape == (3, 2, 4)
 
 
+def test_backend_around_is_of_the_compile_that_runs_this():
+    """Of what is compiled itself, or calls code that is; and of none outside."""
+    seen = []
+
+    @torch.compiler.disable(recursive=False)
+    def asks() -> None:
+        seen.append(_torch.backend_around())
+
+    asks()
+    torch.compile(lambda x: (asks(), x + 1)[1], backend="aot_eager")(torch.ones(2))
+    torch.compile(asks, backend="eager")()
+    assert seen == ["", "aot_eager", "eager"]
+
+
 def test_takes_what_is_called():
     """Also where Dynamo takes no part in the function that asks, only in what that calls."""
     seen = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from autoremat.planning import pipeline
 
 lightning = pytest.importorskip("lightning.pytorch")
 
+from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 
 from autoremat.integrations.followed import PAGE, PLAN, REPORT  # noqa: E402
@@ -115,7 +117,7 @@ class Busy(lightning.Callback):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         self.look(pl_module)
-        trainer.save_checkpoint(self.folder / "last.ckpt")
+        trainer.save_checkpoint(self.folder / "saved" / "last.ckpt")
 
     def look(self, module: Any) -> None:
         with torch.no_grad():
@@ -137,10 +139,10 @@ def test_callbacks_in_any_order_and_folders_that_refuse_end_no_run(
 ) -> None:
     """Weights are those of the run without a plan; what is not written is told of, once."""
     plain = fitted(Module(), trainer_in(tmp_path / "plain", Busy(tmp_path)))
-    (tmp_path / "root").write_text("a file")
+    (tmp_path / "saved" / REPORT).mkdir()  # where a file would go
     ours, other = Autoremat(BUDGET_NBYTES, **QUICK), Busy(tmp_path)
     trainer = lightning.Trainer(
-        default_root_dir=tmp_path / "root",
+        default_root_dir=tmp_path,
         max_epochs=2,
         accelerator="cpu",
         log_every_n_steps=1,
@@ -157,25 +159,43 @@ def test_callbacks_in_any_order_and_folders_that_refuse_end_no_run(
     torch.testing.assert_close(weights, plain, rtol=0, atol=1e-4)
     lines = [str(one.message) for one in told if "autoremat: " in str(one.message)]
     assert sum("figures cannot be logged: OSError: [Errno 30]" in line for line in lines) == 1
-    assert sum(f"plan and report are not in {tmp_path / 'root'}" in line for line in lines) == 1
+    assert sum(f"plan and report are not in {tmp_path / 'saved'}" in line for line in lines) == 1
     assert len(lines) == 2
     assert logged(tmp_path, "loss")
     assert logged(tmp_path, "autoremat/budget_bytes") == [BUDGET_NBYTES] * 2 * BATCHES
     assert not ours.report().fallbacks
 
 
+def test_plan_and_report_lie_beside_each_checkpoint(tmp_path: Path) -> None:
+    """Of each callback that saves, with weights only or all, and saved by hand; not far away."""
+    saving = [
+        ModelCheckpoint(tmp_path / "all", save_top_k=-1, every_n_train_steps=2),
+        ModelCheckpoint(tmp_path / "weights", save_weights_only=True),
+    ]
+    trainer = trainer_in(tmp_path, Autoremat(BUDGET_NBYTES, **QUICK), *saving, epochs=1)
+    fitted(Module(), trainer)
+    trainer.save_checkpoint(tmp_path / "by hand" / "own.ckpt")
+    trainer.save_checkpoint("memory://far/own.ckpt")
+    folders = [path for path in tmp_path.iterdir() if path.is_dir()]
+    saved = {path.name for path in folders if list(path.glob("*.ckpt"))}
+    assert saved == {"all", "weights", "by hand"}
+    for name in (PLAN, REPORT, PAGE):
+        assert {path.parent.name for path in tmp_path.rglob(name)} == saved
+    assert not Path("memory:").exists()
+
+
 @pytest.mark.parametrize("is_elsewhere", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_a_resumed_run_plans_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_elsewhere: bool
 ) -> None:
-    """The plan lies beside the checkpoint, and in one that is saved by hand elsewhere."""
+    """The plan lies beside the checkpoint, and in one that was saved by hand and moved away."""
     first = trainer_in(tmp_path, Autoremat(BUDGET_NBYTES, **QUICK), epochs=1)
     fitted(Module(), first)
     checkpoint = first.checkpoint_callback.best_model_path
     if is_elsewhere:
         checkpoint = str(tmp_path / "elsewhere" / "own.ckpt")
         first.save_checkpoint(checkpoint)
-        assert not (tmp_path / "elsewhere" / PLAN).exists()
+        shutil.move(checkpoint, checkpoint := str(tmp_path / "own.ckpt"))
     torch._dynamo.reset()
     searched = []
     search = pipeline.search

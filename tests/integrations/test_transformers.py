@@ -251,7 +251,9 @@ def test_a_model_that_is_optimised_twice_keeps_what_was_asked_for_last(
     assert max(peaks) <= report.budget_nbytes < report.baseline_peak_nbytes
 
 
-@pytest.mark.parametrize("name", ["torch_compile", "gradient_checkpointing"])
+@pytest.mark.parametrize(
+    "name", ["torch_compile", "activation_checkpointing", "gradient_checkpointing"]
+)
 def test_a_trainer_that_decides_itself_is_refused(tmp_path: Path, name: str) -> None:
     """Before anything runs, with the argument's name."""
     trainer = trainer_in(tmp_path, max_steps=1)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from weakref import WeakSet
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import autoremat
 from autoremat.backend import _sessions
@@ -91,3 +94,35 @@ def test_a_report_of_what_was_compiled_and_not_planned_says_why():
     model.compile(backend="autoremat", options={"budget": "1GB"})
     with pytest.raises(ValueError, match=r"is compiled, but no planned graph .*nn\.Sequential"):
         autoremat.report(model)
+
+
+class Twice(nn.Module):
+    """A model as part of another."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * self.inner(x)
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, Twice])
+def test_a_model_that_was_optimised_before_says_that_it_stays_so(
+    wrap: Callable[[nn.Module], nn.Module],
+) -> None:
+    """Its own budget counts, as itself and within a model that the backend compiles; told once."""
+    torch._dynamo.reset()
+    inner = autoremat.optimize(Chain(), **options() | {"budget": "1MB"})
+    for backend in ("aot_eager", autoremat.backend.autoremat):
+        is_ours = backend != "aot_eager"
+        given = {"options": options()} if is_ours else {}
+        model = torch.compile(wrap(inner), backend=backend, **given)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                model(rows()).backward()
+        lines = [str(one.message) for one in told if one.filename == __file__]
+        assert len(lines) == is_ours
+        assert not is_ours or "Chain was optimised before, and stays as it was asked" in lines[0]
+    assert autoremat.report(inner).budget_nbytes == 1_000_000
