@@ -8,6 +8,7 @@ made for more runs, for more beside the graphs, or for other graphs than those b
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import astuple
 from typing import Protocol
 
 from autoremat.ask.options import Options
@@ -17,6 +18,7 @@ from autoremat.session.surroundings import Surroundings
 USUAL_REPLANS = 2  # for what is found beside the graphs, and for what that step has shown
 WORTH_A_PLAN = 0.02  # of the budget above what is resident: less that is unused stays so
 WORTH_MORE = 0.005  # of a step's time: who recomputes less than that needs no more memory
+LOSS_NBYTES = 1024  # what code around a graph takes that hands on its loss, at most
 SHOWN_BY = 2  # steps, it is taken to be known whether their results are held
 MOST_REPLANS = 8  # of one that runs ever more graphs, or has ever more beside them
 
@@ -46,6 +48,7 @@ class Replans:
 
     Attributes:
         count: how many there were.
+        with_gone: graphs whose results are planned as gone, where they are, since the last one.
     """
 
     def __init__(self, steps: Budgeted) -> None:
@@ -55,7 +58,7 @@ class Replans:
         self._made_for: list[list[str]] = []  # graphs of each step
         self._lasting: set[tuple[str, str]] = set()  # when plans were made last
         self._have_fitted = True  # the plans that were made last
-        self._had_gone: set[str] = set()  # graphs of steps that were planned anew for what is gone
+        self.with_gone: set[str] = set()
 
     def made(self) -> None:
         """The step was planned anew, for what is known of it."""
@@ -137,17 +140,20 @@ class Replans:
     def _leaves_room(self) -> bool:
         """Whether plans count results of graphs that nobody holds, and recompute beside the room.
 
-        For each graph it is found once: it may turn out that it cannot be used.
+        For each graph it is found once: it may turn out that it cannot be used. Where code around
+        the graphs holds or takes something, that is known less well: the room is left to it.
         """
         steps, graphs = self._steps, self._steps.graphs
-        if not graphs.current or steps.number < SHOWN_BY or self.count >= MOST_REPLANS // 2:
+        around_nbytes = sum(astuple(steps.surroundings.found))
+        is_known = steps.number >= SHOWN_BY and around_nbytes <= LOSS_NBYTES
+        if not (graphs.current and is_known) or self.count >= MOST_REPLANS // 2:
             return False
         resident_nbytes = max(part.resident_nbytes for part in graphs.current)
         least_nbytes = WORTH_A_PLAN * (steps.budget_nbytes - resident_nbytes)
         if steps.budget_nbytes - steps.peak_to_come_nbytes < least_nbytes:
             return False
-        new = graphs.giving_away(int(least_nbytes), WORTH_MORE) - self._had_gone
-        self._had_gone |= new
+        new = graphs.giving_away(int(least_nbytes), WORTH_MORE) - self.with_gone
+        self.with_gone |= new
         return bool(new)
 
     @property

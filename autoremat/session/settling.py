@@ -176,7 +176,9 @@ def _planned_within(
     steps: Steps, graphs: Mapping[str, _torch.DynamoGraph], allotted: Allotted
 ) -> Part:
     """A plan for what a graph gets: made as if what passes stayed, where its forward needs that."""
-    part = _planned_with_gone(steps, graphs, allotted) or _planned(steps, graphs, allotted)
+    may_be_gone = allotted.graph in steps.replans.with_gone
+    part = _planned_with_gone(steps, graphs, allotted) if may_be_gone else None
+    part = part or _planned(steps, graphs, allotted)
     is_above = part.peak_nbytes(allotted.found) > allotted.budget_nbytes
     if not (is_above and allotted.found.passing_nbytes):
         return part

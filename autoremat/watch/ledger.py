@@ -276,7 +276,9 @@ def note_run(
     run = Run(owner, ran, device, sizes, find_graph, note_returned(tensors))
     number = next(_numbers)
     node.metadata[_KEY] = run
-    node.register_prehook(functools.partial(_backward_runs, number, weakref.ref(node)))
+    # It holds the hook; one of torch's own cannot be referred to otherwise, and needs not.
+    find_node = (lambda: None) if ran is None else weakref.ref(node)
+    node.register_prehook(functools.partial(_backward_runs, number, find_node))
     _books.open[number] = run
 
 
