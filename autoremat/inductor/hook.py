@@ -297,16 +297,18 @@ def _buffers(
     owned: Mapping[str, tuple[int, int]],
     device: torch.device,
 ) -> Buffers:
-    counted: set[int] = set()
+    first_in: dict[int, int] = {}  # by storage, the position of its first input
+    shared: dict[int, int] = {}
     input_nbytes: list[int] = []
     input_values: list[int | None] = []
-    for node in placeholders:
+    for position, node in enumerate(placeholders):
         value = _torch.fake_value(node)
         is_number = isinstance(value, _NUMBERS)  # else a tensor, or an opaque group of processes
         input_values.append(_torch.size_hint(value) if is_number else None)
-        storage, nbytes = owned.get(node.name, (-1, 0))
-        input_nbytes.append(0 if storage in counted else nbytes)
-        counted.add(storage)
+        storage, nbytes = owned.get(node.name, (None, 0))
+        input_nbytes.append(nbytes)
+        if storage is not None and first_in.setdefault(storage, position) != position:
+            shared[position] = first_in[storage]
     allocated = {text: (found.peak_nbytes, found.kept_nbytes) for text, found in library.items()}
     return Buffers(
         input_nbytes=input_nbytes,
@@ -315,6 +317,7 @@ def _buffers(
         library_nbytes=allocated.get,
         round_nbytes=lambda nbytes: rounded_nbytes(nbytes, device),
         device_type=device.type,
+        shared_inputs=shared,
     )
 
 

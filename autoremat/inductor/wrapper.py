@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,6 +37,8 @@ class Buffers:
             point and those that its results hold; None if it is not known.
         round_nbytes: rounds a request as the device's allocator does.
         device_type: "cpu" or "cuda": only its buffers are counted.
+        shared_inputs: by position of an input that lies in the storage of an earlier one, the
+            position of that.
     """
 
     input_nbytes: Sequence[int]
@@ -45,6 +47,7 @@ class Buffers:
     library_nbytes: Callable[[str], tuple[int, int] | None]
     round_nbytes: Callable[[int], int]
     device_type: str
+    shared_inputs: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -154,7 +157,10 @@ class _Reader:
                 self._numbers[name] = number
                 self.inputs.append(None)
             else:
-                storage = self._allocate(self._buffers.input_nbytes[position])
+                first = self._buffers.shared_inputs.get(position)
+                storage = self.inputs[first] if first is not None else None
+                if storage is None:
+                    storage = self._allocate(self._buffers.input_nbytes[position])
                 self._bind(name, (storage,))
                 self.inputs.append(storage)
         self.events.clear()  # they were there before

@@ -30,7 +30,7 @@ class FoundBefore(Kept):
     """Answers to questions about plans."""
 
     FILE, WHAT = "plans.sqlite3", "answers of searches and readings"
-    FORMAT = 1
+    FORMAT = 2
 
 
 def answer(

@@ -29,6 +29,7 @@ class Budgeted(Protocol):
     options: Options
     graphs: Step
     surroundings: Surroundings
+    number: int
 
     @property
     def budget_nbytes(self) -> int:

@@ -233,5 +233,7 @@ def _planned(
     known = part.covered
     if known is not None:
         known = covered(as_chosen(subject, choice), choice.solution.plan, known.names)
-    as_ever = {"growth": 1.0, "smaller": None, "counted_on": 1.0, "_reports": {}}
-    return replace(part, planned=planned, covered=known, **as_ever)
+    counting_all = replace(part, counted_on=1.0)
+    return replace(
+        counting_all, planned=planned, growth=1.0, covered=known, smaller=None, _reports={}
+    )

@@ -16,6 +16,7 @@ def buffers(
     results: Mapping[str, Sequence[int]] | None = None,
     library: Mapping[str, tuple[int, int]] | None = None,
     rounded_to: int = 1,
+    shared: Mapping[int, int] | None = None,
     device_type: str = "cpu",
 ) -> Buffers:
     """What the text does not say; `library` is looked up by a part of the call's text."""
@@ -27,6 +28,7 @@ def buffers(
         library_nbytes=lambda text: next((v for k, v in known.items() if k in text), None),
         round_nbytes=lambda nbytes: -(-nbytes // rounded_to) * rounded_to,
         device_type=device_type,
+        shared_inputs=shared or {},
     )
 
 
@@ -49,6 +51,17 @@ def test_allocations_and_deletes():
         "del buf0",
         "del buf1",
     ) == (128, 160, 32, 0)
+
+
+def test_inputs_in_one_storage_are_freed_with_the_last_of_them():
+    """So query, key and value are saved that one product has made."""
+    assert live(
+        buffers((96, 8, 96), shared={2: 0}),
+        "query, mask, key = args",
+        "del query",
+        "del mask",
+        "del key",
+    ) == (104, 104, 96, 0)
 
 
 def test_a_renamed_buffer_is_the_same_buffer():
