@@ -70,6 +70,7 @@ class Run:
         find_graph: finds the graph at these sizes, when it is asked for.
         returned: the storages that it returned, by identity.
         has_waited: whether a backward has begun since.
+        held: the most of its results that somebody held as a backward went through it.
     """
 
     owner: Owner
@@ -79,6 +80,7 @@ class Run:
     find_graph: Callable[[], Part] | None = None
     returned: Mapping[int, Returned] = field(default_factory=dict)
     has_waited: bool = False
+    held: float = 0.0
 
     @functools.cached_property
     def graph(self) -> Part | None:
@@ -347,9 +349,12 @@ def noting_returned(
 def _backward_runs(number: int, find_node: Callable[[], Any], _gradients: Any) -> None:
     """A run's memory goes with this backward, unless that keeps the graph."""
     _books.has_gone_back = True
-    if _torch.keeps_graph():
+    is_open_still = _torch.keeps_graph()
+    run = _books.open.get(number) if is_open_still else _books.open.pop(number, None)
+    if run is not None and run.ran is not None:
+        _note_held(run, run.ran, find_node())
+    if is_open_still:
         return
-    run = _books.open.pop(number, None)
     if run is not None:
         run.owner.backward = _books.backwards
         if run.ran is not None:
@@ -359,12 +364,17 @@ def _backward_runs(number: int, find_node: Callable[[], Any], _gradients: Any) -
                 1, sum(r.nbytes for r in returned.values())
             )
             _books.gone_back = run.ran, run.returned
-            expected, run.ran.held = run.ran.held, run.held_share(find_node())
-            if run.ran.held > expected:
-                run.owner.holds_more()
     later = (other for n, other in list(_books.open.items()) if n > number)
     if run is not None and any(other.owner is run.owner for other in later):
         run.owner.is_nested = False
+
+
+def _note_held(run: Run, ran: Ran, node: Any) -> None:
+    """How much of its results somebody holds as a backward goes through it; more is told."""
+    run.held = max(run.held, run.held_share(node))
+    expected, ran.held = ran.held, run.held
+    if ran.held > expected:
+        run.owner.holds_more()
 
 
 @functools.cache

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import multiprocessing
 import operator
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -1005,6 +1007,17 @@ def test_storage_identity():
     assert identity(x.untyped_storage()) == identity(x[1:].untyped_storage())
 
 
+def test_storage_references():
+    """One for each tensor that is not the same one, whoever holds it."""
+    x = torch.zeros(4)
+    identity, references = _torch.storage_identity(x.untyped_storage()), _torch.storage_references
+    assert references(identity) == 1
+    views = [x[1:], x.detach()]
+    assert references(identity) == 3
+    del views
+    assert references(identity) == 1
+
+
 class Seeing(_torch.TorchDispatchMode):
     """Lists operators, and leaves compiled code alone."""
 
@@ -1970,7 +1983,16 @@ def test_active_replica_and_is_replica(tmp_path: Path):
 @pytest.mark.skipif(not _torch.has_triton_package(), reason="needs triton")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_gpu_standing_in():
-    """Inside, torch and triton have the GPU; outside, what they knew before."""
+    """Inside, torch and triton have the GPU; outside, what they knew before.
+
+    In a process of its own, as it is used: for CPython, tensors stay sequences whose item was
+    replaced once, and `torch.tensor` takes no list of numbers that are tensors any more.
+    """
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as apart:
+        apart.submit(_let_a_gpu_stand_in).result()
+
+
+def _let_a_gpu_stand_in() -> None:
     from triton.runtime import driver
 
     hopper = {"capability": (9, 0), "multiprocessors": 132, "memory_nbytes": 80 << 30}
