@@ -186,7 +186,7 @@ def _properties(gpu: AbsentGpu) -> SimpleNamespace:
 _GET_ITEM = torch.Tensor.__getitem__
 
 # Methods that a build without CUDA cannot begin, since they switch to the tensor's device before
-# they dispatch; by the operator they do not. That tensors had an item of Python's own once stays with
+# they dispatch; by the operator they do not. That tensors had an item of Python's own stays with
 # CPython's slots in this process: `torch.tensor` refuses lists of tensors without dimensions then.
 _UNGUARDED = {
     "__invert__": lambda self: torch.bitwise_not(self),
