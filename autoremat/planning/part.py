@@ -321,9 +321,9 @@ class Part:
         return max(0, given_away_nbytes - held_nbytes)
 
     def _shown(self, found: Beside) -> Subject:
-        """The graph, so much being held beside it and of its results."""
+        """The graph, so much being held beside it, and of its results if its plan counts on that."""
         subject = self.subject
-        if self.held < 1:
+        if self.counted_on < 1:
             subject = as_held(subject, math.ceil(self.held * self.figures.outputs_nbytes))
         return replace(subject, lowered=placed(subject.lowered, found))
 
