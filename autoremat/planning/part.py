@@ -321,7 +321,7 @@ class Part:
         return max(0, given_away_nbytes - held_nbytes)
 
     def _shown(self, found: Beside) -> Subject:
-        """The graph, so much being held beside it, and of its results if its plan counts on that."""
+        """The graph, so much being held beside it, and of its results where its plan counts so."""
         subject = self.subject
         if self.counted_on < 1:
             subject = as_held(subject, math.ceil(self.held * self.figures.outputs_nbytes))
