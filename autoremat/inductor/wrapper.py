@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ class Buffers:
     library_nbytes: Callable[[str], tuple[int, int] | None]
     round_nbytes: Callable[[int], int]
     device_type: str
-    shared_inputs: Mapping[int, int] = field(default_factory=dict)
+    shared_inputs: Mapping[int, int]
 
 
 @dataclass(frozen=True)

@@ -267,8 +267,8 @@ def given_away_of(subject: Subject, problem: Problem) -> Problem:
     return replace(problem, outputs=tuple(held))
 
 
-def as_held(subject: Subject, held_nbytes: int) -> Subject:
-    """A graph of whose results so much is held at most: what is larger is not, of what returns."""
+def letting_go(subject: Subject, held_nbytes: int) -> Subject:
+    """A graph that holds no result of its forward which is larger than all that is held of them."""
     graph = subject.lowered.graph
     returned, values = _returned_by_forward(subject), graph.values
     held = (n for n in graph.outputs if n not in returned or values[n].nbytes <= held_nbytes)

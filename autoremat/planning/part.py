@@ -20,9 +20,9 @@ from autoremat.planning.figures import (
     Figures,
     Gradient,
     KeptFigures,
-    as_held,
     given_away_nbytes,
     highest_of,
+    letting_go,
     shared_out,
 )
 from autoremat.planning.formula import formula_or_none
@@ -183,9 +183,14 @@ class Part:
         return self._by_held.setdefault(share, replace(self, held=share, _reports={}))
 
     @property
+    def _held_nbytes(self) -> int:
+        """Of what it returns, what somebody holds as its backward begins, at most."""
+        return math.ceil(self.held * self.figures.outputs_nbytes)
+
+    @property
     def gone_nbytes(self) -> int:
-        """Of what it returns, what nobody holds as its backward begins, at least."""
-        return int((1 - self.held) * self.figures.outputs_nbytes)
+        """Of what it returns, what nobody holds then, at least."""
+        return self.figures.outputs_nbytes - self._held_nbytes
 
     @functools.cached_property
     def _by_held(self) -> dict[float, Part]:
@@ -308,23 +313,22 @@ class Part:
         figures = self.figures
         forward, backward = figures.forward_nbytes, figures.backward_nbytes
         if self.held < 1:
-            backward -= self._gone_nbytes(figures.given_away_nbytes)
+            backward -= self._lower_by(figures.given_away_nbytes)
         if self.is_kept:
             backward += figures.kept_nbytes
         if self.is_run_again:  # beside the gradients that it is given
             backward = max(forward + figures.tangents_nbytes, backward)
         return forward, backward
 
-    def _gone_nbytes(self, given_away_nbytes: int) -> int:
+    def _lower_by(self, given_away_nbytes: int) -> int:
         """How much of that is gone: what is held counts, whether it adds to the peak or not."""
-        held_nbytes = math.ceil(self.held * self.figures.outputs_nbytes)
-        return max(0, given_away_nbytes - held_nbytes)
+        return max(0, given_away_nbytes - self._held_nbytes)
 
     def _shown(self, found: Beside) -> Subject:
         """The graph, so much being held beside it, and of its results where its plan counts so."""
         subject = self.subject
         if self.counted_on < 1:
-            subject = as_held(subject, math.ceil(self.held * self.figures.outputs_nbytes))
+            subject = letting_go(subject, self._held_nbytes)
         return replace(subject, lowered=placed(subject.lowered, found))
 
     def _formula(self, found: Beside) -> PeakFormula | None:
@@ -341,6 +345,6 @@ class Part:
         plan = as_written(problem)
         own = shared_out(problem, plan, counted.peak_nbytes, beside)
         if self.held < 1:
-            gone_nbytes = self._gone_nbytes(given_away_nbytes(self.subject, problem, plan))
-            own = own[0], own[1] - gone_nbytes
+            lower_by_nbytes = self._lower_by(given_away_nbytes(self.subject, problem, plan))
+            own = own[0], own[1] - lower_by_nbytes
         return replace(counted, peak_nbytes=self.resident_nbytes + highest_of(own, found))

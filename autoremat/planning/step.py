@@ -435,9 +435,10 @@ class Step:
         }
 
     @property
-    def holds_more(self) -> bool:
-        """Whether somebody holds more of what a graph returns than its plan counts on."""
-        return any(part.held > part.counted_on for part in self.current)
+    def held_again(self) -> set[str]:
+        """Graphs of whose results somebody holds more than their plans count on."""
+        parts = (item for runs in self._runs for item in runs.parts.items())
+        return {graph_of_plan(name) for name, part in parts if part.held > part.counted_on}
 
     @property
     def _runs(self) -> list[Runs]:

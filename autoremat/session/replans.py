@@ -13,12 +13,11 @@ from typing import Protocol
 
 from autoremat.ask.options import Options
 from autoremat.planning.step import Step
-from autoremat.session.surroundings import Surroundings
+from autoremat.session.surroundings import SCALARS_NBYTES, Surroundings
 
 USUAL_REPLANS = 2  # for what is found beside the graphs, and for what that step has shown
 WORTH_A_PLAN = 0.02  # of the budget above what is resident: less that is unused stays so
 WORTH_MORE = 0.005  # of a step's time: who recomputes less than that needs no more memory
-LOSS_NBYTES = 1024  # what code around a graph takes that hands on its loss, at most
 SHOWN_BY = 2  # steps, it is taken to be known whether their results are held
 MOST_REPLANS = 8  # of one that runs ever more graphs, or has ever more beside them
 
@@ -49,7 +48,8 @@ class Replans:
 
     Attributes:
         count: how many there were.
-        with_gone: graphs whose results are planned as gone, where they are, since the last one.
+        with_gone: graphs that may be planned as if what is gone of their results were no part of
+            the step: none that somebody has held results of since.
     """
 
     def __init__(self, steps: Budgeted) -> None:
@@ -60,6 +60,12 @@ class Replans:
         self._lasting: set[tuple[str, str]] = set()  # when plans were made last
         self._have_fitted = True  # the plans that were made last
         self.with_gone: set[str] = set()
+        self._held_again: set[str] = set()
+
+    def begin(self) -> None:
+        """The step is about to be planned anew."""
+        self._held_again |= self._steps.graphs.held_again
+        self.with_gone = (self.with_gone | self._newly_gone) - self._held_again
 
     def made(self) -> None:
         """The step was planned anew, for what is known of it."""
@@ -91,7 +97,7 @@ class Replans:
         is_above = steps.peak_to_come_nbytes > steps.budget_nbytes
         if graphs.provisional:
             return is_above or not graphs.repeats.is_unclear
-        return (is_above and self._is_possible) or self._has_other_runs or self._leaves_room
+        return (is_above and self._is_possible) or self._has_other_runs or bool(self._newly_gone)
 
     @property
     def is_coming(self) -> bool:
@@ -134,28 +140,27 @@ class Replans:
             return has_more or bool(graphs.kept)
         # More beside plans that did not fit makes none fit, nor do other graphs.
         has_changed = has_more or graphs.graphs not in self._made_for
-        lasts = not graphs.lasting <= self._lasting or graphs.holds_more
+        lasts = not graphs.lasting <= self._lasting or bool(graphs.held_again)
         return (has_changed and self._have_fitted) or lasts
 
     @property
-    def _leaves_room(self) -> bool:
-        """Whether plans count results of graphs that nobody holds, and recompute beside the room.
+    def _newly_gone(self) -> set[str]:
+        """Graphs that recompute beside room which their results, that nobody holds, have left.
 
-        For each graph it is found once: it may turn out that it cannot be used. Where code around
-        the graphs holds or takes something, that is known less well: the room is left to it.
+        Each is found once: it may turn out that the room cannot be used. Where code around the
+        graphs holds or takes something, that is known less well, and the room is left to it.
         """
         steps, graphs = self._steps, self._steps.graphs
         around_nbytes = sum(astuple(steps.surroundings.found))
-        is_known = steps.number >= SHOWN_BY and around_nbytes <= LOSS_NBYTES
+        is_known = steps.number >= SHOWN_BY and around_nbytes <= SCALARS_NBYTES
         if not (graphs.current and is_known) or self.count >= MOST_REPLANS // 2:
-            return False
+            return set()
         resident_nbytes = max(part.resident_nbytes for part in graphs.current)
-        least_nbytes = WORTH_A_PLAN * (steps.budget_nbytes - resident_nbytes)
+        least_nbytes = int(WORTH_A_PLAN * (steps.budget_nbytes - resident_nbytes))
         if steps.budget_nbytes - steps.peak_to_come_nbytes < least_nbytes:
-            return False
-        new = graphs.giving_away(int(least_nbytes), WORTH_MORE) - self.with_gone
-        self.with_gone |= new
-        return bool(new)
+            return set()
+        known = self.with_gone | self._held_again
+        return graphs.giving_away(least_nbytes, WORTH_MORE) - known
 
     @property
     def _has_other_runs(self) -> bool:

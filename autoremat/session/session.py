@@ -368,6 +368,7 @@ class Session:
     def _plan_anew(self) -> None:
         """Plans for all graphs at once; each is compiled when it runs."""
         count_optimizer(self.steps, self._find_resident(self.steps.device))
+        self.steps.replans.begin()
         self._take(plan_anew(self.steps, self._graphs))
         self.progress.finish(self._line())
 

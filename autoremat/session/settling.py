@@ -176,9 +176,11 @@ def _planned_within(
     steps: Steps, graphs: Mapping[str, _torch.DynamoGraph], allotted: Allotted
 ) -> Part:
     """A plan for what a graph gets: made as if what passes stayed, where its forward needs that."""
-    may_be_gone = allotted.graph in steps.replans.with_gone
-    part = _planned_with_gone(steps, graphs, allotted) if may_be_gone else None
-    part = part or _planned(steps, graphs, allotted)
+    if allotted.graph in steps.replans.with_gone:
+        with_gone = _planned_with_gone(steps, graphs, allotted)
+        if with_gone is not None:
+            return with_gone
+    part = _planned(steps, graphs, allotted)
     is_above = part.peak_nbytes(allotted.found) > allotted.budget_nbytes
     if not (is_above and allotted.found.passing_nbytes):
         return part
@@ -233,7 +235,12 @@ def _planned(
     known = part.covered
     if known is not None:
         known = covered(as_chosen(subject, choice), choice.solution.plan, known.names)
-    counting_all = replace(part, counted_on=1.0)
     return replace(
-        counting_all, planned=planned, growth=1.0, covered=known, smaller=None, _reports={}
+        part,
+        planned=planned,
+        growth=1.0,
+        covered=known,
+        smaller=None,
+        counted_on=1.0,
+        _reports={},
     )

@@ -15,7 +15,7 @@ from autoremat.watch.eager_code import Results
 from autoremat.watch.present import Present
 
 # A loss and its gradient, as CUDA rounds them: looks at a backward need not see who holds these.
-_SCALARS_NBYTES = 1024
+SCALARS_NBYTES = 1024
 
 
 class Surroundings:
@@ -88,7 +88,7 @@ class Surroundings:
             )
         beside_nbytes, eager_nbytes = map(max, zip(*self._backwards.values(), strict=True))
         # What a backward does not show is gone by then, if all of it was seen.
-        shown_nbytes = max(0, beside_nbytes) + _SCALARS_NBYTES
+        shown_nbytes = max(0, beside_nbytes) + SCALARS_NBYTES
         held_nbytes = first_nbytes if self._partly_seen else min(first_nbytes, shown_nbytes)
         return Around(
             held_nbytes,

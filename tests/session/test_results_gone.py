@@ -127,6 +127,9 @@ def test_results_that_are_held_later_are_told_of_and_planned_for():
         warnings.simplefilter("error", autoremat.OverBudgetWarning)
         for take in (holding, letting_go, letting_go, letting_go, holding):
             assert peak_of(model, take) <= budget_of(Model)
+    before, *_ = compiles(model)
+    peak_of(model, letting_go)
+    assert compiles(model)[0] == before
 
 
 def test_a_backward_that_keeps_its_graph_tells_of_them_as_well():
