@@ -34,12 +34,12 @@ class Size:
 Batch = tuple[Tensor, Tensor]  # words, and what they should become
 
 
-def batch_of(size: Size) -> Batch:
+def batch_of(size: Size, device: str = "cpu") -> Batch:
     """Random words, the same each time."""
     generator = torch.Generator().manual_seed(size.batch * 1000 + size.length)
     shape = (size.batch, size.length)
     words, labels = (torch.randint(WORDS, shape, generator=generator) for _ in range(2))
-    return words, labels
+    return words.to(device), labels.to(device)
 
 
 @dataclass

@@ -277,19 +277,23 @@ class Design:
         seed: of its layers, their parameters included.
         arrangement: a name of `ARRANGEMENTS`.
         most_layers: it has between three layers and so many.
+        wider: by this much, so that a GPU has something to do.
+        device: where its parameters are.
     """
 
     seed: str
     arrangement: str
     most_layers: int
+    wider: int = 1
+    device: str = "cpu"
 
     def build(self, kind: type[Model] = Model) -> Model:
         """The model in train mode, the same each time."""
         random = Random(self.seed)
         torch.manual_seed(random.randrange(2**31))
-        width = random.choice((16, 32, 48))
+        width = self.wider * random.choice((16, 32, 48))
         body = ARRANGEMENTS[self.arrangement](self._layers(width, random))
-        return kind(width, body, random).train()
+        return kind(width, body, random).to(self.device).train()
 
     def _layers(self, width: int, random: Random) -> list[nn.Module]:
         count = random.randint(3, self.most_layers)

@@ -2,6 +2,7 @@
 
     python docs/steps_sweep.py [--count 200] [--seed 0] [--only FORM,...] [--resume]
     python docs/steps_sweep.py --case 17        # one case again, its row printed
+    python docs/steps_sweep.py --device cuda --wider 8 --out gpu.md  # where there is a GPU
 
 Each case is a random model, a form of a step and a budget (`steps_worker.py`), and runs in a
 process of its own, one after the other, on one thread. One that crashes or passes `--timeout` is a
@@ -18,6 +19,8 @@ from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Asking for a GPU shall not start CUDA where processes are forked from.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 from own_process import in_own_process
 from row_store import Row, Store, describe
@@ -33,7 +36,15 @@ def cases(args: argparse.Namespace) -> list[Case]:
     """Every form in turn, so that each has as many cases as the others, or one more."""
     forms = list(FORMS)
     found = [
-        Case(number, args.seed, forms[number % len(forms)], args.compiler, args.time_limit)
+        Case(
+            number,
+            args.seed,
+            forms[number % len(forms)],
+            args.compiler,
+            args.time_limit,
+            device=args.device,
+            wider=args.wider,
+        )
         for number in range(args.count)
     ]
     return [case for case in found if case.form in args.only]
@@ -59,6 +70,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", type=lambda text: text.split(","), help="forms, with commas")
     parser.add_argument("--case", type=int, help="run one case, print its row, store nothing")
     parser.add_argument("--compiler", choices=("eager", "inductor"), default="eager")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--wider", type=int, default=1, help="models, by this factor")
     parser.add_argument("--out", type=Path, default=PAGE, help="the page; its rows lie beside it")
     parser.add_argument("--time-limit", type=float, default=1.0, help="of a solve, in seconds")
     parser.add_argument("--timeout", type=float, default=120.0, help="of a case, in seconds")

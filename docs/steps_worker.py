@@ -27,7 +27,6 @@ import autoremat
 from autoremat import _torch
 
 SEED = 1234
-CPU = torch.device("cpu")
 SHARES = (0.35, 1.05)
 QUIET_STEPS = 2  # without a new graph: then a size is planned
 MOST_STEPS = 8  # of one size, until it is planned
@@ -49,6 +48,8 @@ class Case:
         time_limit_s: of a solve, in seconds.
         most_layers: of a model.
         most_steps: of different sizes.
+        device: of models and batches.
+        wider: by how much models are wider than those of the CPU.
     """
 
     number: int
@@ -58,11 +59,14 @@ class Case:
     time_limit_s: float = 1.0
     most_layers: int = 7
     most_steps: int = 8
+    device: str = "cpu"
+    wider: int = 1
 
     @property
     def key(self) -> str:
         """A name that is unique within the page."""
-        return f"{self.seed}-{self.number}-{self.form}-{self.compiler}"
+        where = "" if self.device == "cpu" else f"-{self.device}"
+        return f"{self.seed}-{self.number}-{self.form}-{self.compiler}{where}"
 
 
 def row_of(case: Case) -> Row:
@@ -88,9 +92,12 @@ def _row(case: Case) -> Row:
     random = Random(f"{case.seed}/{case.number}/{case.form}")
     form = FORMS[case.form]
     sizes = form.sizes(random)[: case.most_steps]
-    designs = [Design(str(random.random()), form.arrangement, case.most_layers) for _ in form.kinds]
+    designs = [
+        Design(str(random.random()), form.arrangement, case.most_layers, case.wider, case.device)
+        for _ in form.kinds
+    ]
     through, share = random.choice(form.through), random.uniform(*SHARES)
-    plain = Steps(form, form.plain(designs))
+    plain = Steps(form, form.plain(designs), case.device)
     eager_peak_nbytes = _eager_peak_nbytes(plain, sizes)
     budget_nbytes = int(share * eager_peak_nbytes)
     subject = Subject(budget_nbytes, case.compiler, case.time_limit_s, through)
@@ -112,18 +119,20 @@ class Steps:
 
     form: Form
     training: Training
+    device: str
 
     def take(self, size: Size) -> None:
         """One step."""
-        self._take(batch_of(size))
+        self._take(batch_of(size, self.device))
 
     def peak_nbytes(self, size: Size) -> int:
         """Bytes of a whole step: what is there before it, and the measured peak above that."""
-        batch = batch_of(size)
+        batch, device = batch_of(size, self.device), torch.device(self.device)
         states = [dict(optimizer.state) for optimizer in self.training.optimizers]
         held = (batch, states)
-        resident_nbytes = autoremat.resident_nbytes(self.training.whole, held, device=CPU)
-        return resident_nbytes + autoremat.measure_peak(lambda: self._take(batch), device=CPU)
+        resident_nbytes = autoremat.resident_nbytes(self.training.whole, held, device=device)
+        peak_nbytes = autoremat.measure_peak(lambda: self._take(batch), device=device)
+        return resident_nbytes + peak_nbytes
 
     def _take(self, batch: Batch) -> None:
         torch.manual_seed(SEED)
@@ -210,7 +219,7 @@ def _accepted(form: Form, designs: list[Design], sizes: list[Size], subject: Sub
     for _ in range(TRIES):
         torch.compiler.reset()
         training = form.planned(designs, subject)
-        watched = Watched(form, training, Course(subject.budget_nbytes))
+        watched = Watched(form, training, designs[0].device, Course(subject.budget_nbytes))
         watched.follow(sizes)
         refusal = watched.course.first_refusal
         if refusal is None:

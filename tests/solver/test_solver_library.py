@@ -37,3 +37,22 @@ def test_a_process_without_output_solves():
     ).replace('print("before")', "").replace('os.write(1, b"after\\n")', "")
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert told.returncode == 0, told.stderr
+
+
+def test_what_a_caller_holds_ends_with_it():
+    """pulp keeps exceptions of its import, and they the functions that were running."""
+    script = """
+import gc, weakref
+class Model: pass
+def train():
+    model = Model()
+    import autoremat_solver.program._pulp
+    return weakref.ref(model)
+model = train()
+gc.collect()
+print(model() is None)
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert told.stdout == "True\n"

@@ -1,8 +1,8 @@
-"""HiGHS without its greeting.
+"""HiGHS without its greeting, and pulp without what it would hold.
 
-Leaves: the library, which says nothing. From 1.16 on it prints its version and licence on standard
-output when a process makes its first model, before any option can keep it from that; what a command
-prints for another program to read would begin with it.
+Leaves: the libraries. HiGHS says nothing: from 1.16 on it prints its version and licence on
+standard output when a process makes its first model, before any option can keep it from that; what
+a command prints for another program to read would begin with it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import functools
 import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from typing import Any
 
 
@@ -24,6 +26,17 @@ def highs() -> Any:
     with _silent_output():
         highspy.Highs()  # type: ignore[no-untyped-call]
     return highspy
+
+
+@functools.cache
+def pulp() -> Any:
+    """The module `pulp`, imported where nobody has called.
+
+    It keeps the exceptions of solvers that it does not find, and with them each function that was
+    running: what a user's has in its variables, such as a model, would stay as long as the process.
+    """
+    with ThreadPoolExecutor(1) as apart:
+        return apart.submit(import_module, "pulp").result()
 
 
 @contextlib.contextmanager

@@ -15,10 +15,12 @@ from typing import Any
 
 import highspy
 import numpy as np
-import pulp
 
+from autoremat_solver.program import _library
 from autoremat_solver.program._library import highs
 from autoremat_solver.program.formulation import Formulation, LinearProgram
+
+pulp = _library.pulp()
 
 PIVOTS = 50_000  # simplex iterations of one relaxation
 NODES = 50  # of the tree of an integer search
