@@ -40,7 +40,7 @@ def test_a_process_without_output_solves():
 
 
 def test_what_a_caller_holds_ends_with_it():
-    """pulp keeps exceptions of its import, and they the functions that were running."""
+    """Pulp keeps exceptions of its import, and they the functions that were running."""
     script = """
 import gc, weakref
 class Model: pass
