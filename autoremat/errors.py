@@ -359,6 +359,11 @@ class OverBudgetWarning(UserWarning):
                 f"{fact} It is the plan that does not fit: a part of the step found too much live "
                 "already and runs as lean as it can. " + self._raise_or("remove the graph break")
             )
+        if self.is_planned_anew:
+            return (
+                f"{fact} Something in the process holds memory that the plan did not see; from the "
+                "next step on it is planned for that."
+            )
         return (
             f"{fact} Something in the step holds memory that the plan does not see. "
             f"Lower the budget by {excess} to make room for it."

@@ -25,6 +25,7 @@ from torch import Tensor
 
 import autoremat
 from autoremat import _torch
+from autoremat.memory.meter import cuda_peaks
 
 SEED = 1234
 SHARES = (0.35, 1.05)
@@ -97,11 +98,12 @@ def _row(case: Case) -> Row:
         for _ in form.kinds
     ]
     through, share = random.choice(form.through), random.uniform(*SHARES)
-    plain = Steps(form, form.plain(designs), case.device)
-    eager_peak_nbytes = _eager_peak_nbytes(plain, sizes)
+    # Of which nothing is left when planned steps are measured.
+    eager_peak_nbytes = _eager_peak_nbytes(Steps(form, form.plain(designs), case.device), sizes)
     budget_nbytes = int(share * eager_peak_nbytes)
     subject = Subject(budget_nbytes, case.compiler, case.time_limit_s, through)
     watched = _accepted(form, designs, sizes, subject)
+    plain = Steps(form, form.plain(designs), case.device)
     return {
         "share": share,
         "through": through,
@@ -128,6 +130,9 @@ class Steps:
     def peak_nbytes(self, size: Size) -> int:
         """Bytes of a whole step: what is there before it, and the measured peak above that."""
         batch, device = batch_of(size, self.device), torch.device(self.device)
+        if device.type == "cuda":  # all that the process has taken, as whoever runs out of it
+            peaks = cuda_peaks(lambda: self._take(batch), device)
+            return 0 if peaks is None else peaks.allocated_nbytes
         states = [dict(optimizer.state) for optimizer in self.training.optimizers]
         held = (batch, states)
         resident_nbytes = autoremat.resident_nbytes(self.training.whole, held, device=device)

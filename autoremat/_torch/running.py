@@ -36,6 +36,7 @@ __all__ = [
     "arguments_of",
     "compiled_call",
     "dispatch_modes",
+    "drop_workspaces",
     "extent",
     "foreach_by_default",
     "getitem",
@@ -64,6 +65,11 @@ __all__ = [
 def real_execution() -> AbstractContextManager[Any]:
     """Suspend fake-tensor, proxy and functional modes: what runs inside really runs."""
     return _disable_current_modes()
+
+
+def drop_workspaces() -> None:
+    """Libraries for matrix products give back on CUDA what they work in, and take it anew."""
+    torch._C._cuda_clearCublasWorkspaces()
 
 
 def module_calls() -> list[tuple[nn.Module, Any]]:

@@ -104,13 +104,15 @@ def _measured(task: Task) -> tuple[Figures, Callable[[], float] | None]:
         for _ in range(_WARM_UPS - 1):
             prepared.step()
     resident = prepared.resident_nbytes()
-    own = cuda_peaks(prepared.step, prepared.device)
-    figures["reserved_nbytes"] = None if own is None else own.reserved_nbytes
     prepared.target.model.zero_grad(set_to_none=True)
-    above = autoremat.measure_peak(prepared.step, device=prepared.device)
-    figures |= {"resident_nbytes": resident, "peak_nbytes": resident + above}
+    own = cuda_peaks(prepared.step, prepared.device)
+    if own is None:
+        peak = resident + autoremat.measure_peak(prepared.step, device=prepared.device)
+    else:
+        peak, figures["reserved_nbytes"] = own.allocated_nbytes, own.reserved_nbytes
+    figures |= {"resident_nbytes": resident, "peak_nbytes": peak}
     if variant.kind == "autoremat":
-        figures |= _plan_figures(model, resident + above)
+        figures |= _plan_figures(model, peak)
     return figures, partial(_timed, prepared)
 
 

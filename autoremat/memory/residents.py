@@ -37,7 +37,7 @@ from autoremat.memory.window import Window, window_of
 from autoremat.reporting import GraphReport
 from autoremat.reporting.resident import ResidentParts
 
-_PARAMETERS, _GRADIENTS, _, _BUFFERS, _BATCH, _ = (part.name for part in fields(ResidentParts))
+_PARAMETERS, _GRADIENTS, _, _BUFFERS, _BATCH, *_ = (part.name for part in fields(ResidentParts))
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,10 @@ class Resident:
         new = {key: nbytes for key, nbytes in more.items() if key not in self.storages}
         parts = with_others(self.parts, sum(new.values()))
         return replace(self, parts=parts, storages=self.storages.union(new))
+
+    def with_unseen(self, nbytes: int) -> Resident:
+        """The same with so much of the allocator's that no tensor shows."""
+        return replace(self, parts=replace(self.parts, unseen_nbytes=nbytes))
 
     def with_optimizer(self, found: Resident) -> Resident:
         """The same, with the optimizer that was found at another moment, and nothing else of it."""

@@ -24,6 +24,7 @@ class ResidentParts:
         batch_nbytes: what the call was given.
         others_nbytes: what others hold meanwhile: eager code between the graphs, earlier graphs
             of the step, plain attributes of the model, other models in the same optimizer.
+        unseen_nbytes: of CUDA's allocator, what no tensor shows: workspaces of libraries, remainders.
     """
 
     parameters_nbytes: int = 0
@@ -32,6 +33,7 @@ class ResidentParts:
     buffers_nbytes: int = 0
     batch_nbytes: int = 0
     others_nbytes: int = 0
+    unseen_nbytes: int = 0
 
     def __post_init__(self) -> None:
         """Refuses fields of the wrong type."""
@@ -52,4 +54,5 @@ class ResidentParts:
             "buffers": self.buffers_nbytes,
             "batch": self.batch_nbytes,
             "held by others": self.others_nbytes,
+            "workspaces and remainders": self.unseen_nbytes,
         }

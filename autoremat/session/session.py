@@ -210,7 +210,8 @@ class Session:
 
     def _resident_on(self, device: torch.device) -> Resident:
         """What a device holds whatever the plan, graphs' inputs included."""
-        return self._given.beside(self._find_resident(device), device)
+        found = self._given.beside(self._find_resident(device), device)
+        return found.with_unseen(self.steps.unseen_on(device, found.nbytes))
 
     def _resident_given(self, device: torch.device) -> Resident:
         """Where nobody tells of the model: what its graphs are given, and what ranks agree on."""
@@ -333,6 +334,9 @@ class Session:
         Asked for between two steps: then all of its graphs are known, and how often each runs.
         """
         with self._settling:
+            peak_nbytes = self.steps.measured.taken_nbytes()
+            if peak_nbytes is not None:
+                self.note_measured(peak_nbytes)
             if not self.steps.replans.is_due:
                 self._tuning.before_step()
                 self._divide_ranges()
@@ -386,6 +390,8 @@ class Session:
         steps, is_least = self.steps, self.options.budget.is_least
         if steps.is_planned and peak_nbytes > steps.budget_nbytes and not is_least:
             warning = OverBudgetWarning(peak_nbytes, steps.budget_nbytes, steps.peak_nbytes)
+            steps.note_unseen(peak_nbytes)
+            warning.is_planned_anew = steps.replans.is_coming
             warning.accumulates = steps.accumulates
             warnings.warn(warning, stacklevel=users_level())
 

@@ -23,6 +23,7 @@ from autoremat.errors import FallbackError, FallbackWarning, OverBudgetWarning
 from autoremat.memory.live_storages import LiveStorages
 from autoremat.memory.meter import state_of, storages_nbytes, with_peak
 from autoremat.memory.residents import Resident
+from autoremat.memory.unseen import unseen_nbytes
 from autoremat.planning.nesting import Around, Beside, placed
 from autoremat.planning.part import Part
 from autoremat.planning.ran import Ran, as_run
@@ -31,6 +32,7 @@ from autoremat.planning.step import Step
 from autoremat.problem.subject import Subject
 from autoremat.session.blocks import Blocks
 from autoremat.session.code import Code
+from autoremat.session.measured import Measured, is_counted
 from autoremat.session.replans import Replans
 from autoremat.session.surroundings import Surroundings
 from autoremat.session.telling import Told
@@ -75,6 +77,7 @@ class Steps:
         surroundings: what is held beside the graphs.
         audit: looks into steps.
         blocks: what its graphs are of.
+        measured: their peaks as CUDA's allocator counts them.
     """
 
     options: Options
@@ -98,6 +101,7 @@ class Steps:
         self.replans = Replans(self)
         self.surroundings = Surroundings(self.present)
         self.audit = self.surroundings.audit
+        self.measured = Measured(self)
         self.blocks = Blocks(lambda: self.audit.present.modules, self.graphs.repeats.kinds)
         self.graphs.repeats.count = self.blocks.count
 
@@ -163,6 +167,7 @@ class Steps:
             self.surroundings.begin_step(is_open=goes_on)
         if not goes_on:
             self.audit.between.taken()
+            self.measured.begin()
 
     def notice(self) -> None:
         """Where nobody tells of steps: another one begins once a backward has come."""
@@ -197,6 +202,7 @@ class Steps:
     def settled(self) -> None:
         """It was planned anew, for what is known of it."""
         self.replans.made()
+        self.measured.planned()
         self.graphs.provisional.clear()
         self.surroundings.settled()
         self.told.planned_anew()
@@ -385,6 +391,8 @@ class Steps:
     def _inference_begins(self) -> None:
         """What a call without gradients makes may be what a loss in eager mode is of."""
         between.close()
+        if not self.goes_on:
+            self.measured.end()
         with self._looking():
             note_without_gradients(self)
             self.audit.at_inference()
@@ -431,7 +439,7 @@ class Steps:
         resident_nbytes = max((part.resident_nbytes for part in self.graphs.current), default=0)
         crossing_nbytes = sum(run.held_nbytes for run in runs if run.owner is self)
         self.surroundings.note_waiting(peak_nbytes - resident_nbytes - crossing_nbytes)
-        self.tell_if_above(peak_nbytes)
+        self.tell_if_above(peak_nbytes + self.surroundings.unseen_nbytes)
 
     @property
     def _account(self) -> Mapping[str, Beside]:
@@ -442,6 +450,7 @@ class Steps:
         """Take into account what a look has shown, and tell if the step is above the budget."""
         if look is None:
             return
+        look = look._replace(peak_nbytes=look.peak_nbytes + self.surroundings.unseen_nbytes)
         if not look.is_told_only:
             self.surroundings.learn(look, is_final=is_final)
         elif is_final and not look.is_larger:  # the account is of larger sizes than these
@@ -458,6 +467,24 @@ class Steps:
         optimizers = self.audit.arguments.optimizers
         if optimizers.has_new_state(optimizer):
             self.note_state(storages_nbytes(state_of(optimizers.known), self.device))
+
+    def unseen_on(self, device: torch.device, held_nbytes: int) -> int:
+        """What the allocator gives away beyond tensors, of which a step holds so much there.
+
+        As the step was planned first: what its own plans leave behind changes no other.
+        """
+        if self.offline is None and self.audit.unseen_nbytes is None and device.type == "cuda":
+            is_alone = _torch.job_store() is None
+            self.audit.unseen_nbytes = unseen_nbytes(device, held_nbytes, is_alone=is_alone)
+        return self.audit.unseen_nbytes or 0
+
+    def note_unseen(self, peak_nbytes: int) -> None:
+        """So much was allocated at most in a step: what nothing else shows is planned for.
+
+        Where processes share a job, each would plan for something else, and none does.
+        """
+        if is_counted(self.device) and _torch.job_store() is None:
+            self.surroundings.unseen_nbytes += max(0, peak_nbytes - self.peak_nbytes)
 
     def note_state(self, nbytes: int) -> None:
         """The state of the model's optimizers is so large now: it may not have been planned for."""

@@ -34,6 +34,7 @@ class Surroundings:
         self.eager_results = Results()
         self.audit = Audit(find_present, self.eager_results)
         self.grown_nbytes = 0  # what has become resident since the graphs were planned
+        self.unseen_nbytes = 0  # what only the allocator's own peak has shown
         self._forwards: dict[Hashable, Look] = {}  # by situation, what the latest look has shown
         self._backwards: dict[Hashable, tuple[int, int]] = {}
         self._partly_seen: set[Hashable] = set()  # of these, of which no look could see all
@@ -42,7 +43,11 @@ class Surroundings:
     @property
     def now(self) -> Around:
         """What steps have shown, with what has become resident since."""
-        return replace(self.found, held_nbytes=self.found.held_nbytes + self.grown_nbytes)
+        found, more_nbytes = self.found, self.grown_nbytes + self.unseen_nbytes
+        eager_nbytes = found.eager_nbytes + (self.unseen_nbytes if found.eager_nbytes else 0)
+        return replace(
+            found, held_nbytes=found.held_nbytes + more_nbytes, eager_nbytes=eager_nbytes
+        )
 
     def begin_step(self, *, is_open: bool) -> None:
         """A training call begins; open, if a backward of earlier ones is to come."""

@@ -37,13 +37,11 @@ class _Variant:
         session: made it.
         gradients: by identity of their parameters, bytes.
         is_in_use: whether it has run since the newest plan was made.
-        steps: that began where memory is free to measure.
     """
 
     session: Session
     gradients: dict[int, int]
     is_in_use: bool = False
-    steps: int = 0
 
     def __str__(self) -> str:
         peak, gradients_nbytes = self.session.steps.peak_nbytes, sum(self.gradients.values())
@@ -148,7 +146,6 @@ class Training:
             self.members.begin_step()
             self._current = self._variant_now()
             self._current.is_in_use = True
-            self._measure_where_free(self._current)
         self.members.note_given(inputs, caller)
         self.session.steps.begin()
         return self.session
@@ -246,14 +243,3 @@ class Training:
             variant.is_in_use = False
         self._variants.append(self._new_variant())
         return self._variants[-1]
-
-    def _measure_where_free(self, variant: _Variant) -> None:
-        """On CUDA the allocator counts by itself: the second step's peak is read at the third."""
-        device = variant.session.steps.device
-        if device.type != "cuda" or variant.steps > 2:
-            return
-        variant.steps += 1
-        if variant.steps == 2:
-            torch.cuda.reset_peak_memory_stats(device)
-        elif variant.steps == 3:
-            variant.session.note_measured(torch.cuda.max_memory_allocated(device))

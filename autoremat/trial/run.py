@@ -161,6 +161,8 @@ def with_peaks(
             allocated_nbytes=own.allocated_nbytes,
             reserved_nbytes=own.reserved_nbytes,
         )
+    if own is not None:
+        return replace(row, resident_nbytes=resident, peak_nbytes=own.allocated_nbytes)
     peaks = []
     for _ in range(_PEAKS):
         model.zero_grad(set_to_none=True)

@@ -30,7 +30,7 @@ def trial_table(card: Card, trial: Trial) -> RenderableType:
 
 _CAPTION = (
     'Peak, reserved memory and step are measured; "off" is how far from that a prediction was. The '
-    "peak is what is resident and what the step has allocated, without what libraries keep."
+    "peak is all that is allocated, workspaces of libraries included."
 )
 
 

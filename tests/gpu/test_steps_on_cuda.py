@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import autoremat
 from autoremat.cost.calls import is_free
 from autoremat.cost.op_times import profile_nodes
-from autoremat.memory.meter import measure_peak, resident_nbytes
+from autoremat.memory.meter import cuda_peaks, measure_peak
 from tests import training
 from tests.joint_graphs import capture
 from tests.models import example_gpt, unet
@@ -73,15 +73,11 @@ def case(request: pytest.FixtureRequest) -> tuple[Step, str]:
 
 
 def peak_nbytes(model: nn.Module, inputs: tuple[Tensor, ...]) -> int:
-    """Of one step from no gradients: what is resident, and what torch says was highest above."""
+    """Of one step from no gradients: all that was allocated, workspaces of libraries included."""
     model.zero_grad(set_to_none=True)
-    resident = resident_nbytes(model, inputs)
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    model(*inputs).backward()
-    torch.cuda.synchronize()
-    return resident + torch.cuda.max_memory_allocated() - before
+    found = cuda_peaks(lambda: model(*inputs).backward(), DEVICE)
+    assert found is not None
+    return found.allocated_nbytes
 
 
 @pytest.mark.parametrize("share", [0.6, 0.1])
