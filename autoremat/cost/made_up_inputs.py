@@ -8,12 +8,12 @@ storage, and only operators known to have no effect outside their arguments are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from autoremat._torch import tree_map
+from autoremat._torch import arguments_of, tree_map
 from autoremat.cost.calls import Call, TensorSpec
 from autoremat.cost.grouped import OFFSETS, even_offsets, is_grouped
 
@@ -22,6 +22,12 @@ OPAQUE = ("_rnn", "_lstm", "_gru")
 ADMITTED = frozenset({"aten", "prims"})
 """Namespaces whose operators may run alone: no collectives, and nobody's custom operators, whose
 effects and input ranges are unknown. Grouped products may, whoever's they are."""
+
+# Dropout in this attention's gradient reads its seed on the host, where its forward has left it,
+# and not where traced graphs say that it is: that would end the process.
+_READS_SEEDS = "efficient_attention_backward"
+_SEEDS = "philox_"  # how arguments of that kind begin
+_HOST = torch.device("cpu")
 
 _PROBABILITIES = ("bernoulli", "multinomial", "binary_cross_entropy")
 _BLOCK = 1 << 14
@@ -51,12 +57,26 @@ def draw_inputs(call: Call) -> Inputs:
     def draw(value: Any) -> Any:
         return made_up(value, bound, unit=unit) if isinstance(value, TensorSpec) else value
 
-    args, kwargs = tree_map(draw, (call.args, call.kwargs))
+    args, kwargs = tree_map(draw, _with_seeds_on_host(call))
     offsets = call.args[OFFSETS] if is_grouped(call.target) and len(call.args) > OFFSETS else None
     if isinstance(offsets, TensorSpec):
         left, right = (call.args[number].shape for number in range(OFFSETS))
         args = (*args[:OFFSETS], even_offsets(offsets, left, right), *args[OFFSETS + 1 :])
     return Inputs(args, kwargs)
+
+
+def _with_seeds_on_host(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of the call; the seeds of its dropout are where it reads them."""
+
+    def placed(name: str, value: Any) -> Any:
+        is_seed = name.startswith(_SEEDS) and isinstance(value, TensorSpec)
+        return replace(value, device=_HOST) if is_seed else value
+
+    if not call.target.overloadpacket.__name__.endswith(_READS_SEEDS):
+        return call.args, call.kwargs
+    names = (argument.name for argument in arguments_of(call.target))
+    args = tuple(map(placed, names, call.args))
+    return args, {name: placed(name, value) for name, value in call.kwargs.items()}
 
 
 def index_bound(call: Call) -> int:

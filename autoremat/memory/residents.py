@@ -37,7 +37,9 @@ from autoremat.memory.window import Window, window_of
 from autoremat.reporting import GraphReport
 from autoremat.reporting.resident import ResidentParts
 
-_PARAMETERS, _GRADIENTS, _, _BUFFERS, _BATCH, *_ = (part.name for part in fields(ResidentParts))
+_PARAMETERS, _GRADIENTS, _, _BUFFERS, _BATCH, *_OTHERS = (
+    part.name for part in fields(ResidentParts)
+)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ class ResidentParts:
         batch_nbytes: what the call was given.
         others_nbytes: what others hold meanwhile: eager code between the graphs, earlier graphs
             of the step, plain attributes of the model, other models in the same optimizer.
-        unseen_nbytes: of CUDA's allocator, what no tensor shows: workspaces of libraries, remainders.
+        unseen_nbytes: of CUDA's allocator, what no tensor shows: workspaces of libraries, and
+            remainders of blocks.
     """
 
     parameters_nbytes: int = 0

@@ -562,3 +562,23 @@ def test_processes_share_the_cache(cache):
     with sqlite3.connect(cache) as connection:
         assert connection.execute("SELECT count(*) FROM found").fetchone() == (60,)
     connection.close()
+
+
+@pytest.mark.parametrize("library", ["efficient", "cudnn"])
+def test_seeds_lie_where_a_gradient_reads_them(trace: Trace, library: str) -> None:
+    """One library reads them on the host, whatever a traced graph says: else the process ends."""
+    q, k, v, out, gradient = (trace.tensor(1, 2, 8, 16, device="meta") for _ in range(5))
+    sums = trace.tensor(1, 2, 8, device="meta")
+    seed, offset = (trace.tensor(dtype=torch.int64, device="meta") for _ in range(2))
+    if library == "efficient":
+        backward = aten._scaled_dot_product_efficient_attention_backward.default
+        args = (gradient, q, k, v, None, out, sums, seed, offset, 0.1, [True, True, True, False])
+    else:
+        backward = aten._scaled_dot_product_cudnn_attention_backward.default
+        args = (gradient, q, k, v, out, sums, seed, offset, None, None, None, 8, 8, 0.1, False)
+    specs = fx.node.map_arg(args, lambda node: cost.tensor_spec(node.meta["val"]))
+    call = cost.Call(backward, tuple(specs), {}, (), ())
+    found = sample.draw_inputs(call).args
+    tensors = [value for value in found if isinstance(value, torch.Tensor)]
+    on_host = {value.dtype for value in tensors if value.device.type == "cpu"}
+    assert on_host == ({torch.int64} if library == "efficient" else set())

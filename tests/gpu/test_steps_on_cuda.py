@@ -1,10 +1,13 @@
 """What holds on a CPU holds on a GPU: budgets, gradients, predictions, measured costs.
 
-Skipped where there is no GPU. Peaks are those of torch's own statistics of its allocator.
+Skipped where there is no GPU. Peaks are all that torch's own statistics of its allocator count.
+Steps that have shown what no tensor does are planned for it: those after them are looked at.
 """
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +19,21 @@ from torch import Tensor, nn
 import autoremat
 from autoremat.cost.calls import is_free
 from autoremat.cost.op_times import profile_nodes
-from autoremat.memory.meter import cuda_peaks, measure_peak
+from autoremat.errors import OverBudgetWarning
+from autoremat.memory.meter import cuda_peaks, measure_peak, resident_nbytes
+from autoremat.memory.unseen import workspace_nbytes
 from tests import training
 from tests.joint_graphs import capture
 from tests.models import example_gpt, unet
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
+]
 
 DEVICE = torch.device("cuda")
-LAYERS = 4
-LATER_STEPS = 2
+LAYERS, BATCH = 4, 64
+FIRST_STEPS, LATER_STEPS = 4, 2
 PREDICTED = 0.05  # how far a prediction may be from what is measured
 # Sums in another order: atomic additions, and other algorithms of a library.
 ROUNDING = 1e-4
@@ -47,7 +55,7 @@ def gpt(dropout: float = 0.0) -> Step:
     def make() -> nn.Module:
         return example_gpt(layers=LAYERS, dropout=dropout).model.to(DEVICE)
 
-    return Step(make, tuple(x.to(DEVICE) for x in example_gpt(layers=1).inputs))
+    return Step(make, tuple(x.to(DEVICE) for x in example_gpt(layers=1, batch=BATCH).inputs))
 
 
 def cnn() -> Step:
@@ -80,17 +88,29 @@ def peak_nbytes(model: nn.Module, inputs: tuple[Tensor, ...]) -> int:
     return found.allocated_nbytes
 
 
+def settled(model: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """The steps after which nothing is left to learn; what is told of them is told of the first."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OverBudgetWarning)
+        for _ in range(FIRST_STEPS):
+            training.step(model, inputs)
+
+
 @pytest.mark.parametrize("share", [0.6, 0.1])
 def test_later_steps_stay_within_the_budget(case: tuple[Step, str], share: float) -> None:
-    """From the second step on, at the predicted peak within a few percent, gradients unchanged."""
+    """At the predicted peak within a few percent, but for workspaces; gradients are unchanged."""
     step, compiler = case
     budget = training.peaks(step.make, step.inputs, compiler=compiler).at(share)
     model = training.optimized(step.make, budget, compiler=compiler)
-    planned = training.step(model, step.inputs)
+    settled(model, step.inputs)
     for _ in range(LATER_STEPS):
         peak = peak_nbytes(model, step.inputs)
         assert peak <= budget
-    assert autoremat.report(model).predicted_peak_nbytes == pytest.approx(peak, rel=PREDICTED)
+    report = autoremat.report(model)
+    workspaces = report.resident.unseen_nbytes  # one of them for backwards, which may need none
+    predicted = report.predicted_peak_nbytes
+    assert (1 - PREDICTED) * peak <= predicted <= (1 + PREDICTED) * peak + workspaces
+    planned = training.step(model, step.inputs)
     unplanned = training.optimized(step.make, training.UNBOUNDED, compiler=compiler)
     training.close(training.step(unplanned, step.inputs), planned, ROUNDING)
     training.close(training.step(training.make_seeded(step.make), step.inputs), planned, ROUNDING)
@@ -113,7 +133,7 @@ def test_under_autocast() -> None:
     with torch.autocast(DEVICE.type, torch.bfloat16):
         budget = training.peaks(step.make, step.inputs).at(0.2)
         model = training.optimized(step.make, budget)
-        training.step(model, step.inputs)
+        settled(model, step.inputs)
         assert peak_nbytes(model, step.inputs) <= budget
 
 
@@ -139,3 +159,15 @@ def test_operations_are_measured_on_the_gpu(tmp_path: Path) -> None:
     assert sum(cost.measured for cost in priced) > 0.9 * len(priced)
     again = profile_nodes(nodes, cache_path=tmp_path / "costs.sqlite3")
     assert [again[node].time_us for node in nodes] == [costs[node].time_us for node in nodes]
+
+
+def test_workspaces_are_part_of_the_plan() -> None:
+    """Libraries for matrix products keep them in torch's allocator: no tensor shows them."""
+    step = gpt()
+    model = training.optimized(step.make, training.UNBOUNDED)
+    training.step(model, step.inputs)
+    gc.collect()
+    shown = resident_nbytes(model, step.inputs)
+    unseen = autoremat.report(model).resident.unseen_nbytes
+    assert 0 < workspace_nbytes(DEVICE) < unseen
+    assert 0 < torch.cuda.memory_allocated() - shown <= unseen
