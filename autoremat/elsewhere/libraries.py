@@ -3,7 +3,8 @@
 Enters: the wrapper's source and the layout of its buffers. Leaves: the time of each call, its
 bytes where the library's source says them, and what stays allocated between calls. Rules are those
 of torch 2.13: `flash_api.cpp` (`mha_bwd`: the gradients of queries are summed in float32, those of
-shared keys and values per head) and `CublasHandlePool.cpp` (one workspace that stays). What cuDNN
+shared keys and values per head) and `CublasHandlePool.cpp` (workspaces that stay, as an H200 has
+shown: two threads have one each). What cuDNN
 takes for its own backward is not published, and the memory-efficient kernel has sums of its own:
 both are taken to sum the gradients of queries as flash does.
 """
@@ -25,7 +26,8 @@ from autoremat.cost.wrapper_calls import (
     layout_of_argument,
     library_nodes,
 )
-from autoremat.memory.residents import Resident, with_others
+from autoremat.memory.residents import Resident
+from autoremat.memory.unseen import CALLING_THREADS
 
 _MIB = 1 << 20
 _ROWS = 128  # to which flash rounds the tokens of a sequence
@@ -37,22 +39,25 @@ _BACKWARDS = (
 )
 
 
-def workspace_nbytes(capability: tuple[int, int]) -> int:
-    """What cuBLAS keeps once a product has run: one buffer per stream, which torch allocates.
+def workspaces(capability: tuple[int, int]) -> tuple[int, ...]:
+    """Bytes of each buffer that libraries for products keep of the allocator's in a step.
 
-    `CUBLAS_WORKSPACE_CONFIG` is not set: `:4096:8` from Hopper on, `:4096:2:16:8` before.
+    Each thread that calls them has its own: that of forwards, and autograd's. Until torch lets
+    cuBLASLt work where cuBLAS does, that has 1 MiB beside it. Neither `CUBLAS_WORKSPACE_CONFIG` nor
+    `CUBLASLT_WORKSPACE_SIZE` is set: `:4096:8` from Hopper on, `:4096:2:16:8` before.
     """
-    return 32 * _MIB if capability[0] >= _HOPPER else 8 * _MIB + 128 * 1024
+    own_nbytes = 32 * _MIB if capability[0] >= _HOPPER else 8 * _MIB + 128 * 1024
+    is_one = hasattr(torch.backends.cuda, "cublaslt_workspace_size")
+    return CALLING_THREADS * ((own_nbytes,) if is_one else (own_nbytes, _MIB))
 
 
 def with_libraries(resident: Resident, spec: DeviceSpec | None) -> Resident:
     """What a step holds on a GPU that is not here, that which its libraries keep included."""
     if spec is None:
         return resident
-    kept_nbytes = workspace_nbytes(spec.chip.capability)
-    tensors = resident.tensors and replace(resident.tensors, libraries=(kept_nbytes,))
-    parts = with_others(resident.parts, kept_nbytes)
-    return replace(resident, parts=parts, tensors=tensors)
+    kept = workspaces(spec.chip.capability)
+    tensors = resident.tensors and replace(resident.tensors, libraries=kept)
+    return replace(resident, tensors=tensors).with_unseen(sum(kept))
 
 
 def library_calls_elsewhere(

@@ -86,8 +86,9 @@ class Resident:
         return replace(self, parts=parts, storages=self.storages.union(new))
 
     def with_unseen(self, nbytes: int) -> Resident:
-        """The same with so much of the allocator's that no tensor shows."""
-        return replace(self, parts=replace(self.parts, unseen_nbytes=nbytes))
+        """The same with so much more of the allocator's that no tensor shows."""
+        unseen_nbytes = self.parts.unseen_nbytes + nbytes
+        return replace(self, parts=replace(self.parts, unseen_nbytes=unseen_nbytes))
 
     def with_optimizer(self, found: Resident) -> Resident:
         """The same, with the optimizer that was found at another moment, and nothing else of it."""
