@@ -75,3 +75,17 @@ def test_rows_are_measured_and_resumed(script, tmp_path: Path) -> None:
     assert "### Largest batch" in out.read_text()
     script.main([*words, "--resume"])
     assert json.loads(out.with_suffix(".json").read_text())["rows"] == rows
+
+
+def test_whole_steps_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`docs/gpu_steps.py`, with a tiny model on the CPU: each row of a process of its own."""
+    pytest.importorskip("transformers")
+    monkeypatch.syspath_prepend(DOCS)
+    import gpu_steps
+
+    asked = ["--tiny", "--only", "llama", "--compilers", "eager", "--shares", "0.7"]
+    gpu_steps.main([*asked, "--out", str(tmp_path / "rows.json")])
+    eager, planned = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert eager["status"] == planned["status"] == "ok"
+    assert planned["peak_nbytes"] <= planned["budget_nbytes"] < eager["peak_nbytes"]
+    assert planned["loss"] == pytest.approx(eager["loss"], rel=1e-2)
