@@ -361,8 +361,8 @@ class OverBudgetWarning(UserWarning):
             )
         if self.is_planned_anew:
             return (
-                f"{fact} Something in the process holds memory that the plan did not see; from the "
-                "next step on it is planned for that."
+                f"{fact} Something in the process took memory that the plan did not see. If "
+                "another step shows it again, those after it are planned for it."
             )
         return (
             f"{fact} Something in the step holds memory that the plan does not see. "

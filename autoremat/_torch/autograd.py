@@ -120,24 +120,28 @@ def _plain_size(size: int | torch.SymInt) -> int:
     return 0 if isinstance(size, torch.SymInt) and size.node.is_nested_int() else int(size)
 
 
-_backward_watchers: list[BackwardWatcher] = []
+_backward_watchers: list[tuple[BackwardWatcher, Callable[[], None]]] = []
 
 
-def watch_backwards(watcher: BackwardWatcher) -> None:
+def watch_backwards(watcher: BackwardWatcher, ended: Callable[[], None] = lambda: None) -> None:
     """Tell of every backward of this process that Python code begins.
 
     Args:
         watcher: given the tensors (or edges) that it begins at, their gradients, and whether
             it keeps the graph.
+        ended: called once it is over, unless it has failed.
     """
     if not _backward_watchers:
         run = torch.autograd._engine_run_backward
 
         @functools.wraps(run)
         def watched(roots: Any, gradients: Any, keep: Any, *args: Any, **kwargs: Any) -> Any:
-            for watch in _backward_watchers:
+            for watch, _ in _backward_watchers:
                 watch(roots, gradients, bool(keep))
-            return run(roots, gradients, keep, *args, **kwargs)
+            found = run(roots, gradients, keep, *args, **kwargs)
+            for _, told in _backward_watchers:
+                told()
+            return found
 
         torch.autograd._engine_run_backward = watched
-    _backward_watchers.append(watcher)
+    _backward_watchers.append((watcher, ended))

@@ -36,7 +36,6 @@ __all__ = [
     "arguments_of",
     "compiled_call",
     "dispatch_modes",
-    "drop_workspaces",
     "extent",
     "foreach_by_default",
     "getitem",
@@ -65,11 +64,6 @@ __all__ = [
 def real_execution() -> AbstractContextManager[Any]:
     """Suspend fake-tensor, proxy and functional modes: what runs inside really runs."""
     return _disable_current_modes()
-
-
-def drop_workspaces() -> None:
-    """Libraries for matrix products give back on CUDA what they work in, and take it anew."""
-    torch._C._cuda_clearCublasWorkspaces()
 
 
 def module_calls() -> list[tuple[nn.Module, Any]]:

@@ -27,11 +27,9 @@ from autoremat.cost.wrapper_calls import (
     library_nodes,
 )
 from autoremat.memory.residents import Resident
-from autoremat.memory.unseen import CALLING_THREADS
+from autoremat.memory.unseen import workspaces
 
-_MIB = 1 << 20
 _ROWS = 128  # to which flash rounds the tokens of a sequence
-_HOPPER = 9  # major compute capability from which products have a larger workspace
 _BACKWARDS = (
     "_scaled_dot_product_flash_attention_backward",
     "_scaled_dot_product_efficient_attention_backward",
@@ -39,23 +37,11 @@ _BACKWARDS = (
 )
 
 
-def workspaces(capability: tuple[int, int]) -> tuple[int, ...]:
-    """Bytes of each buffer that libraries for products keep of the allocator's in a step.
-
-    Each thread that calls them has its own: that of forwards, and autograd's. Until torch lets
-    cuBLASLt work where cuBLAS does, that has 1 MiB beside it. Neither `CUBLAS_WORKSPACE_CONFIG` nor
-    `CUBLASLT_WORKSPACE_SIZE` is set: `:4096:8` from Hopper on, `:4096:2:16:8` before.
-    """
-    own_nbytes = 32 * _MIB if capability[0] >= _HOPPER else 8 * _MIB + 128 * 1024
-    is_one = hasattr(torch.backends.cuda, "cublaslt_workspace_size")
-    return CALLING_THREADS * ((own_nbytes,) if is_one else (own_nbytes, _MIB))
-
-
 def with_libraries(resident: Resident, spec: DeviceSpec | None) -> Resident:
     """What a step holds on a GPU that is not here, that which its libraries keep included."""
     if spec is None:
         return resident
-    kept = workspaces(spec.chip.capability)
+    kept = workspaces(spec.chip.capability, settings={})
     tensors = resident.tensors and replace(resident.tensors, libraries=kept)
     return replace(resident, tensors=tensors).with_unseen(sum(kept))
 

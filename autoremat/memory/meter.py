@@ -56,6 +56,24 @@ _ROUNDS = 4  # of garbage that holds garbage; what makes some anew without end i
 
 
 _until_compile: list[ExitStack] = []
+_taking = 0  # blocks whose peak is taken from CUDA's allocator, one within the other
+
+
+def peaks_are_taken() -> bool:
+    """Whether somebody's figure comes of CUDA's peak statistics now: nobody else may reset them."""
+    return _taking > 0
+
+
+@contextmanager
+def _taking_peaks(device: torch.device) -> Iterator[None]:
+    """From a reset on to what is read."""
+    global _taking
+    torch.cuda.reset_peak_memory_stats(device)
+    _taking += 1
+    try:
+        yield
+    finally:
+        _taking -= 1
 
 
 def measure_peak(step: Callable[[], object], *, device: Device = None) -> int:
@@ -120,8 +138,8 @@ def _noting_peak(device: torch.device, peaks: list[int]) -> Iterator[None]:
     gc.collect()
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    yield
+    with _taking_peaks(device):
+        yield
     torch.cuda.synchronize(device)
     peaks.append(torch.cuda.max_memory_allocated(device) - before)
 
@@ -170,10 +188,10 @@ def cuda_peaks(
         return None
     gc.collect()
     torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
     before_nbytes = torch.cuda.memory_allocated(device)
-    for _ in range(steps):
-        step()
+    with _taking_peaks(device):
+        for _ in range(steps):
+            step()
     allocated_nbytes = torch.cuda.max_memory_allocated(device)
     return CudaPeaks(before_nbytes, allocated_nbytes, torch.cuda.max_memory_reserved(device))
 

@@ -10,15 +10,16 @@ a step will create (gradients, an optimizer's state) is taken to be like what is
 
 from __future__ import annotations
 
-import functools
+import os
+import re
+from collections.abc import Mapping
 
 import torch
 
-from autoremat import _torch
-
 CALLING_THREADS = 2  # that of forwards, and autograd's of the device
 GRANULARITY_NBYTES = 1 << 21  # it is rounded up to: what is alike shall be planned alike
-_SIDE = 64  # of a matrix
+_KIB, _MIB = 1 << 10, 1 << 20
+_HOPPER = 9  # major compute capability from which products have a larger workspace
 
 
 def unseen_nbytes(device: torch.device, held_nbytes: int, *, is_alone: bool = True) -> int:
@@ -31,24 +32,42 @@ def unseen_nbytes(device: torch.device, held_nbytes: int, *, is_alone: bool = Tr
     """
     if device.type != "cuda":
         return 0
-    stats = torch.cuda.memory_stats(device)
-    # Without the second one, as other backends of the allocator are, nothing is known of it.
-    allocated_nbytes = stats.get("allocated_bytes.all.current", 0)
-    remainders_nbytes = allocated_nbytes - stats.get("requested_bytes.all.current", 0)
-    if not (is_alone and 0 <= remainders_nbytes < allocated_nbytes):
-        remainders_nbytes = 0
-    grown = max(1.0, held_nbytes / max(1, allocated_nbytes))
-    found_nbytes = CALLING_THREADS * workspace_nbytes(device) + int(grown * remainders_nbytes)
+    found_nbytes = sum(workspaces(torch.cuda.get_device_capability(device)))
+    if is_alone:
+        found_nbytes += _remainders_nbytes(device, held_nbytes)
     return -(-found_nbytes // GRANULARITY_NBYTES) * GRANULARITY_NBYTES
 
 
-@functools.cache
-def workspace_nbytes(device: torch.device) -> int:
-    """What torch keeps of the allocator's for a thread that has multiplied matrices."""
-    with _torch.real_execution(), torch.no_grad():
-        matrix, bias = (torch.ones(*sizes, device=device) for sizes in ((_SIDE, _SIDE), (_SIDE,)))
-        _torch.drop_workspaces()  # they come again with the next product of their thread
-        before_nbytes = torch.cuda.memory_allocated(device)
-        torch.mm(matrix, matrix)  # of one library
-        torch.addmm(bias, matrix, matrix)  # and of another, which adds while it multiplies
-        return torch.cuda.memory_allocated(device) - before_nbytes
+def workspaces(
+    capability: tuple[int, int], settings: Mapping[str, str] = os.environ
+) -> tuple[int, ...]:
+    """Bytes of each buffer that libraries for products keep of the allocator's in a step.
+
+    Sizes are those of torch's `CublasHandlePool.cpp`: `:4096:8` from Hopper on, `:4096:2:16:8`
+    before, if `CUBLAS_WORKSPACE_CONFIG` does not say otherwise. Until torch lets cuBLASLt work
+    where cuBLAS does, that has `CUBLASLT_WORKSPACE_SIZE` beside it, 1 MiB if not set.
+
+    Args:
+        capability: of the device.
+        settings: the process's environment.
+    """
+    said = re.findall(r":([0-9]+):([0-9]+)", settings.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    usual_nbytes = 32 * _MIB if capability[0] >= _HOPPER else 8 * _MIB + 128 * _KIB
+    own_nbytes = sum(int(n) * int(count) for n, count in said) * _KIB if said else usual_nbytes
+    if hasattr(torch.backends.cuda, "cublaslt_workspace_size"):
+        return CALLING_THREADS * (own_nbytes,)
+    other = settings.get("CUBLASLT_WORKSPACE_SIZE", "")
+    return CALLING_THREADS * (own_nbytes, int(other) * _KIB if other.isdecimal() else _MIB)
+
+
+def _remainders_nbytes(device: torch.device, held_nbytes: int) -> int:
+    """Of blocks, once so much is held; 0 where the allocator does not say what was asked for."""
+    try:
+        stats = torch.cuda.memory_stats(device)
+    except RuntimeError:  # a pluggable allocator keeps none
+        return 0
+    allocated_nbytes = stats.get("allocated_bytes.all.current", 0)
+    now_nbytes = allocated_nbytes - stats.get("requested_bytes.all.current", 0)
+    if not 0 <= now_nbytes < allocated_nbytes:
+        return 0
+    return int(max(1.0, held_nbytes / allocated_nbytes) * now_nbytes)

@@ -257,8 +257,14 @@ class Part:
 
     def with_optimizer(self, resident: Resident) -> Part:
         """The same graph and plan, beside the optimizer of a step that holds this."""
-        optimizer_nbytes = resident.parts.optimizer_nbytes
-        more_nbytes = optimizer_nbytes - self.resident.parts.optimizer_nbytes
+        return self._beside(self.resident.with_optimizer(resident))
+
+    def with_unseen(self, nbytes: int) -> Part:
+        """The same graph and plan, beside so much more that no tensor shows."""
+        return self._beside(self.resident.with_unseen(nbytes))
+
+    def _beside(self, resident: Resident) -> Part:
+        more_nbytes = resident.nbytes - self.resident.nbytes
         lowered = self.subject.lowered
         shell = replace(
             lowered.shell,
@@ -270,7 +276,6 @@ class Part:
             subject=replace(self.subject, lowered=replace(lowered, shell=shell)),
             choice=replace(self.choice, peak_nbytes=self.choice.peak_nbytes + more_nbytes),
         )
-        resident = self.resident.with_optimizer(resident)
         return replace(self, planned=planned, resident=resident, smaller=None, _reports={})
 
     def for_call(self, numbers: Symbols) -> Part:

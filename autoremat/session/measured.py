@@ -1,18 +1,24 @@
 """Steps as CUDA's allocator counts them.
 
-Enters: the beginnings and ends of one session's steps. Leaves: the peak of whole steps, at the
-second, fourth, eighth step under a plan, and so on; others cost nothing. For these steps the
-allocator's peak statistics are reset, which the user may read as well: what is left to read is of
-at least one whole step. Guarantees: a step in which something was compiled is not measured.
+Enters: the beginnings of one session's steps, and the ends of their backwards. Leaves: the most
+that was allocated between: of the first step in which nothing was compiled, and then ever more
+rarely; others cost nothing. As such a step begins, the allocator's peak statistics are reset, which
+the user may read as well. Guarantees: what comes after a backward is no part of its step; a step is
+measured whole or not at all.
 """
 
 from __future__ import annotations
 
+import weakref
 from typing import Protocol
 
 import torch
 
+from autoremat.memory.meter import peaks_are_taken
+
 COUNTED = frozenset({"cuda"})  # kinds of devices whose allocator keeps a peak
+
+_open: dict[torch.device, weakref.ref[Measured]] = {}  # whose step is measured there
 
 
 def is_counted(device: torch.device) -> bool:
@@ -38,36 +44,53 @@ class Measured:
     def __init__(self, steps: Counted) -> None:
         """None yet."""
         self._steps = steps
-        self._is_open = False
+        self._is_open = self._is_off = False
         self._peak_nbytes: int | None = None  # of the step that is over, and was not asked for
-        self._first = 1  # number of the first step under the plans that are there
-        self._next = 1  # so many steps after it one is measured
-
-    def planned(self) -> None:
-        """There are other plans from the next step on."""
-        self._is_open, self._peak_nbytes = False, None
-        self._first, self._next = self._steps.number + 1, 1
+        self._compiles = 0  # so many there were before the first of the steps
+        self._first, self._next = 1, 2  # number of the first step, and of the one to measure
+        self._after = 1  # so many after the first was the one that was measured before
 
     def begin(self) -> None:
         """A step begins."""
         steps = self._steps
         self._is_open, self._peak_nbytes = False, None
-        if not (steps.is_planned and is_counted(steps.device)):
+        if self._is_off or not (steps.is_planned and is_counted(steps.device)):
             return
-        if steps.number - self._first >= self._next:
+        if len(steps.compiled_in) > self._compiles:  # by a graph, a size or a plan that is new
+            self._compiles = len(steps.compiled_in)
+            self._first, self._next, self._after = steps.number - 1, steps.number, 1
+        if steps.number < self._next or peaks_are_taken():
+            return
+        other = _open.get(steps.device, lambda: None)()
+        if other is not None:
+            other._is_open = False
+        try:
             torch.cuda.reset_peak_memory_stats(steps.device)
-            self._is_open = True
+        except RuntimeError:  # a pluggable allocator keeps none
+            self._is_off = True
+            return
+        self._is_open = True
+        _open[steps.device] = weakref.ref(self)
 
     def end(self) -> None:
-        """What comes now is no part of the step."""
+        """The backward of the step is over."""
         steps = self._steps
-        if self._is_open and steps.compiled_in[-1:] != [steps.number]:
-            self._next = 2 * (steps.number - self._first)
-            self._peak_nbytes = torch.cuda.max_memory_allocated(steps.device)
+        if not self._is_open:
+            return
         self._is_open = False
+        if len(steps.compiled_in) > self._compiles or peaks_are_taken():
+            return
+        self._peak_nbytes = torch.cuda.max_memory_allocated(steps.device)
+        # Fibonacci's numbers, and no powers of two: of steps that accumulate gradients over four
+        # batches those would see the first alone.
+        after = steps.number - self._first
+        self._next, self._after = steps.number + self._after, after
+
+    def again(self) -> None:
+        """What the latest step has shown may have been of that step alone."""
+        self._next = self._steps.number + 1
 
     def taken_nbytes(self) -> int | None:
         """The peak of a step that is over, if it was measured and nobody has asked yet."""
-        self.end()
         peak_nbytes, self._peak_nbytes = self._peak_nbytes, None
         return peak_nbytes

@@ -60,7 +60,7 @@ from autoremat.session.code import Code, Written, written
 from autoremat.session.first_plan import first_part
 from autoremat.session.recalling import Recalling, Remarks
 from autoremat.session.reports import report_of, stored_plan_of
-from autoremat.session.settling import count_optimizer, plan_anew
+from autoremat.session.settling import count_optimizer, count_unseen, note_allocated, plan_anew
 from autoremat.session.stating import between_nbytes, grown_nbytes, stated
 from autoremat.session.steps import Steps
 from autoremat.session.subranges import Subranges
@@ -336,8 +336,11 @@ class Session:
         with self._settling:
             peak_nbytes = self.steps.measured.taken_nbytes()
             if peak_nbytes is not None:
-                self.note_measured(peak_nbytes)
-            if not self.steps.replans.is_due:
+                self.measured_peak_nbytes = peak_nbytes
+                note_allocated(self.steps, peak_nbytes)
+            is_due = self.steps.replans.is_due
+            count_unseen(self.steps)
+            if not is_due:
                 self._tuning.before_step()
                 self._divide_ranges()
                 return False
@@ -390,8 +393,6 @@ class Session:
         steps, is_least = self.steps, self.options.budget.is_least
         if steps.is_planned and peak_nbytes > steps.budget_nbytes and not is_least:
             warning = OverBudgetWarning(peak_nbytes, steps.budget_nbytes, steps.peak_nbytes)
-            steps.note_unseen(peak_nbytes)
-            warning.is_planned_anew = steps.replans.is_coming
             warning.accumulates = steps.accumulates
             warnings.warn(warning, stacklevel=users_level())
 

@@ -35,6 +35,7 @@ from autoremat.session.under_autocast import narrowed_by
 
 # At a division of the budget: generated code, or a backward that keeps its graph, may take more.
 TRIES, FEW_TRIES = 6, 3
+SPARED = 0.005  # of a budget: what only the allocator shows may grow by as much
 BY_SEGMENTS = ("sqrt", "every-layer", "every-2")  # names of policies
 
 
@@ -88,6 +89,56 @@ def count_optimizer(steps: Steps, found: Resident) -> None:
     for name, part in steps.graphs.parts.items():
         steps.graphs.parts[name] = part.with_optimizer(found)
     steps.surroundings.grown_nbytes = max(0, steps.surroundings.grown_nbytes - more_nbytes)
+
+
+def note_allocated(steps: Steps, peak_nbytes: int) -> None:
+    """So much was allocated at most in a step: what nothing else shows is planned for.
+
+    Once two steps have shown it. Where processes share a job each would plan for something else,
+    and none does.
+
+    Args:
+        steps: of which it is one.
+        peak_nbytes: as the allocator counts it.
+    """
+    known_nbytes, budget_nbytes = steps.peak_nbytes, steps.budget_nbytes
+    if steps.options.budget.is_least or not steps.is_planned:
+        return
+    is_above = peak_nbytes > budget_nbytes
+    excess_nbytes = max(0, peak_nbytes - known_nbytes) if is_above else 0
+    is_again = steps.surroundings.note_unseen(excess_nbytes, int(SPARED * budget_nbytes))
+    if not is_above:
+        return
+    is_planned_for = _torch.job_store() is None and not steps.replans.are_ruled_out
+    if not is_planned_for:
+        steps.surroundings.taken_unseen()
+    elif excess_nbytes and not is_again:
+        steps.measured.again()
+    is_coming = steps.replans.is_coming if is_again else bool(excess_nbytes)
+    steps.told.peak(
+        peak_nbytes,
+        budget_nbytes,
+        predicted_nbytes=known_nbytes if is_coming else max(known_nbytes, steps.peak_nbytes),
+        is_final=True,
+        is_planned_anew=is_planned_for and is_coming,
+        is_leanest=steps.replans.are_exhausted,
+        accumulates=steps.accumulates,
+    )
+
+
+def count_unseen(steps: Steps) -> None:
+    """What only the allocator's own peaks have shown: it is resident, and beside nothing.
+
+    Args:
+        steps: in which it was found.
+    """
+    more_nbytes = steps.surroundings.taken_unseen()
+    if not more_nbytes:
+        return
+    steps.audit.unseen_nbytes = (steps.audit.unseen_nbytes or 0) + more_nbytes
+    steps.resident = steps.resident.with_unseen(more_nbytes)
+    for name, part in steps.graphs.parts.items():
+        steps.graphs.parts[name] = part.with_unseen(more_nbytes)
 
 
 def _planned_part(

@@ -32,7 +32,7 @@ from autoremat.planning.step import Step
 from autoremat.problem.subject import Subject
 from autoremat.session.blocks import Blocks
 from autoremat.session.code import Code
-from autoremat.session.measured import Measured, is_counted
+from autoremat.session.measured import Measured
 from autoremat.session.replans import Replans
 from autoremat.session.surroundings import Surroundings
 from autoremat.session.telling import Told
@@ -202,7 +202,6 @@ class Steps:
     def settled(self) -> None:
         """It was planned anew, for what is known of it."""
         self.replans.made()
-        self.measured.planned()
         self.graphs.provisional.clear()
         self.surroundings.settled()
         self.told.planned_anew()
@@ -347,6 +346,11 @@ class Steps:
             if not _torch.is_in_backward():  # what the backward takes is told first if it is more
                 self._note_eager(self.audit.between.taken(), runs)
 
+    def backward_ended(self) -> None:
+        """A backward is over that began while its graphs waited; see `ledger.Owner`."""
+        if not self._waiting:
+            self.measured.end()
+
     def holds_more(self) -> None:
         """What a graph has returned stays in its backward; see `ledger.Owner`."""
         with self._looking():
@@ -391,8 +395,6 @@ class Steps:
     def _inference_begins(self) -> None:
         """What a call without gradients makes may be what a loss in eager mode is of."""
         between.close()
-        if not self.goes_on:
-            self.measured.end()
         with self._looking():
             note_without_gradients(self)
             self.audit.at_inference()
@@ -439,7 +441,7 @@ class Steps:
         resident_nbytes = max((part.resident_nbytes for part in self.graphs.current), default=0)
         crossing_nbytes = sum(run.held_nbytes for run in runs if run.owner is self)
         self.surroundings.note_waiting(peak_nbytes - resident_nbytes - crossing_nbytes)
-        self.tell_if_above(peak_nbytes + self.surroundings.unseen_nbytes)
+        self.tell_if_above(peak_nbytes)
 
     @property
     def _account(self) -> Mapping[str, Beside]:
@@ -450,7 +452,6 @@ class Steps:
         """Take into account what a look has shown, and tell if the step is above the budget."""
         if look is None:
             return
-        look = look._replace(peak_nbytes=look.peak_nbytes + self.surroundings.unseen_nbytes)
         if not look.is_told_only:
             self.surroundings.learn(look, is_final=is_final)
         elif is_final and not look.is_larger:  # the account is of larger sizes than these
@@ -477,14 +478,6 @@ class Steps:
             is_alone = _torch.job_store() is None
             self.audit.unseen_nbytes = unseen_nbytes(device, held_nbytes, is_alone=is_alone)
         return self.audit.unseen_nbytes or 0
-
-    def note_unseen(self, peak_nbytes: int) -> None:
-        """So much was allocated at most in a step: what nothing else shows is planned for.
-
-        Where processes share a job, each would plan for something else, and none does.
-        """
-        if is_counted(self.device) and _torch.job_store() is None:
-            self.surroundings.unseen_nbytes += max(0, peak_nbytes - self.peak_nbytes)
 
     def note_state(self, nbytes: int) -> None:
         """The state of the model's optimizers is so large now: it may not have been planned for."""

@@ -34,7 +34,8 @@ class Surroundings:
         self.eager_results = Results()
         self.audit = Audit(find_present, self.eager_results)
         self.grown_nbytes = 0  # what has become resident since the graphs were planned
-        self.unseen_nbytes = 0  # what only the allocator's own peak has shown
+        self.unseen_nbytes = 0  # what only the allocator's own peaks have shown
+        self._shown_nbytes = 0  # the same of the latest of them
         self._forwards: dict[Hashable, Look] = {}  # by situation, what the latest look has shown
         self._backwards: dict[Hashable, tuple[int, int]] = {}
         self._partly_seen: set[Hashable] = set()  # of these, of which no look could see all
@@ -43,11 +44,8 @@ class Surroundings:
     @property
     def now(self) -> Around:
         """What steps have shown, with what has become resident since."""
-        found, more_nbytes = self.found, self.grown_nbytes + self.unseen_nbytes
-        eager_nbytes = found.eager_nbytes + (self.unseen_nbytes if found.eager_nbytes else 0)
-        return replace(
-            found, held_nbytes=found.held_nbytes + more_nbytes, eager_nbytes=eager_nbytes
-        )
+        more_nbytes = self.grown_nbytes + self.unseen_nbytes
+        return replace(self.found, held_nbytes=self.found.held_nbytes + more_nbytes)
 
     def begin_step(self, *, is_open: bool) -> None:
         """A training call begins; open, if a backward of earlier ones is to come."""
@@ -115,6 +113,22 @@ class Surroundings:
         self._backwards.clear()
         self._partly_seen.clear()
         self.audit.forget()
+
+    def note_unseen(self, excess_nbytes: int, margin_nbytes: int) -> bool:
+        """A step took so much more than is known of it; returns whether one before it did as well.
+
+        What two steps have taken is there, and the margin beside it, since it may grow a little.
+        """
+        before_nbytes, self._shown_nbytes = self._shown_nbytes, excess_nbytes
+        found_nbytes = min(before_nbytes, excess_nbytes)
+        if found_nbytes:
+            self.unseen_nbytes, self._shown_nbytes = found_nbytes + margin_nbytes, 0
+        return found_nbytes > 0
+
+    def taken_unseen(self) -> int:
+        """What was found so: it counts as resident from now on."""
+        unseen_nbytes, self.unseen_nbytes = self.unseen_nbytes, 0
+        return unseen_nbytes
 
     def note_resident(self, nbytes: int) -> None:
         """So much more is resident than when the graphs were planned: an optimizer's state."""

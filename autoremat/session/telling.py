@@ -62,6 +62,7 @@ class Told:
         is_leanest: bool,
         is_apart: bool = False,
         accumulates: bool = False,
+        predicted_nbytes: int | None = None,
     ) -> None:
         """Warn of a step above the budget; again only of one that is higher still.
 
@@ -73,6 +74,7 @@ class Told:
             is_leanest: whether no plan is known that takes less.
             is_apart: whether code in eager mode takes it while no planned graph waits.
             accumulates: as of `Steps`.
+            predicted_nbytes: what it takes by its plans, where the peak is one that was measured.
         """
         told_nbytes = self._apart_nbytes if is_apart else self._peak_nbytes
         if peak_nbytes <= max(budget_nbytes, int(SAME * told_nbytes)):
@@ -83,7 +85,10 @@ class Told:
             self._apart_nbytes = peak_nbytes
         else:
             self._peak_nbytes = peak_nbytes
-        self._due = OverBudgetWarning(None, budget_nbytes, peak_nbytes)
+        if predicted_nbytes is None:
+            self._due = OverBudgetWarning(None, budget_nbytes, peak_nbytes)
+        else:
+            self._due = OverBudgetWarning(peak_nbytes, budget_nbytes, predicted_nbytes)
         self._due.is_planned_anew, self._due.is_leanest = is_planned_anew, is_leanest
         self._due.is_apart, self._due.accumulates = is_apart, accumulates
         if not _torch.is_compiling():

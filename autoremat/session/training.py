@@ -215,6 +215,8 @@ class Training:
             present=lambda: members if (members := itself()) and members.are_there else None,
             is_told=True,
         )
+        for variant in self._variants[-1:]:  # the same allocator
+            steps.audit.unseen_nbytes = variant.session.steps.audit.unseen_nbytes
         has_begun = lockstep is not None and lockstep.has_begun
         session = Session(steps, resident, refuses=not self._variants and not has_begun)
         return _Variant(session, self.members.gradient_nbytes())

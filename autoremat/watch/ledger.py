@@ -46,6 +46,9 @@ class Owner(Protocol):
     def holds_more(self) -> None:
         """Somebody holds more of what a run has returned than after earlier ones like it."""
 
+    def backward_ended(self) -> None:
+        """A backward is over that began while runs of its graphs were open."""
+
     def reruns_begin(self, roots: Roots) -> None:
         """A backward begins in which its graphs may run, as they did in one before."""
 
@@ -167,6 +170,7 @@ class _Books:
     most_returned: int = _FEW  # when there are more, those that are gone are left out
     rerunning: weakref.WeakSet[Owner] = field(default_factory=weakref.WeakSet)
     without_gradients: weakref.WeakSet[Owner] = field(default_factory=weakref.WeakSet)
+    in_backward: weakref.WeakSet[Owner] = field(default_factory=weakref.WeakSet)  # told it began
     told_nbytes: dict[int, int] = field(default_factory=dict)  # by budget, in this step
     backwards: int = 0  # so far, but for those inside of others
     beginnings: int = 0
@@ -380,7 +384,7 @@ def _note_held(run: Run, ran: Ran, node: Any) -> None:
 @functools.cache
 def _watch() -> None:
     """Tell owners of each backward; once, and not before there are any."""
-    _torch.watch_backwards(_backward_begins)
+    _torch.watch_backwards(_backward_begins, _backward_ended)
 
 
 @torch.compiler.disable  # as above
@@ -404,5 +408,15 @@ def _backward_begins(roots: Roots, gradients: Sequence[Any], keeps_graph: bool) 
     for owner in list(_books.rerunning) if is_outer else ():
         owner.reruns_begin(roots)
     for owner in dict.fromkeys(run.owner for run in list(_books.open.values())):
+        _books.in_backward.add(owner)
         owner.backward_begins(roots, keeps_graph=keeps_graph)
     _books.beginnings += 1
+
+
+def _backward_ended() -> None:
+    """Tell owners, once nothing of it runs any more."""
+    if _books.in_backward and not _torch.is_in_backward():
+        owners = list(_books.in_backward)
+        _books.in_backward.clear()
+        for owner in owners:
+            owner.backward_ended()

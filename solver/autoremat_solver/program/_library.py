@@ -35,8 +35,11 @@ def pulp() -> Any:
     It keeps the exceptions of solvers that it does not find, and with them each function that was
     running: what a user's has in its variables, such as a model, would stay as long as the process.
     """
-    with ThreadPoolExecutor(1) as apart:
-        return apart.submit(import_module, "pulp").result()
+    try:
+        with ThreadPoolExecutor(1) as apart:
+            return apart.submit(import_module, "pulp").result()
+    except RuntimeError:  # as the interpreter ends there are no more threads
+        return import_module("pulp")
 
 
 @contextlib.contextmanager
