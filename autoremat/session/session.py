@@ -308,13 +308,14 @@ class Session:
         self._planned[known].append(planned.copied())
 
     def report(self) -> Report:
-        """What was planned so far."""
-        found = report_of(self.steps, self.measured_peak_nbytes)
-        if self.options.goal != THROUGHPUT:
-            return found
-        with self.progress as progress:
-            progress.stage("other budgets")
-            return self._rates.added_to(found)
+        """What was planned so far; what it takes itself, in the midst of a step, is none of it."""
+        with _torch.real_execution():
+            found = report_of(self.steps, self.measured_peak_nbytes)
+            if self.options.goal != THROUGHPUT:
+                return found
+            with self.progress as progress:
+                progress.stage("other budgets")
+                return self._rates.added_to(found)
 
     def _line(self) -> str:
         """The summary, for which nothing is read, nor made again that was recalled."""

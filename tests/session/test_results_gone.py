@@ -147,3 +147,16 @@ def test_the_report_shows_the_step_without_them():
     model = trained(Model, letting_go)
     (graph,) = autoremat.report(model).graphs
     assert max(graph.timeline.live_nbytes) <= budget_of(Model)
+
+
+def test_a_report_in_the_midst_of_a_step_is_no_part_of_it():
+    """Whoever logs what is planned between forward and backward is not warned of that."""
+    budget = budget_of(Model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", autoremat.OverBudgetWarning)
+        model = optimized(Model, budget)
+        for _ in range(2):
+            model.zero_grad()
+            loss = model(TOKENS)[0]
+            assert autoremat.report(model).predicted_peak_nbytes <= budget
+            loss.backward()
