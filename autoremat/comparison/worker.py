@@ -26,13 +26,12 @@ from autoremat.comparison.serve import Step, seconds, serve
 from autoremat.comparison.variants import Task, Variant
 from autoremat.errors import InfeasibleBudget
 from autoremat.memory.meter import cuda_peaks
-from autoremat.session.replans import USUAL_REPLANS
+from autoremat.session.replans import usual_steps
 from autoremat.targets.arguments import TargetArguments
 from autoremat.targets.hf import load
 from autoremat.targets.target import Target, TargetError, last_line
 from autoremat.units import format_nbytes, format_nbytes_apart
 
-_WARM_UPS = 1 + USUAL_REPLANS  # a step of several graphs may be planned anew
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory")
 
 Figures = dict[str, Any]
@@ -101,7 +100,7 @@ def _measured(task: Task) -> tuple[Figures, Callable[[], float] | None]:
     }
     with _compiling(variant):
         figures["first_step_seconds"] = seconds(prepared.step)
-        for _ in range(_WARM_UPS - 1):
+        for _ in range(usual_steps(prepared.device)):  # they may be planned anew
             prepared.step()
     resident = prepared.resident_nbytes()
     prepared.target.model.zero_grad(set_to_none=True)

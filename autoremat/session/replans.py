@@ -11,15 +11,24 @@ from collections import Counter
 from dataclasses import astuple
 from typing import Protocol
 
+import torch
+
 from autoremat.ask.options import Options
 from autoremat.planning.step import Step
+from autoremat.session.measured import is_counted
 from autoremat.session.surroundings import SCALARS_NBYTES, Surroundings
 
 USUAL_REPLANS = 2  # for what is found beside the graphs, and for what that step has shown
 WORTH_A_PLAN = 0.02  # of the budget above what is resident: less that is unused stays so
 WORTH_MORE = 0.005  # of a step's time: who recomputes less than that needs no more memory
 SHOWN_BY = 2  # steps, it is taken to be known whether their results are held
+MEASURED_FIRST = 3  # steps, in two of which an allocator may show more, before the next has a plan
 MOST_REPLANS = 8  # of one that runs ever more graphs, or has ever more beside them
+
+
+def usual_steps(device: torch.device) -> int:
+    """How many steps, after the first, usually show all that is planned anew for."""
+    return USUAL_REPLANS + (MEASURED_FIRST if is_counted(device) else 0)
 
 
 class Budgeted(Protocol):

@@ -31,7 +31,7 @@ from autoremat.memory.meter import cuda_peaks, measure_peak, resident_nbytes
 from autoremat.offline import plan
 from autoremat.progress import Progress
 from autoremat.reporting import Report
-from autoremat.session.replans import USUAL_REPLANS
+from autoremat.session.replans import usual_steps
 from autoremat.trial.gpt import Sizes, made, sizes_for
 from autoremat.trial.model import INFEASIBLE, Row, Trial
 
@@ -139,7 +139,7 @@ class _Attempt:
             return loss.detach()
 
         first_step_s = seconds(step)
-        for _ in range(USUAL_REPLANS):
+        for _ in range(usual_steps(self._device)):
             step()
         row = with_peaks(row, model, tokens, step, self._device)
         row = _predicted(row, report_of(model), expected)

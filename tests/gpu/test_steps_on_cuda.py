@@ -22,6 +22,7 @@ from autoremat.cost.op_times import profile_nodes
 from autoremat.errors import OverBudgetWarning
 from autoremat.memory.meter import cuda_peaks, measure_peak, resident_nbytes
 from autoremat.memory.unseen import workspaces
+from autoremat.session.replans import usual_steps
 from tests import training
 from tests.joint_graphs import capture
 from tests.models import example_gpt, unet
@@ -33,7 +34,7 @@ pytestmark = [
 
 DEVICE = torch.device("cuda")
 LAYERS, BATCH = 4, 64
-FIRST_STEPS, LATER_STEPS = 4, 2
+FIRST_STEPS, LATER_STEPS = 1 + usual_steps(DEVICE), 2
 PREDICTED = 0.05  # how far a prediction may be from what is measured
 # Sums in another order: atomic additions, and other algorithms of a library.
 ROUNDING = 1e-4
