@@ -56,6 +56,7 @@ _ROUNDS = 4  # of garbage that holds garbage; what makes some anew without end i
 
 
 _until_compile: list[ExitStack] = []
+_compiles = 0  # that have begun
 _taking = 0  # blocks whose peak is taken from CUDA's allocator, one within the other
 
 
@@ -123,8 +124,15 @@ def measuring_peak(device: Device = None, *, until_compile: bool = False) -> Ite
 
 def compile_begins() -> None:
     """A graph is compiled now: blocks that are measured until then are over."""
+    global _compiles
+    _compiles += 1
     while _until_compile:
         _until_compile.pop().close()
+
+
+def compiles_begun() -> int:
+    """How often a graph of anybody's was compiled: what that takes is of no step."""
+    return _compiles
 
 
 @contextmanager

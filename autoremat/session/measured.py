@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from autoremat.memory.meter import peaks_are_taken
+from autoremat.memory.meter import compiles_begun, peaks_are_taken
 
 COUNTED = frozenset({"cuda"})  # kinds of devices whose allocator keeps a peak
 
@@ -47,6 +47,7 @@ class Measured:
         self._is_open = self._is_off = False
         self._peak_nbytes: int | None = None  # of the step that is over, and was not asked for
         self._compiles = 0  # so many there were before the first of the steps
+        self._of_anybody = 0  # and so many of all sessions, as the step began
         self._first, self._next = 1, 2  # number of the first step, and of the one to measure
         self._after = 1  # so many after the first was the one that was measured before
 
@@ -69,7 +70,7 @@ class Measured:
         except RuntimeError:  # a pluggable allocator keeps none
             self._is_off = True
             return
-        self._is_open = True
+        self._is_open, self._of_anybody = True, compiles_begun()
         _open[steps.device] = weakref.ref(self)
 
     def end(self) -> None:
@@ -78,7 +79,8 @@ class Measured:
         if not self._is_open:
             return
         self._is_open = False
-        if len(steps.compiled_in) > self._compiles or peaks_are_taken():
+        has_compiled = len(steps.compiled_in) > self._compiles
+        if has_compiled or compiles_begun() > self._of_anybody or peaks_are_taken():
             return
         self._peak_nbytes = torch.cuda.max_memory_allocated(steps.device)
         # Fibonacci's numbers, and no powers of two: of steps that accumulate gradients over four

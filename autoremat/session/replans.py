@@ -93,6 +93,11 @@ class Replans:
         return bool(setting.steering.choice) or setting.offload is not None
 
     @property
+    def are_open(self) -> bool:
+        """Whether there may be another, if more is found: those made so far have fitted."""
+        return self._have_fitted and self.count < MOST_REPLANS and not self.are_ruled_out
+
+    @property
     def is_due(self) -> bool:
         """Whether the step is to be planned anew, now that all of it was seen."""
         steps, graphs = self._steps, self._steps.graphs

@@ -339,9 +339,7 @@ class Session:
             if peak_nbytes is not None:
                 self.measured_peak_nbytes = peak_nbytes
                 note_allocated(self.steps, peak_nbytes)
-            is_due = self.steps.replans.is_due
-            count_unseen(self.steps)
-            if not is_due:
+            if not self.steps.replans.is_due:
                 self._tuning.before_step()
                 self._divide_ranges()
                 return False
@@ -376,6 +374,7 @@ class Session:
     def _plan_anew(self) -> None:
         """Plans for all graphs at once; each is compiled when it runs."""
         count_optimizer(self.steps, self._find_resident(self.steps.device))
+        count_unseen(self.steps)
         self.steps.replans.begin()
         self._take(plan_anew(self.steps, self._graphs))
         self.progress.finish(self._line())

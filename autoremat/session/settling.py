@@ -106,13 +106,12 @@ def note_allocated(steps: Steps, peak_nbytes: int) -> None:
         return
     is_above = peak_nbytes > budget_nbytes
     excess_nbytes = max(0, peak_nbytes - known_nbytes) if is_above else 0
-    is_again = steps.surroundings.note_unseen(excess_nbytes, int(SPARED * budget_nbytes))
+    is_planned_for = _torch.job_store() is None and steps.replans.are_open
+    margin_nbytes = int(SPARED * budget_nbytes)
+    is_again = is_planned_for and steps.surroundings.note_unseen(excess_nbytes, margin_nbytes)
     if not is_above:
         return
-    is_planned_for = _torch.job_store() is None and not steps.replans.are_ruled_out
-    if not is_planned_for:
-        steps.surroundings.taken_unseen()
-    elif excess_nbytes and not is_again:
+    if is_planned_for and excess_nbytes and not is_again:
         steps.measured.again()
     is_coming = steps.replans.is_coming if is_again else bool(excess_nbytes)
     steps.told.peak(
@@ -132,13 +131,15 @@ def count_unseen(steps: Steps) -> None:
     Args:
         steps: in which it was found.
     """
-    more_nbytes = steps.surroundings.taken_unseen()
+    more_nbytes = steps.surroundings.unseen_nbytes
     if not more_nbytes:
         return
-    steps.audit.unseen_nbytes = (steps.audit.unseen_nbytes or 0) + more_nbytes
+    # One that was recalled may have to be made again, which may fail.
+    parts = {name: part.with_unseen(more_nbytes) for name, part in steps.graphs.parts.items()}
+    steps.graphs.parts.update(parts)
     steps.resident = steps.resident.with_unseen(more_nbytes)
-    for name, part in steps.graphs.parts.items():
-        steps.graphs.parts[name] = part.with_unseen(more_nbytes)
+    steps.audit.unseen[steps.device] = steps.audit.unseen.get(steps.device, 0) + more_nbytes
+    steps.surroundings.unseen_nbytes = 0
 
 
 def _planned_part(

@@ -474,10 +474,11 @@ class Steps:
 
         As the step was planned first: what its own plans leave behind changes no other.
         """
-        if self.offline is None and self.audit.unseen_nbytes is None and device.type == "cuda":
+        known = self.audit.unseen
+        if self.offline is None and device not in known:
             is_alone = _torch.job_store() is None
-            self.audit.unseen_nbytes = unseen_nbytes(device, held_nbytes, is_alone=is_alone)
-        return self.audit.unseen_nbytes or 0
+            known[device] = unseen_nbytes(device, held_nbytes, is_alone=is_alone)
+        return known.get(device, 0)
 
     def note_state(self, nbytes: int) -> None:
         """The state of the model's optimizers is so large now: it may not have been planned for."""

@@ -122,13 +122,9 @@ class Surroundings:
         before_nbytes, self._shown_nbytes = self._shown_nbytes, excess_nbytes
         found_nbytes = min(before_nbytes, excess_nbytes)
         if found_nbytes:
-            self.unseen_nbytes, self._shown_nbytes = found_nbytes + margin_nbytes, 0
+            self.unseen_nbytes += found_nbytes + margin_nbytes
+            self._shown_nbytes = 0
         return found_nbytes > 0
-
-    def taken_unseen(self) -> int:
-        """What was found so: it counts as resident from now on."""
-        unseen_nbytes, self.unseen_nbytes = self.unseen_nbytes, 0
-        return unseen_nbytes
 
     def note_resident(self, nbytes: int) -> None:
         """So much more is resident than when the graphs were planned: an optimizer's state."""

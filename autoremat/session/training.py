@@ -216,7 +216,7 @@ class Training:
             is_told=True,
         )
         for variant in self._variants[-1:]:  # the same allocator
-            steps.audit.unseen_nbytes = variant.session.steps.audit.unseen_nbytes
+            steps.audit.unseen |= variant.session.steps.audit.unseen
         has_begun = lockstep is not None and lockstep.has_begun
         session = Session(steps, resident, refuses=not self._variants and not has_begun)
         return _Variant(session, self.members.gradient_nbytes())

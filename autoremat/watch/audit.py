@@ -126,7 +126,7 @@ class Audit:
         self._reach = Reach()
         self._in_reach = Results()  # of the step's own code, and told of by nobody
         self._has_reached = False  # in this step
-        self.unseen_nbytes: int | None = None  # of the allocator's; not known before a plan
+        self.unseen: dict[torch.device, int] = {}  # bytes of the allocator's, beyond tensors
 
     @property
     def present(self) -> Present:
@@ -355,7 +355,7 @@ class Audit:
         lasting_nbytes = stays.nbytes + sum(part.nbytes for part in moving)
         passing = (key for key in known if key not in counted and key not in lasting)
         base_nbytes = expected_nbytes + lasting_nbytes + sum(known[key] for key in passing)
-        base_nbytes += self.unseen_nbytes or 0
+        base_nbytes += self.unseen.get(device, 0)
         return _Held(ChainMap(known, lasting), saved | named, named, base_nbytes)
 
     def _look_around(self) -> None:

@@ -392,6 +392,8 @@ def _backward_begins(roots: Roots, gradients: Sequence[Any], keeps_graph: bool) 
     is_outer = not _torch.is_in_backward()
     _books.backwards += is_outer
     _books.beginnings += 1
+    if is_outer and _books.in_backward:  # of one that has failed
+        _books.in_backward.clear()
     # Without a run that waits, a backward of anything costs as little as can be.
     if _torch.is_compiling():
         return
@@ -413,6 +415,7 @@ def _backward_begins(roots: Roots, gradients: Sequence[Any], keeps_graph: bool) 
     _books.beginnings += 1
 
 
+@torch.compiler.disable  # as above
 def _backward_ended() -> None:
     """Tell owners, once nothing of it runs any more."""
     if _books.in_backward and not _torch.is_in_backward():

@@ -18,6 +18,7 @@ from autoremat.errors import OverBudgetWarning
 from autoremat.memory import meter
 from autoremat.session import measured
 from autoremat.session.measured import Measured
+from tests.session.test_blocks import compiles
 from tests.session.test_results_gone import TOKENS
 from tests.session.test_results_gone import Model as Returning
 from tests.training import optimized, peaks
@@ -207,6 +208,22 @@ def test_what_leaves_too_little_is_told(allocator: Allocator, counted: None) -> 
     assert "planned for it" in str(told[0])
     assert "as lean as it can" in str(told[-1])
     assert len(told) <= 3
+    before = compiles(model)[:2]
+    more_than_tensors(allocator, model, 2 * budget, count=6)
+    assert compiles(model)[:2] == before  # what cannot be planned for is no reason to compile
+
+
+def test_a_step_in_which_another_model_is_compiled_is_not_measured(allocator: Allocator) -> None:
+    """What compiling takes is of no step."""
+    steps = Steps(number=2)
+    own = Measured(steps)
+    own.begin()
+    meter.compile_begins()
+    own.end()
+    assert own.taken_nbytes() is None
+    own.begin()
+    own.end()
+    assert own.taken_nbytes() is not None
 
 
 def test_another_plan_of_the_same_model_knows_it_as_well(
