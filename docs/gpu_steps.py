@@ -1,7 +1,7 @@
 """Whole training steps on the GPU at hand: optimizer, clipping, autocast, a gradient scaler.
 
-    python docs/gpu_steps.py [--only llama,bert] [--compilers eager] [--shares 0.5] --out rows.json
-    python docs/gpu_steps.py --tiny --out rows.json   # is the script sound? on a CPU
+    python docs/gpu_steps.py [--only llama,bert] [--compilers eager] [--shares 0.5] --out rows.md
+    python docs/gpu_steps.py --tiny --out rows.md   # is the script sound? on a CPU
 
 For each case the step is taken in eager mode, and then under a share of what that needs above its
 resident bytes: all that is allocated then, predicted and measured. Each is a process of its own, of
@@ -12,11 +12,9 @@ not. Rows are stored as they come, `--resume` goes on.
 from __future__ import annotations
 
 import argparse
-import gc
 import itertools
-import json
 import statistics
-import time
+import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,30 +24,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_benchmark_models import Loss, Made
 from own_process import in_own_process
-from row_store import Row, describe
-from torch import Tensor, nn
+from page_tables import versions
+from row_store import Row, Store, describe
+from torch import nn
 
 import autoremat
+from autoremat.comparison.serve import seconds
 from autoremat.errors import OverBudgetWarning
 from autoremat.memory.meter import cuda_peaks
+from autoremat.session.replans import usual_steps
 
 PRELOADED = ["gpu_steps", "autoremat.api", "autoremat._torch.compiling"]
-FIRST_STEPS, STEPS = 5, 7  # those that may plan anew, and those that are timed
-Made = tuple[nn.Module, tuple[Tensor, ...]]
-
-
-class Loss(nn.Module):
-    """A model of transformers that returns its loss alone."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """The loss."""
-        loss: Tensor = self.model(inputs, labels=labels).loss
-        return loss
+STEPS = 7  # that are timed, once nothing is planned anew
+_storing = threading.Lock()
 
 
 def llama(*, tiny: bool) -> Made:
@@ -66,7 +55,7 @@ def llama(*, tiny: bool) -> Made:
         use_cache=False,
     )
     tokens = torch.randint(config.vocab_size, (2, 32) if tiny else (8, 1024))
-    return Loss(LlamaForCausalLM(config)), (tokens, tokens)
+    return Loss(LlamaForCausalLM(config), "input_ids"), (tokens, tokens)
 
 
 def bert(*, tiny: bool) -> Made:
@@ -82,7 +71,7 @@ def bert(*, tiny: bool) -> Made:
     }
     config = BertConfig(**small) if tiny else BertConfig()
     tokens = torch.randint(config.vocab_size, (2, 16) if tiny else (16, 512))
-    return Loss(BertForMaskedLM(config)), (tokens, tokens)
+    return Loss(BertForMaskedLM(config), "input_ids"), (tokens, tokens)
 
 
 def resnet(*, tiny: bool) -> Made:
@@ -94,7 +83,7 @@ def resnet(*, tiny: bool) -> Made:
     size = 32 if tiny else 224
     images = torch.randn(2 if tiny else 64, 3, size, size)
     labels = torch.randint(config.num_labels, images.shape[:1])
-    return Loss(ResNetForImageClassification(config)), (images, labels)
+    return Loss(ResNetForImageClassification(config), "pixel_values"), (images, labels)
 
 
 @dataclass(frozen=True)
@@ -159,22 +148,24 @@ def row_of(point: Point) -> Row:
 
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", OverBudgetWarning)
-        first_seconds, losses = _seconds(step), [step() for _ in range(FIRST_STEPS)]
-    with warnings.catch_warnings(record=True) as later:
-        warnings.simplefilter("always", OverBudgetWarning)
-        times = [_seconds(step) for _ in range(STEPS)]
+        first_seconds, loss = seconds(step), 0.0
+        for _ in range(usual_steps(device)):
+            loss = step()
+        times = [seconds(step) for _ in range(STEPS)]
     resident_nbytes = autoremat.resident_nbytes(model, batch, optimizer)
     found = cuda_peaks(step, device)
+    if found is None:
+        peak_nbytes = resident_nbytes + autoremat.measure_peak(step, device=device)
+    else:
+        peak_nbytes = found.allocated_nbytes
     row = {
         "resident_nbytes": resident_nbytes,
-        "peak_nbytes": found.allocated_nbytes
-        if found
-        else resident_nbytes + autoremat.measure_peak(step, device=device),
+        "peak_nbytes": peak_nbytes,
         "reserved_nbytes": found and found.reserved_nbytes,
         "first_step_seconds": first_seconds,
         "step_seconds": statistics.median(times),
-        "loss": losses[-1],
-        "told": [str(entry.message)[:300] for entry in told + later],
+        "loss": loss,
+        "told": [str(entry.message)[:300] for entry in told],
     }
     if point.budget_nbytes is not None:
         report = autoremat.report(model)
@@ -198,13 +189,6 @@ def _plan(model: nn.Module, optimizer: Any, training: Training, point: Point) ->
         block.compile(backend="autoremat", options=options)
 
 
-def _seconds(step: Callable[[], object]) -> float:
-    gc.collect()
-    began = time.perf_counter()
-    step()
-    return time.perf_counter() - began
-
-
 def summary(row: Row) -> str:
     """One line for the terminal."""
     if row["status"] != "ok":
@@ -217,27 +201,34 @@ def summary(row: Row) -> str:
     return text
 
 
-def measured_rows(case: str, args: argparse.Namespace, known: dict[str, Row]) -> list[Row]:
-    """Eager mode, and then each compiler at each share."""
+def measure(case: str, store: Store, args: argparse.Namespace) -> None:
+    """Eager mode, and then each compiler at each share; a row is stored as soon as it is there."""
 
     def row(name: str, point: Point) -> Row:
         key = f"{case}, {name}"
-        if known.get(key, {}).get("status") == "ok":
-            return known[key]
+        known = store.rows.get(key, {})
+        if args.resume and known.get("status") == "ok":
+            return known
         found = {"key": key, **in_own_process(row_of, point, args.timeout, PRELOADED)}
+        with _storing:
+            store.add(found)
         print(f"{key:32s} {summary(found)}", flush=True)
         return found
 
     eager = row("eager mode", Point(case, tiny=args.tiny))
     if eager["status"] != "ok":
-        return [eager]
-    rows, resident_nbytes = [eager], eager["resident_nbytes"]
+        return
+    resident_nbytes = eager["resident_nbytes"]
     for compiler, share in itertools.product(args.compilers, args.shares):
-        above_nbytes = eager["peak_nbytes"] - resident_nbytes
-        budget_nbytes = resident_nbytes + int(share * above_nbytes)
-        point = Point(case, compiler, budget_nbytes, args.tiny)
-        rows.append(row(f"{compiler} at {share:.0%}", point))
-    return rows
+        budget_nbytes = resident_nbytes + int(share * (eager["peak_nbytes"] - resident_nbytes))
+        row(f"{compiler} at {share:.0%}", Point(case, compiler, budget_nbytes, args.tiny))
+
+
+def page(runs: list[Row], rows: list[Row]) -> str:
+    """A line for each row, and what they were run with."""
+    lines = [f"- {row['key']}: {summary(row)}\n" for row in rows]
+    lines += [f"\n`{run['command']}`, {run['date']}, {versions(run)}\n" for run in runs]
+    return "".join(["# Whole steps on a GPU\n\n", *lines])
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
@@ -252,7 +243,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--shares", type=lambda t: [float(s) for s in listed(t)], default=[0.5])
     parser.add_argument("--timeout", type=float, default=600.0, help="of a process, in seconds")
     parser.add_argument("--jobs", type=int, default=1, help="cases that run at once")
-    parser.add_argument("--out", type=Path, required=True, help="a JSON file of rows")
+    parser.add_argument("--out", type=Path, required=True, help="the page; its rows lie beside it")
     parser.add_argument("--resume", action="store_true", help="keep the rows that are there")
     parser.add_argument("--tiny", action="store_true", help="tiny models on the CPU")
     args = parser.parse_args(words)
@@ -267,14 +258,10 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 def main(words: list[str] | None = None) -> None:
     """Run what the command line asks for."""
     args = arguments(words)
-    is_there = args.resume and args.out.exists()
-    stored = json.loads(args.out.read_text())["rows"] if is_there else []
-    rows: dict[str, Row] = {row["key"]: row for row in stored}
     run = describe("gpu_steps.py", ("torch", "transformers"), jobs=args.jobs)
+    store = Store(args.out.with_suffix(".json"), page, run)
     with ThreadPoolExecutor(args.jobs) as pool:
-        for found in pool.map(partial(measured_rows, args=args, known=dict(rows)), args.only):
-            rows |= {row["key"]: row for row in found}
-            args.out.write_text(json.dumps({"run": run, "rows": [*rows.values()]}, indent=1) + "\n")
+        list(pool.map(partial(measure, store=store, args=args), args.only))
 
 
 if __name__ == "__main__":

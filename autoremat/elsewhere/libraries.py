@@ -3,10 +3,9 @@
 Enters: the wrapper's source and the layout of its buffers. Leaves: the time of each call, its
 bytes where the library's source says them, and what stays allocated between calls. Rules are those
 of torch 2.13: `flash_api.cpp` (`mha_bwd`: the gradients of queries are summed in float32, those of
-shared keys and values per head) and `CublasHandlePool.cpp` (workspaces that stay, as an H200 has
-shown: two threads have one each). What cuDNN
-takes for its own backward is not published, and the memory-efficient kernel has sums of its own:
-both are taken to sum the gradients of queries as flash does.
+shared keys and values per head) and `CublasHandlePool.cpp` (workspaces that stay). What cuDNN takes
+for its own backward is not published, and the memory-efficient kernel has sums of its own: both are
+taken to sum the gradients of queries as flash does.
 """
 
 from __future__ import annotations

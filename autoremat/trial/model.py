@@ -22,11 +22,10 @@ class Row:
         budget_nbytes: of the whole step; None for "unlimited".
         resident_nbytes: parameters and batch.
         predicted_peak_nbytes: highest bytes of a step, resident ones included.
-        peak_nbytes: the same as measured, the highest of several steps; on CUDA all that was
-            allocated.
+        peak_nbytes: the same as measured, the highest of several steps; on CUDA
+            `torch.cuda.max_memory_allocated` over them.
         beside_nbytes: on CUDA, what the allocator had given away beside what is resident as the
             steps began, such as workspaces of libraries.
-        allocated_nbytes: on CUDA, `torch.cuda.max_memory_allocated` over these steps.
         predicted_reserved_nbytes: most that the allocator takes from the device.
         reserved_nbytes: the same as measured, `torch.cuda.max_memory_reserved`.
         predicted_us: duration of a step, by operation.
@@ -43,7 +42,6 @@ class Row:
     predicted_peak_nbytes: int | None = None
     peak_nbytes: int | None = None
     beside_nbytes: int | None = None
-    allocated_nbytes: int | None = None
     predicted_reserved_nbytes: int | None = None
     reserved_nbytes: int | None = None
     predicted_us: float | None = None

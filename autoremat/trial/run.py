@@ -155,14 +155,13 @@ def with_peaks(
     resident = resident_nbytes(model, tokens)
     own = cuda_peaks(step, device, steps=_PEAKS)
     if own is not None:
-        row = replace(
+        return replace(
             row,
+            resident_nbytes=resident,
             beside_nbytes=max(0, own.before_nbytes - resident),
-            allocated_nbytes=own.allocated_nbytes,
+            peak_nbytes=own.allocated_nbytes,
             reserved_nbytes=own.reserved_nbytes,
         )
-    if own is not None:
-        return replace(row, resident_nbytes=resident, peak_nbytes=own.allocated_nbytes)
     peaks = []
     for _ in range(_PEAKS):
         model.zero_grad(set_to_none=True)

@@ -84,7 +84,7 @@ def test_whole_steps_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     import gpu_steps
 
     asked = ["--tiny", "--only", "llama", "--compilers", "eager", "--shares", "0.7"]
-    gpu_steps.main([*asked, "--out", str(tmp_path / "rows.json")])
+    gpu_steps.main([*asked, "--out", str(tmp_path / "rows.md")])
     eager, planned = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert eager["status"] == planned["status"] == "ok"
     assert planned["peak_nbytes"] <= planned["budget_nbytes"] < eager["peak_nbytes"]

@@ -56,3 +56,15 @@ print(model() is None)
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert told.stdout == "True\n"
+
+
+def test_a_process_that_ends_solves():
+    """As a handler of its end may: there are no more threads then."""
+    script = "import atexit, concurrent.futures.thread\n@atexit.register\ndef end():\n" + "".join(
+        f"    {line}\n"
+        for line in FIRST_MODEL.format(module="_pulp", name="LinearSolver", more="").splitlines()
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert told.stdout == "before\nafter\n", told.stderr
