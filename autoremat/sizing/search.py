@@ -17,6 +17,7 @@ Answer = FitPoint | Refused
 FIRST_GROWTH = 3.0  # times a size at which the plain step just fits: where nothing else is known
 SECOND = 4  # times the first size: two are a line
 LINES = 3  # guesses by lines; a plan that is only just found, or missed, may be off any line
+LEAP = 4  # times as far as the turn before, once lines are off: mostly they are off by little
 
 
 @dataclass
@@ -101,13 +102,25 @@ def _guess(sizes: Sizes, low: FitPoint, high: Refused | None, turns: int) -> int
         sizes: that were asked.
         low: the largest that fits.
         high: the smallest above it that does not, if any.
-        turns: how often the two have come closer: where lines mislead, they are halved.
+        turns: how often the two have come closer: where lines mislead, none is drawn any more.
     """
     if high is None:
         return max(sizes.rounded(_growth(sizes, low)), low.size + sizes.step)
     line = _line(sizes, high) if turns < LINES else None
-    guess = sizes.rounded((low.size + high.size) / 2 if line is None else line)
+    guess = sizes.rounded(_leap(sizes, low.size, high.size) if line is None else line)
     return min(max(guess, low.size + sizes.step), high.size - sizes.step)
+
+
+def _leap(sizes: Sizes, low: int, high: int) -> float:
+    """From the size that was asked last, further than from the one before, to half way at most."""
+    middle, last = (low + high) / 2, next(reversed(sizes.answers))
+    fits = [point.size for point in sizes.points]
+    refused = [one.size for one in sizes.refused if one.size >= high]
+    if last == low and len(fits) > 1:
+        return min(middle, low + LEAP * (low - fits[-2]))
+    if last == high and len(refused) > 1:
+        return max(middle, high - LEAP * (refused[1] - high))
+    return middle
 
 
 def _growth(sizes: Sizes, low: FitPoint) -> float:

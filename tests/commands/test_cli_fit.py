@@ -76,6 +76,7 @@ def test_sequences_end_at_the_positions_of_a_configuration(llama: str):
 def test_the_batch_at_several_lengths(llama: str):
     result = run(
         *("fit", llama, "--budget", "4MB", "--over", "batch,sequence", "--seq", "32", "--json"),
+        *("--multiple-of", "32"),
         *QUICK,
     )
     assert result.exit_code == 0, result.stderr

@@ -68,6 +68,27 @@ def test_what_ends_it_is_a_size_that_fits_beside_one_that_does_not(noise: int):
     assert len(sizes.answers) <= 20
 
 
+@pytest.mark.parametrize("off_nbytes", [-10_000, -3_000, 3_000, 10_000])
+def test_lines_that_are_off_by_little_cost_a_few_sizes_more(off_nbytes: int):
+    """What a size that does not fit would need is itself a plan, and not the smallest there is.
+
+    From the end of those lines a row of halves would begin at twice the size.
+    """
+    ask = linear(20_000, 1_600.0, 8_000.0)
+
+    def with_less_or_more(size: int) -> Answer:
+        answer = ask(size)
+        if isinstance(answer, Refused) and answer.smallest_peak_nbytes is not None:
+            return Refused(size, answer.smallest_peak_nbytes + off_nbytes, answer.reason)
+        return answer
+
+    sizes = Sizes(with_less_or_more, 1, None, BUDGET)
+    first = first_that_fits(sizes, 1)
+    assert first is not None
+    assert find_largest(sizes, first).size == exhaustive(ask)
+    assert len(sizes.answers) <= 12
+
+
 @pytest.mark.parametrize("most", [1, 7, 64])
 def test_no_size_is_above_the_most(most: int):
     sizes = Sizes(linear(0, 100.0, 1000.0), 1, most, BUDGET)
