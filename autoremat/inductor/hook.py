@@ -33,7 +33,13 @@ from autoremat.elsewhere.present import standing_in
 from autoremat.graph.joint_graph import copy_module
 from autoremat.inductor.fusion_limit import FusionLimit
 from autoremat.inductor.library_calls import library_calls, library_us
-from autoremat.inductor.wrapper import Buffers, WrapperMemory, call_function, read_wrapper
+from autoremat.inductor.wrapper import (
+    Buffers,
+    Layout,
+    WrapperMemory,
+    call_function,
+    read_wrapper,
+)
 from autoremat.memory.meter import rounded_nbytes
 
 _NUMBERS = (int, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -318,7 +324,19 @@ def _buffers(
         round_nbytes=lambda nbytes: rounded_nbytes(nbytes, device),
         device_type=device.type,
         shared_inputs=shared,
+        input_layouts=[_input_layout(_torch.fake_value(node)) for node in placeholders],
     )
+
+
+def _input_layout(value: Any) -> Layout | None:
+    """Sizes and strides of a fake input, symbols at their hints; None if it is no tensor."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    size, stride = (
+        tuple(_torch.size_hint(extent) for extent in extents)
+        for extents in (value.size(), value.stride())
+    )
+    return size, stride
 
 
 def _layout(graph: Any, name: str) -> TensorSpec | None:

@@ -20,6 +20,8 @@ from autoremat import _torch
 # What allocators give is aligned; inputs that are not are copied, which nobody can foresee.
 _SAME_MEMORY = ("reinterpret_tensor", "alias_tensor", "copy_if_misaligned")
 
+Layout = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides, in elements
+
 
 class WrapperError(ValueError):
     """The source is not a wrapper that this module can follow. The message says where."""
@@ -39,6 +41,7 @@ class Buffers:
         device_type: "cpu" or "cuda": only its buffers are counted.
         shared_inputs: by position of an input that lies in the storage of an earlier one, the
             position of that.
+        input_layouts: the sizes and the strides of each input, in order; None for numbers.
     """
 
     input_nbytes: Sequence[int]
@@ -48,6 +51,7 @@ class Buffers:
     round_nbytes: Callable[[int], int]
     device_type: str
     shared_inputs: Mapping[int, int]
+    input_layouts: Sequence[Layout | None]
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,7 @@ class _Reader:
         self._nbytes: dict[int, int] = {}
         self._references: dict[int, int] = {}
         self._numbers: dict[str, Any] = {"torch": torch}
+        self._layouts: dict[str, Layout | None] = {}
         self._live = 0
         self.curve: list[int] = []
         self.returned: list[tuple[int, int] | None] = []
@@ -152,6 +157,7 @@ class _Reader:
 
     def _inputs(self, names: Sequence[str]) -> None:
         for position, name in enumerate(names):
+            self._layouts[name] = self._buffers.input_layouts[position]
             number = self._buffers.input_values[position]
             if number is not None:
                 self._numbers[name] = number
@@ -189,6 +195,11 @@ class _Reader:
                 )
                 nbytes = self._strided_nbytes(arguments) if on_device else 0
                 self._bind(name, (self._allocate(nbytes),))
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id=source), attr="size" | "stride" as which)
+            ) if layout := self._layouts.get(source):
+                # Where a symbol is an input's size and no argument of its own.
+                self._numbers[name] = layout[which == "stride"]
             case ast.Call() as call:
                 sizes = self._result_nbytes(name, call)
                 self._bind(name, tuple(self._allocate(nbytes) for nbytes in sizes))

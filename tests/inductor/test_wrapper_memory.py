@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from autoremat.inductor.wrapper import Buffers, WrapperError, read_wrapper
+from autoremat.inductor.hook import generate
+from autoremat.inductor.wrapper import Buffers, Layout, WrapperError, read_wrapper
 
 
 def buffers(
@@ -18,6 +22,7 @@ def buffers(
     rounded_to: int = 1,
     shared: Mapping[int, int] | None = None,
     device_type: str = "cpu",
+    layouts: Sequence[Layout | None] | None = None,
 ) -> Buffers:
     """What the text does not say; `library` is looked up by a part of the call's text."""
     known = library or {}
@@ -29,6 +34,7 @@ def buffers(
         round_nbytes=lambda nbytes: -(-nbytes // rounded_to) * rounded_to,
         device_type=device_type,
         shared_inputs=shared or {},
+        input_layouts=layouts or [None] * len(inputs),
     )
 
 
@@ -210,6 +216,37 @@ def test_statements_inside_a_device_guard():
         "    buf0 = empty_strided_cpu((2,), (1,), torch.float32)",
         "    del buf0",
     ) == (8, 0)
+
+
+def test_symbols_that_are_an_inputs_sizes_or_strides():
+    """So they are where no argument is the number itself."""
+    assert live(
+        buffers([0], layouts=[((2, 3), (5, 1))]),
+        "primals_1, = args",
+        "primals_1_size = primals_1.size()",
+        "s77 = primals_1_size[1]",
+        "primals_1_stride = primals_1.stride()",
+        "s53 = primals_1_stride[0]",
+        "buf0 = empty_strided_cpu((s77, s53), (s53, 1), torch.float32)",
+    ) == (0, 0, 0, 0, 0, 60)
+
+
+@pytest.mark.inductor
+def test_generated_code_whose_symbols_are_sizes_of_its_inputs():
+    """As where two numbers of a step turn out to be one: the other of them is no argument then."""
+
+    def product(x: Tensor) -> tuple[Tensor]:
+        y = torch.sin(x)
+        return (torch.mm(y, torch.permute(y, (1, 0))),)
+
+    module = make_fx(product, tracing_mode="symbolic")(torch.randn(6, 5))
+    generated = generate(
+        module, is_backward=False, owned={}, num_visible_outputs=0, device=torch.device("cpu")
+    )
+    assert "x_1.size()" in generated.source
+    sine_nbytes, product_nbytes = 6 * 5 * 4, 6 * 6 * 4
+    assert generated.memory.peak_nbytes == sine_nbytes + product_nbytes
+    assert generated.memory.returned_nbytes == product_nbytes
 
 
 def test_a_source_without_a_call_function():
