@@ -39,9 +39,12 @@ def parameters_of(optimizer: Any) -> list[torch.Tensor]:
 
 def count_values(optimizer: torch.optim.Optimizer) -> int:
     """Of the state, without a look at tensors: it is asked for after each step."""
-    states = (state for state in optimizer.state.values() if isinstance(state, dict))
-    values = (value for state in states for value in state.values())
-    return sum(len(value) if isinstance(value, list) else 1 for value in values)
+    count = 0
+    for state in optimizer.state.values():
+        if isinstance(state, dict):
+            lists = [value for value in state.values() if isinstance(value, list)]
+            count += len(state) - len(lists) + sum(map(len, lists))
+    return count
 
 
 class StepOptimizers:

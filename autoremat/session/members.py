@@ -226,7 +226,7 @@ class Members(Present):
 
     def _all_parts(self) -> Iterator[nn.Module]:
         """The modules and what is in them."""
-        return (part for module in self.modules for part in module.modules())
+        return _torch.all_modules(self.modules)
 
     def _trained_gradients(self) -> Iterator[_torch.OfParameter]:
         modules = list(self._all_parts())

@@ -175,7 +175,11 @@ class Steps:
         if self.is_told or self.offline:
             return
         waiting, graphs = self._waiting, self.graphs
-        is_new = graphs.runs is None or Counter(graphs.runs) != Counter(r.name for r in waiting)
+        names = [ran.name for ran in waiting]  # mostly in the order of the runs
+        is_same = graphs.runs == names or (
+            len(graphs.runs or ()) == len(names) and Counter(graphs.runs) == Counter(names)
+        )
+        is_new = graphs.runs is None or not is_same
         is_elsewhere = not graphs.is_here and _torch.is_in_backward()  # CUDA's has its own thread
         if is_new or is_elsewhere:
             if not (waiting or self._is_in_backward or _torch.is_compiling()):

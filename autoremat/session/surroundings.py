@@ -12,10 +12,8 @@ from dataclasses import replace
 from autoremat.planning.nesting import Around
 from autoremat.watch.audit import Audit, Look
 from autoremat.watch.eager_code import Results
+from autoremat.watch.ledger import SCALARS_NBYTES
 from autoremat.watch.present import Present
-
-# A loss and its gradient, as CUDA rounds them: looks at a backward need not see who holds these.
-SCALARS_NBYTES = 1024
 
 
 class Surroundings:

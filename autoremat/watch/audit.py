@@ -422,8 +422,13 @@ def sizes_of_runs(runs: Sequence[Run]) -> tuple[int, ...]:
 
 
 def names_behind(roots: Roots) -> tuple[str, ...]:
-    """What tells backwards apart: the last operations before them, those of a loss."""
-    nodes = itertools.islice(nodes_behind(first_nodes(roots)), NODES_OF_A_LOSS)
+    """What tells backwards apart: the last operations before them, those of a loss.
+
+    No further than to a compiled graph, whose run says more. It may have an edge for each parameter
+    of the model: to make Python's objects of all of them would set off a garbage collection.
+    """
+    ends = (first_nodes(roots), _torch.is_compiled_backward)
+    nodes = itertools.islice(nodes_behind(*ends), NODES_OF_A_LOSS)
     return tuple(type(node).__name__ for node in nodes)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -223,8 +223,15 @@ def _references_of_unheld() -> tuple[_References, _References]:
     return whole, view
 
 
-def nodes_behind(starts: Iterable[Any]) -> Iterator[Any]:
-    """Autograd's nodes from some on towards the inputs, each once."""
+def nodes_behind(
+    starts: Iterable[Any], is_end: Callable[[Any], bool] = lambda node: False
+) -> Iterator[Any]:
+    """Autograd's nodes from some on towards the inputs, each once.
+
+    Args:
+        starts: the first of them; None is left out.
+        is_end: whether what is behind a node is left out.
+    """
     stack: list[Any] = list(starts)
     seen: set[Any] = set()
     while stack:
@@ -233,7 +240,8 @@ def nodes_behind(starts: Iterable[Any]) -> Iterator[Any]:
             continue
         seen.add(node)
         yield node
-        stack.extend(source for source, _ in node.next_functions)
+        if not is_end(node):
+            stack.extend(source for source, _ in node.next_functions)
 
 
 def _counts_elsewhere(value: torch.Tensor) -> bool:

@@ -27,6 +27,8 @@ from autoremat.planning.ran import Ran
 from autoremat.watch import between
 
 _FEW = 64
+# A loss and its gradient, as CUDA rounds them: looks at a backward need not see who holds these.
+SCALARS_NBYTES = 1024
 _SHARES = 1024  # steps of other sizes are alike if as much of what they return is held, about
 SAME = 1.02  # peaks that differ by less are told of once
 
@@ -136,7 +138,9 @@ class Run:
         }
         alive = [key for key, kept in self.returned.items() if not kept.storage.expired()]
         least_nbytes = sum(sizes.values()) / _SHARES
-        if any(sizes[key] > least_nbytes for key in alive):
+        # What a node has saved is asked for only where there is something to let go of.
+        is_much = sum(sizes.values()) > SCALARS_NBYTES
+        if is_much and any(sizes[key] > least_nbytes for key in alive):
             own = Counter(_results_saved_by(node))
             alive = [key for key in alive if _torch.storage_references(key) > own[key]]
         living_nbytes = sum(sizes[key] for key in alive)

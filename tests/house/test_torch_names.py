@@ -1841,6 +1841,17 @@ def test_gathering():
     assert units[0].gathering == units[1].gathering
 
 
+def test_all_modules():
+    """Those of `modules()` in its order: with several names, without any, and in cycles, too."""
+    inner = nn.Linear(2, 2)
+    outer = nn.Sequential(inner, nn.Sequential(nn.ReLU(), inner), nn.Tanh())
+    outer.register_module("none", None)
+    inner.add_module("around", outer)
+    assert list(_torch.all_modules([outer])) == list(outer.modules())
+    other = nn.Linear(1, 1)
+    assert list(_torch.all_modules([other, outer, inner])) == [other, *outer.modules()]
+
+
 def test_own_parameters():
     """Those of the modules that are given, not those of their parts; of shared ones each."""
     inner = nn.Linear(2, 2, bias=False)
