@@ -64,6 +64,7 @@ from autoremat.session.settling import count_optimizer, count_unseen, note_alloc
 from autoremat.session.stating import between_nbytes, grown_nbytes, stated
 from autoremat.session.steps import Steps
 from autoremat.session.subranges import Subranges
+from autoremat.session.telling import log_if_smaller_batch_follows
 from autoremat.session.throughput import Rates
 from autoremat.session.tuning import Tuning
 from autoremat.units import format_nbytes
@@ -193,6 +194,7 @@ class Session:
             ApartError,
             torch.OutOfMemoryError,
         ) as error:
+            log_if_smaller_batch_follows(error)
             raise _torch.passing_through(error) from None
         finally:
             self._at_hand.end()
