@@ -19,7 +19,7 @@ _CODE = re.compile(r"AR[0-9]{3}")
 
 # What accelerate's `find_executable_batch_size` and Lightning's `BatchSizeFinder` look for, on any
 # device, in the only argument of a RuntimeError: they go on with a smaller batch.
-_AS_OUT_OF_MEMORY = "[Smaller batches may fit, as after: DefaultCPUAllocator: can't allocate memory]"
+_AS_OUT_OF_MEMORY = "[Smaller batches may fit, as of DefaultCPUAllocator: can't allocate memory]"
 
 
 @dataclass(frozen=True, slots=True)
