@@ -30,9 +30,9 @@ from autoremat.optimized import (
     CopiedCall,
     OptimizedCall,
     call_of_one,
+    call_with_part,
     is_trainable,
     keep_plans_in_outer_compiles,
-    optimized_call,
 )
 from autoremat.reporting import Report
 from autoremat.session.members import as_one
@@ -284,16 +284,18 @@ def report(model: nn.Module) -> Report:
 
     Where batches are accumulated, steps may run by two plans: it is of the one that takes more.
     Of a block that was compiled by itself, it is the report of all blocks with its options, also if
-    it was skipped so far and another one that is like it has run.
+    it was skipped so far and another one that is like it has run. Of a module in an optimised one,
+    or around one, as trainers wrap them, it is that one's.
 
     Raises:
-        ValueError: if the model was not optimised, or has not run a training step yet.
+        ValueError: if the model was not optimised, or has not run a training step yet; and if
+            several modules in it were, or around it, each for itself: it names them.
     """
     planned: Session | Training | None = None
     if not isinstance(_torch.compiled_call(model), OptimizedCall):
         planned = session_behind(model.parameters()) or session_of_alike(model)
     if planned is None:
-        planned = optimized_call(model).training
+        planned = call_with_part(model).training
     found = planned.report()
     if not found.graphs and not found.fallbacks:
         raise ValueError("Nothing is planned yet: that happens at the first training call.")

@@ -1,8 +1,8 @@
 """Python's stack: the user's line in it, what their code there names, and room for deep calls.
 
 Enters: a warning to be given, or a function that calls deep. Leaves: the `stacklevel` at which the
-warning names the user's line; what variables stand for; the same function, called with room below
-it. Guarantees: no variable lives longer because it was read.
+warning names the user's line; what variables stand for; who looks for a batch that fits; the same
+function, called with room below it. Guarantees: no variable lives longer because it was read.
 
 CPython keeps the frames of Python functions in chunks of 16 KiB. A function that is called again
 and again where a chunk ends maps and unmaps a chunk each time: planning a Llama of 7 billion
@@ -28,6 +28,25 @@ _SLOTS = (1 << 16) + 1024
 
 # Whose frames are not the user's: ours, and those through which we are called.
 _BETWEEN = frozenset({"autoremat", "contextlib", "torch"})
+
+
+# Modules whose functions call training again with a smaller batch where memory has run out.
+_BATCH_FINDERS = {
+    "accelerate.utils.memory": "accelerate",
+    "lightning.pytorch.tuner.batch_size_scaling": "Lightning",
+    "pytorch_lightning.tuner.batch_size_scaling": "Lightning",
+}
+
+
+def batch_finder() -> str:
+    """The library that looks for a batch which fits, and calls all of this; "" if none does."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        found = _BATCH_FINDERS.get(str(frame.f_globals.get("__name__", "")))
+        if found:
+            return found
+        frame = frame.f_back
+    return ""
 
 
 def users_level() -> int:

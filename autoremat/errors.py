@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from autoremat.reporting.remedies import Remedy
 from autoremat.reporting.resident import ResidentParts
 from autoremat.units import format_nbytes, format_nbytes_apart, format_parts
 
 _CODE = re.compile(r"AR[0-9]{3}")
+
+# What accelerate's `find_executable_batch_size` and Lightning's `BatchSizeFinder` look for, on any
+# device, in the only argument of a RuntimeError: they go on with a smaller batch.
+_AS_OUT_OF_MEMORY = "[Smaller batches may fit, as of DefaultCPUAllocator: can't allocate memory]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,9 @@ class LiveValue:
 @dataclass(eq=False, repr=False)
 class InfeasibleBudget(RuntimeError):
     """No plan fits the budget. Raised before any training step runs.
+
+    To accelerate's `find_executable_batch_size` and Lightning's `BatchSizeFinder` it is memory that
+    ran out, so that they go on with a smaller batch; where none may fit, it ends the run.
 
     Attributes:
         budget_nbytes: what was asked for.
@@ -82,8 +90,20 @@ class InfeasibleBudget(RuntimeError):
     offload: str = ""
 
     def __post_init__(self) -> None:
-        """All fields become `args`: that is what pickle calls the class with."""
-        self.args = tuple(getattr(self, field.name) for field in fields(self))
+        """`args` is one text, by whose words other libraries know what an error is."""
+        words = f" {_AS_OUT_OF_MEMORY}" if self.may_fit_smaller_batch else ""
+        self.args = (f"{self}{words}",)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What pickle calls the class with: all fields."""
+        return type(self), tuple(getattr(self, field.name) for field in fields(self)), vars(self)
+
+    @property
+    def may_fit_smaller_batch(self) -> bool:
+        """Whether a smaller batch can do: not where what no batch changes is above the budget."""
+        parts = self.resident
+        state_nbytes = parts.parameters_nbytes + parts.optimizer_nbytes + parts.buffers_nbytes
+        return state_nbytes <= self.budget_nbytes
 
     @property
     def resident_nbytes(self) -> int:
@@ -94,6 +114,11 @@ class InfeasibleBudget(RuntimeError):
     def is_resident_too_much(self) -> bool:
         """Whether the budget cannot hold even what is resident."""
         return self.resident_nbytes > self.budget_nbytes
+
+    @property
+    def fact(self) -> str:
+        """The first sentence: what was asked for, and what the least is that is known."""
+        return next(iter(self._sentences()))
 
     def __str__(self) -> str:
         """Fact, cause, remedies."""

@@ -11,7 +11,7 @@ import functools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 from weakref import WeakSet
@@ -53,6 +53,8 @@ _HELD = "_autoremat_call"
 OptimizeAlike = Callable[[nn.Module], None]
 
 _taking_over = threading.RLock()
+
+_calls: WeakSet[OptimizedCall] = WeakSet()
 
 
 class Call:
@@ -223,6 +225,7 @@ class OptimizedCall(Call):
         self._shared: dict[Session, Shared] = {}  # with modules that are alike
         self._sizes = CallSizes(training.asked.sizes)
         self._is_asked_again = self._is_told_of_it = False  # by a backend of ours around it
+        _calls.add(self)
 
     def _copies(self) -> WeakSet[nn.Module]:
         return self.training.copies()
@@ -231,6 +234,11 @@ class OptimizedCall(Call):
     def session(self) -> Session:
         """The session of the latest training call."""
         return self.training.session
+
+    @property
+    def has_run(self) -> bool:
+        """Whether there is anything to tell: what was planned, or why nothing was."""
+        return self.session.steps.is_planned or bool(self.session.told.fallbacks)
 
     @torch.compiler.disable(recursive=False)  # within an outer torch.compile, a graph of its own
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -371,17 +379,62 @@ class OptimizedCall(Call):
             session.told.fall_back("AR105")
 
 
+def call_with_part(model: nn.Module) -> OptimizedCall:
+    """What runs a module: its own call, or of the optimised modules around it or in it the one.
+
+    Its own says nothing where it has run as a part of another's plan.
+
+    Raises:
+        ValueError: if neither it nor any of those was optimised, or several were, which it names.
+    """
+    own = _torch.compiled_call(model)
+    if isinstance(own, OptimizedCall) and (own.has_run or not own.training.is_within_another):
+        return own
+    found = [] if isinstance(own, CopiedCall) else _relatives(model)
+    found = [call for call in found if call.has_run] or found
+    if len({id(call.training) for call in found}) > 1:
+        raise ValueError(
+            f"{type(model).__name__} has no plan of its own, and several modules around it or in "
+            f"it have, each under its own budget: {_listed(model, found)}. Ask for one of them."
+        )
+    return found[0] if found else optimized_call(model)
+
+
+def _relatives(model: nn.Module) -> list[OptimizedCall]:
+    """Calls of optimised modules that hold this one, or that it holds."""
+    parts = set(model.modules())
+    others = [(call, call.model()) for call in list(_calls) if call._is_in_use]
+    return [
+        call
+        for call, other in others
+        if other is not None and other is not model
+        if other in parts or any(part is model for part in other.modules())
+    ]
+
+
+def _listed(model: nn.Module, calls: Sequence[OptimizedCall]) -> str:
+    """Modules around another one or in it, in words: of each its class, and where it is."""
+    paths = {id(part): path for path, part in model.named_modules()}
+    found = ((type(call._model()).__name__, paths.get(id(call._model()))) for call in calls)
+    return ", ".join(sorted(f"{k} (`{path}`)" if path else f"{k} around it" for k, path in found))
+
+
 def optimized_call(model: nn.Module) -> OptimizedCall:
     """What runs when an optimised model is called.
 
     Raises:
-        ValueError: if the model was not optimised.
+        ValueError: if the model was not optimised; it names what was, around it or in it.
     """
     call = _torch.compiled_call(model)
     if isinstance(call, OptimizedCall):
         return call
     if isinstance(call, CopiedCall):
         raise ValueError("Nothing is planned yet: that happens at the first training call.")
+    if call is None and (found := _relatives(model)):
+        raise ValueError(
+            f"{type(model).__name__} was not optimised itself. What was, and is to be asked for: "
+            f"{_listed(model, found)}."
+        )
     if call is None:
         raise ValueError("The model was not optimised: call autoremat.optimize(model, budget).")
     raise ValueError(

@@ -7,7 +7,9 @@ import pickle
 import warnings
 
 import pytest
+import torch
 
+from autoremat._torch import passing_through
 from autoremat.errors import (
     FallbackError,
     FallbackWarning,
@@ -192,3 +194,36 @@ def test_an_error_of_some_ranks_names_them_on_all() -> None:
 def copied(error: Exception) -> Exception:
     """As another process gets it."""
     return pickle.loads(pickle.dumps(error))
+
+
+@pytest.mark.parametrize("error", [INFEASIBLE, CHOSEN])
+def test_a_refused_batch_is_memory_that_ran_out_to_libraries_that_look_for_one(
+    error: InfeasibleBudget,
+) -> None:
+    """Also where it went through a pickle, or through Dynamo; what it says to people stays."""
+    seen = [error, pickle.loads(pickle.dumps(error)), passing_through(error)]
+    for name, function in (
+        ("accelerate.utils.memory", "should_reduce_batch_size"),
+        ("lightning.pytorch.utilities.memory", "is_oom_error"),
+    ):
+        is_out_of_memory = getattr(pytest.importorskip(name), function)
+        assert all(is_out_of_memory(one) for one in seen)
+    assert all("allocate memory" not in str(one) for one in seen)
+    assert not any(isinstance(one, torch.OutOfMemoryError) for one in seen)
+
+
+def test_where_no_smaller_batch_can_fit_it_is_a_refusal_alone() -> None:
+    """What the batch does not change is above the budget: to try all sizes would be in vain."""
+    resident = ResidentParts(parameters_nbytes=800, optimizer_nbytes=300, batch_nbytes=500)
+    none_fits, one_may = (InfeasibleBudget(nbytes, 2000, 0, resident) for nbytes in (1099, 1100))
+    assert none_fits.args == (str(none_fits),)
+    assert one_may.may_fit_smaller_batch
+    assert one_may.args != (str(one_may),)
+    assert one_may.fact.startswith("Budget 1.1 kB is below")
+
+
+def test_notes_of_a_refusal_survive_pickling() -> None:
+    """They say what else would do."""
+    error = copy.copy(INFEASIBLE)
+    error.add_note("This respects save=.")
+    assert pickle.loads(pickle.dumps(error)).__notes__ == ["This respects save=."]

@@ -12,6 +12,8 @@ plans nothing that is as it was.
 from __future__ import annotations
 
 import json
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +86,9 @@ class Following:
         followed.begin(accelerator.unwrap_model(model), [optimizer])
         followed.before_training_calls(self._call_begins)
         layers_of(optimizer)[-1].register_step_post_hook(self._step_ends)
-        accelerator.register_save_state_pre_hook(self._save)
-        accelerator.register_load_state_pre_hook(self._load)
+        # The accelerator may outlive the model: of one whose batch was refused, nothing may stay.
+        accelerator.register_save_state_pre_hook(_while_it_lives(self._save))
+        accelerator.register_load_state_pre_hook(_while_it_lives(self._load))
 
     def _call_begins(self) -> None:
         if not self._is_within_step:
@@ -111,3 +114,15 @@ class Following:
         except (OSError, ValueError, TypeError, OverflowError, RecursionError):
             # A checkpoint from before autoremat was there, or a file that another wrote.
             return
+
+
+def _while_it_lives(method: Callable[..., None]) -> Callable[..., None]:
+    """Calls a method of what is not kept alive by it."""
+    held = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        found = held()
+        if found is not None:
+            found(*args)
+
+    return call

@@ -42,7 +42,12 @@ from autoremat._torch import (
     tree_leaves,
     waiting_gradients,
 )
-from autoremat.memory.optimizers import layers_of, parameters_of
+from autoremat.memory.optimizers import (
+    layers_of,
+    parameters_of,
+    state_values,
+    values_beside_state,
+)
 from autoremat.reporting.resident import ResidentParts
 
 Device = torch.device | str | None
@@ -405,9 +410,21 @@ def counted_apart(*groups: Iterable[torch.Tensor], device: torch.device) -> Iter
 
 
 def state_of(optimizers: Iterable[Any]) -> list[torch.Tensor]:
-    """The tensors in the state of optimizers, of each of their layers."""
-    layers = (layer for optimizer in optimizers for layer in layers_of(optimizer))
-    return [tensor for layer in layers for tensor in tensors_in(dict(layer.state))]
+    """The tensors that optimizers keep, each of their layers, in their state or beside it."""
+    layers = [layer for optimizer in optimizers for layer in layers_of(optimizer)]
+    found = [tensor for layer in layers for tensor in tensors_in(state_values(layer))]
+    return [*found, *(tensor for layer in layers for tensor in kept_beside_state(layer))]
+
+
+def kept_beside_state(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Tensors in attributes of an optimizer that are neither its parameters nor their gradients."""
+    found = tensors_in(values_beside_state(optimizer))
+    if not found:
+        return []
+    stepped = [p for group in optimizer.param_groups for p in group["params"]]
+    storages = (s for t in [*stepped, *gradients_of(stepped)] for s in storages_of(t))
+    known = {storage_identity(storage) for storage in storages}
+    return [t for t in found if known.isdisjoint(map(storage_identity, storages_of(t)))]
 
 
 def gradients_of(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:

@@ -26,8 +26,8 @@ from autoremat._torch import (
     tensor_leaves,
 )
 from autoremat.memory.live_storages import LiveStorages
-from autoremat.memory.meter import state_of, storages_nbytes
-from autoremat.memory.optimizers import count_values, layers_of
+from autoremat.memory.meter import kept_beside_state, state_of, storages_nbytes
+from autoremat.memory.optimizers import count_values, layers_of, state_values, steps_itself
 from autoremat.reserved.step import Event, Update
 
 _STEPS_TAKEN = 1000  # as a step count reads: an optimizer's warm-up branches are behind
@@ -62,7 +62,7 @@ def optimizer_footprint(
     """
     optimizer = layers_of(optimizer)[-1]
     params = _trained(optimizer)
-    if not params:
+    if not params or not steps_itself(optimizer):
         return OptimizerFootprint(0, 0)
     device = home or params[0].device
     if device.type == "meta":  # which has no fused step
@@ -84,7 +84,7 @@ def update_of(optimizer: torch.optim.Optimizer | None, home: torch.device) -> Up
         home: where it would step.
     """
     layers = layers_of(optimizer)
-    if not layers or not _trained(layers[-1]):
+    if not layers or not _trained(layers[-1]) or not steps_itself(layers[-1]):
         return Update()
     found = _run_on_fakes(layers[-1], home)
     if found is not None:
@@ -114,7 +114,8 @@ def _facts_of(optimizer: torch.optim.Optimizer, device: torch.device) -> Hashabl
         value for name, value in vars(optimizer).items() if name not in ("param_groups", "state")
     )
     settings = tuple(repr(value) for value in own if isinstance(value, str | int | float | None))
-    return device, tuple(groups), settings, count_values(optimizer)
+    kept = count_values(optimizer), len(kept_beside_state(optimizer))
+    return device, tuple(groups), settings, kept
 
 
 def _trained(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -173,7 +174,9 @@ def _cautious(
     optimizer: torch.optim.Optimizer, params: list[torch.Tensor], device: torch.device
 ) -> OptimizerFootprint:
     params_nbytes = storages_nbytes(params, device)
-    exists = any(True for _ in optimizer.state)
+    # Some keep all of it elsewhere, and others tables alone, as bitsandbytes.
+    elsewhere_nbytes = storages_nbytes(kept_beside_state(optimizer), device)
+    exists = any(True for _ in optimizer.state) or elsewhere_nbytes >= params_nbytes
     return OptimizerFootprint(0 if exists else 2 * params_nbytes, 2 * params_nbytes)
 
 
@@ -203,7 +206,7 @@ def _tensors_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
             value = [dict(group) for group in value]
         elif name == "state":
             yield from (key for key in value if isinstance(key, torch.Tensor))
-            value = list(value.values())
+            value = state_values(optimizer)
         yield from tensor_leaves(value)
 
 

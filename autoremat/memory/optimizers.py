@@ -1,13 +1,14 @@
-"""The optimizer behind its wrappers, and whose parameters it steps.
+"""The optimizer behind its wrappers, whose parameters it steps, and what it keeps.
 
 Enters: an optimizer as the user's training stack hands it over: a torch optimizer, or something
-around one. Leaves: each layer of it, and its parameters. Guarantees: nothing is stepped or
-changed.
+around one. Leaves: each layer of it, its parameters, and where its tensors are. Guarantees:
+nothing is stepped or changed.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -35,6 +36,31 @@ def parameters_of(optimizer: Any) -> list[torch.Tensor]:
     groups = (group for layer in layers_of(optimizer) for group in layer.param_groups)
     found = {id(parameter): parameter for group in groups for parameter in group["params"]}
     return list(found.values())
+
+
+def steps_itself(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer has a `step`: LOMO has none, whose hooks step within the backward."""
+    own, none = type(optimizer).step, torch.optim.Optimizer.step
+    return inspect.unwrap(own) is not inspect.unwrap(none)
+
+
+def state_values(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """The state by parameter, with what objects in it hold: GaLore keeps matrices in such."""
+    states = list(optimizer.state.values())
+    held = (value for state in states if isinstance(state, dict) for value in state.values())
+    return [*states, *(vars(value) for value in held if _is_plain_object(value))]
+
+
+def _is_plain_object(value: Any) -> bool:
+    is_other = isinstance(value, torch.Tensor | nn.Module | torch.optim.Optimizer)
+    return hasattr(value, "__dict__") and not is_other and not callable(value)
+
+
+def values_beside_state(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """What else an optimizer keeps: some have tensors in attributes, alone or in containers."""
+    known = ("param_groups", "state", "defaults")
+    kept = (value for name, value in vars(optimizer).items() if name not in known)
+    return [value for value in kept if isinstance(value, torch.Tensor | dict | list | tuple)]
 
 
 def count_values(optimizer: torch.optim.Optimizer) -> int:

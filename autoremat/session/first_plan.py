@@ -71,7 +71,7 @@ def first_part(
         steps: those that it is part of.
         dynamo: their graphs, as Dynamo handed them over; this one may be there later.
         at_hand: this one.
-        may_refuse: whether a budget that cannot be met is an error in a first step.
+        may_refuse: whether a budget that cannot be met is an error, of a first graph.
         names: of symbols that were given a range, as users know them.
 
     Raises:
@@ -80,7 +80,7 @@ def first_part(
     options, budget_nbytes = steps.options, steps.budget_nbytes
     setting, is_least = options.setting, options.budget.is_least
     number = len(steps.graphs.earlier(name))
-    refuses = may_refuse and number == 0 and not steps.replans.count and not is_least
+    refuses = may_refuse and number == 0 and not is_least
     placed, found = steps.placed(subject, name)
     choice = _until_known(name, placed, steps, number)
     if is_least and choice is not None and not choice.fits:

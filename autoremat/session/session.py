@@ -24,7 +24,7 @@ from torch import fx
 from autoremat import _torch
 from autoremat.ask.options import THROUGHPUT
 from autoremat.ask.plan_file import StoredPlan
-from autoremat.call_stack import users_level, with_stack_room
+from autoremat.call_stack import batch_finder, users_level, with_stack_room
 from autoremat.elsewhere.apart import ApartError
 from autoremat.elsewhere.moved import moved_to
 from autoremat.elsewhere.present import DEVICE
@@ -64,6 +64,7 @@ from autoremat.session.settling import count_optimizer, count_unseen, note_alloc
 from autoremat.session.stating import between_nbytes, grown_nbytes, stated
 from autoremat.session.steps import Steps
 from autoremat.session.subranges import Subranges
+from autoremat.session.telling import log_if_smaller_batch_follows
 from autoremat.session.throughput import Rates
 from autoremat.session.tuning import Tuning
 from autoremat.units import format_nbytes
@@ -193,6 +194,7 @@ class Session:
             ApartError,
             torch.OutOfMemoryError,
         ) as error:
+            log_if_smaller_batch_follows(error)
             raise _torch.passing_through(error) from None
         finally:
             self._at_hand.end()
@@ -463,7 +465,7 @@ class Session:
             names = names_of(self._at_hand.ranges)
             part = first_part(
                 *(name, subject, between, steps, self._graphs, self._at_hand.graph),
-                may_refuse=self._refuses,
+                may_refuse=self._may_refuse(),
                 names=names,
             )
             steps.graphs.add(name, part)
@@ -479,6 +481,14 @@ class Session:
             progress.stage("compile")
             progress.finish(self._remarks.line)
         return part
+
+    def _may_refuse(self) -> bool:
+        """Whether a budget that cannot be met is an error: as training begins, or a batch is found.
+
+        A rank that raised later than that would leave the others waiting.
+        """
+        begins = self._refuses and not self.steps.replans.count
+        return begins or (bool(batch_finder()) and _torch.job_store() is None)
 
     def _note_draws(self, joint: JointGraph) -> None:
         """Compiled code may draw other random numbers than eager code would."""

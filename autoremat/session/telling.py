@@ -7,15 +7,18 @@ planned, since as an error it would end the compile.
 
 from __future__ import annotations
 
+import logging
 import traceback
 import warnings
 
 from autoremat import _torch
-from autoremat.call_stack import users_level
-from autoremat.errors import FallbackError, OverBudgetWarning
+from autoremat.call_stack import batch_finder, users_level
+from autoremat.errors import FallbackError, InfeasibleBudget, OverBudgetWarning
 from autoremat.fallbacks import fallback, in_words
 from autoremat.reporting import Fallback
 from autoremat.watch.ledger import SAME, is_news
+
+_log = logging.getLogger("autoremat")
 
 _TOO_LATE = frozenset({"AR113", "AR114"})  # what is told of runs already
 
@@ -110,3 +113,15 @@ class Told:
             return self._due
         finally:
             self._due = None
+
+
+def log_if_smaller_batch_follows(error: Exception) -> None:
+    """A line of log, where a library takes a refused batch for a reason to take a smaller one.
+
+    It says nothing itself, or not why. As a warning, which may be an error, it would end the run.
+    """
+    if not isinstance(error, InfeasibleBudget) or not error.may_fit_smaller_batch:
+        return
+    library = batch_finder()
+    if library:
+        _log.warning("autoremat: %s goes on with a smaller batch. %s", library, error.fact)

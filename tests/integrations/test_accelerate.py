@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +14,13 @@ import torch
 from torch import Tensor, nn
 
 import autoremat
+from autoremat.memory.meter import measuring_peak, resident_nbytes
 from autoremat.planning import pipeline
 
 accelerate = pytest.importorskip("accelerate")
 
 from accelerate.tracking import GeneralTracker  # noqa: E402
+from accelerate.utils import find_executable_batch_size  # noqa: E402
 
 from autoremat.integrations.accelerate import Following, attach  # noqa: E402
 from autoremat.integrations.followed import PAGE, PLAN, REPORT  # noqa: E402
@@ -232,3 +237,65 @@ def test_what_cannot_be_attached_is_refused() -> None:
     loop.optimizer = torch.optim.SGD(Net().parameters())
     with pytest.raises(ValueError, match="None of the optimizer's"):
         loop.attach()
+
+
+@pytest.mark.parametrize(
+    ("way", "budget_nbytes"),
+    [("optimize", 400_000), ("torch.compile", 300_000), ("attach", 400_000)],
+)
+def test_a_batch_above_the_budget_is_made_smaller(
+    way: str, budget_nbytes: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By accelerate, as where memory has run out; models that were refused are gone by then."""
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = accelerate.Accelerator(cpu=True)
+    tried, models, peaks = [], [], []
+
+    @find_executable_batch_size(starting_batch_size=2 * ROWS)
+    def train(rows: int) -> None:
+        accelerator.free_memory()
+        tried.append(rows)
+        model: nn.Module = Net()
+        models.append(weakref.ref(model))
+        # Of an optimizer that comes late, the first step does not know the state.
+        kind = torch.optim.SGD if way == "torch.compile" else torch.optim.AdamW
+        optimizer = kind(model.parameters(), lr=1e-3)
+        given = {"budget": budget_nbytes, **QUICK}
+        if way == "optimize":
+            autoremat.optimize(model, optimizer=optimizer, **given)
+        elif way == "attach":
+            model, optimizer = accelerator.prepare(model, optimizer)
+            attach(accelerator, model, optimizer, **given)
+        else:
+            model = torch.compile(model, backend="autoremat", options=given)
+        x = torch.randn(rows, WIDTH)
+        for number in range(3):
+            with measuring_peak(x.device) if number else nullcontext([]) as found:
+                model(x).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            peaks.extend(resident_nbytes(model, x, optimizer) + one for one in found)
+
+    train()
+    assert len(tried) > 1
+    assert max(peaks[-2:]) <= budget_nbytes
+    gc.collect()
+    assert not any(model() for model in models[:-1])
+    lines = [record.message for record in caplog.records if record.name == "autoremat"]
+    assert len(lines) == len(tried) - 1
+    assert all("goes on with a smaller batch. Budget" in line for line in lines)
+
+
+def test_where_no_batch_can_fit_the_refusal_ends_the_run() -> None:
+    """Parameters above the budget: none smaller is tried."""
+    tried = []
+
+    @find_executable_batch_size(starting_batch_size=ROWS)
+    def train(rows: int) -> None:
+        tried.append(rows)
+        model = autoremat.optimize(Net(), "10kB", **QUICK)
+        model(torch.randn(rows, WIDTH))
+
+    with pytest.raises(autoremat.InfeasibleBudget):
+        train()
+    assert tried == [ROWS]

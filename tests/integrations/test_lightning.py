@@ -19,6 +19,7 @@ lightning = pytest.importorskip("lightning.pytorch")
 
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
+from lightning.pytorch.tuner import Tuner  # noqa: E402
 
 from autoremat.integrations.followed import PAGE, PLAN, REPORT  # noqa: E402
 from autoremat.integrations.lightning import Autoremat  # noqa: E402
@@ -230,3 +231,31 @@ def test_a_module_that_goes_backward_itself_is_refused(tmp_path: Path) -> None:
     module.automatic_optimization = False
     with pytest.raises(ValueError, match=r"self\.net"):
         fitted(module, trainer_in(tmp_path, Autoremat(BUDGET_NBYTES)))
+
+
+class Within(Module):
+    """Its network has a budget, and the batch is to be found."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch_size = 2
+        autoremat.optimize(self.net, BUDGET_NBYTES, **QUICK)
+
+    def train_dataloader(self) -> Any:
+        data = torch.utils.data.TensorDataset(torch.randn(8192, WIDTH))
+        return torch.utils.data.DataLoader(data, batch_size=self.batch_size)
+
+    def val_dataloader(self) -> Any:
+        return loader()
+
+
+def test_lightning_finds_the_largest_batch_within_the_budget(tmp_path: Path) -> None:
+    """A refusal is what it takes for memory that has run out."""
+    module, trainer = Within(), trainer_in(tmp_path, epochs=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = Tuner(trainer).scale_batch_size(module, init_val=128, steps_per_trial=2)
+        assert found is not None
+        assert found == module.batch_size < 8192
+        trainer.fit(module)
+    assert autoremat.report(module.net).predicted_peak_nbytes <= BUDGET_NBYTES

@@ -22,6 +22,7 @@ from autoremat.integrations.transformers import attach  # noqa: E402
 
 ROWS, LENGTH, VOCABULARY, STEPS = 8, 32, 64, 4
 BUDGET = "2MB"
+FOR_SEVEN = 1_000_000  # bytes: of eight rows, the smallest plan takes 1.05 MB
 QUICK = {"compiler": "eager", "verbose": False, "time_limit": 4.0}
 
 
@@ -324,3 +325,23 @@ def test_wandb_has_the_figures_offline(tmp_path: Path, monkeypatch: pytest.Monke
     assert found["train/autoremat/measured_peak_bytes"] <= 2_000_000
     (file,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
     assert b"train/autoremat/measured_peak_bytes" in file.read_bytes()
+
+
+def test_a_batch_above_the_budget_is_made_smaller(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With `auto_find_batch_size`: the run goes on with the next one, which has a plan."""
+    trainer = trainer_in(tmp_path, save_strategy="no", max_steps=2, auto_find_batch_size=True)
+    attach(trainer, FOR_SEVEN, **QUICK | {"time_limit": 0.5})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", autoremat.OverBudgetWarning)
+        trainer.train()
+    assert trainer.state.global_step == 2
+    refused = ROWS - trainer.state.train_batch_size  # it is taken less by one each time
+    assert refused
+    peaks = logged(trainer, "autoremat/measured_peak_bytes")
+    assert peaks
+    assert max(peaks) <= logged(trainer, "autoremat/predicted_peak_bytes")[-1] <= FOR_SEVEN
+    lines = [record.message for record in caplog.records if record.name == "autoremat"]
+    assert len(lines) == refused
+    assert "accelerate goes on with a smaller batch. Budget 1.0" in lines[0]
