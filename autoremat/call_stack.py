@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import dis
 import functools
+import gc
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FrameType
+from types import CodeType, FrameType, GeneratorType
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -72,6 +73,19 @@ def named_by_users() -> Iterator[tuple[object, list[Any]]]:
             named = [] if is_step else globals_of(frame.f_code, frame.f_globals)
             yield owner, [*found, *named]
         frame = frame.f_back
+
+
+def waiting_generators() -> Iterator[list[Any]]:
+    """What generators of the user's that wait have in variables, as those of `with` blocks do.
+
+    No frame shows which it is in: this goes over all of Python's objects.
+    """
+    for thing in gc.get_objects():
+        if type(thing) is not GeneratorType or thing.gi_running:
+            continue
+        frame = thing.gi_frame
+        if frame is not None and not _is_between(frame):
+            yield _variables_of(frame)
 
 
 def globals_of(code: CodeType, known: Mapping[str, Any]) -> list[Any]:

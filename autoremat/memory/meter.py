@@ -8,7 +8,8 @@ optimizer allocates no memory of the model's size.
 On CPU the allocator's events are read from a torch profiler session. They miss what threads
 started by the user allocate, memory that a library takes from elsewhere than torch's allocator
 (that of a NumPy array counts where it ends), and the free of older memory that Python cannot see
-(activations of a forward that ran before the step), which makes the figure too high. On CUDA the
+(activations of a forward that ran before the step; DistributedDataParallel's first buckets, in the
+second step, which makes them anew), which makes the figure too high. On CUDA the
 allocator's statistics are read, and its peak statistics reset.
 """
 
@@ -87,7 +88,9 @@ def measure_peak(step: Callable[[], object], *, device: Device = None) -> int:
 
     The step's result is alive until the end and therefore counts. Call the step once or twice
     before, so that compilation, lazy state and library caches do not count. Where gradients and
-    optimizer state exist already, they are not part of the figure.
+    optimizer state exist already, they are not part of the figure. On the CPU the second step of
+    DistributedDataParallel seems to take more, by the bytes of all gradients: it lets go of its
+    first buckets before it makes others, which nobody sees.
 
     Args:
         step: the callable; it runs once.

@@ -68,7 +68,9 @@ class Surroundings:
                 self._partly_seen.add(look.situation)
             self._backwards[look.situation] = found
         else:
-            self._forwards[look.situation] = look
+            known = self._forwards.get(look.situation, look)
+            is_less = look.is_partial and look.beside_nbytes < known.beside_nbytes
+            self._forwards[look.situation] = known if is_less else look
         self.found = self._highest()
 
     def learn_beyond(self, look: Look, nbytes: int) -> None:

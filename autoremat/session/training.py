@@ -215,8 +215,9 @@ class Training:
             present=lambda: members if (members := itself()) and members.are_there else None,
             is_told=True,
         )
-        for variant in self._variants[-1:]:  # the same allocator
+        for variant in self._variants[-1:]:  # the same allocator, and the same code around it
             steps.audit.unseen |= variant.session.steps.audit.unseen
+            steps.audit.reach = variant.session.steps.audit.reach
         has_begun = lockstep is not None and lockstep.has_begun
         session = Session(steps, resident, refuses=not self._variants and not has_begun)
         return _Variant(session, self.members.gradient_nbytes())

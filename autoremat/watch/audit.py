@@ -64,7 +64,7 @@ class Look(NamedTuple):
             the backward goes through none.
         is_larger: whether a size of such a graph is larger than was planned.
         situation: what tells it from others.
-        is_partial: whether checkpoints will make again what is not known yet.
+        is_partial: whether more is there than can be told yet, as checkpoints will make it again.
         is_apart: whether it is a backward of code in eager mode, while no graph waits for its own.
         counted: runs whose results count as held in the step's own account, and bytes of these: if
             they turn out to be gone when a backward begins, so much more was beside it.
@@ -123,7 +123,7 @@ class Audit:
         self._noting = 0  # so many backwards may come before a look does that has missed notes
         self._stood: dict[Hashable, Standing] = {}
         self._together = Together()
-        self._reach = Reach()
+        self.reach = Reach()
         self._in_reach = Results()  # of the step's own code, and told of by nobody
         self._has_reached = False  # in this step
         self.unseen: dict[torch.device, int] = {}  # bytes of the allocator's, beyond tensors
@@ -140,6 +140,7 @@ class Audit:
         self.saved.clear()
         self.between.step_begins()
         self._is_unnoted = self._has_reached = False
+        self.reach.begin_step(self.present.optimizers.steps)
 
     def forget(self) -> None:
         """Something has become resident: all situations are new."""
@@ -172,7 +173,8 @@ class Audit:
         about = _about(device, runs)
         # Reentrant checkpoints let go of it one by one, while gradients come.
         situation = (name, about if _torch.is_in_backward() else about > 0, *names_of(runs))
-        is_known = self.is_known(situation, (*sizes, *sizes_of_runs(runs), about))
+        at = (*sizes, *sizes_of_runs(runs), about)
+        is_known = self.is_known(situation, at)
         if is_known and not self._noting:
             self._is_unnoted |= not _torch.is_in_backward()
             return None
@@ -205,7 +207,9 @@ class Audit:
             if not (run.region or run.ran.region.is_gone)
         )
         look = Look(peak_nbytes, more_nbytes, 0, part.is_resized, part.is_larger, situation)
-        return look._replace(counted=counted)
+        is_partial = not self.reach.is_sure
+        self._seen[situation][at] -= is_partial  # to be looked into again
+        return look._replace(counted=counted, is_partial=is_partial)
 
     @property
     def _stale_nbytes(self) -> int:
@@ -216,7 +220,7 @@ class Audit:
     def at_inference(self) -> None:
         """A call without gradients begins: what it makes is no data."""
         with suppress(Exception):
-            self._reach.note_data()
+            self.reach.note_data()
 
     def at_end(self, runs: Sequence[Run], outputs: Sequence[Any], device: torch.device) -> None:
         """A call of the model has ended: what code in eager mode has saved in it stays."""
@@ -296,7 +300,7 @@ class Audit:
         base_nbytes = held.base_nbytes + given_nbytes
         look = _look(parts, foreseen, base_nbytes, spread, keeps_graph=keeps_graph)
         is_noted = not any(audit._is_unnoted for audit in audits)
-        is_partial = not (foreseen.is_complete and is_noted)
+        is_partial = not (foreseen.is_complete and is_noted and self.reach.is_sure)
         is_again = is_partial and self._partial[situation] < PARTIAL_LOOKS
         if is_again:
             self._partial[situation] += 1
@@ -363,7 +367,7 @@ class Audit:
         self._has_reached = True
         self._in_reach.clear()
         with suppress(Exception):  # objects of the user's may answer anything; a look goes on
-            self._in_reach.note(self._reach.tensors())
+            self._in_reach.note(self.reach.tensors())
 
     def _standing(self, device: torch.device) -> list[Standing]:
         """What this model holds while forwards run, and what those around its graphs do."""

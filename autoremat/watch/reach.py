@@ -1,17 +1,24 @@
 """What a step's own code holds that nobody has told of, found where that code can name it.
 
-Enters: the functions that run on this thread while a step is looked into. Leaves: what modules hold
-that are not trained, as a reference or a moving average, and single tensors that have come since
-the first step began, as cached results, their gradients, perturbations of weights. Guarantees:
-holds no tensor; single tensors that were there before the first step are data, and left out.
+Enters: the functions that run on this thread while a step is looked into, and steps of optimizers.
+Leaves: what modules hold that are not trained, as a reference or a moving average, and single
+tensors that have come since the first step began, as cached results, their gradients, perturbations
+of weights. Guarantees: holds no tensor; single tensors that were there before the first step are
+data, and left out.
+
+A step may be written in several functions: one takes the loss and its gradients, another moves the
+weights, and what that returns is a variable of the one around both. But functions around a step
+hold what is of no step as well, as results of earlier ones. Of those only that counts which has
+come since an optimizer has stepped: it is of the training step that goes on.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -21,40 +28,83 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 
 from autoremat import _torch
-from autoremat.call_stack import globals_of, named_by_users
+from autoremat.call_stack import globals_of, named_by_users, waiting_generators
 from autoremat.memory.meter import gradients_of, storage_identities, storages_of
 from autoremat.watch.eager_code import nodes_behind
 
 DEPTH = 4  # of containers and attributes, from a variable on
 MOST = 4000  # things that are looked at, those next to the step's own code first
 MOST_NODES = 100_000  # of autograd's graphs, behind what is found
+NOTED_STEPS = 4  # training steps as which begin what is there is noted, without being asked
 _PLAIN = frozenset({bool, bytes, complex, float, int, str, type(None)})
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _CLOSED = frozenset({"autoremat", "builtins", "torch"})  # whose objects hold nothing of the user's
 
 
 class Reach:
-    """What the code of one session's steps can name."""
+    """What the code of one session's steps can name.
+
+    Attributes:
+        is_sure: whether it can be told which single tensors of functions around are the step's.
+    """
 
     def __init__(self) -> None:
         """Nothing is known to be data."""
-        self._data: dict[int, StorageWeakRef] | None = None
+        self._data: _Storages | None = None
+        self._before: _Storages | None = None  # there as the training step began
+        self._optimizer_steps = 0
+        self._begun = 0  # training steps that optimizers have ended, or where one was missed
+        self.is_sure = True
 
     def note_data(self) -> None:
         """The first step begins, unless one has."""
         if self._data is None:
-            single, _ = _in_reach(of_all=True)
-            storages = (storage for tensor in single for storage in storages_of(tensor))
-            self._data = {_torch.storage_identity(s): StorageWeakRef(s) for s in storages}
+            self._data = _storages_of(_in_reach().single)
+
+    def begin_step(self, optimizer_steps: int) -> None:
+        """A forward begins, and no backward of one before it is to come.
+
+        What is there is noted as it begins another training step, in the first ones: later on where
+        `tensors` was asked in one of which nothing is known, for the next.
+
+        Args:
+            optimizer_steps: so many have optimizers made. Without any, all may be one training
+                step, or none: what functions around hold is not the step's then.
+        """
+        if optimizer_steps == self._optimizer_steps:
+            return
+        self._optimizer_steps, self._before = optimizer_steps, None
+        self.is_sure = self._begun < NOTED_STEPS
+        if self.is_sure:
+            self._begun += 1
+            with suppress(Exception):  # objects of the user's may answer anything
+                self._before = _storages_of(_in_reach(waiting_generators()).single)
 
     def tensors(self) -> list[torch.Tensor]:
         """What it holds beside its data, which is noted if none was."""
         self.note_data()
-        single, modules = _in_reach()
-        known = self._data or {}
+        waiting = () if self._before is None else waiting_generators()
+        found, known = _in_reach(waiting), self._data or {}
         self._data = data = {key: s for key, s in known.items() if not s.expired()}
-        new = [t for t in single if data.keys().isdisjoint(storage_identities([t]))]
-        return new + [tensor for module in modules for tensor in _untrained(module)]
+        new = _but(data, found.own)
+        if self._before is not None:
+            new += _but(self._before, _but(data, found.around))
+        elif not self.is_sure:
+            self._begun = NOTED_STEPS - 1
+        return new + [tensor for module in found.modules for tensor in _untrained(module)]
+
+
+_Storages = Mapping[int, StorageWeakRef]  # by identity
+
+
+def _storages_of(tensors: Iterable[torch.Tensor]) -> _Storages:
+    storages = (storage for tensor in tensors for storage in storages_of(tensor))
+    return {_torch.storage_identity(s): StorageWeakRef(s) for s in storages}
+
+
+def _but(known: _Storages, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Those that have no storage of these."""
+    return [t for t in tensors if known.keys().isdisjoint(storage_identities([t]))]
 
 
 def _untrained(module: nn.Module) -> list[torch.Tensor]:
@@ -65,12 +115,40 @@ def _untrained(module: nn.Module) -> list[torch.Tensor]:
     return [t for t in (*parameters, *module.buffers()) if not is_lazy(t)]
 
 
-def _in_reach(*, of_all: bool = False) -> tuple[list[torch.Tensor], list[nn.Module]]:
-    """Real tensors that code can name, or differentiates, and their gradients; and modules."""
-    things = list(_things_in_reach(of_all))
-    named = [thing for thing in things if isinstance(thing, torch.Tensor)]
-    single = [*named, *_differentiated_in(named)]
-    return single + gradients_of(single), [t for t in things if isinstance(t, nn.Module)]
+@dataclass
+class _Found:
+    """Real tensors that code can name, or differentiates, and their gradients; and modules.
+
+    Attributes:
+        own: of the function that calls the model, or a backward.
+        around: of functions that have called that one.
+        methods: of the model's own methods.
+        modules: of all.
+    """
+
+    own: list[torch.Tensor] = field(default_factory=list)
+    around: list[torch.Tensor] = field(default_factory=list)
+    methods: list[torch.Tensor] = field(default_factory=list)
+    modules: list[nn.Module] = field(default_factory=list)
+
+    @property
+    def single(self) -> list[torch.Tensor]:
+        """All tensors that no module holds."""
+        return [*self.own, *self.around, *self.methods]
+
+
+def _in_reach(waiting: Iterable[list[Any]] = ()) -> _Found:
+    """Of the functions that run, and beside them of what waits."""
+    found = _Found()
+    for thing, named in _things_in_reach(found, waiting):
+        if isinstance(thing, nn.Module):
+            found.modules.append(thing)
+        else:
+            named.append(thing)
+    for named in (found.own, found.around, found.methods):
+        named += _differentiated_in(named)
+        named += gradients_of(named)
+    return found
 
 
 def _differentiated_in(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -90,37 +168,61 @@ def _grad_fn(tensor: torch.Tensor) -> Any:
     return None
 
 
-def _things_in_reach(of_all: bool) -> Iterator[torch.Tensor | nn.Module]:
-    """Each once; single tensors only of the function that calls the model, or a backward.
+def _things_in_reach(
+    found: _Found, waiting: Iterable[list[Any]]
+) -> Iterator[tuple[torch.Tensor | nn.Module, list[Any]]]:
+    """Each once, and which list of what is found a single tensor belongs to.
 
-    And of the optimizer's step that calls it as a closure. What others around it hold may be of
-    another step, or of none; and what the model's own methods hold, parameters that FSDP has
-    gathered among it, is known in other ways.
-
-    Args:
-        of_all: whether single tensors are those of all functions.
+    The function that calls the model, or a backward, has its own; so has the optimizer's step that
+    calls it as a closure. What others around it hold may be of another step, or of none, and so may
+    what is an attribute of modules and tensors; what the model's own methods hold, parameters that
+    FSDP has gathered among it, is known in other ways.
     """
     seen: set[int] = set()
+    aside: list[Any] = []
     is_around = False
     for owner, values in named_by_users():
         is_own = issubclass(type(owner), nn.Module)
         is_step = issubclass(type(owner), torch.optim.Optimizer)
-        is_asked = of_all or is_step or not (is_own or is_around)
-        for depth in range(DEPTH):
-            inner: list[Any] = []
-            for value in values:
-                if type(value) in _PLAIN or id(value) in seen or len(seen) > MOST:
-                    continue
-                seen.add(id(value))
-                # `isinstance` would ask proxies for their class and run their code.
-                if issubclass(type(value), nn.Module):
-                    yield value
-                elif not issubclass(type(value), torch.Tensor):
-                    inner += _held_by(value, is_named=not depth)
-                elif is_asked and _is_real(value):
-                    yield value
-            values = inner
+        named = found.around if is_around else found.own
+        named = found.own if is_step else found.methods if is_own else named
+        for thing in _things_among(values, seen):
+            yield thing, named
+            aside += _attributes_of(thing)
         is_around |= not is_own
+    for values in (*waiting, aside):
+        for thing in _things_among(values, seen):
+            yield thing, found.around
+
+
+def _things_among(values: list[Any], seen: set[int]) -> Iterator[torch.Tensor | nn.Module]:
+    """Real tensors and modules in these, and in what these hold, that were not seen before."""
+    for depth in range(DEPTH):
+        inner: list[Any] = []
+        for value in values:
+            if type(value) in _PLAIN or id(value) in seen or len(seen) > MOST:
+                continue
+            seen.add(id(value))
+            # `isinstance` would ask proxies for their class and run their code.
+            if issubclass(type(value), nn.Module):
+                yield value
+            elif not issubclass(type(value), torch.Tensor):
+                inner += _held_by(value, is_named=not depth)
+            elif _is_real(value):
+                yield value
+        values = inner
+
+
+def _attributes_of(thing: torch.Tensor | nn.Module) -> list[Any]:
+    """What the user has put on a tensor, or on a module, its parts and their parameters.
+
+    Private names are others': a parameter of FSDP's holds there what it gathers.
+    """
+    owners: list[Any] = [thing]
+    if isinstance(thing, nn.Module):
+        owners = [*thing.modules(), *thing.parameters()]
+    found = (item for owner in owners for item in getattr(owner, "__dict__", {}).items())
+    return [value for name, value in found if name[:1] != "_" and type(value) not in _PLAIN]
 
 
 def _is_real(tensor: torch.Tensor) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import autoremat
+from autoremat.memory.meter import measure_peak, resident_nbytes
 from tests.process_group import one_process  # noqa: F401
 from tests.training import UNBOUNDED, close, make_seeded, measured, optimized, same, step
 
@@ -76,6 +77,32 @@ def test_the_first_step_is_within_the_budget(how: str, bucket_mb: int, share: fl
     with warnings.catch_warnings():
         warnings.simplefilter("error", autoremat.OverBudgetWarning)
         assert with_buckets(parallel(inner, bucket_mb), x) <= budget
+
+
+def test_the_step_that_makes_buckets_anew_takes_no_more_than_others():
+    """The old ones go before the new ones come, which who measures that step alone cannot see."""
+    x = batch()
+    report = autoremat.report(trained(UNBOUNDED)[0])
+    highest, resident = report.predicted_peak_nbytes, report.resident_nbytes
+    budget = resident + int(0.85 * (highest - resident))
+    inner, model = trained(budget)
+    highest = with_buckets(model, x)
+    assert highest <= budget
+
+    def from_the_start() -> None:
+        again = parallel(inner)  # its buckets are made, made anew and gone while all is measured
+        for _ in range(2):
+            again.zero_grad(set_to_none=True)
+            again(x).backward()
+        inner.zero_grad(set_to_none=True)
+
+    inner.zero_grad(set_to_none=True)
+    assert resident_nbytes(inner, x) + measure_peak(from_the_start, device="cpu") <= budget
+    again = parallel(inner)
+    again(x).backward()
+    buckets = sum(parameter.nbytes for parameter in inner.parameters())
+    alone = with_buckets(again, x)
+    assert alone == with_buckets(again, x) + buckets
 
 
 def test_a_graph_that_leaves_room_for_the_others_is_not_planned_twice():

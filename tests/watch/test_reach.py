@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from tests.tiny import Chain, many_rows
 from tests.training import make_seeded
 
 BATCH = many_rows(512)
+OPTIONS = {"compiler": "eager", "verbose": False, "time_limit": 4.0}
 Step = Callable[[nn.Module], object]
 
 
@@ -75,6 +78,79 @@ def perturbed(encoder: nn.Module, batches: int = 1) -> None:
             parameter.sub_(distance)
 
 
+# --- the same, in functions around the one that calls the model ---------------------------------
+
+
+ROWS = many_rows(128)
+chain_of = functools.partial(Chain, 10)
+
+
+def take_gradients(chain: nn.Module) -> None:
+    """What each pass does; nothing of it is in eager mode, where predictions leave a margin."""
+    chain(ROWS).backward()
+
+
+@torch.no_grad()
+def move_uphill(chain: nn.Module) -> list[Tensor]:
+    """How far: as many bytes as the parameters."""
+    norm = torch.stack([parameter.grad.norm() for parameter in chain.parameters()]).norm()
+    moved = [parameter.grad * (0.05 / norm) for parameter in chain.parameters()]
+    torch._foreach_add_(list(chain.parameters()), moved)
+    return moved
+
+
+@torch.no_grad()
+def move_back(chain: nn.Module, moved: list[Tensor]) -> None:
+    """As if there had been no first pass."""
+    torch._foreach_sub_(list(chain.parameters()), moved)
+
+
+@contextlib.contextmanager
+def uphill(chain: nn.Module) -> Iterator[None]:
+    """Holds the distances in a variable of a generator that waits."""
+    moved = move_uphill(chain)
+    yield
+    move_back(chain, moved)
+
+
+def perturbed_by_functions(chain: nn.Module) -> None:
+    """The distances are a variable of a function that calls the one that calls the model."""
+    take_gradients(chain)
+    moved = move_uphill(chain)
+    chain.zero_grad(set_to_none=True)
+    take_gradients(chain)
+    move_back(chain, moved)
+
+
+def perturbed_beside_gradients(chain: nn.Module) -> None:
+    """The second pass finds gradients, of zeros, for which it has a plan of its own."""
+    take_gradients(chain)
+    moved = move_uphill(chain)
+    chain.zero_grad(set_to_none=False)
+    take_gradients(chain)
+    move_back(chain, moved)
+
+
+def perturbed_in_a_block(chain: nn.Module) -> None:
+    """No frame has a variable for them."""
+    take_gradients(chain)
+    with uphill(chain):
+        chain.zero_grad(set_to_none=True)
+        take_gradients(chain)
+
+
+def perturbed_by_attributes(chain: nn.Module) -> None:
+    """They are attributes of the parameters."""
+    take_gradients(chain)
+    for parameter, distance in zip(chain.parameters(), move_uphill(chain), strict=True):
+        parameter.moved = distance
+    chain.zero_grad(set_to_none=True)
+    take_gradients(chain)
+    move_back(chain, [parameter.moved for parameter in chain.parameters()])
+    for parameter in chain.parameters():
+        del parameter.moved
+
+
 def beside_a_reference(encoder: nn.Module, reference: nn.Module) -> None:
     """Targets of a model that nobody has told of."""
     encoder.zero_grad(set_to_none=True)
@@ -88,10 +164,10 @@ def encoder_of(layers: int = 10) -> nn.Module:
     return make_seeded(functools.partial(Encoder, layers))
 
 
-def whole_peak(encoder: nn.Module, take: Step, *others: nn.Module) -> int:
+def whole_peak(encoder: nn.Module, take: Step, *others: nn.Module, batch: Tensor = BATCH) -> int:
     """Measured bytes of a step, with what is there before it."""
     encoder.zero_grad(set_to_none=True)
-    held = resident_nbytes(nn.ModuleList([encoder, *others]), BATCH)
+    held = resident_nbytes(nn.ModuleList([encoder, *others]), batch)
     return held + measure_peak(lambda: take(encoder), device="cpu")
 
 
@@ -105,8 +181,7 @@ def told(take: Callable[[], Any]) -> list[autoremat.OverBudgetWarning]:
 
 def optimised(budget: int) -> nn.Module:
     """An encoder under a budget."""
-    options = {"compiler": "eager", "verbose": False, "time_limit": 4.0}
-    return autoremat.optimize(encoder_of(), budget, **options)
+    return autoremat.optimize(encoder_of(), budget, **OPTIONS)
 
 
 def frozen() -> nn.Module:
@@ -153,6 +228,48 @@ def test_what_the_step_s_own_code_holds_is_planned_for(
     for mine, theirs in zip(encoder.parameters(), plain.parameters(), strict=True):
         assert torch.allclose(mine, theirs, atol=1e-6)
         assert torch.allclose(mine.grad, theirs.grad, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        perturbed_by_functions,
+        perturbed_beside_gradients,
+        perturbed_in_a_block,
+        perturbed_by_attributes,
+    ],
+)
+@pytest.mark.parametrize("how", ["optimize", "backend"])
+def test_what_functions_around_a_training_step_s_passes_hold_is_planned_for(how: str, take: Step):
+    """Told of once an optimizer has shown which steps are one; the budget is kept from then on."""
+
+    def trained_by(chain: nn.Module) -> tuple[nn.Module, Step]:
+        optimizer = torch.optim.SGD(chain.parameters(), lr=1e-3)
+
+        def step(called: nn.Module) -> None:
+            take(called)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return chain, step
+
+    plain, step = trained_by(make_seeded(chain_of))
+    step(plain)
+    budget = int(0.7 * whole_peak(plain, step, batch=ROWS))
+    planned, step_planned = trained_by(make_seeded(chain_of))
+    if how == "optimize":
+        autoremat.optimize(planned, budget, **OPTIONS)
+    else:
+        planned.compile(backend="autoremat", options={"budget": budget, **OPTIONS})
+    assert told(lambda: (step_planned(planned), step_planned(planned)))
+    peaks: list[int] = []
+    for _ in range(2):
+        assert not told(lambda: peaks.append(whole_peak(planned, step_planned, batch=ROWS)))
+    assert max(peaks) <= budget
+    for _ in range(2):
+        step(plain)
+    for mine, theirs in zip(planned.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-6)
 
 
 def test_a_loss_that_takes_more_than_the_budget_by_itself_is_told():
@@ -278,6 +395,46 @@ def test_data_of_functions_around_the_one_that_calls_first_is_data():
     found = {id(tensor) for tensor in reach.tensors()}
     assert id(cached) in found
     assert not {id(tensor) for tensor in data} & found
+
+
+def test_of_functions_around_only_what_has_come_in_the_training_step_is_found():
+    """What was there as it began may be of an earlier one, or of none."""
+    reach = Reach()
+    reach.note_data()
+    earlier = torch.ones(2)
+
+    def found() -> set[int]:
+        return {id(tensor) for tensor in reach.tensors()}
+
+    cached = torch.ones(3)
+    assert not {id(earlier), id(cached)} & found()  # no optimizer says which steps are one
+    reach.begin_step(1)
+    reach.begin_step(1)
+    later = [torch.ones(4)]
+    assert id(later[0]) in found()
+    assert not {id(earlier), id(cached)} & found()
+    reach.begin_step(2)
+    assert id(later[0]) not in found()
+
+
+def test_what_was_missed_in_a_training_step_is_seen_in_the_next():
+    """Not every step is looked into as it begins."""
+    reach = Reach()
+    reach.note_data()
+    steps = itertools.count(1)
+    while reach.is_sure:
+        reach.begin_step(next(steps))
+
+    def found() -> set[int]:
+        return {id(tensor) for tensor in reach.tensors()}
+
+    missed = torch.ones(2)
+    assert id(missed) not in found()
+    assert not reach.is_sure
+    reach.begin_step(next(steps))
+    seen = torch.ones(3)
+    assert reach.is_sure
+    assert id(seen) in found()
 
 
 def test_what_is_found_does_not_end_at_a_vocabulary():
