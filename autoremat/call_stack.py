@@ -41,13 +41,16 @@ _BATCH_FINDERS = {
 
 def batch_finder() -> str:
     """The library that looks for a batch which fits, and calls all of this; "" if none does."""
+    names = (str(frame.f_globals.get("__name__", "")) for frame in _frames())
+    return next((found for name in names if (found := _BATCH_FINDERS.get(name))), "")
+
+
+def _frames() -> Iterator[FrameType]:
+    """Of the functions that run, the latest first."""
     frame = inspect.currentframe()
     while frame is not None:
-        found = _BATCH_FINDERS.get(str(frame.f_globals.get("__name__", "")))
-        if found:
-            return found
+        yield frame
         frame = frame.f_back
-    return ""
 
 
 def users_level() -> int:
@@ -64,28 +67,40 @@ def named_by_users() -> Iterator[tuple[object, list[Any]]]:
     For each of them, the innermost first: what it is a method of, or None; and what it names. Steps
     of torch's optimizers are among them: one that calls a closure holds what is not in its state.
     """
-    frame = inspect.currentframe()
-    while frame is not None:
+    for frame in _frames():
         is_step = _is_of_optimizer(frame)
         if is_step or not _is_between(frame):
             names, found = frame.f_code.co_varnames[:1], _variables_of(frame)
             owner = found[0] if found and names == ("self",) else None
             named = [] if is_step else globals_of(frame.f_code, frame.f_globals)
             yield owner, [*found, *named]
-        frame = frame.f_back
 
 
 def waiting_generators() -> Iterator[list[Any]]:
     """What generators of the user's that wait have in variables, as those of `with` blocks do.
 
-    No frame shows which it is in: this goes over all of Python's objects.
+    No frame shows which it is in: this goes over all of Python's objects, if any of the user's
+    functions that run may be in one.
     """
-    for thing in gc.get_objects():
+    codes = (frame.f_code for frame in _frames() if not _is_between(frame))
+    for thing in gc.get_objects() if any(map(_has_with, codes)) else ():
         if type(thing) is not GeneratorType or thing.gi_running:
             continue
         frame = thing.gi_frame
         if frame is not None and not _is_between(frame):
             yield _variables_of(frame)
+
+
+def _has_with(code: CodeType) -> bool:
+    """Whether there is a `with` in it; each instruction is two bytes, of which the first names it.
+
+    No answer is kept by its code: what Dynamo has compiled lives as long as that does.
+    """
+    return not _ENTER_WITH.isdisjoint(code.co_code[::2])
+
+
+# LOAD_SPECIAL is Python 3.14's.
+_ENTER_WITH = {dis.opmap[n] for n in ("BEFORE_WITH", "LOAD_SPECIAL") if n in dis.opmap}
 
 
 def globals_of(code: CodeType, known: Mapping[str, Any]) -> list[Any]:
@@ -122,7 +137,7 @@ def _variables_of(frame: FrameType) -> list[Any]:
 def _may_have_copy(code: CodeType) -> bool:
     """Whether a function may have asked for its variables, as `locals()` gives them.
 
-    No answer is kept by its code: what Dynamo has compiled lives as long as that does.
+    Nor is this answer kept.
     """
     if _GIVE_LOCALS.isdisjoint(code.co_names):
         return False  # at once: nearly all

@@ -208,7 +208,7 @@ class Audit:
         )
         look = Look(peak_nbytes, more_nbytes, 0, part.is_resized, part.is_larger, situation)
         is_partial = not self.reach.is_sure
-        self._seen[situation][at] -= is_partial  # to be looked into again
+        self._is_again(situation, at, is_partial=is_partial)
         return look._replace(counted=counted, is_partial=is_partial)
 
     @property
@@ -301,10 +301,7 @@ class Audit:
         look = _look(parts, foreseen, base_nbytes, spread, keeps_graph=keeps_graph)
         is_noted = not any(audit._is_unnoted for audit in audits)
         is_partial = not (foreseen.is_complete and is_noted and self.reach.is_sure)
-        is_again = is_partial and self._partial[situation] < PARTIAL_LOOKS
-        if is_again:
-            self._partial[situation] += 1
-            self._seen[situation][sizes_of_runs(runs)] -= 1  # to be looked into again
+        is_again = self._is_again(situation, sizes_of_runs(runs), is_partial=is_partial)
         for audit in audits:
             audit._noting = NOTED if is_again and not is_noted else 0
         return look._replace(situation=situation, is_partial=is_partial, is_apart=not runs)
@@ -334,6 +331,13 @@ class Audit:
         before = seen[key]
         seen[key] += 1
         return before >= LOOKS if _torch.is_in_backward() else before & (before + 1) != 0
+
+    def _is_again(self, situation: Hashable, sizes: tuple[int, ...], *, is_partial: bool) -> bool:
+        """Whether a situation is to be looked into again, of which not all could be told."""
+        is_again = is_partial and self._partial[situation] < PARTIAL_LOOKS
+        self._partial[situation] += is_again
+        self._seen[situation][sizes] -= is_again
+        return is_again
 
     def _held(self, runs: Sequence[Run], device: torch.device, roots: Roots = ()) -> _Held:
         """By all models that take part in the step, and by losses that eager code has made."""
@@ -428,11 +432,11 @@ def sizes_of_runs(runs: Sequence[Run]) -> tuple[int, ...]:
 def names_behind(roots: Roots) -> tuple[str, ...]:
     """What tells backwards apart: the last operations before them, those of a loss.
 
-    No further than to a compiled graph, whose run says more. It may have an edge for each parameter
-    of the model: to make Python's objects of all of them would set off a garbage collection.
+    None behind a compiled graph, whose run says more: Python's objects of its edges, one for each
+    parameter, would set off a garbage collection.
     """
-    ends = (first_nodes(roots), _torch.is_compiled_backward)
-    nodes = itertools.islice(nodes_behind(*ends), NODES_OF_A_LOSS)
+    nodes = nodes_behind(first_nodes(roots), _torch.is_compiled_backward)
+    nodes = itertools.islice(nodes, NODES_OF_A_LOSS)
     return tuple(type(node).__name__ for node in nodes)
 
 

@@ -36,6 +36,7 @@ DEPTH = 4  # of containers and attributes, from a variable on
 MOST = 4000  # things that are looked at, those next to the step's own code first
 MOST_NODES = 100_000  # of autograd's graphs, behind what is found
 NOTED_STEPS = 4  # training steps as which begin what is there is noted, without being asked
+AFTER_ONE_MISSED = 2  # further ones: models may take turns
 _PLAIN = frozenset({bool, bytes, complex, float, int, str, type(None)})
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _CLOSED = frozenset({"autoremat", "builtins", "torch"})  # whose objects hold nothing of the user's
@@ -65,7 +66,7 @@ class Reach:
         """A forward begins, and no backward of one before it is to come.
 
         What is there is noted as it begins another training step, in the first ones: later on where
-        `tensors` was asked in one of which nothing is known, for the next.
+        `tensors` was asked in one of which nothing is known, for the next ones.
 
         Args:
             optimizer_steps: so many have optimizers made. Without any, all may be one training
@@ -90,7 +91,7 @@ class Reach:
         if self._before is not None:
             new += _but(self._before, _but(data, found.around))
         elif not self.is_sure:
-            self._begun = NOTED_STEPS - 1
+            self._begun = NOTED_STEPS - AFTER_ONE_MISSED
         return new + [tensor for module in found.modules for tensor in _untrained(module)]
 
 
