@@ -38,6 +38,7 @@ from autoremat.session.surroundings import Surroundings
 from autoremat.session.telling import Told
 from autoremat.watch import between
 from autoremat.watch.audit import Look, names_of, sizes_of_runs
+from autoremat.watch.eager_code import names_from
 from autoremat.watch.ledger import (
     Roots,
     Run,
@@ -285,6 +286,7 @@ class Steps:
                 device=self.device,
                 sizes=given,
                 find_graph=find_part,
+                behind=names_from(a.grad_fn for a in args if isinstance(a, torch.Tensor)),
             )
             self.eager_code_goes_on()
             return outputs

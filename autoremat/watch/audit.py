@@ -9,7 +9,6 @@ second, fourth, eighth occurrence, and so on: steps which are all alike cost not
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import operator
 from collections import ChainMap, Counter, defaultdict
@@ -39,13 +38,12 @@ from autoremat.planning.ran import Ran
 from autoremat.watch.between import Between
 from autoremat.watch.checkpointed import Reruns
 from autoremat.watch.eager_backward import Foreseen, first_nodes, foresee
-from autoremat.watch.eager_code import Results, nodes_behind
+from autoremat.watch.eager_code import Results, names_from, nodes_behind
 from autoremat.watch.ledger import Roots, Run, returned_storages, run_of
 from autoremat.watch.present import Arguments, Present
 from autoremat.watch.reach import Reach
 from autoremat.watch.standing import Standing, Together, known_or_found, of_root
 
-NODES_OF_A_LOSS = 32  # that tell it from another
 EAGER_MARGIN = 1.1  # of what eager code is foreseen to make, for what of it cannot be seen
 PER_OCTAVE = 64  # sizes of what graphs have returned that count as different: by about 1 %
 NOTED = 8  # backwards until whose forwards are noted again, for one that was looked at without
@@ -260,7 +258,8 @@ class Audit:
         """
         within = _about(device) if _torch.is_in_backward() else None
         facts = (keeps_graph, self.present.has_gradients, within)
-        situation = (names_behind(roots), *facts, *names_of(runs))
+        entered = tuple(run.behind for run in runs)
+        situation = (names_behind(roots), *facts, *names_of(runs), *entered)
         if runs:
             self._noting = max(0, self._noting - 1)
         if self.is_known(situation, sizes_of_runs(runs)):
@@ -430,14 +429,8 @@ def sizes_of_runs(runs: Sequence[Run]) -> tuple[int, ...]:
 
 
 def names_behind(roots: Roots) -> tuple[str, ...]:
-    """What tells backwards apart: the last operations before them, those of a loss.
-
-    None behind a compiled graph, whose run says more: Python's objects of its edges, one for each
-    parameter, would set off a garbage collection.
-    """
-    nodes = nodes_behind(first_nodes(roots), _torch.is_compiled_backward)
-    nodes = itertools.islice(nodes, NODES_OF_A_LOSS)
-    return tuple(type(node).__name__ for node in nodes)
+    """What tells backwards apart: the last operations before them, those of a loss."""
+    return names_from(first_nodes(roots))
 
 
 def _look(

@@ -8,6 +8,7 @@ each storage counts once.
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -20,6 +21,7 @@ from autoremat import _torch
 from autoremat.memory.meter import rounded_nbytes, same_device, storages_of, tensors_in
 from autoremat.watch.ledger import run_of
 
+NODES_OF_A_LOSS = 32  # that tell it from another
 _KEY = "autoremat, saved"  # in the metadata of autograd's nodes
 
 
@@ -242,6 +244,16 @@ def nodes_behind(
         yield node
         if not is_end(node):
             stack.extend(source for source, _ in node.next_functions)
+
+
+def names_from(starts: Iterable[Any]) -> tuple[str, ...]:
+    """What tells autograd's graphs apart: the operations next to where they are entered.
+
+    None behind a compiled graph, whose run says more: Python's objects of its edges, one for each
+    parameter, would set off a garbage collection.
+    """
+    nodes = nodes_behind(starts, _torch.is_compiled_backward)
+    return tuple(type(node).__name__ for node in itertools.islice(nodes, NODES_OF_A_LOSS))
 
 
 def _counts_elsewhere(value: torch.Tensor) -> bool:

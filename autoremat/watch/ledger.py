@@ -74,6 +74,7 @@ class Run:
         sizes: what the graph's symbolic sizes stood for.
         find_graph: finds the graph at these sizes, when it is asked for.
         returned: the storages that it returned, by identity.
+        behind: the operations in eager mode whose results it was given, by their names.
         has_waited: whether a backward has begun since.
         held: the most of its results that somebody held as a backward went through it.
     """
@@ -84,6 +85,7 @@ class Run:
     sizes: tuple[int, ...] = ()
     find_graph: Callable[[], Part] | None = None
     returned: Mapping[int, Returned] = field(default_factory=dict)
+    behind: tuple[str, ...] = ()
     has_waited: bool = False
     held: float = 0.0
 
@@ -263,6 +265,7 @@ def note_run(
     device: torch.device,
     sizes: tuple[int, ...] = (),
     find_graph: Callable[[], Part] | None = None,
+    behind: tuple[str, ...] = (),
 ) -> None:
     """A graph has run its forward, or a model that has none.
 
@@ -271,8 +274,9 @@ def note_run(
         ran: as of `Run`.
         outputs: what it returned; without a gradient to come, it holds nothing.
         device: where it ran.
-        sizes: as of `Run`, and so is `find_graph`.
+        sizes: as of `Run`, and so are `find_graph` and `behind`.
         find_graph: asked for only where a step is looked into.
+        behind: the operations in eager mode that its arguments come from.
     """
     tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
     nodes = (tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None)
@@ -283,7 +287,7 @@ def note_run(
     if _books.has_gone_back:
         _books.told_nbytes.clear()
         _books.has_gone_back = False
-    run = Run(owner, ran, device, sizes, find_graph, note_returned(tensors))
+    run = Run(owner, ran, device, sizes, find_graph, note_returned(tensors), behind)
     number = next(_numbers)
     node.metadata[_KEY] = run
     # It holds the hook; one of torch's own cannot be referred to otherwise, and needs not.
