@@ -12,12 +12,14 @@ gets a larger one, and what that leaves over holds the frames inside.
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import gc
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CodeType, FrameType, GeneratorType
 from typing import Any, ParamSpec, TypeVar
 
@@ -76,19 +78,34 @@ def named_by_users() -> Iterator[tuple[object, list[Any]]]:
             yield owner, [*found, *named]
 
 
-def waiting_generators() -> Iterator[list[Any]]:
-    """What generators of the user's that wait have in variables, as those of `with` blocks do.
+def waiting_generators() -> list[weakref.ref[GeneratorType[Any, Any, Any]]]:
+    """Generators of the user's that wait for a `with` block to end.
 
-    No frame shows which it is in: this goes over all of Python's objects, if any of the user's
-    functions that run may be in one.
+    Not those of loops: what a loader has fetched ahead is data. No frame shows which block it is
+    in: this goes over all of Python's objects, if any of the user's functions that run may be in
+    one.
     """
     codes = (frame.f_code for frame in _frames() if not _is_between(frame))
-    for thing in gc.get_objects() if any(map(_has_with, codes)) else ():
-        if type(thing) is not GeneratorType or thing.gi_running:
-            continue
-        frame = thing.gi_frame
-        if frame is not None and not _is_between(frame):
+    if not any(map(_has_with, codes)):
+        return []
+    found = [thing.gen for thing in gc.get_objects() if type(thing) is _OF_WITH]
+    return [weakref.ref(one) for one in found if _waiting_frame(one) is not None]
+
+
+def variables_of_waiting(
+    generators: Iterable[weakref.ref[GeneratorType[Any, Any, Any]]],
+) -> Iterator[list[Any]]:
+    """What those of these generators have in variables that wait still."""
+    for reference in generators:
+        one = reference()
+        frame = None if one is None else _waiting_frame(one)
+        if frame is not None:
             yield _variables_of(frame)
+
+
+def _waiting_frame(generator: GeneratorType[Any, Any, Any]) -> FrameType | None:
+    frame = None if generator.gi_running else generator.gi_frame
+    return None if frame is None or _is_between(frame) else frame
 
 
 def _has_with(code: CodeType) -> bool:
@@ -99,6 +116,12 @@ def _has_with(code: CodeType) -> bool:
     return not _ENTER_WITH.isdisjoint(code.co_code[::2])
 
 
+@contextlib.contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+_OF_WITH: type[Any] = type(_nothing())  # what holds a generator while its block runs
 # LOAD_SPECIAL is Python 3.14's.
 _ENTER_WITH = {dis.opmap[n] for n in ("BEFORE_WITH", "LOAD_SPECIAL") if n in dis.opmap}
 

@@ -46,8 +46,8 @@ from autoremat._torch import (
 from autoremat.memory.optimizers import (
     layers_of,
     parameters_of,
-    state_values,
-    values_beside_state,
+    tensors_beside_state,
+    tensors_in_state,
 )
 from autoremat.reporting.resident import ResidentParts
 
@@ -415,13 +415,13 @@ def counted_apart(*groups: Iterable[torch.Tensor], device: torch.device) -> Iter
 def state_of(optimizers: Iterable[Any]) -> list[torch.Tensor]:
     """The tensors that optimizers keep, each of their layers, in their state or beside it."""
     layers = [layer for optimizer in optimizers for layer in layers_of(optimizer)]
-    found = [tensor for layer in layers for tensor in tensors_in(state_values(layer))]
+    found = [tensor for layer in layers for tensor in tensors_in_state(layer)]
     return [*found, *(tensor for layer in layers for tensor in kept_beside_state(layer))]
 
 
 def kept_beside_state(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """Tensors in attributes of an optimizer that are neither its parameters nor their gradients."""
-    found = tensors_in(values_beside_state(optimizer))
+    found = tensors_beside_state(optimizer)
     if not found:
         return []
     stepped = [p for group in optimizer.param_groups for p in group["params"]]

@@ -17,6 +17,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
 
 from autoremat._torch import (
     FakeTensorMode,
@@ -27,7 +28,7 @@ from autoremat._torch import (
 )
 from autoremat.memory.live_storages import LiveStorages
 from autoremat.memory.meter import kept_beside_state, state_of, storages_nbytes
-from autoremat.memory.optimizers import count_values, layers_of, state_values, steps_itself
+from autoremat.memory.optimizers import count_values, layers_of, steps_itself, tensors_in_state
 from autoremat.reserved.step import Event, Update
 
 _STEPS_TAKEN = 1000  # as a step count reads: an optimizer's warm-up branches are behind
@@ -174,8 +175,9 @@ def _cautious(
     optimizer: torch.optim.Optimizer, params: list[torch.Tensor], device: torch.device
 ) -> OptimizerFootprint:
     params_nbytes = storages_nbytes(params, device)
-    # Some keep all of it elsewhere, and others tables alone, as bitsandbytes.
-    elsewhere_nbytes = storages_nbytes(kept_beside_state(optimizer), device)
+    # Some keep all of it elsewhere, and others tables alone, as bitsandbytes, or another model.
+    kept = (t for t in kept_beside_state(optimizer) if not isinstance(t, nn.Parameter))
+    elsewhere_nbytes = storages_nbytes(kept, device)
     exists = any(True for _ in optimizer.state) or elsewhere_nbytes >= params_nbytes
     return OptimizerFootprint(0 if exists else 2 * params_nbytes, 2 * params_nbytes)
 
@@ -206,7 +208,7 @@ def _tensors_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
             value = [dict(group) for group in value]
         elif name == "state":
             yield from (key for key in value if isinstance(key, torch.Tensor))
-            value = state_values(optimizer)
+            value = tensors_in_state(optimizer)
         yield from tensor_leaves(value)
 
 

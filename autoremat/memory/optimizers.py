@@ -7,16 +7,20 @@ nothing is stepped or changed.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+_PLAIN = frozenset({bool, bytes, complex, float, int, str, type(None)})
 _INNER = ("optimizer", "_optimizer", "optim")  # where wrappers keep what they wrap
 
 
@@ -44,23 +48,49 @@ def steps_itself(optimizer: torch.optim.Optimizer) -> bool:
     return inspect.unwrap(own) is not inspect.unwrap(none)
 
 
-def state_values(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """The state by parameter, with what objects in it hold: GaLore keeps matrices in such."""
+def tensors_in_state(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Tensors in the state by parameter, and in objects there: GaLore keeps matrices in such."""
     states = list(optimizer.state.values())
     held = (value for state in states if isinstance(state, dict) for value in state.values())
-    return [*states, *(vars(value) for value in held if _is_plain_object(value))]
+    return _tensors_in([*states, *(_attributes_of(value) for value in held)])
 
 
-def _is_plain_object(value: Any) -> bool:
-    is_other = isinstance(value, torch.Tensor | nn.Module | torch.optim.Optimizer)
-    return hasattr(value, "__dict__") and not is_other and not callable(value)
-
-
-def values_beside_state(optimizer: torch.optim.Optimizer) -> list[Any]:
+def tensors_beside_state(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """What else an optimizer keeps: some have tensors in attributes, alone or in containers."""
     known = ("param_groups", "state", "defaults")
-    kept = (value for name, value in vars(optimizer).items() if name not in known)
-    return [value for value in kept if isinstance(value, torch.Tensor | dict | list | tuple)]
+    return _tensors_in([value for name, value in vars(optimizer).items() if name not in known])
+
+
+def _attributes_of(value: Any) -> dict[str, Any]:
+    """Those of a plain object; objects of the user's may answer anything."""
+    with suppress(Exception):
+        is_other = isinstance(value, torch.Tensor | nn.Module | torch.optim.Optimizer)
+        found = object.__getattribute__(value, "__dict__")
+        if isinstance(found, dict) and not (is_other or callable(value)):
+            return found
+    return {}
+
+
+def _tensors_in(values: list[Any]) -> list[torch.Tensor]:
+    """Tensors in containers and dataclasses, which may be in cycles, and long."""
+    found: list[torch.Tensor] = []
+    seen: set[int] = set()
+    while values:
+        value = values.pop()
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif id(value) not in seen:
+            seen.add(id(value))
+            values += (inner for inner in _inside(value) if type(inner) not in _PLAIN)
+    return found
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return value
+    return _attributes_of(value).values() if dataclasses.is_dataclass(value) else ()
 
 
 def count_values(optimizer: torch.optim.Optimizer) -> int:

@@ -413,7 +413,9 @@ class Steps:
         """
         self._inference_begins()
         runs = self._runs_here if self.is_open else []
-        if not runs or self.audit.is_known(("inference", *names_of(runs)), sizes_of_runs(runs)):
+        if not runs or self.audit.situations.is_known(
+            ("inference", *names_of(runs)), sizes_of_runs(runs)
+        ):
             yield None
         else:
             before_nbytes = 0
@@ -433,7 +435,7 @@ class Steps:
             return
         last, self.audit.between.number = runs[-1], self.audit.between.number + 1
         situation = ("between", self.audit.between.number, len(runs), id(last.owner), last.name)
-        if not self.audit.is_known(situation, last.sizes):
+        if not self.audit.situations.is_known(situation, last.sizes):
             with self._looking():
                 if self.audit.present.units:  # FSDP gathers there, which is known in other ways
                     return

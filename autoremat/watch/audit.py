@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
-from collections import ChainMap, Counter, defaultdict
+from collections import ChainMap
 from collections.abc import (
     Callable,
     Collection,
@@ -42,13 +41,12 @@ from autoremat.watch.eager_code import Results, names_from, nodes_behind
 from autoremat.watch.ledger import Roots, Run, returned_storages, run_of
 from autoremat.watch.present import Arguments, Present
 from autoremat.watch.reach import Reach
+from autoremat.watch.situations import Situations
 from autoremat.watch.standing import Standing, Together, known_or_found, of_root
 
 EAGER_MARGIN = 1.1  # of what eager code is foreseen to make, for what of it cannot be seen
 PER_OCTAVE = 64  # sizes of what graphs have returned that count as different: by about 1 %
 NOTED = 8  # backwards until whose forwards are noted again, for one that was looked at without
-LOOKS = 2  # within a backward
-PARTIAL_LOOKS = 8  # beside these, where a forward was not noted, or a checkpoint did not run yet
 
 
 class Look(NamedTuple):
@@ -115,8 +113,7 @@ class Audit:
         self.saved = Results()  # by code in eager mode, of forwards that have run
         self.between = Between()
         self.reruns = Reruns()
-        self._seen: defaultdict[Hashable, Counter[tuple[int, ...]]] = defaultdict(Counter)
-        self._partial = Counter[Hashable]()  # looks, by situation, that could not see all
+        self.situations = Situations()
         self._is_unnoted = False  # a known forward, before the next look at a backward
         self._noting = 0  # so many backwards may come before a look does that has missed notes
         self._stood: dict[Hashable, Standing] = {}
@@ -143,7 +140,7 @@ class Audit:
     def forget(self) -> None:
         """Something has become resident: all situations are new."""
         self._stood.clear()
-        self._seen.clear()
+        self.situations.forget()
 
     def at_forward(
         self,
@@ -170,9 +167,10 @@ class Audit:
         """
         about = _about(device, runs)
         # Reentrant checkpoints let go of it one by one, while gradients come.
-        situation = (name, about if _torch.is_in_backward() else about > 0, *names_of(runs))
+        how_much = about if _torch.is_in_backward() else about > 0
+        situation = (name, how_much, self.reach.is_later, *names_of(runs))
         at = (*sizes, *sizes_of_runs(runs), about)
-        is_known = self.is_known(situation, at)
+        is_known = self.situations.is_known(situation, at)
         if is_known and not self._noting:
             self._is_unnoted |= not _torch.is_in_backward()
             return None
@@ -186,6 +184,8 @@ class Audit:
         self.saved.add(on_the_way)
         if is_known:
             return None
+        is_partial = not self.reach.is_sure
+        self.situations.is_again(situation, at, is_partial=is_partial)
         given = (value for value in args if isinstance(value, torch.Tensor))
         beyond_nbytes = held.saved_beyond({*on_the_way.held(device), *storage_identities(given)})
         found = account().get(name) if runs or about or beyond_nbytes else None
@@ -205,8 +205,6 @@ class Audit:
             if not (run.region or run.ran.region.is_gone)
         )
         look = Look(peak_nbytes, more_nbytes, 0, part.is_resized, part.is_larger, situation)
-        is_partial = not self.reach.is_sure
-        self._is_again(situation, at, is_partial=is_partial)
         return look._replace(counted=counted, is_partial=is_partial)
 
     @property
@@ -222,7 +220,7 @@ class Audit:
 
     def at_end(self, runs: Sequence[Run], outputs: Sequence[Any], device: torch.device) -> None:
         """A call of the model has ended: what code in eager mode has saved in it stays."""
-        is_known = self.is_known(("end", *names_of(runs)), sizes_of_runs(runs))
+        is_known = self.situations.is_known(("end", *names_of(runs)), sizes_of_runs(runs))
         if runs and (self._noting or not is_known):
             self.saved.note_saved(outputs, device)
 
@@ -233,7 +231,7 @@ class Audit:
             roots: where the backward begins.
             device: of the session's graphs.
         """
-        if not self.is_known(("reruns", names_behind(roots)), (_about(device),)):
+        if not self.situations.is_known(("reruns", names_behind(roots)), (_about(device),)):
             self.saved.note_saved(_tensors_of(roots), device)
 
     def at_backward(
@@ -257,12 +255,12 @@ class Audit:
             keeps_graph: whether what was saved stays afterwards.
         """
         within = _about(device) if _torch.is_in_backward() else None
-        facts = (keeps_graph, self.present.has_gradients, within)
+        facts = (keeps_graph, self.present.has_gradients, self.reach.is_later, within)
         entered = tuple(run.behind for run in runs)
         situation = (names_behind(roots), *facts, *names_of(runs), *entered)
         if runs:
             self._noting = max(0, self._noting - 1)
-        if self.is_known(situation, sizes_of_runs(runs)):
+        if self.situations.is_known(situation, sizes_of_runs(runs)):
             return None
         if not runs and (within is not None or not self._reaches_results(roots, device)):
             return None
@@ -300,9 +298,12 @@ class Audit:
         look = _look(parts, foreseen, base_nbytes, spread, keeps_graph=keeps_graph)
         is_noted = not any(audit._is_unnoted for audit in audits)
         is_partial = not (foreseen.is_complete and is_noted and self.reach.is_sure)
-        is_again = self._is_again(situation, sizes_of_runs(runs), is_partial=is_partial)
-        for audit in audits:
-            audit._noting = NOTED if is_again and not is_noted else 0
+        sizes = sizes_of_runs(runs)
+        is_again = self.situations.is_again(situation, sizes, is_partial=is_partial)
+        for (
+            audit
+        ) in audits:  # the next look is of a forward that was noted, whatever this one lacks
+            audit._noting = NOTED if is_again else 0
         return look._replace(situation=situation, is_partial=is_partial, is_apart=not runs)
 
     def _reaches_results(self, roots: Roots, device: torch.device) -> bool:
@@ -316,27 +317,6 @@ class Audit:
         held = self._held(runs, device)
         returned = {key for run in runs for key in run.returned}
         return held.live_nbytes(runs) + held.saved_beyond(returned)
-
-    def is_known(self, situation: Hashable, sizes: tuple[int, ...] = ()) -> bool:
-        """Whether a situation needs no look now, at these sizes or larger ones.
-
-        Its first two occurrences do: the first may come before lazy state exists. So do the 4th,
-        the 8th, and so on: what a step's own code holds may come after some of its batches. Within
-        a backward, which reruns its checkpoints one by one, no more do.
-        """
-        seen = self._seen[situation]
-        known = (other for other in seen if all(map(operator.le, sizes, other)))
-        key = next(known, sizes)
-        before = seen[key]
-        seen[key] += 1
-        return before >= LOOKS if _torch.is_in_backward() else before & (before + 1) != 0
-
-    def _is_again(self, situation: Hashable, sizes: tuple[int, ...], *, is_partial: bool) -> bool:
-        """Whether a situation is to be looked into again, of which not all could be told."""
-        is_again = is_partial and self._partial[situation] < PARTIAL_LOOKS
-        self._partial[situation] += is_again
-        self._seen[situation][sizes] -= is_again
-        return is_again
 
     def _held(self, runs: Sequence[Run], device: torch.device, roots: Roots = ()) -> _Held:
         """By all models that take part in the step, and by losses that eager code has made."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import FunctionType, MethodType
@@ -28,9 +28,16 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 
 from autoremat import _torch
-from autoremat.call_stack import globals_of, named_by_users, waiting_generators
+from autoremat.call_stack import (
+    globals_of,
+    named_by_users,
+    variables_of_waiting,
+    waiting_generators,
+)
 from autoremat.memory.meter import gradients_of, storage_identities, storages_of
+from autoremat.memory.optimizers import count_steps
 from autoremat.watch.eager_code import nodes_behind
+from autoremat.watch.ledger import beginnings
 
 DEPTH = 4  # of containers and attributes, from a variable on
 MOST = 4000  # things that are looked at, those next to the step's own code first
@@ -47,6 +54,8 @@ class Reach:
 
     Attributes:
         is_sure: whether it can be told which single tensors of functions around are the step's.
+        is_later: whether the pass that goes on is a later one of its training step, where what an
+            earlier one has made may be there.
     """
 
     def __init__(self) -> None:
@@ -54,6 +63,7 @@ class Reach:
         self._data: _Storages | None = None
         self._before: _Storages | None = None  # there as the training step began
         self._optimizer_steps = 0
+        self.is_later = False
         self._begun = 0  # training steps that optimizers have ended, or where one was missed
         self.is_sure = True
 
@@ -72,19 +82,21 @@ class Reach:
             optimizer_steps: so many have optimizers made. Without any, all may be one training
                 step, or none: what functions around hold is not the step's then.
         """
-        if optimizer_steps == self._optimizer_steps:
+        is_same = optimizer_steps == self._optimizer_steps
+        self.is_later = is_same and optimizer_steps > 0  # else nobody may tell of any step
+        if is_same:
             return
         self._optimizer_steps, self._before = optimizer_steps, None
         self.is_sure = self._begun < NOTED_STEPS
         if self.is_sure:
             self._begun += 1
             with suppress(Exception):  # objects of the user's may answer anything
-                self._before = _storages_of(_in_reach(waiting_generators()).single)
+                self._before = _storages_of(_in_reach(_waiting()).single)
 
     def tensors(self) -> list[torch.Tensor]:
         """What it holds beside its data, which is noted if none was."""
         self.note_data()
-        waiting = () if self._before is None else waiting_generators()
+        waiting = () if self._before is None else _waiting()
         found, known = _in_reach(waiting), self._data or {}
         self._data = data = {key: s for key, s in known.items() if not s.expired()}
         new = _but(data, found.own)
@@ -95,6 +107,16 @@ class Reach:
         return new + [tensor for module in found.modules for tensor in _untrained(module)]
 
 
+def _waiting() -> Iterator[list[Any]]:
+    """What generators that wait have in variables; found once for all sessions of a moment."""
+    global _latest
+    moment = count_steps(), beginnings()
+    if _latest is None or _latest[0] != moment:
+        _latest = moment, waiting_generators()
+    return variables_of_waiting(_latest[1])
+
+
+_latest: tuple[Hashable, list[Any]] | None = None  # when generators were looked for, and those
 _Storages = Mapping[int, StorageWeakRef]  # by identity
 
 
@@ -191,9 +213,12 @@ def _things_in_reach(
             yield thing, named
             aside += _attributes_of(thing)
         is_around |= not is_own
-    for values in (*waiting, aside):
+    for thing in _things_among(aside, seen):
+        yield thing, found.around
+    for values in waiting:  # which may be of anything: no module there is known to be the step's
         for thing in _things_among(values, seen):
-            yield thing, found.around
+            if not isinstance(thing, nn.Module):
+                yield thing, found.around
 
 
 def _things_among(values: list[Any], seen: set[int]) -> Iterator[torch.Tensor | nn.Module]:

@@ -152,3 +152,41 @@ def test_steps_keep_the_budget_from_the_second_on(kind: Any, is_given: bool) -> 
     assert peaks
     assert max(peaks) <= report.predicted_peak_nbytes <= budget < report.baseline_peak_nbytes
     assert report.predicted_peak_nbytes < 1.02 * max(peaks)
+
+
+class Answers:
+    """An object that answers nothing it is asked."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError(name)
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise ValueError("__dict__")
+
+
+class Odd(Stepping):
+    """Keeps what refers to itself, what answers nothing, and a history; and one table."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.tree: dict[str, Any] = {"children": []}
+        self.tree["children"].append({"parent": self.tree, "table": torch.zeros(100)})
+        self.answers = Answers()
+        self.history = [0.5] * 100_000
+
+    def keep(self, parameter: Tensor) -> None:
+        self.state[parameter].setdefault("answers", self.answers)
+
+
+def test_what_refers_to_itself_or_answers_nothing_is_looked_through():
+    """Whatever an optimizer keeps, its tensors count once and nothing ends."""
+    model = Net()
+    optimizer = Odd(model.parameters())
+    before = resident_nbytes(model, (), torch.optim.SGD(model.parameters()))
+    assert resident_nbytes(model, (), optimizer) == before + 400
+    model(torch.randn(ROWS, WIDTH)).backward()
+    with_gradients = resident_nbytes(model, (), torch.optim.SGD(model.parameters()))
+    optimizer.step()
+    assert resident_nbytes(model, (), optimizer) == with_gradients + 400
+    assert optimizer_footprint(optimizer).state_nbytes >= 0

@@ -18,8 +18,8 @@ import autoremat
 from autoremat import _torch
 from autoremat.backend import session_behind
 from autoremat.memory.meter import measure_peak, resident_nbytes
-from autoremat.watch.audit import PARTIAL_LOOKS
 from autoremat.watch.eager_backward import Foreseen, foresee
+from autoremat.watch.situations import PARTIAL_LOOKS
 from tests.tiny import WIDTH, Chain, many_rows
 from tests.training import UNBOUNDED, close, make_seeded, measured, optimized, step
 

@@ -272,6 +272,28 @@ def test_what_functions_around_a_training_step_s_passes_hold_is_planned_for(how:
         assert torch.allclose(mine, theirs, atol=1e-6)
 
 
+@pytest.mark.parametrize("start", [5, pytest.param(20, marks=pytest.mark.thorough)])
+def test_steps_that_begin_to_hold_something_late_are_told_of_and_planned_for(start: int):
+    """By the second of them, whatever the number of steps before them without."""
+    plain = make_seeded(chain_of)
+    perturbed_by_functions(plain)
+    budget = int(0.7 * whole_peak(plain, perturbed_by_functions, batch=ROWS))
+    chain = autoremat.optimize(make_seeded(chain_of), budget, **OPTIONS)
+    optimizer = torch.optim.SGD(chain.parameters(), lr=1e-3)
+
+    def step(take: Step) -> None:
+        take(chain)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert not told(lambda: [step(take_gradients) for _ in range(start)])
+    assert told(lambda: [step(perturbed_by_functions) for _ in range(2)])
+    held = lambda: step(perturbed_by_functions)  # noqa: E731
+    peaks: list[int] = []
+    assert not told(lambda: peaks.append(whole_peak(chain, lambda _: held(), batch=ROWS)))
+    assert peaks[0] <= budget
+
+
 def test_a_loss_that_takes_more_than_the_budget_by_itself_is_told():
     """No planned graph waits while its backward runs, so no plan can change it."""
     take = functools.partial(cached_gradients, loss_of=all_at_once)
