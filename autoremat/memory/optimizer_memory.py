@@ -176,7 +176,8 @@ def _cautious(
 ) -> OptimizerFootprint:
     params_nbytes = storages_nbytes(params, device)
     # Some keep all of it elsewhere, and others tables alone, as bitsandbytes, or another model.
-    kept = (t for t in kept_beside_state(optimizer) if not isinstance(t, nn.Parameter))
+    elsewhere = kept_beside_state(optimizer)
+    kept = [t for t in elsewhere if t.requires_grad or not isinstance(t, nn.Parameter)]
     elsewhere_nbytes = storages_nbytes(kept, device)
     exists = any(True for _ in optimizer.state) or elsewhere_nbytes >= params_nbytes
     return OptimizerFootprint(0 if exists else 2 * params_nbytes, 2 * params_nbytes)

@@ -74,13 +74,13 @@ def _attributes_of(value: Any) -> dict[str, Any]:
 def _tensors_in(values: list[Any]) -> list[torch.Tensor]:
     """Tensors in containers and dataclasses, which may be in cycles, and long."""
     found: list[torch.Tensor] = []
-    seen: set[int] = set()
+    seen: dict[int, Any] = {}  # alive, or others would get their identities
     while values:
         value = values.pop()
         if isinstance(value, torch.Tensor):
             found.append(value)
         elif id(value) not in seen:
-            seen.add(id(value))
+            seen[id(value)] = value
             values += (inner for inner in _inside(value) if type(inner) not in _PLAIN)
     return found
 
@@ -90,7 +90,9 @@ def _inside(value: Any) -> Iterable[Any]:
         return value.values()
     if isinstance(value, list | tuple | set | frozenset | deque):
         return value
-    return _attributes_of(value).values() if dataclasses.is_dataclass(value) else ()
+    if not dataclasses.is_dataclass(value):
+        return ()
+    return [getattr(value, field.name, None) for field in dataclasses.fields(value)]
 
 
 def count_values(optimizer: torch.optim.Optimizer) -> int:

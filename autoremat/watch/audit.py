@@ -256,7 +256,8 @@ class Audit:
         """
         within = _about(device) if _torch.is_in_backward() else None
         facts = (keeps_graph, self.present.has_gradients, self.reach.is_later, within)
-        entered = tuple(run.behind for run in runs)
+        # Of eager code before graphs, not the order: each layer of it may be left out by chance.
+        entered = tuple((frozenset(run.behind), len(run.behind).bit_length()) for run in runs)
         situation = (names_behind(roots), *facts, *names_of(runs), *entered)
         if runs:
             self._noting = max(0, self._noting - 1)
@@ -300,9 +301,8 @@ class Audit:
         is_partial = not (foreseen.is_complete and is_noted and self.reach.is_sure)
         sizes = sizes_of_runs(runs)
         is_again = self.situations.is_again(situation, sizes, is_partial=is_partial)
-        for (
-            audit
-        ) in audits:  # the next look is of a forward that was noted, whatever this one lacks
+        # The next look shall lack neither notes nor the rest.
+        for audit in audits:
             audit._noting = NOTED if is_again else 0
         return look._replace(situation=situation, is_partial=is_partial, is_apart=not runs)
 

@@ -15,6 +15,7 @@ come since an optimizer has stepped: it is of the training step that goes on.
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -44,6 +45,8 @@ MOST = 4000  # things that are looked at, those next to the step's own code firs
 MOST_NODES = 100_000  # of autograd's graphs, behind what is found
 NOTED_STEPS = 4  # training steps as which begin what is there is noted, without being asked
 AFTER_ONE_MISSED = 2  # further ones: models may take turns
+SEARCHES = 32  # for `with` blocks, whatever they take
+SHARE_OF_SEARCHES = 0.02  # of the time, what later ones take
 _PLAIN = frozenset({bool, bytes, complex, float, int, str, type(None)})
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _CLOSED = frozenset({"autoremat", "builtins", "torch"})  # whose objects hold nothing of the user's
@@ -64,6 +67,7 @@ class Reach:
         self._before: _Storages | None = None  # there as the training step began
         self._optimizer_steps = 0
         self.is_later = False
+        self._searches = 0
         self._begun = 0  # training steps that optimizers have ended, or where one was missed
         self.is_sure = True
 
@@ -91,12 +95,16 @@ class Reach:
         if self.is_sure:
             self._begun += 1
             with suppress(Exception):  # objects of the user's may answer anything
-                self._before = _storages_of(_in_reach(_waiting()).single)
+                self._before = _storages_of(_in_reach(self._waiting()).single)
+
+    def _waiting(self) -> Iterator[list[Any]]:
+        self._searches += 1
+        return _blocks.variables(is_due=self._searches <= SEARCHES)
 
     def tensors(self) -> list[torch.Tensor]:
         """What it holds beside its data, which is noted if none was."""
         self.note_data()
-        waiting = () if self._before is None else _waiting()
+        waiting = () if self._before is None else self._waiting()
         found, known = _in_reach(waiting), self._data or {}
         self._data = data = {key: s for key, s in known.items() if not s.expired()}
         new = _but(data, found.own)
@@ -107,16 +115,33 @@ class Reach:
         return new + [tensor for module in found.modules for tensor in _untrained(module)]
 
 
-def _waiting() -> Iterator[list[Any]]:
-    """What generators that wait have in variables; found once for all sessions of a moment."""
-    global _latest
-    moment = count_steps(), beginnings()
-    if _latest is None or _latest[0] != moment:
-        _latest = moment, waiting_generators()
-    return variables_of_waiting(_latest[1])
+class _Blocks:
+    """The `with` blocks that wait, looked for once for all sessions of a moment.
+
+    The search goes over all of Python's objects: after a session's first ones it takes a small
+    share of the time, and a block that is entered in between is not found.
+    """
+
+    def __init__(self) -> None:
+        self._moment: Hashable = None
+        self._found: list[Any] = []
+        self._next_s = 0.0
+
+    def variables(self, *, is_due: bool) -> Iterator[list[Any]]:
+        """What those that wait still have in variables.
+
+        Args:
+            is_due: whether to look for others whatever that takes.
+        """
+        now_s, moment = time.monotonic(), (count_steps(), beginnings())
+        if moment != self._moment and (is_due or now_s >= self._next_s):
+            self._moment, self._found = moment, waiting_generators()
+            ended_s = time.monotonic()
+            self._next_s = ended_s + (ended_s - now_s) / SHARE_OF_SEARCHES
+        return variables_of_waiting(self._found)
 
 
-_latest: tuple[Hashable, list[Any]] | None = None  # when generators were looked for, and those
+_blocks = _Blocks()
 _Storages = Mapping[int, StorageWeakRef]  # by identity
 
 

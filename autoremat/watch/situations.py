@@ -29,6 +29,7 @@ class Situations:
     def forget(self) -> None:
         """All of them are new."""
         self._seen.clear()
+        self._partial.clear()
 
     def is_known(self, situation: Hashable, sizes: Sizes = ()) -> bool:
         """Whether a situation needs no look now, at these sizes or larger ones.
