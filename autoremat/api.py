@@ -289,7 +289,7 @@ def report(model: nn.Module) -> Report:
 
     Raises:
         ValueError: if the model was not optimised, or has not run a training step yet; and if
-            several modules in it were, or around it, each for itself: it names them.
+            several modules in it or around it were, each for itself, which it names.
     """
     planned: Session | Training | None = None
     if not isinstance(_torch.compiled_call(model), OptimizedCall):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ def _block(block: str) -> str:
     if not _SECTION.fullmatch(head):
         return block
     entries: list[str] = []
-    for line in inspect.cleandoc(body).splitlines():
+    for line in textwrap.dedent(body).splitlines():
         if line.startswith(" ") and entries:
             entries[-1] += f" {line.strip()}"
         else:

@@ -113,22 +113,18 @@ def uphill(chain: nn.Module) -> Iterator[None]:
     move_back(chain, moved)
 
 
-def perturbed_by_functions(chain: nn.Module) -> None:
+def perturbed_by_functions(chain: nn.Module, *, set_to_none: bool = True) -> None:
     """The distances are a variable of a function that calls the one that calls the model."""
     take_gradients(chain)
     moved = move_uphill(chain)
-    chain.zero_grad(set_to_none=True)
+    chain.zero_grad(set_to_none=set_to_none)
     take_gradients(chain)
     move_back(chain, moved)
 
 
 def perturbed_beside_gradients(chain: nn.Module) -> None:
     """The second pass finds gradients, of zeros, for which it has a plan of its own."""
-    take_gradients(chain)
-    moved = move_uphill(chain)
-    chain.zero_grad(set_to_none=False)
-    take_gradients(chain)
-    move_back(chain, moved)
+    perturbed_by_functions(chain, set_to_none=False)
 
 
 def perturbed_in_a_block(chain: nn.Module) -> None:
