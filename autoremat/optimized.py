@@ -248,7 +248,7 @@ class OptimizedCall(Call):
             self.training.is_within_another = True
             return _torch.own_call(model)(*args, **kwargs)
         if not torch.is_grad_enabled():
-            with self.session.steps.during_inference():
+            with self.session.steps.meanwhile.during_inference():
                 output = _torch.own_call(model)(*args, **kwargs)
                 self.training.members.note_held(output)
             return output

@@ -150,6 +150,20 @@ def test_the_step_keeps_one_budget_from_the_second_on(take: Take):
         assert autoremat.report(module).is_within_budget
 
 
+@pytest.mark.parametrize("share", [0.6, 0.97])
+@pytest.mark.parametrize("take", [towers, adversaries, encoder_and_decoder])
+def test_modules_with_a_budget_each_leave_room_to_one_another(take: Take, share: float):
+    """One that has no leaner plan asks the others, and plans again for what they leave."""
+    budget = int(share * eager_step(take)[0])
+    modules = two()
+    for module in modules:
+        autoremat.optimize(module, budget, **OPTIONS)
+    for _ in range(6):
+        last = told(modules, take)
+    assert not last
+    assert whole_peak(modules, take) <= budget
+
+
 def test_what_other_modules_will_be_given_counts():
     """Known of the step before, as it is new each time; gradients of others are there as well."""
     highest, _ = eager_step(a_batch_of_each)

@@ -111,6 +111,10 @@ class Room:
         self._made_for = now
         return False
 
+    def least_nbytes(self, around: Around) -> int:
+        """About what the steps that are planned for take at least, beside this."""
+        return self._least_nbytes(self.rooms, {}, around)
+
     def _steps(self, rooms: Mapping[Hashable, int], *, are_together: bool) -> list[Parts]:
         """These steps, so many runs of each kind being planned for."""
         steps = self._forms.steps(are_together=are_together)

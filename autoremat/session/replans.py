@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from autoremat.ask.options import Options
+from autoremat.planning.nesting import Around
 from autoremat.planning.step import Step
 from autoremat.session.measured import is_counted
 from autoremat.session.surroundings import Surroundings
@@ -69,6 +70,7 @@ class Replans:
         self._made_for: list[list[str]] = []  # graphs of each step
         self._lasting: set[tuple[str, str]] = set()  # when plans were made last
         self._have_fitted = True  # the plans that were made last
+        self._refused_beside = Around()  # what was beside graphs of which no plans fitted
         self.with_gone: set[str] = set()
         self._held_again: set[str] = set()
 
@@ -83,6 +85,7 @@ class Replans:
         self.count += 1
         self._made_for, self._lasting = graphs.room.longest, graphs.lasting
         self._have_fitted = self._steps.peak_to_come_nbytes <= self._steps.budget_nbytes
+        self._refused_beside = self._steps.surroundings.now
 
     @property
     def are_ruled_out(self) -> bool:
@@ -156,7 +159,28 @@ class Replans:
         # More beside plans that did not fit makes none fit, nor do other graphs.
         has_changed = has_more or graphs.graphs not in self._made_for
         lasts = not graphs.lasting <= self._lasting or bool(graphs.held_again)
-        return (has_changed and self._have_fitted) or lasts
+        return (has_changed and self._have_fitted) or lasts or self._has_room
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether the step could take clearly less than when no plans fitted.
+
+        Beside other models, say, that were planned after the same step, each beside the others' old
+        plans.
+        """
+        if self._have_fitted:
+            return False
+        now, refused = self._steps.surroundings.now, self._refused_beside
+        if sum(astuple(now)) + self._worthwhile_nbytes > sum(astuple(refused)):
+            return False
+        least_nbytes = self._steps.graphs.room.least_nbytes
+        return least_nbytes(now) + self._worthwhile_nbytes <= least_nbytes(refused)
+
+    @property
+    def _worthwhile_nbytes(self) -> int:
+        """What is worth a plan, if the budget has so much more or less of room."""
+        residents = (part.resident_nbytes for part in self._steps.graphs.current)
+        return int(WORTH_A_PLAN * (self._steps.budget_nbytes - max(residents, default=0)))
 
     @property
     def _newly_gone(self) -> set[str]:
@@ -170,8 +194,7 @@ class Replans:
         is_known = steps.number >= SHOWN_BY and around_nbytes <= SCALARS_NBYTES
         if not (graphs.current and is_known) or self.count >= MOST_REPLANS // 2:
             return set()
-        resident_nbytes = max(part.resident_nbytes for part in graphs.current)
-        least_nbytes = int(WORTH_A_PLAN * (steps.budget_nbytes - resident_nbytes))
+        least_nbytes = self._worthwhile_nbytes
         if steps.budget_nbytes - steps.peak_to_come_nbytes < least_nbytes:
             return set()
         known = self.with_gone | self._held_again

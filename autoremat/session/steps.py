@@ -20,8 +20,7 @@ import torch
 from autoremat import _torch
 from autoremat.ask.options import Offline, Options
 from autoremat.errors import FallbackError, FallbackWarning, OverBudgetWarning
-from autoremat.memory.live_storages import LiveStorages
-from autoremat.memory.meter import state_of, storages_nbytes, with_peak
+from autoremat.memory.meter import state_of, storages_nbytes
 from autoremat.memory.residents import Resident
 from autoremat.memory.unseen import unseen_nbytes
 from autoremat.planning.nesting import Around, Beside, placed
@@ -32,12 +31,13 @@ from autoremat.planning.step import Step
 from autoremat.problem.subject import Subject
 from autoremat.session.blocks import Blocks
 from autoremat.session.code import Code
+from autoremat.session.meanwhile import Meanwhile
 from autoremat.session.measured import Measured
 from autoremat.session.replans import Replans
 from autoremat.session.surroundings import Surroundings
 from autoremat.session.telling import Told
 from autoremat.watch import between
-from autoremat.watch.audit import Look, names_of, sizes_of_runs
+from autoremat.watch.audit import Look
 from autoremat.watch.eager_code import names_from
 from autoremat.watch.ledger import (
     Roots,
@@ -46,8 +46,8 @@ from autoremat.watch.ledger import (
     latest_backward,
     note_rerun,
     note_run,
-    note_without_gradients,
     open_runs,
+    owners_since,
 )
 from autoremat.watch.present import Present
 
@@ -79,6 +79,7 @@ class Steps:
         audit: looks into steps.
         blocks: what its graphs are of.
         measured: their peaks as CUDA's allocator counts them.
+        meanwhile: what runs while graphs wait for their backward.
     """
 
     options: Options
@@ -103,6 +104,7 @@ class Steps:
         self.surroundings = Surroundings(self.present)
         self.audit = self.surroundings.audit
         self.measured = Measured(self)
+        self.meanwhile = Meanwhile(self)
         self.blocks = Blocks(lambda: self.audit.present.modules, self.graphs.repeats.kinds)
         self.graphs.repeats.count = self.blocks.count
 
@@ -167,6 +169,7 @@ class Steps:
         else:
             self.surroundings.begin_step(is_open=goes_on)
         if not goes_on:
+            self.audit.take_turns(owner.audit for owner in owners_since(self))
             self.audit.between.taken()
             self.measured.begin()
 
@@ -190,10 +193,11 @@ class Steps:
     @property
     def _waiting(self) -> list[Ran]:
         """Runs of graphs, in this order, that wait for their backward."""
-        return [run.ran for run in self._runs_here if run.owner is self and run.ran is not None]
+        return [run.ran for run in self.open_runs if run.owner is self and run.ran is not None]
 
     @property
-    def _runs_here(self) -> list[Run]:
+    def open_runs(self) -> list[Run]:
+        """Runs that wait for their backward on its device, also of others' graphs."""
         return open_runs(self.device)
 
     def placed(self, subject: Subject, name: str) -> tuple[Subject, Beside]:
@@ -268,7 +272,7 @@ class Steps:
             numbers = sizes.numbers(given)
             compiled, part = self._code_of(code, plan, {} if region else numbers)
             ran = self.graphs.ran(plan, args, region)
-            with self._looking():
+            with self.looking():
                 self.graphs.note_traffic(ran, part, self.audit.present.traffic_of_run)
                 self.blocks.note_run(name, args)
 
@@ -288,7 +292,7 @@ class Steps:
                 find_graph=find_part,
                 behind=names_from(a.grad_fn for a in args if isinstance(a, torch.Tensor)),
             )
-            self.eager_code_goes_on()
+            self.meanwhile.eager_code_goes_on()
             return outputs
 
         return run
@@ -319,11 +323,11 @@ class Steps:
         is_larger: bool,
     ) -> None:
         """One of its graphs is about to run: what is there already counts beside it."""
-        with self._looking():
+        with self.looking():
             if is_larger:
                 peak_nbytes = find_part().peak_nbytes(self._account.get(ran.name, Beside()))
                 self.tell_if_above(peak_nbytes, is_told_only=True)
-            runs, device, before = self._runs_here, self.device, self.graphs.before(ran)
+            runs, device, before = self.open_runs, self.device, self.graphs.before(ran)
             look = self.audit.at_forward(
                 runs, ran.name, find_part, args, lambda: self._account, device, sizes, before
             )
@@ -331,12 +335,12 @@ class Steps:
 
     def note_end(self, outputs: Sequence[torch.Tensor]) -> None:
         """A call of the model has ended, and its backward is to come."""
-        with self._looking():
-            self.audit.at_end(self._runs_here, outputs, self.device)
+        with self.looking():
+            self.audit.at_end(self.open_runs, outputs, self.device)
 
     def backward_begins(self, roots: Roots, *, keeps_graph: bool) -> None:
         """A backward begins that may reach runs of its graphs; see `ledger.Owner`."""
-        runs = self._runs_here
+        runs = self.open_runs
         if not (runs or self.is_planned):  # nobody knows yet where graphs will run
             return
 
@@ -345,12 +349,12 @@ class Steps:
             own = (run for run in runs if run.owner is self and run.name in known)
             return {run: (run.graph, known[run.name]) for run in own if run.graph}
 
-        with self._looking():
+        with self.looking():
             device = self.device
             look = self.audit.at_backward(runs, roots, device, account, keeps_graph=keeps_graph)
             self._learn(look, is_final=True)
             if not _torch.is_in_backward():  # what the backward takes is told first if it is more
-                self._note_eager(self.audit.between.taken(), runs)
+                self.meanwhile.note(self.audit.between.taken(), runs)
 
     def backward_ended(self) -> None:
         """A backward is over that began while its graphs waited; see `ledger.Owner`."""
@@ -359,13 +363,13 @@ class Steps:
 
     def holds_more(self) -> None:
         """What a graph has returned stays in its backward; see `ledger.Owner`."""
-        with self._looking():
+        with self.looking():
             self.tell_if_above(self.peak_nbytes)
 
     def reruns_begin(self, roots: Roots) -> None:
         """A backward begins in which its graphs may run; see `ledger.Owner`."""
         self._has_noted_call = False
-        with self._looking():
+        with self.looking():
             if not self._waiting:
                 self.surroundings.begin_step(is_open=False)
             self.audit.at_reruns(roots, self.device)
@@ -375,15 +379,10 @@ class Steps:
         if not self._has_noted_call and has_reruns(self) and not _torch.is_in_backward():
             self._has_noted_call = True
             self.audit.arguments.around.note()
-        with self.during_inference() as made:
-            if made is None:
-                return run()
-            result, peak_nbytes = with_peak(run, self.device)
-            made.peak_nbytes = max(made.peak_nbytes, peak_nbytes)
-            return result
+        return self.meanwhile.run_plain(run)
 
     @contextlib.contextmanager
-    def _looking(self) -> Iterator[None]:
+    def looking(self) -> Iterator[None]:
         """What goes wrong while a step is looked into is told, and the step goes on."""
         try:
             yield
@@ -398,59 +397,6 @@ class Steps:
             self.device = device
         note_run(self, None, outputs=outputs, device=device)
 
-    def _inference_begins(self) -> None:
-        """What a call without gradients makes may be what a loss in eager mode is of."""
-        between.close()
-        with self._looking():
-            note_without_gradients(self)
-            self.audit.at_inference()
-
-    @contextlib.contextmanager
-    def during_inference(self) -> Iterator[LiveStorages | None]:
-        """A call without gradients: between forward and backward it adds to what waits there.
-
-        Where that is looked into, what counts it is given: compiled code is not seen by it.
-        """
-        self._inference_begins()
-        runs = self._runs_here if self.is_open else []
-        if not runs or self.audit.situations.is_known(
-            ("inference", *names_of(runs)), sizes_of_runs(runs)
-        ):
-            yield None
-        else:
-            before_nbytes = 0
-            with self._looking():
-                before_nbytes = self.audit.live_nbytes(runs, self.device)
-            with LiveStorages(self.device, ignores_given=True) as made:
-                yield made
-            self._note_eager(before_nbytes + made.peak_nbytes, runs)
-        self.eager_code_goes_on()
-
-    def eager_code_goes_on(self) -> None:
-        """A graph has run, or a call without gradients; others may wait for their backward."""
-        if _torch.is_in_backward() or not between.may_begin():
-            return
-        runs = self._runs_here
-        if not runs:
-            return
-        last, self.audit.between.number = runs[-1], self.audit.between.number + 1
-        situation = ("between", self.audit.between.number, len(runs), id(last.owner), last.name)
-        if not self.audit.situations.is_known(situation, last.sizes):
-            with self._looking():
-                if self.audit.present.units:  # FSDP gathers there, which is known in other ways
-                    return
-                live_nbytes = self.audit.live_nbytes(runs, self.device)
-                self.audit.between.begin(live_nbytes, self.device, last)
-
-    def _note_eager(self, peak_nbytes: int, runs: Sequence[Run]) -> None:
-        """So much was live at most while these runs waited; 0 if nobody has looked."""
-        if not peak_nbytes:
-            return
-        resident_nbytes = max((part.resident_nbytes for part in self.graphs.current), default=0)
-        crossing_nbytes = sum(run.held_nbytes for run in runs if run.owner is self)
-        self.surroundings.note_waiting(peak_nbytes - resident_nbytes - crossing_nbytes)
-        self.tell_if_above(peak_nbytes)
-
     @property
     def _account(self) -> Mapping[str, Beside]:
         """What is beside each graph of the step by the plans of its graphs."""
@@ -464,12 +410,25 @@ class Steps:
             self.surroundings.learn(look, is_final=is_final)
         elif is_final and not look.is_larger:  # the account is of larger sizes than these
             self.surroundings.learn_beyond(look, look.peak_nbytes - self.peak_nbytes)
+        if is_final and look.peak_nbytes > self.budget_nbytes and not self.replans.is_coming:
+            self._ask_others(look.peak_nbytes)  # if they will take less, that is what is told
         self.tell_if_above(
             look.peak_nbytes,
             is_final=is_final,
             is_told_only=look.is_told_only,
             is_apart=look.is_apart,
         )
+
+    def _ask_others(self, peak_nbytes: int) -> None:
+        """No plan of its graphs takes less; those of other models that wait beside them may."""
+        runs = self.open_runs
+        for owner in {run.owner: None for run in runs if run.owner is not self}:
+            owner.waits_beside(peak_nbytes, runs)
+
+    def waits_beside(self, peak_nbytes: int, runs: Sequence[Run]) -> None:
+        """Other models take so much in all while its graphs wait; see `ledger.Owner`."""
+        with self.looking():
+            self.meanwhile.note(peak_nbytes, runs)
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Where nobody tells of the model's optimizers: one of its parameters has made a step."""

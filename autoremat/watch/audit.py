@@ -15,11 +15,13 @@ from collections.abc import (
     Callable,
     Collection,
     Hashable,
+    Iterable,
     Mapping,
     Sequence,
 )
 from contextlib import suppress
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 
@@ -122,6 +124,7 @@ class Audit:
         self._in_reach = Results()  # of the step's own code, and told of by nobody
         self._has_reached = False  # in this step
         self.unseen: dict[torch.device, int] = {}  # bytes of the allocator's, beyond tensors
+        self._in_turn = WeakSet[Audit]()  # of models that are trained in turn with this one
 
     @property
     def present(self) -> Present:
@@ -136,6 +139,13 @@ class Audit:
         self.between.step_begins()
         self._is_unnoted = self._has_reached = False
         self.reach.begin_step(self.present.optimizers.steps)
+
+    def take_turns(self, others: Iterable[Audit]) -> None:
+        """These are of models that are trained between steps of this one: theirs is there too."""
+        new = set(others).difference(self._in_turn)
+        if new:
+            self._in_turn.update(new)
+            self.forget()
 
     def forget(self) -> None:
         """Something has become resident: all situations are new."""
@@ -368,7 +378,7 @@ class Audit:
 
     def _audits_of(self, runs: Sequence[Run]) -> list[Audit]:
         """Of all models that take part in the step."""
-        return list(dict.fromkeys([self, *(run.owner.audit for run in runs)]))
+        return list(dict.fromkeys([self, *(run.owner.audit for run in runs), *self._in_turn]))
 
 
 def _known(audits: Sequence[Audit], device: torch.device) -> set[int]:

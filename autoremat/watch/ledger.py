@@ -51,6 +51,9 @@ class Owner(Protocol):
     def backward_ended(self) -> None:
         """A backward is over that began while runs of its graphs were open."""
 
+    def waits_beside(self, peak_nbytes: int, runs: Sequence[Run]) -> None:
+        """A step takes so much in all while these runs are open; others cannot do with less."""
+
     def reruns_begin(self, roots: Roots) -> None:
         """A backward begins in which its graphs may run, as they did in one before."""
 
@@ -177,6 +180,7 @@ class _Books:
     rerunning: weakref.WeakSet[Owner] = field(default_factory=weakref.WeakSet)
     without_gradients: weakref.WeakSet[Owner] = field(default_factory=weakref.WeakSet)
     in_backward: weakref.WeakSet[Owner] = field(default_factory=weakref.WeakSet)  # told it began
+    gone_through: weakref.WeakSet[Owner] = field(default_factory=weakref.WeakSet)  # by a backward
     told_nbytes: dict[int, int] = field(default_factory=dict)  # by budget, in this step
     backwards: int = 0  # so far, but for those inside of others
     beginnings: int = 0
@@ -313,6 +317,16 @@ def latest_backward() -> int:
     return _books.backwards
 
 
+def owners_since(owner: Owner) -> list[Owner]:
+    """Owners that backwards have gone through since the latest one that went through this one.
+
+    Where it runs again, these are trained in turn with it. None for one that never did.
+    """
+    if owner.backward < 0:
+        return []
+    return [other for other in list(_books.gone_through) if other.backward > owner.backward]
+
+
 def beginnings() -> int:
     """A number that changes as a backward begins, and once owners have heard of it."""
     return _books.beginnings
@@ -369,6 +383,7 @@ def _backward_runs(number: int, find_node: Callable[[], Any], _gradients: Any) -
         return
     if run is not None:
         run.owner.backward = _books.backwards
+        _books.gone_through.add(run.owner)
         if run.ran is not None:
             # Only now its graph has let go of those results that it needed itself.
             ran, returned = _books.gone_back
