@@ -25,8 +25,6 @@ KINDS = {
 
 # What was held against plain `torch.compile` without autoremat, and is found there too.
 UPSTREAM = {
-    "patchtst": "`aot_eager` ends with the same error: a view of what is not contiguous.",
-    "qwen3_next": "The same, of its gated delta rule.",
     "big_bird": "numpy chooses blocks, which Dynamo traces into other draws: gradients differ from "
     "eager's by 1.7e-2 with backend `eager`, by 7.6e-4 with `aot_eager`.",
     "reformer": "Each call draws a new seed of its hashes from the system: two eager steps differ "

@@ -1,7 +1,9 @@
 """Runs planned graphs operation by operation, in exactly the planned order.
 
 Enters: a forward or backward module. Leaves: a callable that frees every value right after its
-last use, its own arguments included, so that memory follows the plan to the byte.
+last use, its own arguments included, so that memory follows the plan to the byte. Where an operation
+returns other strides than torch's own tracing says, what views it reads a copy: in eager mode
+autograd would have seen the strides.
 """
 
 from __future__ import annotations
@@ -9,15 +11,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from autoremat import _torch
+
+
+_VIEW = torch.ops.aten.view.default
+
+
+def view_or_copy(value: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """The value in another shape: a copy where its strides allow no view.
+
+    They should, as traced. But the backwards of softplus, hardtanh (ReLU6), hardswish, hardsigmoid
+    and logit return the strides of the gradient that they are given, and are traced with those of
+    their input; torch's backend `aot_eager` ends with an error there.
+    """
+    try:
+        return _VIEW(value, size)
+    except RuntimeError:
+        return torch.ops.aten.reshape.default(value, size)
 
 
 def compile_eager(
     module: fx.GraphModule, example_inputs: Sequence[Any], **_of_inductor: Any
 ) -> Callable[..., Any]:
     """A callable over a list of arguments, which it empties."""
+    for node in module.graph.find_nodes(op="call_function", target=_VIEW):
+        node.target = view_or_copy
     module.graph.set_codegen(_torch.BoxedCodeGen())
     module.recompile()
     _torch.force_recompile(module)  # else `forward` goes by `__call__`, and through users' hooks
