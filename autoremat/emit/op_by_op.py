@@ -1,9 +1,8 @@
 """Runs planned graphs operation by operation, in exactly the planned order.
 
 Enters: a forward or backward module. Leaves: a callable that frees every value right after its
-last use, its own arguments included, so that memory follows the plan to the byte. Where an operation
-returns other strides than torch's own tracing says, what views it reads a copy: in eager mode
-autograd would have seen the strides.
+last use, its own arguments included, so that memory follows the plan to the byte; but for a copy
+where an operation returns other strides than it was traced with, and no view of it is possible.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import torch
 from torch import fx
 
 from autoremat import _torch
-
 
 _VIEW = torch.ops.aten.view.default
 
