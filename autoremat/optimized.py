@@ -332,7 +332,7 @@ class OptimizedCall(Call):
         try:
             with (
                 _torch.compiling_steps(2 * MANY_COMPILES * self.training.members.count),
-                eager_recurrent_layers(self._model(), session.steps.leave_layer_eager),
+                eager_recurrent_layers(self._model(), session.steps),
             ):
                 output = self._shared_in(session).compiled(self._model(), *args, **kwargs)
         finally:

@@ -204,7 +204,7 @@ def _run(session: Session, twin: _Twin) -> None:
     _require_no_ones(session.options.sizes.among(model.forward, inputs, keywords))
     everywhere = torch.autocast(faker.device.type, asked, enabled=asked is not None)
     try:
-        eager = eager_recurrent_layers(model, session.steps.leave_layer_eager)
+        eager = eager_recurrent_layers(model, session.steps)
         with session.progress, faker.mode, torch.enable_grad(), eager, autocast, everywhere:
             session.progress.stage("trace")
             with ranges.of(model.forward, inputs, keywords):

@@ -1,7 +1,8 @@
 """Recurrent layers (`nn.RNN`, `nn.LSTM`, `nn.GRU`) run in eager mode, and the rest is planned.
 
 Enters: the call of a model. Leaves: the same call, in which Dynamo stops before each recurrent
-layer and goes on behind it. By itself it stops at the first one and leaves the rest of the
+layer and goes on behind it; the layer keeps what it saves for the backward, or runs again there. By
+itself it stops at the first one and leaves the rest of the
 function uncompiled; told to trace them, it writes out every time step, which has other rounding
 than the library's kernels and takes minutes. Guarantees: the layers compute what they do in eager
 mode, and outside of such calls their classes are as the user or torch has them.
@@ -13,10 +14,11 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from autoremat import _torch
 
@@ -28,30 +30,41 @@ _lock = threading.Lock()
 _here = threading.local()
 
 
+class Surrounding(Protocol):
+    """The steps whose graphs are around the layers.
+
+    Attributes:
+        reruns_layers: whether layers run again in the backward, and save nothing until then.
+    """
+
+    reruns_layers: bool
+
+    def leave_layer_eager(self, layer: nn.Module, results: Any) -> None:
+        """A recurrent layer has run, with these results."""
+
+
 @contextlib.contextmanager
-def eager_recurrent_layers(
-    model: nn.Module, tell: Callable[[nn.RNNBase, Any], None]
-) -> Iterator[None]:
+def eager_recurrent_layers(model: nn.Module, steps: Surrounding) -> Iterator[None]:
     """Let Dynamo stop around a model's recurrent layers in this context.
 
     Args:
         model: what is called in the context.
-        tell: given each recurrent layer that has run, and its results.
+        steps: of the model; told of each layer that has run.
     """
     has_layers = any(isinstance(module, _KINDS) for module in model.modules())
     if _torch.traces_recurrent_layers() or not has_layers:
         yield
         return
     _torch.stop_at_padding()  # what stands behind the layers is traced from here on
-    before = getattr(_here, "tell", None)
-    _here.tell = tell
+    before = getattr(_here, "steps", None)
+    _here.steps = steps
     _stop_at_classes()
     try:
         with _torch.admitting_recurrent_layers():
             yield
     finally:
         _restore_classes()
-        _here.tell = before
+        _here.steps = before
 
 
 def _stop_at_classes() -> None:
@@ -77,10 +90,14 @@ def _stopping(forward: Callable[..., Any]) -> Callable[..., Any]:
 
     @torch.compiler.disable(reason="autoremat runs recurrent layers in eager mode")
     def run(module: nn.RNNBase, *args: Any, **kwargs: Any) -> Any:
-        results = forward(module, *args, **kwargs)
-        tell = getattr(_here, "tell", None)
-        if tell is not None:
-            tell(module, results)
+        steps: Surrounding | None = getattr(_here, "steps", None)
+        if steps is None:
+            return forward(module, *args, **kwargs)
+        if steps.reruns_layers and torch.is_grad_enabled() and not _torch.checkpoint_region():
+            results = checkpoint(forward, module, *args, use_reentrant=False, **kwargs)
+        else:
+            results = forward(module, *args, **kwargs)
+        steps.leave_layer_eager(module, results)
         return results
 
     _own_of[run] = forward

@@ -40,6 +40,7 @@ class Budgeted(Protocol):
     graphs: Step
     surroundings: Surroundings
     number: int
+    reruns_layers: bool
 
     @property
     def budget_nbytes(self) -> int:
@@ -123,6 +124,16 @@ class Replans:
         may_be = self._is_possible or bool(self._steps.graphs.provisional)
         is_above = self._steps.peak_nbytes > self._steps.budget_nbytes  # else none would change it
         return may_be and not self.are_ruled_out and is_above
+
+    @property
+    def may_rerun_layers(self) -> bool:
+        """Whether layers in eager mode had better run again in the backward: no plans have fitted.
+
+        What they save then is there only for a moment, and plans are made for what that leaves.
+        """
+        steps = self._steps
+        has_layers = bool(steps.graphs.eager_gradient_nbytes)
+        return has_layers and not (self._have_fitted or steps.reruns_layers or self.are_ruled_out)
 
     @property
     def are_exhausted(self) -> bool:

@@ -75,6 +75,7 @@ class Steps:
         tuned: what came of trying several plans, in words; "" until then.
         compiled_in: number of the step, for each time that a graph was compiled.
         is_nested: whether each backward so far came before those of earlier runs.
+        reruns_layers: whether recurrent layers in eager mode run again in the backward.
         surroundings: what is held beside the graphs.
         audit: looks into steps.
         blocks: what its graphs are of.
@@ -91,6 +92,7 @@ class Steps:
     resident: Resident = field(default=Resident(), init=False)
     settle: Callable[[], object] = field(default=lambda: None, init=False)
     is_nested: bool = field(default=True, init=False)
+    reruns_layers: bool = field(default=False, init=False)
     number: int = field(default=0, init=False)
     backward: int = field(default=-1, init=False)
     tuned: str = field(default="", init=False)
@@ -211,6 +213,7 @@ class Steps:
     def settled(self) -> None:
         """It was planned anew, for what is known of it."""
         self.replans.made()
+        self.reruns_layers |= self.replans.may_rerun_layers
         self.graphs.provisional.clear()
         self.surroundings.settled()
         self.told.planned_anew()
