@@ -350,12 +350,14 @@ class OverBudgetWarning(UserWarning):
         budget_nbytes: what was asked for.
         predicted_nbytes: what the step takes by its plans and what was found live beside them.
         is_planned_anew: whether the next step gets another plan, which takes that into account.
+        is_planned: else, whether anything of the step has a plan.
         is_leanest: else, whether no plan is known that takes less.
         is_apart: whether code in eager mode takes it while no planned graph waits for its backward.
         accumulates: whether gradients that exist as a step begins are needed there.
     """
 
     is_planned_anew = False
+    is_planned = True
     is_leanest = True
     is_apart = False
     accumulates = False
@@ -410,6 +412,12 @@ class OverBudgetWarning(UserWarning):
                 "calls before the backward, code in eager mode, other models, earlier batches, an "
                 "optimizer's state). From the next step on it is planned for that. If memory runs "
                 "out in this one, take it again."
+            )
+        if not self.is_planned:
+            return (
+                f"Predicted peak {predicted} is above the budget {budget}: nothing of this step "
+                "has a plan, as a FallbackWarning says, so no other budget makes it smaller. Do "
+                "what that warning names, or optimize a part of the model that can be planned."
             )
         if not self.is_leanest:
             excess = format_nbytes(self.predicted_nbytes - self.budget_nbytes)

@@ -102,7 +102,8 @@ REASONS = {
             "AR112",
             "The model runs in eager mode inside a transform of torch.func (grad, vmap, jvp and "
             "the like), where Dynamo compiles nothing.",
-            "Take gradients with backward() or torch.autograd.grad: such steps are planned.",
+            "Take gradients with backward() or torch.autograd.grad, or move the transform into the "
+            "forward of the module that is optimised: such steps are planned.",
         ),
         Reason(
             "AR113",

@@ -21,6 +21,7 @@ __all__ = [
     "gradient_nbytes_into",
     "is_compiled_backward",
     "is_in_backward",
+    "is_second_backward",
     "keeps_graph",
     "raw_saved",
     "saved_by",
@@ -30,12 +31,18 @@ __all__ = [
 ]
 
 BackwardWatcher = Callable[[Any, Any, bool], None]
+BackwardFailed = Callable[[RuntimeError], None]
 _VIEWS_OF_VIEWS = 4  # nodes between an output and its graph's
 
 
 def is_in_backward() -> bool:
     """Whether a backward is running in this thread."""
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+def is_second_backward(error: RuntimeError) -> bool:
+    """Whether a backward failed since it went through the backward of a compiled graph."""
+    return "does not currently support double backward" in str(error)
 
 
 def base_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -120,28 +127,38 @@ def _plain_size(size: int | torch.SymInt) -> int:
     return 0 if isinstance(size, torch.SymInt) and size.node.is_nested_int() else int(size)
 
 
-_backward_watchers: list[tuple[BackwardWatcher, Callable[[], None]]] = []
+_backward_watchers: list[tuple[BackwardWatcher, Callable[[], None], BackwardFailed]] = []
 
 
-def watch_backwards(watcher: BackwardWatcher, ended: Callable[[], None] = lambda: None) -> None:
+def watch_backwards(
+    watcher: BackwardWatcher,
+    ended: Callable[[], None] = lambda: None,
+    failed: BackwardFailed = lambda _: None,
+) -> None:
     """Tell of every backward of this process that Python code begins.
 
     Args:
         watcher: given the tensors (or edges) that it begins at, their gradients, and whether
             it keeps the graph.
         ended: called once it is over, unless it has failed.
+        failed: given the error that it has failed with, which is raised then.
     """
     if not _backward_watchers:
         run = torch.autograd._engine_run_backward
 
         @functools.wraps(run)
         def watched(roots: Any, gradients: Any, keep: Any, *args: Any, **kwargs: Any) -> Any:
-            for watch, _ in _backward_watchers:
+            for watch, _, _ in _backward_watchers:
                 watch(roots, gradients, bool(keep))
-            found = run(roots, gradients, keep, *args, **kwargs)
-            for _, told in _backward_watchers:
-                told()
+            try:
+                found = run(roots, gradients, keep, *args, **kwargs)
+            except RuntimeError as error:
+                for _, _, tell in _backward_watchers:
+                    tell(error)
+                raise
+            for _, tell_end, _ in _backward_watchers:
+                tell_end()
             return found
 
         torch.autograd._engine_run_backward = watched
-    _backward_watchers.append((watcher, ended))
+    _backward_watchers.append((watcher, ended, failed))

@@ -245,6 +245,7 @@ class Steps:
             is_final=is_final,
             is_planned_anew=is_planned_anew,
             is_leanest=not is_told_only and self.replans.are_exhausted,
+            is_planned=self.is_planned,
             is_apart=is_apart,
             accumulates=self.accumulates,
         )

@@ -63,6 +63,7 @@ class Told:
         is_final: bool,
         is_planned_anew: bool,
         is_leanest: bool,
+        is_planned: bool = True,
         is_apart: bool = False,
         accumulates: bool = False,
         predicted_nbytes: int | None = None,
@@ -75,6 +76,7 @@ class Told:
             is_final: whether all of its forward has run.
             is_planned_anew: whether the next step will have another plan.
             is_leanest: whether no plan is known that takes less.
+            is_planned: whether anything of the step has a plan.
             is_apart: whether code in eager mode takes it while no planned graph waits.
             accumulates: as of `Steps`.
             predicted_nbytes: what it takes by its plans, where the peak is one that was measured.
@@ -93,6 +95,7 @@ class Told:
         else:
             self._due = OverBudgetWarning(peak_nbytes, budget_nbytes, predicted_nbytes)
         self._due.is_planned_anew, self._due.is_leanest = is_planned_anew, is_leanest
+        self._due.is_planned = is_planned
         self._due.is_apart, self._due.accumulates = is_apart, accumulates
         if not _torch.is_compiling():
             self.warn_if_due()

@@ -276,8 +276,7 @@ class Audit:
         if not runs and (within is not None or not self._reaches_results(roots, device)):
             return None
         parts = account()
-        if within is None:
-            self._look_around()
+        self._look_around()  # also within a backward: one that the user has written holds more
         held = self._held(runs, device, roots)
         if not runs:  # what it holds may be gone when graphs run
             self._in_reach.clear()

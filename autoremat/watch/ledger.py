@@ -30,6 +30,13 @@ _FEW = 64
 # A loss and its gradient, as CUDA rounds them: looks at a backward need not see who holds these.
 SCALARS_NBYTES = 1024
 _SHARES = 1024  # steps of other sizes are alike if as much of what they return is held, about
+SECOND_BACKWARD = (
+    "A gradient was taken with create_graph=True through an optimised module, and then a gradient "
+    "of that: torch.compile makes no backward of a backward, so nothing of it can be planned. Take "
+    "the first gradient inside the forward of the optimised module, with torch.func.grad, and "
+    "return the loss of it: that is one graph, and planned. Or do not optimise the module whose "
+    "gradient has a gradient."
+)
 SAME = 1.02  # peaks that differ by less are told of once
 
 Roots = Sequence[Any]  # tensors or edges that a backward begins at
@@ -407,7 +414,7 @@ def _note_held(run: Run, ran: Ran, node: Any) -> None:
 @functools.cache
 def _watch() -> None:
     """Tell owners of each backward; once, and not before there are any."""
-    _torch.watch_backwards(_backward_begins, _backward_ended)
+    _torch.watch_backwards(_backward_begins, _backward_ended, _backward_failed)
 
 
 @torch.compiler.disable  # as above
@@ -446,3 +453,10 @@ def _backward_ended() -> None:
         _books.in_backward.clear()
         for owner in owners:
             owner.backward_ended()
+
+
+@torch.compiler.disable  # as above
+def _backward_failed(error: RuntimeError) -> None:
+    """Say what helps where torch's error does not."""
+    if _torch.is_second_backward(error):
+        error.add_note(SECOND_BACKWARD)

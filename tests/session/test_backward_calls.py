@@ -292,12 +292,35 @@ def test_retain_graph_later_is_explained():
 
 
 def test_a_backward_of_the_backward_is_refused():
-    """As under torch.compile: an error, not a wrong gradient."""
+    """As under torch.compile: an error, not a wrong gradient; its note says what helps."""
     model = optimized(Chain, UNBOUNDED)
     parameters = list(model.parameters())
     gradient = torch.autograd.grad(model(many_rows()), parameters[0], create_graph=True)[0]
-    with pytest.raises(RuntimeError, match="double backward"):
+    with pytest.raises(RuntimeError, match="double backward") as caught:
         gradient.square().sum().backward()
+    assert "torch.func.grad" in "".join(caught.value.__notes__)
+
+
+class Penalised(nn.Module):
+    """The gradient of a chain's own result, and its square in the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chain = Chain()
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return torch.func.grad(lambda given: self.chain(given))(rows).square().sum()
+
+
+def test_a_gradient_inside_the_forward_is_planned():
+    """What the note of a refused backward of a backward asks for."""
+    model = optimized(Penalised, UNBOUNDED)
+    model(many_rows()).backward()
+    plain = make_seeded(Penalised)
+    plain(many_rows()).backward()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+    assert len(autoremat.report(model).graphs) == 1
 
 
 def test_gradients_dropped_between_forward_and_backward():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from autoremat import _torch
-from autoremat.memory.meter import storage_identities
+from autoremat.memory.meter import measure_peak, storage_identities
 from autoremat.watch import between, ledger
 from autoremat.watch.between import Between
 from tests.watch.test_reach import BATCH, encoder_of, frozen, optimised, told, whole_peak
@@ -63,6 +63,36 @@ def test_what_takes_the_place_of_something_given_counts():
     peak_nbytes = watched(code)
     assert not places.isdisjoint(storage_identities(made))  # else this shows nothing
     assert peak_nbytes >= 256 * ROW_NBYTES
+
+
+LOSSES = (
+    F.binary_cross_entropy,
+    F.binary_cross_entropy_with_logits,
+    F.huber_loss,
+    F.l1_loss,
+    F.mse_loss,
+    F.smooth_l1_loss,
+    F.soft_margin_loss,
+)
+
+
+@pytest.mark.parametrize("loss_of", LOSSES, ids=lambda loss_of: loss_of.__name__)
+def test_what_a_loss_takes_for_itself_counts(loss_of: Callable[[Tensor, Tensor], Tensor]):
+    """No result of its operators shows it, and memory does."""
+    scores, targets = rows(64).requires_grad_(), rows(64)
+    kept: list[Tensor] = []
+
+    def code() -> None:
+        kept.append(loss_of(scores, targets))
+
+    assert watched(code) == pytest.approx(measure_peak(code, device="cpu"), abs=ROW_NBYTES)
+
+
+def test_a_logarithm_of_a_sum_counts_what_it_takes_for_itself():
+    """As large as what it is given, as losses that are written out take it."""
+    scores = rows(64)
+    peak_nbytes = measure_peak(lambda: scores.logsumexp(1), device="cpu")
+    assert watched(lambda: scores.logsumexp(1)) == pytest.approx(peak_nbytes, abs=ROW_NBYTES)
 
 
 def test_the_most_that_was_live_counts():

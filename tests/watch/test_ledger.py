@@ -260,7 +260,7 @@ def test_several_planned_models_of_one_step_know_of_each_other():
 
 
 def test_a_model_that_cannot_be_compiled_is_told_of_with_its_peak():
-    """The fallback has no number, the budget has."""
+    """The fallback has no number, the budget has; no advice is given to lower it."""
 
     class Uncompiled(Chain):
         @torch.compiler.disable
@@ -274,6 +274,8 @@ def test_a_model_that_cannot_be_compiled_is_told_of_with_its_peak():
         once(model)
     fallback, over = (entry.message for entry in caught)
     assert "AR105" in str(fallback)
+    assert "nothing of this step has a plan" in str(over)
+    assert "Lower the budget" not in str(over)
     assert highest <= over.predicted_nbytes <= 1.1 * highest
 
 
