@@ -32,6 +32,7 @@ PAGE = Path(__file__).parent / "sizes.md"
 ROOM = 0.02  # of a budget, above the step without a plan that it is to hold
 BEYOND = 1  # sizes above the largest that are run all the same
 TIME_LIMIT_S = 1.0
+READABLE = 200  # characters of a formula
 POINTS = 0  # sizes that are planned to find the fastest
 
 INTRODUCTION = """# The batch that fits
@@ -107,9 +108,9 @@ ABOUT_FINDERS = (
     '"power" (as it is: twos to a power) and "binsearch" with `margin=0` (by default it takes off '
     "5 %, of a batch below 20 a whole sample).\n\n"
     "Their seconds are those of steps of a tiny model on a CPU, and say nothing of a GPU's: there "
-    "each trial is a step of the real model on the device that is asked about, and frees its "
-    "memory after failing. `fit` takes seconds of the solver, here far more than these steps do, "
-    "and needs no device.\n"
+    "each trial is a step of the real model on the device that is asked about. `fit` runs no step "
+    "and needs no device: its seconds are those of planning, which depend on the graph and on "
+    "`time_limit`, not on how long a step takes.\n"
 )
 
 
@@ -282,12 +283,45 @@ def _promises(done: list[Row], tried: list[Row]) -> Iterator[Promise]:
     )
 
 
+def _in_all(finders: list[Row]) -> str:
+    """Seconds and steps of each finder, and the seconds of `fit`, of the cases of all."""
+    said = []
+    for name in FINDERS:
+        own = [row for row in finders if row["finder"] == name]
+        best = sum(row["batch"] == row["plain_largest"] for row in own)
+        steps, seconds = (sum(row[of] for row in own) for of in ("steps", "seconds"))
+        said.append(
+            f"{name}: {seconds:.0f} s, {steps} steps, and the largest batch without a plan in "
+            f"{best} of {len(own)}"
+        )
+    ours = sum(row["fit_seconds"] for row in finders if row["finder"] == next(iter(FINDERS)))
+    return f"In all, of these cases: {'; '.join(said)}. `fit`: {ours:.0f} s, no step.\n"
+
+
+def _formulas(done: list[Row]) -> str:
+    """Those that can be read, a line each, and of which cases there are others."""
+    found = {row["key"]: row["formula"] for row in done if row["formula"]}
+    lines = [f"- {key}: `{text}`" for key, text in found.items() if len(text) <= READABLE]
+    longer = [key for key, text in found.items() if len(text) > READABLE]
+    lines += [f"- Of many terms, not shown: {'; '.join(longer)}."] if longer else []
+    none = [row["key"] for row in done if not row["formula"]]
+    lines += [f"- Without one: {'; '.join(none)}."] if none else []
+    return "\n".join(lines)
+
+
+def _not_run(rows: list[Row]) -> str:
+    """What there are no figures of."""
+    keys = {row["key"] for row in rows}
+    missing = "; ".join(key for key in CASES if key not in keys)
+    beside = f" Nor these cases: {missing}." if missing else ""
+    return f"Not run: GPUs and Inductor; finders on any but the first case of each model.{beside}"
+
+
 def page(runs: list[Row], rows: list[Row]) -> str:
     """The page."""
     done = [row for row in rows if is_done(row)]
     tried = [{"key": row["key"], **one} for row in done for one in row["tried"]]
     finders = [{**row, **one} for row in done for one in row["finders"]]
-    formulas = [f"- {row['key']}: `{row['formula']}`" for row in done if row.get("formula")]
     return "\n".join(
         [
             INTRODUCTION,
@@ -297,15 +331,16 @@ def page(runs: list[Row], rows: list[Row]) -> str:
             "## Batch finders\n",
             ABOUT_FINDERS,
             table(COLUMNS_OF_FINDERS, finders),
+            _in_all(finders),
             "## Each size\n",
             table(COLUMNS_OF_SIZES, tried),
             "## Formulas of the largest sizes' plans\n",
-            "\n".join(formulas) or "None was found.",
+            _formulas(done),
             "",
             "## How this was made\n",
             how_made(runs),
             "",
-            "Not run: GPUs and Inductor. The batch finders were asked of each model's first case.",
+            _not_run(rows),
             "",
         ]
     )
