@@ -105,8 +105,9 @@ ABOUT_FINDERS = (
     'and a step of a larger one raises "CUDA out of memory." once it is over. accelerate\'s '
     "`find_executable_batch_size` is as it is (from 128 down, each 0.9 of the one before), with "
     f"{STEPS} steps for each batch; Lightning's `Tuner.scale_batch_size` also has {STEPS}, in mode "
-    '"power" (as it is: twos to a power) and "binsearch" with `margin=0` (by default it takes off '
-    "5 %, of a batch below 20 a whole sample).\n\n"
+    '"power" (as it is) and "binsearch" with `margin=0` (by default it takes off 5 %, which is at '
+    'least one sample of two). "power" returns powers of two, so where the largest is another one '
+    "it does not find it.\n\n"
     "Their seconds are those of steps of a tiny model on a CPU, and say nothing of a GPU's: there "
     "each trial is a step of the real model on the device that is asked about. `fit` runs no step "
     "and needs no device: its seconds are those of planning, which depend on the graph and on "
