@@ -1,49 +1,39 @@
 """Regenerate `sizes.md` and the rows beside it, `sizes.json`.
 
-    python docs/sizes.py [--only MODEL;...] [--resume] [--page]
+    python docs/sizes.py [--only CASE;...] [--resume] [--page]
 
-The batch that `autoremat.fit` names without running anything, held against an exhaustive search by
-running: every batch from one to one beyond it is optimised under the budget, trained for a step and
-measured. Small models on one thread, op by op (`compiler="eager"`), from configurations with random
-weights; each model in a process of its own.
+The size that `autoremat.fit` names without running anything, held against an exhaustive search by
+running: every size from the first to one beyond it is optimised under the budget, trained for some
+steps and measured. Small models on one thread, op by op (`compiler="eager"`), from configurations
+with random weights; each case in a process of its own. The batch finders of accelerate and
+Lightning are asked as well, of the step without a plan.
 """
 
 from __future__ import annotations
 
-import copy
 import os
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from benchmark_models import loss_alone, models, solver_graphs
+from batch_finders import FINDERS, STEPS, found_by
 from measured_models import run
 from own_process import forget_plans
 from page_tables import Columns, Promise, how_made, is_done, mib, percent, table, verdicts
 from row_store import Row
-from torch import Tensor
+from sized_cases import CASES, STEPS_BEFORE, Sized
 
 import autoremat
-from tests.models import Case
 
 PAGE = Path(__file__).parent / "sizes.md"
-FREE_BATCH = 2  # whose step without a plan the budget just holds
-BEYOND = 1  # batches above the largest that are run all the same
+ROOM = 0.02  # of a budget, above the step without a plan that it is to hold
+BEYOND = 1  # sizes above the largest that are run all the same
 TIME_LIMIT_S = 1.0
+READABLE = 200  # characters of a formula
 POINTS = 0  # sizes that are planned to find the fastest
-
-CASES: dict[str, Callable[[], Case]] = {
-    "gpt2": partial(loss_alone, models.gpt2, "gpt2", layers=1, batch=1, tokens=32),
-    "llama": partial(loss_alone, models.llama, "llama", layers=1, batch=1, tokens=32),
-    "bert": partial(loss_alone, models.bert, "bert", layers=1, batch=1, tokens=32),
-    "t5": partial(loss_alone, solver_graphs.t5, "t5", layers=1, batch=1, tokens=32),
-    "vit": partial(loss_alone, solver_graphs.vit, "vit", layers=1, batch=1, size=64),
-    "unet": partial(loss_alone, models.unet, "unet", batch=1, size=32),
-}
 
 INTRODUCTION = """# The batch that fits
 
@@ -94,38 +84,56 @@ against the simulator at the corners of its range; where one value is written ov
 on their sizes they may differ, and then there is none. Under Inductor the peak of the generated
 code is another one: there the formula is the model's.
 
-## `fit` against running every batch
+## `fit` against running every size
 """
 
 ABOUT = (
-    "Small models of one layer (T5 has one in encoder and decoder each; the UNet is whole). "
-    f"Budgets are what the step without a plan takes of {FREE_BATCH} samples. CPU, float32, op "
-    f'by op (`compiler="eager"`), `time_limit={TIME_LIMIT_S:.0f}`, `points={POINTS}`. What is '
-    "measured is a whole step, resident bytes included. Other work was running beside this: "
-    "seconds, and the times that the fastest batch rests on, are coarse.\n"
+    "Small models of one layer or as many as it says (T5 has so many in encoder and decoder each; "
+    "the UNet is whole). A budget is what the step without a plan takes at a size, and "
+    f"{100 * ROOM:.0f} % more; with AdamW its state and what its step allocates count. CPU, "
+    f'float32, op by op (`compiler="eager"`), `time_limit={TIME_LIMIT_S:.0f}`, `points={POINTS}`. '
+    "By running: every multiple from the first to one beyond the largest that `fit` names is "
+    "optimised under the budget and trained; a plan that `fit` has made of a size is found again. "
+    f"What is measured is a whole step after {STEPS_BEFORE} others, resident bytes included. Other "
+    "work was running beside this: seconds, and the times that the fastest size rests on, are "
+    "coarse.\n"
+)
+ABOUT_FINDERS = (
+    "The same models and budgets, for the step *without* a plan: these finders do not recompute, "
+    "so their batch is to be held against the largest without a plan. They find it by running. A "
+    "CPU runs out of no memory here: which batches are within the budget was measured beforehand, "
+    'and a step of a larger one raises "CUDA out of memory." once it is over. accelerate\'s '
+    "`find_executable_batch_size` is as it is (from 128 down, each 0.9 of the one before), with "
+    f"{STEPS} steps for each batch; Lightning's `Tuner.scale_batch_size` also has {STEPS}, in mode "
+    '"power" (as it is) and "binsearch" with `margin=0` (by default it takes off 5 %, which is at '
+    'least one sample of two). "power" returns powers of two, so where the largest is another one '
+    "it does not find it.\n\n"
+    "Their seconds are those of steps of a tiny model on a CPU, and say nothing of a GPU's: there "
+    "each trial is a step of the real model on the device that is asked about. `fit` runs no step "
+    "and needs no device: its seconds are those of planning, which depend on the graph and on "
+    "`time_limit`, not on how long a step takes.\n"
 )
 
 
-def key_of(model: str, batch: int) -> str:
+def key_of(case: str, size: int) -> str:
     """Of a row."""
-    return f"{model}, batch {batch}"
-
-
-def batch_of(case: Case, size: int) -> tuple[Tensor, ...]:
-    """A batch of a size: the case's first sample, so many times."""
-    return tuple(t[:1].repeat(size, *[1] * (t.dim() - 1)) for t in case.inputs)
+    return f"{case}, {size}"
 
 
 def row_of(name: str) -> Row:
-    """What `fit` says of a model, and what every batch takes."""
+    """What `fit` says of a case, what every size takes, and what the batch finders say."""
     forget_plans()
-    case = CASES[name]()
-    budget = _budget(case)
+    sized = CASES[name]
+    budget = int(sized.plain_nbytes(sized.free * sized.step) * (1 + ROOM))
     began = time.monotonic()
+    training = sized.training()
     found = autoremat.fit(
-        case.model,
-        partial(batch_of, case),
+        training.model,
+        sized.batch,
         budget,
+        over=sized.over,
+        multiple_of=sized.step,
+        optimizer=training.optimizer,
         compiler="eager",
         points=POINTS,
         time_limit=TIME_LIMIT_S,
@@ -135,52 +143,61 @@ def row_of(name: str) -> Row:
     began = time.monotonic()
     predicted = {point.size: point.plan.peak_nbytes for point in found.points}
     tried = []
-    for size in range(1, found.largest.size + BEYOND + 1):
+    for size in range(sized.step, found.largest.size + BEYOND * sized.step + 1, sized.step):
         tried.append(
-            {"batch": size, "predicted_nbytes": predicted.get(size)} | _run(case, size, budget)
+            {"size": size, "predicted_nbytes": predicted.get(size)} | _run(sized, size, budget)
         )
+    run_seconds = time.monotonic() - began
+    plain = _largest_plain(sized, budget)
     return {
         "key": name,
-        "model": name,
+        "model": sized.model,
+        "over": sized.over,
+        "multiple_of": sized.step,
+        "layers": sized.layers if sized.has_layers else None,
+        "optimizer": "AdamW" if sized.adam else "",
         "budget_nbytes": budget,
+        "plain_largest": plain,
         "fit_largest": found.largest.size,
         "fit_fastest": found.fastest.size,
         "fastest_gain": found.fastest.per_second / found.largest.per_second - 1,
         "planned": len(found.points) + len(found.refused),
         "formula": "" if found.formula is None else found.formula.text(),
         "fit_seconds": fit_seconds,
-        "run_seconds": time.monotonic() - began,
-        "run_largest": max((t["batch"] for t in tried if t["fits"]), default=0),
+        "run_seconds": run_seconds,
+        "run_largest": max((t["size"] for t in tried if t["fits"]), default=0),
         "tried": tried,
+        "finders": [found_by(one, sized, plain) for one in FINDERS if sized == Sized(sized.model)],
     }
 
 
-def _budget(case: Case) -> int:
-    """What the step without a plan takes of a few samples."""
-    report = autoremat.plan(
-        case.model,
-        *batch_of(case, FREE_BATCH),
-        budget=1 << 50,
+def _largest_plain(sized: Sized, budget: int) -> int:
+    """The largest size whose step fits without a plan, by running."""
+    size = 0
+    while sized.plain_nbytes(size + sized.step) <= budget:
+        size += sized.step
+    return size
+
+
+def _run(sized: Sized, size: int, budget: int) -> Row:
+    """Steps of a size, under a plan: whether it is refused, and what it takes."""
+    torch.compiler.reset()
+    training, batch = sized.training(), sized.batch(size)
+    autoremat.optimize(
+        training.model,
+        budget,
+        optimizer=training.optimizer,
         compiler="eager",
         verbose=False,
         time_limit=TIME_LIMIT_S,
     )
-    return report.baseline_peak_nbytes
-
-
-def _run(case: Case, size: int, budget: int) -> Row:
-    """A step of a batch, under a plan: whether it is refused, and what it takes."""
-    torch.compiler.reset()
-    model, batch = copy.deepcopy(case.model), batch_of(case, size)
-    autoremat.optimize(model, budget, compiler="eager", verbose=False, time_limit=TIME_LIMIT_S)
     try:
-        model(*batch).backward()
+        for _ in range(STEPS_BEFORE):
+            training.step(batch)
+        measured = training.measured_nbytes(batch)
     except autoremat.InfeasibleBudget as refusal:
         return {"fits": False, "smallest_nbytes": refusal.smallest_peak_nbytes}
-    model.zero_grad(set_to_none=True)
-    resident = autoremat.resident_nbytes(model, batch)
-    measured = resident + autoremat.measure_peak(lambda: model(*batch).backward(), device="cpu")
-    planned = autoremat.report(model).predicted_peak_nbytes
+    planned = autoremat.report(training.model).predicted_peak_nbytes
     fits = measured <= budget
     return {"fits": fits, "measured_nbytes": measured, "planned_nbytes": planned}
 
@@ -200,7 +217,11 @@ def _worst(row: Row) -> float | None:
 
 COLUMNS: Columns = {
     "model": lambda r: r["model"],
+    "sizes": lambda r: _of_sizes(r) if is_done(r) else "",
+    "layers": lambda r: str(r.get("layers") or ""),
+    "optimizer": lambda r: r.get("optimizer", ""),
     "budget MiB": lambda r: mib(r.get("budget_nbytes")),
+    "without a plan: largest": lambda r: str(r.get("plain_largest", "")),
     "`fit`: largest": lambda r: str(r.get("fit_largest", "")),
     "by running: largest": lambda r: str(r.get("run_largest", "")),
     "`fit`: fastest": lambda r: str(r.get("fit_fastest", "")),
@@ -211,65 +232,120 @@ COLUMNS: Columns = {
     "running s": lambda r: f"{r['run_seconds']:.0f}" if is_done(r) else "",
     "": lambda r: "" if is_done(r) else r.get("message", r["status"]),
 }
-COLUMNS_OF_BATCHES: Columns = {
-    "model": lambda r: r["model"],
-    "batch": lambda r: str(r["batch"]),
+COLUMNS_OF_SIZES: Columns = {
+    "case": lambda r: r["key"],
+    "size": lambda r: str(r["size"]),
     "predicted MiB": lambda r: mib(r.get("predicted_nbytes") or r.get("planned_nbytes")),
     "measured MiB": lambda r: mib(r.get("measured_nbytes")),
     "error": lambda r: "" if (e := _error(r)) is None else percent(100 * e),
     "refused: needs MiB": lambda r: mib(r.get("smallest_nbytes")),
 }
+COLUMNS_OF_FINDERS: Columns = {
+    "model": lambda r: r["model"],
+    "without a plan: largest": lambda r: str(r["plain_largest"]),
+    "finder": lambda r: r["finder"],
+    "finds": lambda r: "none" if r["batch"] is None else str(r["batch"]),
+    "steps": lambda r: str(r["steps"]),
+    "of these out of memory": lambda r: str(r["failed"]),
+    "s": lambda r: f"{r['seconds']:.1f}",
+    "`fit`: largest": lambda r: str(r["fit_largest"]),
+    "`fit` s": lambda r: f"{r['fit_seconds']:.1f}",
+}
+
+
+def _of_sizes(row: Row) -> str:
+    """What the size is of."""
+    step = row["multiple_of"]
+    return row["over"] if step == 1 else f"{row['over']}, multiples of {step}"
 
 
 def _promises(done: list[Row], tried: list[Row]) -> Iterator[Promise]:
     """What is promised, and which rows keep it."""
     yield (
-        "the largest batch is the one that an exhaustive search by running finds",
+        "the largest size is the one that an exhaustive search by running finds",
         [(r["key"], r["fit_largest"] == r["run_largest"]) for r in done],
     )
     yield (
-        "no batch that `fit` names is above the budget when it runs",
+        "no size that `fit` names is above the budget when it runs",
         [
-            (key_of(r["model"], t["batch"]), t["fits"])
+            (key_of(r["key"], t["size"]), t["fits"])
             for r in done
             for t in r["tried"]
-            if t["batch"] in (r["fit_largest"], r["fit_fastest"])
+            if t["size"] in (r["fit_largest"], r["fit_fastest"])
         ],
     )
     yield (
         "predicted within 2 % of what is measured",
         [
-            (key_of(r["model"], r["batch"]), abs(error) <= 0.02)
+            (key_of(r["key"], r["size"]), abs(error) <= 0.02)
             for r in tried
             if (error := _error(r)) is not None
         ],
     )
 
 
+def _in_all(finders: list[Row]) -> str:
+    """Seconds and steps of each finder, and the seconds of `fit`, of the cases of all."""
+    said = []
+    for name in FINDERS:
+        own = [row for row in finders if row["finder"] == name]
+        best = sum(row["batch"] == row["plain_largest"] for row in own)
+        steps, seconds = (sum(row[of] for row in own) for of in ("steps", "seconds"))
+        said.append(
+            f"{name}: {seconds:.0f} s, {steps} steps, and the largest batch without a plan in "
+            f"{best} of {len(own)}"
+        )
+    ours = sum(row["fit_seconds"] for row in finders if row["finder"] == next(iter(FINDERS)))
+    return f"In all, of these cases: {'; '.join(said)}. `fit`: {ours:.0f} s, no step.\n"
+
+
+def _formulas(done: list[Row]) -> str:
+    """Those that can be read, a line each, and of which cases there are others."""
+    found = {row["key"]: row["formula"] for row in done if row["formula"]}
+    lines = [f"- {key}: `{text}`" for key, text in found.items() if len(text) <= READABLE]
+    longer = [key for key, text in found.items() if len(text) > READABLE]
+    lines += [f"- Of many terms, not shown: {'; '.join(longer)}."] if longer else []
+    none = [row["key"] for row in done if not row["formula"]]
+    lines += [f"- Without one: {'; '.join(none)}."] if none else []
+    return "\n".join(lines)
+
+
+def _not_run(rows: list[Row]) -> str:
+    """What there are no figures of."""
+    keys = {row["key"] for row in rows}
+    missing = "; ".join(key for key in CASES if key not in keys)
+    beside = f" Nor these cases: {missing}." if missing else ""
+    return f"Not run: GPUs and Inductor; finders on any but the first case of each model.{beside}"
+
+
 def page(runs: list[Row], rows: list[Row]) -> str:
     """The page."""
     done = [row for row in rows if is_done(row)]
-    tried = [{"model": row["model"], **one} for row in done for one in row["tried"]]
-    formulas = [f"- {row['model']}: `{row['formula']}`" for row in done if row.get("formula")]
+    tried = [{"key": row["key"], **one} for row in done for one in row["tried"]]
+    finders = [{**row, **one} for row in done for one in row["finders"]]
     return "\n".join(
         [
             INTRODUCTION,
             ABOUT,
             table(COLUMNS, rows),
             verdicts(_promises(done, tried)),
-            "## Each batch\n",
-            table(COLUMNS_OF_BATCHES, tried),
-            "## Formulas of the largest batches' plans\n",
-            "\n".join(formulas) or "None was found.",
+            "## Batch finders\n",
+            ABOUT_FINDERS,
+            table(COLUMNS_OF_FINDERS, finders),
+            _in_all(finders),
+            "## Each size\n",
+            table(COLUMNS_OF_SIZES, tried),
+            "## Formulas of the largest sizes' plans\n",
+            _formulas(done),
             "",
             "## How this was made\n",
             how_made(runs),
             "",
-            "Not run: GPUs, Inductor, and the batch finders of accelerate and Lightning.",
+            _not_run(rows),
             "",
         ]
     )
 
 
 if __name__ == "__main__":
-    run(PAGE, page, list(CASES), row_of, ("fit_largest", "run_largest"))
+    run(PAGE, page, list(CASES), row_of, ("fit_largest", "run_largest", "fit_seconds"))

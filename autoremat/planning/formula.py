@@ -28,6 +28,7 @@ from autoremat.memory.meter import CUDA_ROUNDING
 from autoremat.planning.choice import Choice, as_chosen
 from autoremat.planning.sizes import sizes_of, subject_at
 from autoremat.problem.lower import without_spare_states
+from autoremat.problem.shell import OPTIMIZER_STEP
 from autoremat.problem.subject import Subject
 from autoremat.reporting.formula import PeakFormula, Piece, SizeSymbol, Term
 
@@ -154,7 +155,10 @@ class _Expressions:
             for monomial, factor in change[step].items():
                 live[monomial] += factor
             here = dict(live)
-            for monomial, factor in workspaces[problem.op_by_name[name].workspace_nbytes].items():
+            nbytes = problem.op_by_name[name].workspace_nbytes
+            # An optimizer's step takes the same of every batch, as `subject_at` has it.
+            taken = {sympy.Integer(1): nbytes} if name == OPTIMIZER_STEP else workspaces[nbytes]
+            for monomial, factor in taken.items():
                 here[monomial] = here.get(monomial, 0) + factor
             found.append({monomial: factor for monomial, factor in here.items() if factor})
         return found

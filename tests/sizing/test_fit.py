@@ -368,3 +368,12 @@ def test_arguments_that_make_no_sense_are_refused(options, message: str):
 def test_a_budget_that_grows_with_the_batch_is_none():
     with pytest.raises(FitError, match="min"):
         autoremat.fit(Layers().train(), rows, "min", verbose=False)
+
+
+def test_the_peak_has_a_formula_beside_an_optimizer_whose_step_allocates():
+    """What its step takes is no more of a larger batch, so no such piece grows with it."""
+    model = Layers()
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    found = fitted(model, rows, 200_000, optimizer=optimizer)
+    assert found.formula is not None
+    assert found.formula.at(batch=found.largest.size) == found.largest.plan.peak_nbytes
