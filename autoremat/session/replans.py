@@ -72,6 +72,7 @@ class Replans:
         self._lasting: set[tuple[str, str]] = set()  # when plans were made last
         self._have_fitted = True  # the plans that were made last
         self._refused_beside = Around()  # what was beside graphs of which no plans fitted
+        self._have_layers_lightened = False  # since plans were made
         self.with_gone: set[str] = set()
         self._held_again: set[str] = set()
 
@@ -87,6 +88,8 @@ class Replans:
         self._made_for, self._lasting = graphs.room.longest, graphs.lasting
         self._have_fitted = self._steps.peak_to_come_nbytes <= self._steps.budget_nbytes
         self._refused_beside = self._steps.surroundings.now
+        self._have_layers_lightened = self._may_rerun_layers
+        self._steps.reruns_layers |= self._have_layers_lightened
 
     @property
     def are_ruled_out(self) -> bool:
@@ -126,7 +129,7 @@ class Replans:
         return may_be and not self.are_ruled_out and is_above
 
     @property
-    def may_rerun_layers(self) -> bool:
+    def _may_rerun_layers(self) -> bool:
         """Whether layers in eager mode had better run again in the backward: no plans have fitted.
 
         What they save then is there only for a moment, and plans are made for what that leaves.
@@ -170,7 +173,8 @@ class Replans:
         # More beside plans that did not fit makes none fit, nor do other graphs.
         has_changed = has_more or graphs.graphs not in self._made_for
         lasts = not graphs.lasting <= self._lasting or bool(graphs.held_again)
-        return (has_changed and self._have_fitted) or lasts or self._has_room
+        has_less = self._have_layers_lightened or self._has_room
+        return (has_changed and self._have_fitted) or lasts or has_less
 
     @property
     def _has_room(self) -> bool:

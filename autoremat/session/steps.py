@@ -213,7 +213,6 @@ class Steps:
     def settled(self) -> None:
         """It was planned anew, for what is known of it."""
         self.replans.made()
-        self.reruns_layers |= self.replans.may_rerun_layers
         self.graphs.provisional.clear()
         self.surroundings.settled()
         self.told.planned_anew()

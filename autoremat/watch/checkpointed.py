@@ -14,16 +14,32 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from autoremat import _torch
+from autoremat.memory.live_storages import LiveStorages
 from autoremat.memory.meter import storage_identities, storage_sizes, tensors_in
 from autoremat.watch.eager_code import Results
 
 Remade = Mapping[int, Mapping[Hashable, int]]
 """What a node will hold once regions run again: by region, bytes by what tells storages apart."""
+
+
+class Again(NamedTuple):
+    """What reruns will make.
+
+    Attributes:
+        remade: what each node will hold; under None what others will hold, which the backward does
+            not reach: it stays.
+        passing_nbytes: by region, what its rerun takes for a moment beside that.
+        is_complete: whether reruns so far have shown all of it.
+    """
+
+    remade: Mapping[Any, Remade] = {}
+    passing_nbytes: Mapping[int, int] = {}
+    is_complete: bool = True
 
 
 @dataclass
@@ -71,6 +87,7 @@ class Reruns:
     def __init__(self) -> None:
         """Nothing is known."""
         self._layouts: dict[Hashable, _Layout] = {}
+        self._passing_nbytes: dict[Hashable, int] = {}  # the same of `Again`
         self._looks = 0  # at reruns that go on
         self._defect: Exception | None = None  # of the latest look, until it is told
         self._by_graphs, self._to_graphs = Results(), Results()  # in these
@@ -81,10 +98,8 @@ class Reruns:
         planned: Collection[Any],
         device: torch.device,
         find_known: Callable[[], Collection[int]],
-    ) -> tuple[Mapping[Any, Remade], bool]:
-        """What each of these nodes will hold, and whether reruns so far have shown all of it.
-
-        What others will hold, which this backward does not reach, is under None: it stays.
+    ) -> Again:
+        """What reruns will make for each of these nodes.
 
         Args:
             nodes: of autograd's graph.
@@ -101,6 +116,7 @@ class Reruns:
             raise defect
         regions = _regions_of(nodes)
         found: defaultdict[Any, dict[int, dict[Hashable, int]]] = defaultdict(dict)
+        passing_nbytes: dict[int, int] = {}
         is_complete = True
         for number, region in regions.items():
             is_of_graphs = all(node in planned for node in region.by_node)
@@ -112,6 +128,7 @@ class Reruns:
                 is_complete = False
                 self._look_at_rerun(region, planned, device, kind, find_known)
                 continue
+            passing_nbytes[number] = self._passing_nbytes.get(kind, 0)
             for node, numbers in (*region.by_node.items(), (None, region.unreached)):
                 entries = [layout[n] for n in numbers]
                 sizes: dict[Hashable, int] = {}
@@ -119,7 +136,7 @@ class Reruns:
                     sizes |= {(number, n): nbytes for n, nbytes in entry.items()}
                 if sizes:
                     found[node][number] = sizes
-        return found, is_complete
+        return Again(found, passing_nbytes, is_complete)
 
     def run_graph(self, args: Any, run: Callable[[], Any]) -> Any:
         """Run a planned graph in a rerun: what it makes is in its plan, what it is given is not.
@@ -145,24 +162,31 @@ class Reruns:
         by_plans, going_in = region.saved_by(planned), region.going_in  # no look holds the region
 
         given = Results()  # a policy may have kept some of it, which is gone when nobody saves it
+        made = None if by_plans else LiveStorages(device, ignores_given=True)  # plans tell theirs
 
         def begin(inputs: Sequence[Any]) -> None:
             self._looks += 1
             try:
                 given.note(inputs)
+                if made is not None:
+                    made.__enter__()
             except Exception as error:
                 self._note(error)
 
         def end(tensors: list[torch.Tensor | None] | None) -> None:
             self._looks -= 1
             try:
+                if made is not None:
+                    made.__exit__(None, None, None)
                 if tensors is not None:
                     counted = _identities([tensors[number] for number in by_plans])
                     counted -= self._to_graphs.held(device).keys()  # those of code in eager mode
                     inner = _identities([tensors[number] for number in going_in])
                     counted |= self._by_graphs.held(device).keys() - inner
                     counted |= {*given.held(device), *find_known()}
-                    self._layouts[kind] = _layout(tensors, counted, device)
+                    layout = self._layouts[kind] = _layout(tensors, counted, device)
+                    if made is not None:
+                        self._passing_nbytes[kind] = _passing_nbytes(layout, made.peak_nbytes)
             except Exception as error:
                 self._note(error)
             if not self._looks:
@@ -194,6 +218,14 @@ def _regions_of(nodes: Iterable[Any]) -> dict[int, _Region]:
 def _identities(values: Any) -> set[int]:
     """Of the storages behind the tensors in a nest of values."""
     return set(storage_identities(tensors_in(values)))
+
+
+def _passing_nbytes(layout: _Layout, peak_nbytes: int) -> int:
+    """Of what a rerun has taken at most, what it does not leave."""
+    left: dict[int, int] = {}
+    for entry in layout:
+        left |= entry
+    return max(0, peak_nbytes - sum(left.values()))
 
 
 def _layout(

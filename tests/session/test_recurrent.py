@@ -175,6 +175,37 @@ def test_what_the_layer_saved_in_another_call_is_counted(make: type[nn.Module]):
     assert 0.95 * highest <= max(named) <= 1.1 * highest
 
 
+class Several(InCheckpoints):
+    """The same parts, in no checkpoints, each with dropout in its recurrent layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for part in self.parts:
+            part.recurrent = nn.LSTM(WIDTH, WIDTH, 2, batch_first=True, dropout=0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part(x)
+        return x.square().mean()
+
+
+@pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")  # in the steps before
+def test_where_no_plan_keeps_the_budget_the_layers_run_again():
+    """They draw the same masks again: gradients have the bits of the step in which none does."""
+    batch = torch.randn(16, 16, WIDTH, generator=torch.Generator().manual_seed(1))
+    plain = make_seeded(Several)
+    resident = resident_nbytes(plain, batch)
+    highest = measure_peak(lambda: plain(batch).backward(), device="cpu")
+    budget = resident + int(0.6 * highest)
+    model = optimized(Several, budget, strict=False, time_limit=0.5)
+    for _ in range(4):
+        model.zero_grad(set_to_none=True)
+        step(model, (batch,))
+    assert measured(model, (batch,)) <= budget
+    roomy = optimized(Several, UNBOUNDED, strict=False, time_limit=0.5)
+    same(step(roomy, (batch,)), step(model, (batch,)))
+
+
 class LargeBetween(nn.Module):
     """A recurrent layer of large weights behind a layer of large weights."""
 

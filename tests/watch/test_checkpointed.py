@@ -177,7 +177,7 @@ def test_what_is_not_reached_counts_in_a_region_of_planned_graphs_too():
     for _ in range(2):
         result, _held = checkpoint(two_results, leaf * 1.0, use_reentrant=False)
         nodes = list(nodes_behind([result.grad_fn]))
-        found, is_complete = reruns.of(nodes, set(nodes), CPU, set)
+        found, _, is_complete = reruns.of(nodes, set(nodes), CPU, set)
         result.sum().backward()
     assert is_complete
     (unreached,) = found[None].values()
