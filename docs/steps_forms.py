@@ -12,7 +12,7 @@ from random import Random
 
 import torch
 import torch.nn.functional as F
-from steps_models import WORDS, Critic, Design, Model
+from steps_models import WORDS, ByHand, Critic, Design, Model
 from torch import Tensor, nn
 
 import autoremat
@@ -289,6 +289,15 @@ class Form:
         """A training without a plan."""
         models = [d.build(kind) for d, kind in zip(designs, self.kinds, strict=True)]
         return Training(models, list(self._optimizers(models)))
+
+    def by_hand(self, designs: list[Design]) -> Training:
+        """A training with a checkpoint around each layer."""
+        training = self.plain(designs)
+        for model in training.models:
+            layers: nn.ModuleList = model.body.layers
+            around = {layer: ByHand(layer) for layer in layers}
+            model.body.layers = nn.ModuleList(around[layer] for layer in layers)
+        return training
 
     def planned(self, designs: list[Design], subject: Subject) -> Training:
         """The same training, optimised; nothing is planned yet."""

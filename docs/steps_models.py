@@ -223,6 +223,18 @@ class Checkpointed(Straight):
         return x
 
 
+class ByHand(nn.Module):
+    """A layer in a checkpoint, as people write them."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the layer, and again in the backward."""
+        return checkpoint(self.layer, x, use_reentrant=False)
+
+
 ARRANGEMENTS = {
     "straight": Straight,
     "breaks": Broken,

@@ -31,6 +31,8 @@ is planned, and then measured. The worst step decides for its case:
   smallest peak that the refusal names, and is counted under what comes of that.
 - **refused later**: the same error, for a batch of another size, after steps have run.
 - **understated**: told, and all numbers named are below what was measured.
+- **beaten by hand**: a step is above the budget, and takes more than the same step in eager mode
+  with a checkpoint around each layer.
 - **in vain**: warned of for good, and no measured step is above the budget.
 - **gradient**: the largest error of any gradient of a last step, against eager mode, relative to
   the largest gradient.
@@ -112,6 +114,13 @@ def is_understated(row: Row) -> bool:
     return verdict(row) == "told" and row["named_nbytes"] < row["worst_nbytes"]
 
 
+def is_beaten_by_hand(row: Row) -> bool:
+    """Whether a step above the budget takes more than with a checkpoint around each layer."""
+    share, by_hand_nbytes = over_budget(row), row.get("by_hand_nbytes")
+    is_above = share is not None and (share > 1 or is_refused(row))
+    return is_above and by_hand_nbytes is not None and row["worst_nbytes"] > by_hand_nbytes
+
+
 def is_in_vain(row: Row) -> bool:
     """Whether something was warned of though every step keeps the budget."""
     return verdict(row) == "kept" and row["is_warned"]
@@ -138,6 +147,7 @@ def _by_form(rows: Sequence[Row], forms: Mapping[str, str]) -> str:
         "cases",
         *VERDICTS,
         "understated",
+        "beaten by hand",
         "in vain",
         "refused",
         "refused later",
@@ -160,6 +170,7 @@ def _cells(name: str, rows: Sequence[Row]) -> list[str]:
         len(rows),
         *(verdicts.count(v) for v in VERDICTS.values()),
         sum(map(is_understated, rows)),
+        sum(map(is_beaten_by_hand, rows)),
         sum(map(is_in_vain, rows)),
         sum(map(is_refused, rows)),
         sum(map(is_refused_later, rows)),
@@ -180,8 +191,13 @@ def _line(row: Row) -> str:
     return (
         f"- {_who(row)}, through {row['through']}: budget {row['budget_nbytes']:,} B, measured "
         f"{row['worst_nbytes']:,} B at {row['worst_size']}, "
-        f"told {'-' if named is None else f'{named:,} B'}: {_escaped(told)}"
+        f"{_by_hand(row)}told {'-' if named is None else f'{named:,} B'}: {_escaped(told)}"
     )
+
+
+def _by_hand(row: Row) -> str:
+    nbytes = row.get("by_hand_nbytes")
+    return "" if nbytes is None else f"with checkpoints by hand {nbytes:,} B, "
 
 
 def _failure(row: Row) -> str:

@@ -100,6 +100,7 @@ def _row(case: Case) -> Row:
     through, share = random.choice(form.through), random.uniform(*SHARES)
     # Of which nothing is left when planned steps are measured.
     eager_peak_nbytes = _eager_peak_nbytes(Steps(form, form.plain(designs), case.device), sizes)
+    by_hand_nbytes = _eager_peak_nbytes(Steps(form, form.by_hand(designs), case.device), sizes)
     budget_nbytes = int(share * eager_peak_nbytes)
     subject = Subject(budget_nbytes, case.compiler, case.time_limit_s, through)
     watched = _accepted(form, designs, sizes, subject)
@@ -109,6 +110,7 @@ def _row(case: Case) -> Row:
         "through": through,
         "asked_nbytes": budget_nbytes,
         "eager_peak_nbytes": eager_peak_nbytes,
+        "by_hand_nbytes": by_hand_nbytes,
         **watched.course.judgement(),
         "gradient_error": _gradient_error(watched, plain),
         "layers": [type(layer).__name__ for layer in plain.training.model.body.layers],
@@ -145,7 +147,7 @@ class Steps:
 
 
 def _eager_peak_nbytes(plain: Steps, sizes: list[Size]) -> int:
-    """Peak of the largest step without a plan."""
+    """Peak of the largest step without a plan, perhaps with checkpoints."""
     largest = max(sizes, key=lambda size: size.batch * size.length**2)
     for _ in range(2):  # gradients, and the optimizer's state
         plain.take(largest)
