@@ -111,6 +111,10 @@ class DynamoGraph:
     """A graph that Dynamo compiles now, kept so that it can be compiled again without Dynamo.
 
     It holds no tensor of the user's: inputs are fakes, with the symbols that Dynamo's guards know.
+
+    Attributes:
+        inputs: such fakes, in their order.
+        is_broken_off: whether the function that it is of goes on behind it, in eager mode at first.
     """
 
     def __init__(
@@ -128,6 +132,8 @@ class DynamoGraph:
         self._fake_mode = context.fake_mode if context is not None else None
         self._compile_context = CompileContext.try_get()
         self._module = _copied(module)
+        reason = getattr(module, "compile_subgraph_reason", None)
+        self.is_broken_off = bool(reason is not None and reason.graph_break)
         # What does not run is fake already, without symbols: Dynamo keeps those in the graph.
         faked = map(self._faked, example_inputs) if runs else _traced(module, example_inputs)
         self.inputs = list(faked)

@@ -96,8 +96,6 @@ def first_part(
     narrowed = narrowed_by(at_hand, options)
     growth = _keep_to_sizes(placed, choice, budget_nbytes, steps)
     offline = steps.offline or Offline()
-    if not choice.fits and refuses:
-        raise _refusal(placed, choice, budget_nbytes, steps, names, narrowed)
     planned = Planned(
         subject,
         choice,
@@ -107,6 +105,11 @@ def first_part(
         curve=curve_of(subject, choice, offline.curve_points, offline.curve_limit_s),
     )
     part = Part(planned, between_nbytes, steps.resident, growth, known)
+    if not choice.fits and refuses:
+        # What goes on behind it may let go of its results, which the step is going to show.
+        least = part.as_held(0.0) if at_hand.is_broken_off else part
+        if least.peak_nbytes(found) > budget_nbytes:
+            raise _refusal(placed, choice, budget_nbytes, steps, names, narrowed)
     require_alike({name: [part]})
     return part
 

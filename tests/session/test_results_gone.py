@@ -160,3 +160,31 @@ def test_a_report_in_the_midst_of_a_step_is_no_part_of_it():
             loss = model(TOKENS)[0]
             assert autoremat.report(model).predicted_peak_nbytes <= budget
             loss.backward()
+
+
+class Broken(Model):
+    """Its graph ends where its logits are no more than passed on."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits = self.head(self.embedding(tokens))
+        torch._dynamo.graph_break()
+        return logits.sum()
+
+
+# Dynamo looks at `.grad` of what it resumes with after a graph break.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_a_budget_that_fits_only_without_results_is_not_refused_before_a_break():
+    """What goes on behind the break lets go of them, as the step shows."""
+
+    def take(model: nn.Module) -> None:
+        model(TOKENS).backward()
+
+    plain = make_seeded(Broken)
+    take(plain)
+    model = optimized(Broken, budget := peak_of(plain, take))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", autoremat.OverBudgetWarning)  # of the first step
+        take(model)
+    model.zero_grad(set_to_none=True)
+    take(model)
+    assert peak_of(model, take) <= budget
