@@ -251,6 +251,7 @@ class OptimizedCall(Call):
             with self.session.steps.meanwhile.during_inference():
                 output = _torch.own_call(model)(*args, **kwargs)
                 self.training.members.note_held(output)
+                self.session.steps.audit.made.note(output)
             return output
         if self._is_frozen and not is_trainable(model):
             return _torch.own_call(model)(*args, **kwargs)

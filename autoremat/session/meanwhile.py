@@ -60,9 +60,11 @@ class Meanwhile:
         """A graph runs that keeps nothing."""
         with self.during_inference() as made:
             if made is None:
-                return run()
-            result, peak_nbytes = with_peak(run, self._steps.device)
-            made.peak_nbytes = max(made.peak_nbytes, peak_nbytes)
+                result = run()
+            else:
+                result, peak_nbytes = with_peak(run, self._steps.device)
+                made.peak_nbytes = max(made.peak_nbytes, peak_nbytes)
+            self._steps.audit.made.note(result)
             return result
 
     def _inference_begins(self) -> None:

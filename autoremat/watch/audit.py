@@ -39,8 +39,9 @@ from autoremat.planning.ran import Ran
 from autoremat.watch.between import Between
 from autoremat.watch.checkpointed import Reruns
 from autoremat.watch.eager_backward import Foreseen, first_nodes, foresee
-from autoremat.watch.eager_code import Results, names_from, nodes_behind
+from autoremat.watch.eager_code import Results, names_from
 from autoremat.watch.ledger import Roots, Run, returned_storages, run_of
+from autoremat.watch.made import Made
 from autoremat.watch.present import Arguments, Present
 from autoremat.watch.reach import Reach
 from autoremat.watch.situations import Situations
@@ -124,6 +125,7 @@ class Audit:
         self._in_reach = Results()  # of the step's own code, and told of by nobody
         self._has_reached = False  # in this step
         self.unseen: dict[torch.device, int] = {}  # bytes of the allocator's, beyond tensors
+        self.made = Made()
         self._in_turn = WeakSet[Audit]()  # of models that are trained in turn with this one
 
     @property
@@ -273,8 +275,12 @@ class Audit:
             self._noting = max(0, self._noting - 1)
         if self.situations.is_known(situation, sizes_of_runs(runs)):
             return None
-        if not runs and (within is not None or not self._reaches_results(roots, device)):
-            return None
+        if not runs:
+            made = {key for key, _ in returned_storages(device)} | self.present.brought(
+                device
+            ).keys()
+            if within is not None or not self.made.is_reached(roots, made):
+                return None
         parts = account()
         self._look_around()  # also within a backward: one that the user has written holds more
         held = self._held(runs, device, roots)
@@ -314,12 +320,6 @@ class Audit:
         for audit in audits:
             audit._noting = NOTED if is_again else 0
         return look._replace(situation=situation, is_partial=is_partial, is_apart=not runs)
-
-    def _reaches_results(self, roots: Roots, device: torch.device) -> bool:
-        """Whether a backward makes gradients of what calls of the model without any have made."""
-        made = {key for key, _ in returned_storages(device)} | self.present.brought(device).keys()
-        leaves = filter(_torch.accumulates, nodes_behind(first_nodes(roots)))
-        return any(not made.isdisjoint(storage_identities([leaf.variable])) for leaf in leaves)
 
     def live_nbytes(self, runs: Sequence[Run], device: torch.device) -> int:
         """What is live while these runs wait for their backward."""

@@ -48,6 +48,18 @@ def cached_gradients(encoder: nn.Module, loss_of: Callable[[list[Tensor]], Tenso
         encoder(chunk).backward(result.grad)
 
 
+def cached_copies(encoder: nn.Module) -> None:
+    """The same with a loss of one copy of all results, as GradCache has it."""
+    chunks = [BATCH] * 6
+    encoder.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        results = torch.cat([encoder(chunk) for chunk in chunks])
+    results = results.detach().requires_grad_()
+    results.tanh().square().mean().backward()
+    for chunk, gradient in zip(chunks, results.grad.chunk(6), strict=True):
+        encoder(chunk).backward(gradient)
+
+
 def one_by_one(results: list[Tensor]) -> Tensor:
     """A loss that takes little beside its gradients."""
     return sum(result.square().mean() for result in results)
@@ -290,13 +302,20 @@ def test_steps_that_begin_to_hold_something_late_are_told_of_and_planned_for(sta
     assert peaks[0] <= budget
 
 
-def test_a_loss_that_takes_more_than_the_budget_by_itself_is_told():
+@pytest.mark.parametrize("through", ["optimize", "backend"])
+@pytest.mark.parametrize(
+    "take", [functools.partial(cached_gradients, loss_of=all_at_once), cached_copies]
+)
+def test_a_loss_that_takes_more_than_the_budget_by_itself_is_told(take: Step, through: str):
     """No planned graph waits while its backward runs, so no plan can change it."""
-    take = functools.partial(cached_gradients, loss_of=all_at_once)
     plain = encoder_of()
     take(plain)
     budget = int(0.8 * whole_peak(plain, take))
-    encoder = optimised(budget)
+    if through == "optimize":
+        encoder = optimised(budget)
+    else:
+        encoder = encoder_of()
+        encoder.compile(backend="autoremat", options={"budget": budget, **OPTIONS})
     warned = told(lambda: take(encoder)) + told(lambda: take(encoder))
     assert warned
     assert all(over.is_apart for over in warned)
