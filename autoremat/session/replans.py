@@ -2,7 +2,8 @@
 
 Enters: the graphs that steps ran, what was beside them, and the budget. Leaves: whether other plans
 are due, or possible. Guarantees: steps that are alike are not planned anew without end: plans are
-made for more runs, for more beside the graphs, or for other graphs than those before them.
+made for more runs, for more beside the graphs, or for other graphs than those before them, and
+where those did not fit, for less beside the graphs.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class Replans:
         self._made_for: list[list[str]] = []  # graphs of each step
         self._lasting: set[tuple[str, str]] = set()  # when plans were made last
         self._have_fitted = True  # the plans that were made last
-        self._refused_beside = Around()  # what was beside graphs of which no plans fitted
-        self._have_layers_lightened = False  # since plans were made
+        self._made_beside = Around()  # what was beside the graphs then
+        self._have_layers_lightened = False  # since then
         self.with_gone: set[str] = set()
         self._held_again: set[str] = set()
 
@@ -87,7 +88,7 @@ class Replans:
         self.count += 1
         self._made_for, self._lasting = graphs.room.longest, graphs.lasting
         self._have_fitted = self._steps.peak_to_come_nbytes <= self._steps.budget_nbytes
-        self._refused_beside = self._steps.surroundings.now
+        self._made_beside = self._steps.surroundings.now
         self._have_layers_lightened = self._may_rerun_layers
         self._steps.reruns_layers |= self._have_layers_lightened
 
@@ -185,11 +186,11 @@ class Replans:
         """
         if self._have_fitted:
             return False
-        now, refused = self._steps.surroundings.now, self._refused_beside
-        if sum(astuple(now)) + self._worthwhile_nbytes > sum(astuple(refused)):
+        now, before = self._steps.surroundings.now, self._made_beside
+        if sum(astuple(now)) + self._worthwhile_nbytes > sum(astuple(before)):
             return False
         least_nbytes = self._steps.graphs.room.least_nbytes
-        return least_nbytes(now) + self._worthwhile_nbytes <= least_nbytes(refused)
+        return least_nbytes(now) + self._worthwhile_nbytes <= least_nbytes(before)
 
     @property
     def _worthwhile_nbytes(self) -> int:
