@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import autoremat
 from autoremat.memory.meter import measure_peak, resident_nbytes
 from autoremat.optimized import optimized_call
+from autoremat.watch.audit import Audit
 from tests.tiny import Chain, many_rows
 from tests.training import UNBOUNDED
 
@@ -371,3 +372,20 @@ def test_modules_of_one_class_that_are_not_alike_run_their_own():
         for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
             assert (mine.grad is None) == (theirs.grad is None)
             assert mine.grad is None or torch.equal(mine.grad, theirs.grad)
+
+
+def test_modules_trained_in_turn_are_looked_into_as_rarely_as_one(monkeypatch: pytest.MonkeyPatch):
+    """A forward of another's step, which is over, is none that this step's look has missed."""
+    looks: list[Audit] = []
+    look = Audit._look_around
+    monkeypatch.setattr(Audit, "_look_around", lambda audit: (looks.append(audit), look(audit)))
+    modules = two()
+    for module in modules:
+        autoremat.optimize(module, UNBOUNDED, **OPTIONS)
+    counts = []
+    for _ in range(8):
+        looks.clear()
+        policy_and_critic(*modules)
+        counts.append(len(looks))
+    assert counts[0]
+    assert counts[5:] == [0, 0, 0]

@@ -21,7 +21,14 @@ from torch.utils._pytree import tree_leaves
 
 from autoremat._torch.autograd import raw_saved, saved_names
 
-__all__ = ["Checkpoint", "Taken", "checkpoint_inputs", "checkpoint_region", "checkpoints_of"]
+__all__ = [
+    "Checkpoint",
+    "Taken",
+    "checkpoint_inputs",
+    "checkpoint_region",
+    "checkpoints_of",
+    "may_drop_saved",
+]
 
 Remade = list[torch.Tensor | None]
 
@@ -36,6 +43,11 @@ def checkpoint_region() -> int:
     if hooks is None or hooks[0].__module__ != _checkpoint.__name__:
         return 0
     return id(hooks[1])
+
+
+def may_drop_saved() -> bool:
+    """Whether a checkpoint may begin here: where hooks of saved tensors are forbidden, none may."""
+    return bool(_autograd._saved_tensors_hooks_is_enabled())
 
 
 class Checkpoint:

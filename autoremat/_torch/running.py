@@ -34,6 +34,7 @@ __all__ = [
     "address_of",
     "arg_tree_leaves",
     "arguments_of",
+    "as_it_is",
     "compiled_call",
     "dispatch_modes",
     "extent",
@@ -57,6 +58,7 @@ __all__ = [
     "tensor_leaves",
     "tree_leaves",
     "tree_map",
+    "version_counter",
     "version_of",
 ]
 
@@ -114,6 +116,26 @@ def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def tensor_leaves(value: Any) -> list[torch.Tensor]:
     """The tensors in a nest of lists, tuples, dicts and registered containers."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def as_it_is(layer: nn.Module) -> nn.Module:
+    """The same layer by itself, with the same parameters: what others set or swap is not its own.
+
+    `copy.copy` would share the containers, and run what recurrent layers do as they are loaded.
+    """
+    twin: nn.Module = object.__new__(type(layer))
+    own = vars(layer).items()
+    vars(twin).update((k, v.copy() if isinstance(v, dict | list) else v) for k, v in own)
+    return twin
+
+
+def version_counter(tensor: torch.Tensor) -> torch.Tensor:
+    """An empty tensor whose version changes as one is written into; it holds no memory of that."""
+    if tensor.is_inference():
+        return torch.empty(0)
+    found = tensor.detach()
+    found.data = found.new_empty(0)
+    return found
 
 
 def dispatch_modes() -> list[Any]:

@@ -51,6 +51,11 @@ class LiveStorages(TorchDispatchMode):
         """Prepare the mode."""
         super().__init__()
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Whether code is compiled and runs under it as it would without."""
+        return True
+
     def ignore(self, tensor: torch.Tensor) -> None:
         """Leave out what existed before: a tensor's storages, and those of its gradient."""
         self._seen.update(storage_identities([tensor]))

@@ -2,9 +2,9 @@
 
 Enters: the call of a model. Leaves: the same call, in which Dynamo stops before each recurrent
 layer and goes on behind it; the layer keeps what it saves for the backward, or runs again there. By
-itself it stops at the first one and leaves the rest of the
-function uncompiled; told to trace them, it writes out every time step, which has other rounding
-than the library's kernels and takes minutes. Guarantees: the layers compute what they do in eager
+itself Dynamo stops at the first one and leaves the rest of the function uncompiled; told to trace
+them, it writes out every time step, which has other rounding than the library's kernels and takes
+minutes. Guarantees: the layers compute what they do in eager
 mode, and outside of such calls their classes are as the user or torch has them.
 """
 
@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from autoremat import _torch
+from autoremat.session.layers_again import may_run_again, note_given, run_twice
 
 _KINDS: tuple[type[nn.RNNBase], ...] = (nn.RNN, nn.LSTM, nn.GRU)
 
@@ -93,10 +93,11 @@ def _stopping(forward: Callable[..., Any]) -> Callable[..., Any]:
         steps: Surrounding | None = getattr(_here, "steps", None)
         if steps is None:
             return forward(module, *args, **kwargs)
-        if steps.reruns_layers and torch.is_grad_enabled() and not _torch.checkpoint_region():
-            results = checkpoint(forward, module, *args, use_reentrant=False, **kwargs)
+        if steps.reruns_layers and may_run_again(module):
+            results = run_twice(forward, module, *args, **kwargs)
         else:
             results = forward(module, *args, **kwargs)
+            note_given(module, results, args, kwargs)
         steps.leave_layer_eager(module, results)
         return results
 

@@ -312,12 +312,13 @@ class Audit:
         given_nbytes = sum(root.nbytes for root in begun if same_device(root.device, device))
         base_nbytes = held.base_nbytes + given_nbytes
         look = _look(parts, foreseen, base_nbytes, spread, keeps_graph=keeps_graph)
-        is_noted = not any(audit._is_unnoted for audit in audits)
+        taking_part = self._audits_in(runs)
+        is_noted = not any(audit._is_unnoted for audit in taking_part)
         is_partial = not (foreseen.is_complete and is_noted and self.reach.is_sure)
         sizes = sizes_of_runs(runs)
         is_again = self.situations.is_again(situation, sizes, is_partial=is_partial)
         # The next look shall lack neither notes nor the rest.
-        for audit in audits:
+        for audit in taking_part:
             audit._noting = NOTED if is_again else 0
         return look._replace(situation=situation, is_partial=is_partial, is_apart=not runs)
 
@@ -376,8 +377,12 @@ class Audit:
         return held | self.present.brought(device)
 
     def _audits_of(self, runs: Sequence[Run]) -> list[Audit]:
-        """Of all models that take part in the step."""
-        return list(dict.fromkeys([self, *(run.owner.audit for run in runs), *self._in_turn]))
+        """Of all models that hold something during the step."""
+        return list(dict.fromkeys([*self._audits_in(runs), *self._in_turn]))
+
+    def _audits_in(self, runs: Sequence[Run]) -> list[Audit]:
+        """Of those that take part in it: forwards of the others are of steps that are over."""
+        return list(dict.fromkeys([self, *(run.owner.audit for run in runs)]))
 
 
 def _known(audits: Sequence[Audit], device: torch.device) -> set[int]:

@@ -102,11 +102,6 @@ class _Window(LiveStorages):
         if storage.device.type != "meta":  # of a fake tensor's
             super()._track(storage)
 
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Whether code is compiled and runs under it as it would without."""
-        return True
-
 
 class _Thread(threading.local):
     window: _Window | None = None

@@ -285,6 +285,28 @@ def test_what_a_look_does_wrong_ends_no_backward_and_is_told_by_the_next_one():
     assert foreseen_of(loss_of_step(), leaf, reruns).is_complete
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_compiled_code_in_a_region_that_is_looked_at_runs_as_it_was_compiled():
+    """In eager mode it saves other values, of which some may look alike."""
+    torch._dynamo.reset()
+    reruns, leaf = Reruns(), torch.rand(400, 500).requires_grad_()
+    by_compiler = 0
+
+    def count(graph: torch.fx.GraphModule, _inputs: list[Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            nonlocal by_compiler
+            by_compiler += 1
+            return graph(*args)
+
+        return run
+
+    compiled = torch.compile(waves, backend=count)
+    loss = checkpoint(compiled, leaf * 1.0, use_reentrant=False).sum()
+    assert not foreseen_of(loss, leaf, reruns).is_complete
+    loss.backward()
+    assert by_compiler == 2
+
+
 def test_nothing_is_left_of_a_look():
     """A region that never runs again is gone as soon as its graph is, without a collection."""
     reruns, leaf = Reruns(), torch.rand(400, 500).requires_grad_()
