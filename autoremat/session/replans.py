@@ -196,7 +196,8 @@ class Replans:
     def _worthwhile_nbytes(self) -> int:
         """What is worth a plan, if the budget has so much more or less of room."""
         residents = (part.resident_nbytes for part in self._steps.graphs.current)
-        return int(WORTH_A_PLAN * (self._steps.budget_nbytes - max(residents, default=0)))
+        room_nbytes = self._steps.budget_nbytes - max(residents, default=0)
+        return max(SCALARS_NBYTES, int(WORTH_A_PLAN * room_nbytes))
 
     @property
     def _newly_gone(self) -> set[str]:

@@ -89,6 +89,7 @@ class Reruns:
         self._layouts: dict[Hashable, _Layout] = {}
         self._passing_nbytes: dict[Hashable, int] = {}  # the same of `Again`
         self._looks = 0  # at reruns that go on
+        self._graphs_run = 0  # in reruns so far
         self._defect: Exception | None = None  # of the latest look, until it is told
         self._by_graphs, self._to_graphs = Results(), Results()  # in these
 
@@ -145,6 +146,7 @@ class Reruns:
         """
         if self._looks:
             self._to_graphs.note(args)
+        self._graphs_run += 1
         results = run()
         if self._looks:
             self._by_graphs.note(results)
@@ -162,22 +164,20 @@ class Reruns:
         by_plans, going_in = region.saved_by(planned), region.going_in  # no look holds the region
 
         given = Results()  # a policy may have kept some of it, which is gone when nobody saves it
-        made = None if by_plans else LiveStorages(device, ignores_given=True)  # plans tell theirs
+        made, before = LiveStorages(device, ignores_given=True), self._graphs_run
 
         def begin(inputs: Sequence[Any]) -> None:
             self._looks += 1
             try:
                 given.note(inputs)
-                if made is not None:
-                    made.__enter__()
+                made.__enter__()
             except Exception as error:
                 self._note(error)
 
         def end(tensors: list[torch.Tensor | None] | None) -> None:
             self._looks -= 1
             try:
-                if made is not None:
-                    made.__exit__(None, None, None)
+                made.__exit__(None, None, None)
                 if tensors is not None:
                     counted = _identities([tensors[number] for number in by_plans])
                     counted -= self._to_graphs.held(device).keys()  # those of code in eager mode
@@ -185,7 +185,7 @@ class Reruns:
                     counted |= self._by_graphs.held(device).keys() - inner
                     counted |= {*given.held(device), *find_known()}
                     layout = self._layouts[kind] = _layout(tensors, counted, device)
-                    if made is not None:
+                    if self._graphs_run == before:  # plans tell what theirs take
                         self._passing_nbytes[kind] = _passing_nbytes(layout, made.peak_nbytes)
             except Exception as error:
                 self._note(error)

@@ -301,7 +301,9 @@ class _Walk:
             self.live_nbytes += self.again_nbytes[region]
             found = [remade.get(region, {}) for remade in self.again.remade.values()]
             self._change(sum({k: n for sizes in found for k, n in sizes.items()}.values()))
-            self._peaks_at(self.live_nbytes + self.again.passing_nbytes.get(region, 0))
+            passing_nbytes = self.again.passing_nbytes.get(region, 0)
+            if passing_nbytes:  # else graphs may make all of it, which count it themselves
+                self._peaks_at(self.live_nbytes + passing_nbytes)
 
     def _peaks_at(self, nbytes: int) -> None:
         """So much is live while code in eager mode goes backward, or runs again for it."""
