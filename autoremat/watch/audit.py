@@ -143,8 +143,12 @@ class Audit:
         self.reach.begin_step(self.present.optimizers.steps)
 
     def take_turns(self, others: Iterable[Audit]) -> None:
-        """These are of models that are trained between steps of this one: theirs is there too."""
-        new = set(others).difference(self._in_turn)
+        """These are of models that are trained between steps of this one: theirs is there too.
+
+        Of the same model there are several: for steps that begin beside gradients, say.
+        """
+        apart = {other for other in others if other.present is not self.present}
+        new = apart.difference(self._in_turn)
         if new:
             self._in_turn.update(new)
             self.forget()
