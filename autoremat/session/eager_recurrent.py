@@ -4,8 +4,8 @@ Enters: the call of a model. Leaves: the same call, in which Dynamo stops before
 layer and goes on behind it; the layer keeps what it saves for the backward, or runs again there. By
 itself Dynamo stops at the first one and leaves the rest of the function uncompiled; told to trace
 them, it writes out every time step, which has other rounding than the library's kernels and takes
-minutes. Guarantees: the layers compute what they do in eager
-mode, and outside of such calls their classes are as the user or torch has them.
+minutes. Guarantees: the layers compute what they do in eager mode, and outside of such calls their
+classes are as the user or torch has them.
 """
 
 from __future__ import annotations
