@@ -78,8 +78,8 @@ REASONS = {
             "AR109",
             "The layers of type {kind} run in eager mode, because Dynamo does not trace recurrent "
             "layers. What stands before and behind them is planned; what they save for the "
-            "backward counts, and where no plan keeps the budget beside it, layers that can run "
-            "again.",
+            "backward counts, and where no plan keeps the budget beside it, those run again "
+            "that can.",
             "Give the rest of the model what it needs: the budget covers the whole step. "
             "torch._dynamo.config.allow_rnn = True plans them as well, written out step by step, "
             "which compiles slowly and rounds differently.",
