@@ -96,9 +96,12 @@ def _symbols(
         low, high = (1, None) if size is None else _torch.symbol_range(size, symbol)
         taken = {one.name for one in found.values()}
         name, place = _named(source, symbol, taken | set(names.values()))
-        if names.get(symbol, "").isidentifier() and names[symbol] not in taken:
-            name = names[symbol]
-        found[symbol] = SizeSymbol(name, place, planned[symbol], max(1, low), high)
+        said, follows = names.get(symbol, ""), ""
+        if said.isidentifier() and said not in taken:
+            name = said
+        elif said in taken:
+            follows = said
+        found[symbol] = SizeSymbol(name, place, planned[symbol], max(1, low), high, follows)
     return found
 
 

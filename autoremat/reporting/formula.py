@@ -32,6 +32,8 @@ class SizeSymbol:
         planned: what it was when the plan was made.
         lowest: smallest number for which the formula holds.
         highest: largest one; None for all.
+        follows: the symbol that the user calls the same, such as the batch of another input: it is
+            taken to be of that size where nothing else is said. "" if there is none.
     """
 
     name: str
@@ -39,6 +41,7 @@ class SizeSymbol:
     planned: int
     lowest: int
     highest: int | None = None
+    follows: str = ""
 
     def __post_init__(self) -> None:
         """Refuses fields of the wrong type."""
@@ -125,7 +128,8 @@ class PeakFormula:
         """The peak in bytes.
 
         Args:
-            sizes: by the symbols' names; as planned where one is left out.
+            sizes: by the symbols' names; where one is left out, that of the symbol that it
+                follows, or as planned.
 
         Raises:
             ValueError: if a size is none of the formula's, or out of its range.
@@ -145,7 +149,10 @@ class PeakFormula:
             if size < low or (high is not None and size > high):
                 upper = "on" if high is None else f"to {high}"
                 raise ValueError(f"{name}={size} is out of range: it holds from {low} {upper}.")
-        numbers = {name: sizes.get(name, symbol.planned) for name, symbol in known.items()}
+        numbers = {
+            name: sizes.get(name, sizes.get(symbol.follows, symbol.planned))
+            for name, symbol in known.items()
+        }
         return [piece.at(numbers) for piece in self.pieces]
 
     def text(self) -> str:
@@ -160,6 +167,7 @@ class PeakFormula:
         return "; ".join(
             f"{s.name} from {s.lowest}{'' if s.highest is None else f' to {s.highest}'}"
             + (f" is {s.source}" if s.source else "")
+            + (f", {s.follows} unless you say otherwise" if s.follows else "")
             for s in self.symbols
         )
 
@@ -169,7 +177,7 @@ class PeakFormula:
         return replace(self, symbols=tuple(symbols))
 
     def row(self, name: str, count: int = 33) -> list[tuple[int, int]]:
-        """Sizes of one symbol and peaks, for a curve; the others as planned."""
+        """Sizes of one symbol and peaks, for a curve; what does not follow it is as planned."""
         symbol = next(s for s in self.symbols if s.name == name)
         high = symbol.highest or 2 * symbol.planned
         step = max(1, (high - symbol.lowest) // (count - 1))

@@ -134,6 +134,21 @@ def test_sizes_out_of_range_and_unknown_ones_are_refused():
         PeakFormula(formula.symbols, ())
 
 
+def test_a_size_of_the_same_name_follows_unless_it_is_given():
+    formula = PeakFormula(
+        (
+            SizeSymbol("batch", "x.size(0)", 8, 2, 64),
+            SizeSymbol("y_0", "y.size(0)", 8, 2, 64, follows="batch"),
+        ),
+        (Piece((Term("100", "batch"), Term("1", "y_0")), "mm", "forward"),),
+    )
+    assert formula.at() == 808
+    assert formula.at(batch=16) == 1616
+    assert formula.at(batch=16, y_0=4) == 1604
+    assert formula.row("batch")[-1] == (64, 6464)
+    assert "y_0 from 2 to 64 is y.size(0), batch unless you say otherwise" in formula.legend()
+
+
 class Halves(nn.Module):
     """Half of the rows, rounded down."""
 
