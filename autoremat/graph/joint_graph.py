@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from autoremat import _torch
+from autoremat.graph.gradient_parts import put_parts_together
 from autoremat.graph.storages import find_storages
 
 aten = torch.ops.aten
@@ -86,6 +87,7 @@ def prepare(
     module = copy_module(module)
     _widen_log_sum_exp(module.graph)
     _free_batch_norm_backward(module.graph)
+    put_parts_together(module.graph)
     module.graph.eliminate_dead_code()
     module.graph = _without_duplicates(module.graph)
     for node in _torch.force_save_what_torch_demands(module):

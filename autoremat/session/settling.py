@@ -24,6 +24,7 @@ from autoremat.planning.part import Part, Planned
 from autoremat.planning.pipeline import choose
 from autoremat.planning.ran import Ran
 from autoremat.planning.ranges import covered
+from autoremat.planning.retained import choose_beside_kept
 from autoremat.planning.unsearched import choose_fixed
 from autoremat.problem.subject import Subject
 from autoremat.session.afterwards import with_later_baseline
@@ -37,6 +38,8 @@ from autoremat.session.under_autocast import narrowed_by
 TRIES, FEW_TRIES = 6, 3
 SPARED = 0.005  # of a budget: what only the allocator shows may grow by as much
 BY_SEGMENTS = ("sqrt", "every-layer", "every-2")  # names of policies
+
+_ChooseFor = Callable[[Steps, Subject, int], Choice]
 
 
 def plan_anew(steps: Steps, graphs: Mapping[str, _torch.DynamoGraph]) -> dict[str, list[Part]]:
@@ -163,7 +166,7 @@ def _planned_part(
             break
         target_nbytes -= number * above_nbytes  # what a leaner plan takes more, it may take again
     if above_nbytes > 0 and steps.graphs.kept & {a.graph for a in found}:
-        parts = _keeping_less(steps, graphs, order, found, parts, done)
+        parts = _keeping_less(steps, graphs, order, found, parts, first_target_nbytes, done)
     if above_nbytes > 0 and not is_again and done & {ran.graph for ran in order}:
         return _planned_part(
             *(steps, graphs, order, allotted_of, first_target_nbytes, done), is_again=True
@@ -178,33 +181,52 @@ def _keeping_less(
     order: Sequence[Ran],
     found: Sequence[Allotted],
     parts: Mapping[str, Part],
+    target_nbytes: int,
     done: Set[str],
 ) -> dict[str, Part]:
-    """The best of these plans and those by segments, where a backward keeps its graph.
+    """The best of these plans and leaner ones, where a backward keeps its graph.
 
-    What crosses to such a backward is there in all of it, which no search knows: the leanest plan
-    that it finds may keep more than one that saves little and makes one segment after the other.
+    What crosses to such a backward is there in all of it, which the usual search does not know: the
+    leanest plan that it finds may keep more than one that saves little and makes one segment after
+    the other. A search beside what such a plan saves does know: it gets all of the target.
+
+    Args:
+        steps: as they are known.
+        graphs: of the step, by name.
+        order: the part of it that is planned.
+        found: what each plan gets.
+        parts: the plans for that.
+        target_nbytes: of the whole step.
+        done: graphs that are planned already.
     """
     around, kept = steps.surroundings.now, steps.graphs.kept
-    known = [dict(parts)]
-    for name in BY_SEGMENTS:
-        with suppress(ProblemError):  # some values may neither be saved nor made again
-            known.append(
-                {
-                    a.plan: _planned(steps, graphs, a, functools.partial(_by_policy, name))
-                    if a.graph in kept
-                    else parts[a.plan]
-                    for a in found
-                }
-            )
+    first_runs = _rich_from(found)
 
     def above_and_time(parts: Mapping[str, Part]) -> tuple[int, float]:
         steps.graphs.take(order, parts, first_runs, done)
         above_nbytes = steps.graphs.peak_nbytes(around) - steps.budget_nbytes
         return max(0, above_nbytes), sum(p.choice.solution.timeline.time_us for p in parts.values())
 
-    first_runs = _rich_from(found)
-    best = min(known, key=above_and_time)
+    def planned(choose_for: _ChooseFor, allotted: Sequence[Allotted]) -> None:
+        with suppress(ProblemError):  # some values may neither be saved nor made again
+            new = {
+                a.plan: _planned(steps, graphs, a, choose_for) if a.graph in kept else parts[a.plan]
+                for a in allotted
+            }
+            known.append((above_and_time(new), new))
+
+    known = [(above_and_time(parts), dict(parts))]
+    by_segments = []
+    for name in BY_SEGMENTS:
+        before = len(known)
+        planned(functools.partial(_by_policy, name), found)
+        by_segments += [(found_by, name) for found_by, _ in known[before:]]
+    whole = [replace(a, budget_nbytes=target_nbytes) for a in found]
+    for _, name in sorted(by_segments):
+        planned(functools.partial(_beside_kept, name), whole)
+        if known[-1][0][0] == 0:
+            break
+    best = min(known, key=lambda each: each[0])[1]
     steps.graphs.take(order, best, first_runs, done)
     return best
 
@@ -218,6 +240,10 @@ def _by_policy(name: str, steps: Steps, subject: Subject, budget_nbytes: int) ->
     plan, method = policy_plan(subject, parse_policy(name))
     reads = steps.options.setting.reads_inductor
     return choose_fixed(subject, plan, method, budget_nbytes, reads=reads)
+
+
+def _beside_kept(name: str, steps: Steps, subject: Subject, budget_nbytes: int) -> Choice:
+    return choose_beside_kept(subject, parse_policy(name), budget_nbytes, steps.options.setting)
 
 
 def _searched(steps: Steps, subject: Subject, budget_nbytes: int) -> Choice:
@@ -268,7 +294,7 @@ def _planned(
     steps: Steps,
     graphs: Mapping[str, _torch.DynamoGraph],
     allotted: Allotted,
-    choose_for: Callable[[Steps, Subject, int], Choice] = _searched,
+    choose_for: _ChooseFor = _searched,
 ) -> Part:
     part, around = steps.graphs.parts[allotted.graph], steps.surroundings.now
     subject = allotted.place(part.subject, around)

@@ -241,6 +241,15 @@ class Deep(nn.Module):
         return x.square().mean()
 
 
+class DeepWithDropout(Deep):
+    """And dropout between them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = nn.functional.dropout(block(x), 0.2)
+        return x.square().mean()
+
+
 def two_backwards(model: nn.Module, x: Tensor) -> None:
     """Of one loss."""
     model.zero_grad(set_to_none=True)
@@ -281,6 +290,36 @@ def test_a_kept_graph_above_the_budget_is_told_of_for_good():
     first, second = (str(w.message) for w in caught)
     assert "From the next step on it is planned for that" in first
     assert "leaves too little" in second
+
+
+@pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")
+def test_a_kept_graph_is_searched_beside_what_crosses():
+    """Leaner than every plan by segments, of which the leanest takes 1.15 times the budget."""
+    x = many_rows(512)
+    budget = int(0.45 * peak_of_two(make_seeded(Deep), x))
+    model = optimized(Deep, budget)
+    peak = peak_of_two(model, x)
+    assert peak <= 1.03 * budget
+    report = autoremat.report(model)
+    assert peak == report.predicted_peak_nbytes
+    assert "beside" in report.graphs[0].method
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")
+def test_draws_are_the_same_in_every_backward_of_a_kept_graph():
+    """Of a plan that makes dropout's masks again: each backward gives eager mode's gradients."""
+    x = many_rows(512)
+    plain = make_seeded(DeepWithDropout)
+    model = optimized(DeepWithDropout, int(0.45 * peak_of_two(plain, x)), time_limit=1.0)
+    peak_of_two(model, x)
+    assert "beside" in autoremat.report(model).graphs[0].method
+    assert recomputes(model)
+    for each in (plain, model):
+        torch.manual_seed(1)
+        two_backwards(each, x)
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(mine.grad, theirs.grad, rtol=1e-5, atol=1e-7)
 
 
 def test_retain_graph_later_is_explained():
