@@ -15,10 +15,10 @@ from forward to backward, a run keeps its parameters as it keeps what it saves.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -92,24 +92,28 @@ class Sharing:
 
     def __init__(self) -> None:
         """No call yet."""
-        self._replica: weakref.ref[nn.Module] | None = None
+        # Which parameters of each have buckets, by position; the one called last is the last.
+        self._replicas = WeakKeyDictionary[nn.Module, frozenset[int]]()
 
     def note_call(self, modules: Iterable[nn.Module] = ()) -> None:
         """A call begins, of these or of what they are in: it may be that of a replica."""
         found = _torch.active_replica() or next(filter(_torch.is_replica, modules), None)
         if found is not None:
-            self._replica = weakref.ref(found)
+            known = self._replicas.get(found, frozenset())
+            for before in [r for r in self._replicas if r.module is found.module]:
+                del self._replicas[before]  # it is called, or wrapped, again
+            self._replicas[found] = known | _trained(found)
 
     @property
     def has_replica(self) -> bool:
         """Whether there is a DistributedDataParallel."""
-        return self._replica is not None and self._replica() is not None
+        return bool(self._replicas)
 
     def now(self, units: Sequence[_torch.ShardedUnit], device: torch.device) -> Spread:
         """At this moment; of what FSDP2 has made these units of."""
-        replica = None if self._replica is None else self._replica()
-        if replica is not None:
-            return _replicated(replica, device)
+        replicas = list(self._replicas.items())
+        if replicas:
+            return _replicated_all(replicas, device)
         return _sharded(units, device) if units else Spread()
 
 
@@ -146,9 +150,30 @@ def traffic_of_run(units: Sequence[_torch.ShardedUnit], device: torch.device) ->
     )
 
 
-def _replicated(replica: Any, device: torch.device) -> Spread:
-    """Buckets are as large as all gradients, which may be views of them."""
-    trained = [p for p in replica.module.parameters() if p.requires_grad]
+def _trained(replica: Any) -> frozenset[int]:
+    """Positions of parameters that are trained now."""
+    given = enumerate(replica.module.parameters())
+    return frozenset(number for number, parameter in given if parameter.requires_grad)
+
+
+def _replicated_all(
+    replicas: Sequence[tuple[nn.Module, frozenset[int]]], device: torch.device
+) -> Spread:
+    """Each has buckets of its own, which stay; what runs is the last of them."""
+    found = [_replicated(replica, positions, device) for replica, positions in replicas]
+    return replace(
+        found[-1],
+        unseen_nbytes=sum(each.unseen_nbytes for each in found),
+        gradient_shares={k: share for each in found for k, share in each.gradient_shares.items()},
+    )
+
+
+def _replicated(replica: Any, positions: frozenset[int], device: torch.device) -> Spread:
+    """Buckets are as large as all gradients, which may be views of them.
+
+    They stay while a parameter is frozen for some calls, as a GAN's discriminator is.
+    """
+    trained = [p for n, p in enumerate(replica.module.parameters()) if n in positions]
     buckets_nbytes = sum(storage_sizes(trained, device).values())
     if not replica.gradient_as_bucket_view:
         return Spread(unseen_nbytes=buckets_nbytes)

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autoremat
 from autoremat.memory.meter import measure_peak, resident_nbytes
+from autoremat.memory.spread import Sharing
 from tests.process_group import one_process  # noqa: F401
 from tests.training import UNBOUNDED, close, make_seeded, measured, optimized, same, step
 
@@ -121,6 +122,47 @@ def test_as_a_backend_parameters_of_the_first_bucket_are_no_batch():
     found = autoremat.report(inner).resident
     assert found.batch_nbytes == x.nbytes
     assert found.parameters_nbytes == sum(parameter.nbytes for parameter in inner.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:.*From the next step on:autoremat.OverBudgetWarning")
+@pytest.mark.parametrize("how", ["optimize", "backend"])
+def test_buckets_of_each_of_several_replicas_count(how: str):
+    """Two towers, each in DistributedDataParallel: the buckets of one were nowhere."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    towers, given = nn.ModuleList(Wide() for _ in range(2)), {"compiler": "eager", "verbose": False}
+    if how == "optimize":
+        autoremat.optimize(list(towers), UNBOUNDED, **given)
+    else:
+        for tower in towers:
+            tower.compile(backend="autoremat", options={"budget": UNBOUNDED, **given})
+    replicas = [parallel(tower) for tower in towers]
+    x = batch()
+
+    def train() -> None:
+        sum(replica(x) for replica in replicas).backward()
+
+    for _ in range(3):
+        towers.zero_grad(set_to_none=True)
+        train()
+    towers.zero_grad(set_to_none=True)
+    buckets = sum(parameter.nbytes for parameter in towers.parameters())
+    highest = resident_nbytes(towers, x) + buckets + measure_peak(train, device="cpu")
+    assert 0.98 * highest <= autoremat.report(towers[0]).predicted_peak_nbytes <= 1.02 * highest
+
+
+def test_buckets_stay_while_a_replica_is_frozen_and_go_as_it_is_wrapped_again():
+    """As a discriminator is, while its generator is trained through it."""
+    model, sharing, cpu = Wide(), Sharing(), torch.device("cpu")
+    buckets = sum(parameter.nbytes for parameter in model.parameters())
+    sharing.note_call([first := parallel(model)])
+    model.requires_grad_(False)
+    sharing.note_call([first])
+    assert sharing.now([], cpu).unseen_nbytes == buckets
+    model.requires_grad_(True)
+    sharing.note_call([again := parallel(model)])
+    assert again is not first
+    assert sharing.now([], cpu).unseen_nbytes == buckets
 
 
 def with_buckets(model: nn.Module, x: Tensor) -> int:
