@@ -36,7 +36,7 @@ from autoremat.session.session import Session
 
 PAGE = Path(__file__).parent / "varying_sizes.md"
 STEPS, SHARE, TIME_LIMIT_S = 48, 0.75, 2.0
-WARM_UP = 10  # steps in which plans may be made
+WARM_UP, MOST_PLANS = 10, 4  # steps in which plans of a graph may be made, and how many
 ROUNDS = 20  # how often each size is timed
 CURVE = 25  # sizes of a line in the picture
 
@@ -134,7 +134,9 @@ ABOUT = (
     f"{SHARE:.0%} of what the step without a plan takes of these. Small models of one or two "
     "layers (T5 of one in the encoder and one in the decoder), float32, one thread, "
     f"`time_limit={TIME_LIMIT_S:.0f}`. What is measured is a whole step, resident included. "
-    "**Planning** is the time of the steps that planned, less what they take later.\n"
+    "**Planning** is the time of the steps that planned, less what they take later. The Vision "
+    "Transformer leaves out its interpolation at the size that it was made for, which is a second "
+    "graph.\n"
 )
 ABOUT_TIMES = (
     "**Time**: steps of three sizes (batch x length or side), and steps of the same size of a "
@@ -185,11 +187,16 @@ def predicted(session: Session, report: autoremat.Report, step: Size) -> int | N
     return formula.at(**named) if is_said and is_within else None
 
 
-def planned(model: nn.Module) -> int:
-    """How many plans there are, of all graphs and parts of ranges, replaced ones included."""
-    steps = optimized_call(model).session.steps
-    parts = steps.graphs.parts.values()
-    return len(parts) + sum(len(part.smaller or ()) for part in parts) + steps.replans.count
+def plans_of(model: nn.Module, size: Size) -> Row:
+    """How many there are now, replaced ones included, of how many graphs; what they predict."""
+    session = optimized_call(model).session
+    parts = session.steps.graphs.parts.values()
+    smaller = sum(len(part.smaller or ()) for part in parts)
+    return {
+        "graphs": len(parts),
+        "plans": len(parts) + smaller + session.steps.replans.count,
+        "predicted_nbytes": predicted(session, autoremat.report(model), size),
+    }
 
 
 def optimized(case: Varied, budget: int, **settings: object) -> nn.Module:
@@ -259,12 +266,10 @@ def row_of(name: str) -> Row:
         batch = case.batch(size)
         took_s = seconds_of(model, batch)  # what plans and compiles is not measured
         steps.append({**size, "took_s": took_s, "measured_nbytes": nbytes_of(model, batch)})
-        steps[-1] |= {"again_s": seconds_of(model, batch), "plans": planned(model)}
+        steps[-1] |= {"again_s": seconds_of(model, batch), **plans_of(model, size)}
         if number % EPOCH == EPOCH - 1:
             evaluate(model, batch)
     session, report = optimized_call(model).session, autoremat.report(model)
-    for step in steps:
-        step["predicted_nbytes"] = predicted(session, report, _size(case, step))
     ours = {
         name_of(size): over_plain(model, case.model(), case.batch(size)) for size in timed(case)
     }
@@ -288,10 +293,6 @@ def row_of(name: str) -> Row:
     del session, report, model
     gc.collect()
     return {**row, "time_ratios": time_ratios(ours, case, budget)}
-
-
-def _size(case: Varied, step: Row) -> Size:
-    return {name: step[name] for name in ("batch", case.over)}
 
 
 def _written(case: Varied) -> str:
@@ -331,7 +332,8 @@ COLUMNS: Columns = {
     "budget MiB": lambda r: mib(r.get("budget_nbytes")),
     "highest step MiB": lambda r: mib(r.get("highest_nbytes")),
     "plans": lambda r: str(r["steps"][-1]["plans"]) if is_done(r) else "",
-    "the last in step": lambda r: str(_latest(r)) if is_done(r) else "",
+    "graphs": lambda r: str(r["steps"][-1]["graphs"]) if is_done(r) else "",
+    "the last plan in step": lambda r: str(_latest(r, "plans")) if is_done(r) else "",
     "planning s": lambda r: f"{planning_s(r):.0f}" if is_done(r) else "",
     "steps predicted": lambda r: str(len(errors(r))) if is_done(r) else "",
     "worst prediction": lambda r: percent(100 * max(e, key=abs)) if (e := errors(r)) else "",
@@ -342,10 +344,16 @@ COLUMNS: Columns = {
 }
 
 
-def _latest(row: Row) -> int:
-    """The step in which the last plan was made."""
-    plans = [step["plans"] for step in row["steps"]]
-    return plans.index(plans[-1]) + 1
+def _latest(row: Row, of: str) -> int:
+    """The step since which there are no more of something."""
+    counts = [step[of] for step in row["steps"]]
+    return counts.index(counts[-1]) + 1
+
+
+def _is_soon_planned(row: Row) -> bool:
+    graphs, plans = (row["steps"][-1][of] for of in ("graphs", "plans"))
+    is_soon = _latest(row, "plans") <= _latest(row, "graphs") + WARM_UP
+    return bool(plans <= MOST_PLANS * graphs and is_soon)
 
 
 def _promises(done: list[Row]) -> Iterator[Promise]:
@@ -355,11 +363,11 @@ def _promises(done: list[Row]) -> Iterator[Promise]:
         [(r["key"], r["highest_nbytes"] <= r["budget_nbytes"]) for r in done],
     )
     yield (
-        f"at most four plans, all within the first {WARM_UP} steps",
-        [(r["key"], r["steps"][-1]["plans"] <= 4 and _latest(r) <= WARM_UP) for r in done],
+        f"at most {MOST_PLANS} plans for each graph, within {WARM_UP} steps",
+        [(r["key"], _is_soon_planned(r)) for r in done],
     )
     yield (
-        "each step is predicted within 2 % by the plans in use at the end",
+        "each step is predicted within 2 %",
         [(r["key"], abs(error) <= 0.02) for r in done for error in errors(r)],
     )
     yield (
@@ -390,7 +398,7 @@ def page(runs: list[Row], rows: list[Row]) -> str:
             table(COLUMNS, rows),
             verdicts(_promises(done)),
             "![Steps measured, and the formulas of their plans](varying_sizes.svg)\n",
-            "Dots are steps as measured, lines the formulas of the plans that they run by, for "
+            "Dots are steps as measured, lines the formulas of the plans in use at the end, for "
             f"batches of {LAST} and of {BATCH}.\n",
             "## What the reports say\n",
             *(f"- {row['model']}: {text}" for row in done for text in row["proven"]),

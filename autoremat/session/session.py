@@ -271,6 +271,8 @@ class Session:
     ) -> Modules:
         """Split one joint graph: by a plan, or as torch would."""
         untouched, name = copy_module(module), self._at_hand.name
+        # Before any guard of the plan: one that leaves a single size makes its symbol a number.
+        known = fingerprint(untouched)
         mark_gathered(module)
         as_torch = functools.partial(
             self.capturing.split_as_torch, untouched, joint_inputs, num_fwd_outputs, graph=name
@@ -295,7 +297,7 @@ class Session:
             self.told.fall_back("AR101", cause=error, graph=name, error=why)
         else:
             self.told.warn_if_due()
-            self._note(name, fingerprint(untouched), planned)
+            self._note(name, known, planned)
             if not self._setting.stands_in:
                 return planned.forward, planned.backward
             # What was planned is on a device that is not here; on fakes any split does.

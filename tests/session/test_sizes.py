@@ -446,3 +446,15 @@ def test_plans_of_smaller_sizes_are_dropped_where_the_step_has_no_room_for_them(
     for part in after.smaller:
         steps.graphs.parts[next(iter(steps.graphs.parts))] = part
         assert steps.peak_nbytes <= budget
+
+
+def test_a_batch_of_two_after_one_of_one_can_be_planned_again():
+    """Its plan holds for no larger one, which makes a number of the symbol of the same graph."""
+    budget = int(0.9 * free_nbytes(Tokens, ids(2, 128)))
+    model = optimized(Tokens, budget)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for size in (1, 2, 2, 2):
+        step(model, (ids(size, 128),))
+        optimizer.step()  # its state is beside the plan from the second step on
+    assert not autoremat.report(model).fallbacks
+    assert optimized_call(model).session.steps.compiled_in[-1] > 2
