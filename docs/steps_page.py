@@ -41,8 +41,9 @@ is planned, and then measured. The worst step decides for its case:
 TOLD_TEXT = """\
 ## Told
 
-Every case with a step above the budget: form, case, budget, what was measured, the largest number
-that was told, and what was told.
+Every case with a step above the budget: seed and number (`--seed 0 --case 8`), the measured peak
+and the batch at which it was, the peak with checkpoints by hand, and the largest number that was
+told by then. The words are in `steps.json`.
 """
 
 SILENT_TEXT = """\
@@ -76,8 +77,8 @@ def page(runs: Sequence[Row], rows: Sequence[Row], forms: Mapping[str, str]) -> 
     sections = [
         HEADER,
         _by_form(rows, forms),
-        _listed(SILENT_TEXT, [_line(row) for row in rows if verdict(row) == "silent"]),
-        _listed(TOLD_TEXT, [_line(row) for row in rows if verdict(row).startswith("told")]),
+        _above(SILENT_TEXT, [row for row in rows if verdict(row) == "silent"]),
+        _above(TOLD_TEXT, [row for row in rows if verdict(row).startswith("told")]),
         _listed(FAILED_TEXT, [_failure(row) for row in rows if fails(row)]),
         _forms(forms),
         _runs(runs),
@@ -185,19 +186,27 @@ def _cells(name: str, rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _line(row: Row) -> str:
-    told = "; ".join(row["told"]) or "nothing"
-    named = row["named_nbytes"]
-    return (
-        f"- {_who(row)}, through {row['through']}: budget {row['budget_nbytes']:,} B, measured "
-        f"{row['worst_nbytes']:,} B at {row['worst_size']}, "
-        f"{_by_hand(row)}told {'-' if named is None else f'{named:,} B'}: {_escaped(told)}"
-    )
+def _above(text: str, rows: Sequence[Row]) -> str:
+    """Cases with a step above the budget, in a table."""
+    names = ["form", "case", "through", "budget B", "measured B", "at", "by hand B", "told B"]
+    lines = [
+        [
+            row["form"],
+            f"{row['seed']}/{row['number']}, {row['compiler']}",
+            row["through"],
+            f"{row['budget_nbytes']:,}",
+            f"{row['worst_nbytes']:,}",
+            row["worst_size"],
+            _bytes(row.get("by_hand_nbytes")),
+            _bytes(row["named_nbytes"]),
+        ]
+        for row in rows
+    ]
+    return f"{text}\n{table_of_cells(names, lines) if lines else 'None.'}\n"
 
 
-def _by_hand(row: Row) -> str:
-    nbytes = row.get("by_hand_nbytes")
-    return "" if nbytes is None else f"with checkpoints by hand {nbytes:,} B, "
+def _bytes(nbytes: int | None) -> str:
+    return "" if nbytes is None else f"{nbytes:,}"
 
 
 def _failure(row: Row) -> str:

@@ -147,8 +147,8 @@ def page(*rows: dict[str, Any]) -> str:
 def test_the_page_names_what_was_silent():
     """With the case to run again, the budget and what was measured."""
     silent = row(verdict="silent", worst_nbytes=BUDGET + 7)
-    assert "plain (case 3 of seed 0, eager), through optimize" in page(silent)
-    assert "measured 1,000,007 B" in page(silent)
+    assert "| plain | 0/3, eager | optimize |" in page(silent)
+    assert "| 1,000,007 |" in page(silent)
     assert "1,000,007" not in page(row())
 
 
