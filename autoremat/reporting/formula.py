@@ -144,15 +144,16 @@ class PeakFormula:
             raise ValueError(
                 f"{min(unknown)!r} is no size of this formula: it is over {', '.join(known)}."
             )
-        for name, size in sizes.items():
-            low, high = known[name].lowest, known[name].highest
-            if size < low or (high is not None and size > high):
-                upper = "on" if high is None else f"to {high}"
-                raise ValueError(f"{name}={size} is out of range: it holds from {low} {upper}.")
         numbers = {
             name: sizes.get(name, sizes.get(symbol.follows, symbol.planned))
             for name, symbol in known.items()
         }
+        for name, symbol in known.items():
+            size, low, high = numbers[name], symbol.lowest, symbol.highest
+            is_said = name in sizes or symbol.follows in sizes
+            if is_said and (size < low or (high is not None and size > high)):
+                upper = "on" if high is None else f"to {high}"
+                raise ValueError(f"{name}={size} is out of range: it holds from {low} {upper}.")
         return [piece.at(numbers) for piece in self.pieces]
 
     def text(self) -> str:
@@ -179,9 +180,11 @@ class PeakFormula:
     def row(self, name: str, count: int = 33) -> list[tuple[int, int]]:
         """Sizes of one symbol and peaks, for a curve; what does not follow it is as planned."""
         symbol = next(s for s in self.symbols if s.name == name)
-        high = symbol.highest or 2 * symbol.planned
-        step = max(1, (high - symbol.lowest) // (count - 1))
-        sizes = list(itertools.chain(range(symbol.lowest, high, step), [high]))
+        along = [s for s in self.symbols if name in (s.name, s.follows)]
+        low = max(s.lowest for s in along)
+        high = min((s.highest for s in along if s.highest), default=2 * symbol.planned)
+        step = max(1, (high - low) // (count - 1))
+        sizes = list(itertools.chain(range(low, high, step), [high]))
         return [(size, self.at(**{name: size})) for size in sizes]
 
 

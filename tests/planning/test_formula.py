@@ -138,15 +138,18 @@ def test_a_size_of_the_same_name_follows_unless_it_is_given():
     formula = PeakFormula(
         (
             SizeSymbol("batch", "x.size(0)", 8, 2, 64),
-            SizeSymbol("y_0", "y.size(0)", 8, 2, 64, follows="batch"),
+            SizeSymbol("y_0", "y.size(0)", 8, 2, 32, follows="batch"),
         ),
         (Piece((Term("100", "batch"), Term("1", "y_0")), "mm", "forward"),),
     )
     assert formula.at() == 808
     assert formula.at(batch=16) == 1616
     assert formula.at(batch=16, y_0=4) == 1604
-    assert formula.row("batch")[-1] == (64, 6464)
-    assert "y_0 from 2 to 64 is y.size(0), batch unless you say otherwise" in formula.legend()
+    assert formula.row("batch")[-1] == (32, 3232)
+    assert formula.at(batch=64, y_0=32) == 6432
+    with pytest.raises(ValueError, match="y_0=33 is out of range: it holds from 2 to 32"):
+        formula.at(batch=33)
+    assert "y_0 from 2 to 32 is y.size(0), batch unless you say otherwise" in formula.legend()
 
 
 class Halves(nn.Module):
