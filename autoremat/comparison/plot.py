@@ -7,10 +7,9 @@ comes from a target's name is markup.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from autoremat.axes import Axis, axis_of
 from autoremat.comparison.model import Comparison, Row
 from autoremat.markup import template
 from autoremat.units import format_nbytes, format_us
@@ -20,27 +19,6 @@ MARK = "<!-- autoremat comparison -->"
 _WIDTH, _HEIGHT = 760, 460
 _LEFT, _RIGHT, _TOP, _BOTTOM = 84, 24, 64, 56
 _LETTER, _LINE = 6.6, 14  # of the labels, in pixels
-
-
-@dataclass(frozen=True)
-class Axis:
-    """Values to pixels, and where the lines of the grid are."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-
-    def pixel(self, value: float) -> float:
-        """Where a value is."""
-        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
-
-    def ticks(self, text: Callable[[float], str]) -> list[tuple[float, str]]:
-        """Pixels and labels of about five round values."""
-        step = _round_step((self.high - self.low) / 5)
-        first = math.ceil(self.low / step)
-        values = [i * step for i in range(first, math.floor(self.high / step) + 1)]
-        return [(self.pixel(value), text(value).replace(".0 ", " ")) for value in values]
 
 
 @dataclass(frozen=True)
@@ -81,19 +59,6 @@ def plot(comparison: Comparison) -> str:
         dots=dots,
         curve=" ".join(f"{dot.x:.1f},{dot.y:.1f}" for dot in ours),
     )
-
-
-def axis_of(values: list[float], start: float, end: float) -> Axis:
-    """From zero if that leaves the dots room, else from somewhat below the lowest."""
-    low, high = min(values, default=0.0), max(values, default=1.0)
-    room = 0.12 * (high - low) or 0.1 * high
-    return Axis(0.0 if low < 0.5 * high else low - room, high + room, start, end)
-
-
-def _round_step(step: float) -> float:
-    """The next of 1, 2, 5, 10, 20, ... that is not smaller."""
-    power = 10.0 ** math.floor(math.log10(step))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step * 0.999)
 
 
 def _dot(row: Row, x: Axis, y: Axis) -> _Dot:

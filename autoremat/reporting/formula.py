@@ -10,6 +10,7 @@ import ast
 import itertools
 import math
 import operator
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -20,6 +21,8 @@ from autoremat.reporting.fields import ReportError, check_fields
 from autoremat.units import format_nbytes
 
 _SHOWN = 4  # pieces in a line of text
+_MOST_TRIED = 625  # sizes at which the highest piece is looked for
+_NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +160,34 @@ class PeakFormula:
         return [piece.at(numbers) for piece in self.pieces]
 
     def text(self) -> str:
-        """For people: "max(3.1 MB * batch + 12.0 MB, ...)"."""
-        shown = [_in_words(piece.terms) for piece in self.pieces[:_SHOWN]]
-        more = len(self.pieces) - len(shown)
+        """For people: "max(3.1 MB * batch + 12.0 MB, ...)".
+
+        The pieces first that are the highest at most sizes. What follows another size is written
+        as that one, and less than a byte is left out.
+        """
+        followed = {symbol.name: symbol.follows for symbol in self.symbols if symbol.follows}
+        words = (_in_words(piece.terms, followed) for piece in self._by_sizes())
+        known = list(dict.fromkeys(words))
+        shown, more = known[:_SHOWN], len(known[_SHOWN:])
         shown += [f"{more} more"] if more else []
         return f"max({', '.join(shown)})" if len(shown) > 1 else shown[0]
+
+    def _by_sizes(self) -> list[Piece]:
+        """The pieces, those first that are the highest at more of a few sizes."""
+        leading = [symbol for symbol in self.symbols if not symbol.follows]
+        axes = ([(s.name, size) for size in _few(*self._range(s.name))] for s in leading)
+        count = dict.fromkeys(range(len(self.pieces)), 0)
+        for sizes in itertools.islice(itertools.product(*axes), _MOST_TRIED):
+            found = self.pieces_at(**dict(sizes))
+            count[found.index(max(found))] += 1
+        return [self.pieces[n] for n in sorted(count, key=lambda n: (-count[n], n))]
+
+    def _range(self, name: str) -> tuple[int, int]:
+        """The smallest and the largest of a size and of those that follow it."""
+        along = [s for s in self.symbols if name in (s.name, s.follows)]
+        planned = next(s.planned for s in along if s.name == name)
+        low = max(s.lowest for s in along)
+        return low, max(low, min((s.highest for s in along if s.highest), default=2 * planned))
 
     def legend(self) -> str:
         """What the symbols are, and where the formula holds."""
@@ -179,23 +205,40 @@ class PeakFormula:
 
     def row(self, name: str, count: int = 33) -> list[tuple[int, int]]:
         """Sizes of one symbol and peaks, for a curve; what does not follow it is as planned."""
-        symbol = next(s for s in self.symbols if s.name == name)
-        along = [s for s in self.symbols if name in (s.name, s.follows)]
-        low = max(s.lowest for s in along)
-        high = min((s.highest for s in along if s.highest), default=2 * symbol.planned)
+        low, high = self._range(name)
         step = max(1, (high - low) // (count - 1))
         sizes = list(itertools.chain(range(low, high, step), [high]))
         return [(size, self.at(**{name: size})) for size in sizes]
 
 
-def _in_words(terms: tuple[Term, ...]) -> str:
-    """Terms with their bytes, the highest powers first."""
+def _few(low: int, high: int) -> list[int]:
+    """Sizes from the smallest to the largest."""
+    return sorted({low + (high - low) * n // 4 for n in range(5)})
+
+
+def _in_words(terms: tuple[Term, ...], followed: Mapping[str, str]) -> str:
+    """Terms with their bytes, the highest powers first.
+
+    Args:
+        terms: of a piece.
+        followed: the names that stand for others.
+    """
+    factors: dict[str, Fraction] = {}
+    for term in terms:
+        each = _renamed(term.each, followed)
+        factors[each] = factors.get(each, Fraction(0)) + Fraction(term.nbytes)
     words = []
-    for term in sorted(terms, key=lambda t: (t.each == "1", -len(t.each), t.each)):
-        nbytes = Fraction(term.nbytes)
-        each = "" if term.each == "1" else f" * {term.each.replace('**', '^')}"
-        words.append(f"{'-' if nbytes < 0 else '+'} {format_nbytes(int(abs(nbytes)))}{each}")
+    for each, nbytes in sorted(factors.items(), key=lambda f: (f[0] == "1", -len(f[0]), f[0])):
+        if abs(nbytes) >= 1:
+            product = "" if each == "1" else f" * {each}"
+            words.append(f"{'-' if nbytes < 0 else '+'} {format_nbytes(int(abs(nbytes)))}{product}")
     return " ".join(words).removeprefix("+ ") or "0 B"
+
+
+def _renamed(product: str, followed: Mapping[str, str]) -> str:
+    """A product of these names, its factors in order, powers as people write them."""
+    product = _NAME.sub(lambda name: followed.get(name[0], name[0]), product.replace("**", "^"))
+    return product if "(" in product else "*".join(sorted(product.split("*")))
 
 
 _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Any]] = {

@@ -18,6 +18,7 @@ from autoremat.markup import template
 from autoremat.reporting.document import write
 from autoremat.reporting.model import Report, ValueAction
 from autoremat.reporting.reserved import ReservedMemory
+from autoremat.reporting.size_curves import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, size_curves
 from autoremat.reporting.text import (
     bound_text,
     capitalised,
@@ -98,6 +99,15 @@ def html(report: Report) -> str:
         reading=_reading(report),
         timing=_timing(report),
         formula=formula_text(report),
+        size_curves=size_curves(report),
+        plot={
+            "width": WIDTH,
+            "height": HEIGHT,
+            "left": LEFT,
+            "right": WIDTH - RIGHT,
+            "top": TOP,
+            "bottom": HEIGHT - BOTTOM,
+        },
         offloaded=offloaded_text(report),
         throughput=report.throughput,
         rates=_rates(report.throughput),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autoremat.comparison.plot import Axis, axis_of
+from autoremat.axes import Axis, axis_of
 from autoremat.markup import template
 from autoremat.sizing.model import Fit, rate
 from autoremat.sizing.text import planned_for

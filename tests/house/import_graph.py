@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 # docs/how_it_works.md and CONTRIBUTING.md show the same picture.
 ROOMS = {
     "autoremat": (
-        *("_torch", "units", "call_stack", "kept", "progress", "markup"),
+        *("_torch", "units", "call_stack", "kept", "progress", "markup", "axes"),
         *(
             "reporting",
             "errors",

@@ -16,8 +16,12 @@ from autoremat.reporting import (
     CurvePoint,
     Fact,
     Fallback,
+    PeakFormula,
+    Piece,
     PointKind,
     Report,
+    SizeSymbol,
+    Term,
     ValueAction,
     ValueReport,
 )
@@ -124,6 +128,24 @@ def test_the_page_tells_a_simulated_peak_from_a_generated_one() -> None:
     page = html(replace(report, graphs=(graph,), compiler="inductor"))
     assert "read from the code that it generates is 10.0 MB" in " ".join(page.split())
     assert "read from the code" not in html(report)
+
+
+def test_the_peak_at_other_sizes_is_written_and_drawn() -> None:
+    """One picture for each size that varies by itself; a plan for a part is drawn as far as it."""
+    symbols = (
+        SizeSymbol("batch", "x.size(0)", 8, 2, 8),
+        SizeSymbol("y_0", "y.size(0)", 8, 2, 8, follows="batch"),
+    )
+    terms = (Term("1000000", "batch"), Term("500000", "y_0"), Term("1/2", "batch**2"))
+    formula = PeakFormula(symbols, (Piece(terms, "mm", "forward"),))
+    smaller = replace(formula, symbols=tuple(replace(s, planned=4, highest=4) for s in symbols))
+    report = layered_report()
+    graph = replace(report.graphs[0], peak_formula=formula, smaller_formulas=(smaller,))
+    page = html(replace(report, graphs=(graph,)))
+    assert "peak = 1.5 MB * batch, as simulated" in page
+    assert page.count('<figure class="sizes">') == 1
+    assert page.count("<polyline") == 2
+    assert "dotted: the plan for up to 4." in page
 
 
 def test_the_page_fetches_nothing() -> None:
