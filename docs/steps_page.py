@@ -58,6 +58,7 @@ FAILED_TEXT = """\
 Cases that crashed, that took too long, or whose gradients are not those of eager mode.
 """
 
+NONE = "None.\n"
 VERDICTS = {
     "kept": "kept",
     "told": "told",
@@ -202,7 +203,7 @@ def _above(text: str, rows: Sequence[Row]) -> str:
         ]
         for row in rows
     ]
-    return f"{text}\n{table_of_cells(names, lines) if lines else 'None.'}\n"
+    return f"{text}\n{table_of_cells(names, lines) if lines else NONE}"
 
 
 def _bytes(nbytes: int | None) -> str:

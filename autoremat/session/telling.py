@@ -35,6 +35,7 @@ class Told:
         self.fallbacks: dict[Fallback, None] = {}
         self._is_strict = is_strict
         self._peak_nbytes = 0  # the highest above the budget
+        self._was_to_pass = False  # whether that was said to be different from the next step on
         self._apart_nbytes = 0  # the same of code in eager mode alone
         self._due: OverBudgetWarning | None = None  # to be told when the graph is planned
 
@@ -82,6 +83,8 @@ class Told:
             predicted_nbytes: what it takes by its plans, where the peak is one that was measured.
         """
         told_nbytes = self._apart_nbytes if is_apart else self._peak_nbytes
+        if self._was_to_pass and not is_planned_anew and not is_apart:
+            told_nbytes = 0  # another plan was promised, and none has come
         if peak_nbytes <= max(budget_nbytes, int(SAME * told_nbytes)):
             return
         if not is_apart and not is_news(budget_nbytes, peak_nbytes, is_final=is_final):
@@ -89,7 +92,7 @@ class Told:
         if is_apart:
             self._apart_nbytes = peak_nbytes
         else:
-            self._peak_nbytes = peak_nbytes
+            self._peak_nbytes, self._was_to_pass = peak_nbytes, is_planned_anew
         if predicted_nbytes is None:
             self._due = OverBudgetWarning(None, budget_nbytes, peak_nbytes)
         else:
@@ -102,7 +105,7 @@ class Told:
 
     def planned_anew(self) -> None:
         """What was told of peaks is no longer true: the graphs have other plans."""
-        self._peak_nbytes = 0
+        self._peak_nbytes, self._was_to_pass = 0, False
 
     def warn_if_due(self) -> None:
         """Give the warning that waits, if one does."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from autoremat.graph import devices as device
 from autoremat.planning import pipeline
 from autoremat.planning.choice import Choice
 from autoremat.session import capturing
+from autoremat.session.telling import Told
 from tests.training import UNBOUNDED, close, make_seeded, optimized, step
 
 WIDTH = 16
@@ -263,3 +266,18 @@ def test_the_page_is_the_table():
         fact = " ".join(re.sub(r"\{(\w+)\}", r"*\1*", reason.fact).split())
         assert f"## {reason.code} {fact} **What to do.** {reason.remedy}" in text
     assert re.findall(r"## (AR\d{3})", text) == list(REASONS)
+
+
+def test_a_plan_that_was_promised_and_has_not_come_is_told_of_once(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """By a later step, in which nobody has told of it yet."""
+    monkeypatch.setattr("autoremat.session.telling.is_news", lambda *_, **_keywords: True)
+    told, above = Told(is_strict=False), functools.partial(Told.peak, is_final=True)
+    with pytest.warns(autoremat.OverBudgetWarning, match="From the next step on"):
+        above(told, 1_200_000, 1_000_000, is_planned_anew=True, is_leanest=False)
+    with pytest.warns(autoremat.OverBudgetWarning, match="as lean as it can"):
+        above(told, 1_200_000, 1_000_000, is_planned_anew=False, is_leanest=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        above(told, 1_200_000, 1_000_000, is_planned_anew=False, is_leanest=True)
