@@ -116,15 +116,16 @@ def test_there_is_no_import_cycle(package: str) -> None:
 
 def test_report_needs_only_the_solver_and_the_standard_library() -> None:
     """A stored report can be shown where torch is absent; the words for its numbers need less."""
-    units, markup = "autoremat.units", "autoremat.markup"
+    units, markup, axes = "autoremat.units", "autoremat.markup", "autoremat.axes"
     renderers = {"autoremat_solver", "jinja2", "rich"}
 
     def foreign(path: Path, name: str) -> bool:
-        inside = name.startswith(("autoremat.reporting.", f"{units}.", f"{markup}."))
+        inside = name.startswith(("autoremat.reporting.", f"{units}.", f"{markup}.", f"{axes}."))
         return not inside and top(name) not in renderers | sys.stdlib_module_names
 
     assert offenders(REPORT, foreign) == []
-    assert {top(name) for name in imports(file_of(units))} <= sys.stdlib_module_names
+    for plain in (units, axes):
+        assert {top(name) for name in imports(file_of(plain))} <= sys.stdlib_module_names
     assert {top(name) for name in imports(file_of(markup))} <= {"jinja2", *sys.stdlib_module_names}
 
 
