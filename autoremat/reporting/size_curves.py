@@ -61,22 +61,19 @@ def size_curves(report: Report) -> list[SizeCurve]:
     formula = report.peak_formula
     if formula is None:
         return []
-    leading = [s for s in formula.symbols if not s.follows and _widest(formula, s) > s.lowest]
-    return [_curve(report, formula, symbol) for symbol in leading]
+    rows = [(s, formula.row(s.name)) for s in formula.symbols if not s.follows]
+    return [_curve(report, formula, s, row) for s, row in rows if row[0] != row[-1]]
 
 
-def _widest(formula: PeakFormula, symbol: SizeSymbol) -> int:
-    """The largest size that is drawn."""
-    return formula.row(symbol.name)[-1][0]
-
-
-def _curve(report: Report, formula: PeakFormula, symbol: SizeSymbol) -> SizeCurve:
-    rows = [("", formula.row(symbol.name))]
-    rows += [
-        (f"plan for up to {one.row(symbol.name)[-1][0]}", one.row(symbol.name))
+def _curve(
+    report: Report, formula: PeakFormula, symbol: SizeSymbol, row: list[tuple[int, int]]
+) -> SizeCurve:
+    smaller = [
+        one.row(symbol.name)
         for one in report.smaller_formulas
         if _holds_beside(one, formula, symbol)
     ]
+    rows = [("", row), *((f"plan for up to {one[-1][0]}", one) for one in smaller)]
     rows = rows[:_LINES]
     sizes = [float(size) for _, row in rows for size, _ in row]
     peaks = [float(nbytes) for _, row in rows for _, nbytes in row]
