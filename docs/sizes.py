@@ -47,7 +47,7 @@ print(found.text())
 `make_batch(n)` returns a batch of `n`: a tensor, a tuple, or a dict. Nothing runs, so nothing runs
 out of memory: few sizes are planned, as `autoremat.plan` plans them, on fake tensors. On the
 command line it is `autoremat fit TARGET --budget 40GiB`; `--svg` draws throughput over batch, with
-the plain step and per-layer checkpointing beside it where they fit.
+the plain step, per-layer checkpointing and torch's own budget beside it where they fit.
 
 - **The largest** fits, and the next one was refused. What the budget leaves is said (the margin);
   `reserve=0.05` keeps a share of it free.

@@ -46,6 +46,7 @@ _COPY_SUFFIX = re.compile(r"_recomputed(_\d+)?$")
 def explain(
     name: str,
     subject: Subject,
+    plain: Subject,
     choice: Choice,
     formula: PeakFormula | None = None,
     resident: Resident | None = None,
@@ -56,6 +57,7 @@ def explain(
     Args:
         name: of the graph.
         subject: the graph.
+        plain: the same in a step in which no graph has a plan.
         choice: its plan.
         formula: of the plan's peak, if sizes vary.
         resident: what the step holds whatever the plan; None where no advice is wanted.
@@ -64,12 +66,13 @@ def explain(
     costs = subject.costs
     subject, solution = as_chosen(subject, choice), choice.solution
     problem = without_spare_states(subject.lowered.problem, solution.plan)
-    plain = without_plan(subject)
+    plain = as_chosen(plain, choice)
+    once = without_plan(plain)
     timeline = timeline_of(
         problem,
         solution.plan,
         lambda name: _place_of(name, subject),
-        (without_spare_states(subject.lowered.problem, plain), plain),
+        (without_spare_states(plain.lowered.problem, once), once),
     )
     baseline = choice.baseline()
     step = timeline.steps[timeline.peak_step].name

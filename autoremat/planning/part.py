@@ -27,6 +27,7 @@ from autoremat.planning.figures import (
 )
 from autoremat.planning.formula import formula_or_none
 from autoremat.planning.nesting import Beside, Crossing, Kept, Region, placed
+from autoremat.planning.plain import plain_crossing
 from autoremat.planning.ranges import Covered
 from autoremat.planning.sizes import Symbols, peak_at, sizes_of, subject_at
 from autoremat.problem.lower import as_written
@@ -54,8 +55,8 @@ class Planned:
         subject: the graph alone; code between the graphs counts as resident.
         choice: its plan.
         counted: what the choice's peak counts beside the graph.
-        explain: its report, given a subject, a choice of it, the formula of its peak and, where
-            advice is wanted, what is resident.
+        explain: its report, given a subject, the same in a step without a plan, a choice of it,
+            the formula of its peak and, where advice is wanted, what is resident.
         stored: what a file keeps of the plan.
         curve: peaks and times of other plans.
     """
@@ -63,7 +64,7 @@ class Planned:
     subject: Subject
     choice: Choice
     counted: Beside
-    explain: Callable[[Subject, Choice, PeakFormula | None, Resident | None], GraphReport]
+    explain: Callable[[Subject, Subject, Choice, PeakFormula | None, Resident | None], GraphReport]
     stored: StoredGraph
     curve: Curve
 
@@ -131,7 +132,7 @@ class Part:
     held: float = 1.0
     counted_on: float = 1.0
     is_kept: bool = False
-    _reports: dict[tuple[Beside, bool], GraphReport] = field(default_factory=dict)
+    _reports: dict[tuple[Beside, Beside, bool], GraphReport] = field(default_factory=dict)
 
     @property
     def subject(self) -> Subject:
@@ -201,33 +202,34 @@ class Part:
         return Kept.of(region, crossing, self.figures.outputs_nbytes, self.resident.traffic)
 
     def report(
-        self, found: Beside, *, reads: bool = True, accumulates: bool = False
+        self, found: Beside, plain: Beside, *, reads: bool = True, accumulates: bool = False
     ) -> GraphReport:
         """The graph's report.
 
         Args:
             found: what is held beside it.
+            plain: the same in a step without a plan.
             reads: whether code may be read to tell what the step takes without a plan, a formula
                 be made, and advice be computed.
             accumulates: whether steps need the gradients that they find.
         """
-        key = found, accumulates
+        key = found, plain, accumulates
         if key not in self._reports:
             is_told = reads or not self.choice.is_read
-            before = (
-                self._baseline(found) if is_told else Baseline(0, self.choice.baseline_time_us())
-            )
+            before = Baseline(0, self.choice.baseline_time_us())
+            if is_told:
+                before, plain = self._baseline(plain)
             is_of_backward = self.peak_in_backward(found) == self.peak_nbytes(found)
             shown = found if is_of_backward else found.throughout
-            subject = self._shown(shown)
+            subject, other = self._shown(shown), self._shown(plain)
             choice = replace(
                 self.choice, peak_nbytes=self.peak_nbytes(found), baseline=lambda: before
             )
             explain = self.planned.whole.explain
             if not (is_told and reads):
-                return explain(subject, choice, None, None)
+                return explain(subject, other, choice, None, None)
             resident = replace(self.resident, accumulates=accumulates)
-            report = explain(subject, choice, self._formula(shown), resident)
+            report = explain(subject, other, choice, self._formula(shown), resident)
             of_smaller = (one._formula(shown) for one in self.smaller or ())
             smaller = tuple(formula.up_to_planned() for formula in of_smaller if formula)
             report = replace(report, smaller_formulas=smaller)
@@ -343,8 +345,13 @@ class Part:
         subject = self._shown(found)
         return formula_or_none(subject, self.choice, self.covered.names if self.covered else None)
 
-    def _baseline(self, found: Beside) -> Baseline:
-        """The step without a plan, so much being held beside the graph."""
+    @functools.cached_property
+    def plain_crossing(self) -> Crossing:
+        """What it hands to its backward where it runs without a plan."""
+        return plain_crossing(self.subject, reads=self.choice.is_read)
+
+    def _baseline(self, found: Beside) -> tuple[Baseline, Beside]:
+        """The step without a plan, so much being held beside it, and which of that its peak has."""
         counted, problem = self.choice.baseline(), self.subject.lowered.problem
         beside = self.planned.whole.counted
         plan = as_written(problem)
@@ -352,4 +359,6 @@ class Part:
         if self.held < 1:
             lower_by_nbytes = self._lower_by(given_away_nbytes(self.subject, problem, plan))
             own = own[0], own[1] - lower_by_nbytes
-        return replace(counted, peak_nbytes=self.resident_nbytes + highest_of(own, found))
+        highest_nbytes = highest_of(own, found)
+        shown = found if own[1] + found.most_nbytes == highest_nbytes else found.throughout
+        return replace(counted, peak_nbytes=self.resident_nbytes + highest_nbytes), shown

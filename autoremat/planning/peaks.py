@@ -83,6 +83,12 @@ def beside_graphs(runs: Runs, around: Around) -> dict[str, Beside]:
     return dict(zip(runs.parts, runs.beside(_crossing(runs), around), strict=True))
 
 
+def beside_plain_graphs(runs: Runs, around: Around) -> dict[str, Beside]:
+    """The same where no graph runs by a plan."""
+    crossing = [part.plain_crossing for part in runs.parts.values()]
+    return dict(zip(runs.parts, runs.beside(crossing, around), strict=True))
+
+
 def _crossing(runs: Runs) -> list[Crossing]:
     """What each graph hands to its backward."""
     return [part.figures.crossing for part in runs.parts.values()]

@@ -33,7 +33,14 @@ from autoremat.planning.choice import recomputed_share
 from autoremat.planning.forms import Forms, Parts
 from autoremat.planning.nesting import ALONE, Around, Beside, Region, Returned
 from autoremat.planning.part import Part
-from autoremat.planning.peaks import KnownPeaks, Peaks, beside_graphs, peak_of, peaks_of
+from autoremat.planning.peaks import (
+    KnownPeaks,
+    Peaks,
+    beside_graphs,
+    beside_plain_graphs,
+    peak_of,
+    peaks_of,
+)
 from autoremat.planning.ran import (
     Ran,
     Readers,
@@ -274,12 +281,16 @@ class Step:
 
     def reports(self, around: Around, *, reads: bool, accumulates: bool) -> Iterator[GraphReport]:
         """Of every graph of the step, that part first which takes the most; see `Part.report`."""
-        found: dict[str, tuple[Part, Beside]] = {}
+        found: dict[str, tuple[Part, Beside, Beside]] = {}
         for runs in sorted(self._runs, key=lambda runs: -peak_of(runs, around)):
             held = beside_graphs(runs, around)
-            found |= {n: (runs.parts[n], held[n]) for n in held if n not in found}
+            is_told = reads or not any(part.choice.is_read for part in runs.parts.values())
+            is_one = len(runs.order) < 2
+            plain = beside_plain_graphs(runs, around) if is_told and not is_one else held
+            found |= {n: (runs.parts[n], held[n], plain[n]) for n in held if n not in found}
         yield from (
-            part.report(held, reads=reads, accumulates=accumulates) for part, held in found.values()
+            part.report(held, plain, reads=reads, accumulates=accumulates)
+            for part, held, plain in found.values()
         )
 
     def beside(self, around: Around) -> dict[str, Beside]:

@@ -124,12 +124,13 @@ def explained(
     name: str,
     narrowed: Narrowed,
     subject: Subject,
+    plain: Subject,
     choice: Choice,
     formula: PeakFormula | None,
     resident: Resident | None,
 ) -> GraphReport:
     """A graph's report, what the user asked for among its constraints; arguments of `explain`."""
-    found = explain(name, subject, choice, formula, resident, narrowed)
+    found = explain(name, subject, plain, choice, formula, resident, narrowed)
     return replace(found, constraints=(*subject.constraints.sentences, *found.constraints))
 
 

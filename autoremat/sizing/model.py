@@ -44,7 +44,9 @@ class FitPoint:
         plan: ours, at the budget.
         plain: the step without a plan, by the same meter.
         every_layer: every layer recomputed, as checkpoints do by hand; None where the model has no
-            layers, its step several graphs, or that cannot be compiled.
+            layers, or that cannot be compiled.
+        torch_budget: torch's `activation_memory_budget` at the loosest setting that fits, or at the
+            leanest, as `method` says; None where torch cannot.
         seconds: that planning took.
     """
 
@@ -52,6 +54,7 @@ class FitPoint:
     plan: Way
     plain: Way
     every_layer: Way | None = None
+    torch_budget: Way | None = None
     seconds: float = 0.0
 
     @property
@@ -62,8 +65,13 @@ class FitPoint:
     @property
     def ways(self) -> dict[str, Way]:
         """By name, those that are known."""
-        found = {"autoremat": self.plan, "plain step": self.plain}
-        return found | ({} if self.every_layer is None else {"every layer": self.every_layer})
+        found = {
+            "autoremat": self.plan,
+            "plain step": self.plain,
+            "every layer": self.every_layer,
+            "torch's budget": self.torch_budget,
+        }
+        return {name: way for name, way in found.items() if way is not None}
 
 
 @dataclass(frozen=True, slots=True)

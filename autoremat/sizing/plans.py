@@ -1,7 +1,7 @@
-"""One size, planned: our plan at the budget, the plain step, and every layer recomputed.
+"""One size, planned: our plan at the budget, the plain step, and what users have beside.
 
 Enters: a model, its batches, what was asked for. Leaves: a `FitPoint`, or a `Refused` with what
-the size would need. Guarantees: planned as `autoremat.plan` does, at this very size; the three ways
+the size would need. Guarantees: planned as `autoremat.plan` does, at this very size; all ways
 have one meter, of bytes and of time.
 """
 
@@ -11,7 +11,6 @@ import math
 import time
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -20,18 +19,17 @@ from torch import nn
 
 from autoremat import _torch
 from autoremat.ask.options import Offline, Options
-from autoremat.errors import FallbackWarning, InfeasibleBudget
+from autoremat.errors import FallbackWarning, InfeasibleBudget, OverBudgetWarning
 from autoremat.memory.fake_twin import Faker
 from autoremat.offline import OfflineStep, planned_session
-from autoremat.planning.choice import Choice, as_chosen
+from autoremat.planning.choice import as_chosen
 from autoremat.planning.formula import peak_formula
 from autoremat.planning.part import Part
-from autoremat.planning.peers import BY_LAYER, layer_by_layer
 from autoremat.planning.sizes import sizes_of
-from autoremat.planning.unsearched import choose_fixed
 from autoremat.reporting.formula import PeakFormula
 from autoremat.session.session import Session
 from autoremat.sizing.batches import Batch, BatchError, Batches, first_line
+from autoremat.sizing.beside import ByHand, every_layer, torch_budget
 from autoremat.sizing.model import FitPoint, Refused, Way
 from autoremat.sizing.search import Answer
 
@@ -91,6 +89,7 @@ class Planner:
         offline = Offline(has_gradients=self.has_gradients, varying=tuple(varying))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FallbackWarning)  # told once, as notes
+            warnings.simplefilter("ignore", OverBudgetWarning)  # such a size is refused
             step = OfflineStep(self.model, batch, self.optimizer, self.home, offline)
             session = planned_session(self.options, step)
         self.fallbacks |= dict.fromkeys(map(str, session.told.fallbacks))
@@ -133,58 +132,50 @@ class Planner:
         return None
 
     def _answer(self, size: int, session: Session, began: float) -> Answer:
-        budget_nbytes, parts, report = (
-            self.budget_nbytes,
-            session.steps.graphs.current,
-            session.report(),
-        )
+        budget_nbytes = self.budget_nbytes
+        parts, report = session.steps.graphs.current, session.report()
         peak_nbytes = report.predicted_peak_nbytes
         if peak_nbytes > budget_nbytes:  # of a later graph, which nobody refuses beforehand
             why = f"later graphs of the step need {peak_nbytes} bytes"
             return Refused(size, peak_nbytes, why, time.monotonic() - began)
-        layered = _by_layer(parts, budget_nbytes, reads=session.options.setting.reads_inductor)
-        times = _code_times(parts, layered) or (
+        others = [find(session, budget_nbytes) for find in (every_layer, torch_budget)]
+        time_us, plain_us, *others_us = _code_times(parts, others) or (
             report.predicted_time_us,
             report.baseline_time_us,
-            layered.solution.timeline.time_us if layered else 0.0,
+            *(_modelled_us(other.parts) if other else 0.0 for other in others),
         )
         plain_nbytes = report.baseline_peak_nbytes
-        every_layer = None
-        if layered is not None:
-            nbytes = layered.needed_nbytes
-            share = _share(parts[0].subject.lowered.problem, layered.solution.plan)
-            every_layer = Way(nbytes, times[2], share, nbytes <= budget_nbytes, BY_LAYER)
         return FitPoint(
             size,
-            Way(peak_nbytes, times[0], _recompute_share(parts), True, report.method),
-            Way(plain_nbytes, times[1], 0.0, plain_nbytes <= budget_nbytes, "no plan"),
-            every_layer,
+            Way(peak_nbytes, time_us, _recompute_share(parts), True, report.method),
+            Way(plain_nbytes, plain_us, 0.0, plain_nbytes <= budget_nbytes, "no plan"),
+            _way(others[0], others_us[0], budget_nbytes),
+            _way(others[1], others_us[1], budget_nbytes),
             time.monotonic() - began,
         )
 
 
-def _by_layer(parts: Sequence[Part], budget_nbytes: int, *, reads: bool) -> Choice | None:
-    """Every layer recomputed, in a step of one graph."""
-    if len(parts) != 1:
+def _way(step: ByHand | None, time_us: float, budget_nbytes: int) -> Way | None:
+    if step is None:
         return None
-    subject = parts[0].subject
-    with suppress(Exception):  # what cannot be compiled is not beside ours
-        plan = layer_by_layer(subject)
-        if plan is not None:
-            return choose_fixed(subject, plan, BY_LAYER, budget_nbytes, reads=reads)
-    return None
+    share, fits = _recompute_share(step.parts), step.peak_nbytes <= budget_nbytes
+    return Way(step.peak_nbytes, time_us, share, fits, step.method)
 
 
-def _code_times(parts: Sequence[Part], layered: Choice | None) -> tuple[float, float, float] | None:
-    """What the generated kernels take, of ours, plain and by layers; None if not all known."""
-    ours = [part.choice.code_us for part in parts]
-    plain = [part.choice.baseline().code_us for part in parts]
-    by_layer = [0.0 if layered is None else layered.code_us]
-    known = [time_us for time_us in (*ours, *plain, *by_layer) if time_us is not None]
-    if len(known) < 2 * len(parts) + 1:
-        return None
-    count = len(parts)
-    return math.fsum(known[:count]), math.fsum(known[count : 2 * count]), known[-1]
+def _modelled_us(parts: Sequence[Part]) -> float:
+    """What their operations take, one by one."""
+    return math.fsum(part.choice.solution.timeline.time_us for part in parts)
+
+
+def _code_times(parts: Sequence[Part], others: Sequence[ByHand | None]) -> list[float] | None:
+    """What the generated kernels take, of ours, plain, and of each other; None if not all known."""
+    sums = [
+        [part.choice.code_us for part in parts],
+        [part.choice.baseline().code_us for part in parts],
+        *([part.choice.code_us for part in other.parts] if other else [] for other in others),
+    ]
+    known = [[us for us in times_us if us is not None] for times_us in sums]
+    return None if known != sums else [math.fsum(times_us) for times_us in known]
 
 
 def _recompute_share(parts: Sequence[Part]) -> float:

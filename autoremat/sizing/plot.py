@@ -23,7 +23,12 @@ _PACKAGE = "autoremat.sizing"
 
 _WIDTH, _HEIGHT = 760, 420
 _LEFT, _RIGHT, _TOP, _BOTTOM = 84, 24, 64, 56
-_KINDS = {"autoremat": "autoremat", "plain step": "compile", "every layer": "checkpoint"}
+_KINDS = {
+    "autoremat": "autoremat",
+    "plain step": "compile",
+    "every layer": "checkpoint",
+    "torch's budget": "torch",
+}
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,8 @@ def _lines(fit: Fit, x: Axis, y: Axis) -> Iterator[_Line]:
             _Dot(
                 x.pixel(point.size),
                 y.pixel(rate(point.size, way)),
-                f"{name}, {fit.over} {point.size}: {rate(point.size, way):.1f} per second, "
+                f"{name} ({way.method}), {fit.over} {point.size}: "
+                f"{rate(point.size, way):.1f} per second, "
                 f"step {format_us(way.time_us)}, peak {format_nbytes(way.peak_nbytes)}",
             )
             for point in fit.points

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from autoremat.sizing.model import Fit, FitPoint, rate
+from autoremat.sizing.model import Fit, FitPoint, Way, rate
 from autoremat.units import format_nbytes, format_us
 
 HEADER = "size,way,peak_nbytes,time_us,per_second,recompute_share,fits"
@@ -95,28 +95,39 @@ def _accumulation(fit: Fit) -> Iterator[str]:
 
 def _table(fit: Fit) -> Iterator[str]:
     """Sizes down, ways across; what does not fit has its peak alone."""
-    head = [fit.over, "peak", "step", f"{fit.unit}/s", "recompute", "plain step", "every layer"]
-    rows = [head, *(_row(fit, point) for point in fit.points)]
+    others = list(dict.fromkeys(name for point in fit.points for name in _others(point)))
+    head = [fit.over, "peak", "step", f"{fit.unit}/s", "recompute", *others]
+    rows = [head, *(_row(point, others) for point in fit.points)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    for row in rows:
+    marks = ["", *(_mark(fit, point) for point in fit.points)]
+    for row, mark in zip(rows, marks, strict=True):
         cells = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  ".join(cells).rstrip()
+        yield ("  ".join(cells) + mark).rstrip()
 
 
-def _row(fit: Fit, point: FitPoint) -> list[str]:
+def _others(point: FitPoint) -> dict[str, Way]:
+    """Ways to run the step beside ours."""
+    return {name: way for name, way in point.ways.items() if way is not point.plan}
+
+
+def _mark(fit: Fit, point: FitPoint) -> str:
+    """Behind the row of an answer."""
+    answers = {"largest": fit.largest, "fastest": fit.fastest}
+    words = [word for word, answer in answers.items() if answer.size == point.size]
+    return f"  <- {', '.join(words)}" if words else ""
+
+
+def _row(point: FitPoint, names: Sequence[str]) -> list[str]:
     plan = point.plan
-    marks = {fit.largest.size: " largest", fit.fastest.size: " fastest"}
-    if fit.largest.size == fit.fastest.size:
-        marks = {fit.largest.size: " largest, fastest"}
     others: list[str] = []
-    for way in (point.plain, point.every_layer):
-        if way is None:
+    for name in names:
+        if (way := _others(point).get(name)) is None:
             others.append("")
         elif way.fits:
             others.append(f"{_rate(rate(point.size, way))}/s")
         else:
             others.append(f"{format_nbytes(way.peak_nbytes)}: too much")
-    cells = [
+    return [
         str(point.size),
         format_nbytes(plan.peak_nbytes),
         format_us(plan.time_us),
@@ -124,8 +135,6 @@ def _row(fit: Fit, point: FitPoint) -> list[str]:
         f"{100 * plan.recompute_share:.1f} %",
         *others,
     ]
-    cells[-1] += marks.get(point.size, "") and f"  <-{marks[point.size]}"
-    return cells
 
 
 def planned_for(fit: Fit) -> str:

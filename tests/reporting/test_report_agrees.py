@@ -135,9 +135,11 @@ def planned(name: str, compiler: str, budget: int) -> Planned | int:
     seen: dict[str, tuple[Subject, Choice]] = {}
     original = reports.explain
 
-    def recording(name: str, subject: Subject, choice: Choice, *asked: Any) -> GraphReport:
+    def recording(
+        name: str, subject: Subject, plain: Subject, choice: Choice, *asked: Any
+    ) -> GraphReport:
         seen[name] = (subject, choice)
-        return original(name, subject, choice, *asked)
+        return original(name, subject, plain, choice, *asked)
 
     torch.manual_seed(0)
     model, inputs = CASES[name]()

@@ -66,6 +66,15 @@ class Stack(nn.Module):
         return x.square().mean()
 
 
+class Parts(Stack):
+    """Its blocks are of two kinds, in turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self.blocks[::2]:
+            block.wide, block.narrow = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+
 def options(budget: int | str, **more: Any) -> dict[str, Any]:
     """For the backend."""
     return {"budget": budget, "compiler": "eager", "verbose": False, "time_limit": 2.0} | more
@@ -125,6 +134,20 @@ def test_equal_blocks_keep_one_budget_and_settle(share: float):
         step(model, (BATCH,))
     assert compiles(model.blocks[3]) == [3, 2, 24]
     assert _torch.dynamo_counters["stats"]["unique_graphs"] == graphs + 1
+
+
+@pytest.mark.parametrize("make", [Stack, Parts], ids=["one graph", "several"])
+def test_a_report_says_what_all_runs_together_take_without_a_plan(make: Callable[[], Stack]):
+    """Before the plan no graph has one: what the others keep then is beside each."""
+    plain = blockwise(UNBOUNDED, make, policy="save-all")
+    settle(plain, step(make_seeded(make), (BATCH,)))
+    model = blockwise(budget_at(0.45), make)
+    settle(model, step(make_seeded(make), (BATCH,)))
+    report, of_plain = autoremat.report(model.blocks[0]), autoremat.report(plain.blocks[0])
+    assert report.baseline_peak_nbytes == of_plain.predicted_peak_nbytes
+    assert 0 <= report.baseline_peak_nbytes - peak_of(plain) <= BATCH.nbytes
+    lines = [max(graph.timeline.baseline_live_nbytes) for graph in report.graphs if graph.timeline]
+    assert 0 <= max(lines) - report.baseline_peak_nbytes <= BATCH.nbytes
 
 
 def test_blocks_in_checkpoints_keep_what_they_return():

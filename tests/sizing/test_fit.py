@@ -31,6 +31,16 @@ class Layers(nn.Module):
         return x.square().mean()
 
 
+class Broken(Layers):
+    """Its loss is a graph of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = F.gelu(layer(x))
+        torch._dynamo.graph_break()
+        return x.tanh().square().mean()
+
+
 class Convolutions(nn.Module):
     """With batch normalisation, which refuses one row of one number."""
 
@@ -145,6 +155,35 @@ def test_every_point_fits_and_says_what_plan_says(found: Fit):
     assert report.predicted_time_us == point.plan.time_us
     assert found.fastest.per_second == max(one.per_second for one in found.points)
     assert f"the largest batch is {found.largest.size}" in found.text()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("kind", [Layers, Broken])
+def test_what_users_have_without_us_is_beside_ours(kind: type[nn.Module]):
+    """Every layer again is the policy of that name, of each graph; torch's setting is said."""
+    found = fitted(kind().train(), rows, BUDGET, most=200)
+    for point in found.points:
+        report = autoremat.plan(
+            *(kind().train(), rows(point.size)),
+            budget="1GB",
+            policy="every-layer",
+            device=GPU,
+            compiler="eager",
+            verbose=False,
+        )
+        assert point.every_layer is not None
+        assert point.every_layer.peak_nbytes == report.predicted_peak_nbytes
+        assert point.every_layer.time_us == pytest.approx(report.predicted_time_us)
+        assert point.torch_budget is not None
+        assert point.torch_budget.method in {f"torch, budget {n}" for n in (0.7, 0.5, 0.3, 0.1)}
+        assert point.torch_budget.peak_nbytes <= point.plain.peak_nbytes
+        assert point.torch_budget.fits == (point.torch_budget.peak_nbytes <= BUDGET)
+    smallest = found.points[0].torch_budget
+    assert smallest is not None
+    assert (smallest.fits, smallest.method) == (True, "torch, budget 0.7")
+    text, picture = found.text(), found.to_svg()
+    assert "torch's budget" in text
+    assert "torch&#39;s budget (torch, budget 0.7), batch" in picture
 
 
 def test_the_largest_batch_runs_within_the_budget_and_the_next_is_refused():
