@@ -63,6 +63,28 @@ Peaks grow with the size nearly along a line, so sizes are searched by lines; th
 are the most expensive ones to plan. Times of operations are those of a data sheet, or measured on
 the device that is here, then at each size that is planned.
 
+## Confirmed by one step
+
+Where the device is at hand, one step at the size that was found confirms it:
+
+<!-- not run: the model is yours -->
+```python
+model = autoremat.optimize(model, "40GiB")
+batch = make_batch(found.largest.size)
+
+
+def step():
+    model(batch).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+for _ in range(3):  # planned, compiled, and the optimizer has its state
+    step()
+peak = autoremat.resident_nbytes(model, batch, optimizer) + autoremat.measure_peak(step)
+peak / found.largest.plan.peak_nbytes  # measured over predicted
+```
+
 ## The peak as a formula
 
 The peak of a plan for sizes that vary (`torch._dynamo.mark_dynamic`, `dynamic=True`) is written

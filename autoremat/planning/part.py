@@ -78,6 +78,11 @@ class Planned:
         """See `PlannedAs`."""
         return Figures(self.subject, self.choice, self.counted)
 
+    @functools.cached_property
+    def plain_crossing(self) -> Crossing:
+        """What the graph hands to its backward where it runs without a plan."""
+        return plain_crossing(self.subject, reads=self.choice.is_read)
+
 
 class Recalled:
     """A graph whose plan another process has made and written out: only its figures are here."""
@@ -213,15 +218,18 @@ class Part:
                 be made, and advice be computed.
             accumulates: whether steps need the gradients that they find.
         """
+        is_told = reads or not self.choice.is_read
+        for known, report in self._reports.items():
+            if not is_told and (known[0], known[2]) == (found, accumulates):
+                return report  # one that tells more
         key = found, plain, accumulates
         if key not in self._reports:
-            is_told = reads or not self.choice.is_read
-            before = Baseline(0, self.choice.baseline_time_us())
-            if is_told:
-                before, plain = self._baseline(plain)
             is_of_backward = self.peak_in_backward(found) == self.peak_nbytes(found)
             shown = found if is_of_backward else found.throughout
-            subject, other = self._shown(shown), self._shown(plain)
+            before, of_plain = Baseline(0, self.choice.baseline_time_us()), shown
+            if is_told:
+                before, of_plain = self._baseline(plain)
+            subject, other = self._shown(shown), self._shown(of_plain)
             choice = replace(
                 self.choice, peak_nbytes=self.peak_nbytes(found), baseline=lambda: before
             )
@@ -344,11 +352,6 @@ class Part:
             return None  # nobody states sizes of what waits elsewhere yet
         subject = self._shown(found)
         return formula_or_none(subject, self.choice, self.covered.names if self.covered else None)
-
-    @functools.cached_property
-    def plain_crossing(self) -> Crossing:
-        """What it hands to its backward where it runs without a plan."""
-        return plain_crossing(self.subject, reads=self.choice.is_read)
 
     def _baseline(self, found: Beside) -> tuple[Baseline, Beside]:
         """The step without a plan, so much being held beside it, and which of that its peak has."""

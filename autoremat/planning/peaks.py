@@ -85,8 +85,12 @@ def beside_graphs(runs: Runs, around: Around) -> dict[str, Beside]:
 
 def beside_plain_graphs(runs: Runs, around: Around) -> dict[str, Beside]:
     """The same where no graph runs by a plan."""
-    crossing = [part.plain_crossing for part in runs.parts.values()]
-    return dict(zip(runs.parts, runs.beside(crossing, around), strict=True))
+    return dict(zip(runs.parts, runs.beside(plain_crossings(runs), around), strict=True))
+
+
+def plain_crossings(runs: Runs) -> list[Crossing]:
+    """What each graph hands to its backward where none runs by a plan."""
+    return [part.planned.whole.plain_crossing for part in runs.parts.values()]
 
 
 def _crossing(runs: Runs) -> list[Crossing]:

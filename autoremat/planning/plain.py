@@ -5,11 +5,13 @@ Enters: a stated graph. Leaves: a `Crossing`, as others count it that are beside
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from autoremat_solver.simulate import saved_values
 
 from autoremat.planning.nesting import Crossing
 from autoremat.planning.simulated import without_plan
-from autoremat.planning.torch_own import Unplanned
+from autoremat.planning.torch_own import Own, Unplanned
 from autoremat.problem.subject import Subject
 
 
@@ -23,7 +25,7 @@ def plain_crossing(subject: Subject, *, reads: bool) -> Crossing:
     """
     joint, storages = subject.joint, subject.lowered.storages
     problem = subject.lowered.problem
-    own = Unplanned(subject).own if reads else None
+    own = _own(subject) if reads else None
     incoming = {name for node in joint.tangents for name in storages.of_node[node]}
     saved = (own.torchs.saved if own else saved_values(problem, without_plan(subject))) - incoming
     returned = {name for node in joint.fwd_outputs for name in storages.of_node[node]}
@@ -32,3 +34,10 @@ def plain_crossing(subject: Subject, *, reads: bool) -> Crossing:
         for names in (saved | returned, returned - saved)
     )
     return Crossing(crossing_nbytes, passed_nbytes)
+
+
+def _own(subject: Subject) -> Own | None:
+    """Torch's own partition; None if it is not safe, or where a report is the first to ask."""
+    with suppress(Exception):  # some graphs torch parts only while it compiles them
+        return Unplanned(subject).own
+    return None

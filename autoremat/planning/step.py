@@ -40,6 +40,7 @@ from autoremat.planning.peaks import (
     beside_plain_graphs,
     peak_of,
     peaks_of,
+    plain_crossings,
 )
 from autoremat.planning.ran import (
     Ran,
@@ -420,6 +421,13 @@ class Step:
     def eager_peak_nbytes(self, around: Around) -> int:
         """The highest while code in eager mode goes backward, as far as a step has shown it."""
         return max((self._peaks(part, around).eager_nbytes for part in self._step), default=0)
+
+    def baseline_eager_peak_nbytes(self, around: Around) -> int:
+        """The same where no graph runs by a plan."""
+        if not around.eager_nbytes:
+            return 0
+        peaks = (runs.eager_peak_nbytes(plain_crossings(runs), around) for runs in self._runs)
+        return max(peaks, default=0)
 
     @property
     def current(self) -> list[Part]:

@@ -252,6 +252,7 @@ class Report:
         optimizer: class of the optimizer whose state is counted; "" if none was given.
         eager_peak_nbytes: highest live bytes while code in eager mode goes backward outside of the
             graphs, if that is the highest of the step; else 0. Estimated.
+        baseline_eager_peak_nbytes: the same of the step without a plan.
         reserved: what CUDA's allocator takes from the device for the step; None where no GPU is
             planned for, where the step runs (then the device tells), and where a part of it has no
             plan.
@@ -272,6 +273,7 @@ class Report:
     facts: tuple[Fact, ...] = ()
     optimizer: str = ""
     eager_peak_nbytes: int = 0
+    baseline_eager_peak_nbytes: int = 0
     reserved: ReservedMemory | None = None
     throughput: Throughput | None = None
 
@@ -292,9 +294,13 @@ class Report:
 
     @property
     def baseline_peak_nbytes(self) -> int:
-        """Highest live bytes of the step without a plan, by the meter of the predicted peak."""
+        """Highest live bytes of the step without a plan, by the meter of the predicted peak.
+
+        What code around several graphs holds of their results is taken to be as under the plan.
+        """
         peaks = [g.baseline_peak_nbytes for g in self.graphs] or [self.resident_nbytes]
-        return max(*peaks, self.eager_peak_nbytes)  # which saves more then, not less
+        # Code in eager mode takes more without a plan, not less.
+        return max(*peaks, self.eager_peak_nbytes, self.baseline_eager_peak_nbytes)
 
     @property
     def predicted_time_us(self) -> float:

@@ -124,7 +124,11 @@ class Replans:
 
     @property
     def is_coming(self) -> bool:
-        """Whether a step that is above the budget now is planned anew after it."""
+        """Whether a step that is above the budget now is planned anew after it.
+
+        In its midst that is no promise: what has not been seen yet may need the room that is there.
+        `Told` says so of a step for which no plan came.
+        """
         may_be = self._is_possible or bool(self._steps.graphs.provisional)
         is_above = self._steps.peak_nbytes > self._steps.budget_nbytes  # else none would change it
         return may_be and not self.are_ruled_out and is_above

@@ -5,7 +5,7 @@ Enters: `Steps`. Leaves: plain data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -76,6 +76,7 @@ def report_of(steps: Steps, measured_peak_nbytes: int | None, *, reads: bool = T
         ),
         optimizer=steps.resident.optimizer,
         eager_peak_nbytes=_eager_peak_nbytes(steps),
+        baseline_eager_peak_nbytes=_baseline_eager_peak_nbytes(steps, graphs),
         reserved=_reserved(steps, parts) if reads else None,
     )
 
@@ -161,6 +162,15 @@ def _eager_peak_nbytes(steps: Steps) -> int:
     around = steps.surroundings.now
     eager_nbytes = steps.graphs.eager_peak_nbytes(around)
     return eager_nbytes if eager_nbytes > steps.graphs.graphs_peak_nbytes(around) else 0
+
+
+def _baseline_eager_peak_nbytes(steps: Steps, graphs: Sequence[GraphReport]) -> int:
+    """The same without a plan, where that is known of all graphs."""
+    baselines_nbytes = [graph.baseline_peak_nbytes for graph in graphs]
+    if not all(baselines_nbytes):
+        return 0
+    eager_nbytes = steps.graphs.baseline_eager_peak_nbytes(steps.surroundings.now)
+    return eager_nbytes if eager_nbytes > max(baselines_nbytes, default=0) else 0
 
 
 def _step_curve(parts: list[Part]) -> Curve:

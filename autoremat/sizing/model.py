@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from autoremat.reporting.formula import PeakFormula
 
 SCHEMA = "autoremat.fit/1"
+WAYS = ("autoremat", "plain step", "every layer", "torch's budget")  # ours first
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +66,8 @@ class FitPoint:
     @property
     def ways(self) -> dict[str, Way]:
         """By name, those that are known."""
-        found = {
-            "autoremat": self.plan,
-            "plain step": self.plain,
-            "every layer": self.every_layer,
-            "torch's budget": self.torch_budget,
-        }
-        return {name: way for name, way in found.items() if way is not None}
+        found = zip(WAYS, (self.plan, self.plain, self.every_layer, self.torch_budget), strict=True)
+        return {name: way for name, way in found if way is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from autoremat.axes import Axis, axis_of
 from autoremat.markup import template
-from autoremat.sizing.model import Fit, rate
+from autoremat.sizing.model import WAYS, Fit, rate
 from autoremat.sizing.text import planned_for
 from autoremat.sizing.text import text as in_words
 from autoremat.units import format_nbytes, format_us
@@ -23,12 +23,7 @@ _PACKAGE = "autoremat.sizing"
 
 _WIDTH, _HEIGHT = 760, 420
 _LEFT, _RIGHT, _TOP, _BOTTOM = 84, 24, 64, 56
-_KINDS = {
-    "autoremat": "autoremat",
-    "plain step": "compile",
-    "every layer": "checkpoint",
-    "torch's budget": "torch",
-}
+_KINDS = dict(zip(WAYS, ("autoremat", "compile", "checkpoint", "torch"), strict=True))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
-from autoremat.sizing.model import Fit, FitPoint, Way, rate
+from autoremat.sizing.model import WAYS, Fit, FitPoint, Way, rate
 from autoremat.units import format_nbytes, format_us
 
 HEADER = "size,way,peak_nbytes,time_us,per_second,recompute_share,fits"
@@ -95,7 +95,8 @@ def _accumulation(fit: Fit) -> Iterator[str]:
 
 def _table(fit: Fit) -> Iterator[str]:
     """Sizes down, ways across; what does not fit has its peak alone."""
-    others = list(dict.fromkeys(name for point in fit.points for name in _others(point)))
+    known = {name for point in fit.points for name in _others(point)}
+    others = [name for name in WAYS if name in known]
     head = [fit.over, "peak", "step", f"{fit.unit}/s", "recompute", *others]
     rows = [head, *(_row(point, others) for point in fit.points)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
@@ -107,7 +108,7 @@ def _table(fit: Fit) -> Iterator[str]:
 
 def _others(point: FitPoint) -> dict[str, Way]:
     """Ways to run the step beside ours."""
-    return {name: way for name, way in point.ways.items() if way is not point.plan}
+    return {name: way for name, way in point.ways.items() if name != WAYS[0]}
 
 
 def _mark(fit: Fit, point: FitPoint) -> str:

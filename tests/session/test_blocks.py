@@ -75,6 +75,16 @@ class Parts(Stack):
             block.wide, block.narrow = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
 
 
+class Afterwards(Stack):
+    """Code in eager mode takes more than any block."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return torch.cat([x] * 8).tanh().square().mean()
+
+
 def options(budget: int | str, **more: Any) -> dict[str, Any]:
     """For the backend."""
     return {"budget": budget, "compiler": "eager", "verbose": False, "time_limit": 2.0} | more
@@ -136,18 +146,21 @@ def test_equal_blocks_keep_one_budget_and_settle(share: float):
     assert _torch.dynamo_counters["stats"]["unique_graphs"] == graphs + 1
 
 
-@pytest.mark.parametrize("make", [Stack, Parts], ids=["one graph", "several"])
+@pytest.mark.parametrize("make", [Stack, Parts, Afterwards])
 def test_a_report_says_what_all_runs_together_take_without_a_plan(make: Callable[[], Stack]):
     """Before the plan no graph has one: what the others keep then is beside each."""
     plain = blockwise(UNBOUNDED, make, policy="save-all")
     settle(plain, step(make_seeded(make), (BATCH,)))
     model = blockwise(budget_at(0.45), make)
     settle(model, step(make_seeded(make), (BATCH,)))
+    assert bool(autoremat.report(plain.blocks[0]).eager_peak_nbytes) == (make is Afterwards)
     report, of_plain = autoremat.report(model.blocks[0]), autoremat.report(plain.blocks[0])
     assert report.baseline_peak_nbytes == of_plain.predicted_peak_nbytes
-    assert 0 <= report.baseline_peak_nbytes - peak_of(plain) <= BATCH.nbytes
+    measured_nbytes = peak_of(plain)
+    assert 0 <= report.baseline_peak_nbytes - measured_nbytes <= 0.03 * measured_nbytes
+    highest = max(graph.baseline_peak_nbytes for graph in report.graphs)
     lines = [max(graph.timeline.baseline_live_nbytes) for graph in report.graphs if graph.timeline]
-    assert 0 <= max(lines) - report.baseline_peak_nbytes <= BATCH.nbytes
+    assert 0 <= max(lines) - highest <= BATCH.nbytes
 
 
 def test_blocks_in_checkpoints_keep_what_they_return():

@@ -7,9 +7,14 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
+from autoremat_solver import Plan, check
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import autoremat
+from autoremat.planning.unsearched import choose_fixed
+from autoremat.problem.subject import Subject
+from autoremat.sizing import beside
 from autoremat.sizing.batches import BatchError
 from autoremat.sizing.fit import FitError
 from autoremat.sizing.model import Fit
@@ -39,6 +44,14 @@ class Broken(Layers):
             x = F.gelu(layer(x))
         torch._dynamo.graph_break()
         return x.tanh().square().mean()
+
+
+class Checkpointed(Broken):
+    """The user has a checkpoint already, in which numbers are drawn."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = checkpoint(lambda y: F.dropout(F.gelu(self.layers[0](y))), x, use_reentrant=False)
+        return super().forward(x)
 
 
 class Convolutions(nn.Module):
@@ -184,6 +197,35 @@ def test_what_users_have_without_us_is_beside_ours(kind: type[nn.Module]):
     text, picture = found.text(), found.to_svg()
     assert "torch's budget" in text
     assert "torch&#39;s budget (torch, budget 0.7), batch" in picture
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("kind", [Broken, Checkpointed])
+def test_what_users_have_without_us_are_plans(
+    kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+):
+    """What no way plans of a step keeps to what the user's checkpoints say."""
+    plans: list[Plan] = []
+
+    def checked(subject: Subject, plan: Plan, *asked: object, **more: object) -> object:
+        assert not check(subject.lowered.problem, plan)
+        plans.append(plan)
+        return choose_fixed(subject, plan, *asked, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(beside, "choose_fixed", checked)
+    found = fitted(kind().train(), rows, BUDGET, most=8)
+    assert plans
+    assert all(point.every_layer for point in found.points)
+
+
+def test_a_way_that_cannot_be_compiled_is_not_beside_ours(monkeypatch: pytest.MonkeyPatch):
+    def failing(*asked: object, **more: object) -> object:
+        raise RuntimeError("no code")
+
+    monkeypatch.setattr(beside, "choose_fixed", failing)
+    found = fitted(Layers().train(), rows, BUDGET, most=4)
+    assert set(found.points[0].ways) == {"autoremat", "plain step"}
+    assert "every layer" not in found.text()
 
 
 def test_the_largest_batch_runs_within_the_budget_and_the_next_is_refused():
