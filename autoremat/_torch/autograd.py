@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -88,8 +88,15 @@ def saved_by(node: Any) -> list[Any]:
 
 def saved_names(node: Any) -> list[str]:
     """Attributes of a node of autograd's graph that give what it keeps for its backward."""
-    names = ["saved_tensors"] if hasattr(type(node), "saved_tensors") else []
-    return names + [name for name in dir(node) if name.startswith("_saved_")]
+    own = (name for name in getattr(node, "__dict__", ()) if name.startswith("_saved_"))
+    kind: Hashable = type(node)
+    return [*_saved_names(kind), *own]
+
+
+@functools.cache  # there are as many as autograd has operations, and looks ask thousands of nodes
+def _saved_names(kind: type) -> list[str]:
+    names = ["saved_tensors"] if hasattr(kind, "saved_tensors") else []
+    return names + [name for name in dir(kind) if name.startswith("_saved_")]
 
 
 def raw_saved(node: Any, name: str) -> Sequence[Any]:

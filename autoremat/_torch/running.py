@@ -150,7 +150,8 @@ def let_modes_outlast_compiled_calls() -> None:
     As such a call returns, torch puts back the keys of dispatch that were on as it began. Those of
     modes are on then as long as modes are: one may have begun meanwhile, or ended.
     """
-    guard = torch._C._ForceDispatchKeyGuard
+    guard, keys = torch._C._ForceDispatchKeyGuard, torch._C.DispatchKey
+    keys_of_modes = keys.Python, keys.PythonTLSSnapshot  # names are looked up at each call
 
     class Guard:
         def __init__(self, *keys: Any) -> None:
@@ -162,7 +163,7 @@ def let_modes_outlast_compiled_calls() -> None:
         def __exit__(self, *raised: object) -> None:
             self._guard.__exit__(*raised)
             is_on = torch._C._len_torch_dispatch_stack() > 0
-            for key in ("Python", "PythonTLSSnapshot"):
+            for key in keys_of_modes:
                 if torch._C._dispatch_tls_is_dispatch_key_included(key) != is_on:
                     torch._C._dispatch_tls_set_dispatch_key_included(key, is_on)
 

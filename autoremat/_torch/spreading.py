@@ -116,8 +116,8 @@ def sharded_gradients(modules: Iterable[nn.Module]) -> Iterator[OfParameter]:
 
     These are told of their unit's first parameter. It takes a small part of the units' time.
     """
-    if "torch.distributed.fsdp" not in sys.modules:
-        return
+    if "torch.distributed.fsdp" not in sys.modules or not torch.distributed.is_initialized():
+        return  # each backward asks: without processes there are no units
     modules = list(modules)
     yield from _gradients(_states(modules))
     for found in _flat_by_root(modules):

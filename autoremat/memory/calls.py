@@ -35,7 +35,7 @@ class CallsAround:
     @property
     def roots(self) -> list[nn.Module]:
         """The modules that no other has called."""
-        return list(self._given)
+        return [root for found in self._given.keyrefs() if (root := found()) is not None]
 
     @property
     def parameters(self) -> list[nn.Parameter]:

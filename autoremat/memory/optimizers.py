@@ -100,8 +100,8 @@ def count_values(optimizer: torch.optim.Optimizer) -> int:
     count = 0
     for state in optimizer.state.values():
         if isinstance(state, dict):
-            lists = [value for value in state.values() if isinstance(value, list)]
-            count += len(state) - len(lists) + sum(map(len, lists))
+            for value in state.values():
+                count += len(value) if isinstance(value, list) else 1
     return count
 
 

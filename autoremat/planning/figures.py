@@ -113,7 +113,7 @@ class Figures:
         names = (field.name for field in fields(KeptFigures))
         return KeptFigures(**{name: getattr(self, name) for name in names})
 
-    @property
+    @functools.cached_property
     def arguments(self) -> int:
         """See `KeptFigures`."""
         return len(self._subject.joint.primals)

@@ -6,6 +6,7 @@ and what the backward of each returns. Guarantees: holds no tensor.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import weakref
@@ -45,7 +46,7 @@ class Ran:
     adding_nbytes: int = 0
     is_spare: bool = False
 
-    @property
+    @functools.cached_property
     def graph(self) -> str:
         """Name of the graph, or of the layer."""
         return graph_of_plan(self.name)

@@ -377,9 +377,9 @@ class Step:
 
     def next_plan(self, graph: str) -> str:
         """The plan of a graph that runs now."""
-        if self.runs is None or not self.is_here:
+        if graph not in self.rich_from or self._ran is None or not self.is_here:
             return graph
-        return self._plan_for(graph, list(map(graph_of_plan, self.runs)))
+        return self._plan_for(graph, [ran.graph for ran in self._ran])
 
     @property
     def graphs(self) -> list[str]:

@@ -47,7 +47,10 @@ class Code:
 
     def of(self, part: Part) -> tuple[Compiled, Part]:
         """The code of a plan, compiled if need be, and the plan that it really is of."""
-        found = self._known.get(_key(part)) or self._compiled(part)
+        known = self._known.get(_key(part))
+        if known is not None and known[1] is part:
+            return known
+        found = known or self._compiled(part)
         self._known[_key(part)] = self._known[_key(found[1])] = found
         is_it = _key(part) == _key(found[1])  # what is known of its runs may be new
         return (found[0], part) if is_it else found

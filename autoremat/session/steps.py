@@ -180,14 +180,14 @@ class Steps:
         between.close()
         if self.is_told or self.offline:
             return
-        waiting, graphs = self._waiting, self.graphs
+        waiting, runs = self._waiting, self.graphs.runs
         names = [ran.name for ran in waiting]  # mostly in the order of the runs
-        is_same = graphs.runs == names or (
-            len(graphs.runs or ()) == len(names) and Counter(graphs.runs) == Counter(names)
+        is_same = runs == names or (
+            runs is not None and len(runs) == len(names) and Counter(runs) == Counter(names)
         )
-        is_new = graphs.runs is None or not is_same
-        is_elsewhere = not graphs.is_here and _torch.is_in_backward()  # CUDA's has its own thread
-        if is_new or is_elsewhere:
+        # CUDA's backward has a thread of its own.
+        is_elsewhere = not self.graphs.is_here and _torch.is_in_backward()
+        if is_elsewhere or not is_same:
             if not (waiting or self._is_in_backward or _torch.is_compiling()):
                 self.settle()
             self.begin()

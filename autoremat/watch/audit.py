@@ -9,16 +9,11 @@ second, fourth, eighth occurrence, and so on: steps which are all alike cost not
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+import operator
 from collections import ChainMap
-from collections.abc import (
-    Callable,
-    Collection,
-    Hashable,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -418,12 +413,12 @@ def _about(device: torch.device, runs: Sequence[Run] | None = None) -> int:
 
 def names_of(runs: Sequence[Run]) -> tuple[Hashable, ...]:
     """What tells situations of open runs apart."""
-    return tuple((id(run.owner), run.name) for run in runs)
+    return tuple(map(operator.attrgetter("situation"), runs))
 
 
 def sizes_of_runs(runs: Sequence[Run]) -> tuple[int, ...]:
     """What symbolic sizes stand for in open runs."""
-    return tuple(size for run in runs for size in run.sizes)
+    return tuple(itertools.chain.from_iterable(map(operator.attrgetter("sizes"), runs)))
 
 
 def names_behind(roots: Roots) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import itertools
 import math
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -21,6 +21,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from autoremat import _torch
+from autoremat.errors import SECOND_BACKWARD
 from autoremat.memory.meter import rounded_nbytes, same_device, storages_of, tensors_in
 from autoremat.planning.part import Part
 from autoremat.planning.ran import Ran
@@ -30,13 +31,6 @@ _FEW = 64
 # A loss and its gradient, as CUDA rounds them: looks at a backward need not see who holds these.
 SCALARS_NBYTES = 1024
 _SHARES = 1024  # steps of other sizes are alike if as much of what they return is held, about
-SECOND_BACKWARD = (
-    "A gradient was taken with create_graph=True through an optimised module, and then a gradient "
-    "of that: torch.compile makes no backward of a backward, so nothing of it can be planned. Take "
-    "the first gradient inside the forward of the optimised module, with torch.func.grad, and "
-    "return the loss of it: that is one graph, and planned. Or do not optimise the module whose "
-    "gradient has a gradient."
-)
 SAME = 1.02  # peaks that differ by less are told of once
 
 Roots = Sequence[Any]  # tensors or edges that a backward begins at
@@ -104,10 +98,15 @@ class Run:
         """The graph at these sizes; None for a call in eager mode."""
         return None if self.find_graph is None else self.find_graph()
 
-    @property
+    @functools.cached_property
     def name(self) -> str:
         """Of the plan that the graph ran by; "" for a call in eager mode."""
         return "" if self.ran is None else self.ran.name
+
+    @functools.cached_property
+    def situation(self) -> Hashable:
+        """What tells situations apart in which it is open."""
+        return id(self.owner), self.name
 
     @property
     def region(self) -> int:
@@ -145,10 +144,12 @@ class Run:
         Args:
             node: of autograd's graph, which may have saved some of it.
         """
+        alive = [key for key, kept in self.returned.items() if not kept.storage.expired()]
+        if not alive:
+            return 0.0
         sizes = {
             key: rounded_nbytes(kept.nbytes, kept.device) for key, kept in self.returned.items()
         }
-        alive = [key for key, kept in self.returned.items() if not kept.storage.expired()]
         least_nbytes = sum(sizes.values()) / _SHARES
         # What a node has saved is asked for only where there is something to let go of.
         is_much = sum(sizes.values()) > SCALARS_NBYTES
@@ -181,8 +182,8 @@ def _living_nbytes(returned: Mapping[int, Returned]) -> int:
 class _Books:
     """Of this process: its memory is one."""
 
-    open: weakref.WeakValueDictionary[int, Run] = field(default_factory=weakref.WeakValueDictionary)
-    returned: dict[int, Returned] = field(default_factory=dict)
+    open: dict[int, weakref.ref[Run]] = field(default_factory=dict)  # by number, in their order
+    returned: dict[int, Returned] = field(default_factory=dict)  # by runs that are over
     most_returned: int = _FEW  # when there are more, those that are gone are left out
     rerunning: weakref.WeakSet[Owner] = field(default_factory=weakref.WeakSet)
     without_gradients: weakref.WeakSet[Owner] = field(default_factory=weakref.WeakSet)
@@ -196,22 +197,55 @@ class _Books:
     )  # what did so last
     has_gone_back: bool = False  # since the latest forward: the next one begins another step
 
+    def begin(self, number: int, run: Run) -> None:
+        """A run is open from now on, for as long as it lives."""
+        runs, returned = self.open, run.returned
+
+        def end(_: weakref.ref[Run]) -> None:
+            if runs.pop(number, None) is not None:
+                self.keep(returned)
+
+        runs[number] = weakref.ref(run, end)
+
+    def open_run(self, number: int) -> Run | None:
+        """A run by its number; None if it is open no more."""
+        found = self.open.get(number)
+        return None if found is None else found()
+
+    def end(self, number: int) -> Run | None:
+        """A backward takes a run with it; None if it is open no more."""
+        run = self.open_run(number)
+        if run is not None:
+            del self.open[number]
+            self.keep(run.returned)
+        return run
+
+    @property
+    def runs(self) -> list[Run]:
+        """Those that are open, in their order. Each graph of a step asks several times."""
+        return [run for found in list(self.open.values()) if (run := found()) is not None]
+
+    def later(self, number: int) -> list[Run]:
+        """Those that have begun after another; mostly none, as its backward comes before theirs."""
+        if next(reversed(self.open), -1) <= number:
+            return []
+        found = (reference() for n, reference in list(self.open.items()) if n > number)
+        return [run for run in found if run is not None]
+
     def keep(self, returned: Mapping[int, Returned]) -> None:
-        """A run has returned these."""
+        """A run that is over has returned these."""
         self.returned |= returned
         if len(self.returned) > self.most_returned:
             found = list(self.returned.items())
             self.returned = {key: kept for key, kept in found if not kept.storage.expired()}
             self.most_returned = _FEW + 2 * len(self.returned)
 
-    def living(self, counted: Set[int]) -> Iterator[tuple[int, Returned]]:
-        """What was returned and somebody holds, but for what counts already.
+    def living(self) -> Iterator[tuple[int, Returned]]:
+        """What runs that are over have returned and somebody holds.
 
         Each run of a step asks: what is gone is left out, so that the next need not look at it.
         """
         for key, kept in list(self.returned.items()):
-            if key in counted:
-                continue
             if not kept.storage.expired():
                 yield key, kept
             elif self.returned.get(key) is kept:
@@ -225,11 +259,12 @@ _KEY = "autoremat"  # in the metadata of autograd's nodes
 
 def open_runs(device: torch.device) -> list[Run]:
     """Runs whose backward is still to come, in the order in which they ran."""
-    found = (reference() for reference in _books.open.valuerefs())  # as they came
+    found = list(_books.open.values())
     return [
         run
-        for run in found
-        if run is not None and (run.device is device or same_device(run.device, device))
+        for reference in found
+        if (run := reference()) is not None
+        and (run.device is device or same_device(run.device, device))
     ]
 
 
@@ -242,10 +277,11 @@ def returned_storages(
         device: where.
         runs: those that are open there, if they are known.
     """
-    counted = {key for run in (open_runs(device) if runs is None else runs) for key in run.returned}
-    for key, kept in _books.living(counted):
-        if same_device(kept.device, device):
-            yield key, kept.nbytes
+    found = [(key, kept) for key, kept in _books.living() if same_device(kept.device, device)]
+    if found:
+        open_here = open_runs(device) if runs is None else runs
+        counted = {key for run in open_here for key in run.returned}  # again, as they were given it
+        yield from ((key, kept.nbytes) for key, kept in found if key not in counted)
 
 
 def run_of(node: Any) -> Run | None:
@@ -298,13 +334,13 @@ def note_run(
     if _books.has_gone_back:
         _books.told_nbytes.clear()
         _books.has_gone_back = False
-    run = Run(owner, ran, device, sizes, find_graph, note_returned(tensors), behind)
+    run = Run(owner, ran, device, sizes, find_graph, _returned(tensors), behind)
     number = next(_numbers)
     node.metadata[_KEY] = run
     # It holds the hook; one of torch's own cannot be referred to otherwise, and needs not.
     find_node = (lambda: None) if ran is None else weakref.ref(node)
     node.register_prehook(functools.partial(_backward_runs, number, find_node))
-    _books.open[number] = run
+    _books.begin(number, run)
 
 
 def note_rerun(owner: Owner) -> None:
@@ -344,17 +380,20 @@ def has_reruns(owner: Owner) -> bool:
     return owner in _books.rerunning
 
 
-def note_returned(tensors: Iterable[torch.Tensor]) -> Mapping[int, Returned]:
-    """A graph has returned these, which may outlive its run; their storages by identity."""
-    returned = {
+def note_returned(tensors: Iterable[torch.Tensor]) -> None:
+    """A graph whose run is over has returned these, which may outlive it."""
+    _books.keep(_returned(tensors))
+
+
+def _returned(tensors: Iterable[torch.Tensor]) -> Mapping[int, Returned]:
+    """The storages of what a graph has returned, by identity."""
+    return {
         _torch.storage_identity(storage): Returned(
             StorageWeakRef(storage), storage.nbytes(), tensor.device
         )
         for tensor in tensors
         for storage in storages_of(tensor)
     }
-    _books.keep(returned)
-    return returned
 
 
 def noting_returned(
@@ -383,7 +422,7 @@ def _backward_runs(number: int, find_node: Callable[[], Any], _gradients: Any) -
     """A run's memory goes with this backward, unless that keeps the graph."""
     _books.has_gone_back = True
     is_open_still = _torch.keeps_graph()
-    run = _books.open.get(number) if is_open_still else _books.open.pop(number, None)
+    run = _books.open_run(number) if is_open_still else _books.end(number)
     if run is not None and run.ran is not None:
         _note_held(run, run.ran, find_node())
     if is_open_still:
@@ -398,8 +437,7 @@ def _backward_runs(number: int, find_node: Callable[[], Any], _gradients: Any) -
                 1, sum(r.nbytes for r in returned.values())
             )
             _books.gone_back = run.ran, run.returned
-    later = (other for n, other in list(_books.open.items()) if n > number)
-    if run is not None and any(other.owner is run.owner for other in later):
+    if run is not None and any(other.owner is run.owner for other in _books.later(number)):
         run.owner.is_nested = False
 
 
@@ -433,13 +471,13 @@ def _backward_begins(roots: Roots, gradients: Sequence[Any], keeps_graph: bool) 
             owner.backward_begins(roots, keeps_graph=keeps_graph)
     if not (_books.open or _books.rerunning):
         return
-    for run in list(_books.open.values()) if is_outer else ():
+    for run in _books.runs if is_outer else ():
         if run.ran is not None and not run.has_waited:  # what is gone then is so in later ones
             run.ran.region = run.ran.region._replace(is_gone=not run.returned_nbytes)
             run.has_waited = True
     for owner in list(_books.rerunning) if is_outer else ():
         owner.reruns_begin(roots)
-    for owner in dict.fromkeys(run.owner for run in list(_books.open.values())):
+    for owner in dict.fromkeys(run.owner for run in _books.runs):
         _books.in_backward.add(owner)
         owner.backward_begins(roots, keeps_graph=keeps_graph)
     _books.beginnings += 1

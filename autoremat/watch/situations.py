@@ -38,9 +38,10 @@ class Situations:
         the 8th, and so on: what a step's own code holds may come after some of its batches. Within
         a backward, which reruns its checkpoints one by one, no more do.
         """
-        key = self._known_sizes(situation, sizes)
-        before = self._seen[situation][key]
-        self._seen[situation][key] += 1
+        seen = self._seen[situation]  # hashed once: it is as long as runs are open
+        key = _known_sizes(seen, sizes)
+        before = seen[key]
+        seen[key] = before + 1
         return before >= LOOKS if _torch.is_in_backward() else before & (before + 1) != 0
 
     def is_again(self, situation: Hashable, sizes: Sizes, *, is_partial: bool) -> bool:
@@ -50,10 +51,14 @@ class Situations:
         is_again = is_partial and self._partial[situation] < PARTIAL_LOOKS
         if is_again:
             self._partial[situation] += 1
-            self._seen[situation][self._known_sizes(situation, sizes)] -= 1
+            seen = self._seen[situation]
+            seen[_known_sizes(seen, sizes)] -= 1
         return is_again
 
-    def _known_sizes(self, situation: Hashable, sizes: Sizes) -> Sizes:
-        """As large or larger ones that it has come at; these, if there are none."""
-        known = (other for other in self._seen[situation] if all(map(operator.le, sizes, other)))
-        return next(known, sizes)
+
+def _known_sizes(seen: Counter[Sizes], sizes: Sizes) -> Sizes:
+    """As large or larger ones that a situation has come at; these, if there are none."""
+    if sizes in seen:  # mostly; no larger ones came before, or it would not be there
+        return sizes
+    known = (other for other in seen if all(map(operator.le, sizes, other)))
+    return next(known, sizes)

@@ -964,6 +964,21 @@ def test_raw_saved_and_saved_names():
     assert not _torch.raw_saved(sum_node, "_saved_dim")
 
 
+def test_what_a_function_of_the_users_has_saved_under_a_name_of_its_own():
+    """One call of it may have what another has not."""
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            if x.numel() > 1:
+                ctx._saved_own = x
+            return x.clone()
+
+    one, two = (Own.apply(torch.ones(n, requires_grad=True)).grad_fn for n in (1, 2))
+    assert _torch.saved_names(one) == ["saved_tensors"]
+    assert _torch.saved_names(two) == ["saved_tensors", "_saved_own"]
+
+
 def test_address_of():
     """That of the data, without a copy of what is copied on write, and 0 where there is none."""
     x = torch.zeros(4)

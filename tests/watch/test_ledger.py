@@ -106,6 +106,27 @@ def test_what_a_run_returned_is_known_as_long_as_somebody_holds_it():
     assert not [*returned_storages(CPU)]
 
 
+def test_what_a_run_returns_is_beside_others_once_it_is_over():
+    """Until then it counts with that run, or with a later one that returns it again."""
+
+    class Predicts(Chain):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.layers[0](x))
+
+    out = optimized(Predicts, UNBOUNDED)(many_rows())
+    (run,) = open_runs(CPU)
+    owner = run.owner
+    del run
+    assert not [*returned_storages(CPU)]
+    out.sum().backward()
+    assert sum(nbytes for _, nbytes in returned_storages(CPU)) == out.nbytes
+    later = [out.detach(), out.detach().requires_grad_().sum()]  # as a call in eager mode returns
+    ledger.note_run(owner, None, outputs=later, device=CPU)
+    assert not [*returned_storages(CPU)]
+    later.clear()
+    assert sum(nbytes for _, nbytes in returned_storages(CPU)) == out.nbytes
+
+
 def test_what_nobody_holds_any_more_is_looked_at_once():
     """Each run of a step asks what earlier ones have returned."""
     kept, gone = torch.ones(4), torch.ones(5)
