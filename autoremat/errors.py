@@ -21,6 +21,14 @@ _CODE = re.compile(r"AR[0-9]{3}")
 # device, in the only argument of a RuntimeError: they go on with a smaller batch.
 _AS_OUT_OF_MEMORY = "[Smaller batches may fit, as of DefaultCPUAllocator: can't allocate memory]"
 
+SECOND_BACKWARD = (
+    "A gradient was taken with create_graph=True through an optimised module, and then a gradient "
+    "of that: torch.compile makes no backward of a backward, so nothing of it can be planned. Take "
+    "the first gradient inside the forward of the optimised module, with torch.func.grad, and "
+    "return the loss of it: that is one graph, and planned. Or do not optimise the module whose "
+    "gradient has a gradient."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class LiveValue:
@@ -480,12 +488,3 @@ def ranks_in_words(ranks: tuple[int, ...]) -> str:
 def reason_of(error: Exception) -> str:
     """What the system says of a file, without its number and path."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
-
-
-SECOND_BACKWARD = (
-    "A gradient was taken with create_graph=True through an optimised module, and then a gradient "
-    "of that: torch.compile makes no backward of a backward, so nothing of it can be planned. Take "
-    "the first gradient inside the forward of the optimised module, with torch.func.grad, and "
-    "return the loss of it: that is one graph, and planned. Or do not optimise the module whose "
-    "gradient has a gradient."
-)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -89,14 +90,18 @@ def saved_by(node: Any) -> list[Any]:
 def saved_names(node: Any) -> list[str]:
     """Attributes of a node of autograd's graph that give what it keeps for its backward."""
     own = (name for name in getattr(node, "__dict__", ()) if name.startswith("_saved_"))
-    kind: Hashable = type(node)
-    return [*_saved_names(kind), *own]
+    return [*_saved_names(type(node)), *own]
 
 
-@functools.cache  # there are as many as autograd has operations, and looks ask thousands of nodes
 def _saved_names(kind: type) -> list[str]:
-    names = ["saved_tensors"] if hasattr(kind, "saved_tensors") else []
-    return names + [name for name in dir(kind) if name.startswith("_saved_")]
+    """Those that all nodes of a kind have: each compiled graph and function has its own kind."""
+    if kind not in _names_of_kinds:  # looks ask thousands of nodes
+        names = ["saved_tensors"] if hasattr(kind, "saved_tensors") else []
+        _names_of_kinds[kind] = names + [name for name in dir(kind) if name.startswith("_saved_")]
+    return _names_of_kinds[kind]
+
+
+_names_of_kinds = weakref.WeakKeyDictionary[type, list[str]]()
 
 
 def raw_saved(node: Any, name: str) -> Sequence[Any]:

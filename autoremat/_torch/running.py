@@ -150,8 +150,8 @@ def let_modes_outlast_compiled_calls() -> None:
     As such a call returns, torch puts back the keys of dispatch that were on as it began. Those of
     modes are on then as long as modes are: one may have begun meanwhile, or ended.
     """
-    guard, keys = torch._C._ForceDispatchKeyGuard, torch._C.DispatchKey
-    keys_of_modes = keys.Python, keys.PythonTLSSnapshot  # names are looked up at each call
+    guard, every = torch._C._ForceDispatchKeyGuard, torch._C.DispatchKey
+    keys_of_modes = every.Python, every.PythonTLSSnapshot  # a name would be looked up in each call
 
     class Guard:
         def __init__(self, *keys: Any) -> None:

@@ -182,7 +182,8 @@ def _living_nbytes(returned: Mapping[int, Returned]) -> int:
 class _Books:
     """Of this process: its memory is one."""
 
-    open: dict[int, weakref.ref[Run]] = field(default_factory=dict)  # by number, in their order
+    # By number, in their order, with what they have returned.
+    open: dict[int, tuple[weakref.ref[Run], Mapping[int, Returned]]] = field(default_factory=dict)
     returned: dict[int, Returned] = field(default_factory=dict)  # by runs that are over
     most_returned: int = _FEW  # when there are more, those that are gone are left out
     rerunning: weakref.WeakSet[Owner] = field(default_factory=weakref.WeakSet)
@@ -198,58 +199,61 @@ class _Books:
     has_gone_back: bool = False  # since the latest forward: the next one begins another step
 
     def begin(self, number: int, run: Run) -> None:
-        """A run is open from now on, for as long as it lives."""
-        runs, returned = self.open, run.returned
+        """A run is open from now on, for as long as it lives: what holds it is asked, not told.
 
-        def end(_: weakref.ref[Run]) -> None:
-            if runs.pop(number, None) is not None:
-                self.keep(returned)
+        A callback could come in the midst of whatever reads the books: garbage may be found then.
+        """
+        self.open[number] = weakref.ref(run), run.returned
+        elsewhere = [k for k, kept in run.returned.items() if kept.device.type != run.device.type]
+        if elsewhere:  # those open there do not count it
+            self.keep({key: run.returned[key] for key in elsewhere})
 
-        runs[number] = weakref.ref(run, end)
-
-    def open_run(self, number: int) -> Run | None:
+    def run(self, number: int) -> Run | None:
         """A run by its number; None if it is open no more."""
         found = self.open.get(number)
-        return None if found is None else found()
+        return None if found is None else found[0]()
 
     def end(self, number: int) -> Run | None:
-        """A backward takes a run with it; None if it is open no more."""
-        run = self.open_run(number)
-        if run is not None:
-            del self.open[number]
-            self.keep(run.returned)
-        return run
+        """A run is over: what it was, and what it has returned is kept; None if it was before."""
+        found = self.open.pop(number, None)
+        if found is None:
+            return None
+        self.keep(found[1])
+        return found[0]()
 
     @property
     def runs(self) -> list[Run]:
         """Those that are open, in their order. Each graph of a step asks several times."""
-        return [run for found in list(self.open.values()) if (run := found()) is not None]
+        known = list(self.open.values())
+        found = [run for reference, _ in known if (run := reference()) is not None]
+        if len(found) < len(known):
+            for number in list(self.open):
+                if self.run(number) is None:  # nothing can go back through it
+                    self.end(number)
+        return found
 
     def later(self, number: int) -> list[Run]:
-        """Those that have begun after another; mostly none, as its backward comes before theirs."""
-        if next(reversed(self.open), -1) <= number:
-            return []
-        found = (reference() for n, reference in list(self.open.items()) if n > number)
-        return [run for run in found if run is not None]
+        """Those that are open and have begun after another: none, where backwards are nested."""
+        numbers = [other for other in list(self.open) if other > number]
+        return [run for other in numbers if (run := self.run(other)) is not None]
 
     def keep(self, returned: Mapping[int, Returned]) -> None:
         """A run that is over has returned these."""
         self.returned |= returned
         if len(self.returned) > self.most_returned:
-            found = list(self.returned.items())
-            self.returned = {key: kept for key, kept in found if not kept.storage.expired()}
-            self.most_returned = _FEW + 2 * len(self.returned)
+            self.most_returned = _FEW + 2 * len(list(self.living()))
 
     def living(self) -> Iterator[tuple[int, Returned]]:
         """What runs that are over have returned and somebody holds.
 
         Each run of a step asks: what is gone is left out, so that the next need not look at it.
         """
-        for key, kept in list(self.returned.items()):
-            if not kept.storage.expired():
+        for key in list(self.returned):  # a list of pairs could set off a garbage collection
+            kept = self.returned.get(key)
+            if kept is not None and not kept.storage.expired():
                 yield key, kept
-            elif self.returned.get(key) is kept:
-                del self.returned[key]
+            else:
+                self.returned.pop(key, None)
 
 
 _books = _Books()
@@ -259,13 +263,7 @@ _KEY = "autoremat"  # in the metadata of autograd's nodes
 
 def open_runs(device: torch.device) -> list[Run]:
     """Runs whose backward is still to come, in the order in which they ran."""
-    found = list(_books.open.values())
-    return [
-        run
-        for reference in found
-        if (run := reference()) is not None
-        and (run.device is device or same_device(run.device, device))
-    ]
+    return [run for run in _books.runs if run.device is device or same_device(run.device, device)]
 
 
 def returned_storages(
@@ -277,9 +275,9 @@ def returned_storages(
         device: where.
         runs: those that are open there, if they are known.
     """
+    open_here = open_runs(device) if runs is None else runs
     found = [(key, kept) for key, kept in _books.living() if same_device(kept.device, device)]
     if found:
-        open_here = open_runs(device) if runs is None else runs
         counted = {key for run in open_here for key in run.returned}  # again, as they were given it
         yield from ((key, kept.nbytes) for key, kept in found if key not in counted)
 
@@ -422,7 +420,7 @@ def _backward_runs(number: int, find_node: Callable[[], Any], _gradients: Any) -
     """A run's memory goes with this backward, unless that keeps the graph."""
     _books.has_gone_back = True
     is_open_still = _torch.keeps_graph()
-    run = _books.open_run(number) if is_open_still else _books.end(number)
+    run = _books.run(number) if is_open_still else _books.end(number)
     if run is not None and run.ran is not None:
         _note_held(run, run.ran, find_node())
     if is_open_still:
@@ -466,12 +464,13 @@ def _backward_begins(roots: Roots, gradients: Sequence[Any], keeps_graph: bool) 
     if _torch.is_compiling():
         return
     between.close(gradients)
-    if is_outer and not _books.open:
+    open_now = _books.runs
+    if is_outer and not open_now:
         for owner in list(_books.without_gradients):
             owner.backward_begins(roots, keeps_graph=keeps_graph)
-    if not (_books.open or _books.rerunning):
+    if not (open_now or _books.rerunning):
         return
-    for run in _books.runs if is_outer else ():
+    for run in open_now if is_outer else ():
         if run.ran is not None and not run.has_waited:  # what is gone then is so in later ones
             run.ran.region = run.ran.region._replace(is_gone=not run.returned_nbytes)
             run.has_waited = True

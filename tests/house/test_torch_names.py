@@ -6,6 +6,7 @@ A torch release that moves or changes one fails here, by its name.
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import multiprocessing
 import operator
@@ -13,6 +14,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
@@ -977,6 +979,10 @@ def test_what_a_function_of_the_users_has_saved_under_a_name_of_its_own():
     one, two = (Own.apply(torch.ones(n, requires_grad=True)).grad_fn for n in (1, 2))
     assert _torch.saved_names(one) == ["saved_tensors"]
     assert _torch.saved_names(two) == ["saved_tensors", "_saved_own"]
+    kind = weakref.ref(type(one))
+    del one, two, Own
+    gc.collect()
+    assert kind() is None  # with what its code holds
 
 
 def test_address_of():

@@ -127,6 +127,48 @@ def test_what_a_run_returns_is_beside_others_once_it_is_over():
     assert sum(nbytes for _, nbytes in returned_storages(CPU)) == out.nbytes
 
 
+def test_what_a_run_without_a_backward_returns_is_beside_others_once_it_is_gone():
+    """The graph of a loss that nobody takes a gradient of: its prediction may be held on."""
+
+    class Predicts(Chain):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.layers[0](x))
+
+    out = optimized(Predicts, UNBOUNDED)(many_rows())
+    kept = out.detach()
+    del out
+    gc.collect()
+    assert not open_runs(CPU)
+    assert sum(nbytes for _, nbytes in returned_storages(CPU)) == kept.nbytes
+
+
+def test_runs_that_only_garbage_holds_may_go_at_any_time():
+    """A collection may begin wherever the books are read, as here at nearly each allocation."""
+
+    class Owner:
+        is_nested = True
+
+    def leave(count: int) -> None:
+        for _ in range(count):
+            cycle: list[Any] = [torch.ones(2, requires_grad=True).sum()]
+            cycle.append(cycle)
+            ledger.note_run(Owner(), None, outputs=cycle[:1], device=CPU)
+
+    frequency = gc.get_threshold()
+    try:
+        for most in range(1, 60):
+            gc.set_threshold(10**6)
+            leave(30)
+            gc.set_threshold(most)
+            assert not ledger._books.later(max(ledger._books.open))
+            [*ledger._books.living(), *ledger._books.runs]
+    finally:
+        gc.set_threshold(*frequency)
+    gc.collect()
+    assert not open_runs(CPU)
+    assert not [*returned_storages(CPU)]
+
+
 def test_what_nobody_holds_any_more_is_looked_at_once():
     """Each run of a step asks what earlier ones have returned."""
     kept, gone = torch.ones(4), torch.ones(5)
