@@ -24,7 +24,7 @@ from autoremat.backend import module_call
 from autoremat.call_stack import users_level
 from autoremat.errors import FallbackError
 from autoremat.fallbacks import fallback
-from autoremat.memory.meter import tensors_in
+from autoremat.memory.storage_sizes import tensors_in
 from autoremat.planning.sizes import MANY_COMPILES
 from autoremat.session.call_sizes import CallSizes
 from autoremat.session.eager_recurrent import eager_recurrent_layers

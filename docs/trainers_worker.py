@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import autoremat
-from autoremat.memory.meter import measure_peak, resident_nbytes, state_of, storages_nbytes
+from autoremat.memory.meter import measure_peak, resident_nbytes, state_of
+from autoremat.memory.storage_sizes import storages_nbytes
 
 Row = dict[str, Any]
 Take = Callable[[], Any]

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 import autoremat
-from autoremat.memory.meter import measure_peak, resident_nbytes, state_of, storages_nbytes
+from autoremat.memory.meter import measure_peak, resident_nbytes, state_of
+from autoremat.memory.storage_sizes import storages_nbytes
 from tests.tiny import Blocks, many_rows
 from tests.training import optimized, peaks
 

@@ -35,7 +35,7 @@ from autoremat.cost.made_up_inputs import Inputs, draw_inputs, runs_alone
 from autoremat.cost.runs import Run, attempt, call_time_us, execute, peaks_of_runs
 from autoremat.cost.timings import Timing, implausible
 from autoremat.cost.work import bytes_moved, flop_count, matmul_dtype
-from autoremat.memory.meter import rounded_nbytes
+from autoremat.memory.storage_sizes import rounded_nbytes
 
 Progress = Callable[[int, int], None]
 

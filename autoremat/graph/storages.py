@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from autoremat import _torch
-from autoremat.memory.meter import rounded_nbytes
+from autoremat.memory.storage_sizes import rounded_nbytes
 
 _Path = tuple[object, ...]  # where an element stands inside a tuple, list or dict of results
 

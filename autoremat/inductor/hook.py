@@ -40,7 +40,7 @@ from autoremat.inductor.wrapper import (
     call_function,
     read_wrapper,
 )
-from autoremat.memory.meter import rounded_nbytes
+from autoremat.memory.storage_sizes import rounded_nbytes
 
 _NUMBERS = (int, torch.SymInt, torch.SymFloat, torch.SymBool)
 

@@ -15,7 +15,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from autoremat import _torch
-from autoremat.memory.meter import buffers_of, gradients_of, storage_sizes, tensors_in
+from autoremat.memory.meter import buffers_of, gradients_of
+from autoremat.memory.storage_sizes import storage_sizes, tensors_in
 
 
 class CallsAround:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from autoremat.memory.meter import same_device, storage_sizes, tensors_in
+from autoremat.memory.storage_sizes import same_device, storage_sizes, tensors_in
 
 _Kind = tuple[int, torch.dtype, torch.device]  # batches may differ in their sizes
 

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoremat.memory.meter import buffers_of, rounded_nbytes, state_of, storage_sizes, tensors_in
+from autoremat.memory.meter import buffers_of, state_of
 from autoremat.memory.optimizer_memory import update_of
 from autoremat.memory.optimizers import parameters_of
+from autoremat.memory.storage_sizes import rounded_nbytes, storage_sizes, tensors_in
 from autoremat.reserved.step import Update
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from autoremat._torch import TorchDispatchMode, is_mutable, storage_identity, tensor_leaves
-from autoremat.memory.meter import rounded_nbytes, storage_identities, storages_of
+from autoremat.memory.storage_sizes import rounded_nbytes, storage_identities, storages_of
 
 
 @dataclass(eq=False)

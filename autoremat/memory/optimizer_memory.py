@@ -27,8 +27,9 @@ from autoremat._torch import (
     tensor_leaves,
 )
 from autoremat.memory.live_storages import LiveStorages
-from autoremat.memory.meter import kept_beside_state, state_of, storages_nbytes
+from autoremat.memory.meter import kept_beside_state, state_of
 from autoremat.memory.optimizers import count_values, layers_of, steps_itself, tensors_in_state
+from autoremat.memory.storage_sizes import storages_nbytes
 from autoremat.reserved.step import Event, Update
 
 _STEPS_TAKEN = 1000  # as a step count reads: an optimizer's warm-up branches are behind

@@ -18,21 +18,18 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from autoremat import _torch
 from autoremat.memory.calls import CallsAround
 from autoremat.memory.held_tensors import HeldTensors, held_tensors
-from autoremat.memory.meter import (
-    buffers_of,
-    gradients_of,
-    resident_parts,
+from autoremat.memory.meter import buffers_of, gradients_of, resident_parts, state_of
+from autoremat.memory.optimizer_memory import OptimizerFootprint, optimizer_footprint
+from autoremat.memory.optimizers import layers_of, parameters_of
+from autoremat.memory.spread import Spread, Traffic
+from autoremat.memory.storage_sizes import (
     rounded_nbytes,
     same_device,
-    state_of,
     storage_identities,
     storage_sizes,
     storages_of,
     tensors_in,
 )
-from autoremat.memory.optimizer_memory import OptimizerFootprint, optimizer_footprint
-from autoremat.memory.optimizers import layers_of, parameters_of
-from autoremat.memory.spread import Spread, Traffic
 from autoremat.memory.window import Window, window_of
 from autoremat.reporting import GraphReport
 from autoremat.reporting.resident import ResidentParts

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from autoremat import _torch
-from autoremat.memory.meter import storage_sizes
+from autoremat.memory.storage_sizes import storage_sizes
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from autoremat_solver.simulate import backward_start, occupied_spans
 
 from autoremat import _torch
 from autoremat.inductor.laid_out import LAID_OUT
-from autoremat.memory.meter import CUDA_ROUNDING
+from autoremat.memory.storage_sizes import CUDA_ROUNDING
 from autoremat.planning.choice import Choice, as_chosen
 from autoremat.planning.sizes import sizes_of, subject_at
 from autoremat.problem.lower import without_spare_states

@@ -24,8 +24,8 @@ from autoremat.errors import InfeasibleBudget, OverBudget
 from autoremat.explain.advice import Narrowed
 from autoremat.explain.graph_report import facts_of_refusal
 from autoremat.graph.collectives import run_once_collectives
-from autoremat.memory.meter import storage_sizes
 from autoremat.memory.residents import with_others
+from autoremat.memory.storage_sizes import storage_sizes
 from autoremat.planning.asked import store
 from autoremat.planning.choice import Choice, as_chosen
 from autoremat.planning.curve import Curve, curve_of

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from autoremat import _torch
-from autoremat.memory.meter import tensors_in
+from autoremat.memory.storage_sizes import tensors_in
 
 _overwritten = WeakSet[nn.Module]()  # layers: what they were given was written into after a run
 

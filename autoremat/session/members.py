@@ -19,16 +19,16 @@ from torch import nn
 from autoremat import _torch
 from autoremat.memory.calls import brought
 from autoremat.memory.given import Given
-from autoremat.memory.meter import (
-    state_of,
+from autoremat.memory.meter import state_of
+from autoremat.memory.optimizers import StepOptimizers
+from autoremat.memory.residents import Resident, resident_of, spread_out
+from autoremat.memory.spread import Sharing, Spread
+from autoremat.memory.storage_sizes import (
     storage_identities,
     storage_sizes,
     storages_nbytes,
     tensors_in,
 )
-from autoremat.memory.optimizers import StepOptimizers
-from autoremat.memory.residents import Resident, resident_of, spread_out
-from autoremat.memory.spread import Sharing, Spread
 from autoremat.watch.ledger import open_runs
 from autoremat.watch.present import Present
 

@@ -21,8 +21,8 @@ from autoremat.ask.plan_file import NodeRecord, StoredGraph
 from autoremat.ask.steering import Steering
 from autoremat.cost.machine import settings_key
 from autoremat.errors import PlanMismatch
-from autoremat.memory.meter import storage_sizes
 from autoremat.memory.residents import Resident
+from autoremat.memory.storage_sizes import storage_sizes
 from autoremat.planning.asked import choose_stored
 from autoremat.planning.choice import TORCH
 from autoremat.planning.figures import Figures, KeptFigures

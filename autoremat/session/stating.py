@@ -12,8 +12,8 @@ from typing import Any
 from autoremat import _torch
 from autoremat.ask.options import Setting
 from autoremat.graph.collectives import late_nbytes
-from autoremat.memory.meter import rounded_nbytes
 from autoremat.memory.residents import Resident
+from autoremat.memory.storage_sizes import rounded_nbytes
 from autoremat.planning.part import Part
 from autoremat.planning.pipeline import Graph, state
 from autoremat.problem.lower import shell_of

@@ -20,8 +20,9 @@ import torch
 from autoremat import _torch
 from autoremat.ask.options import Offline, Options
 from autoremat.errors import FallbackError, FallbackWarning, OverBudgetWarning
-from autoremat.memory.meter import state_of, storages_nbytes
+from autoremat.memory.meter import state_of
 from autoremat.memory.residents import Resident
+from autoremat.memory.storage_sizes import storages_nbytes
 from autoremat.memory.unseen import unseen_nbytes
 from autoremat.planning.nesting import Around, Beside, placed
 from autoremat.planning.part import Part

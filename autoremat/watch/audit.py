@@ -21,13 +21,9 @@ from weakref import WeakSet
 import torch
 
 from autoremat import _torch
-from autoremat.memory.meter import (
-    gradients_of,
-    same_device,
-    storage_identities,
-    storage_sizes,
-)
+from autoremat.memory.meter import gradients_of
 from autoremat.memory.spread import Spread, Traffic
+from autoremat.memory.storage_sizes import same_device, storage_identities, storage_sizes
 from autoremat.planning.nesting import Beside
 from autoremat.planning.part import Part
 from autoremat.planning.ran import Ran

@@ -21,7 +21,7 @@ import torch
 
 from autoremat import _torch
 from autoremat.memory.live_storages import LiveStorages
-from autoremat.memory.meter import same_device, storage_identities
+from autoremat.memory.storage_sizes import same_device, storage_identities
 
 # What kernels of losses take for themselves while they run, beside their result: so many times the
 # largest that they are given. No result shows it.

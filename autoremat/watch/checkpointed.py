@@ -20,7 +20,7 @@ import torch
 
 from autoremat import _torch
 from autoremat.memory.live_storages import LiveStorages
-from autoremat.memory.meter import storage_identities, storage_sizes, tensors_in
+from autoremat.memory.storage_sizes import storage_identities, storage_sizes, tensors_in
 from autoremat.watch.eager_code import Results
 
 Remade = Mapping[int, Mapping[Hashable, int]]

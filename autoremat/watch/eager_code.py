@@ -18,7 +18,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from autoremat import _torch
-from autoremat.memory.meter import rounded_nbytes, same_device, storages_of, tensors_in
+from autoremat.memory.storage_sizes import rounded_nbytes, same_device, storages_of, tensors_in
 from autoremat.watch.ledger import run_of
 
 NODES_OF_A_LOSS = 32  # that tell it from another

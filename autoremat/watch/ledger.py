@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from autoremat import _torch
 from autoremat.errors import SECOND_BACKWARD
-from autoremat.memory.meter import rounded_nbytes, same_device, storages_of, tensors_in
+from autoremat.memory.storage_sizes import rounded_nbytes, same_device, storages_of, tensors_in
 from autoremat.planning.part import Part
 from autoremat.planning.ran import Ran
 from autoremat.watch import between

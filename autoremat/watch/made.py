@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from autoremat import _torch
-from autoremat.memory.meter import storage_identities, tensors_in
+from autoremat.memory.storage_sizes import storage_identities, tensors_in
 from autoremat.watch.eager_backward import first_nodes
 from autoremat.watch.eager_code import nodes_behind
 from autoremat.watch.ledger import Roots

@@ -16,9 +16,10 @@ from torch import nn
 from autoremat import _torch
 from autoremat.memory.calls import CallsAround
 from autoremat.memory.given import Given
-from autoremat.memory.meter import state_of, storage_sizes
+from autoremat.memory.meter import state_of
 from autoremat.memory.optimizers import StepOptimizers, parameters_of
 from autoremat.memory.spread import Sharing, Spread, Traffic, traffic_of_run
+from autoremat.memory.storage_sizes import storage_sizes
 from autoremat.watch.standing import Standing
 
 _OFTEN = 2  # where gradients add up, no two steps in a row begin without

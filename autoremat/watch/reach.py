@@ -35,8 +35,9 @@ from autoremat.call_stack import (
     variables_of_waiting,
     waiting_generators,
 )
-from autoremat.memory.meter import gradients_of, storage_identities, storages_of
+from autoremat.memory.meter import gradients_of
 from autoremat.memory.optimizers import count_steps
+from autoremat.memory.storage_sizes import storage_identities, storages_of
 from autoremat.watch.eager_code import nodes_behind
 from autoremat.watch.ledger import beginnings
 

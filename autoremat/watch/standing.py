@@ -17,8 +17,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from autoremat import _torch
-from autoremat.memory.meter import gradients_of, storage_sizes
+from autoremat.memory.meter import gradients_of
 from autoremat.memory.optimizers import count_steps
+from autoremat.memory.storage_sizes import storage_sizes
 from autoremat.watch.ledger import beginnings
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, distributed, nn
 
 import autoremat
-from autoremat.memory.meter import resident_nbytes, storages_of
+from autoremat.memory.meter import resident_nbytes
+from autoremat.memory.storage_sizes import storages_of
 from tests.process_group import one_process  # noqa: F401
 from tests.tiny import WIDTH, Chain, rows
 from tests.training import UNBOUNDED, make_seeded

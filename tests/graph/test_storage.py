@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from autoremat.graph.storages import Storages, find_storages
-from autoremat.memory.meter import rounded_nbytes
+from autoremat.memory.storage_sizes import rounded_nbytes
 from tests.joint_graphs import CPU, capture, leaf
 
 

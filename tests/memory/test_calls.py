@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from autoremat.memory.calls import CallsAround
-from autoremat.memory.meter import tensors_in
+from autoremat.memory.storage_sizes import tensors_in
 
 BATCH = torch.ones(2, 4)
 

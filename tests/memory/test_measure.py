@@ -11,14 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from autoremat.memory.meter import (
-    measure_peak,
-    memory_timeline,
-    resident_nbytes,
-    storages_nbytes,
-    with_peak,
-)
+from autoremat.memory.meter import measure_peak, memory_timeline, resident_nbytes, with_peak
 from autoremat.memory.optimizer_memory import OptimizerFootprint, optimizer_footprint
+from autoremat.memory.storage_sizes import storages_nbytes
 
 KIB = 1024
 

@@ -15,10 +15,11 @@ import autoremat
 import autoremat.backend
 from autoremat.memory.fake_twin import Faker
 from autoremat.memory.held_tensors import held_tensors
-from autoremat.memory.meter import resident_parts, rounded_nbytes
+from autoremat.memory.meter import resident_parts
 from autoremat.memory.optimizer_memory import optimizer_footprint
 from autoremat.memory.optimizers import layers_of
 from autoremat.memory.residents import GivenToGraphs
+from autoremat.memory.storage_sizes import rounded_nbytes
 from autoremat.reporting import ResidentParts
 from tests.tiny import WIDTH, Residual, rows
 from tests.training import UNBOUNDED, optimized, step

@@ -13,7 +13,8 @@ from torch.distributed.fsdp import fully_shard
 
 import autoremat
 from autoremat import TrainingSetup
-from autoremat.memory.meter import measure_peak, resident_nbytes, storages_nbytes
+from autoremat.memory.meter import measure_peak, resident_nbytes
+from autoremat.memory.storage_sizes import storages_nbytes
 from autoremat.reporting import Remedy, Report
 
 TOKENS, WIDTH, WORDS = 512, 128, 256

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from autoremat import _torch
-from autoremat.memory.meter import measure_peak, storage_identities
+from autoremat.memory.meter import measure_peak
+from autoremat.memory.storage_sizes import storage_identities
 from autoremat.watch import between, ledger
 from autoremat.watch.between import Between
 from tests.watch.test_reach import BATCH, encoder_of, frozen, optimised, told, whole_peak

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from autoremat import _torch
-from autoremat.memory.meter import measure_peak, storage_sizes
+from autoremat.memory.meter import measure_peak
+from autoremat.memory.storage_sizes import storage_sizes
 from autoremat.watch.checkpointed import Reruns
 from autoremat.watch.eager_backward import Foreseen, foresee
 from autoremat.watch.eager_code import nodes_behind

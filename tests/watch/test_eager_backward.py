@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from autoremat.memory.meter import measure_peak, storage_sizes
+from autoremat.memory.meter import measure_peak
+from autoremat.memory.storage_sizes import storage_sizes
 from autoremat.watch import eager_backward
 from autoremat.watch.eager_backward import foresee
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from autoremat import _torch
-from autoremat.memory.meter import storage_identities
+from autoremat.memory.storage_sizes import storage_identities
 from autoremat.watch import eager_code
 from autoremat.watch.eager_code import Results, saved_storages
 

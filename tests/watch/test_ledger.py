@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import autoremat
 from autoremat.backend import autoremat as backend
-from autoremat.memory.meter import measure_peak, resident_nbytes, storage_identities
+from autoremat.memory.meter import measure_peak, resident_nbytes
+from autoremat.memory.storage_sizes import storage_identities
 from autoremat.watch import ledger
 from autoremat.watch.ledger import open_runs, returned_storages
 from tests.tiny import WIDTH, Chain, many_rows

@@ -9,7 +9,8 @@ import torch
 from torch import distributed
 
 from autoremat import _torch
-from autoremat.memory.meter import gradients_of, storage_sizes
+from autoremat.memory.meter import gradients_of
+from autoremat.memory.storage_sizes import storage_sizes
 from autoremat.watch.standing import Standing, moving_of, of_root
 from tests.process_group import one_process  # noqa: F401
 from tests.tiny import rows
