@@ -28,18 +28,17 @@ def all_modules(roots: Iterable[nn.Module]) -> Iterator[nn.Module]:
 def own_parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
     """What `parameters(recurse=False)` gives of each of these, without its chain of generators."""
     for module in modules:
-        yield from (p for p in module._parameters.values() if p is not None)
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                yield parameter
 
 
 def own_gradients(tensors: Iterable[torch.Tensor]) -> Iterator[OfParameter]:
     """The gradients that tensors have now; results of operations have none, and torch warns."""
-    for tensor in tensors:
-        if _is_leaf(tensor) and (gradient := tensor.grad) is not None:
+    for tensor in tensors:  # each backward asks this of each parameter
+        try:  # not `suppress`, which takes several times as long
+            is_leaf = tensor.is_leaf
+        except RuntimeError:  # autograd refuses to say of a view whose base was changed
+            continue
+        if is_leaf and (gradient := tensor.grad) is not None:
             yield tensor, gradient
-
-
-def _is_leaf(tensor: torch.Tensor) -> bool:
-    try:  # not `suppress`, which takes several times as long
-        return tensor.is_leaf
-    except RuntimeError:  # autograd refuses to say of a view whose base was changed
-        return False

@@ -27,11 +27,10 @@ __all__ = [
     "REGISTERS_REDUCTION",
     "ShardedUnit",
     "active_replica",
-    "gathered_gradients",
     "gathered_inputs",
     "is_collective",
-    "is_replica",
     "is_wait",
+    "replica_among",
     "sharded_gradients",
     "sharded_units",
     "sharding_ranks",
@@ -111,15 +110,21 @@ def sharded_units(model: nn.Module) -> list[ShardedUnit]:
     return [*units, *(unit for found in _flat_by_root(modules) for unit in _flat_units(found))]
 
 
-def sharded_gradients(modules: Iterable[nn.Module]) -> Iterator[OfParameter]:
-    """The gradients that exist of the units among modules; also those that wait to be reduced.
+def sharded_gradients(
+    modules: Iterable[nn.Module], gathered: Iterable[torch.Tensor] = ()
+) -> Iterator[OfParameter]:
+    """The gradients that exist of units; also those that wait to be reduced.
 
     These are told of their unit's first parameter. It takes a small part of the units' time.
+
+    Args:
+        modules: the units are among them.
+        gathered: or these are some of their gathered parameters, of FSDP2.
     """
     if "torch.distributed.fsdp" not in sys.modules or not torch.distributed.is_initialized():
         return  # each backward asks: without processes there are no units
     modules = list(modules)
-    yield from _gradients(_states(modules))
+    yield from _gradients(dict.fromkeys([*_states(modules), *_states_that_gather(gathered)]))
     for found in _flat_by_root(modules):
         for flat in (handle.flat_param for handle in _handles(found)):
             yield from own_gradients(_parameters_of_flat(flat))
@@ -158,12 +163,6 @@ def units_that_gather(tensors: Iterable[torch.Tensor]) -> list[ShardedUnit]:
     return _units(_known(_states_that_gather(tensors)))
 
 
-def gathered_gradients(tensors: Iterable[torch.Tensor]) -> Iterator[OfParameter]:
-    """The gradients that exist of these units; also those that wait to be reduced."""
-    if "torch.distributed.fsdp" in sys.modules:
-        yield from _gradients(_states_that_gather(tensors))
-
-
 def _states_that_gather(tensors: Iterable[torch.Tensor]) -> list[Any]:
     asked = set(map(id, tensors))
     states = _states(_with_state()) if asked else []
@@ -199,7 +198,7 @@ def _gradients(states: Iterable[Any]) -> Iterator[OfParameter]:
     """Of the models whose states these are."""
     for _, group in _groups_of(_known(states)):
         params = group.fsdp_params
-        yield from own_gradients(param.sharded_param for param in params)
+        yield from own_gradients([param.sharded_param for param in params])
         yield from own_gradients(tensors_among(map(gathered_of, params)))
         yield from ((params[0].sharded_param, waiting) for waiting in _waiting(group))
 
@@ -394,6 +393,9 @@ def active_replica() -> nn.Module | None:
     return nn.parallel.DistributedDataParallel._get_active_ddp_module()
 
 
-def is_replica(module: nn.Module) -> bool:
-    """Whether it is a DistributedDataParallel."""
-    return isinstance(module, nn.parallel.DistributedDataParallel)
+def replica_among(modules: Iterable[nn.Module]) -> nn.Module | None:
+    """The first DistributedDataParallel of these, which needs processes."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return None
+    kind = nn.parallel.DistributedDataParallel
+    return next((module for module in modules if isinstance(module, kind)), None)

@@ -97,7 +97,7 @@ class Sharing:
 
     def note_call(self, modules: Iterable[nn.Module] = ()) -> None:
         """A call begins, of these or of what they are in: it may be that of a replica."""
-        found = _torch.active_replica() or next(filter(_torch.is_replica, modules), None)
+        found = _torch.active_replica() or _torch.replica_among(modules)
         if found is not None:
             known = self._replicas.get(found, frozenset())
             for before in [r for r in self._replicas if r.module is found.module]:

@@ -171,9 +171,8 @@ class Arguments(Present):
         """See `Present`."""
         leaves = self._leaves()
         yield from _torch.own_gradients(leaves)
-        yield from _torch.gathered_gradients(leaves)
-        parts = (part for root in self.around.roots for part in root.modules())
-        yield from _torch.sharded_gradients(parts)
+        parts = _torch.all_modules(self.around.roots)
+        yield from _torch.sharded_gradients(parts, gathered=leaves)
 
     def absent_nbytes(self, device: torch.device) -> int:
         """See `Present`."""

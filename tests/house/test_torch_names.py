@@ -1902,7 +1902,7 @@ def test_units_that_are_gathered_ahead_are_told_by_their_number_among_all():
 
 
 @pytest.mark.usefixtures("two_processes")
-def test_sharded_gradients_and_gathered_gradients():
+def test_sharded_gradients():
     """Of all models among the modules: of shards, and of what is gathered of them."""
     from torch.distributed.fsdp import fully_shard
 
@@ -1917,8 +1917,10 @@ def test_sharded_gradients_and_gathered_gradients():
     found = list(_torch.sharded_gradients(pair.modules()))
     assert list(map(id, next(zip(*found, strict=True)))) == [id(models[0].weight), id(second[0])]
     assert [gradient.shape for _, gradient in found] == [(4, 4), (8, 4)]
-    assert next(_torch.gathered_gradients(second))[1] is second[0].grad
-    assert not list(_torch.gathered_gradients([torch.ones(1)]))
+    assert next(_torch.sharded_gradients([], gathered=second))[1] is second[0].grad
+    assert not list(_torch.sharded_gradients([], gathered=[torch.ones(1)]))
+    both = list(_torch.sharded_gradients(pair.modules(), gathered=second))
+    assert [id(gradient) for _, gradient in both] == [id(gradient) for _, gradient in found]
     assert not list(_torch.sharded_gradients([nn.Linear(4, 4)]))
 
 
@@ -1997,7 +1999,7 @@ def test_own_gradients():
     assert next(_torch.own_gradients([one]))[1].tolist() == [2, 2]
 
 
-def test_active_replica_and_is_replica(tmp_path: Path):
+def test_active_replica_and_replica_among(tmp_path: Path):
     """While the forward of a DistributedDataParallel runs."""
     place = f"file://{tmp_path / 'store'}"
     torch.distributed.init_process_group("gloo", init_method=place, rank=0, world_size=1)
@@ -2006,10 +2008,11 @@ def test_active_replica_and_is_replica(tmp_path: Path):
     seen: list[Any] = []
     inner.register_forward_hook(lambda *_: seen.append(_torch.active_replica()))
     model(torch.ones(2, 4))
+    found = [_torch.replica_among(modules) for modules in ([inner, model], [inner])]
     torch.distributed.destroy_process_group()
     assert seen == [model]
     assert _torch.active_replica() is None
-    assert (_torch.is_replica(model), _torch.is_replica(inner)) == (True, False)
+    assert found == [model, None]
 
 
 @pytest.mark.skipif(not _torch.has_triton_package(), reason="needs triton")
