@@ -185,7 +185,8 @@ class _Books:
     # By number, in their order, with what they have returned.
     open: dict[int, tuple[weakref.ref[Run], Mapping[int, Returned]]] = field(default_factory=dict)
     returned: dict[int, Returned] = field(default_factory=dict)  # by runs that are over
-    most_returned: int = _FEW  # when there are more, those that are gone are left out
+    most_open: int = _FEW  # when there are more, those that are gone are left out
+    most_returned: int = _FEW  # the same
     rerunning: weakref.WeakSet[Owner] = field(default_factory=weakref.WeakSet)
     without_gradients: weakref.WeakSet[Owner] = field(default_factory=weakref.WeakSet)
     in_backward: weakref.WeakSet[Owner] = field(default_factory=weakref.WeakSet)  # told it began
@@ -204,9 +205,12 @@ class _Books:
         A callback could come in the midst of whatever reads the books: garbage may be found then.
         """
         self.open[number] = weakref.ref(run), run.returned
-        elsewhere = [k for k, kept in run.returned.items() if kept.device.type != run.device.type]
+        if len(self.open) > self.most_open:  # nobody asks for them where no backward ever comes
+            self.most_open = _FEW + 2 * len(self.runs)
+        here = run.device
+        elsewhere = {k: r for k, r in run.returned.items() if not same_device(here, r.device)}
         if elsewhere:  # those open there do not count it
-            self.keep({key: run.returned[key] for key in elsewhere})
+            self.keep(elsewhere)
 
     def run(self, number: int) -> Run | None:
         """A run by its number; None if it is open no more."""
@@ -250,7 +254,9 @@ class _Books:
         """
         for key in list(self.returned):  # a list of pairs could set off a garbage collection
             kept = self.returned.get(key)
-            if kept is not None and not kept.storage.expired():
+            if kept is None:
+                continue
+            if not kept.storage.expired():
                 yield key, kept
             else:
                 self.returned.pop(key, None)
