@@ -24,7 +24,7 @@ compiled with `activation_memory_budget` = {TORCH_SHARE}. **Measured** is what i
 there before the step (shards of parameters, optimizer state, the batch; under DDP the buckets of
 gradients) and `autoremat.measure_peak` above it, of the worst rank; of several steps from the
 sixth on the least, since what gloo's threads free seems to live on until its address is used again.
-Of 24 in the latest runs, of six in those before: a step that shows no such memory is one in six.
+Of 24 in the latest runs; of six in those before, each of which may show such memory.
 **Predicted** is what the report says by then. **Gradient**: the largest difference to the step
 without a plan after as many steps, relative to the largest gradient. **Time**: of a step beside
 that with checkpoints (in the row *torch's*, beside that one), one step of each in turn, the median

@@ -27,7 +27,7 @@ from autoremat import _torch
 
 CPU = torch.device("cpu")
 SETTLED = 5  # steps before one is measured: it is promised from the third on
-MEASURED = 24  # of which about one in six shows what is live: see `peak_nbytes`
+MEASURED = 24  # of six, each may show more than is live: see `peak_nbytes`
 SMALLEST, CHECKPOINTS, TORCH = 0, -1, -2  # settings
 TORCH_SHARE = 0.5  # of what torch would keep, which its own budget allows
 

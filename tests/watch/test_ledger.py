@@ -166,14 +166,14 @@ def test_runs_that_only_garbage_holds_may_go_at_any_time():
 
     threshold = gc.get_threshold()
     try:
-        for later in range(1, 40):
+        for later in range(1, 60):
             gc.set_threshold(10**6)
-            leave(50)
+            leave(200)
             gc.disable()
             _pairs = [(number, later) for number in range(2500)]  # else new ones reuse old memory
             gc.set_threshold(gc.get_count()[0] + later)
             gc.enable()
-            [*ledger._books.later(0), *ledger._books.living(), *ledger._books.runs]
+            ledger._books.later(0)
     finally:
         gc.enable()
         gc.set_threshold(*threshold)
