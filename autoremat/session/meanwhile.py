@@ -21,7 +21,8 @@ from autoremat.planning.step import Step
 from autoremat.session.surroundings import Surroundings
 from autoremat.watch import between
 from autoremat.watch.audit import Audit, names_of, sizes_of_runs
-from autoremat.watch.ledger import Owner, Run, note_without_gradients
+from autoremat.watch.ledger import note_without_gradients
+from autoremat.watch.open_run import Owner, Run
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from autoremat.planning.nesting import Around
 from autoremat.planning.step import Step
 from autoremat.session.measured import is_counted
 from autoremat.session.surroundings import Surroundings
-from autoremat.watch.ledger import SCALARS_NBYTES
+from autoremat.watch.open_run import SCALARS_NBYTES
 
 USUAL_REPLANS = 2  # for what is found beside the graphs, and for what that step has shown
 WORTH_A_PLAN = 0.02  # of the budget above what is resident: less that is unused stays so

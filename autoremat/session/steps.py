@@ -41,8 +41,6 @@ from autoremat.watch import between
 from autoremat.watch.audit import Look
 from autoremat.watch.eager_code import names_from
 from autoremat.watch.ledger import (
-    Roots,
-    Run,
     has_reruns,
     latest_backward,
     note_rerun,
@@ -50,6 +48,7 @@ from autoremat.watch.ledger import (
     open_runs,
     owners_since,
 )
+from autoremat.watch.open_run import Roots, Run
 from autoremat.watch.present import Present
 
 T = TypeVar("T")
@@ -343,7 +342,7 @@ class Steps:
             self.audit.at_end(self.open_runs, outputs, self.device)
 
     def backward_begins(self, roots: Roots, *, keeps_graph: bool) -> None:
-        """A backward begins that may reach runs of its graphs; see `ledger.Owner`."""
+        """A backward begins that may reach runs of its graphs; see `open_run.Owner`."""
         runs = self.open_runs
         if not (runs or self.is_planned):  # nobody knows yet where graphs will run
             return
@@ -361,17 +360,17 @@ class Steps:
                 self.meanwhile.note(self.audit.between.taken(), runs)
 
     def backward_ended(self) -> None:
-        """A backward is over that began while its graphs waited; see `ledger.Owner`."""
+        """A backward is over that began while its graphs waited; see `open_run.Owner`."""
         if not self._waiting:
             self.measured.end()
 
     def holds_more(self) -> None:
-        """What a graph has returned stays in its backward; see `ledger.Owner`."""
+        """What a graph has returned stays in its backward; see `open_run.Owner`."""
         with self.looking():
             self.tell_if_above(self.peak_nbytes)
 
     def reruns_begin(self, roots: Roots) -> None:
-        """A backward begins in which its graphs may run; see `ledger.Owner`."""
+        """A backward begins in which its graphs may run; see `open_run.Owner`."""
         self._has_noted_call = False
         with self.looking():
             if not self._waiting:
@@ -430,7 +429,7 @@ class Steps:
             owner.waits_beside(peak_nbytes, runs)
 
     def waits_beside(self, peak_nbytes: int, runs: Sequence[Run]) -> None:
-        """Other models take so much in all while its graphs wait; see `ledger.Owner`."""
+        """Other models take so much in all while its graphs wait; see `open_run.Owner`."""
         with self.looking():
             self.meanwhile.note(peak_nbytes, runs)
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from autoremat.planning.nesting import Around
 from autoremat.watch.audit import Audit, Look
 from autoremat.watch.eager_code import Results
-from autoremat.watch.ledger import SCALARS_NBYTES
+from autoremat.watch.open_run import SCALARS_NBYTES
 from autoremat.watch.present import Present
 
 

@@ -31,8 +31,9 @@ from autoremat.watch.between import Between
 from autoremat.watch.checkpointed import Reruns
 from autoremat.watch.eager_backward import Foreseen, first_nodes, foresee
 from autoremat.watch.eager_code import Results, names_from
-from autoremat.watch.ledger import Roots, Run, returned_storages, run_of
+from autoremat.watch.ledger import returned_storages, run_of
 from autoremat.watch.made import Made
+from autoremat.watch.open_run import Roots, Run
 from autoremat.watch.present import Arguments, Present
 from autoremat.watch.reach import Reach
 from autoremat.watch.situations import Situations
@@ -126,12 +127,15 @@ class Audit:
 
     def begin_step(self) -> None:
         """Nothing is saved yet, and no forward has gone by."""
+        present = self.present
         self._stood.clear()
-        self.arguments.begin_step()
+        self.arguments.begin_calls()
+        if present is self.arguments:  # else nobody asks these whether steps find gradients
+            self.arguments.begin_step()
         self.saved.clear()
         self.between.step_begins()
         self._is_unnoted = self._has_reached = False
-        self.reach.begin_step(self.present.optimizers.steps)
+        self.reach.begin_step(present.optimizers.steps)
 
     def take_turns(self, others: Iterable[Audit]) -> None:
         """These are of models that are trained between steps of this one: theirs is there too.

@@ -21,7 +21,8 @@ import torch
 from autoremat import _torch
 from autoremat.watch.checkpointed import Again
 from autoremat.watch.eager_code import nodes_behind, saved_storages
-from autoremat.watch.ledger import Run, run_of
+from autoremat.watch.ledger import run_of
+from autoremat.watch.open_run import Run
 
 # What they make for those behind them is the gradient that they take, or a view of it; of a sum,
 # one number that looks as large as all.

@@ -10,172 +10,23 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import weakref
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from autoremat import _torch
 from autoremat.errors import SECOND_BACKWARD
-from autoremat.memory.storage_sizes import rounded_nbytes, same_device, storages_of, tensors_in
+from autoremat.memory.storage_sizes import same_device
 from autoremat.planning.part import Part
 from autoremat.planning.ran import Ran
 from autoremat.watch import between
+from autoremat.watch.open_run import Owner, Returned, Roots, Run, living_nbytes, returned_by
 
 _FEW = 64
-# A loss and its gradient, as CUDA rounds them: looks at a backward need not see who holds these.
-SCALARS_NBYTES = 1024
-_SHARES = 1024  # steps of other sizes are alike if as much of what they return is held, about
 SAME = 1.02  # peaks that differ by less are told of once
-
-Roots = Sequence[Any]  # tensors or edges that a backward begins at
-
-
-class Owner(Protocol):
-    """Who plans the graphs of a model, and answers for their budget."""
-
-    audit: Any  # `audit.Audit`: knows what the model holds
-    is_nested: bool  # whether each of its backwards came before those of earlier runs
-    backward: int  # number of the latest that went through a run of its graphs
-
-    def backward_begins(self, roots: Roots, *, keeps_graph: bool) -> None:
-        """A backward begins that may reach runs of its graphs, or what they have returned."""
-
-    def holds_more(self) -> None:
-        """Somebody holds more of what a run has returned than after earlier ones like it."""
-
-    def backward_ended(self) -> None:
-        """A backward is over that began while runs of its graphs were open."""
-
-    def waits_beside(self, peak_nbytes: int, runs: Sequence[Run]) -> None:
-        """A step takes so much in all while these runs are open; others cannot do with less."""
-
-    def reruns_begin(self, roots: Roots) -> None:
-        """A backward begins in which its graphs may run, as they did in one before."""
-
-
-class Returned(NamedTuple):
-    """A storage that a run has returned; its identity is its own as long as this lives."""
-
-    storage: StorageWeakRef
-    nbytes: int
-    device: torch.device
-
-
-@dataclass(eq=False, repr=False)  # which would write out all of its owner
-class Run:
-    """One forward of a planned graph. Only its node of autograd's graph holds it.
-
-    Attributes:
-        owner: of the graph.
-        ran: as the step of the graph has it; None for a call in eager mode.
-        device: where it ran.
-        sizes: what the graph's symbolic sizes stood for.
-        find_graph: finds the graph at these sizes, when it is asked for.
-        returned: the storages that it returned, by identity.
-        behind: the operations in eager mode whose results it was given, by their names.
-        has_waited: whether a backward has begun since.
-        held: the most of its results that somebody held as a backward went through it.
-    """
-
-    owner: Owner
-    ran: Ran | None
-    device: torch.device
-    sizes: tuple[int, ...] = ()
-    find_graph: Callable[[], Part] | None = None
-    returned: Mapping[int, Returned] = field(default_factory=dict)
-    behind: tuple[str, ...] = ()
-    has_waited: bool = False
-    held: float = 0.0
-
-    @functools.cached_property
-    def graph(self) -> Part | None:
-        """The graph at these sizes; None for a call in eager mode."""
-        return None if self.find_graph is None else self.find_graph()
-
-    @functools.cached_property
-    def name(self) -> str:
-        """Of the plan that the graph ran by; "" for a call in eager mode."""
-        return "" if self.ran is None else self.ran.name
-
-    @functools.cached_property
-    def situation(self) -> Hashable:
-        """What tells situations apart in which it is open."""
-        return id(self.owner), self.name
-
-    @property
-    def region(self) -> int:
-        """Number of the region of a checkpoint that it ran in; 0 if in none."""
-        return 0 if self.ran is None else self.ran.region.number
-
-    @property
-    def held_nbytes(self) -> int:
-        """What it holds now for its backward, what it returned included."""
-        if self.ran is not None and self.region:
-            return self.returned_nbytes + self.ran.region.state_nbytes
-        if self.graph is None:
-            return 0
-        crossing = self.graph.figures.crossing
-        return crossing.nbytes - (0 if self.returned_nbytes else crossing.passed_nbytes)
-
-    @property
-    def again_nbytes(self) -> int:
-        """What it will hold more, once its region runs again."""
-        return self.graph.figures.crossing_nbytes if self.graph and self.region else 0
-
-    @property
-    def left_nbytes(self) -> int:
-        """What outlives its backward of what it returned, as far as is known."""
-        return 0 if self.graph is None or self.ran is None else self.ran.left_by(self.graph)
-
-    @property
-    def returned_nbytes(self) -> int:
-        """What it has returned and somebody holds."""
-        return _living_nbytes(self.returned)
-
-    def held_share(self, node: Any) -> float:
-        """Of what it has returned, the share that somebody holds beside its backward, at most.
-
-        Args:
-            node: of autograd's graph, which may have saved some of it.
-        """
-        alive = [key for key, kept in self.returned.items() if not kept.storage.expired()]
-        if not alive:
-            return 0.0
-        sizes = {
-            key: rounded_nbytes(kept.nbytes, kept.device) for key, kept in self.returned.items()
-        }
-        least_nbytes = sum(sizes.values()) / _SHARES
-        # What a node has saved is asked for only where there is something to let go of.
-        is_much = sum(sizes.values()) > SCALARS_NBYTES
-        if is_much and any(sizes[key] > least_nbytes for key in alive):
-            own = Counter(_results_saved_by(node))
-            alive = [key for key in alive if _torch.storage_references(key) > own[key]]
-        living_nbytes = sum(sizes[key] for key in alive)
-        return math.ceil(_SHARES * living_nbytes / max(1, sum(sizes.values()))) / _SHARES
-
-
-def _results_saved_by(node: Any) -> list[int]:
-    """Storages of its own results that a node has saved, once for each tensor that holds one.
-
-    Whatever else it has saved may be the very tensor that somebody holds: it is left out.
-    """
-    return [
-        _torch.storage_identity(storage)
-        for value in tensors_in(_torch.saved_by(node))
-        if value.grad_fn is node
-        for storage in storages_of(value)
-    ]
-
-
-def _living_nbytes(returned: Mapping[int, Returned]) -> int:
-    """Of storages that were returned, those that somebody holds."""
-    return sum(kept.nbytes for kept in returned.values() if not kept.storage.expired())
 
 
 @dataclass
@@ -338,7 +189,7 @@ def note_run(
     if _books.has_gone_back:
         _books.told_nbytes.clear()
         _books.has_gone_back = False
-    run = Run(owner, ran, device, sizes, find_graph, _returned(tensors), behind)
+    run = Run(owner, ran, device, sizes, find_graph, returned_by(tensors), behind)
     number = next(_numbers)
     node.metadata[_KEY] = run
     # It holds the hook; one of torch's own cannot be referred to otherwise, and needs not.
@@ -386,18 +237,7 @@ def has_reruns(owner: Owner) -> bool:
 
 def note_returned(tensors: Iterable[torch.Tensor]) -> None:
     """A graph whose run is over has returned these, which may outlive it."""
-    _books.keep(_returned(tensors))
-
-
-def _returned(tensors: Iterable[torch.Tensor]) -> Mapping[int, Returned]:
-    """The storages of what a graph has returned, by identity."""
-    return {
-        _torch.storage_identity(storage): Returned(
-            StorageWeakRef(storage), storage.nbytes(), tensor.device
-        )
-        for tensor in tensors
-        for storage in storages_of(tensor)
-    }
+    _books.keep(returned_by(tensors))
 
 
 def noting_returned(
@@ -437,9 +277,7 @@ def _backward_runs(number: int, find_node: Callable[[], Any], _gradients: Any) -
         if run.ran is not None:
             # Only now its graph has let go of those results that it needed itself.
             ran, returned = _books.gone_back
-            ran.lasting = _living_nbytes(returned) / max(
-                1, sum(r.nbytes for r in returned.values())
-            )
+            ran.lasting = living_nbytes(returned) / max(1, sum(r.nbytes for r in returned.values()))
             _books.gone_back = run.ran, run.returned
     if run is not None and any(other.owner is run.owner for other in _books.later(number)):
         run.owner.is_nested = False

@@ -15,7 +15,7 @@ from autoremat import _torch
 from autoremat.memory.storage_sizes import storage_identities, tensors_in
 from autoremat.watch.eager_backward import first_nodes
 from autoremat.watch.eager_code import nodes_behind
-from autoremat.watch.ledger import Roots
+from autoremat.watch.open_run import Roots
 
 
 class Made:

@@ -144,9 +144,8 @@ class Arguments(Present):
         known = set(map(id, lasting))
         self._brought.note(value for value in real if id(value) not in known)
 
-    def begin_step(self) -> None:
-        """Graphs of another step are going to run."""
-        super().begin_step()
+    def begin_calls(self) -> None:
+        """Graphs of another step are going to run: what was given before may live on."""
         self._brought.begin_step()
 
     def leaves(self) -> list[torch.Tensor]:
