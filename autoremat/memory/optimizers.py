@@ -165,6 +165,7 @@ class Stepped(Protocol):
 
 
 _watching: weakref.WeakSet[Stepped] = weakref.WeakSet()
+_have_stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 _steps = 0
 
 
@@ -184,9 +185,15 @@ def count_steps() -> int:
     return _steps
 
 
+def that_have_stepped() -> list[torch.optim.Optimizer]:
+    """Optimizers of whichever model that live and have made a step since anybody watches them."""
+    return list(_have_stepped)
+
+
 def _has_stepped(optimizer: torch.optim.Optimizer, *_arguments: object) -> None:
     global _steps
     _steps += 1
+    _have_stepped.add(optimizer)
     for watcher in list(_watching):
         watcher.optimizer_stepped(optimizer)
 

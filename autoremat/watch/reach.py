@@ -4,7 +4,7 @@ Enters: the functions that run on this thread while a step is looked into, and s
 Leaves: what modules hold that are not trained, as a reference or a moving average, and single
 tensors that have come since the first step began, as cached results, their gradients, perturbations
 of weights. Guarantees: holds no tensor; single tensors that were there before the first step are
-data, and left out.
+data, and left out, unless the training has written to them since.
 
 A step may be written in several functions: one takes the loss and its gradients, another moves the
 weights, and what that returns is a variable of the one around both. But functions around a step
@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import FunctionType, MethodType
@@ -27,6 +27,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
+from torch.optim.swa_utils import AveragedModel
 
 from autoremat import _torch
 from autoremat.call_stack import (
@@ -40,6 +41,7 @@ from autoremat.memory.optimizers import count_steps
 from autoremat.memory.storage_sizes import storage_identities, storages_of
 from autoremat.watch.eager_code import nodes_behind
 from autoremat.watch.ledger import beginnings
+from autoremat.watch.written import Written
 
 DEPTH = 4  # of containers and attributes, from a variable on
 MOST = 4000  # things that are looked at, those next to the step's own code first
@@ -66,6 +68,7 @@ class Reach:
         """Nothing is known to be data."""
         self._data: _Storages | None = None
         self._before: _Storages | None = None  # there as the training step began
+        self._written = Written()
         self._optimizer_steps = 0
         self.is_later = False
         self._searches = 0
@@ -75,7 +78,9 @@ class Reach:
     def note_data(self) -> None:
         """The first step begins, unless one has."""
         if self._data is None:
-            self._data = _storages_of(_in_reach().single)
+            found = _in_reach()
+            self._data = _storages_of(found.single)
+            self._written.note([*found.single, *found.trainable])
 
     def begin_step(self, optimizer_steps: int) -> None:
         """A forward begins, and no backward of one before it is to come.
@@ -113,7 +118,10 @@ class Reach:
             new += _but(self._before, _but(data, found.around))
         elif not self.is_sure:
             self._begun = NOTED_STEPS - AFTER_ONE_MISSED
-        return new + [tensor for module in found.modules for tensor in _untrained(module)]
+        written = self._written.among([*found.single, *found.trainable])
+        ours = {id(tensor) for tensor in written}
+        modules = (m for m in found.modules if _is_untrained(m) or _has_any(m, ours))
+        return [*new, *written, *(tensor for module in modules for tensor in _tensors_of(module))]
 
 
 class _Blocks:
@@ -156,12 +164,22 @@ def _but(known: _Storages, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor
     return [t for t in tensors if known.keys().isdisjoint(storage_identities([t]))]
 
 
-def _untrained(module: nn.Module) -> list[torch.Tensor]:
-    """Parameters and buffers of a module that only helps: frozen as a whole, or in eval mode."""
+def _is_untrained(module: nn.Module) -> bool:
+    """Whether a module only helps: an average, or frozen as a whole, or in eval mode."""
+    if isinstance(module, AveragedModel) or not module.training:
+        return True
     parameters = list(module.parameters())
-    if module.training and (not parameters or any(p.requires_grad for p in parameters)):
-        return []
-    return [t for t in (*parameters, *module.buffers()) if not is_lazy(t)]
+    return bool(parameters) and not any(p.requires_grad for p in parameters)
+
+
+def _has_any(module: nn.Module, tensors: Collection[int]) -> bool:
+    """Whether any of its parameters is among tensors with these identities."""
+    return any(id(parameter) in tensors for parameter in module.parameters())
+
+
+def _tensors_of(module: nn.Module) -> list[torch.Tensor]:
+    """Its parameters and buffers, but for those that are still to be made."""
+    return [t for t in (*module.parameters(), *module.buffers()) if not is_lazy(t)]
 
 
 @dataclass
@@ -184,6 +202,12 @@ class _Found:
     def single(self) -> list[torch.Tensor]:
         """All tensors that no module holds."""
         return [*self.own, *self.around, *self.methods]
+
+    @property
+    def trainable(self) -> list[nn.Parameter]:
+        """Of modules in training."""
+        modules = (module for module in self.modules if module.training)
+        return [p for module in modules for p in module.parameters() if not is_lazy(p)]
 
 
 def _in_reach(waiting: Iterable[list[Any]] = ()) -> _Found:
