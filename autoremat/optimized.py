@@ -30,6 +30,7 @@ from autoremat.session.call_sizes import CallSizes
 from autoremat.session.eager_recurrent import eager_recurrent_layers
 from autoremat.session.retake import Before
 from autoremat.session.session import Session
+from autoremat.session.torch_layers import traced_torch_layers
 from autoremat.session.training import Shared, Training
 from autoremat.units import format_nbytes
 
@@ -334,6 +335,7 @@ class OptimizedCall(Call):
             with (
                 _torch.compiling_steps(2 * MANY_COMPILES * self.training.members.count),
                 eager_recurrent_layers(self._model(), session.steps),
+                traced_torch_layers(self._model()),
             ):
                 output = self._shared_in(session).compiled(self._model(), *args, **kwargs)
         finally:

@@ -32,6 +32,7 @@ from autoremat.session.call_sizes import CallSizes
 from autoremat.session.eager_recurrent import eager_recurrent_layers
 from autoremat.session.session import Session
 from autoremat.session.steps import Steps
+from autoremat.session.torch_layers import traced_torch_layers
 
 _OBJECTS = 200_000  # new ones after which Python looks for garbage
 
@@ -207,7 +208,7 @@ def _run(session: Session, twin: _Twin) -> None:
         eager = eager_recurrent_layers(model, session.steps)
         with session.progress, faker.mode, torch.enable_grad(), eager, autocast, everywhere:
             session.progress.stage("trace")
-            with ranges.of(model.forward, inputs, keywords):
+            with ranges.of(model.forward, inputs, keywords), traced_torch_layers(model):
                 call(*inputs, **keywords)
     except (InfeasibleBudget, ApartError):
         raise

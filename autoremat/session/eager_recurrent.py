@@ -11,9 +11,8 @@ classes are as the user or torch has them.
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -21,12 +20,10 @@ from torch import nn
 
 from autoremat import _torch
 from autoremat.session.layers_again import may_run_again, note_given, run_twice
+from autoremat.session.stand_ins import Forward, StandIns
 
 _KINDS: tuple[type[nn.RNNBase], ...] = (nn.RNN, nn.LSTM, nn.GRU)
 
-_own_of: dict[Callable[..., Any], Callable[..., Any]] = {}  # by what stands in for it
-_calls_in_progress = 0  # of all threads: classes are shared by them
-_lock = threading.Lock()
 _here = threading.local()
 
 
@@ -58,35 +55,15 @@ def eager_recurrent_layers(model: nn.Module, steps: Surrounding) -> Iterator[Non
     _torch.stop_at_padding()  # what stands behind the layers is traced from here on
     before = getattr(_here, "steps", None)
     _here.steps = steps
-    _stop_at_classes()
     try:
-        with _torch.admitting_recurrent_layers():
+        with _stopping.of(_KINDS), _torch.admitting_recurrent_layers():
             yield
     finally:
-        _restore_classes()
         _here.steps = before
 
 
-def _stop_at_classes() -> None:
-    global _calls_in_progress
-    with _lock:
-        _calls_in_progress += 1
-        for kind in _KINDS:
-            if kind.forward not in _own_of:
-                kind.forward = _stopping(kind.forward)
-
-
-def _restore_classes() -> None:
-    global _calls_in_progress
-    with _lock:
-        _calls_in_progress -= 1
-        for kind in _KINDS if _calls_in_progress == 0 else ():
-            kind.forward = _own_of.get(kind.forward, kind.forward)
-
-
-@functools.cache
-def _stopping(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, at which Dynamo stops: one for each, as it guards their identity."""
+def _stopped_at(forward: Forward) -> Forward:
+    """The same function, at which Dynamo stops."""
 
     @torch.compiler.disable(reason="autoremat runs recurrent layers in eager mode")
     def run(module: nn.RNNBase, *args: Any, **kwargs: Any) -> Any:
@@ -101,5 +78,7 @@ def _stopping(forward: Callable[..., Any]) -> Callable[..., Any]:
         steps.leave_layer_eager(module, results)
         return results
 
-    _own_of[run] = forward
     return run
+
+
+_stopping = StandIns(_stopped_at)
