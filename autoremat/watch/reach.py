@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import FunctionType, MethodType
@@ -80,7 +80,8 @@ class Reach:
         if self._data is None:
             found = _in_reach()
             self._data = _storages_of(found.single)
-            self._written.note([*found.single, *found.trainable])
+            self._written.note(found.single)
+            self._written.averages(found.modules)  # none yet
 
     def begin_step(self, optimizer_steps: int) -> None:
         """A forward begins, and no backward of one before it is to come.
@@ -118,10 +119,10 @@ class Reach:
             new += _but(self._before, _but(data, found.around))
         elif not self.is_sure:
             self._begun = NOTED_STEPS - AFTER_ONE_MISSED
-        written = self._written.among([*found.single, *found.trainable])
-        ours = {id(tensor) for tensor in written}
-        modules = (m for m in found.modules if _is_untrained(m) or _has_any(m, ours))
-        return [*new, *written, *(tensor for module in modules for tensor in _tensors_of(module))]
+        modules = [module for module in found.modules if _is_untrained(module)]
+        modules += self._written.averages(found.modules)
+        new += self._written.among(found.single)
+        return new + [tensor for module in modules for tensor in _tensors_of(module)]
 
 
 class _Blocks:
@@ -172,11 +173,6 @@ def _is_untrained(module: nn.Module) -> bool:
     return bool(parameters) and not any(p.requires_grad for p in parameters)
 
 
-def _has_any(module: nn.Module, tensors: Collection[int]) -> bool:
-    """Whether any of its parameters is among tensors with these identities."""
-    return any(id(parameter) in tensors for parameter in module.parameters())
-
-
 def _tensors_of(module: nn.Module) -> list[torch.Tensor]:
     """Its parameters and buffers, but for those that are still to be made."""
     return [t for t in (*module.parameters(), *module.buffers()) if not is_lazy(t)]
@@ -202,12 +198,6 @@ class _Found:
     def single(self) -> list[torch.Tensor]:
         """All tensors that no module holds."""
         return [*self.own, *self.around, *self.methods]
-
-    @property
-    def trainable(self) -> list[nn.Parameter]:
-        """Of modules in training."""
-        modules = (module for module in self.modules if module.training)
-        return [p for module in modules for p in module.parameters() if not is_lazy(p)]
 
 
 def _in_reach(waiting: Iterable[list[Any]] = ()) -> _Found:

@@ -1,8 +1,8 @@
 """What a training's own code writes to, step by step: a moving average of the weights, a queue.
 
-Enters: tensors, at each look at what the code of a step can name. Leaves: those that have been
-written to since they were seen first, though no optimizer steps them and they have no gradient.
-Guarantees: holds no tensor.
+Enters: tensors and modules, at each look at what the code of a step can name. Leaves: those that
+have been written to since they were seen first, though no optimizer steps them and they have no
+gradient; of a module, no parameter. Guarantees: holds no tensor.
 
 Data are only read, and what is trained has an optimizer or a gradient. What else is written to is
 part of the training that writes, wherever it was before the first step.
@@ -10,9 +10,11 @@ part of the training that writes, wherever it was before the first step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Collection, Iterable, MutableMapping
 
 import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
 from autoremat import _torch
@@ -38,13 +40,33 @@ class Written:
         """Those that have been written to since they were seen, but for what is trained."""
         tensors = list(tensors)
         self.note(tensors)
-        stepped = {id(p) for optimizer in that_have_stepped() for p in parameters_of(optimizer)}
-        found = [t for t in tensors if id(t) not in stepped and self._is_written(t)]
+        stepped = _stepped()
+        found = [t for t in tensors if self._is_written(t) and not _is_trained(t, stepped)]
         if not found:
             return []
         state = storage_identities(state_of(that_have_stepped()))
         return [tensor for tensor in found if state.isdisjoint(storage_identities([tensor]))]
 
+    def averages(self, modules: Iterable[nn.Module]) -> list[nn.Module]:
+        """Modules that have been written to since they were seen, if nothing of them is trained."""
+        stepped = _stepped()
+        return [module for module in modules if self._is_average(module, stepped)]
+
+    def _is_average(self, module: nn.Module, stepped: Collection[int]) -> bool:
+        parameters = [p for p in module.parameters() if not is_lazy(p)]
+        self.note(parameters)
+        if any(_is_trained(parameter, stepped) for parameter in parameters):
+            return False
+        return any(map(self._is_written, parameters))
+
     def _is_written(self, tensor: torch.Tensor) -> bool:
-        has_gradient = next(_torch.own_gradients([tensor]), None) is not None
-        return not has_gradient and _torch.version_of(tensor) > self._versions[tensor]
+        return _torch.version_of(tensor) > self._versions[tensor]
+
+
+def _stepped() -> set[int]:
+    return {id(p) for optimizer in that_have_stepped() for p in parameters_of(optimizer)}
+
+
+def _is_trained(tensor: torch.Tensor, stepped: Collection[int]) -> bool:
+    """Whether an optimizer steps it, or it has a gradient."""
+    return id(tensor) in stepped or next(_torch.own_gradients([tensor]), None) is not None
