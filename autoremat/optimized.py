@@ -30,6 +30,7 @@ from autoremat.session.call_sizes import CallSizes
 from autoremat.session.eager_recurrent import eager_recurrent_layers
 from autoremat.session.retake import Before
 from autoremat.session.session import Session
+from autoremat.session.stand_ins import own_forward
 from autoremat.session.torch_layers import traced_torch_layers
 from autoremat.session.training import Shared, Training
 from autoremat.units import format_nbytes
@@ -221,7 +222,7 @@ class OptimizedCall(Call):
         super().__init__(model, optimize_alike)
         self.training = training
         self.before_training_call: Callable[[], object] = _nothing
-        self._forward = type(model).forward
+        self._forward = own_forward(type(model))
         self._is_frozen = not is_trainable(model)
         self._shared: dict[Session, Shared] = {}  # with modules that are alike
         self._sizes = CallSizes(training.asked.sizes)
@@ -292,8 +293,8 @@ class OptimizedCall(Call):
     def _within(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call whose sizes are within their ranges."""
         with self.training.planning:
-            if type(model).forward is not self._forward:  # Dynamo has no guard for that
-                self._forward = type(model).forward
+            if own_forward(type(model)) is not self._forward:  # Dynamo has no guard for that
+                self._forward = own_forward(type(model))
                 self.training.start_anew()
             lockstep = self.training.meet_ranks(model)
             session = self.training.begin((args, kwargs), id(self))
@@ -335,7 +336,7 @@ class OptimizedCall(Call):
             with (
                 _torch.compiling_steps(2 * MANY_COMPILES * self.training.members.count),
                 eager_recurrent_layers(self._model(), session.steps),
-                traced_torch_layers(self._model()),
+                traced_torch_layers(),
             ):
                 output = self._shared_in(session).compiled(self._model(), *args, **kwargs)
         finally:

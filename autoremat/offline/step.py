@@ -208,7 +208,7 @@ def _run(session: Session, twin: _Twin) -> None:
         eager = eager_recurrent_layers(model, session.steps)
         with session.progress, faker.mode, torch.enable_grad(), eager, autocast, everywhere:
             session.progress.stage("trace")
-            with ranges.of(model.forward, inputs, keywords), traced_torch_layers(model):
+            with ranges.of(model.forward, inputs, keywords), traced_torch_layers():
                 call(*inputs, **keywords)
     except (InfeasibleBudget, ApartError):
         raise

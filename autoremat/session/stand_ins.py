@@ -17,6 +17,13 @@ from torch import nn
 
 Forward = Callable[..., Any]
 
+_own_of: dict[Forward, Forward] = {}  # by what stands in for it, for good
+
+
+def own_forward(kind: type[nn.Module]) -> Forward:
+    """The `forward` of a class, whatever stands in for it."""
+    return _own_of.get(kind.forward, kind.forward)
+
 
 class StandIns:
     """Stand-ins of one sort. Classes are shared by threads, and so is this."""
@@ -27,8 +34,8 @@ class StandIns:
         Args:
             make: makes what stands in for a `forward`.
         """
-        self._of = functools.cache(make)
-        self._own: dict[type[nn.Module], tuple[Forward, Forward]] = {}  # and what stands in for it
+        self._make = functools.cache(make)
+        self._in_place: set[type[nn.Module]] = set()
         self._in_progress = 0
         self._lock = threading.Lock()
 
@@ -45,18 +52,16 @@ class StandIns:
         with self._lock:
             self._in_progress += 1
             for kind in kinds:
-                own, stand_in = self._own.get(kind, (None, None))
-                if stand_in is None or kind.forward is not stand_in:
-                    own = kind.forward
-                    self._own[kind] = own, self._of(own)
-                    kind.forward = self._of(own)
+                if kind.forward not in _own_of:
+                    stand_in = self._make(kind.forward)
+                    _own_of[stand_in] = kind.forward
+                    kind.forward = stand_in
+                self._in_place.add(kind)
 
     def _end(self) -> None:
         with self._lock:
             self._in_progress -= 1
-            if self._in_progress:
-                return
-            for kind, (own, stand_in) in self._own.items():
-                if kind.forward is stand_in:  # else somebody has given it another one meanwhile
-                    kind.forward = own
-            self._own.clear()
+            if not self._in_progress:
+                for kind in self._in_place:
+                    kind.forward = own_forward(kind)  # also one that others have put there
+                self._in_place.clear()

@@ -27,7 +27,6 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
-from torch.optim.swa_utils import AveragedModel
 
 from autoremat import _torch
 from autoremat.call_stack import (
@@ -80,8 +79,9 @@ class Reach:
         if self._data is None:
             found = _in_reach()
             self._data = _storages_of(found.single)
-            self._written.note(found.single)
-            self._written.averages(found.modules)  # none yet
+            with suppress(Exception):  # as below
+                self._written.note(found.single)
+                self._written.averages(found.modules)  # none yet
 
     def begin_step(self, optimizer_steps: int) -> None:
         """A forward begins, and no backward of one before it is to come.
@@ -120,8 +120,9 @@ class Reach:
         elif not self.is_sure:
             self._begun = NOTED_STEPS - AFTER_ONE_MISSED
         modules = [module for module in found.modules if _is_untrained(module)]
-        modules += self._written.averages(found.modules)
-        new += self._written.among(found.single)
+        with suppress(Exception):  # tensors of the user's classes may answer anything
+            modules += self._written.averages(found.modules)
+            new += self._written.among(found.single)
         return new + [tensor for module in modules for tensor in _tensors_of(module)]
 
 
@@ -166,11 +167,10 @@ def _but(known: _Storages, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor
 
 
 def _is_untrained(module: nn.Module) -> bool:
-    """Whether a module only helps: an average, or frozen as a whole, or in eval mode."""
-    if isinstance(module, AveragedModel) or not module.training:
-        return True
+    """Whether a module only helps: frozen as a whole, or in eval mode."""
     parameters = list(module.parameters())
-    return bool(parameters) and not any(p.requires_grad for p in parameters)
+    is_frozen = bool(parameters) and not any(p.requires_grad for p in parameters)
+    return is_frozen or not module.training
 
 
 def _tensors_of(module: nn.Module) -> list[torch.Tensor]:

@@ -1,11 +1,12 @@
-"""What a training's own code writes to, step by step: a moving average of the weights, a queue.
+"""What a training's own code writes to: a moving average of the weights, a queue.
 
 Enters: tensors and modules, at each look at what the code of a step can name. Leaves: those that
 have been written to since they were seen first, though no optimizer steps them and they have no
-gradient; of a module, no parameter. Guarantees: holds no tensor.
+gradient; of a module, each parameter. Guarantees: holds no tensor.
 
 Data are only read, and what is trained has an optimizer or a gradient. What else is written to is
-part of the training that writes, wherever it was before the first step.
+part of the training that writes, wherever it was before the first step. Writes through `.data` are
+not seen: torch does not count them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Collection, Iterable, MutableMapping
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.weak import WeakIdKeyDictionary
 
 from autoremat import _torch
@@ -48,16 +50,27 @@ class Written:
         return [tensor for tensor in found if state.isdisjoint(storage_identities([tensor]))]
 
     def averages(self, modules: Iterable[nn.Module]) -> list[nn.Module]:
-        """Modules that have been written to since they were seen, if nothing of them is trained."""
-        stepped = _stepped()
-        return [module for module in modules if self._is_average(module, stepped)]
+        """Modules, and parts of some, of which all parameters have been written to since.
 
-    def _is_average(self, module: nn.Module, stepped: Collection[int]) -> bool:
-        parameters = [p for p in module.parameters() if not is_lazy(p)]
-        self.note(parameters)
-        if any(_is_trained(parameter, stepped) for parameter in parameters):
-            return False
-        return any(map(self._is_written, parameters))
+        torch's own averages are ones from the beginning.
+        """
+        stepped, seen = _stepped(), set[nn.Module]()
+        return [found for module in modules for found in self._within(module, stepped, seen)[1]]
+
+    def _within(
+        self, module: nn.Module, stepped: Collection[int], seen: set[nn.Module]
+    ) -> tuple[bool, list[nn.Module]]:
+        """Whether nothing of a module is not such an average, and those in it."""
+        if module in seen or isinstance(module, AveragedModel):
+            return True, [] if module in seen else [module]
+        seen.add(module)
+        own = [p for p in module.parameters(recurse=False) if not is_lazy(p)]
+        self.note(own)
+        inner = [self._within(part, stepped, seen) for part in module.children()]
+        found = [average for _, averages in inner for average in averages]
+        is_all = all(self._is_written(p) and not _is_trained(p, stepped) for p in own)
+        is_all &= all(is_one for is_one, _ in inner)
+        return is_all, [module] if is_all and (own or found) else found
 
     def _is_written(self, tensor: torch.Tensor) -> bool:
         return _torch.version_of(tensor) > self._versions[tensor]

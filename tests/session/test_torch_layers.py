@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable
 
 import pytest
@@ -138,36 +139,52 @@ def test_lines_are_still_the_user_s():
 
 
 def test_torch_s_classes_are_as_they_were():
-    """Also within other such contexts."""
-    model, own = perceptron(), nn.Sequential.forward
-    with traced_torch_layers(model):
+    """Also within other such contexts; and there, they are what they were but for their file."""
+    own = nn.Sequential.forward
+    with traced_torch_layers():
         first = nn.Sequential.forward
         assert first is not own
-        with traced_torch_layers(model):
+        assert inspect.signature(first) == inspect.signature(own)
+        assert inspect.getsource(first) == inspect.getsource(own)
+        assert len(torch.fx.symbolic_trace(perceptron()).graph.nodes) == 5
+        with traced_torch_layers():
             assert nn.Sequential.forward is first
         assert nn.Sequential.forward is first
     assert nn.Sequential.forward is own
-    with traced_torch_layers(model):
+    with traced_torch_layers():
         assert nn.Sequential.forward is first  # or all would be compiled again
-    with contextlib.suppress(RuntimeError), traced_torch_layers(model):
+    with contextlib.suppress(RuntimeError), traced_torch_layers():
         raise RuntimeError
     assert nn.Sequential.forward is own
 
 
 def test_what_others_have_put_in_place_meanwhile_stays(monkeypatch: pytest.MonkeyPatch):
-    """Theirs was the last word."""
+    """Theirs was the last word; one that they have seen in a call is torch's again behind it."""
     own = nn.Sequential.forward
     monkeypatch.setattr(nn.Sequential, "forward", own)  # put back in the end
-    with traced_torch_layers(perceptron()):
-        theirs = functools.partialmethod(lambda module, x: x)
-        nn.Sequential.forward = theirs
-    assert vars(nn.Sequential)["forward"] is theirs
+    with traced_torch_layers():
+        seen = nn.Sequential.forward
+        nn.Sequential.forward = theirs = lambda module, x: x
+    assert nn.Sequential.forward is theirs
+    nn.Sequential.forward = seen
+    with traced_torch_layers():
+        assert nn.Sequential.forward is seen
+    assert nn.Sequential.forward is own
+
+
+def test_calls_of_other_models_meanwhile_leave_a_model_s_plan_alone():
+    """Its class has another `forward` for their time, which is none that the user has given it."""
+    model = autoremat.optimize(perceptron(), "1GB", **OPTIONS)
+    model(BATCH).square().mean().backward()
+    before = model._autoremat_call.session
+    with traced_torch_layers():  # as a call in another thread does
+        model(BATCH).square().mean().backward()
+    assert model._autoremat_call.session is before
 
 
 def test_only_layers_of_layers_are_stood_in_for():
     """A single layer is not worth a graph; recurrent ones run in eager mode, as they say."""
-    linear, recurrent = nn.Linear.forward, nn.LSTM.forward
-    model = nn.ModuleList([perceptron(), nn.LSTM(2, 2)])
-    with traced_torch_layers(model):
-        assert nn.Linear.forward is linear
-        assert nn.LSTM.forward is recurrent
+    kinds = (nn.Module, nn.Linear, nn.LSTM, nn.ModuleList)
+    own = [kind.forward for kind in kinds]
+    with traced_torch_layers():
+        assert [kind.forward for kind in kinds] == own

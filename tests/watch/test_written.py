@@ -174,17 +174,20 @@ def test_what_is_trained_is_not_found():
     assert known.among(tensors) == [by_hand]
 
 
-def test_a_module_of_which_anything_is_trained_is_none_that_is_written_to():
-    """A twin that is trained by hand, a part of which is frozen and merged into."""
-    twin, average = chain(), chain()
+def test_an_average_is_a_module_of_which_all_is_written_to_and_nothing_is_trained():
+    """Not a twin that is trained by hand, a part of which is frozen and merged into."""
+    twin, average, both = chain(), chain(), chain()
     twin.layers[0].requires_grad_(False)
     known = Written()
     assert not known.averages([twin, average])
     twin(BATCH).backward()
     with torch.no_grad():
         twin.layers[0].weight.add_(1)
-        average.layers[0].weight.add_(1)
+        for parameter in average.parameters():
+            parameter.add_(1)
     assert known.averages([twin, average]) == [average]
+    both.average, both.twin, both.torchs = average, twin, AveragedModel(average)
+    assert known.averages([both]) == [average, both.torchs]
 
 
 def test_nothing_is_kept_alive():
