@@ -36,9 +36,12 @@ def traced_torch_layers() -> contextlib.AbstractContextManager[None]:
 
 def _as_a_user_s(forward: Forward) -> Forward:
     """The same function, in a file that Dynamo does not pass over."""
-    assert isinstance(forward, FunctionType)
+    if not isinstance(forward, FunctionType):
+        return forward  # somebody has put another sort of callable there
     code = forward.__code__.replace(co_filename=__file__)
-    same = FunctionType(code, forward.__globals__, argdefs=forward.__defaults__)
+    same = FunctionType(
+        code, forward.__globals__, argdefs=forward.__defaults__, closure=forward.__closure__
+    )
     same.__kwdefaults__ = forward.__kwdefaults__
     return functools.update_wrapper(same, forward)  # who asks for its source finds torch's
 

@@ -61,9 +61,11 @@ class Written:
         self, module: nn.Module, stepped: Collection[int], seen: set[nn.Module]
     ) -> tuple[bool, list[nn.Module]]:
         """Whether nothing of a module is not such an average, and those in it."""
-        if module in seen or isinstance(module, AveragedModel):
-            return True, [] if module in seen else [module]
+        if module in seen:
+            return True, []
         seen.add(module)
+        if isinstance(module, AveragedModel):
+            return True, [module]
         own = [p for p in module.parameters(recurse=False) if not is_lazy(p)]
         self.note(own)
         inner = [self._within(part, stepped, seen) for part in module.children()]

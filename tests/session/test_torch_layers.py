@@ -172,6 +172,29 @@ def test_what_others_have_put_in_place_meanwhile_stays(monkeypatch: pytest.Monke
     assert nn.Sequential.forward is own
 
 
+@pytest.mark.parametrize("how", ["closure", "no function"])
+def test_what_others_have_put_in_place_before_is_what_runs(
+    how: str, monkeypatch: pytest.MonkeyPatch
+):
+    """With what it closes over, or whatever it is."""
+    own, calls = nn.Sequential.forward, list[int]()
+
+    class Counted:
+        def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
+            return counted(module, x)
+
+    def counted(module: nn.Module, x: Tensor) -> Tensor:
+        calls.append(1)
+        return own(module, x)
+
+    theirs = counted if how == "closure" else Counted()
+    monkeypatch.setattr(nn.Sequential, "forward", theirs)
+    with traced_torch_layers():
+        assert nn.Sequential.forward(perceptron(), BATCH).shape == BATCH.shape
+    assert calls
+    assert nn.Sequential.forward is theirs
+
+
 def test_calls_of_other_models_meanwhile_leave_a_model_s_plan_alone():
     """Its class has another `forward` for their time, which is none that the user has given it."""
     model = autoremat.optimize(perceptron(), "1GB", **OPTIONS)
