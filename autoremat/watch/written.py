@@ -60,7 +60,7 @@ class Written:
     def _within(
         self, module: nn.Module, stepped: Collection[int], seen: set[nn.Module]
     ) -> tuple[bool, list[nn.Module]]:
-        """Whether nothing of a module is not such an average, and those in it."""
+        """Whether all of a module, but for what was seen, is such an average; and those in it."""
         if module in seen:
             return True, []
         seen.add(module)
