@@ -51,8 +51,9 @@ each measured from the allocator's events, from the second optimizer step on, bu
 of each batch size, which compiles. **Told** counts warnings of a step above the budget, which come
 from the first steps: what they show is planned for in the next.
 
-The fused loss of TRL runs in eager mode and takes tiles of 4,096 tokens, each of which is more than
-all else of so small a model, so that no plan fits. Here its tiles are of {LENGTH} tokens.
+The fused loss of TRL runs in eager mode, in a buffer of up to 4,096 tokens times 32,768
+numbers, which is more than all else of so small a model, so that no plan fits. Here it is of
+{LENGTH} tokens by {LENGTH} numbers.
 """
 
 

@@ -228,7 +228,7 @@ def _some_words(drawn: random.Random, least: int, most: int) -> str:
 
 
 def _small_tiles() -> None:
-    """TRL's loss takes tiles of 4,096 tokens; so small a model would be nothing beside one."""
+    """TRL's loss takes 4,096 tokens by 32,768 numbers; so small a model would be nothing beside."""
     from trl.kernels import chunked_logprob
     from trl.trainer import utils
 
