@@ -361,6 +361,7 @@ class OverBudgetWarning(UserWarning):
         is_planned: else, whether anything of the step has a plan.
         is_leanest: else, whether no plan is known that takes less.
         is_apart: whether code in eager mode takes it while no planned graph waits for its backward.
+        is_inference: the same of what runs without gradients.
         accumulates: whether gradients that exist as a step begins are needed there.
     """
 
@@ -368,6 +369,7 @@ class OverBudgetWarning(UserWarning):
     is_planned = True
     is_leanest = True
     is_apart = False
+    is_inference = False
     accumulates = False
 
     def __init__(
@@ -406,6 +408,13 @@ class OverBudgetWarning(UserWarning):
 
     def _before_measuring(self) -> str:
         predicted, budget = format_nbytes_apart(self.predicted_nbytes, self.budget_nbytes)
+        if self.is_inference:
+            return (
+                f"Predicted peak {predicted} is above the budget {budget}: what runs without "
+                "gradients (a call of the model, or what is frozen before all that is trained) "
+                "takes it while nothing waits for a backward. It keeps nothing, so no plan makes "
+                "it smaller. Raise the budget, or give it fewer samples at a time."
+            )
         if self.is_apart:
             return (
                 f"Predicted peak {predicted} is above the budget {budget}: code in eager mode "

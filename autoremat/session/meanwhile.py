@@ -10,19 +10,23 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from autoremat import _torch
 from autoremat.memory.live_storages import LiveStorages
 from autoremat.memory.meter import with_peak
+from autoremat.memory.storage_sizes import tensors_in
 from autoremat.planning.step import Step
 from autoremat.session.surroundings import Surroundings
 from autoremat.watch import between
 from autoremat.watch.audit import Audit, names_of, sizes_of_runs
 from autoremat.watch.ledger import note_without_gradients
 from autoremat.watch.open_run import Owner, Run
+from autoremat.watch.situations import about
+
+PER_OCTAVE = 4  # sizes of what is given: text is generated token by token
 
 T = TypeVar("T")
 
@@ -46,7 +50,11 @@ class Stepping(Owner, Protocol):
     def looking(self) -> AbstractContextManager[None]:
         """What goes wrong in this context is told, and the step goes on."""
 
-    def tell_if_above(self, predicted_nbytes: int) -> None:
+    @property
+    def is_planned(self) -> bool:
+        """Whether any graph was planned."""
+
+    def tell_if_above(self, predicted_nbytes: int, *, is_inference: bool = False) -> None:
         """Warn of a step above the budget."""
 
 
@@ -57,9 +65,9 @@ class Meanwhile:
         """Nothing has run yet."""
         self._steps = steps
 
-    def run_plain(self, run: Callable[[], T]) -> T:
+    def run_plain(self, run: Callable[[], T], given: Sequence[Any]) -> T:
         """A graph runs that keeps nothing."""
-        with self.during_inference() as made:
+        with self.during_inference(given) as made:
             if made is None:
                 result = run()
             else:
@@ -76,26 +84,44 @@ class Meanwhile:
             self._steps.audit.at_inference()
 
     @contextlib.contextmanager
-    def during_inference(self) -> Iterator[LiveStorages | None]:
+    def during_inference(self, given: Any) -> Iterator[LiveStorages | None]:
         """A call without gradients: between forward and backward it adds to what waits there.
 
         Where that is looked into, what counts it is given: compiled code is not seen by it.
+
+        Args:
+            given: the arguments of the call, with tensors anywhere in it.
         """
         self._inference_begins()
         steps = self._steps
         runs = steps.open_runs if steps.is_open else []
-        if not runs or steps.audit.situations.is_known(
-            ("inference", *names_of(runs)), sizes_of_runs(runs)
-        ):
+        if self._is_known(runs, given):
             yield None
         else:
             before_nbytes = 0
             with steps.looking():
-                before_nbytes = steps.audit.live_nbytes(runs, steps.device)
+                alone = () if runs else tensors_in(given)
+                before_nbytes = steps.audit.live_nbytes(runs, steps.device, alone)
             with LiveStorages(steps.device, ignores_given=True) as made:
                 yield made
-            self.note(before_nbytes + made.peak_nbytes, runs)
+            if runs:
+                self.note(before_nbytes + made.peak_nbytes, runs)
+            else:
+                steps.tell_if_above(before_nbytes + made.peak_nbytes, is_inference=True)
         self.eager_code_goes_on()
+
+    def _is_known(self, runs: Sequence[Run], given: Any) -> bool:
+        """Whether a call without gradients needs no look now, while these wait for their backward.
+
+        Of calls while nothing waits, only those of a model that is trained are of interest.
+        """
+        steps, situations = self._steps, self._steps.audit.situations
+        if runs:
+            return situations.is_known(("inference", *names_of(runs)), sizes_of_runs(runs))
+        if not steps.is_planned or steps.open_runs or _torch.is_in_backward():
+            return True
+        sizes = tuple(about(tensor.numel(), PER_OCTAVE) for tensor in tensors_in(given))
+        return situations.is_known(("inference alone", len(sizes)), sizes)
 
     def eager_code_goes_on(self) -> None:
         """A graph has run, or a call without gradients; others may wait for their backward."""

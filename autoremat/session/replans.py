@@ -153,6 +153,16 @@ class Replans:
         return bool(self.count) and not self._is_longer and not self._is_other
 
     @property
+    def none_would_fit(self) -> bool:
+        """Whether the leanest plans of all graphs take more than the budget, beside what is there.
+
+        To be asked of graphs that no plan is made for anew: would others have been of any use?
+        """
+        steps = self._steps
+        least_nbytes = steps.graphs.room.least_nbytes(steps.surroundings.now)
+        return least_nbytes > steps.budget_nbytes
+
+    @property
     def _is_possible(self) -> bool:
         """Whether another plan is possible, and there is something that the present one lacks."""
         if self.are_ruled_out or self.count >= MOST_REPLANS:

@@ -224,6 +224,7 @@ class Steps:
         is_final: bool = True,
         is_told_only: bool = False,
         is_apart: bool = False,
+        is_inference: bool = False,
     ) -> None:
         """Warn of a step above the budget; again only of one that is higher still.
 
@@ -232,10 +233,11 @@ class Steps:
             is_final: whether all of its forward has run.
             is_told_only: as of `Look`.
             is_apart: the same.
+            is_inference: whether it is what runs without gradients, while nothing waits.
         """
         if self.options.budget.is_least or predicted_nbytes <= self.budget_nbytes:
             return
-        is_planned_anew = not is_told_only and self.replans.is_coming
+        is_planned_anew = not (is_told_only or is_inference) and self.replans.is_coming
         if is_planned_anew and self.offline:
             return
         self.told.peak(
@@ -243,9 +245,12 @@ class Steps:
             self.budget_nbytes,
             is_final=is_final,
             is_planned_anew=is_planned_anew,
-            is_leanest=not is_told_only and self.replans.are_exhausted,
+            is_leanest=(
+                self.replans.none_would_fit if is_told_only else self.replans.are_exhausted
+            ),
             is_planned=self.is_planned,
             is_apart=is_apart,
+            is_inference=is_inference,
             accumulates=self.accumulates,
         )
 
@@ -377,12 +382,12 @@ class Steps:
                 self.surroundings.begin_step(is_open=False)
             self.audit.at_reruns(roots, self.device)
 
-    def run_plain(self, run: Callable[[], T]) -> T:
+    def run_plain(self, run: Callable[[], T], given: Sequence[Any]) -> T:
         """A graph runs that keeps nothing: a reentrant checkpoint may be around it."""
         if not self._has_noted_call and has_reruns(self) and not _torch.is_in_backward():
             self._has_noted_call = True
             self.audit.arguments.around.note()
-        return self.meanwhile.run_plain(run)
+        return self.meanwhile.run_plain(run, given)
 
     @contextlib.contextmanager
     def looking(self) -> Iterator[None]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import operator
 from collections import ChainMap
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -36,7 +35,7 @@ from autoremat.watch.made import Made
 from autoremat.watch.open_run import Roots, Run
 from autoremat.watch.present import Arguments, Present
 from autoremat.watch.reach import Reach
-from autoremat.watch.situations import Situations
+from autoremat.watch.situations import Situations, about
 from autoremat.watch.standing import Standing, Together, known_or_found, of_root
 
 EAGER_MARGIN = 1.1  # of what eager code is foreseen to make, for what of it cannot be seen
@@ -321,11 +320,15 @@ class Audit:
             audit._noting = NOTED if is_again else 0
         return look._replace(situation=situation, is_partial=is_partial, is_apart=not runs)
 
-    def live_nbytes(self, runs: Sequence[Run], device: torch.device) -> int:
-        """What is live while these runs wait for their backward."""
+    def live_nbytes(
+        self, runs: Sequence[Run], device: torch.device, given: Iterable[torch.Tensor] = ()
+    ) -> int:
+        """What is live while these runs wait for their backward, beside what a call is given."""
         held = self._held(runs, device)
         returned = {key for run in runs for key in run.returned}
-        return held.live_nbytes(runs) + held.saved_beyond(returned)
+        sizes = storage_sizes(given, device).items()
+        brought_nbytes = sum(nbytes for key, nbytes in sizes if key not in held.known)
+        return held.live_nbytes(runs) + held.saved_beyond(returned) + brought_nbytes
 
     def _held(self, runs: Sequence[Run], device: torch.device, roots: Roots = ()) -> _Held:
         """By all models that take part in the step, and by losses that eager code has made."""
@@ -408,7 +411,7 @@ def _tensors_of(roots: Roots) -> list[torch.Tensor]:
 def _about(device: torch.device, runs: Sequence[Run] | None = None) -> int:
     """How much graphs have returned that is held: a number that stays while it grows a little."""
     kept_nbytes = sum(nbytes for _, nbytes in returned_storages(device, runs))
-    return math.ceil(PER_OCTAVE * math.log2(1 + kept_nbytes))
+    return about(kept_nbytes, PER_OCTAVE)
 
 
 def names_of(runs: Sequence[Run]) -> tuple[Hashable, ...]:

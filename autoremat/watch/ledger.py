@@ -241,13 +241,13 @@ def note_returned(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def noting_returned(
-    compiled: Callable[..., Any], within: Callable[[Callable[[], Any]], Any]
+    compiled: Callable[..., Any], within: Callable[[Callable[[], Any], Sequence[Any]], Any]
 ) -> Callable[..., Any]:
     """A compiled graph whose runs keep nothing: what it returns is noted.
 
     Args:
         compiled: the graph.
-        within: takes each run, and returns what that returns.
+        within: takes each run and what it is given, and returns what that returns.
     """
 
     def noted(*args: Any) -> Any:
@@ -256,7 +256,7 @@ def noting_returned(
         return outputs
 
     def run(*args: Any) -> Any:
-        return compiled(*args) if _torch.is_compiling() else within(lambda: noted(*args))
+        return compiled(*args) if _torch.is_compiling() else within(lambda: noted(*args), args)
 
     return run
 

@@ -6,6 +6,7 @@ due. Guarantees: of `n` steps that are alike, about the logarithm of `n` are loo
 
 from __future__ import annotations
 
+import math
 import operator
 from collections import Counter, defaultdict
 from collections.abc import Hashable
@@ -54,6 +55,11 @@ class Situations:
             seen = self._seen[situation]
             seen[_known_sizes(seen, sizes)] -= 1
         return is_again
+
+
+def about(size: int, per_octave: int) -> int:
+    """A number that changes so often until a size has doubled, and stays meanwhile."""
+    return math.ceil(per_octave * math.log2(1 + size))
 
 
 def _known_sizes(seen: Counter[Sizes], sizes: Sizes) -> Sizes:
