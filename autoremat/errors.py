@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from autoremat.reporting.remedies import Remedy
 from autoremat.reporting.resident import ResidentParts
 from autoremat.units import format_nbytes, format_nbytes_apart, format_parts
+
+Alone = Literal["", "eager", "inference"]
 
 _CODE = re.compile(r"AR[0-9]{3}")
 
@@ -360,16 +362,15 @@ class OverBudgetWarning(UserWarning):
         is_planned_anew: whether the next step gets another plan, which takes that into account.
         is_planned: else, whether anything of the step has a plan.
         is_leanest: else, whether no plan is known that takes less.
-        is_apart: whether code in eager mode takes it while no planned graph waits for its backward.
-        is_inference: the same of what runs without gradients.
+        alone: what takes it where no planned graph waits for its backward: code in eager mode, or
+            what runs without gradients.
         accumulates: whether gradients that exist as a step begins are needed there.
     """
 
     is_planned_anew = False
     is_planned = True
     is_leanest = True
-    is_apart = False
-    is_inference = False
+    alone: Alone = ""
     accumulates = False
 
     def __init__(
@@ -408,14 +409,14 @@ class OverBudgetWarning(UserWarning):
 
     def _before_measuring(self) -> str:
         predicted, budget = format_nbytes_apart(self.predicted_nbytes, self.budget_nbytes)
-        if self.is_inference:
+        if self.alone == "inference":
             return (
                 f"Predicted peak {predicted} is above the budget {budget}: what runs without "
                 "gradients (a call of the model, or what is frozen before all that is trained) "
                 "takes it while nothing waits for a backward. It keeps nothing, so no plan makes "
                 "it smaller. Raise the budget, or give it fewer samples at a time."
             )
-        if self.is_apart:
+        if self.alone:
             return (
                 f"Predicted peak {predicted} is above the budget {budget}: code in eager mode "
                 "takes it in a backward of its own, that of a loss of results which the model "

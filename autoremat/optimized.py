@@ -250,7 +250,7 @@ class OptimizedCall(Call):
             self.training.is_within_another = True
             return _torch.own_call(model)(*args, **kwargs)
         if not torch.is_grad_enabled():
-            with self.session.steps.meanwhile.during_inference((args, kwargs)):
+            with self.session.steps.meanwhile.during_inference(id(self), (args, kwargs)):
                 output = _torch.own_call(model)(*args, **kwargs)
                 self.training.members.note_held(output)
                 self.session.steps.audit.made.note(output)

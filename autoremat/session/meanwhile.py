@@ -8,53 +8,39 @@ only situations are looked into that are new; what they take is told of if it is
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
-import torch
-
 from autoremat import _torch
+from autoremat.errors import Alone
 from autoremat.memory.live_storages import LiveStorages
 from autoremat.memory.meter import with_peak
-from autoremat.memory.storage_sizes import tensors_in
 from autoremat.planning.step import Step
+from autoremat.session.alone import Waiting, live_before
 from autoremat.session.surroundings import Surroundings
 from autoremat.watch import between
-from autoremat.watch.audit import Audit, names_of, sizes_of_runs
+from autoremat.watch.audit import names_of, sizes_of_runs
 from autoremat.watch.ledger import note_without_gradients
-from autoremat.watch.open_run import Owner, Run
-from autoremat.watch.situations import about
-
-PER_OCTAVE = 4  # sizes of what is given: text is generated token by token
+from autoremat.watch.open_run import Run
 
 T = TypeVar("T")
 
 
-class Stepping(Owner, Protocol):
+class Stepping(Waiting, Protocol):
     """A session's steps."""
 
-    audit: Audit
     graphs: Step
     surroundings: Surroundings
-    device: torch.device
 
     @property
     def is_open(self) -> bool:
         """Whether a backward through its graphs is still to come."""
 
-    @property
-    def open_runs(self) -> list[Run]:
-        """Runs that wait for their backward on its device, also of others' graphs."""
-
     def looking(self) -> AbstractContextManager[None]:
         """What goes wrong in this context is told, and the step goes on."""
 
-    @property
-    def is_planned(self) -> bool:
-        """Whether any graph was planned."""
-
-    def tell_if_above(self, predicted_nbytes: int, *, is_inference: bool = False) -> None:
+    def tell_if_above(self, predicted_nbytes: int, *, alone: Alone = "") -> None:
         """Warn of a step above the budget."""
 
 
@@ -65,9 +51,9 @@ class Meanwhile:
         """Nothing has run yet."""
         self._steps = steps
 
-    def run_plain(self, run: Callable[[], T], given: Sequence[Any]) -> T:
+    def run_plain(self, name: str, run: Callable[[], T], given: Sequence[Any]) -> T:
         """A graph runs that keeps nothing."""
-        with self.during_inference(given) as made:
+        with self.during_inference(name, given) as made:
             if made is None:
                 result = run()
             else:
@@ -84,44 +70,39 @@ class Meanwhile:
             self._steps.audit.at_inference()
 
     @contextlib.contextmanager
-    def during_inference(self, given: Any) -> Iterator[LiveStorages | None]:
+    def during_inference(self, of: Hashable, given: Any) -> Iterator[LiveStorages | None]:
         """A call without gradients: between forward and backward it adds to what waits there.
 
         Where that is looked into, what counts it is given: compiled code is not seen by it.
 
         Args:
-            given: the arguments of the call, with tensors anywhere in it.
+            of: tells models, and graphs, apart.
+            given: the arguments of the call.
         """
         self._inference_begins()
         steps = self._steps
         runs = steps.open_runs if steps.is_open else []
-        if self._is_known(runs, given):
+        before_nbytes = self._live_before(runs) if runs else live_before(steps, of, given)
+        if before_nbytes is None:
             yield None
         else:
-            before_nbytes = 0
-            with steps.looking():
-                alone = () if runs else tensors_in(given)
-                before_nbytes = steps.audit.live_nbytes(runs, steps.device, alone)
             with LiveStorages(steps.device, ignores_given=True) as made:
                 yield made
+            peak_nbytes = before_nbytes + made.peak_nbytes
             if runs:
-                self.note(before_nbytes + made.peak_nbytes, runs)
+                self.note(peak_nbytes, runs)
             else:
-                steps.tell_if_above(before_nbytes + made.peak_nbytes, is_inference=True)
+                steps.tell_if_above(peak_nbytes, alone="inference")
         self.eager_code_goes_on()
 
-    def _is_known(self, runs: Sequence[Run], given: Any) -> bool:
-        """Whether a call without gradients needs no look now, while these wait for their backward.
-
-        Of calls while nothing waits, only those of a model that is trained are of interest.
-        """
-        steps, situations = self._steps, self._steps.audit.situations
-        if runs:
-            return situations.is_known(("inference", *names_of(runs)), sizes_of_runs(runs))
-        if not steps.is_planned or steps.open_runs or _torch.is_in_backward():
-            return True
-        sizes = tuple(about(tensor.numel(), PER_OCTAVE) for tensor in tensors_in(given))
-        return situations.is_known(("inference alone", len(sizes)), sizes)
+    def _live_before(self, runs: Sequence[Run]) -> int | None:
+        """What is live as a call begins while these wait; None where that needs no look now."""
+        steps, audit = self._steps, self._steps.audit
+        if audit.situations.is_known(("inference", *names_of(runs)), sizes_of_runs(runs)):
+            return None
+        with steps.looking():
+            return audit.live_nbytes(runs, steps.device)
+        return 0
 
     def eager_code_goes_on(self) -> None:
         """A graph has run, or a call without gradients; others may wait for their backward."""

@@ -234,7 +234,7 @@ class Session:
         """A compiled graph as it is called: under the plan of each of its runs."""
         part = self.steps.graphs.parts.get(name)
         if part is None:  # without gradients: a reentrant checkpoint keeps what it returns
-            return noting_returned(compiled, self.steps.run_plain)
+            return noting_returned(compiled, functools.partial(self.steps.run_plain, name))
         self._graphs[name] = graph
         self.codes[name] = Code(part, compiled, functools.partial(self._again, name))
         return self.steps.telling(name, self.codes[name], example_inputs)

@@ -19,7 +19,7 @@ import torch
 
 from autoremat import _torch
 from autoremat.ask.options import Offline, Options
-from autoremat.errors import FallbackError, FallbackWarning, OverBudgetWarning
+from autoremat.errors import Alone, FallbackError, FallbackWarning, OverBudgetWarning
 from autoremat.memory.meter import state_of
 from autoremat.memory.residents import Resident
 from autoremat.memory.storage_sizes import storages_nbytes
@@ -223,8 +223,7 @@ class Steps:
         *,
         is_final: bool = True,
         is_told_only: bool = False,
-        is_apart: bool = False,
-        is_inference: bool = False,
+        alone: Alone = "",
     ) -> None:
         """Warn of a step above the budget; again only of one that is higher still.
 
@@ -232,12 +231,11 @@ class Steps:
             predicted_nbytes: its peak.
             is_final: whether all of its forward has run.
             is_told_only: as of `Look`.
-            is_apart: the same.
-            is_inference: whether it is what runs without gradients, while nothing waits.
+            alone: as of `OverBudgetWarning`.
         """
         if self.options.budget.is_least or predicted_nbytes <= self.budget_nbytes:
             return
-        is_planned_anew = not (is_told_only or is_inference) and self.replans.is_coming
+        is_planned_anew = not is_told_only and alone != "inference" and self.replans.is_coming
         if is_planned_anew and self.offline:
             return
         self.told.peak(
@@ -249,8 +247,7 @@ class Steps:
                 self.replans.none_would_fit if is_told_only else self.replans.are_exhausted
             ),
             is_planned=self.is_planned,
-            is_apart=is_apart,
-            is_inference=is_inference,
+            alone=alone,
             accumulates=self.accumulates,
         )
 
@@ -382,12 +379,12 @@ class Steps:
                 self.surroundings.begin_step(is_open=False)
             self.audit.at_reruns(roots, self.device)
 
-    def run_plain(self, run: Callable[[], T], given: Sequence[Any]) -> T:
+    def run_plain(self, name: str, run: Callable[[], T], given: Sequence[Any]) -> T:
         """A graph runs that keeps nothing: a reentrant checkpoint may be around it."""
         if not self._has_noted_call and has_reruns(self) and not _torch.is_in_backward():
             self._has_noted_call = True
             self.audit.arguments.around.note()
-        return self.meanwhile.run_plain(run, given)
+        return self.meanwhile.run_plain(name, run, given)
 
     @contextlib.contextmanager
     def looking(self) -> Iterator[None]:
@@ -424,7 +421,7 @@ class Steps:
             look.peak_nbytes,
             is_final=is_final,
             is_told_only=look.is_told_only,
-            is_apart=look.is_apart,
+            alone="eager" if look.is_apart else "",
         )
 
     def _ask_others(self, peak_nbytes: int) -> None:

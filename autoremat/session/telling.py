@@ -10,16 +10,18 @@ from __future__ import annotations
 import logging
 import traceback
 import warnings
+from collections import Counter
 
 from autoremat import _torch
 from autoremat.call_stack import batch_finder, users_level
-from autoremat.errors import FallbackError, InfeasibleBudget, OverBudgetWarning
+from autoremat.errors import Alone, FallbackError, InfeasibleBudget, OverBudgetWarning
 from autoremat.fallbacks import fallback, in_words
 from autoremat.reporting import Fallback
 from autoremat.watch.ledger import SAME, is_news
 
 _log = logging.getLogger("autoremat")
 
+MUCH = 1.25  # peaks of texts that are generated differ by less: they grow token by token
 _TOO_LATE = frozenset({"AR113", "AR114"})  # what is told of runs already
 
 
@@ -36,7 +38,7 @@ class Told:
         self._is_strict = is_strict
         self._peak_nbytes = 0  # the highest above the budget
         self._was_to_pass = False  # whether that was said to be different from the next step on
-        self._apart_nbytes = {False: 0, True: 0}  # the same of code in eager mode; of inference
+        self._alone_nbytes = Counter[Alone]()  # the same of what no planned graph waits for
         self._due: OverBudgetWarning | None = None  # to be told when the graph is planned
 
     def fall_back(self, code: str, *, cause: Exception | None = None, **facts: object) -> None:
@@ -65,8 +67,7 @@ class Told:
         is_planned_anew: bool,
         is_leanest: bool,
         is_planned: bool = True,
-        is_apart: bool = False,
-        is_inference: bool = False,
+        alone: Alone = "",
         accumulates: bool = False,
         predicted_nbytes: int | None = None,
     ) -> None:
@@ -79,21 +80,20 @@ class Told:
             is_planned_anew: whether the next step will have another plan.
             is_leanest: whether no plan is known that takes less.
             is_planned: whether anything of the step has a plan.
-            is_apart: whether code in eager mode takes it while no planned graph waits.
-            is_inference: the same of what runs without gradients.
+            alone: as of `OverBudgetWarning`.
             accumulates: as of `Steps`.
             predicted_nbytes: what it takes by its plans, where the peak is one that was measured.
         """
-        is_alone = is_apart or is_inference
-        told_nbytes = self._apart_nbytes[is_inference] if is_alone else self._peak_nbytes
-        if self._was_to_pass and not is_planned_anew and not is_alone:
+        told_nbytes = self._alone_nbytes[alone] if alone else self._peak_nbytes
+        if self._was_to_pass and not is_planned_anew and not alone:
             told_nbytes = 0  # another plan was promised, and none has come
-        if peak_nbytes <= max(budget_nbytes, int(SAME * told_nbytes)):
+        most_nbytes = int((MUCH if alone == "inference" else SAME) * told_nbytes)
+        if peak_nbytes <= max(budget_nbytes, most_nbytes):
             return
-        if not is_alone and not is_news(budget_nbytes, peak_nbytes, is_final=is_final):
+        if not alone and not is_news(budget_nbytes, peak_nbytes, is_final=is_final):
             return
-        if is_alone:
-            self._apart_nbytes[is_inference] = peak_nbytes
+        if alone:
+            self._alone_nbytes[alone] = peak_nbytes
         else:
             self._peak_nbytes, self._was_to_pass = peak_nbytes, is_planned_anew
         if predicted_nbytes is None:
@@ -102,8 +102,7 @@ class Told:
             self._due = OverBudgetWarning(peak_nbytes, budget_nbytes, predicted_nbytes)
         self._due.is_planned_anew, self._due.is_leanest = is_planned_anew, is_leanest
         self._due.is_planned = is_planned
-        self._due.is_apart, self._due.is_inference = is_apart, is_inference
-        self._due.accumulates = accumulates
+        self._due.alone, self._due.accumulates = alone, accumulates
         if not _torch.is_compiling():
             self.warn_if_due()
 

@@ -78,13 +78,15 @@ class _Held(NamedTuple):
         known: identities of what models hold, and of what graphs are given and have returned.
         saved: bytes by storage of what code in eager mode has saved so far, or holds in variables.
         named: of that, what it holds in variables.
-        base_nbytes: all that is known, and state of optimizers that does not exist yet.
+        base_nbytes: all that is known, and what is to come: an optimizer's state, say.
+        expected_nbytes: the latter.
     """
 
     known: Collection[int]
     saved: Mapping[int, int]
     named: Mapping[int, int]
     base_nbytes: int
+    expected_nbytes: int
 
     def live_nbytes(self, runs: Sequence[Run]) -> int:
         """With what these runs hold for their backward, but for what eager code saved."""
@@ -320,15 +322,18 @@ class Audit:
             audit._noting = NOTED if is_again else 0
         return look._replace(situation=situation, is_partial=is_partial, is_apart=not runs)
 
-    def live_nbytes(
-        self, runs: Sequence[Run], device: torch.device, given: Iterable[torch.Tensor] = ()
-    ) -> int:
-        """What is live while these runs wait for their backward, beside what a call is given."""
+    def live_nbytes(self, runs: Sequence[Run], device: torch.device) -> int:
+        """What is live while these runs wait for their backward."""
         held = self._held(runs, device)
         returned = {key for run in runs for key in run.returned}
-        sizes = storage_sizes(given, device).items()
-        brought_nbytes = sum(nbytes for key, nbytes in sizes if key not in held.known)
-        return held.live_nbytes(runs) + held.saved_beyond(returned) + brought_nbytes
+        return held.live_nbytes(runs) + held.saved_beyond(returned)
+
+    def live_alone_nbytes(self, device: torch.device, given: Iterable[torch.Tensor]) -> int:
+        """What is live now, as something begins that is given this, while no runs wait."""
+        held = self._held((), device)
+        brought = storage_sizes(given, device).items()
+        live_nbytes = held.base_nbytes - held.expected_nbytes + held.saved_beyond(())
+        return live_nbytes + sum(nbytes for key, nbytes in brought if key not in held.known)
 
     def _held(self, runs: Sequence[Run], device: torch.device, roots: Roots = ()) -> _Held:
         """By all models that take part in the step, and by losses that eager code has made."""
@@ -355,7 +360,8 @@ class Audit:
         passing = (key for key in known if key not in counted and key not in lasting)
         base_nbytes = expected_nbytes + lasting_nbytes + sum(known[key] for key in passing)
         base_nbytes += self.unseen.get(device, 0)
-        return _Held(ChainMap(known, lasting), saved | named, named, base_nbytes)
+        saved |= named
+        return _Held(ChainMap(known, lasting), saved, named, base_nbytes, expected_nbytes)
 
     def _look_around(self) -> None:
         """What the step's own code holds now."""

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 import autoremat
 from autoremat.errors import OverBudgetWarning
@@ -87,7 +89,7 @@ def test_one_above_the_budget_is_told_of_once(budget_nbytes: int, through: str):
         model(batch)
 
     (over,) = told(call)
-    assert over.is_inference
+    assert over.alone == "inference"
     assert not over.is_planned_anew
     assert "runs without gradients" in str(over)
     peak_nbytes = whole_peak(model, call, batch)
@@ -131,3 +133,70 @@ def test_before_anything_is_trained_nothing_is_looked_into(looks: list[LiveStora
     with torch.no_grad():
         assert not told(lambda: model(batch_of(4096)))
     assert not looks
+
+
+def test_state_that_does_not_exist_yet_counts_as_nothing():
+    """Of an optimizer that has made no step."""
+    plain, model, batch = model_of(), model_of(), batch_of(4096)
+    with torch.no_grad():
+        budget_nbytes = whole_peak(plain, lambda: plain(batch), batch)
+    optimizer = torch.optim.AdamW(model.parameters())
+    autoremat.optimize(model, budget_nbytes, optimizer=optimizer, **OPTIONS)
+    train(model)
+    model.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        assert not told(lambda: model(batch))
+        assert told(lambda: model(batch_of(1 << 15)))
+
+
+class Odd(nn.Module):
+    """Blocks that are given what they do not need: most of a batch, something beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = ResidualBlocks(WIDTH, 2)
+
+    def forward(self, x: Tensor, _other: object = None) -> Tensor:
+        return self.blocks(x[:256])
+
+
+def test_each_of_several_models_is_looked_into():
+    """Also behind many calls of another that takes less, of as much."""
+    small, large, batch = make_seeded(Odd), model_of(), batch_of(1 << 14)
+    autoremat.optimize([small, large], "20MB", **OPTIONS)
+    for model in (small, large):
+        model(batch[:256]).backward()
+    with torch.no_grad():
+        assert not told(lambda: [small(batch) for _ in range(5)])
+        assert told(lambda: large(batch))
+
+
+def test_arguments_that_cannot_be_looked_into_do_no_harm(
+    budget_nbytes: int, looks: list[LiveStorages]
+):
+    """A list that is in itself, a fake tensor."""
+    model = autoremat.optimize(make_seeded(Odd), budget_nbytes, **OPTIONS)
+    train(model)
+    cyclic: list[object] = []
+    cyclic.append(cyclic)
+    with torch.no_grad():
+        model(batch_of(256), cyclic)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            assert not told(lambda: model(torch.empty(1 << 17, WIDTH)))
+    assert not looks
+
+
+def test_checkpoints_that_run_without_gradients_are_part_of_the_step():
+    """Reentrant ones."""
+    model = model_of()
+    autoremat.optimize(list(model.blocks), "6MB", **OPTIONS)
+
+    def step(rows: int) -> None:
+        x = model.first(batch_of(rows))
+        for block in model.blocks:
+            x = checkpoint(block, x, use_reentrant=True)
+        x.square().mean().backward()
+
+    warned = told(lambda: [step(rows) for rows in (1024, 1024, 8192)])
+    assert warned
+    assert not any(over.alone for over in warned)

@@ -318,7 +318,7 @@ def test_a_loss_that_takes_more_than_the_budget_by_itself_is_told(take: Step, th
         encoder.compile(backend="autoremat", options={"budget": budget, **OPTIONS})
     warned = told(lambda: take(encoder)) + told(lambda: take(encoder))
     assert warned
-    assert all(over.is_apart for over in warned)
+    assert all(over.alone == "eager" for over in warned)
     assert "a loss of results" in str(warned[0])
     highest = whole_peak(encoder, take)
     assert budget < highest <= max(over.predicted_nbytes for over in warned)
