@@ -1,4 +1,4 @@
-"""What runs without gradients while no graph waits for its backward: an evaluation, a rollout.
+"""What runs without gradients while no graph waits for its backward: a rollout, say.
 
 Enters: a session's steps, what runs, and what it is given. Leaves: what is live before it, where
 that is to be looked into. Guarantees: nothing that goes wrong here reaches the call; of calls that
@@ -64,11 +64,15 @@ def live_before(steps: Waiting, of: Hashable, given: Any) -> int | None:
 
 
 def _is_of_interest(steps: Waiting) -> bool:
-    """Whether it is a real call, of a model that is trained, under a budget.
+    """Whether it is a real call, of a model in training mode, under a budget.
 
-    A reentrant checkpoint runs its forward without gradients, for a backward that is to come.
+    An evaluation is no part of a training step, and may take more than one. A reentrant checkpoint
+    runs its forward without gradients, for a backward that is to come.
     """
     if not steps.is_planned or steps.options.budget.is_least or steps.open_runs:
+        return False
+    modules = steps.audit.present.modules
+    if modules and not any(module.training for module in modules):
         return False
     is_of_a_step = _torch.is_in_backward() or has_reruns(steps)
     is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined]

@@ -110,6 +110,13 @@ def test_no_plan_is_made_for_it(budget_nbytes: int, through: str):
     assert whole_peak(model, lambda: train(model), batch_of(256)) <= budget_nbytes
 
 
+@pytest.mark.parametrize("through", ["optimize", "backend"])
+def test_an_evaluation_is_no_part_of_a_training_step(budget_nbytes: int, through: str):
+    model = trained(through, budget_nbytes).eval()
+    with torch.no_grad():
+        assert not told(lambda: model(batch_of(4096)))
+
+
 def test_one_within_the_budget_is_not_told_of(budget_nbytes: int, looks: list[LiveStorages]):
     model = trained("optimize", budget_nbytes)
     with torch.no_grad():
