@@ -156,6 +156,14 @@ REASONS = {
             "give the range that it allows.",
         ),
         Reason(
+            "AR120",
+            "The model runs op by op from now on. Inductor could not compile a graph by its plan, "
+            "and torch's own partition of it would be above the budget, or fails as well: "
+            "{error}.",
+            'compiler="eager" asks for that from the start. If the model compiles under plain '
+            "torch.compile, this is a defect of autoremat: please report it.",
+        ),
+        Reason(
             "AR201",
             "No parameter of the model needs a gradient, so there is no backward to plan: the "
             "model runs unchanged.",

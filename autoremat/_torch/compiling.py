@@ -71,6 +71,7 @@ __all__ = [
     "run_with_rng_state",
     "tangents_are_freed",
     "thread_rng_states",
+    "with_backwards_ahead",
     "without_cached_partitions",
 ]
 
@@ -280,6 +281,15 @@ def without_cached_partitions() -> contextlib.AbstractContextManager[None]:
     """Let what compiles within split each joint graph: AOTAutograd's cache is left out."""
     config: Any = torch._functorch.config
     return config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False)
+
+
+def with_backwards_ahead() -> contextlib.AbstractContextManager[None]:
+    """Let what compiles within compile a graph's backward with its forward, not as it first runs.
+
+    What fails there fails before anything has run.
+    """
+    config: Any = torch._functorch.config
+    return config.patch(force_non_lazy_backward_lowering=True)
 
 
 def min_cut(

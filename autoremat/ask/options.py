@@ -212,6 +212,16 @@ class Options:
         """The same, for a device that is not here by the model of its code."""
         return replace(self, setting=replace(self.setting, reads=False))
 
+    @property
+    def can_be_op_by_op(self) -> bool:
+        """Whether what is asked for can be had without Inductor: a stored plan is of its graphs."""
+        return self.setting.compiler == "inductor" and self.setting.steering.plan is None
+
+    def op_by_op(self) -> Options:
+        """The same without Inductor."""
+        steering = replace(self.setting.steering, known=None)
+        return replace(self, setting=replace(self.setting, compiler="eager", steering=steering))
+
     def on(self, device: torch.device) -> Options:
         """The same, what a device has free being a number of bytes from now on.
 

@@ -92,7 +92,9 @@ def compile_with_partition(
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph with Inductor, splitting its joint graphs with the partitioner.
 
-    AOTAutograd's cache, which would hand out another plan's split, is used only for a question.
+    AOTAutograd's cache, which would hand out another plan's split, is used only for a question. The
+    backward is compiled with the forward: no error comes later, and what compiling takes itself, as
+    that of max-autotune's trials, is not beside what the forward saves.
 
     Args:
         module: the Dynamo graph.
@@ -107,7 +109,7 @@ def compile_with_partition(
     caching = contextlib.nullcontext() if question else _torch.without_cached_partitions()
     tokens = _partitioner.set(partitioner), _question.set(question)
     try:
-        with caching, handed_over:
+        with caching, handed_over, _torch.with_backwards_ahead():
             compiled: Any = _torch.compile_fx(
                 module,
                 example_inputs,

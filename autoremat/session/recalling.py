@@ -18,9 +18,12 @@ import torch
 from torch import fx
 
 from autoremat import _torch
+from autoremat.ask.options import Setting
 from autoremat.call_stack import with_stack_room
 from autoremat.emit.planned_graph import PlannedGraph
 from autoremat.graph.devices import device_of, the_device
+from autoremat.graph.joint_graph import JointGraph
+from autoremat.graph.random_draws import makes_seeds
 from autoremat.inductor.hook import Partitioner, configured
 from autoremat.memory.residents import Resident
 from autoremat.planning.part import Part, Planned, Recalled
@@ -52,6 +55,11 @@ class Remarks:
 
     line: str = ""
     draws_differently: bool = False
+
+    def note_draws(self, joint: JointGraph, setting: Setting) -> None:
+        """Compiled code may draw other random numbers than eager code would."""
+        if setting.compiler != "eager" and any(makes_seeds(node) for node in joint.nodes):
+            self.draws_differently = True
 
 
 class Recalling:

@@ -22,7 +22,7 @@ from autoremat.graph.devices import device_nbytes as device_nbytes_of
 from autoremat.memory.residents import Resident, resident_of_step
 from autoremat.planning.choice import Choice, recomputed_share
 from autoremat.planning.curve import Curve
-from autoremat.planning.part import Part
+from autoremat.planning.part import Part, Planned
 from autoremat.problem.subject import Subject
 from autoremat.reporting import (
     COMMUNICATED,
@@ -32,9 +32,11 @@ from autoremat.reporting import (
     GraphReport,
     PeakFormula,
     Report,
+    one_line,
 )
 from autoremat.reporting.reserved import ReservedMemory
 from autoremat.session.steps import Steps
+from autoremat.units import format_nbytes
 
 # Names of facts.
 COMPILES, TUNED, PLANNED_FOR = "Compiles", "Tuned", "Planned for"
@@ -79,6 +81,14 @@ def report_of(steps: Steps, measured_peak_nbytes: int | None, *, reads: bool = T
         baseline_eager_peak_nbytes=_baseline_eager_peak_nbytes(steps, graphs),
         reserved=_reserved(steps, parts) if reads else None,
     )
+
+
+def line_of(steps: Steps, measured_peak_nbytes: int | None) -> str:
+    """The summary, for which nothing is read, nor made again that was recalled."""
+    if all(isinstance(part.planned, Planned) for part in steps.graphs.parts.values()):
+        return one_line(report_of(steps, measured_peak_nbytes, reads=False))
+    peak, budget = map(format_nbytes, (steps.peak_nbytes, steps.budget_nbytes))
+    return f"autoremat: peak {peak} (budget {budget})"
 
 
 def _reserved(steps: Steps, parts: list[Part]) -> ReservedMemory | None:

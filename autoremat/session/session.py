@@ -42,24 +42,24 @@ from autoremat.errors import (
 from autoremat.fallbacks import Unplannable
 from autoremat.graph.devices import device_of
 from autoremat.graph.gathering import mark_gathered
-from autoremat.graph.joint_graph import JointGraph, copy_module
-from autoremat.graph.random_draws import makes_seeds
+from autoremat.graph.joint_graph import copy_module
 from autoremat.inductor.hook import configured
 from autoremat.memory.meter import compile_begins
 from autoremat.memory.residents import GivenToGraphs, Resident
 from autoremat.planning.nesting import Around
-from autoremat.planning.part import Part, Planned
+from autoremat.planning.part import Part
 from autoremat.planning.pipeline import graph_of
 from autoremat.planning.ranges import Narrowed, corner_of, lows_of, names_of
 from autoremat.progress import Progress
-from autoremat.reporting import Report, one_line
+from autoremat.reporting import Report
 from autoremat.session.at_hand import AtHand
 from autoremat.session.call_sizes import ranges_now
 from autoremat.session.capturing import Capturing
 from autoremat.session.code import Code, Written, written
 from autoremat.session.first_plan import first_part
+from autoremat.session.op_by_op import NotCompiled, Uncompiled, needs_its_plan
 from autoremat.session.recalling import Recalling, Remarks
-from autoremat.session.reports import report_of, stored_plan_of
+from autoremat.session.reports import line_of, report_of, stored_plan_of
 from autoremat.session.settling import count_optimizer, count_unseen, note_allocated, plan_anew
 from autoremat.session.stating import between_nbytes, grown_nbytes, stated
 from autoremat.session.steps import Steps
@@ -67,7 +67,6 @@ from autoremat.session.subranges import Subranges
 from autoremat.session.telling import log_if_smaller_batch_follows
 from autoremat.session.throughput import Rates
 from autoremat.session.tuning import Tuning
-from autoremat.units import format_nbytes
 from autoremat.watch.ledger import noting_returned
 
 
@@ -106,6 +105,7 @@ class Session:
         self._at_hand = AtHand()
         self._narrowed: set[tuple[str, str]] = set()  # ranges of which was told, and where
         self._unplannable: set[str] = set()  # graphs that failed to compile as planned
+        self.uncompiled = Uncompiled()
         self.codes: dict[str, Code] = {}  # by graph
         self._graphs: dict[str, _torch.DynamoGraph] = {}
         self._fingerprints: dict[str, str] = {}  # of joint graphs
@@ -179,8 +179,7 @@ class Session:
                 except _torch.InductorError as error:
                     if isinstance(error.inner_exception, torch.OutOfMemoryError):
                         raise error.inner_exception from None
-                    self._leave_to_torch(error)
-                    compiled = self.capturing.compile(module, example_inputs, self)
+                    compiled = self._compiled_as_torch(module, example_inputs, error)
             self._at_hand.done()
             ready = self._running(self._at_hand.name, graph, compiled, example_inputs)
             return ready if self.before_run is None else self.before_run(self, ready)
@@ -192,6 +191,7 @@ class Session:
             OverBudgetWarning,
             RankError,
             ApartError,
+            NotCompiled,
             torch.OutOfMemoryError,
         ) as error:
             log_if_smaller_batch_follows(error)
@@ -253,12 +253,21 @@ class Session:
             self.told.fall_back("AR116", cause=error, graph=name, error=why)
             return None
 
-    def _leave_to_torch(self, error: Exception) -> None:
+    def _compiled_as_torch(
+        self, module: fx.GraphModule, example_inputs: Sequence[Any], error: Exception
+    ) -> Callable[..., Any]:
         """Inductor could not compile what was planned: torch's own partition is next."""
-        name = self._at_hand.name
-        self.steps.graphs.drop(name)
+        name, steps = self._at_hand.name, self.steps
+        if not self.options.setting.strict and needs_its_plan(steps.graphs.parts.get(name), steps):
+            self.uncompiled.note(error)
+        steps.graphs.drop(name)
         self.told.fall_back("AR107", cause=error, graph=name, error=error)
         self._unplannable.add(name)
+        try:
+            return self.capturing.compile(module, example_inputs, self)
+        except _torch.InductorError as again:
+            self.uncompiled.note(again)
+            raise
 
     def partition(
         self,
@@ -322,12 +331,7 @@ class Session:
                 return self._rates.added_to(found)
 
     def _line(self) -> str:
-        """The summary, for which nothing is read, nor made again that was recalled."""
-        steps = self.steps
-        if all(isinstance(part.planned, Planned) for part in steps.graphs.parts.values()):
-            return one_line(report_of(steps, self.measured_peak_nbytes, reads=False))
-        peak, budget = map(format_nbytes, (steps.peak_nbytes, steps.budget_nbytes))
-        return f"autoremat: peak {peak} (budget {budget})"
+        return line_of(self.steps, self.measured_peak_nbytes)
 
     def stored_plan(self) -> StoredPlan:
         """What was planned so far, for a file: no plan that is only tried."""
@@ -452,7 +456,7 @@ class Session:
                 num_fwd_outputs=num_fwd_outputs,
                 static_indices=[*(static or ()), *_torch.gathered_inputs(module, inputs)],
             )
-            self._note_draws(graph.joint)
+            self._remarks.note_draws(graph.joint, self._setting)
             earlier = steps.graphs.earlier(name)
             resident = self._resident_on(graph.device)
             steps.device, steps.options = graph.device, steps.options.on(graph.device)
@@ -491,8 +495,3 @@ class Session:
         """
         begins = self._refuses and not self.steps.replans.count
         return begins or (bool(batch_finder()) and _torch.job_store() is None)
-
-    def _note_draws(self, joint: JointGraph) -> None:
-        """Compiled code may draw other random numbers than eager code would."""
-        if self._setting.compiler != "eager" and any(makes_seeds(node) for node in joint.nodes):
-            self._remarks.draws_differently = True

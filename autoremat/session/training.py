@@ -24,6 +24,7 @@ from autoremat.memory.residents import Resident
 from autoremat.reporting import OTHERWISE, Fact, Report
 from autoremat.session.lockstep import Lockstep
 from autoremat.session.members import Members, kind_of
+from autoremat.session.op_by_op import NotCompiled
 from autoremat.session.session import Session
 from autoremat.session.steps import Steps
 from autoremat.units import format_nbytes
@@ -143,6 +144,8 @@ class Training:
     def begin(self, inputs: object, caller: Hashable) -> Session:
         """A call of one of the modules begins: the session that it runs under."""
         if not self.session.steps.goes_on:
+            if self.session.uncompiled.found is not None:
+                self._plan_op_by_op(self.session.uncompiled.found)
             self.members.begin_step()
             self._current = self._variant_now()
             self._current.is_in_use = True
@@ -157,6 +160,18 @@ class Training:
         self.start_anew()
         self.session.steps.begin()
         return self.session
+
+    def begin_op_by_op(self, why: NotCompiled) -> Session:
+        """The call that has begun begins again: from now on nothing is compiled by Inductor."""
+        self._plan_op_by_op(why)
+        self.session.steps.begin()
+        return self.session
+
+    def _plan_op_by_op(self, why: NotCompiled) -> None:
+        self._options = self._options.op_by_op()
+        self.start_anew()
+        self.session.refuse_no_more()
+        self.session.told.fall_back("AR120", error=why)
 
     def shared(
         self, session: Session, module: nn.Module, make_call: Callable[[], Callable[..., Any]]
@@ -220,6 +235,7 @@ class Training:
             steps.audit.reach = variant.session.steps.audit.reach
         has_begun = lockstep is not None and lockstep.has_begun
         session = Session(steps, resident, refuses=not self._variants and not has_begun)
+        session.uncompiled.is_heeded = not self.has_ranks and self._options.can_be_op_by_op
         return _Variant(session, self.members.gradient_nbytes())
 
     def _variant_now(self) -> _Variant:

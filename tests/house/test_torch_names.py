@@ -181,6 +181,25 @@ def test_without_cached_partitions():
     assert len(seen) == 2
 
 
+def test_with_backwards_ahead():
+    """Both are compiled before anything has run, also where no size is symbolic."""
+    compiled: list[fx.GraphModule] = []
+
+    def keep(module: fx.GraphModule, _: Any) -> fx.GraphModule:
+        compiled.append(module)
+        return module
+
+    def backend(module: fx.GraphModule, inputs: Any) -> Any:
+        with _torch.with_backwards_ahead():
+            return _torch.aot_autograd(
+                fw_compiler=keep, bw_compiler=keep, partition_fn=_torch.default_partition
+            )(module, inputs)
+
+    torch._dynamo.reset()
+    torch.compile(lambda x: x.sin().sum(), backend=backend)(leaf(8))
+    assert len(compiled) == 2
+
+
 def test_caches_are_off():
     """Where the user says so."""
     assert not _torch.caches_are_off()

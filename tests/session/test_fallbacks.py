@@ -199,13 +199,14 @@ def unknown_to_inductor(x: Tensor) -> Tensor:
     return x
 
 
-def _with_an_unknown_operator(original: Callable[..., Choice]) -> Callable[..., Choice]:
-    """A choice whose forward module calls what Inductor cannot lower."""
+def _with_an_unknown_operator(original: Callable[..., Choice], part: str) -> Callable[..., Choice]:
+    """A choice one of whose modules calls what Inductor cannot lower."""
+    known = torch.ops.aten.tanh.default if part == "forward" else torch.ops.aten.mm.default
 
     def choose(*args: Any, **keywords: Any) -> Choice:
         choice = original(*args, **keywords)
-        graph: fx.Graph = choice.forward.graph
-        first = next(n for n in graph.nodes if n.target is torch.ops.aten.tanh.default)
+        graph: fx.Graph = getattr(choice, part).graph
+        first = next(n for n in graph.nodes if n.target is known)
         with graph.inserting_after(first):
             call = graph.call_function(unknown_to_inductor, (first,))
         call.meta = dict(first.meta)
@@ -216,10 +217,14 @@ def _with_an_unknown_operator(original: Callable[..., Choice]) -> Callable[..., 
 
 
 @pytest.mark.inductor
+@pytest.mark.parametrize("part", ["forward", "backward"])
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_planned_graph_that_inductor_cannot_compile(strict: bool, monkeypatch):
-    """AR107: torch's own partition is compiled in its place; strictly it is an error."""
-    broken = _with_an_unknown_operator(pipeline.choose_by_reading)
+def test_a_planned_graph_that_inductor_cannot_compile(strict: bool, part: str, monkeypatch):
+    """AR107: torch's own partition is compiled in its place; strictly it is an error.
+
+    A backward is compiled before anything has run, too.
+    """
+    broken = _with_an_unknown_operator(pipeline.choose_by_reading, part)
     monkeypatch.setattr(pipeline, "choose_by_reading", broken)
     model = optimized(Chain, UNBOUNDED, compiler="inductor", strict=strict)
     if strict:
@@ -236,7 +241,7 @@ def test_a_planned_graph_that_inductor_cannot_compile(strict: bool, monkeypatch)
 
 def test_every_code_has_a_test_that_triggers_it():
     """Those that stand by themselves: under Inductor, of `plan`, hooks, draws, steps, sizes."""
-    elsewhere = {"AR107", "AR108", *(f"AR11{number}" for number in range(10))}
+    elsewhere = {"AR107", "AR108", "AR120", *(f"AR11{number}" for number in range(10))}
     assert set(TRIGGERS) | elsewhere == set(REASONS)
 
 
