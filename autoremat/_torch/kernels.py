@@ -15,7 +15,10 @@ from torch._inductor.virtualized import V
 
 from autoremat._torch.inductor import size_hint_of_expr
 
-__all__ = ["Loop", "generated_loops"]
+__all__ = ["LOADS_OF_BOOLS", "STORES_OF_BOOLS", "Loop", "generated_loops"]
+
+# Names in `Loop.computed` that are none of Inductor's.
+LOADS_OF_BOOLS, STORES_OF_BOOLS = "load of bool", "store of bool"
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,8 @@ class Loop:
 
     Attributes:
         moved_nbytes: read and written, what stays inside of the kernel left out.
-        computed: by the name of an operation, for how many elements it is computed.
+        computed: by the name of an operation, for how many elements it is computed; by names of our
+            own, how many bools are read and written.
         flops: of the matrix product in a template, else 0.
         dtype: of that product.
     """
@@ -55,6 +59,7 @@ def _loops(nodes: Any) -> Iterator[Loop]:
         computed = Counter[str]()
         for part in parts:
             computed += _computed(part)
+        computed += _bools(node)
         moved_nbytes = int(node.get_read_write_buffers_sizes())
         if node.is_template():
             dtype, flops = node.get_template_node().get_dtype(), node.estimate_flops()
@@ -63,6 +68,28 @@ def _loops(nodes: Any) -> Iterator[Loop]:
             yield Loop(moved_nbytes, dict(computed), int(flops), dtype)
         else:
             yield Loop(moved_nbytes, dict(computed))
+
+
+def _bools(node: Any) -> Counter[str]:
+    """A byte each; what stays inside of a kernel is no read and no write."""
+
+    def moved(**which: bool) -> int:
+        nbytes_by_buffer = node.get_read_write_buffer_accesses(**which)
+        return sum(n for name, n in nbytes_by_buffer.items() if _dtype_of(name) == torch.bool)
+
+    return Counter(
+        {
+            LOADS_OF_BOOLS: moved(include_reads=True, include_writes=False),
+            STORES_OF_BOOLS: moved(include_reads=False, include_writes=True),
+        }
+    )
+
+
+def _dtype_of(buffer: str) -> torch.dtype | None:
+    try:
+        return V.graph.get_dtype(buffer)
+    except KeyError:  # a group of processes, or a number
+        return None
 
 
 def _computed(part: SchedulerNode) -> Counter[str]:

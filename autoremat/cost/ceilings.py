@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from autoremat._torch import LOADS_OF_BOOLS, STORES_OF_BOOLS
 from autoremat.cost.agreed import agree, agreed
 from autoremat.cost.cache import CostCache, DeviceCeilings
 from autoremat.cost.calls import Call
@@ -37,8 +38,13 @@ COSTLY = (
     *("sin", "cos", "tan", "sqrt", "rsqrt"),
 )
 # Inductor's generator on a processor takes one element after the other, ten rounds of Philox each:
-# 17 ns where a plain operation takes 0.017 (AVX-512). No operator of torch's draws like that.
-_DRAWS = {"rand": 1000, "randn": 2000, "randint64": 1000}
+# 17 ns where a plain operation takes 0.017 (AVX-512). No operator of torch's draws like that, and
+# none moves bools as its vectors do, one by one: 11 ns to write one and 3.4 ns to read one, where
+# such a plain operation takes 0.0106.
+_ONE_BY_ONE = {
+    **{"rand": 1000, "randn": 2000, "randint64": 1000},
+    **{LOADS_OF_BOOLS: 320, STORES_OF_BOOLS: 1000},
+}
 _MOVES = frozenset({"load", "store", "store_reduction", "output", "constant", "load_seed"})
 _NUM_ELEMENTS = 1 << 20  # enough for all threads
 _PLAIN_FLOPS = 2.0  # of a matrix product, while a loop does one operation
@@ -114,7 +120,7 @@ class ElementTimes:
         """Nanoseconds of one element; reading and writing is no operation here."""
         if operation in COSTLY:
             return self.costly_ns[COSTLY.index(operation)]
-        return 0.0 if operation in _MOVES else self.plain_ns * _DRAWS.get(operation, 1)
+        return 0.0 if operation in _MOVES else self.plain_ns * _ONE_BY_ONE.get(operation, 1)
 
 
 def element_times_of(

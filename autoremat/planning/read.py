@@ -7,6 +7,7 @@ what is returned as fitting fits by what was read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -63,7 +64,10 @@ def choose_by_reading(
     fastest = solver.fastest(time_limit_s=cut_off.left_s)
     own = _own_if_it_may_fit(reader, fastest, budget_nbytes, strict=solver.strict)
     if own is not None and own.fits:
-        return own
+        if not reader.unplanned.own_writes_masks:
+            return own
+        found = _fitting(reader, solver, fastest, budget_nbytes, cut_off)
+        return own if found is None else min(own, found, key=_code_time)
     if budget_nbytes >= solver.problem.resident_nbytes:
         found = _fitting(reader, solver, fastest, budget_nbytes, cut_off)
         if found is not None:
@@ -189,7 +193,7 @@ def _of_graph(solution: Solution, fastest: Solution, problem: Problem) -> Soluti
 def _own_if_it_may_fit(
     reader: Reader, fastest: Solution, budget_nbytes: int, *, strict: bool
 ) -> Choice | None:
-    """Torch's own partition: with room for it, nothing beats it.
+    """Torch's own partition: with room for it, nothing beats it but what writes no masks.
 
     Where what it saves alone is above the budget, no code is generated. It knows nothing of what
     the user asked for.
@@ -262,6 +266,11 @@ def _shifted(target: int, choice: Choice, budget_nbytes: int, problem: Problem) 
 
 def _time(choice: Choice) -> float:
     return choice.solution.timeline.time_us
+
+
+def _code_time(choice: Choice) -> float:
+    """By what the code was read to take; where that is not known, the first of two is the least."""
+    return math.inf if choice.code_us is None else choice.code_us
 
 
 def _same(one: Solution, other: Solution) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from autoremat_solver import Plan, Problem, simulate
 from autoremat_solver.policies import save_all_but
 from torch import fx
@@ -76,6 +77,20 @@ class Unplanned:
         return Own(forward, backward, torchs, problem, problem.resident_nbytes + saved_nbytes)
 
     @cached_property
+    def own_writes_masks(self) -> bool:
+        """Whether torch's own partition saves masks of dropout where these are slow to write.
+
+        On a processor, vectors of Inductor's code write and read bools one by one: to draw a mask
+        once more may take less.
+        """
+        own, subject = self.own, self._subject
+        if own is None or subject.device.type != "cpu":
+            return False
+        made_by = subject.lowered.storages.made_by
+        drawn = filter(_is_drawn_mask, subject.joint.nodes)
+        return any(not own.torchs.saved.isdisjoint(made_by[node]) for node in drawn)
+
+    @cached_property
     def code(self) -> Reading:
         """Of torch's own partition; else of a plan that recomputes what it must alone."""
         own = self.own
@@ -97,3 +112,8 @@ class Unplanned:
     def _plan(self) -> Plan:
         problem = self._subject.lowered.problem
         return save_all_but(problem, {v.name for v in problem.values if v.must_recompute})
+
+
+def _is_drawn_mask(node: fx.Node) -> bool:
+    is_bool = getattr(_torch.fake_value(node), "dtype", None) == torch.bool
+    return is_bool and any(map(is_seeded, node.all_input_nodes))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from autoremat._torch import Loop
+from autoremat._torch import LOADS_OF_BOOLS, STORES_OF_BOOLS, Loop
 from autoremat.cost import ceilings, loop_times
 from autoremat.cost.cache import CostCache, DeviceCeilings
 from autoremat.cost.calls import Call
@@ -34,13 +34,16 @@ def test_a_template_computes_its_product():
 
 
 def test_costly_operations_have_times_of_their_own():
-    """And each number is drawn by itself."""
+    """And each number is drawn by itself, as each bool is read and written."""
     exp_us = loop_us(Loop(0, {"exp": 1000}), CEILINGS, ELEMENTS) - 2.0
     tanh_us = loop_us(Loop(0, {"tanh": 1000}), CEILINGS, ELEMENTS) - 2.0
     rand_us = loop_us(Loop(0, {"rand": 1000}), CEILINGS, ELEMENTS) - 2.0
     assert exp_us == pytest.approx(1.0 + COSTLY.index("exp"))
     assert tanh_us == pytest.approx(1.0 + COSTLY.index("tanh"))
     assert rand_us == pytest.approx(500.0)
+    read_us = loop_us(Loop(0, {LOADS_OF_BOOLS: 1000}), CEILINGS, ELEMENTS) - 2.0
+    written_us = loop_us(Loop(0, {STORES_OF_BOOLS: 1000}), CEILINGS, ELEMENTS) - 2.0
+    assert (read_us, written_us) == (pytest.approx(160.0), pytest.approx(500.0))
 
 
 def test_elements_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import autoremat
 from autoremat import _torch
-from autoremat._torch import Loop
+from autoremat._torch import LOADS_OF_BOOLS, STORES_OF_BOOLS, Loop
 from tests.tiny import Chain, many_rows
 
 pytestmark = pytest.mark.inductor
@@ -45,6 +45,19 @@ def test_what_stays_inside_of_a_fused_kernel_is_not_moved() -> None:
     (loop,) = loops_of(lambda x: (x.sin() + 1).exp(), torch.ones(64, 64))
     assert loop.moved_nbytes == 2 * MATRIX_NBYTES
     assert loop.computed["sin"] == loop.computed["exp"] == 64 * 64
+
+
+def test_bools_that_are_read_and_written_are_counted() -> None:
+    """What stays inside of the kernel is neither."""
+    ones = torch.ones(64, 64)
+    for function, inputs, read, written in (
+        (lambda x: x > 0, [ones], 0, 64 * 64),
+        (torch.where, [ones > 0, ones, ones], 64 * 64, 0),
+        (lambda x: (x > 0) * x, [ones], 0, 0),
+    ):
+        (loop,) = loops_of(function, *inputs)
+        assert loop.computed.get(LOADS_OF_BOOLS, 0) == read
+        assert loop.computed.get(STORES_OF_BOOLS, 0) == written
 
 
 def test_a_reduction_computes_for_all_that_it_reads() -> None:
