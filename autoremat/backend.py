@@ -149,7 +149,7 @@ def with_own_code(call: Callable[..., Any]) -> Callable[..., Any]:
     return _with_new_name(run)
 
 
-def module_call() -> Callable[..., Any]:
+def module_call() -> FunctionType:
     """Calls the module that it is given first, in a frame as `with_own_code` makes them."""
 
     def run(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
@@ -158,7 +158,7 @@ def module_call() -> Callable[..., Any]:
     return _with_new_name(run)
 
 
-def _with_new_name(run: Callable[..., Any]) -> Callable[..., Any]:
+def _with_new_name(run: Callable[..., Any]) -> FunctionType:
     assert isinstance(run, FunctionType)
     run.__code__ = run.__code__.replace(co_name=f"run_{next(_call_numbers)}")
     return run

@@ -28,7 +28,7 @@ from autoremat.memory.storage_sizes import tensors_in
 from autoremat.planning.sizes import MANY_COMPILES
 from autoremat.session.call_sizes import CallSizes
 from autoremat.session.eager_recurrent import eager_recurrent_layers
-from autoremat.session.op_by_op import NotCompiled
+from autoremat.session.op_by_op import NotCompiled, let_go
 from autoremat.session.retake import Before
 from autoremat.session.session import Session
 from autoremat.session.stand_ins import own_forward
@@ -289,6 +289,10 @@ class OptimizedCall(Call):
             warnings.warn(told, stacklevel=users_level())
         self.before_training_call()
         with self._sizes.of(model.forward, args, kwargs):
+            try:
+                return self._within(model, args, kwargs)
+            except NotCompiled as error:  # noted: the step that begins now is planned op by op
+                let_go(error)
             return self._within(model, args, kwargs)
 
     def _within(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -306,20 +310,11 @@ class OptimizedCall(Call):
         return self._run(session, args, kwargs)
 
     def _first_run(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call that compiles, which is taken once more where that or the memory fails.
-
-        Op by op where Inductor fails, as lean as can be where memory runs out.
-        """
+        """A call that compiles; where memory runs out, it is taken once more, as lean as can be."""
         model, options = self._model(), session.steps.options
         before = Before([*model.parameters(), *model.buffers(), *tensors_in((args, kwargs))])
-        session.uncompiled.may_begin_again = lambda: (
-            not before.obstacle and not session.steps.goes_on
-        )
         try:
             return self._run(session, args, kwargs)
-        except NotCompiled as error:
-            before.restore_random()
-            return self._first_run(self.training.begin_op_by_op(error), args, kwargs)
         except torch.OutOfMemoryError as error:
             if options.budget.is_least or options.setting.strict:
                 raise
@@ -328,8 +323,6 @@ class OptimizedCall(Call):
             if before.obstacle:
                 error.add_note(_NOT_AGAIN.format(before.obstacle))
                 raise
-        finally:
-            session.uncompiled.call_ends()
         before.restore_random()
         budget_nbytes = session.steps.budget_nbytes
         leanest = self.training.begin_leanest()

@@ -46,7 +46,7 @@ class CodeCache:
         shutil.rmtree(AOTAutogradCache._get_tmp_dir_for_key(key), ignore_errors=True)
 
     def close(self, note: Callable[[str], None] | None) -> None:
-        """The compile is over; a backward may be compiled later.
+        """The compile is over.
 
         Args:
             note: called with the name of what is stored for it; without it, nothing is.

@@ -7,6 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import CodeType
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch._functorch.partitioners as _partitioners
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback
+from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.utils import counters as dynamo_counters
 from torch._functorch._aot_autograd import graph_compile
 from torch._functorch.aot_autograd import aot_function
@@ -46,6 +48,7 @@ __all__ = [
     "activation_memory_budget",
     "aot_autograd",
     "as_boxed",
+    "code_at_hand",
     "compile_name",
     "compile_number",
     "default_partition",
@@ -88,6 +91,18 @@ force_recompile = _LazyGraphModule.force_recompile
 def is_compiling() -> bool:
     """Whether Dynamo compiles a frame in this context."""
     return CompileContext.current_compile_id() is not None
+
+
+def code_at_hand() -> CodeType | None:
+    """Of the function that Dynamo compiles; after a graph break, of what resumes it.
+
+    It is compiled before anything of it runs.
+    """
+    try:
+        code: CodeType = InstructionTranslator.current_tx().f_code
+    except AttributeError:  # none is compiled
+        return None
+    return code
 
 
 def frame_name() -> str:

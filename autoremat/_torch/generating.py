@@ -81,12 +81,10 @@ class _Unclaimed:
         with self._lock:
             return self._here().pop(key, None)
 
-    def drop_forwards(self) -> None:
-        """Of the compile in progress: a compile comes to a backward late."""
+    def drop(self) -> None:
+        """What the compile in progress has not come to, which is over."""
         with self._lock:
-            by_key = self._here()
-            for key in [k for k, code in by_key.items() if not code.fx_kwargs["is_backward"]]:
-                del by_key[key]
+            self._here().clear()
 
     def _here(self) -> dict[str, Any]:
         symbols = FxGraphCache._get_shape_env()
@@ -104,7 +102,7 @@ class _Generated(Exception):
 def handing_over() -> Iterator[None]:
     """While open, what is generated is kept for the compile that goes on in this context.
 
-    The forward is compiled in it, the backward then or when it is first needed, in any thread.
+    Forward and backward are compiled in it.
     """
     _install()
     token = _is_handed_over.set(True)
@@ -112,7 +110,7 @@ def handing_over() -> Iterator[None]:
         yield
     finally:
         _is_handed_over.reset(token)
-        _unclaimed.drop_forwards()
+        _unclaimed.drop()
 
 
 def compile_inner(module: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Any:

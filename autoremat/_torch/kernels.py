@@ -88,7 +88,7 @@ def _bools(node: Any) -> Counter[str]:
 def _dtype_of(buffer: str) -> torch.dtype | None:
     try:
         return V.graph.get_dtype(buffer)
-    except KeyError:  # a group of processes, or a number
+    except (KeyError, NotImplementedError, AttributeError):  # no tensor, or several
         return None
 
 

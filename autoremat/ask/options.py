@@ -214,8 +214,13 @@ class Options:
 
     @property
     def can_be_op_by_op(self) -> bool:
-        """Whether what is asked for can be had without Inductor: a stored plan is of its graphs."""
-        return self.setting.compiler == "inductor" and self.setting.steering.plan is None
+        """Whether what is asked for can be had without Inductor.
+
+        Stored plans are of its graphs, and operators that are named may be in no others.
+        """
+        steering = self.setting.steering
+        is_of_its_graphs = steering.plan is not None or any(s.is_operator for s in steering.decided)
+        return self.setting.compiler == "inductor" and not is_of_its_graphs
 
     def op_by_op(self) -> Options:
         """The same without Inductor."""

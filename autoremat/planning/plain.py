@@ -25,7 +25,7 @@ def plain_crossing(subject: Subject, *, reads: bool) -> Crossing:
     """
     joint, storages = subject.joint, subject.lowered.storages
     problem = subject.lowered.problem
-    own = _own(subject) if reads else None
+    own = own_partition(subject) if reads else None
     incoming = {name for node in joint.tangents for name in storages.of_node[node]}
     saved = (own.torchs.saved if own else saved_values(problem, without_plan(subject))) - incoming
     returned = {name for node in joint.fwd_outputs for name in storages.of_node[node]}
@@ -36,7 +36,7 @@ def plain_crossing(subject: Subject, *, reads: bool) -> Crossing:
     return Crossing(crossing_nbytes, passed_nbytes)
 
 
-def _own(subject: Subject) -> Own | None:
+def own_partition(subject: Subject) -> Own | None:
     """Torch's own partition; None if it is not safe, or where a report is the first to ask."""
     with suppress(Exception):  # some graphs torch parts only while it compiles them
         return Unplanned(subject).own

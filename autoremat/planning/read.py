@@ -7,7 +7,6 @@ what is returned as fitting fits by what was read.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -64,10 +63,13 @@ def choose_by_reading(
     fastest = solver.fastest(time_limit_s=cut_off.left_s)
     own = _own_if_it_may_fit(reader, fastest, budget_nbytes, strict=solver.strict)
     if own is not None and own.fits:
-        if not reader.unplanned.own_writes_masks:
+        if own.code_us is None or reader.unplanned.own_masks_us < SLOWER * own.code_us:
             return own
-        found = _fitting(reader, solver, fastest, budget_nbytes, cut_off)
-        return own if found is None else min(own, found, key=_code_time)
+        with suppress(Exception):  # what was found is not lost to a comparison
+            found = _fitting(reader, solver, fastest, budget_nbytes, cut_off)
+            if found is not None and found.code_us is not None:
+                return found if found.code_us * (1 + SLOWER) < own.code_us else own
+        return own
     if budget_nbytes >= solver.problem.resident_nbytes:
         found = _fitting(reader, solver, fastest, budget_nbytes, cut_off)
         if found is not None:
@@ -266,11 +268,6 @@ def _shifted(target: int, choice: Choice, budget_nbytes: int, problem: Problem) 
 
 def _time(choice: Choice) -> float:
     return choice.solution.timeline.time_us
-
-
-def _code_time(choice: Choice) -> float:
-    """By what the code was read to take; where that is not known, the first of two is the least."""
-    return math.inf if choice.code_us is None else choice.code_us
 
 
 def _same(one: Solution, other: Solution) -> bool:

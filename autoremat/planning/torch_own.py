@@ -16,6 +16,8 @@ from autoremat_solver.policies import save_all_but
 from torch import fx
 
 from autoremat import _torch
+from autoremat._torch import LOADS_OF_BOOLS, STORES_OF_BOOLS, Loop
+from autoremat.cost.loop_times import loops_us
 from autoremat.emit.equivalence import first_difference
 from autoremat.graph.joint_graph import copy_module
 from autoremat.graph.random_draws import is_seeded, keep_draws
@@ -77,18 +79,21 @@ class Unplanned:
         return Own(forward, backward, torchs, problem, problem.resident_nbytes + saved_nbytes)
 
     @cached_property
-    def own_writes_masks(self) -> bool:
-        """Whether torch's own partition saves masks of dropout where these are slow to write.
+    def own_masks_us(self) -> float:
+        """What torch's own partition takes to write masks of dropout and to read them.
 
-        On a processor, vectors of Inductor's code write and read bools one by one: to draw a mask
-        once more may take less.
+        On a processor, vectors of Inductor's code move bools one by one: to draw a mask once more
+        may take less. Elsewhere, and where there are none, it is 0.
         """
         own, subject = self.own, self._subject
         if own is None or subject.device.type != "cpu":
-            return False
-        made_by = subject.lowered.storages.made_by
+            return 0.0
+        storages = subject.lowered.storages
         drawn = filter(_is_drawn_mask, subject.joint.nodes)
-        return any(not own.torchs.saved.isdisjoint(made_by[node]) for node in drawn)
+        masks = {name for node in drawn for name in storages.made_by[node]} & own.torchs.saved
+        count = sum(storages.fake_nbytes[name] for name in masks)
+        moved = Loop(2 * count, {LOADS_OF_BOOLS: count, STORES_OF_BOOLS: count})
+        return loops_us([moved] if count else [], subject.device)
 
     @cached_property
     def code(self) -> Reading:

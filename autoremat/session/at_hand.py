@@ -8,6 +8,7 @@ is compiled in several parts.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from types import CodeType
 from typing import Any
 
 from autoremat import _torch
@@ -21,28 +22,39 @@ class AtHand:
     Attributes:
         inputs: of the graph at hand; none between two graphs.
         ranges: of the sizes of these.
+        begins_call: whether it begins with the call that somebody makes: nothing of that has run.
     """
 
     def __init__(self) -> None:
         """None is at hand."""
         self.inputs: Sequence[Any] = ()
         self.ranges: Sequence[Ranged] = ()
+        self.begins_call = False
         self._graph: _torch.DynamoGraph | None = None
         self._first_frame = ""  # of the module whose graph this is
         self._first_frames: dict[Hashable, str] = {}
         self._done, self._part = "", 0
 
-    def begin(self, inputs: Sequence[Any], graph: _torch.DynamoGraph, *, caller: Hashable) -> None:
+    def begin(
+        self,
+        inputs: Sequence[Any],
+        graph: _torch.DynamoGraph,
+        *,
+        caller: Hashable,
+        code: CodeType | None,
+    ) -> None:
         """From now on another graph is at hand.
 
         Args:
             inputs: its inputs, as Dynamo hands them over.
             graph: itself; its inputs have symbols.
             caller: tells the session's modules apart.
+            code: of the call, if somebody makes it.
         """
         self._first_frame = self._first_frames.setdefault(caller, _torch.frame_name())
         # Of one Dynamo graph, DistributedDataParallel makes several, one for each bucket.
         self._part = self._part + 1 if self._done == _torch.compile_name() else 0
+        self.begins_call = not self._part and code is not None and _torch.code_at_hand() is code
         self.inputs = inputs
         self._graph = graph
         self.ranges = ranges_now().among(inputs, graph.inputs)

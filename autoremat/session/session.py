@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from types import CodeType
 from typing import Any
 
 import torch
@@ -68,6 +69,12 @@ from autoremat.session.telling import log_if_smaller_batch_follows
 from autoremat.session.throughput import Rates
 from autoremat.session.tuning import Tuning
 from autoremat.watch.ledger import noting_returned
+
+# What ends a compile; warnings are among it, which the user has made errors.
+_OF_PLANNING = (
+    *(InfeasibleBudget, SteeringError, FallbackError, FallbackWarning, ApartError),
+    torch.OutOfMemoryError,
+)
 
 
 class Session:
@@ -135,13 +142,13 @@ class Session:
         """From now on, a budget that cannot be met is a warning."""
         self._refuses = False
 
-    def backend_of(self, caller: Hashable) -> Callable[..., Callable[..., Any]]:
+    def backend_of(self, caller: Hashable, code: CodeType) -> Callable[..., Callable[..., Any]]:
         """What compiles the graphs of one of several modules: `compile`, told whose they are."""
 
         def compile_graph(
             module: fx.GraphModule, example_inputs: Sequence[Any]
         ) -> Callable[..., Any]:
-            return self.compile(module, example_inputs, caller=caller)
+            return self.compile(module, example_inputs, caller=caller, code=code)
 
         return compile_graph
 
@@ -151,7 +158,12 @@ class Session:
 
     @with_stack_room
     def compile(
-        self, module: fx.GraphModule, example_inputs: Sequence[Any], *, caller: Hashable = None
+        self,
+        module: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        caller: Hashable = None,
+        code: CodeType | None = None,
     ) -> Callable[..., Any]:
         """Compile one Dynamo graph: the body of a `torch.compile` backend.
 
@@ -159,15 +171,17 @@ class Session:
             module: the Dynamo graph.
             example_inputs: its inputs.
             caller: tells modules apart whose graphs the session compiles.
+            code: of the call that is compiled, if somebody makes it.
 
         Raises:
             InfeasibleBudget: if no plan fits.
+            NotCompiled: if the call is to begin again.
             FallbackError: if the session is strict and a graph cannot be planned.
         """
         compile_begins()
         self.steps.notice()
         graph = _torch.DynamoGraph(module, example_inputs, runs=self.steps.offline is None)
-        self._at_hand.begin(example_inputs, graph, caller=caller)
+        self._at_hand.begin(example_inputs, graph, caller=caller, code=code)
         is_first = self._at_hand.is_first
         arguments = self.steps.audit.arguments
         arguments.note([*module.parameters(), *example_inputs])
@@ -183,17 +197,7 @@ class Session:
             self._at_hand.done()
             ready = self._running(self._at_hand.name, graph, compiled, example_inputs)
             return ready if self.before_run is None else self.before_run(self, ready)
-        except (
-            InfeasibleBudget,
-            SteeringError,
-            FallbackError,
-            FallbackWarning,
-            OverBudgetWarning,
-            RankError,
-            ApartError,
-            NotCompiled,
-            torch.OutOfMemoryError,
-        ) as error:
+        except (*_OF_PLANNING, OverBudgetWarning, RankError, NotCompiled) as error:
             log_if_smaller_batch_follows(error)
             raise _torch.passing_through(error) from None
         finally:
@@ -254,19 +258,20 @@ class Session:
             return None
 
     def _compiled_as_torch(
-        self, module: fx.GraphModule, example_inputs: Sequence[Any], error: Exception
+        self, module: fx.GraphModule, example_inputs: Sequence[Any], error: _torch.InductorError
     ) -> Callable[..., Any]:
         """Inductor could not compile what was planned: torch's own partition is next."""
         name, steps = self._at_hand.name, self.steps
+        has_run = steps.goes_on or not self._at_hand.begins_call
         if not self.options.setting.strict and needs_its_plan(steps.graphs.parts.get(name), steps):
-            self.uncompiled.note(error)
+            self.uncompiled.note(error, has_run=has_run)
         steps.graphs.drop(name)
         self.told.fall_back("AR107", cause=error, graph=name, error=error)
         self._unplannable.add(name)
         try:
             return self.capturing.compile(module, example_inputs, self)
         except _torch.InductorError as again:
-            self.uncompiled.note(again)
+            self.uncompiled.note(again, has_run=has_run)
             raise
 
     def partition(
@@ -293,9 +298,7 @@ class Session:
                 raise Unplannable("AR103")
             seen = moved_to(module, DEVICE) if self._setting.stands_in else module
             planned = self._plan(seen, num_fwd_outputs, static_lifetime_input_indices)
-        except (InfeasibleBudget, SteeringError, ApartError, torch.OutOfMemoryError):
-            raise
-        except (FallbackError, FallbackWarning):  # which the user has made errors
+        except (*_OF_PLANNING, _torch.InductorError):  # that of code that is read, as of a compile
             raise
         except Unplannable as reason:
             self.told.fall_back(reason.code, graph=name, **reason.facts)
@@ -329,9 +332,6 @@ class Session:
             with self.progress as progress:
                 progress.stage("other budgets")
                 return self._rates.added_to(found)
-
-    def _line(self) -> str:
-        return line_of(self.steps, self.measured_peak_nbytes)
 
     def stored_plan(self) -> StoredPlan:
         """What was planned so far, for a file: no plan that is only tried."""
@@ -385,7 +385,7 @@ class Session:
         count_unseen(self.steps)
         self.steps.replans.begin()
         self._take(plan_anew(self.steps, self._graphs))
-        self.progress.finish(self._line())
+        self.progress.finish(line_of(self.steps, self.measured_peak_nbytes))
 
     def _take(self, plans: Mapping[str, Sequence[Part]]) -> None:
         """From now on graphs run by these."""
@@ -476,7 +476,7 @@ class Session:
             )
             steps.graphs.add(name, part)
             self._subranges.lows[name] = lows_of(self._at_hand.ranges)
-            self._remarks.line = self._line()
+            self._remarks.line = line_of(steps, self.measured_peak_nbytes)
             # Gradients that exist may be gone before the backward, which tells if they are not.
             # What others held in an earlier step may be less by now, which looks will tell.
             is_first_known = steps.surroundings.found == Around() and (

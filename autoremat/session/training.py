@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -24,7 +25,6 @@ from autoremat.memory.residents import Resident
 from autoremat.reporting import OTHERWISE, Fact, Report
 from autoremat.session.lockstep import Lockstep
 from autoremat.session.members import Members, kind_of
-from autoremat.session.op_by_op import NotCompiled
 from autoremat.session.session import Session
 from autoremat.session.steps import Steps
 from autoremat.units import format_nbytes
@@ -144,8 +144,8 @@ class Training:
     def begin(self, inputs: object, caller: Hashable) -> Session:
         """A call of one of the modules begins: the session that it runs under."""
         if not self.session.steps.goes_on:
-            if self.session.uncompiled.found is not None:
-                self._plan_op_by_op(self.session.uncompiled.found)
+            if self.session.uncompiled.is_heeded and self.session.uncompiled.why:
+                self._plan_op_by_op()
             self.members.begin_step()
             self._current = self._variant_now()
             self._current.is_in_use = True
@@ -161,20 +161,16 @@ class Training:
         self.session.steps.begin()
         return self.session
 
-    def begin_op_by_op(self, why: NotCompiled) -> Session:
-        """The call that has begun begins again: from now on nothing is compiled by Inductor."""
-        self._plan_op_by_op(why)
-        self.session.steps.begin()
-        return self.session
-
-    def _plan_op_by_op(self, why: NotCompiled) -> None:
-        self._options = self._options.op_by_op()
+    def _plan_op_by_op(self) -> None:
+        """From now on nothing is compiled by Inductor."""
+        failed = self.session
+        self._options = failed.steps.options.op_by_op()
         self.start_anew()
         self.session.refuse_no_more()
-        self.session.told.fall_back("AR120", error=why)
+        self.session.told.fall_back("AR120", error=failed.uncompiled.why)
 
     def shared(
-        self, session: Session, module: nn.Module, make_call: Callable[[], Callable[..., Any]]
+        self, session: Session, module: nn.Module, make_call: Callable[[], FunctionType]
     ) -> Shared:
         """The compiled call of modules like this one under a session's plans.
 
@@ -186,11 +182,12 @@ class Training:
         kind = kind_of(module)
         if (session, kind) not in self._shared:
             self._shared = {key: one for key, one in self._shared.items() if self.runs(key[0])}
-            backend = session.backend_of(kind)
+            call = make_call()
+            backend = session.backend_of(kind, call.__code__)
             # What waits in a file has to be of a known size.
             is_static = session.steps.options.setting.offload is not None
             dynamic = False if is_static else None
-            compiled = _torch.compile_apart(make_call(), backend, dynamic=dynamic)
+            compiled = _torch.compile_apart(call, backend, dynamic=dynamic)
             self._shared[session, kind] = Shared(kind, compiled)
         return self._shared[session, kind]
 

@@ -181,6 +181,27 @@ def test_without_cached_partitions():
     assert len(seen) == 2
 
 
+def test_code_at_hand():
+    """Of the call as it begins, of what resumes it after a graph break; none where none is."""
+    found: list[Any] = []
+
+    def backend(module: fx.GraphModule, _: Any) -> fx.GraphModule:
+        found.append(_torch.code_at_hand())
+        return module
+
+    def call(x: Any) -> Any:
+        x = x.sin()
+        torch._dynamo.graph_break()
+        return x.cos()
+
+    torch._dynamo.reset()
+    torch.compile(call, backend=backend)(torch.ones(8))
+    first, second = found
+    assert first is call.__code__
+    assert second is not first
+    assert _torch.code_at_hand() is None
+
+
 def test_with_backwards_ahead():
     """Both are compiled before anything has run, also where no size is symbolic."""
     compiled: list[fx.GraphModule] = []

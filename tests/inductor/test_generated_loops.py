@@ -47,6 +47,11 @@ def test_what_stays_inside_of_a_fused_kernel_is_not_moved() -> None:
     assert loop.computed["sin"] == loop.computed["exp"] == 64 * 64
 
 
+def _both(mask: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """A mask, and what a loop makes of it that is fused with the mask's."""
+    return mask, torch.where(mask, x, 1.0) + mask
+
+
 def test_bools_that_are_read_and_written_are_counted() -> None:
     """What stays inside of the kernel is neither."""
     ones = torch.ones(64, 64)
@@ -54,6 +59,7 @@ def test_bools_that_are_read_and_written_are_counted() -> None:
         (lambda x: x > 0, [ones], 0, 64 * 64),
         (torch.where, [ones > 0, ones, ones], 64 * 64, 0),
         (lambda x: (x > 0) * x, [ones], 0, 0),
+        (lambda x: _both(x.sin() > 0, x), [ones], 0, 64 * 64),
     ):
         (loop,) = loops_of(function, *inputs)
         assert loop.computed.get(LOADS_OF_BOOLS, 0) == read

@@ -123,17 +123,18 @@ def test_what_is_kept_is_of_one_compile() -> None:
     """Guards that its symbols have hold for no other; what a compile does not come to goes."""
     unclaimed = _torch.generating._Unclaimed()
     one, other = (TracingContext(FakeTensorMode(shape_env=ShapeEnv())) for _ in range(2))
-    forward, backward = (mock.Mock(fx_kwargs={"is_backward": late}) for late in (False, True))
+    forward, backward = mock.Mock(), mock.Mock()
     with tracing(one):
         unclaimed.keep("forward", forward)
         unclaimed.keep("backward", backward)
     with tracing(other):
         assert unclaimed.take("backward") is None
+        unclaimed.drop()
     with tracing(one):
-        unclaimed.drop_forwards()
-        assert unclaimed.take("forward") is None
         assert unclaimed.take("backward") is backward
         assert unclaimed.take("backward") is None
+        unclaimed.drop()
+        assert unclaimed.take("forward") is None
 
 
 def test_a_kernel_that_does_not_compile_is_what_inductor_cannot_compile(

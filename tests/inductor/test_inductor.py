@@ -170,6 +170,26 @@ def test_masks_that_are_slow_to_write_are_drawn_again_though_there_is_room():
     assert ours_us < torchs_us
 
 
+class StochasticDepth(nn.Module):
+    """Drops whole rows: its masks are next to nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, 1024), nn.Linear(1024, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = nn.functional.dropout(torch.ones(len(x), 1), 0.2)
+        return self.second(self.first(x).tanh() * kept).square().mean()
+
+
+def test_masks_that_are_small_are_torchs():
+    """Nothing is searched for."""
+    report = autoremat.plan(
+        StochasticDepth(), torch.randn(512, WIDTH), budget=UNBOUNDED, verbose=False
+    )
+    assert report.method == "torch's own partitioner"
+
+
 class Pooled(nn.Module):
     """An average over steps, whose gradient Inductor writes into a view of other dimensions."""
 
