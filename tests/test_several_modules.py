@@ -20,6 +20,7 @@ from autoremat.optimized import optimized_call
 from autoremat.watch.audit import Audit
 from tests.tiny import Chain, many_rows
 from tests.training import UNBOUNDED
+from tests.training import told as told_during
 
 # Dynamo looks at `.grad` of what another module has returned.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -118,10 +119,7 @@ def whole_peak(modules: Sequence[nn.Module], take: Take) -> int:
 
 def told(modules: Sequence[nn.Module], take: Take) -> list[autoremat.OverBudgetWarning]:
     """What is said of the budget in a step."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", autoremat.OverBudgetWarning)
-        take(*modules)
-    return [w.message for w in caught if isinstance(w.message, autoremat.OverBudgetWarning)]
+    return told_during(lambda: take(*modules))
 
 
 def eager_step(take: Take) -> tuple[int, list[Tensor | None]]:

@@ -112,6 +112,14 @@ def measured(model: nn.Module, inputs: Sequence[Any], loss_of: Loss = scalar) ->
     return resident + measure_peak(run, device="cpu")
 
 
+def told(call: Callable[[], object]) -> list[autoremat.OverBudgetWarning]:
+    """What is said of the budget during a call."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", autoremat.OverBudgetWarning)
+        call()
+    return [w.message for w in caught if isinstance(w.message, autoremat.OverBudgetWarning)]
+
+
 def refusal(
     make: Make, inputs: Sequence[Any], budget: int | None = None, **options: Any
 ) -> autoremat.InfeasibleBudget:

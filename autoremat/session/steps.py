@@ -38,7 +38,6 @@ from autoremat.session.replans import Replans
 from autoremat.session.surroundings import Surroundings
 from autoremat.session.telling import Told
 from autoremat.watch import between
-from autoremat.watch.audit import Look
 from autoremat.watch.eager_code import names_from
 from autoremat.watch.ledger import (
     has_reruns,
@@ -48,6 +47,7 @@ from autoremat.watch.ledger import (
     open_runs,
     owners_since,
 )
+from autoremat.watch.look import Look
 from autoremat.watch.open_run import Roots, Run
 from autoremat.watch.present import Present
 

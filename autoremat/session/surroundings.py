@@ -10,8 +10,9 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 
 from autoremat.planning.nesting import Around
-from autoremat.watch.audit import Audit, Look
+from autoremat.watch.audit import Audit
 from autoremat.watch.eager_code import Results
+from autoremat.watch.look import Look
 from autoremat.watch.open_run import SCALARS_NBYTES
 from autoremat.watch.present import Present
 

@@ -21,16 +21,16 @@ import torch
 
 from autoremat import _torch
 from autoremat.memory.meter import gradients_of
-from autoremat.memory.spread import Spread, Traffic
 from autoremat.memory.storage_sizes import same_device, storage_identities, storage_sizes
 from autoremat.planning.nesting import Beside
 from autoremat.planning.part import Part
 from autoremat.planning.ran import Ran
 from autoremat.watch.between import Between
 from autoremat.watch.checkpointed import Reruns
-from autoremat.watch.eager_backward import Foreseen, first_nodes, foresee
+from autoremat.watch.eager_backward import first_nodes, foresee
 from autoremat.watch.eager_code import Results, names_from
 from autoremat.watch.ledger import returned_storages, run_of
+from autoremat.watch.look import Look, look_at, passing_nbytes
 from autoremat.watch.made import Made
 from autoremat.watch.open_run import Roots, Run
 from autoremat.watch.present import Arguments, Present
@@ -38,37 +38,8 @@ from autoremat.watch.reach import Reach
 from autoremat.watch.situations import Situations, about
 from autoremat.watch.standing import Standing, Together, known_or_found, of_root
 
-EAGER_MARGIN = 1.1  # of what eager code is foreseen to make, for what of it cannot be seen
 PER_OCTAVE = 64  # sizes of what graphs have returned that count as different: by about 1 %
 NOTED = 8  # backwards until whose forwards are noted again, for one that was looked at without
-
-
-class Look(NamedTuple):
-    """What a look into a situation has shown.
-
-    Attributes:
-        peak_nbytes: the highest number of live bytes that the step will reach from here on.
-        beside_nbytes: what is beside the graph, beyond the step's own account.
-        eager_nbytes: as of `Around`; 0 where no backward has begun.
-        is_told_only: whether no plan learns of it: graphs run at other sizes than were planned, or
-            the backward goes through none.
-        is_larger: whether a size of such a graph is larger than was planned.
-        situation: what tells it from others.
-        is_partial: whether more is there than can be told yet, as checkpoints will make it again.
-        is_apart: whether it is a backward of code in eager mode, while no graph waits for its own.
-        counted: runs whose results count as held in the step's own account, and bytes of these: if
-            they turn out to be gone when a backward begins, so much more was beside it.
-    """
-
-    peak_nbytes: int
-    beside_nbytes: int
-    eager_nbytes: int = 0
-    is_told_only: bool = False
-    is_larger: bool = False
-    situation: Hashable = None
-    is_partial: bool = False
-    is_apart: bool = False
-    counted: tuple[tuple[Ran, int], ...] = ()
 
 
 class _Held(NamedTuple):
@@ -223,7 +194,7 @@ class Audit:
     def _stale_nbytes(self) -> int:
         """What an earlier backward has left gathered: this one, which counts it, gathers it too."""
         spread = self.present.spread
-        return max(0, _passing_nbytes(spread) - spread.traffic.window_nbytes)
+        return max(0, passing_nbytes(spread) - spread.traffic.window_nbytes)
 
     def at_inference(self) -> None:
         """A call without gradients begins: what it makes is no data."""
@@ -311,7 +282,7 @@ class Audit:
         begun = [root for root in _tensors_of(roots) if within is not None or not _is_run(root)]
         given_nbytes = sum(root.nbytes for root in begun if same_device(root.device, device))
         base_nbytes = held.base_nbytes + given_nbytes
-        look = _look(parts, foreseen, base_nbytes, spread, keeps_graph=keeps_graph)
+        look = look_at(parts, foreseen, base_nbytes, spread, keeps_graph=keeps_graph)
         taking_part = self._audits_in(runs)
         is_noted = not any(audit._is_unnoted for audit in taking_part)
         is_partial = not (foreseen.is_complete and is_noted and self.reach.is_sure)
@@ -433,71 +404,3 @@ def sizes_of_runs(runs: Sequence[Run]) -> tuple[int, ...]:
 def names_behind(roots: Roots) -> tuple[str, ...]:
     """What tells backwards apart: the last operations before them, those of a loss."""
     return names_from(first_nodes(roots))
-
-
-def _look(
-    parts: Mapping[Run, tuple[Part, Beside]],
-    foreseen: Foreseen,
-    base_nbytes: int,
-    spread: Spread,
-    *,
-    keeps_graph: bool,
-) -> Look:
-    """What a backward will take, and how much of it the account of the step does not have."""
-    reached, reduced_nbytes = [], 0
-    for run, beside in foreseen.beside_nbytes.items():
-        if run in parts:
-            traffic = _traffic_of(run, parts[run][0])
-            moved_nbytes = _to_gather_nbytes(spread, traffic) + reduced_nbytes
-            reached.append((run, *parts[run], beside + moved_nbytes))
-            reduced_nbytes = max(reduced_nbytes, traffic.reduced_nbytes)
-    counted = max((part.resident_nbytes for part, _ in parts.values()), default=0)
-    crossing = sum(run.held_nbytes for run in parts)
-    peaks = [
-        base_nbytes + beside + (part.kept if keeps_graph else part).own_peaks[1]
-        for _, part, _, beside in reached
-    ]
-    # At the sizes that are planned for, eager code takes as much more as they are larger.
-    grown = max((part.shrunk for part, _ in parts.values()), default=1.0) - 1
-    more = [
-        peak_nbytes + int(grown * beside) - _as_counted(run, part).peak_in_backward(found)
-        for peak_nbytes, (run, part, found, beside) in zip(peaks, reached, strict=True)
-    ]
-    made_nbytes = foreseen.eager_peak_nbytes - foreseen.first_nbytes - foreseen.remade_nbytes
-    margin_nbytes = int((EAGER_MARGIN - 1) * max(0, made_nbytes))
-    eager_nbytes = base_nbytes + foreseen.eager_peak_nbytes + margin_nbytes
-    eager_nbytes += max(0, spread.traffic.window_nbytes - _passing_nbytes(spread))
-    # What the last run was gathered into is there until all of the forward is over.
-    flight_nbytes = _traffic_of(*reached[0][:2]).forward_nbytes if reached else 0
-    if flight_nbytes:
-        eager_nbytes = max(eager_nbytes, base_nbytes + foreseen.behind_nbytes + flight_nbytes)
-    beside_nbytes = max(more, default=0)
-    grown_nbytes = int(grown * max(0, foreseen.eager_peak_nbytes + margin_nbytes - crossing))
-    return Look(
-        max([eager_nbytes, *peaks]),
-        beside_nbytes,
-        eager_nbytes + grown_nbytes - counted - crossing,
-        not reached or any(part.is_resized for part, _ in parts.values()),
-        not reached or any(part.is_larger for part, _ in parts.values()),
-    )
-
-
-def _as_counted(run: Run, part: Part) -> Part:
-    """The graph of a run as the step's account has it: for the backward that takes the most."""
-    return part.kept if run.ran is not None and run.ran.is_kept else part
-
-
-def _traffic_of(run: Run, part: Part) -> Traffic:
-    """What processes that share the model move for a run."""
-    known = None if run.ran is None else run.ran.region.traffic
-    return known or part.resident.traffic
-
-
-def _to_gather_nbytes(spread: Spread, traffic: Traffic) -> int:
-    """What processes that share the model will gather while a run goes backward, beyond now."""
-    return max(0, traffic.window_nbytes - traffic.run_nbytes - _passing_nbytes(spread))
-
-
-def _passing_nbytes(spread: Spread) -> int:
-    """What is gathered or communicated now, but for what runs of graphs keep."""
-    return max(0, spread.now_nbytes - spread.kept_nbytes)

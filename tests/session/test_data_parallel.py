@@ -101,9 +101,11 @@ def test_the_step_that_makes_buckets_anew_takes_no_more_than_others():
     assert resident_nbytes(inner, x) + measure_peak(from_the_start, device="cpu") <= budget
     again = parallel(inner)
     again(x).backward()
-    buckets = sum(parameter.nbytes for parameter in inner.parameters())
+    parameters = list(inner.parameters())
     alone = with_buckets(again, x)
-    assert alone == with_buckets(again, x) + buckets
+    further = alone - with_buckets(again, x) - sum(parameter.nbytes for parameter in parameters)
+    # With the buckets comes their new order, as int32; gloo's thread may hold it a little longer.
+    assert 0 <= further <= 4 * (2 * len(parameters) + 1)
 
 
 def test_a_graph_that_leaves_room_for_the_others_is_not_planned_twice():

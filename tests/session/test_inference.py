@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,12 +11,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import autoremat
-from autoremat.errors import OverBudgetWarning
 from autoremat.memory.live_storages import LiveStorages
 from autoremat.memory.meter import measure_peak, resident_nbytes
 from autoremat.session import meanwhile
 from tests.session.residual_blocks import ResidualBlocks
-from tests.training import make_seeded
+from tests.training import make_seeded, told
 
 WIDTH = 64
 OPTIONS = {"compiler": "eager", "verbose": False, "time_limit": 4.0}
@@ -50,13 +48,6 @@ def train(model: nn.Module) -> None:
 
 def whole_peak(model: nn.Module, call: Callable[[], object], batch: Tensor) -> int:
     return resident_nbytes(model, batch) + measure_peak(call)
-
-
-def told(call: Callable[[], object]) -> list[OverBudgetWarning]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", OverBudgetWarning)
-        call()
-    return [w.message for w in caught if isinstance(w.message, OverBudgetWarning)]
 
 
 @pytest.fixture(name="budget_nbytes", scope="module")

@@ -5,7 +5,6 @@ CUDA's does. Here the CPU is taken for such a device, and what it would say is m
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -21,7 +20,7 @@ from autoremat.session.measured import Measured
 from tests.session.test_blocks import compiles
 from tests.session.test_results_gone import TOKENS
 from tests.session.test_results_gone import Model as Returning
-from tests.training import optimized, peaks
+from tests.training import optimized, peaks, told
 
 
 class Model(Returning):
@@ -143,13 +142,13 @@ def more_than_tensors(
         report = autoremat.report(model)
         return report.predicted_peak_nbytes - report.resident.unseen_nbytes
 
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
+    def run() -> None:
         for _ in range(count):
             model.zero_grad()
             model(TOKENS).backward()
             allocator.peak_nbytes = tensors_nbytes() + more_nbytes
-    return [entry.message for entry in told if isinstance(entry.message, OverBudgetWarning)]
+
+    return told(run)
 
 
 @pytest.fixture
@@ -163,10 +162,10 @@ def test_what_no_tensor_shows_is_planned_for(allocator: Allocator, counted: None
     found = peaks(Model, (TOKENS,))
     budget, more_nbytes = found.at(0.8), (found.save_all - found.smallest) // 4
     model = optimized(Model, budget)
-    told, *others = more_than_tensors(allocator, model, more_nbytes, count=6)
+    warned, *others = more_than_tensors(allocator, model, more_nbytes, count=6)
     assert not others, list(map(str, others))
-    assert told.measured_nbytes > budget
-    assert "planned for it" in str(told)
+    assert warned.measured_nbytes > budget
+    assert "planned for it" in str(warned)
     assert more_than_tensors(allocator, model, more_nbytes, count=6) == []
     assert budget - more_nbytes // 2 < allocator.peak_nbytes <= budget
     report = autoremat.report(model)
@@ -194,8 +193,8 @@ def test_what_one_step_alone_has_shown_is_not_planned_for(
     assert more_than_tensors(allocator, model, 0, count=2) == []
     before = autoremat.report(model).predicted_peak_nbytes
     allocator.peak_nbytes += budget
-    (told,) = more_than_tensors(allocator, model, 0, count=3)
-    assert "If another step shows it again" in str(told)
+    (warned,) = more_than_tensors(allocator, model, 0, count=3)
+    assert "If another step shows it again" in str(warned)
     assert more_than_tensors(allocator, model, 0, count=6) == []
     assert autoremat.report(model).predicted_peak_nbytes == before
 
@@ -204,10 +203,10 @@ def test_what_leaves_too_little_is_told(allocator: Allocator, counted: None) -> 
     """No plan fits: the step goes on, as lean as it can, and is not told of without end."""
     budget = peaks(Model, (TOKENS,)).at(0.8)
     model = optimized(Model, budget)
-    told = more_than_tensors(allocator, model, budget, count=12)
-    assert "planned for it" in str(told[0])
-    assert "as lean as it can" in str(told[-1])
-    assert len(told) <= 3
+    warned = more_than_tensors(allocator, model, budget, count=12)
+    assert "planned for it" in str(warned[0])
+    assert "as lean as it can" in str(warned[-1])
+    assert len(warned) <= 3
     before = compiles(model)[:2]
     more_than_tensors(allocator, model, 2 * budget, count=6)
     assert compiles(model)[:2] == before  # what cannot be planned for is no reason to compile

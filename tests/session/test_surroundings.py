@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from autoremat.planning.nesting import Around
 from autoremat.session.surroundings import Surroundings
-from autoremat.watch.audit import Look
+from autoremat.watch.look import Look
 from autoremat.watch.present import Present
 
 

@@ -15,7 +15,8 @@ from autoremat.memory.meter import measure_peak
 from autoremat.memory.storage_sizes import storage_identities
 from autoremat.watch import between, ledger
 from autoremat.watch.between import Between
-from tests.watch.test_reach import BATCH, encoder_of, frozen, optimised, told, whole_peak
+from tests.training import told
+from tests.watch.test_reach import BATCH, encoder_of, frozen, optimised, whole_peak
 
 CPU = torch.device("cpu")
 ROW_NBYTES = 1024  # of 256 numbers

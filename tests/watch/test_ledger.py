@@ -21,6 +21,7 @@ from autoremat.watch import ledger
 from autoremat.watch.ledger import open_runs, returned_storages
 from tests.tiny import WIDTH, Chain, many_rows
 from tests.training import UNBOUNDED, make_seeded, optimized, step, unbounded
+from tests.training import told as told_during
 
 # Dynamo looks at `.grad` of what it resumes with after a graph break.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -40,12 +41,13 @@ def whole_peak(model: nn.Module, take: Step, *held: Any) -> int:
 
 def told(model: nn.Module, take: Step, steps: int = 1) -> list[autoremat.OverBudgetWarning]:
     """What is said of the budget in some steps, each from no gradients."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", autoremat.OverBudgetWarning)
+
+    def run() -> None:
         for _ in range(steps):
             model.zero_grad(set_to_none=True)
             take(model)
-    return [w.message for w in caught if isinstance(w.message, autoremat.OverBudgetWarning)]
+
+    return told_during(run)
 
 
 # --- runs that are open ------------------------------------------------------------------------

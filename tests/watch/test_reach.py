@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +17,7 @@ import autoremat
 from autoremat.memory.meter import measure_peak, resident_nbytes
 from autoremat.watch.reach import Reach
 from tests.tiny import Chain, many_rows
-from tests.training import make_seeded
+from tests.training import make_seeded, told
 
 BATCH = many_rows(512)
 OPTIONS = {"compiler": "eager", "verbose": False, "time_limit": 4.0}
@@ -177,14 +176,6 @@ def whole_peak(encoder: nn.Module, take: Step, *others: nn.Module, batch: Tensor
     encoder.zero_grad(set_to_none=True)
     held = resident_nbytes(nn.ModuleList([encoder, *others]), batch)
     return held + measure_peak(lambda: take(encoder), device="cpu")
-
-
-def told(take: Callable[[], Any]) -> list[autoremat.OverBudgetWarning]:
-    """What is said of the budget meanwhile."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", autoremat.OverBudgetWarning)
-        take()
-    return [w.message for w in caught if isinstance(w.message, autoremat.OverBudgetWarning)]
 
 
 def optimised(budget: int) -> nn.Module:
