@@ -80,6 +80,16 @@ def test_state_of_an_optimizer_and_its_temporaries_are_reserved(whole: Report):
     assert more >= 2 * parameters
 
 
+def test_gradients_that_are_added_to_are_there_in_the_forward(whole: Report):
+    """All of them, where the step of one batch makes them as activations go."""
+    parameters = whole.resident.parameters_nbytes
+    found = planned(setup=autoremat.TrainingSetup(accumulate=2))
+    assert found.reserved is not None
+    assert whole.reserved is not None
+    more = found.reserved.default.allocated_nbytes - whole.reserved.default.allocated_nbytes
+    assert more == found.predicted_peak_nbytes - whole.predicted_peak_nbytes > 0.8 * parameters
+
+
 def test_no_plan_for_the_cpu_reserves():
     """Its allocator keeps nothing back."""
     assert planned(device="cpu").reserved is None

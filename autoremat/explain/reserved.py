@@ -51,6 +51,7 @@ def step_memory(parts: Sequence[Part], tensors: HeldTensors) -> StepMemory:
     return StepMemory(
         before=tensors.before,
         batch=tensors.batch,
+        gradients=tensors.gradients,
         libraries=tensors.libraries,
         graphs=tuple(asked_of(part.subject, part.choice) for part in parts),
         update=tensors.update,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoremat.memory.meter import buffers_of, state_of
+from autoremat.memory.meter import buffers_of, gradients_of, state_of
 from autoremat.memory.optimizer_memory import update_of
 from autoremat.memory.optimizers import parameters_of
 from autoremat.memory.storage_sizes import rounded_nbytes, storage_sizes, tensors_in
@@ -27,12 +27,14 @@ class HeldTensors:
     Attributes:
         before: those that exist before the first step and stay: parameters, buffers, state.
         batch: those of a batch.
+        gradients: those that a step finds and adds to; none where it begins without.
         libraries: what libraries keep.
         update: what the optimizer's step allocates and frees.
     """
 
     before: tuple[int, ...]
     batch: tuple[int, ...]
+    gradients: tuple[int, ...] = ()
     libraries: tuple[int, ...] = ()
     update: Update = field(default_factory=Update)
 
@@ -63,6 +65,7 @@ def held_tensors(
     return HeldTensors(
         before=(*stays.values(), *_elsewhere(state, home)),
         batch=tuple(nbytes for key, nbytes in batch.items() if key not in stays),
+        gradients=tuple(storage_sizes(gradients_of(twin.parameters()), home).values()),
         update=update_of(optimizer, home),
     )
 
