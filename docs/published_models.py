@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from diffusers import UNet2DConditionModel
 from torch import Tensor, nn
+from transformers import BertConfig, BertForSequenceClassification
 
 
 class _Attention(nn.Module):
@@ -154,6 +156,44 @@ class VisionTransformer(nn.Module):
         for block in self.blocks:
             x = block(x)
         return F.cross_entropy(self.head(self.norm(x)[:, 0]), targets)
+
+
+class Bert(nn.Module):
+    """BERT-large of transformers with a classifier; its attention is products and a softmax."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        config = BertConfig(
+            hidden_size=1024,
+            num_attention_heads=16,
+            intermediate_size=4096,
+            num_hidden_layers=layers,
+            attn_implementation="eager",
+        )
+        self.model = BertForSequenceClassification(config)
+
+    def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
+        """The loss of (batch, tokens) of ids; of targets, the first of each text is its class."""
+        return self.model(ids, labels=targets.view(len(ids), -1)[:, 0]).loss
+
+
+class DiffusionUnet(nn.Module):
+    """The UNet of Stable Diffusion 2, and the loss of the noise that it finds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unet = UNet2DConditionModel(
+            cross_attention_dim=1024,
+            attention_head_dim=(5, 10, 20, 20),
+            use_linear_projection=True,
+        )
+        self.register_buffer("text", torch.empty(77, 1024))
+
+    def forward(self, latents: Tensor, times: Tensor) -> Tensor:
+        """The loss of (batch, 4, height, width) of latents at (batch,) of time steps."""
+        text = self.text.expand(len(latents), -1, -1)
+        noise = self.unet(latents, times, text).sample
+        return F.mse_loss(noise, latents)
 
 
 class ResNet50(nn.Module):

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from published_models import LanguageModel, ResNet50, VisionTransformer
+from published_models import Bert, DiffusionUnet, LanguageModel, ResNet50, VisionTransformer
 from torch import nn
 
 import autoremat
@@ -52,6 +52,8 @@ class Step:
         micro_batches: of one optimizer step.
         shards: GPUs that share the optimizer's state.
         note: what differs, or how the figure is derived.
+        precision: of `TrainingSetup`.
+        image: sizes of one.
     """
 
     name: str
@@ -67,6 +69,8 @@ class Step:
     micro_batches: int = 1
     shards: int = 1
     note: str = ""
+    precision: str = "autocast"
+    image: tuple[int, ...] = (3, 224, 224)
 
 
 def _gpt(width: int, heads: int, tokens: int, vocabulary: int = 50304, *, bias: bool) -> Made:
@@ -87,6 +91,8 @@ _TIMM = (
     "https://github.com/huggingface/pytorch-image-models/blob/main/results/"
     "benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv"
 )
+_DIFFUSION = "https://github.com/mosaicml/diffusion#how-many-gpus-do-i-need"
+_TRANSFORMERS = "https://huggingface.co/docs/transformers/v4.27.2/en/perf_train_gpu_one"
 _NANO = "https://github.com/karpathy/nanoGPT/issues/"
 _TINY = "https://github.com/jzhang38/TinyLlama"
 _7B = _llama(4096, 32, 11008, 4096)
@@ -170,6 +176,23 @@ STEPS = (
         micro_batches=2,
     ),
     Step(
+        *("BERT-large", "V100 16GB", Bert, 24, 4, 512, 8.86 * 512, _TRANSFORMERS, "eager", False),
+        precision="fp32",
+        note="float32; 8.86 texts per second, what the trainer does included",
+    ),
+    *(
+        Step(
+            *("Stable Diffusion 2, UNet", "A100 40GB", lambda _: DiffusionUnet(), 0, 16, 0),
+            *(rate / 8, _DIFFUSION, "eager", False),
+            shards=8,
+            micro_batches=16,
+            precision="bf16",
+            image=(4, side // 8, side // 8),
+            note=f"images of {side} x {side} on eight GPUs; which A100 is not published",
+        )
+        for side, rate in ((256, 1100.0), (512, 290.0))
+    ),
+    Step(
         "ViT-B/16",
         "RTX 3090",
         lambda layers: VisionTransformer(layers, width=768, heads=12),
@@ -214,7 +237,7 @@ def _time_us(step: Step, layers: int, *, code: bool) -> float:
             *inputs,
             device=step.device,
             budget=_NO_BUDGET,
-            setup=autoremat.TrainingSetup(precision="autocast"),
+            setup=autoremat.TrainingSetup(precision=step.precision),
             compiler=step.compiler,
             code=code,
             verbose=False,
@@ -238,7 +261,7 @@ def _inputs(step: Step) -> tuple[torch.Tensor, torch.Tensor]:
     if step.tokens:
         ids = torch.empty(step.batch, step.tokens, dtype=torch.int64, device="meta")
         return ids, ids
-    images = torch.empty(step.batch, 3, 224, 224, device="meta")
+    images = torch.empty(step.batch, *step.image, device="meta")
     return images, torch.empty(step.batch, dtype=torch.int64, device="meta")
 
 
