@@ -28,7 +28,8 @@ class Sizes:
         vocabulary: rows of the head.
         rotary: share of each head that positions turn.
         llama: RMS norms and a gated MLP, no biases; else layer norms and GELU, with biases.
-        parallel: attention and MLP are both of the layer's input; with one norm for both, or two.
+        parallel: whether attention and MLP are both of the layer's input.
+        one_norm: whether one norm does for both; of parallel ones only.
         head_bias: of the head.
     """
 
@@ -38,7 +39,8 @@ class Sizes:
     vocabulary: int
     rotary: float = 1.0
     llama: bool = False
-    parallel: tuple[bool, bool] = (False, False)
+    parallel: bool = False
+    one_norm: bool = False
     head_bias: bool = False
 
     @property
@@ -120,18 +122,20 @@ class _Block(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         norm = _RmsNorm if sizes.llama else nn.LayerNorm
-        self.is_parallel, is_shared = sizes.parallel
+        self.is_parallel = sizes.parallel
         self.norm1 = norm(sizes.width)
-        self.norm2 = None if is_shared else norm(sizes.width)
+        self.norm2 = None if sizes.one_norm else norm(sizes.width)
         self.attention, self.mlp = _Attention(sizes), _Mlp(sizes)
 
     def forward(self, x: Tensor, cosines: Tensor) -> Tensor:
         normed = self.norm1(x)
         mixed = self.attention(normed, cosines)
+        if self.norm2 is None:
+            return x + mixed + self.mlp(normed)
         if self.is_parallel:
-            return x + mixed + self.mlp(normed if self.norm2 is None else self.norm2(x))
+            return x + mixed + self.mlp(self.norm2(x))
         x = x + mixed
-        return x + self.mlp(x if self.norm2 is None else self.norm2(x))
+        return x + self.mlp(self.norm2(x))
 
 
 class AdaptedModel(nn.Module):

@@ -1,14 +1,14 @@
 """Models of published training steps, without weights: what `published_steps.py` plans.
 
 Enters: sizes. Leaves: modules on the meta device whose forward returns the loss. They have the
-layers of the models that were measured, in plain torch; what their layers do is what costs.
+layers of the models that were measured, in plain torch, but for BERT and the diffusion UNet, which
+are the libraries'; what their layers do is what costs.
 """
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from diffusers import UNet2DConditionModel
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification
 
@@ -181,6 +181,8 @@ class DiffusionUnet(nn.Module):
     """The UNet of Stable Diffusion 2, and the loss of the noise that it finds."""
 
     def __init__(self) -> None:
+        from diffusers import UNet2DConditionModel
+
         super().__init__()
         self.unet = UNet2DConditionModel(
             cross_attention_dim=1024,

@@ -4,29 +4,28 @@
     python docs/published_peaks.py --only phi-1.5  # one model, on standard output
 
 Enters: the table below, each row with its source. Leaves: `docs/published_peaks.md`. All were
-measured in eager mode; what is planned is the step op by op, without recompute. No figure of the
-prediction was chosen by them.
+measured in eager mode; what is planned is the step op by op, without recompute.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from published_lora import AdaptedModel, Sizes
 from published_models import Bert
+from published_rows import arguments, line, of_all_layers, rewrite, table
 from torch import nn
 
 import autoremat
 
 PAGE = Path(__file__).with_suffix(".md")
 _NO_BUDGET = "1000TB"
-_FEW, _MORE = 2, 4
 
 
 @dataclass(frozen=True)
@@ -110,8 +109,8 @@ _LITGPTS = {  # gigabytes by sequences of a micro-batch
     "Llama 2 7B": {1: 21.30, 2: 29.07},
     "Llama 2 13B": {1: 38.12},
 }
-_PHI = Sizes(2048, 32, 8192, 51200, rotary=0.5, parallel=(True, True), head_bias=True)
-_STABLE = Sizes(4096, 32, 16384, 50688, rotary=0.25, parallel=(True, False))
+_PHI = Sizes(2048, 32, 8192, 51200, rotary=0.5, parallel=True, one_norm=True, head_bias=True)
+_STABLE = Sizes(4096, 32, 16384, 50688, rotary=0.25, parallel=True)
 PEAKS = (
     *_adapted("phi-1.5", 24, 1044, 1_572_864, _PHI),
     *_adapted("StableLM Alpha 3B", 16, 1034, 2_097_152, _STABLE),
@@ -129,8 +128,7 @@ def predicted_nbytes(peak: Peak, *, whole: bool = False) -> int:
     """
     if whole or peak.is_reserved:
         return peak.beside_nbytes + _peak_nbytes(peak, peak.layers)
-    few, more = (_peak_nbytes(peak, layers) for layers in (_FEW, _MORE))
-    return peak.beside_nbytes + few + (peak.layers - _FEW) * (more - few) // (_MORE - _FEW)
+    return peak.beside_nbytes + int(of_all_layers(partial(_peak_nbytes, peak), peak.layers))
 
 
 def _peak_nbytes(peak: Peak, layers: int) -> int:
@@ -148,6 +146,7 @@ def _peak_nbytes(peak: Peak, layers: int) -> int:
             verbose=False,
             time_limit=1.0,
         )
+    assert report.predicted_peak_nbytes == report.baseline_peak_nbytes, "nothing is recomputed"
     if peak.is_reserved:
         assert report.reserved is not None, "planned for a GPU"
         return report.reserved.peak_nbytes
@@ -184,35 +183,27 @@ _HEAD = ("model", "GPU", "batch", "meter", "published, GB", "predicted, GB", "er
 
 def page(rows: list[tuple[list[str], float]]) -> str:
     """The table, and how far off it is."""
-    lines = [f"| {' | '.join(_HEAD)} |", f"|{'---|' * len(_HEAD)}"]
-    lines += [f"| {' | '.join(cells)} |" for cells, _ in rows]
     errors = [abs(error) for _, error in rows]
     within = sum(error <= 0.1 for error in errors)
     summary = (
         f"Median error {statistics.median(errors):.1%}, the largest {max(errors):.1%}; {within} of "
         f"{len(errors)} within 10 %."
     )
-    return "\n".join([*lines, "", summary]) + "\n"
+    return "\n".join([*table(_HEAD, [cells for cells, _ in rows]), "", summary]) + "\n"
 
 
 def main() -> None:
     """Plan, print, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--only", help="part of a model's name: printed, not written")
-    parser.add_argument("--whole", action="store_true", help="all layers beside two and four")
-    asked = parser.parse_args()
-    chosen = [peak for peak in PEAKS if (asked.only or "").lower() in peak.name.lower()]
+    asked = arguments(__doc__)
+    chosen = [peak for peak in PEAKS if asked.only.lower() in peak.name.lower()]
     rows = []
     for peak in chosen:
         rows.append(row(peak))
-        print(f"| {' | '.join(rows[-1][0])} |", flush=True)
-        if asked.whole:
-            linear, whole = (predicted_nbytes(peak, whole=all_of) for all_of in (False, True))
-            print(f"all layers planned: {whole:,} bytes, from two and four: {linear:,}")
+        print(line(rows[-1][0]), flush=True)
+        if asked.whole and not peak.is_reserved:
+            print(f"all layers planned: {predicted_nbytes(peak, whole=True) / 1e9:.2f} GB")
     if not asked.only:
-        written = PAGE.read_text()
-        start, end = written.partition("| model |")[0], written.rpartition("within 10 %.\n")[2]
-        PAGE.write_text(start + page(rows) + end)
+        rewrite(PAGE, page(rows), "within 10 %.\n")
 
 
 if __name__ == "__main__":

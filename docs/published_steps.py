@@ -11,15 +11,16 @@ bytes that it moves: AdamW, and adding to gradients. Communication is taken to b
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from published_models import Bert, DiffusionUnet, LanguageModel, ResNet50, VisionTransformer
+from published_rows import arguments, line, of_all_layers, rewrite, table
 from torch import nn
 
 import autoremat
@@ -29,7 +30,6 @@ PAGE = Path(__file__).with_suffix(".md")
 _NO_BUDGET = "1000TB"
 _ADAMW_NBYTES = 28  # of a parameter: it, its gradient and two moments read, all but that written
 _ADDED_NBYTES = 12  # of a gradient that is added to: both read, one written
-_FEW, _MORE = 2, 4
 
 Made = Callable[[int], nn.Module]
 
@@ -188,7 +188,7 @@ STEPS = (
             micro_batches=16,
             precision="bf16",
             image=(4, side // 8, side // 8),
-            note=f"images of {side} x {side} on eight GPUs; which A100 is not published",
+            note=f"{side} x {side}, on eight GPUs, all in bfloat16; which A100 is not published",
         )
         for side, rate in ((256, 1100.0), (512, 290.0))
     ),
@@ -214,12 +214,9 @@ def predicted(step: Step, *, code: bool, whole: bool = False) -> float:
     """
     if whole or not step.layers:
         time_us = _time_us(step, step.layers, code=code)
-        num_parameters = _size(step, step.layers)
     else:
-        few, more = (_time_us(step, layers, code=code) for layers in (_FEW, _MORE))
-        time_us = few + (step.layers - _FEW) * (more - few) / (_MORE - _FEW)
-        small, large = _size(step, _FEW), _size(step, _MORE)
-        num_parameters = small + (step.layers - _FEW) * (large - small) // (_MORE - _FEW)
+        time_us = of_all_layers(partial(_time_us, step, code=code), step.layers)
+    num_parameters = _size(step, step.layers)
     moved = _ADAMW_NBYTES * num_parameters / step.shards / step.micro_batches
     if step.micro_batches > 1:
         moved += _ADDED_NBYTES * num_parameters / step.shards
@@ -296,9 +293,7 @@ _HEAD = (
 
 def page(rows: list[tuple[list[str], float, float]]) -> str:
     """The table, and how far off it is."""
-    lines = [f"| {' | '.join(_HEAD)} |", f"|{'---|' * len(_HEAD)}"]
-    lines += [f"| {' | '.join(cells)} |" for cells, *_ in rows]
-    lines.append("")
+    lines = [*table(_HEAD, [cells for cells, *_ in rows]), ""]
     for kind in ("calibrates", "tests"):
         errors = [abs(code) for cells, code, _ in rows if cells[4] == kind]
         within = sum(error <= 0.25 for error in errors)
@@ -311,22 +306,17 @@ def page(rows: list[tuple[list[str], float, float]]) -> str:
 
 def main() -> None:
     """Plan, print, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--only", help="part of a model's name: printed, not written")
-    parser.add_argument("--whole", action="store_true", help="all layers beside two and four")
-    asked = parser.parse_args()
-    chosen = [step for step in STEPS if (asked.only or "").lower() in step.name.lower()]
+    asked = arguments(__doc__)
+    chosen = [step for step in STEPS if asked.only.lower() in step.name.lower()]
     rows = []
     for step in chosen:
         rows.append(row(step))
-        print(f"| {' | '.join(rows[-1][0])} |", flush=True)
+        print(line(rows[-1][0]), flush=True)
         if asked.whole:
             linear, whole = (predicted(step, code=False, whole=all_of) for all_of in (False, True))
             print(f"all layers planned: {whole:,.0f}, from two and four: {linear:,.0f}")
     if not asked.only:
-        written = PAGE.read_text()
-        start, end = written.partition("| model |")[0], written.rpartition("within 25 %.\n")[2]
-        PAGE.write_text(start + page(rows) + end)
+        rewrite(PAGE, page(rows), "within 25 %.\n")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 Enters: sizes of what lives all the time, and each compiled graph's and the optimizer's events.
 Leaves: the events of several steps in their order. What the loop around them does is as most do:
 the batch is replaced before the old one is gone, gradients are set to None before the forward (or
-kept, and added to), the optimizer creates its state in its first step, and what the forward
-returned lives until the step's end.
+kept, and added to as the backward of each graph ends), the optimizer creates its state in its first
+step, and what the forward returned lives until the step's end. Where gradients are kept, a batch is
+one of those that add to them: the first one's, which makes them among its activations, is left out.
 """
 
 from __future__ import annotations
@@ -125,26 +126,24 @@ class StepMemory:
             else:
                 yield from _allocated("libraries", self.libraries)
             outputs, gradients = yield from self._passes(step)
-            if self.gradients:
-                yield from _freed(gradients)  # added to those that exist
-                gradients = []
             yield from self.update.in_step(step)
             yield from _freed(outputs)
 
     def _passes(self, step: int) -> Generator[Event, None, tuple[list[Hashable], list[Hashable]]]:
-        """Forwards and backwards; returns what is live then: outputs, and gradients."""
-        live: dict[int, list[Hashable]] = {}
+        """Forwards and backwards; returns what is live then: outputs, and new gradients."""
+        outputs: list[Hashable] = []
+        gradients: list[Hashable] = []
         for number, graph in enumerate(self.graphs):
             yield from _named((step, number), graph.forward)
         for number, graph in reversed(list(enumerate(self.graphs))):
             yield from _named((step, number), graph.backward)
-            live[number] = _live([*graph.forward, *graph.backward])
-        left = [(number, block) for number in sorted(live) for block in live[number]]
-        outputs: list[Hashable] = []
-        gradients: list[Hashable] = []
-        for number, block in left:
-            is_gradient = block in self.graphs[number].gradients
-            (gradients if is_gradient else outputs).append((step, number, block))
+            left = _live([*graph.forward, *graph.backward])
+            outputs += [(step, number, block) for block in left if block not in graph.gradients]
+            made = [(step, number, block) for block in left if block in graph.gradients]
+            if self.gradients:
+                yield from _freed(made)  # added to those that exist
+            else:
+                gradients += made
         return outputs, gradients
 
 

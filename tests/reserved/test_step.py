@@ -56,6 +56,16 @@ def test_gradients_that_exist_are_added_to():
     assert peak == (16 + 16 + 16 + 2 + 32) * MIB + 512
 
 
+def test_gradients_that_are_added_go_with_their_graph():
+    """Of two graphs the first one's backward finds no new gradient of the second's."""
+    second = GraphEvents.of([[1, 2 * MIB], [2, 512]], [[3, 16 * MIB], [1, 0]], [3])
+    kept = replace(STEP, graphs=(GRAPH, second), gradients=(16 * MIB, 16 * MIB))
+    peak = replay(kept.events()).peak_allocated_nbytes
+    # In the second's backward: weight, both gradients and the new one, batch, activations, losses.
+    assert peak == (16 + 32 + 16 + 2 + 32 + 2) * MIB + 2 * 512
+    assert live_after(kept, 2) == (16 + 32 + 2) * MIB
+
+
 def test_the_peak_is_where_the_second_step_has_the_state():
     """Worked out by segments, in MiB.
 
