@@ -20,7 +20,7 @@ from autoremat.session.measured import Measured
 from tests.session.test_blocks import compiles
 from tests.session.test_results_gone import TOKENS
 from tests.session.test_results_gone import Model as Returning
-from tests.training import optimized, peaks, told
+from tests.training import Peaks, optimized, peaks, told
 
 
 class Model(Returning):
@@ -151,17 +151,29 @@ def more_than_tensors(
     return told(run)
 
 
+@pytest.fixture(scope="module", name="found")
+def fixture_found() -> Peaks:
+    """Of the model's step."""
+    return peaks(Model, (TOKENS,), time_limit=1.0)
+
+
+def under(budget: int) -> nn.Module:
+    """The model under a budget."""
+    return optimized(Model, budget, time_limit=1.0)
+
+
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU's allocator is taken to keep a peak."""
     monkeypatch.setattr(measured, "COUNTED", {"cpu"})
 
 
-def test_what_no_tensor_shows_is_planned_for(allocator: Allocator, counted: None) -> None:
+def test_what_no_tensor_shows_is_planned_for(
+    allocator: Allocator, counted: None, found: Peaks
+) -> None:
     """A library's workspace, or a tensor that nobody finds: told once, and resident then."""
-    found = peaks(Model, (TOKENS,))
     budget, more_nbytes = found.at(0.8), (found.save_all - found.smallest) // 4
-    model = optimized(Model, budget)
+    model = under(budget)
     warned, *others = more_than_tensors(allocator, model, more_nbytes, count=6)
     assert not others, list(map(str, others))
     assert warned.measured_nbytes > budget
@@ -173,10 +185,11 @@ def test_what_no_tensor_shows_is_planned_for(allocator: Allocator, counted: None
     assert report.resident.unseen_nbytes >= more_nbytes - budget // 100
 
 
-def test_a_graph_that_is_new_is_planned_for_it_at_once(allocator: Allocator, counted: None) -> None:
+def test_a_graph_that_is_new_is_planned_for_it_at_once(
+    allocator: Allocator, counted: None, found: Peaks
+) -> None:
     """A batch of another size, once it is known what no tensor shows."""
-    found = peaks(Model, (TOKENS,))
-    model = optimized(Model, found.at(0.8))
+    model = under(found.at(0.8))
     more_than_tensors(allocator, model, (found.save_all - found.smallest) // 4, count=6)
     known = autoremat.report(model).resident.unseen_nbytes
     model.zero_grad()
@@ -185,11 +198,11 @@ def test_a_graph_that_is_new_is_planned_for_it_at_once(allocator: Allocator, cou
 
 
 def test_what_one_step_alone_has_shown_is_not_planned_for(
-    allocator: Allocator, counted: None
+    allocator: Allocator, counted: None, found: Peaks
 ) -> None:
     """Such as what another thread took meanwhile: told, and no reason to plan anew."""
-    budget = peaks(Model, (TOKENS,)).at(0.8)
-    model = optimized(Model, budget)
+    budget = found.at(0.8)
+    model = under(budget)
     assert more_than_tensors(allocator, model, 0, count=2) == []
     before = autoremat.report(model).predicted_peak_nbytes
     allocator.peak_nbytes += budget
@@ -199,10 +212,10 @@ def test_what_one_step_alone_has_shown_is_not_planned_for(
     assert autoremat.report(model).predicted_peak_nbytes == before
 
 
-def test_what_leaves_too_little_is_told(allocator: Allocator, counted: None) -> None:
+def test_what_leaves_too_little_is_told(allocator: Allocator, counted: None, found: Peaks) -> None:
     """No plan fits: the step goes on, as lean as it can, and is not told of without end."""
-    budget = peaks(Model, (TOKENS,)).at(0.8)
-    model = optimized(Model, budget)
+    budget = found.at(0.8)
+    model = under(budget)
     warned = more_than_tensors(allocator, model, budget, count=12)
     assert "planned for it" in str(warned[0])
     assert "as lean as it can" in str(warned[-1])
@@ -226,11 +239,10 @@ def test_a_step_in_which_another_model_is_compiled_is_not_measured(allocator: Al
 
 
 def test_another_plan_of_the_same_model_knows_it_as_well(
-    allocator: Allocator, counted: None
+    allocator: Allocator, counted: None, found: Peaks
 ) -> None:
     """One for steps that begin beside gradients."""
-    found = peaks(Model, (TOKENS,))
-    model = optimized(Model, found.at(0.9))
+    model = under(found.at(0.9))
     more_than_tensors(allocator, model, (found.save_all - found.smallest) // 4, count=6)
     known = autoremat.report(model).resident.unseen_nbytes
     for _ in range(2):
