@@ -38,14 +38,13 @@ class Peak:
         made: the model, with so many layers.
         layers: how many it has.
         inputs: of a micro-batch.
-        what: of the micro-batch, in words.
+        what: micro-batches of a step, in words.
         optimizer: as `plan` takes it.
         published_nbytes: what was measured.
         beside_nbytes: of it, what the source says is there before a model is.
         is_reserved: whether it is of what the process holds on the device; else of what torch's
             allocator has given away (`torch.cuda.max_memory_allocated`).
         source: where that was published.
-        accumulate: micro-batches of a step.
         keeps_gradients: whether they are there in each forward: set to zeros, not to None.
         trained: parameters that are trained, where the source says so.
     """
@@ -61,7 +60,6 @@ class Peak:
     source: str
     beside_nbytes: int = 0
     is_reserved: bool = False
-    accumulate: int = 1
     keeps_gradients: bool = False
     trained: int | None = None
 
@@ -89,14 +87,13 @@ def _ids(batch: int, tokens: int) -> torch.Tensor:
     return torch.empty(batch, tokens, dtype=torch.int64, device="meta")
 
 
-def _berts(batch: int, accumulate: int, mebibytes: int) -> Peak:
+def _berts(batch: int, what: str, mebibytes: int) -> Peak:
     return Peak(
         *("BERT-large", "V100 16GB", Bert, 24),
         lambda: (_ids(batch, 512), _ids(batch, 1)),
-        *(f"{batch} x 512 tokens", "AdamW-fused", mebibytes << 20, _TRANSFORMERS),
+        *(what, "AdamW-fused", mebibytes << 20, _TRANSFORMERS),
         beside_nbytes=1343 << 20,
         is_reserved=True,
-        accumulate=accumulate,
         keeps_gradients=True,
     )
 
@@ -116,8 +113,8 @@ PEAKS = (
     *_adapted("StableLM Alpha 3B", 16, 1034, 2_097_152, _STABLE),
     *_adapted("Llama 2 7B", 32, 1304, 4_194_304, Sizes(4096, 32, 11008, 32000, llama=True)),
     *_adapted("Llama 2 13B", 40, 1304, 6_553_600, Sizes(5120, 40, 13824, 32000, llama=True)),
-    _berts(4, 1, 14949),
-    _berts(1, 4, 8681),
+    _berts(4, "4 x 512 tokens", 14949),
+    _berts(1, "4 x (1 x 512 tokens)", 8681),
 )
 
 
@@ -169,7 +166,7 @@ def row(peak: Peak) -> tuple[list[str], float]:
     cells = [
         f"[{peak.name}]({peak.source})",
         peak.device,
-        f"{peak.accumulate} x ({peak.what})" if peak.accumulate > 1 else peak.what,
+        peak.what,
         "reserved" if peak.is_reserved else "allocated",
         f"{peak.published_nbytes / 1e9:.2f}",
         f"{found / 1e9:.2f}",

@@ -1,8 +1,8 @@
 """Each tensor that a step finds or makes around its graphs: what the device's allocator is asked.
 
 Enters: a twin of a model where its step would run, a batch, an optimizer. Leaves: `HeldTensors`.
-Guarantees: a storage counts once; their sum is what `residents` counts, but for
-gradients of what an optimizer steps beside the model.
+Guarantees: a storage counts once; their sum is what `residents` counts, but for gradients
+of what an optimizer steps beside the model.
 """
 
 from __future__ import annotations
