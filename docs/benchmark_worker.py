@@ -300,7 +300,7 @@ def _plan_row(model: nn.Module, budget_nbytes: int | None) -> dict[str, Any]:
     names = ["predicted_peak_nbytes", "predicted_time_us", "baseline_time_us", "gap", "status"]
     fields = {name: getattr(report, name) for name in [*names, "method", "solve_seconds"]}
     fields["plan_status"] = str(fields.pop("status"))
-    return {**fields, "budget_nbytes": budget_nbytes}
+    return {**fields, "code_times_us": report.code_times_us, "budget_nbytes": budget_nbytes}
 
 
 def _budget_row(point: Point, budget_nbytes: int | None, error: Any) -> dict[str, Any]:

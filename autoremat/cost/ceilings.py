@@ -29,7 +29,7 @@ Figure = TypeVar("Figure")
 _ROUNDS = 3  # of which the quietest counts: a ceiling is the fastest that was seen
 # Beside the model and under its budget: no more than it takes. On the CPU, what is larger measures
 # how fast the system hands out pages; on a GPU, what is smaller stays in its cache.
-_COPY_NBYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
+COPY_NBYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
 _CACHES = 4  # of a GPU, that many times its second level: an RTX 4090 has 72 MiB, a B200 126
 _MATMUL_SIZE = {"cpu": 768, "cuda": 8192}
 # In generated loops; what else there is takes a processor about one instruction.
@@ -54,10 +54,10 @@ def ceilings_of(device: torch.device, dtype: torch.dtype, cache: CostCache) -> D
     """A device's ceilings, looked up when an estimate needs them."""
     nominal = NOMINAL_CEILINGS["cpu" if device.type == "cpu" else "cuda"]
     measure = functools.partial(measure_ceilings, device, dtype)
-    return _once(f"ceilings|{dtype}|{settings_key(device)}", measure, device, nominal, cache)
+    return once(f"ceilings|{dtype}|{settings_key(device)}", measure, device, nominal, cache)
 
 
-def _once(
+def once(
     key: str, measure: Callable[[], Figure], device: torch.device, nominal: Figure, cache: CostCache
 ) -> Figure:
     """What is measured once on a machine, for all ranks; if that is not possible, nominal figures.
@@ -92,7 +92,7 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> DeviceCeilings
 
 
 def _copied_nbytes(device: torch.device) -> int:
-    nbytes = _COPY_NBYTES.get(device.type, 8 << 20)
+    nbytes = COPY_NBYTES.get(device.type, 8 << 20)
     if device.type != "cuda":
         return nbytes
     return max(nbytes, _CACHES * torch.cuda.get_device_properties(device).L2_cache_size)
@@ -131,7 +131,7 @@ def element_times_of(
     if device.type != "cpu":
         return nothing
     measure = functools.partial(_measure_elements, device, ceilings)
-    return _once(f"ceilings|elements|{settings_key(device)}", measure, device, nothing, cache)
+    return once(f"ceilings|elements|{settings_key(device)}", measure, device, nothing, cache)
 
 
 def _measure_elements(device: torch.device, ceilings: DeviceCeilings) -> ElementTimes:

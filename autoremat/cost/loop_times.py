@@ -6,6 +6,7 @@ once on a machine, what its ceilings are measured by.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection
 
@@ -14,6 +15,7 @@ import torch
 from autoremat._torch import Loop
 from autoremat.cost.cache import CostCache, DeviceCeilings
 from autoremat.cost.ceilings import ElementTimes, ceilings_of, element_times_of
+from autoremat.cost.large_memory import ceilings_for
 from autoremat.cost.machine import quiet_execution
 
 
@@ -25,7 +27,10 @@ def loops_us(loops: Collection[Loop], device: torch.device) -> float:
         ceilings = {loop.dtype: ceilings_of(device, loop.dtype, cache) for loop in loops}
         of_floats = ceilings_of(device, torch.float32, cache)
         elements = element_times_of(device, of_floats, cache)
-    return math.fsum(loop_us(loop, ceilings[loop.dtype], elements) for loop in loops)
+        reached = [
+            ceilings_for(loop.moved_nbytes, ceilings[loop.dtype], device, cache) for loop in loops
+        ]
+    return math.fsum(map(loop_us, loops, reached, itertools.repeat(elements)))
 
 
 def loop_us(loop: Loop, ceilings: DeviceCeilings, elements: ElementTimes) -> float:

@@ -26,6 +26,7 @@ from autoremat.cost.cache import Measured
 from autoremat.cost.calls import TensorSpec
 from autoremat.cost.device_specs import DeviceSpec
 from autoremat.cost.gpu_times import gpu_loops_us
+from autoremat.cost.large_memory import fresh_us
 from autoremat.cost.loop_times import loops_us
 from autoremat.elsewhere.apart import done_apart
 from autoremat.elsewhere.libraries import library_calls_elsewhere
@@ -155,8 +156,9 @@ class Generated:
 
     Attributes:
         memory: what its wrapper allocates; its results are the module's, in their order.
-        time_us: what its calls of libraries take as they were measured, and its loops by estimate;
-            both by the data sheet for a device that is not here. None where that is not known.
+        time_us: what its calls of libraries take as they were measured, its loops by estimate, and
+            memory that is new to the process; all by the data sheet for a device that is not here.
+            None where that is not known.
         strides: strides of the module's outputs, by the name of the node; Inductor may lay them
             out in another way than the graph says, and the backward is compiled for that.
         source: of the wrapper; "" where there is nothing to compute.
@@ -264,15 +266,17 @@ def _generated(
     named = zip(results, _torch.inductor_output_strides(graph), strict=False)
     function = call_function(source)
     library = library_calls(function, lambda name: _layout(graph, name), device)
+    memory = read_wrapper(source, _buffers(library, graph, placeholders, owned, device))
+    calls_us = _calls_us(function, library, graph, loops_us)
     return Generated(
-        read_wrapper(source, _buffers(library, graph, placeholders, owned, device)),
-        _time_us(function, library, graph, loops_us),
+        memory,
+        calls_us if calls_us is None else calls_us + fresh_us(memory.buffers_nbytes, device),
         {node.name: s for node, s in named if isinstance(node, fx.Node) and s is not None},
         source,
     )
 
 
-def _time_us(
+def _calls_us(
     function: ast.AST,
     library: Mapping[str, Measured],
     graph: Any,

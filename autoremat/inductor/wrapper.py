@@ -65,12 +65,15 @@ class WrapperMemory:
         events: in their order, each storage that is allocated, with its bytes, or freed, with 0.
             Inputs that the call owns are there before the first.
         inputs: by position, the storage of each input; None for numbers.
+        buffers_nbytes: bytes of each buffer that is allocated for kernels and calls to write in, in
+            order; what libraries allocate for their results is none.
     """
 
     live_nbytes: tuple[int, ...]
     returned: tuple[tuple[int, int] | None, ...]
     events: tuple[tuple[int, int], ...] = ()
     inputs: tuple[int | None, ...] = ()
+    buffers_nbytes: tuple[int, ...] = ()
 
     @property
     def returned_nbytes(self) -> int:
@@ -95,6 +98,7 @@ def read_wrapper(source: str, buffers: Buffers) -> WrapperMemory:
         *(tuple(reader.curve), tuple(reader.returned)),
         events=tuple(reader.events),
         inputs=tuple(reader.inputs),
+        buffers_nbytes=tuple(reader.buffers_nbytes),
     )
 
 
@@ -125,6 +129,7 @@ class _Reader:
         self.returned: list[tuple[int, int] | None] = []
         self.events: list[tuple[int, int]] = []
         self.inputs: list[int | None] = []
+        self.buffers_nbytes: list[int] = []
 
     def block(self, statements: Sequence[ast.stmt]) -> None:
         for statement in statements:
@@ -194,6 +199,7 @@ class _Reader:
                     self._buffers.device_type
                 )
                 nbytes = self._strided_nbytes(arguments) if on_device else 0
+                self.buffers_nbytes.append(nbytes)
                 self._bind(name, (self._allocate(nbytes),))
             case ast.Call(
                 func=ast.Attribute(value=ast.Name(id=source), attr="size" | "stride" as which)

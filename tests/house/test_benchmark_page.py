@@ -56,6 +56,17 @@ def test_what_was_foretold_is_held_against_torchs_own_step():
     assert benchmark_page.time_error(OURS, [CHECKPOINT]) is None
 
 
+def test_what_generated_code_foretells_is_a_figure_of_its_own():
+    """Of those points alone where it was noted."""
+    by_code = {**OURS, "code_times_us": [4.0, 5.0]}
+    error = benchmark_page.time_error(by_code, [PLAIN], benchmark_page.code_times)
+    assert error == pytest.approx(100 * (1.25 / 1.2 - 1))
+    assert benchmark_page.time_error(OURS, [PLAIN], benchmark_page.code_times) is None
+    page = benchmark_page.foretold([PLAIN, CHECKPOINT, by_code])
+    assert "| inductor, by generated code |  |  |  | 1 | 4.17 % | 1 |" in page
+    assert "generated code" not in benchmark_page.foretold([PLAIN, CHECKPOINT, OURS])
+
+
 def test_the_summary_names_both_smallest_peaks():
     """And the geometric mean over models."""
     text = benchmark_page.beside_others([PLAIN, CHECKPOINT, OURS, SMALLEST], [MODEL, "mlp"])

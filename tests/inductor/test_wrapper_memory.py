@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from autoremat.inductor import hook
 from autoremat.inductor.hook import generate
 from autoremat.inductor.wrapper import Buffers, Layout, WrapperError, read_wrapper
+
+CPU = torch.device("cpu")
 
 
 def buffers(
@@ -240,9 +243,7 @@ def test_generated_code_whose_symbols_are_sizes_of_its_inputs():
         return (torch.mm(y, torch.permute(y, (1, 0))),)
 
     module = make_fx(product, tracing_mode="symbolic")(torch.randn(6, 5))
-    generated = generate(
-        module, is_backward=False, owned={}, num_visible_outputs=0, device=torch.device("cpu")
-    )
+    generated = generate(module, is_backward=False, owned={}, num_visible_outputs=0, device=CPU)
     assert "x_1.size()" in generated.source
     sine_nbytes, product_nbytes = 6 * 5 * 4, 6 * 6 * 4
     assert generated.memory.peak_nbytes == sine_nbytes + product_nbytes
@@ -284,3 +285,31 @@ def test_the_events_of_an_allocator():
     made, taken = found.returned[0][0], max(number for number, _ in found.events)
     assert len({first, second, made, taken}) == 4
     assert found.events == ((made, 8), (taken, 16), (taken, 0), (first, 0))
+
+
+def test_buffers_are_told_apart_from_what_libraries_allocate():
+    """Memory that is new costs time: of a library's call it was measured with the call."""
+    read = read_wrapper(
+        wrapper(
+            "buf0 = empty_strided_cpu((4, 8), (8, 1), torch.float32)",
+            "buf1 = torch.ops.aten.cumsum.default(buf0, 0)",
+            "buf2 = buf0; del buf0  # reuse",
+            "buf3 = empty_strided_cpu((4,), (1,), torch.float64)",
+        ),
+        buffers(results={"buf1": [128]}),
+    )
+    assert read.buffers_nbytes == (128, 32)
+
+
+def test_memory_that_is_new_is_in_the_time(monkeypatch: pytest.MonkeyPatch):
+    """Beside the calls that write it."""
+    square = make_fx(lambda x: ((x @ x).cos() @ x,), tracing_mode="fake")(torch.ones(8, 8))
+
+    def taken_us() -> float:
+        generated = generate(square, is_backward=False, owned={}, num_visible_outputs=0, device=CPU)
+        assert generated.time_us is not None
+        return generated.time_us
+
+    without_us = taken_us()
+    monkeypatch.setattr(hook, "fresh_us", lambda buffers_nbytes, device: 1e6 * sum(buffers_nbytes))
+    assert taken_us() - without_us == pytest.approx(1e6 * 2 * 256)
