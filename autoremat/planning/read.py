@@ -110,7 +110,7 @@ def _fitting(
             best, model = by_layer if by_layer is not None and by_layer.fits else None, learned
             continue
         choice = reader.read(_of_graph(solution, fastest, solver.problem))
-        if choice.fits and (best is None or _time(choice) < _time(best)):
+        if choice.fits and (best is None or _is_faster(choice, best)):
             best = choice
         if best is not None:
             loosenings += 1
@@ -157,7 +157,7 @@ def _or_a_peer(
             break
         with suppress(Exception):  # what was found is not lost to a comparison
             peer = reader.read(with_plan(fastest, problem, plan, name))
-            if peer.fits:
+            if peer.fits and _is_faster(peer, found, by=SLOWER):
                 return peer
     return found
 
@@ -268,6 +268,13 @@ def _shifted(target: int, choice: Choice, budget_nbytes: int, problem: Problem) 
 
 def _time(choice: Choice) -> float:
     return choice.solution.timeline.time_us
+
+
+def _is_faster(one: Choice, other: Choice, *, by: float = 0.0) -> bool:
+    """As their code was read; by the model where that says nothing of one of them."""
+    if one.code_us is not None and other.code_us is not None:
+        return one.code_us * (1 + by) < other.code_us
+    return _time(one) * (1 + by) < _time(other)
 
 
 def _same(one: Solution, other: Solution) -> bool:

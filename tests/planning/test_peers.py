@@ -75,13 +75,16 @@ class Reader:
 
     def __init__(self, subject: Subject, budget_nbytes: int, nbytes: dict[str, int]) -> None:
         self.subject, self.budget_nbytes, self.nbytes = subject, budget_nbytes, nbytes
+        self.code_us: float | None = None
         self.read_of: list[str] = []
 
     def read(self, solution: Solution) -> Any:
         self.read_of.append(solution.method)
         nbytes = self.nbytes.get(solution.method, 1 << 50)
         fits = nbytes <= self.budget_nbytes
-        return SimpleNamespace(solution=solution, needed_nbytes=nbytes, fits=fits)
+        return SimpleNamespace(
+            solution=solution, needed_nbytes=nbytes, fits=fits, code_us=self.code_us
+        )
 
 
 def slow(problem: Problem, budget_nbytes: int, plan: Plan, *, gap: float) -> Any:
@@ -94,7 +97,9 @@ def slow(problem: Problem, budget_nbytes: int, plan: Plan, *, gap: float) -> Any
         status=Status.FEASIBLE,
         bound_us=timeline.time_us / (1 + gap),
     )
-    return SimpleNamespace(solution=solution, needed_nbytes=timeline.peak_nbytes, fits=True)
+    return SimpleNamespace(
+        solution=solution, needed_nbytes=timeline.peak_nbytes, fits=True, code_us=None
+    )
 
 
 @pytest.fixture(name="asked")
@@ -104,12 +109,18 @@ def _asked(subject: Subject) -> Any:
     plans = dict(peers(subject))
 
     def chosen(
-        nbytes: dict[str, int], *, gap: float, needed: int | None = None, filled_by: str = SELECTIVE
+        nbytes: dict[str, int],
+        *,
+        gap: float,
+        needed: int | None = None,
+        filled_by: str = SELECTIVE,
+        code_us: tuple[float, float] | None = None,
     ) -> Any:
         budget = simulate(problem, plans[filled_by]).peak_nbytes
         reader = Reader(subject, budget, nbytes)
         found = slow(problem, budget, plans[BY_LAYER], gap=gap)
         found.needed_nbytes = needed or found.needed_nbytes
+        found.code_us, reader.code_us = code_us or (None, None)
         fastest = Solver(problem).fastest()
         taken = read._or_a_peer(reader, found, fastest, budget, CutOff(30.0))  # type: ignore[arg-type]
         return taken, found, reader
@@ -141,4 +152,12 @@ def test_where_the_model_is_right_and_proves_the_plan_nobody_looks(asked):
 def test_where_the_model_was_wrong_its_proof_is_worth_nothing(asked):
     """Another plan may take less than it says, too."""
     taken, _, _ = asked({SELECTIVE: 1}, gap=0.0, needed=1)
+    assert taken.solution.method == SELECTIVE
+
+
+def test_what_is_slower_as_compiled_is_not_taken(asked):
+    """The model times operations one by one; the code that is read has what is fused."""
+    taken, found, _ = asked({SELECTIVE: 1}, gap=0.5, code_us=(100.0, 99.5))
+    assert taken is found
+    taken, _, _ = asked({SELECTIVE: 1}, gap=0.5, code_us=(100.0, 98.0))
     assert taken.solution.method == SELECTIVE
