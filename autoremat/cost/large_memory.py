@@ -21,7 +21,7 @@ import torch
 
 from autoremat.cost.cache import CostCache, DeviceCeilings
 from autoremat.cost.ceilings import COPY_NBYTES, once
-from autoremat.cost.machine import quiet_execution, settings_key
+from autoremat.cost.machine import free_nbytes, quiet_execution, settings_key
 from autoremat.cost.runs import time_us
 
 MAPPED_NBYTES = 32 << 20  # on 64 bits; what is smaller, the allocator keeps when it is freed
@@ -78,7 +78,9 @@ def fresh_us(buffers_nbytes: Iterable[int], device: torch.device) -> float:
 
 
 def _measured_copy(nbytes: int, device: torch.device) -> CopyRate:
-    """Between memory that was written before."""
+    """Between memory that was written before, where most of what is free is left."""
+    if 2 * nbytes > free_nbytes(device) // 3:
+        raise MemoryError(f"two times {nbytes} bytes are too many to be copied beside the model")
     source, target = (_bytes(nbytes, device).fill_(1) for _ in range(2))
     copy_us = min(time_us(lambda: target.copy_(source), device) for _ in range(_ROUNDS))
     return CopyRate(2 * nbytes / copy_us / 1e3)
