@@ -156,9 +156,9 @@ class Generated:
 
     Attributes:
         memory: what its wrapper allocates; its results are the module's, in their order.
-        time_us: what its calls of libraries take as they were measured, its loops by estimate, and
-            memory that is new to the process; all by the data sheet for a device that is not here.
-            None where that is not known.
+        time_us: what its calls of libraries take as they were measured, and its loops by estimate;
+            both by the data sheet for a device that is not here. On a processor, also what it takes
+            that large buffers are new. None where that is not known.
         strides: strides of the module's outputs, by the name of the node; Inductor may lay them
             out in another way than the graph says, and the backward is compiled for that.
         source: of the wrapper; "" where there is nothing to compute.
