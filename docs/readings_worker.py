@@ -16,7 +16,7 @@ from own_process import forget_plans
 
 import autoremat
 from autoremat.memory.meter import resident_nbytes
-from autoremat.planning.read import Reader
+from autoremat.planning.reader import Reader
 
 Row = dict[str, Any]
 UNBOUNDED = 1 << 40

@@ -28,6 +28,7 @@ from autoremat.problem.shell import MARKERS
 aten = torch.ops.aten
 
 RECOMPUTED = "_recomputed"  # in the name of every node that repeats an operation
+WHERE_READ = "_where_read"  # and behind it, for caches that know code by its nodes' names
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,13 @@ class Rewritten:
 
 
 def rewrite(
-    joint: JointGraph, lowered: Lowered, constraints: Constraints, plan: Plan, folder: str = ""
+    joint: JointGraph,
+    lowered: Lowered,
+    constraints: Constraints,
+    plan: Plan,
+    folder: str = "",
+    *,
+    in_order: bool = True,
 ) -> Rewritten:
     """Write the plan into a copy of the joint graph.
 
@@ -56,9 +63,11 @@ def rewrite(
         constraints: tells which operations replay their random state.
         plan: one that `check` accepts.
         folder: where values wait that it sends away.
+        in_order: whether Inductor has to compute each loop of a backward that recomputes where the
+            plan has it; else it computes it where it is first read, and again with each reader.
     """
     simulate(lowered.problem, plan)  # raises where the plan reads what was never made
-    writer = _Writer(joint, lowered, constraints, plan, folder)
+    writer = _Writer(joint, lowered, constraints, plan, folder, in_order=in_order)
     start = backward_start(lowered.problem, plan)
     for step in plan.steps[:start]:
         writer.run(step)
@@ -78,8 +87,11 @@ class _Writer:
         constraints: Constraints,
         plan: Plan,
         folder: str = "",
+        *,
+        in_order: bool = True,
     ) -> None:
         self._joint = joint
+        self._in_order = in_order
         self._folder = folder
         self._away: dict[fx.Node, fx.Node] = {}  # copies of values elsewhere
         self._coming: dict[fx.Node, fx.Node] = {}  # those that are copied back, and from what
@@ -118,7 +130,7 @@ class _Writer:
             self._forget_inlined(node)
         arguments = {source: self._read(source) for source in node.all_input_nodes}
         copy = self._emit(node, arguments.__getitem__, repeat)
-        if self._in_backward and self._repeats:
+        if self._in_order and self._in_backward and self._repeats:
             self._materialise(copy)
         self._bind(node, copy)
         if not self._in_backward:
@@ -262,7 +274,7 @@ class _Writer:
             if node.op == "call_function" and node not in self._joint.backward:
                 _torch.move_to_backward(copy)
             if repeat:
-                copy._rename(f"{node.name}{RECOMPUTED}")
+                copy._rename(f"{node.name}{RECOMPUTED}{'' if self._in_order else WHERE_READ}")
         return copy
 
     def _is_early(self, copy: fx.Node) -> bool:

@@ -21,6 +21,7 @@ from torch import fx
 
 from autoremat import _torch
 from autoremat.cost.calls import OpCost
+from autoremat.emit.rewrite import RECOMPUTED, WHERE_READ
 from autoremat.errors import LiveValue
 from autoremat.explain.advice import Narrowed, advice_of
 from autoremat.explain.places import op_name, source_of
@@ -40,7 +41,7 @@ from autoremat.reporting.timeline import Place, timeline_of
 from autoremat.units import format_nbytes, format_us
 
 _MOST_NAMED = 5  # of the values that are live at a peak
-_COPY_SUFFIX = re.compile(r"_recomputed(_\d+)?$")
+_COPY_SUFFIX = re.compile(rf"{RECOMPUTED}({WHERE_READ})?(_\d+)?$")
 
 
 def explain(

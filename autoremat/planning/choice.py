@@ -45,6 +45,7 @@ class Choice:
         code_us: what the kernels of that code take; None where that is not known.
         asked: what that code asks of a GPU's allocator; None where no such code was read.
         alone: where values may leave the device, what is found for the same budget if none does.
+        in_order: how the modules are written out; as of `rewrite`.
     """
 
     forward: fx.GraphModule
@@ -61,6 +62,7 @@ class Choice:
     code_us: float | None = None
     asked: GraphEvents | None = None
     alone: Solution | None = None
+    in_order: bool = True
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,8 @@ def as_proven(solution: Solution) -> Solution:
     return replace(solution, status=Status.OPTIMAL if is_optimal else Status.FEASIBLE)
 
 
-def written_out(subject: Subject, plan: Plan) -> Modules:
-    """A plan, written out."""
+def written_out(subject: Subject, plan: Plan, *, in_order: bool = True) -> Modules:
+    """A plan, written out; arguments as of `rewrite`."""
     return partition(
         rewrite(
             subject.joint,
@@ -118,6 +120,7 @@ def written_out(subject: Subject, plan: Plan) -> Modules:
             subject.constraints,
             plan,
             subject.host.folder if subject.host is not None else "",
+            in_order=in_order,
         ),
         num_fwd_outputs=subject.joint.num_fwd_outputs,
         overwritten={node.name for node in subject.joint.overwritten},

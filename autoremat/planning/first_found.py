@@ -38,6 +38,7 @@ class Found:
         needed_nbytes: as of `Choice`.
         fits: as of `Choice`.
         code_us: as of `Choice`.
+        in_order: as of `Choice`.
         baseline_time_us: as `Choice` tells it.
         status: as of `Solution`, as what follows.
     """
@@ -49,6 +50,7 @@ class Found:
     needed_nbytes: int
     fits: bool
     code_us: float | None
+    in_order: bool
     baseline_time_us: float
     status: str
     bound_us: float
@@ -68,6 +70,7 @@ class Found:
             needed_nbytes=choice.needed_nbytes,
             fits=choice.fits,
             code_us=choice.code_us,
+            in_order=choice.in_order,
             baseline_time_us=choice.baseline_time_us(),
             status=solution.status.value,
             bound_us=solution.bound_us,
@@ -151,6 +154,7 @@ def _applied(subject: Subject, found: Found, *, reads: bool) -> Choice | None:
         is_read=reads,
         torchs=torchs,
         code_us=found.code_us,
+        in_order=found.in_order,
         asked=read_once(subject, *modules).asked if reads and _is_gpu(subject) else None,
     )
 
@@ -170,4 +174,6 @@ def _written(
             return None
         return (own.forward, own.backward), own.problem, own.torchs.plan, own.torchs
     plan = closed(problem, tuple(found.schedule))
-    return None if check(problem, plan) else (written_out(subject, plan), problem, plan, None)
+    if check(problem, plan):
+        return None
+    return written_out(subject, plan, in_order=found.in_order), problem, plan, None

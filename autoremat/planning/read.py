@@ -11,18 +11,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from autoremat_solver import Plan, Problem, Solution, Solver, simulate
-from autoremat_solver.certificate import holds
+from autoremat_solver import Problem, Solution, Solver, simulate
 from autoremat_solver.effort import CutOff
 from autoremat_solver.plan import Status
 
-from autoremat.inductor.reading import Reading
-from autoremat.planning.choice import TORCH, Choice, Modules, as_proven, given, written_out
+from autoremat.planning.choice import Choice
 from autoremat.planning.corrected import corrected
-from autoremat.planning.known_readings import read_once
 from autoremat.planning.peers import BY_LAYER, faster_peers, layer_by_layer
+from autoremat.planning.reader import Reader, fastest_of, is_faster, leanest, model_us
 from autoremat.planning.simulated import leanest_at_once, searched_by, with_plan
-from autoremat.planning.torch_own import Unplanned
 from autoremat.problem.subject import Subject
 
 MOST_READINGS = 6  # of generated wrappers, per graph and budget, until a plan fits
@@ -96,7 +93,7 @@ def _fitting(
     searched for and read: what misses the budget by little is far from the leanest.
     """
     model, target = solver, budget_nbytes
-    best, loosenings = None, 0
+    best, loosenings, both = None, 0, True
     for turn in range(MOST_READINGS):
         if turn and cut_off.is_over and (best is not None or turn >= SURE_READINGS):
             break
@@ -109,8 +106,10 @@ def _fitting(
                 break
             best, model = by_layer if by_layer is not None and by_layer.fits else None, learned
             continue
-        choice = reader.read(_of_graph(solution, fastest, solver.problem))
-        if choice.fits and (best is None or _is_faster(choice, best)):
+        of_graph = _of_graph(solution, fastest, solver.problem)
+        choice = reader.read(of_graph, both=both)
+        both = both and reader.ways_differ(of_graph)
+        if choice.fits and (best is None or is_faster(choice, best)):
             best = choice
         if best is not None:
             loosenings += 1
@@ -144,7 +143,7 @@ def _or_a_peer(
     is_full = found.needed_nbytes >= GOOD_USE * budget_nbytes
     if cut_off.is_over or (is_right and is_full and found.solution.gap <= SLOWER):
         return found
-    most_us = _time(found) / (1 + SLOWER)
+    most_us = model_us(found) / (1 + SLOWER)
     faster = faster_peers(
         reader.subject,
         budget_nbytes,
@@ -152,12 +151,13 @@ def _or_a_peer(
         slack=MODELLED_TOO_HIGH,
         is_late=lambda: cut_off.is_over,
     )
+    both = reader.ways_differ(found.solution)
     for name, plan in faster[:PEERS]:
         if cut_off.is_over:
             break
         with suppress(Exception):  # what was found is not lost to a comparison
-            peer = reader.read(with_plan(fastest, problem, plan, name))
-            if peer.fits and _is_faster(peer, found, by=SLOWER):
+            peer = reader.read(with_plan(fastest, problem, plan, name), both=both)
+            if peer.fits and is_faster(peer, found, by=SLOWER):
                 return peer
     return found
 
@@ -211,30 +211,32 @@ def _ladder(reader: Reader, solver: Solver, fastest: Solution) -> list[Choice]:
 
     What a refusal without a search rests on is among them. Nothing else that was read counts, but
     for torch's own partition: what a refusal names has to be found again, whatever was asked for
-    before.
+    before. So both ways to write each out are among them, unless those of the first are alike.
     """
     cut_off = CutOff(solver.time_limit_s)
     problem = solver.problem
     at_once = leanest_at_once(
-        reader.subject, lambda plan, name: reader.read(with_plan(fastest, problem, plan, name))
+        reader.subject,
+        lambda plan, name: leanest(reader.ways(with_plan(fastest, problem, plan, name))),
     )
+    both = reader.ways_differ(at_once.solution)
     by_layer, learned = _by_layer(reader, solver, fastest)
-    choices = [] if by_layer is None else [by_layer]
+    choices = [] if by_layer is None else reader.ways(by_layer.solution)
     ladder = learned or _like(solver, problem)
     # All are searched for before the first is read: readings may last, and what is named has to be
     # found again where they last longer.
     for solution in list(_lean_plans(ladder, fastest, cut_off)):
         if cut_off.is_over and any(choice.fits for choice in choices):
             break
-        choices.append(reader.read(_of_graph(solution, fastest, problem)))
-    return [at_once, *choices]
+        choices += reader.ways(_of_graph(solution, fastest, problem), both=both)
+    return [*reader.ways(at_once.solution), *choices]
 
 
 def _best(ladder: Sequence[Choice], budget_nbytes: int) -> Choice:
     """The fastest that fits; if none does, the smallest real peak."""
     ladder = [replace(c, fits=c.needed_nbytes <= budget_nbytes) for c in ladder]
     fitting = [choice for choice in ladder if choice.fits]
-    best = min(fitting, key=_time) if fitting else min(ladder, key=lambda c: c.needed_nbytes)
+    best = fastest_of(fitting) if fitting else leanest(ladder)
     return replace(best, solution=searched_by(best.solution, [c.solution for c in ladder]))
 
 
@@ -266,79 +268,5 @@ def _shifted(target: int, choice: Choice, budget_nbytes: int, problem: Problem) 
     return min(aimed - 2 * missed, modelled - 1, target - 1)
 
 
-def _time(choice: Choice) -> float:
-    return choice.solution.timeline.time_us
-
-
-def _is_faster(one: Choice, other: Choice, *, by: float = 0.0) -> bool:
-    """As their code was read; by the model where that says nothing of one of them."""
-    if one.code_us is not None and other.code_us is not None:
-        return one.code_us * (1 + by) < other.code_us
-    return _time(one) * (1 + by) < _time(other)
-
-
 def _same(one: Solution, other: Solution) -> bool:
     return one.plan == other.plan
-
-
-class Reader:
-    """Writes plans out and reads the code that Inductor generates for them, each plan once.
-
-    Attributes:
-        subject: the graph.
-        budget_nbytes: tells what fits.
-        unplanned: the graph without a plan of ours.
-    """
-
-    def __init__(self, subject: Subject, budget_nbytes: int) -> None:
-        """Nothing was read yet."""
-        self.subject, self.budget_nbytes = subject, budget_nbytes
-        self.unplanned = Unplanned(subject)
-        self._seen: dict[Plan, Choice] = {}
-
-    def read(self, solution: Solution) -> Choice:
-        """A plan of ours, as Inductor compiles it."""
-        if solution.plan not in self._seen:
-            modules = written_out(self.subject, solution.plan)
-            code = read_once(self.subject, *modules)
-            self._seen[solution.plan] = self._choice(modules, solution, code)
-        found = self._seen[solution.plan]
-        return replace(found, fits=found.needed_nbytes <= self.budget_nbytes)
-
-    def read_own(self, fastest: Solution | None = None, *, strict: bool = False) -> Choice:
-        """Torch's own partition, which exists.
-
-        Args:
-            fastest: what was proven of our plans; it holds for torch's where that is one of them.
-            strict: raise where it does not hold all the same.
-        """
-        own = self.unplanned.own
-        assert own is not None
-        solution = given(own.problem, own.torchs.plan, TORCH)
-        if fastest is not None:
-            bound_us = solution.bound_us
-            if own.torchs.is_of(self.subject.lowered.problem):
-                bound_us = fastest.bound_us
-            solution = replace(solution, bound_us=bound_us, seconds=fastest.seconds)
-        solution = _judged(solution, strict=strict)
-        choice = self._choice((own.forward, own.backward), solution, self.unplanned.code)
-        return replace(choice, torchs=own.torchs)
-
-    def _choice(self, modules: Modules, solution: Solution, code: Reading) -> Choice:
-        fits = code.needed_nbytes <= self.budget_nbytes
-        return Choice(
-            *(*modules, solution.method, solution, *code.peaks, fits),
-            baseline=self.unplanned.baseline,
-            baseline_time_us=self.unplanned.time_us,
-            is_read=True,
-            code_us=code.time_us,
-            asked=code.asked,
-        )
-
-
-def _judged(solution: Solution, *, strict: bool) -> Solution:
-    """The status that a plan and its bound have together."""
-    time_us, bound_us = solution.timeline.time_us, solution.bound_us
-    if not holds("bound in us", bound_us, time_us, strict=strict):
-        return replace(solution, bound_us=0.0, status=Status.UNPROVEN)
-    return as_proven(solution)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from autoremat_solver import Plan
 
 from autoremat.planning.choice import Choice, given
-from autoremat.planning.read import Reader
+from autoremat.planning.reader import Reader
 from autoremat.planning.simulated import as_simulated, leanest_at_once, simulated_peaks
 from autoremat.problem.subject import Subject
 

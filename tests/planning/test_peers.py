@@ -78,7 +78,10 @@ class Reader:
         self.code_us: float | None = None
         self.read_of: list[str] = []
 
-    def read(self, solution: Solution) -> Any:
+    def ways_differ(self, _: Solution) -> bool:
+        return False
+
+    def read(self, solution: Solution, *, both: bool = True) -> Any:
         self.read_of.append(solution.method)
         nbytes = self.nbytes.get(solution.method, 1 << 50)
         fits = nbytes <= self.budget_nbytes
