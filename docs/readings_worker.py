@@ -56,12 +56,13 @@ def row_of(point: Point) -> Row:
     readings: list[Row] = []
     known = Reader._choice
 
-    def choice(self: Any, modules: Any, solution: Any, code: Any) -> Any:
-        found = known(self, modules, solution, code)
+    def choice(self: Any, modules: Any, solution: Any, code: Any, **form: bool) -> Any:
+        found = known(self, modules, solution, code, **form)
         if found.torchs is None and not solution.method.startswith("torch"):
             modelled = solution.timeline.peak_nbytes - resident
             read = code.peaks.nbytes - resident
-            readings.append({"method": solution.method, "modelled": modelled, "read": read})
+            method = solution.method if found.in_order else f"{solution.method}, where read"
+            readings.append({"method": method, "modelled": modelled, "read": read})
         return found
 
     budget: int | str = resident + unplanned * point.percent // 100 if point.percent else "min"

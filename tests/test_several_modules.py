@@ -23,7 +23,10 @@ from tests.training import UNBOUNDED
 from tests.training import told as told_during
 
 # Dynamo looks at `.grad` of what another module has returned.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+pytestmark = [
+    pytest.mark.shares_plans,
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
 
 BATCH, OTHER = many_rows(512), many_rows(512).flip(0)
 OPTIONS = {"compiler": "eager", "verbose": False, "time_limit": 4.0}

@@ -57,6 +57,7 @@ class StoredGraph:
         saved: names of what the backward receives, sorted.
         method: how the plan was found; the compiler's own partition has no schedule of its own.
         is_own: whether the graph is split along the schedule; if not, torch's partitioner did it.
+        in_order: whether Inductor is held to that order within the backward, too.
     """
 
     nodes: tuple[NodeRecord, ...]
@@ -64,6 +65,7 @@ class StoredGraph:
     saved: tuple[str, ...]
     method: str
     is_own: bool = True
+    in_order: bool = True
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ def _lines(plan: StoredPlan) -> Iterator[str]:
     head["torch_version"] = plan.torch_version
     yield json.dumps(head)[:-1] + ',\n"graphs": ['
     for number, graph in enumerate(plan.graphs):
-        facts = {"method": graph.method, "is_own": graph.is_own}
+        facts = {"method": graph.method, "is_own": graph.is_own, "in_order": graph.in_order}
         yield ("," if number else "") + "\n" + json.dumps(facts)[:-1] + ',\n"nodes": [\n'
         rows = ([n.name, n.target, n.inputs, n.results] for n in graph.nodes)
         yield ",\n".join(json.dumps(row) for row in rows)
@@ -207,8 +209,6 @@ def _foreign(path: Path, schema: object) -> str:
 
 
 def _graph(data: Any) -> StoredGraph:
-    if not isinstance(data["is_own"], bool):
-        raise TypeError("is_own is true or false")
     return StoredGraph(
         nodes=tuple(
             NodeRecord(_text(name), _text(target), _texts(inputs), _texts(results))
@@ -217,8 +217,15 @@ def _graph(data: Any) -> StoredGraph:
         schedule=_texts(data["schedule"]),
         saved=_texts(data["saved"]),
         method=_text(data["method"]),
-        is_own=data["is_own"],
+        is_own=_flag(data, "is_own"),
+        in_order="in_order" not in data or _flag(data, "in_order"),  # older files have none
     )
+
+
+def _flag(data: Any, name: str) -> bool:
+    if not isinstance(data[name], bool):
+        raise TypeError(f"{name} is true or false")
+    return bool(data[name])
 
 
 def _list(value: object) -> list[Any]:

@@ -2,8 +2,9 @@
 
 Enters: a `JointGraph`, what it was lowered to, and a `Plan`. Leaves: a `Rewritten`: a new joint
 graph whose nodes stand in the plan's order, and the nodes to save between its two parts.
-Guarantees: a repeated operation is a node `<name>_recomputed`, tagged as backward; the backward
-part reads forward values only through saved nodes; the original graph is not changed.
+Guarantees: a repeated operation is a node `<name>_recomputed`, tagged as backward; where Inductor
+orders loops, it is `<name>_recomputed_where_read`: nothing else tells caches of code the two apart.
+The backward part reads forward values only through saved nodes; the original graph is not changed.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def rewrite(
         plan: one that `check` accepts.
         folder: where values wait that it sends away.
         in_order: whether Inductor has to compute each loop of a backward that recomputes where the
-            plan has it; else it computes it where it is first read, and again with each reader.
+            plan has it; else it computes it where it is first read.
     """
     simulate(lowered.problem, plan)  # raises where the plan reads what was never made
     writer = _Writer(joint, lowered, constraints, plan, folder, in_order=in_order)
@@ -75,6 +76,11 @@ def rewrite(
     for step in plan.steps[start:]:
         writer.run(step)
     return writer.finish()
+
+
+def repeats(module: fx.GraphModule) -> bool:
+    """Whether a written module repeats an operation."""
+    return any(RECOMPUTED in node.name for node in module.graph.nodes)
 
 
 class _Writer:
@@ -100,7 +106,8 @@ class _Writer:
         self._repeated_random = {
             name for name in plan.recomputed if lowered.node_of.get(name) in constraints.replayed
         }
-        self._repeats = bool(plan.recomputed)
+        later = plan.steps[backward_start(lowered.problem, plan) :]
+        self._repeats = any(step.kind is StepKind.RECOMPUTE for step in later)
         self._crossing = saved_values(lowered.problem, plan)
         self._pinned = frozenset(lowered.problem.outputs)
         self._graph = fx.Graph()

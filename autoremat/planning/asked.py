@@ -106,7 +106,9 @@ def choose_stored(
     choice: Choice | None
     if graph.is_own:
         plan = _plan_of(graph, subject.lowered.problem)
-        choice = choose_fixed(subject, plan, graph.method, budget_nbytes, reads=reads)
+        choice = choose_fixed(
+            subject, plan, graph.method, budget_nbytes, reads=reads, in_order=graph.in_order
+        )
     else:
         choice = choose_torch(subject, budget_nbytes)
     is_same = choice is not None and saved_names(choice.backward) == graph.saved
@@ -125,6 +127,7 @@ def store(subject: Subject, choice: Choice) -> StoredGraph:
         saved=saved_names(choice.backward),
         method=choice.method,
         is_own=choice.method != TORCH,
+        in_order=choice.in_order,
     )
 
 

@@ -107,8 +107,9 @@ def _fitting(
             best, model = by_layer if by_layer is not None and by_layer.fits else None, learned
             continue
         of_graph = _of_graph(solution, fastest, solver.problem)
+        both = both and not (turn and cut_off.is_over)
         choice = reader.read(of_graph, both=both)
-        both = both and reader.ways_differ(of_graph)
+        both = both and not reader.ways_alike(of_graph)
         if choice.fits and (best is None or is_faster(choice, best)):
             best = choice
         if best is not None:
@@ -151,7 +152,7 @@ def _or_a_peer(
         slack=MODELLED_TOO_HIGH,
         is_late=lambda: cut_off.is_over,
     )
-    both = reader.ways_differ(found.solution)
+    both = not reader.ways_alike(found.solution)
     for name, plan in faster[:PEERS]:
         if cut_off.is_over:
             break
@@ -211,7 +212,7 @@ def _ladder(reader: Reader, solver: Solver, fastest: Solution) -> list[Choice]:
 
     What a refusal without a search rests on is among them. Nothing else that was read counts, but
     for torch's own partition: what a refusal names has to be found again, whatever was asked for
-    before. So both ways to write each out are among them, unless those of the first are alike.
+    before.
     """
     cut_off = CutOff(solver.time_limit_s)
     problem = solver.problem
@@ -219,7 +220,6 @@ def _ladder(reader: Reader, solver: Solver, fastest: Solution) -> list[Choice]:
         reader.subject,
         lambda plan, name: leanest(reader.ways(with_plan(fastest, problem, plan, name))),
     )
-    both = reader.ways_differ(at_once.solution)
     by_layer, learned = _by_layer(reader, solver, fastest)
     choices = [] if by_layer is None else reader.ways(by_layer.solution)
     ladder = learned or _like(solver, problem)
@@ -228,7 +228,7 @@ def _ladder(reader: Reader, solver: Solver, fastest: Solution) -> list[Choice]:
     for solution in list(_lean_plans(ladder, fastest, cut_off)):
         if cut_off.is_over and any(choice.fits for choice in choices):
             break
-        choices += reader.ways(_of_graph(solution, fastest, problem), both=both)
+        choices += reader.ways(_of_graph(solution, fastest, problem))
     return [*reader.ways(at_once.solution), *choices]
 
 

@@ -2,10 +2,10 @@
 
 Enters: a stated graph, a budget, and solutions of its problem. Leaves: `Choice`s. Guarantees: their
 peaks are of the code that was read; each way to write a plan out is read once.
-A plan that recomputes is written out in two ways. Held to the plan's order, Inductor makes every
-loop where the plan has it, and what is made is a buffer until its last reader. Left alone, it
-computes a loop where it is first read: that saves the buffer and its traffic, and may hold what the
-loop reads for longer. Which of them takes less, or less time, is seen in the code.
+There are two ways to write out a plan that recomputes. Held to the plan's order, Inductor makes
+every loop where the plan has it, lying as the graph says. Left alone, it computes a loop where it
+is first read, which may hold what the loop reads for longer. Where it lays out convolutions in its
+own way, channels last, the two differ in peak and time: which is better is seen in their code.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from autoremat_solver import Plan, Solution
 from autoremat_solver.certificate import holds
 from autoremat_solver.plan import Status
 
+from autoremat import _torch
+from autoremat.emit.rewrite import repeats
 from autoremat.inductor.reading import Reading
+from autoremat.inductor.wrapper import WrapperError
 from autoremat.planning.choice import TORCH, Choice, Modules, as_proven, given, written_out
 from autoremat.planning.known_readings import read_once
 from autoremat.planning.torch_own import Unplanned
 from autoremat.problem.subject import Subject
 
-DIFFERENT = 0.01  # in peak above what is resident, or in time: two ways whose code differs by less
+ALIKE = 0.01  # two ways that differ by no more in peak above what is resident, and in time
 
 
 class Reader:
@@ -40,7 +43,8 @@ class Reader:
         """Nothing was read yet."""
         self.subject, self.budget_nbytes = subject, budget_nbytes
         self.unplanned = Unplanned(subject)
-        self._seen: dict[Plan, list[Choice]] = {}
+        self._seen: dict[tuple[Plan, bool], Choice | None] = {}  # None: it could not be read
+        self._lays_out = _torch.prefers_channels_last(subject.joint.forward)
 
     def read(self, solution: Solution, *, both: bool = True) -> Choice:
         """A plan of ours, as Inductor compiles it: written out as it fits and is fastest.
@@ -49,33 +53,42 @@ class Reader:
             solution: the plan.
             both: whether both ways to write it out are read, or only the plan's order.
         """
-        ways = self.ways(solution, both=both)
+        ways = self.ways(solution) if both else [self.written(solution, in_order=True)]
         fitting = [way for way in ways if way.fits]
         return fastest_of(fitting) if fitting else leanest(ways)
 
-    def ways(self, solution: Solution, *, both: bool = True) -> list[Choice]:
-        """The ways to write a plan out, as Inductor compiles them; arguments as of `read`."""
-        plan = solution.plan
-        if plan not in self._seen:
-            self._seen[plan] = [self._written(solution, in_order=True)]
-        if both and plan.recomputed and len(self._seen[plan]) == 1:
-            with suppress(Exception):  # the first one is not lost to it
-                self._seen[plan].append(self._written(solution, in_order=False))
-        budget_nbytes = self.budget_nbytes
-        return [replace(way, fits=way.needed_nbytes <= budget_nbytes) for way in self._seen[plan]]
+    def ways(self, solution: Solution) -> list[Choice]:
+        """The ways to write a plan out, as Inductor compiles them; the plan's order first."""
+        first = self.written(solution, in_order=True)
+        if not self._lays_out or not repeats(first.backward):
+            return [first]
+        with suppress(Exception):  # the first one is not lost to it
+            return [first, self.written(solution, in_order=False)]
+        return [first]
 
-    def ways_differ(self, solution: Solution) -> bool:
-        """Whether it has mattered how a plan was written out, as far as that was read."""
-        first, *others = self.ways(solution, both=False)
+    def written(self, solution: Solution, *, in_order: bool) -> Choice:
+        """A plan of ours in one way."""
+        key = (solution.plan, in_order)
+        if key not in self._seen:
+            self._seen[key] = None
+            modules = written_out(self.subject, solution.plan, in_order=in_order)
+            code = read_once(self.subject, *modules)
+            self._seen[key] = self._choice(modules, solution, code, in_order=in_order)
+        found = self._seen[key]
+        if found is None:
+            raise WrapperError("this plan's code could not be read before")
+        return replace(found, fits=found.needed_nbytes <= self.budget_nbytes)
+
+    def ways_alike(self, solution: Solution) -> bool:
+        """Whether both ways to write a plan out were read, and which is taken does not matter."""
+        found = [self._seen.get((solution.plan, in_order)) for in_order in (True, False)]
+        ways = [way for way in found if way is not None]
         resident = self.subject.lowered.shell.resident_nbytes
-        above = [way.needed_nbytes - resident for way in (first, *others)]
-        times = [way.code_us for way in (first, *others) if way.code_us is not None]
-        return any(max(row) > (1 + DIFFERENT) * min(row) for row in (above, times) if row)
-
-    def _written(self, solution: Solution, *, in_order: bool) -> Choice:
-        modules = written_out(self.subject, solution.plan, in_order=in_order)
-        code = read_once(self.subject, *modules)
-        return replace(self._choice(modules, solution, code), in_order=in_order)
+        rows: list[list[float]] = [
+            [way.needed_nbytes - resident for way in ways],
+            [way.code_us for way in ways if way.code_us is not None],
+        ]
+        return len(ways) == 2 and all(max(row) <= (1 + ALIKE) * min(row) for row in rows if row)
 
     def read_own(self, fastest: Solution | None = None, *, strict: bool = False) -> Choice:
         """Torch's own partition, which exists.
@@ -96,7 +109,9 @@ class Reader:
         choice = self._choice((own.forward, own.backward), solution, self.unplanned.code)
         return replace(choice, torchs=own.torchs)
 
-    def _choice(self, modules: Modules, solution: Solution, code: Reading) -> Choice:
+    def _choice(
+        self, modules: Modules, solution: Solution, code: Reading, *, in_order: bool = True
+    ) -> Choice:
         fits = code.needed_nbytes <= self.budget_nbytes
         return Choice(
             *(*modules, solution.method, solution, *code.peaks, fits),
@@ -105,6 +120,7 @@ class Reader:
             is_read=True,
             code_us=code.time_us,
             asked=code.asked,
+            in_order=in_order,
         )
 
 

@@ -14,7 +14,13 @@ from autoremat.problem.subject import Subject
 
 
 def choose_fixed(
-    subject: Subject, plan: Plan, method: str, budget_nbytes: int, *, reads: bool
+    subject: Subject,
+    plan: Plan,
+    method: str,
+    budget_nbytes: int,
+    *,
+    reads: bool,
+    in_order: bool | None = None,
 ) -> Choice:
     """A given plan, whether it fits or not.
 
@@ -24,11 +30,15 @@ def choose_fixed(
         method: where the plan comes from.
         budget_nbytes: what it should fit.
         reads: whether the real peak is read from the code that Inductor generates.
+        in_order: how it is written out then; None for the better of both ways.
     """
     problem = subject.lowered.problem
     solution = given(problem, plan, method)
     if reads:
-        return Reader(subject, budget_nbytes).read(solution)
+        reader = Reader(subject, budget_nbytes)
+        if in_order is None:
+            return reader.read(solution)
+        return reader.written(solution, in_order=in_order)
     peaks = simulated_peaks(subject.lowered, plan)
     return as_simulated(subject, solution, budget_nbytes, peaks)
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
+from autoremat_solver import Plan
 from torch import fx
 
 from autoremat.emit.planned_graph import PlannedGraph, fingerprint
 from autoremat.emit.split import PartitionError
 from autoremat.emit.torch_split import Modules
+from autoremat.planning.choice import Choice
 from autoremat.planning.part import Part, Planned
 
 Compiled = Callable[..., Any]
@@ -72,9 +74,14 @@ class Code:
     def _equal_to(self, part: Part) -> tuple[Compiled, Part] | None:
         for compiled, known in self._known.values():
             one, other = part.choice, known.choice
-            if one.solution.plan == other.solution.plan and one.method == other.method:
+            if _written(one) == _written(other):
                 return compiled, part
         return None
+
+
+def _written(choice: Choice) -> tuple[Plan, str, bool]:
+    """All that the code of a graph depends on."""
+    return choice.solution.plan, choice.method, choice.in_order
 
 
 def _key(part: Part) -> int:

@@ -45,6 +45,7 @@ class Remembered:
         method: how it was found.
         line: the summary of the step.
         draws_differently: whether its code draws other random numbers than eager code would.
+        in_order: as of `StoredGraph`.
     """
 
     figures: Sequence[Any] | None = None
@@ -54,6 +55,7 @@ class Remembered:
     method: str = ""
     line: str = ""
     draws_differently: bool = False
+    in_order: bool = True
 
     @classmethod
     def of(cls, part: Part, line: str, *, draws_differently: bool) -> Remembered:
@@ -68,6 +70,7 @@ class Remembered:
             stored.method,
             line,
             draws_differently,
+            stored.in_order,
         )
 
     @property
@@ -79,7 +82,8 @@ class Remembered:
     def plan_of(self, nodes: tuple[NodeRecord, ...]) -> StoredGraph:
         """Its plan, of a graph of these."""
         schedule, saved = tuple(self.schedule), tuple(self.saved)
-        return StoredGraph(nodes, schedule, saved, self.method, self.method != TORCH)
+        is_own = self.method != TORCH
+        return StoredGraph(nodes, schedule, saved, self.method, is_own, self.in_order)
 
 
 def remembered(code: str) -> Remembered | None:

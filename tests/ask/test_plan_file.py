@@ -247,6 +247,7 @@ def test_a_budget_is_checked_if_it_is_given(path: Path):
         (lambda text: text.replace("autoremat.plan/1", "autoremat.report/1"), "is no plan of a"),
         (lambda text: text.replace('"schedule"', '"order"'), "KeyError: 'schedule'"),
         (lambda text: text.replace('"is_own": true', '"is_own": 1'), "is_own is true or false"),
+        (lambda text: text.replace('"in_order": true', '"in_order": 1'), "in_order is true or"),
         (lambda text: text.replace('"compiler": "eager"', '"compiler": 3'), "expected a text"),
     ],
 )
@@ -264,11 +265,19 @@ def example_graph() -> StoredGraph:
 
 def test_a_file_holds_what_was_written(path: Path):
     """And is JSON, with one node on a line."""
-    plan = StoredPlan((example_graph(), example_graph()), "eager", "cpu", "2.0")
+    loose = replace(example_graph(), in_order=False)
+    plan = StoredPlan((example_graph(), loose), "eager", "cpu", "2.0")
     write(plan, path)
     assert read(path) == plan
     assert json.loads(path.read_text())["schema"] == "autoremat.plan/1"
     assert path.read_text().count('\n["a", "aten.a", ["b", "c"], ["float32 (2,)"]]') == 4
+
+
+def test_a_file_of_before_there_were_two_forms_is_of_the_one_there_was(path: Path):
+    """All plans were written out in their order then."""
+    write(StoredPlan((replace(example_graph(), in_order=False),), "eager"), path)
+    path.write_text(path.read_text().replace(', "in_order": false', ""))
+    assert read(path).graphs == (example_graph(),)
 
 
 def test_a_schedule_that_was_tampered_with_never_trains(path: Path):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from unittest import mock
+
 import pytest
 import torch
+from autoremat_solver import Plan, Solution
 from torch import Tensor, nn
 
 import autoremat
@@ -12,6 +16,8 @@ from autoremat.ask.options import Setting
 from autoremat.cost.calls import Call, TensorSpec
 from autoremat.inductor.laid_out import as_laid_out, laid_out_nbytes
 from autoremat.memory.meter import resident_nbytes
+from autoremat.planning.choice import Choice
+from autoremat.planning.reader import Reader
 from autoremat.planning.sizes import sizes_of, subject_at
 from tests.joint_graphs import subject_of
 
@@ -133,6 +139,27 @@ def test_what_norms_over_groups_take_is_read_about_as_it_is_modelled():
     assert timeline is not None
     read, modelled = found.predicted_peak_nbytes - resident, timeline.peak_nbytes - resident
     assert modelled == pytest.approx(read, rel=0.01)
+
+
+@pytest.mark.thorough
+@pytest.mark.inductor
+def test_plans_of_convolutions_are_read_in_both_forms_and_the_leanest_is_found():
+    """Loops made where a plan has them, or where they are first read: either may take less."""
+    given = torch.randn(4, 8, 32, 32, generator=torch.Generator().manual_seed(1))
+    read: defaultdict[Plan, dict[bool, Choice]] = defaultdict(dict)
+    written = Reader.written
+
+    def noted(self: Reader, solution: Solution, *, in_order: bool) -> Choice:
+        read[solution.plan][in_order] = written(self, solution, in_order=in_order)
+        return read[solution.plan][in_order]
+
+    with mock.patch.object(Reader, "written", noted):
+        found = autoremat.plan(Normed(3), given, budget="min", verbose=False, time_limit=1.0)
+    both = [ways for ways in read.values() if len(ways) == 2]
+    assert any(ways[False].needed_nbytes != ways[True].needed_nbytes for ways in both)
+    assert any(ways[False].code_us < ways[True].code_us for ways in both)
+    taken = min(way.needed_nbytes for ways in read.values() for way in ways.values())
+    assert found.predicted_peak_nbytes == taken
 
 
 def test_convolutions_are_measured_as_they_are_called():

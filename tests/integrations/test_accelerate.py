@@ -26,7 +26,10 @@ from autoremat.integrations.accelerate import Following, attach  # noqa: E402
 from autoremat.integrations.followed import PAGE, PLAN, REPORT  # noqa: E402
 
 # Dynamo looks at `.grad` of what it resumes with after a graph break.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+pytestmark = [
+    pytest.mark.shares_plans,
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
 
 ROWS, WIDTH, STEPS = 256, 32, 4
 BUDGET_NBYTES = 500_000

@@ -20,6 +20,8 @@ pytest.importorskip("accelerate")
 from autoremat.integrations.followed import PAGE, PLAN, REPORT  # noqa: E402
 from autoremat.integrations.transformers import attach  # noqa: E402
 
+pytestmark = pytest.mark.shares_plans
+
 ROWS, LENGTH, VOCABULARY, STEPS = 8, 32, 64, 4
 BUDGET = "2MB"
 FOR_SEVEN = 1_000_000  # bytes: of eight rows, the smallest plan takes 1.05 MB

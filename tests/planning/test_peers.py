@@ -78,7 +78,7 @@ class Reader:
         self.code_us: float | None = None
         self.read_of: list[str] = []
 
-    def ways_differ(self, _: Solution) -> bool:
+    def ways_alike(self, _: Solution) -> bool:
         return False
 
     def read(self, solution: Solution, *, both: bool = True) -> Any:

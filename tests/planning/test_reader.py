@@ -10,8 +10,10 @@ from autoremat_solver import Plan
 from autoremat_solver.policies import recompute_all
 
 from autoremat.ask.options import Setting
+from autoremat.ask.plan_file import StoredPlan, digest
 from autoremat.inductor.reading import Reading
 from autoremat.planning import reader as module
+from autoremat.planning.asked import choose_stored, store
 from autoremat.planning.choice import given
 from autoremat.planning.first_found import choose_once
 from autoremat.planning.reader import Reader, fastest_of, is_faster, leanest
@@ -32,7 +34,7 @@ def _subject() -> Subject:
 def _read(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Reads what somebody says of the plan's order and of Inductor's: KiB above, and us."""
 
-    def reader(*figures: tuple[int, float | None] | Exception, budget_kib: int = 100) -> Any:
+    def reader(*figures: tuple[int, float | None] | Exception, lays_out: bool = True) -> Any:
         resident = subject.lowered.shell.resident_nbytes
         read_of: list[bool] = []
 
@@ -46,7 +48,8 @@ def _read(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> Any:
             return Reading(nbytes, nbytes, figure[1])
 
         monkeypatch.setattr(module, "read_once", read_once)
-        return Reader(subject, resident + budget_kib * KIB), read_of
+        monkeypatch.setattr(module._torch, "prefers_channels_last", lambda _: lays_out)
+        return Reader(subject, resident + 100 * KIB), read_of
 
     return reader
 
@@ -82,11 +85,13 @@ def test_a_plan_is_written_out_as_it_fits_and_is_fastest(subject, read, figures,
 def test_a_way_is_read_once_and_the_other_only_if_it_is_asked_for(subject, read):
     """A reading lasts as long as half a compile."""
     reader, read_of = read((50, 9.0), (60, 8.0))
-    assert reader.read(solution_of(subject), both=False).in_order
+    for _ in range(2):
+        assert reader.read(solution_of(subject), both=False).in_order
     assert read_of == [True]
-    assert not reader.read(solution_of(subject)).in_order
-    assert not reader.read(solution_of(subject), both=False).in_order  # known by now
+    for _ in range(2):
+        assert not reader.read(solution_of(subject)).in_order
     assert read_of == [True, False]
+    assert reader.read(solution_of(subject), both=False).in_order
 
 
 def test_a_plan_that_repeats_nothing_has_one_way(subject, read):
@@ -97,30 +102,59 @@ def test_a_plan_that_repeats_nothing_has_one_way(subject, read):
     assert read_of == [True]
 
 
+def test_where_inductor_lays_out_nothing_there_is_one_way(subject, read):
+    """What is made where the plan has it lies as it would lie anyway."""
+    reader, read_of = read((50, 9.0), (60, 8.0), lays_out=False)
+    assert len(reader.ways(solution_of(subject))) == 1
+    assert read_of == [True]
+
+
 def test_a_way_that_cannot_be_read_is_left_out(subject, read):
-    """What the plan's order takes is known all the same."""
-    reader, _ = read((50, 9.0), RuntimeError("no such wrapper"))
-    assert reader.read(solution_of(subject)).in_order
+    """What the plan's order takes is known all the same; and nobody tries again."""
+    reader, read_of = read((50, 9.0), RuntimeError("no such wrapper"))
+    for _ in range(2):
+        assert reader.read(solution_of(subject)).in_order
+    assert read_of == [True, False]
     broken, _ = read(RuntimeError("no such wrapper"), (50, 9.0))
     with pytest.raises(RuntimeError, match="no such wrapper"):
         broken.read(solution_of(subject))
 
 
 @pytest.mark.parametrize(
-    ("figures", "differ"),
+    ("figures", "alike"),
     [
-        (((100, 9.0), (100, 9.0)), False),
-        (((100, 9.0), (100, 9.2)), True),
-        (((102, 9.0), (100, 9.0)), True),
-        (((100, None), (100, 9.0)), False),
+        (((100, 9.0), (100, 9.0)), True),
+        (((100, 9.0), (100, 9.2)), False),
+        (((102, 9.0), (100, 9.0)), False),
+        (((100, None), (100, 9.0)), True),
+        (((100, 9.0), RuntimeError("no such wrapper")), False),
     ],
 )
-def test_whether_it_matters_is_told(subject, read, figures, differ):
-    """By what is above the residents, and by the time."""
+def test_whether_it_matters_is_told(subject, read, figures, alike):
+    """By what is above the residents, and by the time; not by what nobody has read."""
     reader, _ = read(*figures)
     solution = solution_of(subject)
+    assert not reader.ways_alike(solution)
     reader.read(solution)
-    assert reader.ways_differ(solution) == differ
+    assert reader.ways_alike(solution) == alike
+    assert not reader.ways_alike(solution_of(subject, as_written(subject.lowered.problem)))
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_plan_of_a_file_is_written_out_as_it_was(subject, read, in_order):
+    """Whatever would be better for the budget at hand."""
+    reader, read_of = read((50, 9.0 - in_order), (60, 8.5))
+    choice = reader.read(solution_of(subject))
+    assert choice.in_order == in_order
+    stored = store(subject, choice)
+    other = replace(stored, in_order=not in_order)
+    assert digest(StoredPlan((stored,), "inductor")) != digest(StoredPlan((other,), "inductor"))
+    read((50, 8.5), (60, 9.0 - in_order))
+    del read_of[:]
+    again = choose_stored(subject, stored, 1 << 40, reads=True)
+    assert again is not None
+    assert again.in_order == in_order
+    assert str(again.backward.graph) == str(choice.backward.graph)
 
 
 def test_of_choices_those_whose_code_is_known_are_compared_by_it(subject, read):

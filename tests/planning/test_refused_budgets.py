@@ -142,7 +142,7 @@ class Readings:
         self.seen: list[Reading] = []
         self.too_large, self._clock, self._last = too_large, clock, last
 
-    def ways(self, solution: Solution, *, both: bool = True) -> list[Reading]:
+    def ways(self, solution: Solution) -> list[Reading]:
         known = [found for found in self.seen if found.solution.plan == solution.plan]
         if known:
             return known
@@ -151,7 +151,7 @@ class Readings:
         self._clock.now_s += 100.0 if number == self._last else 0.0
         return self.seen[-1:]
 
-    def ways_differ(self, solution: Solution) -> bool:
+    def ways_alike(self, solution: Solution) -> bool:
         return False
 
 
@@ -204,7 +204,7 @@ class TooLargeAtFirst:
         self.seen: list[Reading] = []
         self._clock, self._budget_nbytes = clock, budget_nbytes
 
-    def ways_differ(self, solution: Solution) -> bool:
+    def ways_alike(self, solution: Solution) -> bool:
         return False
 
     def read(self, solution: Solution, *, both: bool = True) -> Reading:

@@ -17,6 +17,8 @@ from autoremat.memory.meter import measure_peak, resident_nbytes
 from autoremat.memory.storage_sizes import storages_nbytes
 from autoremat.reporting import Remedy, Report
 
+pytestmark = pytest.mark.shares_plans
+
 TOKENS, WIDTH, WORDS = 512, 128, 256
 CPU = torch.device("cpu")
 HALF, SHARDED = "bf16 autocast", "shard over two devices"

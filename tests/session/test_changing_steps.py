@@ -23,7 +23,10 @@ from tests.tiny import WIDTH
 from tests.training import close, make_seeded, step
 
 # Dynamo looks at `.grad` of what a block is given.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+pytestmark = [
+    pytest.mark.shares_plans,
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
 
 Take = Callable[[nn.Module], object]
 Skipped = Sequence[set[int]]  # blocks, by micro-batch

@@ -22,6 +22,8 @@ from tests.session.test_results_gone import TOKENS
 from tests.session.test_results_gone import Model as Returning
 from tests.training import Peaks, optimized, peaks, told
 
+pytestmark = pytest.mark.shares_plans
+
 
 class Model(Returning):
     """It returns its loss alone."""

@@ -20,6 +20,8 @@ from tests.session.test_blocks import Body, compiles
 from tests.tiny import WIDTH
 from tests.training import make_seeded, optimized
 
+pytestmark = pytest.mark.shares_plans
+
 BLOCKS, VOCABULARY = 12, 256
 TOKENS = torch.randint(VOCABULARY, (4, 128), generator=torch.Generator().manual_seed(0))
 SHARE = 0.6  # of what a step takes without a plan, above what is resident

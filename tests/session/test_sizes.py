@@ -19,6 +19,8 @@ from autoremat.planning.choice import recomputed_share
 from autoremat.planning.part import Part
 from tests.training import UNBOUNDED, close, make_seeded, measured, optimized, recomputes, step
 
+pytestmark = pytest.mark.shares_plans
+
 WORDS, WIDTH = 64, 32
 RANGES = {"batch": (1, 8), "sequence": (8, 128)}
 

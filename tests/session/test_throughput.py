@@ -17,6 +17,8 @@ from autoremat.session import throughput
 from tests.tiny import WIDTH, Layers, Residual, many_rows
 from tests.training import optimized, step
 
+pytestmark = pytest.mark.shares_plans
+
 TIGHT = 260_000  # of `Residual`, with 256 rows: what needs no recompute takes 340 kB
 ASKED = {"compiler": "eager", "verbose": False, "time_limit": 20.0}
 

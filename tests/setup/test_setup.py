@@ -20,6 +20,8 @@ from autoremat.setup.chunked_loss import chunk_loss
 from autoremat.setup.optimizers import optimizer_of
 from autoremat.setup.sharded import shard
 
+pytestmark = pytest.mark.shares_plans
+
 WIDTH, BATCH, DEPTH = 64, 256, 2
 MATRIX = WIDTH * WIDTH
 MIB = 1 << 20

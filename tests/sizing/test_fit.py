@@ -19,6 +19,8 @@ from autoremat.sizing.batches import BatchError
 from autoremat.sizing.fit import FitError
 from autoremat.sizing.model import Fit
 
+pytestmark = pytest.mark.shares_plans
+
 WIDTH = 32
 GPU = "A100 80GB"
 

@@ -19,6 +19,8 @@ from autoremat.watch.reach import Reach
 from tests.tiny import Chain, many_rows
 from tests.training import make_seeded, told
 
+pytestmark = pytest.mark.shares_plans
+
 BATCH = many_rows(512)
 OPTIONS = {"compiler": "eager", "verbose": False, "time_limit": 4.0}
 Step = Callable[[nn.Module], object]

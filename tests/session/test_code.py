@@ -1,0 +1,36 @@
+"""Compiled code of one graph: it is kept for what it was compiled for, and for nothing else."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autoremat.session.code import Code
+
+
+def part(schedule: str, method: str = "ILP", *, in_order: bool = True) -> Any:
+    """A planned graph, of which a plan is what is asked."""
+    solution = SimpleNamespace(plan=schedule)
+    choice = SimpleNamespace(solution=solution, method=method, in_order=in_order)
+    return SimpleNamespace(planned=object(), choice=choice, shrunk=1)
+
+
+@pytest.mark.parametrize(
+    ("later", "compiles"),
+    [
+        (part("a b a"), 1),
+        (part("a b b"), 2),
+        (part("a b a", "by hand"), 2),
+        (part("a b a", in_order=False), 2),  # Inductor makes something else of it
+    ],
+)
+def test_code_is_kept_for_plans_that_are_written_out_alike(later: Any, compiles: int) -> None:
+    """A graph that is planned anew often has the plan that it had."""
+    code: Code = Code(part("a b a"), lambda: "first", lambda _: lambda: "again")
+    code.keep([later])
+    compiled, of = code.of(later)
+    assert compiled() == ("first" if compiles == 1 else "again")
+    assert of is later
+    assert code.compiles == compiles
