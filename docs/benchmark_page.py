@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +28,8 @@ BUDGETS = {"eager": ["100", "75", "50", "35", "25", "smallest"], "inductor": ["s
 OURS = "autoremat"
 Times = Callable[[Row, Iterable[Row]], tuple[float, float] | None]
 """Of a row, among those of its model: its step time as measured and foretold, over torch's own."""
+FEWEST_ORDERED, GOOD_ORDER = 4, 0.9  # points of a model; the aim for their rank correlation
+APART = 0.03  # measured times that differ by as much are no noise
 TOLERANCE = {"eager": 2.0, "inductor": 5.0}  # percent, of predicted against measured peak
 
 HEADER = """\
@@ -60,7 +63,11 @@ their own measured peak. Torch's budget is known to give wrong gradients with dr
 (pytorch#190758): see its slope error. **Foretold** is the step time that the plan was chosen by,
 over that of `torch.compile`, less what was measured, over that; below it, for points where that was
 noted, the same of the code that was generated for both: library calls measured, loops by what they
-move and compute, and large buffers by what the system takes to hand out their memory.
+move and compute, and large buffers by what the system takes to hand out their memory. **Order** is
+the rank correlation (Spearman's) of foretold and measured step times over the budgets of one model,
+in the median over models with four points or more. Noise orders those whose times are alike: so
+beside it stands how many pairs of a model's budgets, measured 3 % apart or more, come in the
+foretold order.
 """
 
 
@@ -87,22 +94,58 @@ def foretold(rows: Sequence[Row]) -> str:
     cells = []
     for compiler in COMPILERS:
         ran = [r for r in rows if r["compiler"] == compiler and r["status"] == "ok"]
-        peaks, times, by_code = [], [], []
-        for row in (r for r in ran if r["variant"] == OURS):
-            peers = [r for r in ran if r["model"] == row["model"]]
-            peaks.append(_prediction_error(row))
-            times.append(time_error(row, peers))
-            by_code.append(time_error(row, peers, code_times))
-        cells.append([compiler, *_errors(peaks), *_errors(times)])
-        if any(error is not None for error in by_code):
-            cells.append([f"{compiler}, by generated code", *[""] * 3, *_errors(by_code)])
+        peaks = _errors(_prediction_error(row) for row in ran if row["variant"] == OURS)
+        cells.append([compiler, *peaks, *_foretold(ran, step_times)])
+        by_code = _foretold(ran, code_times)
+        if by_code != _foretold([], code_times):
+            cells.append([f"{compiler}, by generated code", *[""] * 3, *by_code])
     names = ["compiler", "peaks", "median error", "within 10 %"]
-    names += ["times", "median error", "within 10 %"]
+    names += ["times", "median error", "within 10 %", "order", "0.9 or more", "pairs"]
     return (
         "## Predicted and measured\n\n"
         "![Every point: peaks, and step times over those without a plan](benchmarks.svg)\n\n"
         + table_of_cells(names, cells)
     )
+
+
+def _foretold(ran: Sequence[Row], times_of: Times) -> list[str]:
+    """Errors of the step times of all points of ours, and how alike their orders are."""
+    errors, orders, pairs = [], [], []
+    for model in dict.fromkeys(row["model"] for row in ran):
+        of_model = [row for row in ran if row["model"] == model]
+        ours = [row for row in of_model if row["variant"] == OURS]
+        errors += [time_error(row, of_model, times_of) for row in ours]
+        known = [times for row in ours if (times := times_of(row, of_model)) is not None]
+        pairs += in_order(known)
+        order = rank_correlation(known) if len(known) >= FEWEST_ORDERED else None
+        orders += [order] if order is not None else []
+    cells = [*_errors(errors), "", "", f"{sum(pairs)} of {len(pairs)}" if pairs else ""]
+    if orders:
+        many = f"{sum(order >= GOOD_ORDER for order in orders)} of {len(orders)} models"
+        cells[-3:-1] = [f"{statistics.median(orders):.2f}", many]
+    return cells
+
+
+def in_order(points: Sequence[tuple[float, float]]) -> list[bool]:
+    """Of the pairs of measured and foretold times that were measured apart: which come in order."""
+    pairs = itertools.combinations(sorted(points), 2)
+    return [low[1] < high[1] for low, high in pairs if high[0] >= (1 + APART) * low[0]]
+
+
+def rank_correlation(points: Sequence[tuple[float, float]]) -> float | None:
+    """Spearman's, of pairs; None where all of one kind are equal."""
+    ranks = [_ranks(values) for values in zip(*points, strict=True)]
+    if any(len(set(of_kind)) == 1 for of_kind in ranks):
+        return None
+    return statistics.correlation(*ranks)
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """From 1; equal ones have the mean of their places."""
+    places: dict[float, list[int]] = {}
+    for place, value in enumerate(sorted(values), 1):
+        places.setdefault(value, []).append(place)
+    return [statistics.fmean(places[value]) for value in values]
 
 
 def _errors(found: Iterable[float | None]) -> list[str]:

@@ -63,8 +63,38 @@ def test_what_generated_code_foretells_is_a_figure_of_its_own():
     assert error == pytest.approx(100 * (1.25 / 1.2 - 1))
     assert benchmark_page.time_error(OURS, [PLAIN], benchmark_page.code_times) is None
     page = benchmark_page.foretold([PLAIN, CHECKPOINT, by_code])
-    assert "| inductor, by generated code |  |  |  | 1 | 4.17 % | 1 |" in page
+    assert "| inductor, by generated code |  |  |  | 1 | 4.17 % | 1 |  |  |  |" in page
     assert "generated code" not in benchmark_page.foretold([PLAIN, CHECKPOINT, OURS])
+
+
+def test_orders_are_compared_by_ranks():
+    """Of equal ones neither is the first; where all are equal there is no order."""
+    assert benchmark_page.rank_correlation([(1.0, 10.0), (2.0, 11.0), (9.0, 99.0)]) == 1.0
+    assert benchmark_page.rank_correlation([(1.0, 3.0), (2.0, 2.0), (3.0, 1.0)]) == -1.0
+    tied = benchmark_page.rank_correlation([(1.0, 1.0), (2.0, 2.0), (2.0, 3.0)])
+    assert tied == pytest.approx(3**0.5 / 2)
+    assert benchmark_page.rank_correlation([(1.0, 1.0), (1.0, 2.0)]) is None
+
+
+def test_pairs_that_are_measured_alike_have_no_order():
+    """Of the others it is counted how many come as foretold; as one is not the other's order."""
+    points = [(1.0, 1.0), (1.02, 0.9), (1.1, 0.95), (1.2, 0.95)]
+    assert benchmark_page.in_order(points) == [False, False, True, True, False]
+
+
+def test_the_page_says_whether_the_foretold_order_is_the_measured_one():
+    """In the median over models with enough points."""
+    points = [(0.6, 1.2), (0.7, 1.3), (0.8, 1.5), (0.9, 1.4)]
+    ours = [
+        row("autoremat", 50, measured, predicted_time_us=told, baseline_time_us=1.0)
+        for measured, told in points
+    ]
+    assert (
+        benchmark_page.foretold([PLAIN, *ours])
+        .rstrip()
+        .endswith("| 0.80 | 0 of 1 models | 5 of 6 |")
+    )
+    assert benchmark_page.foretold([PLAIN, *ours[:3]]).rstrip().endswith("|  |  | 3 of 3 |")
 
 
 def test_the_summary_names_both_smallest_peaks():
