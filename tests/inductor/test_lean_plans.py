@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import autoremat
 from autoremat.memory.meter import resident_nbytes
-from autoremat.planning import read
+from autoremat.planning.reader import Reader
 
 WIDTH, LENGTH, BATCH, VOCABULARY = 64, 64, 4, 1024
 HEADS = 4
@@ -75,13 +75,13 @@ def test_every_layer_is_read_as_it_was_modelled(
     model, ids = LanguageModel(layer), torch.randint(VOCABULARY, (BATCH, LENGTH))
     resident = resident_nbytes(model, ids)
     shares: dict[str, float] = {}
-    known = read.Reader._choice
+    known = Reader._choice
 
-    def choice(self: Any, modules: Any, solution: Any, code: Any) -> Any:
+    def choice(self: Any, modules: Any, solution: Any, code: Any, **form: bool) -> Any:
         modelled_nbytes = solution.timeline.peak_nbytes - resident
         shares[solution.method] = (code.peaks.nbytes - resident) / modelled_nbytes
-        return known(self, modules, solution, code)
+        return known(self, modules, solution, code, **form)
 
-    monkeypatch.setattr(read.Reader, "_choice", choice)
+    monkeypatch.setattr(Reader, "_choice", choice)
     autoremat.plan(model, ids, budget="min", time_limit=1, verbose=False)
     assert shares["every-layer"] == pytest.approx(1.0, abs=0.03)
