@@ -96,8 +96,8 @@ def foretold(rows: Sequence[Row]) -> str:
         ran = [r for r in rows if r["compiler"] == compiler and r["status"] == "ok"]
         peaks = _errors(_prediction_error(row) for row in ran if row["variant"] == OURS)
         cells.append([compiler, *peaks, *_foretold(ran, step_times)])
-        by_code = _foretold(ran, code_times)
-        if by_code != _foretold([], code_times):
+        if any(row.get("code_times_us") for row in ran):
+            by_code = _foretold(ran, code_times)
             cells.append([f"{compiler}, by generated code", *[""] * 3, *by_code])
     names = ["compiler", "peaks", "median error", "within 10 %"]
     names += ["times", "median error", "within 10 %", "order", "0.9 or more", "pairs"]

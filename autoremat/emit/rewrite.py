@@ -9,6 +9,7 @@ The backward part reads forward values only through saved nodes; the original gr
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +30,8 @@ from autoremat.problem.shell import MARKERS
 aten = torch.ops.aten
 
 RECOMPUTED = "_recomputed"  # in the name of every node that repeats an operation
-WHERE_READ = "_where_read"  # and behind it, for caches that know code by its nodes' names
+_WHERE_READ = "_where_read"  # and behind it, for caches that know code by its nodes' names
+_COPY_SUFFIX = re.compile(rf"{RECOMPUTED}({_WHERE_READ})?(_\d+)?$")
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,11 @@ def repeats(module: fx.GraphModule) -> bool:
     return any(RECOMPUTED in node.name for node in module.graph.nodes)
 
 
+def original_name(name: str) -> str:
+    """Of the node that a node of this name repeats; of any other, its own."""
+    return _COPY_SUFFIX.sub("", name)
+
+
 class _Writer:
     """Emits nodes in the plan's order and knows which copy of each node a read sees now."""
 
@@ -92,9 +99,9 @@ class _Writer:
         lowered: Lowered,
         constraints: Constraints,
         plan: Plan,
-        folder: str = "",
+        folder: str,
         *,
-        in_order: bool = True,
+        in_order: bool,
     ) -> None:
         self._joint = joint
         self._in_order = in_order
@@ -281,7 +288,7 @@ class _Writer:
             if node.op == "call_function" and node not in self._joint.backward:
                 _torch.move_to_backward(copy)
             if repeat:
-                copy._rename(f"{node.name}{RECOMPUTED}{'' if self._in_order else WHERE_READ}")
+                copy._rename(f"{node.name}{RECOMPUTED}{'' if self._in_order else _WHERE_READ}")
         return copy
 
     def _is_early(self, copy: fx.Node) -> bool:

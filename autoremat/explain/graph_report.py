@@ -6,7 +6,6 @@ what is recomputed is read off the two modules, not off the plan: the report say
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,7 +20,7 @@ from torch import fx
 
 from autoremat import _torch
 from autoremat.cost.calls import OpCost
-from autoremat.emit.rewrite import RECOMPUTED, WHERE_READ
+from autoremat.emit.rewrite import original_name
 from autoremat.errors import LiveValue
 from autoremat.explain.advice import Narrowed, advice_of
 from autoremat.explain.places import op_name, source_of
@@ -41,7 +40,6 @@ from autoremat.reporting.timeline import Place, timeline_of
 from autoremat.units import format_nbytes, format_us
 
 _MOST_NAMED = 5  # of the values that are live at a peak
-_COPY_SUFFIX = re.compile(rf"{RECOMPUTED}({WHERE_READ})?(_\d+)?$")
 
 
 def explain(
@@ -166,7 +164,7 @@ def _values(subject: Subject, choice: Choice) -> list[ValueReport]:
 def _runs(module: fx.GraphModule) -> Counter[str]:
     """How often a module runs each operation of the joint graph, by its name there."""
     calls = (node for node in module.graph.nodes if node.op == "call_function")
-    return Counter(_COPY_SUFFIX.sub("", node.name) for node in calls)
+    return Counter(original_name(node.name) for node in calls)
 
 
 def _bare(

@@ -1,6 +1,7 @@
-"""Inductor's fusion, and what it keeps for reuse, held to the peak of the planned order.
+"""Inductor's fusion, and what it keeps for reuse, held to the peak before anything is fused.
 
-Enters: the kernels of a backward with recomputes, in the plan's order, before Inductor fuses them.
+Enters: the kernels of a backward with recomputes, before Inductor fuses them: in the plan's order,
+or in Inductor's own where the plan is written out so.
 Leaves: the same kernels; a fusion that would raise their peak is refused. Fusing two kernels puts
 all that both read and write into memory at once (a recomputed activation beside the gradient that
 is computed from the same input), and may draw a kernel far ahead of its place in the plan. Where

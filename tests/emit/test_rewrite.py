@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from autoremat_solver import Plan
 from torch import Tensor
 
+from autoremat import _torch
 from autoremat.ask.options import Setting
-from autoremat.emit.rewrite import rewrite
+from autoremat.emit.rewrite import original_name, rewrite
 from autoremat.emit.split import PartitionError, partition
 from tests.joint_graphs import Analysed, analyse, drawn, leaf, plan, subject_of
 
@@ -208,6 +209,22 @@ def test_repeats_that_read_the_same_at_different_depths_share_nothing():
         for n in again
     ]
     assert len(set(negated)) == len(again) == 2
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_loops_of_a_backward_that_recomputes_are_marked_where_their_order_is_held(
+    chain_of_three: Analysed, monkeypatch: pytest.MonkeyPatch, in_order: bool
+):
+    """Caches of code, which see no marks, tell the two by the names of what is repeated."""
+    marked: list[str] = []
+    monkeypatch.setattr(_torch, "materialise", lambda node: marked.append(node.name))
+    parts = (chain_of_three.joint, chain_of_three.lowered, chain_of_three.constraints)
+    schedule = "sin exp sin_1 sum_1 cos backward_begins mul exp mul_1 cos_1 mul_2"
+    nodes = rewrite(*parts, plan(schedule), in_order=in_order).module.graph.nodes
+    again = "exp_recomputed" if in_order else "exp_recomputed_where_read"
+    assert [n.name for n in nodes if original_name(n.name) != n.name] == [again]
+    assert original_name(again) == original_name(f"{again}_1") == "exp"
+    assert marked == (["mul", again, "mul_1", "cos_1", "mul_2"] if in_order else [])
 
 
 def is_neg(node: torch.fx.Node) -> bool:

@@ -89,12 +89,8 @@ def test_the_page_says_whether_the_foretold_order_is_the_measured_one():
         row("autoremat", 50, measured, predicted_time_us=told, baseline_time_us=1.0)
         for measured, told in points
     ]
-    assert (
-        benchmark_page.foretold([PLAIN, *ours])
-        .rstrip()
-        .endswith("| 0.80 | 0 of 1 models | 5 of 6 |")
-    )
-    assert benchmark_page.foretold([PLAIN, *ours[:3]]).rstrip().endswith("|  |  | 3 of 3 |")
+    assert "| 0.80 | 0 of 1 models | 5 of 6 |" in benchmark_page.foretold([PLAIN, *ours])
+    assert "|  |  | 3 of 3 |" in benchmark_page.foretold([PLAIN, *ours[:3]])
 
 
 def test_the_summary_names_both_smallest_peaks():

@@ -151,9 +151,6 @@ class Readings:
         self._clock.now_s += 100.0 if number == self._last else 0.0
         return self.seen[-1:]
 
-    def ways_alike(self, solution: Solution) -> bool:
-        return False
-
 
 def leanest(readings: Any) -> Choice:
     solver = Solver(PlainChain(6).problem())
