@@ -8,7 +8,7 @@ import pytest
 from autoremat_solver import Op, Phase, Plan, Problem, Solver, Value, check, simulate
 from autoremat_solver.effort import Effort
 from autoremat_solver.model.indexed import index
-from autoremat_solver.search.arrangement import Arrangement, Layout, Rules
+from autoremat_solver.search.arrangement import Arrangement, Layout, Order, Rules
 from autoremat_solver.search.rearrange import Rearranger, rearranged
 
 from tests.solver.test_solver_networks import transformer
@@ -42,7 +42,7 @@ def test_a_layout_holds_what_simulate_says(seed: int) -> None:
         op = draw.randrange(29)
         reruns.setdefault(draw.randrange(op + 1, 30), set()).add(op)
     arrangement = Arrangement(
-        tuple(range(30)), {before: tuple(sorted(ops)) for before, ops in reruns.items()}
+        Order(range(30)), {before: tuple(sorted(ops)) for before, ops in reruns.items()}
     )
     layout = Layout(indexed, arrangement)
     plan = indexed.plan(layout.steps)

@@ -82,6 +82,8 @@ class _Start:
         read = np.zeros(shape[0], dtype=bool)
         for i in range(ends):
             self._begin(i, read)
+        is_needed: NDArray[np.bool_] = np.any(self._need > 0.0, axis=1)
+        self._wanted: list[bool] = is_needed.tolist()  # by value
 
     def _begin(self, i: int, read: NDArray[np.bool_]) -> None:
         """Ways that begin in window a + i, or before it."""
@@ -101,11 +103,12 @@ class _Start:
         runs = np.where(self._program.is_new[self._a :], self._point.runs[self._a :], 0.0)
         runs[0] = self._point.runs[self._a]
         made = np.ascontiguousarray(runs.cumsum(axis=0).T)
+        runs_alone = (self._most[:, -1] > EQUAL).tolist()
         found = []
         for op in order:
             values = self._made_by[op]
-            if not values:
-                continue
+            if not values or not (runs_alone[op] or any(map(self._wanted.__getitem__, values))):
+                continue  # nothing is read of it, nor asked of what it reads
             alone = len(values) == 1
             need = self._need[values[0]] if alone else self._need[values].max(axis=0)
             self._go_back(op, self._with_runs(op, need))
@@ -132,10 +135,14 @@ class _Start:
         return most, last
 
     def _go_back(self, op: int, need: NDArray[np.float64]) -> None:
+        most = float(np.maximum.reduce(need)) - EQUAL
         for u in self._program.spine.inputs[op]:
+            if self._kept[u] >= most:
+                continue
             more = need - self._kept[u]
             now = more > self._need[u] + EQUAL
             self._need[u, now], self._reader[u, now] = more[now], op
+            self._wanted[u] = True
 
     def _broken_fixed(self, least: float) -> list[tuple[float, Path]]:
         """Ways that end with a value that no second run can make."""

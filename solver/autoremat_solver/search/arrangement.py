@@ -23,17 +23,26 @@ from autoremat_solver.simulate import measure
 Reruns = Mapping[int, tuple[int, ...]]
 
 
+class Order(tuple[int, ...]):
+    """Operations in the order of the runs that are no reruns; arrangements of a search share it."""
+
+    @cached_property
+    def place(self) -> dict[int, int]:
+        """Per operation, where it is."""
+        return {op: place for place, op in enumerate(self)}
+
+
 @dataclass(frozen=True)
 class Arrangement:
     """A schedule.
 
     Attributes:
-        order: operations in the order of the runs that are no reruns.
+        order: of first runs.
         reruns: by operation of `order`, the operations to run again right before it, in an order
             in which each finds its inputs.
     """
 
-    order: tuple[int, ...]
+    order: Order
     reruns: Reruns
 
     def without(self, dropped: set[tuple[int, int]]) -> Arrangement:
@@ -62,6 +71,7 @@ class Rules:
         self.indexed = indexed
         self.may_reorder = Phase.ANY in indexed.phase
         self._first_backward = indexed.backward_ops[0] if indexed.backward_ops else None
+        self._earliest: tuple[Order, list[int]] | None = None  # of the order asked for last
 
     def take_apart(self, steps: list[int]) -> Arrangement:
         """The arrangement of a schedule whose reruns stand right before what they are for."""
@@ -79,17 +89,21 @@ class Rules:
                 reruns[op] = tuple(dict.fromkeys(pending))
                 pending = []
         order += [op for op in dict.fromkeys(pending) if op not in seen]
-        return Arrangement(tuple(order), reruns)
+        return Arrangement(Order(order), reruns)
 
-    def earliest_places(self, order: tuple[int, ...]) -> list[int]:
+    def earliest_places(self, order: Order) -> list[int]:
         """Per operation, the first place of `order` before which it may run again."""
+        if self._earliest is None or self._earliest[0] is not order:
+            self._earliest = order, self._earliest_places(order)
+        return self._earliest[1]
+
+    def _earliest_places(self, order: Order) -> list[int]:
         never = len(order) + 1
         if self._first_backward is None and not self.may_reorder:
             return [never] * len(self.indexed.phase)
-        places = {op: place for place, op in enumerate(order)}
-        backward = places[self._first_backward] if self._first_backward is not None else -1
+        backward = -1 if self._first_backward is None else order.place[self._first_backward]
         return [
-            1 + max(places.get(op, backward), backward) if may else never
+            1 + max(order.place.get(op, backward), backward) if may else never
             for op, may in enumerate(self.indexed.rerunnable)
         ]
 
@@ -179,12 +193,13 @@ class Layout:
 
     def rerun_steps(self) -> dict[tuple[int, int], int]:
         """Per rerun, as (operation, before), its step."""
-        order = self.arrangement.order
-        return {
-            (op, order[place]): step
-            for step, (op, place) in enumerate(zip(self.steps, self.places, strict=True))
-            if op != order[place]
-        }
+        found: dict[tuple[int, int], int] = {}
+        before = 0  # reruns so far
+        for place, op in _rerun_places(self.arrangement):
+            again = self.arrangement.reruns[op]
+            found |= {(one, op): step for step, one in enumerate(again, place + before)}
+            before += len(again)
+        return found
 
 
 def _outputs_read(indexed: Indexed) -> dict[int, list[int]]:
@@ -213,13 +228,19 @@ def _finds_outputs(indexed: Indexed, steps: list[int]) -> bool:
 
 
 def _merged(arrangement: Arrangement) -> tuple[list[int], list[int]]:
+    """The steps, and per step the place in the order: slice by slice, as reruns are few."""
     steps: list[int] = []
     places: list[int] = []
-    for place, op in enumerate(arrangement.order):
-        again = arrangement.reruns.get(op)
-        if again:
-            steps.extend(again)
-            places.extend([place] * len(again))
-        steps.append(op)
-        places.append(place)
-    return steps, places
+    done = 0
+    for place, op in _rerun_places(arrangement):
+        again = arrangement.reruns[op]
+        steps += [*arrangement.order[done:place], *again]
+        places += [*range(done, place), *[place] * len(again)]
+        done = place
+    return [*steps, *arrangement.order[done:]], [*places, *range(done, len(arrangement.order))]
+
+
+def _rerun_places(arrangement: Arrangement) -> list[tuple[int, int]]:
+    """The operations that others run again for, each with its place, in their order."""
+    place = arrangement.order.place
+    return sorted((place[op], op) for op in arrangement.reruns if op in place)

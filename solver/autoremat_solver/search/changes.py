@@ -249,8 +249,7 @@ def moves(indexed: Indexed, layout: Layout, gap: Gap) -> Iterator[Change]:
         steps = (gap.after, gap.until)
         yield Change(-gap.relief, (gap.value, maker, 2), steps, {}, moved)
     if gap.until == reads[-1] and order[there] == reader:
-        place = {op: i for i, op in enumerate(order)}
-        made = max((place[indexed.producer[v]] for v in indexed.inputs[reader]), default=-1)
+        made = max((order.place[indexed.producer[v]] for v in indexed.inputs[reader]), default=-1)
         target = 1 + max(made, layout.places[gap.after])
         if target < there:
             moved = (*order[:target], reader, *order[target:there], *order[there + 1 :])

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from autoremat_solver.effort import Effort
 from autoremat_solver.model.indexed import Indexed
-from autoremat_solver.search.arrangement import Arrangement, Layout, Rules
+from autoremat_solver.search.arrangement import Arrangement, Layout, Order, Rules
 from autoremat_solver.search.changes import Change, Closures, all_gaps, gaps_above, moves, together
 
 DESCENT_SHARE = 0.2  # of what is left then, to descend from where the race ends
@@ -301,13 +301,13 @@ class Rearranger:
         return np.array([1 + noise * self._random.uniform(-1, 1) for _ in range(count)])
 
     def _applied(self, arrangement: Arrangement, change: Change) -> Layout | None:
-        order = change.order or arrangement.order
+        order = arrangement.order if change.order is None else Order(change.order)
         if change.dropped:
             arrangement = arrangement.without(set(change.dropped))
         reruns = dict(arrangement.reruns)
         for before, ops in change.reruns.items():
             reruns[before] = tuple({*reruns.get(before, ()), *ops})
-        place = {op: i for i, op in enumerate(order)}
+        place = order.place
         rank = place.__getitem__ if self._rules.may_reorder else self._indexed.rank.__getitem__
         for before in list(reruns) if change.order else change.reruns:
             reruns[before] = tuple(sorted(reruns[before], key=rank))
@@ -371,17 +371,16 @@ class Rearranger:
 
     def _ruined(self, arrangement: Arrangement) -> Arrangement:
         """Some reruns taken out, near each other or anywhere; some first runs moved."""
-        first = frozenset(arrangement.order)
+        place = arrangement.order.place
         again = [
             (op, before)
             for op, before in arrangement.all_reruns()
-            if op in first and not any(self._indexed.barred[v] for v in self._indexed.outputs[op])
+            if op in place and not any(self._indexed.barred[v] for v in self._indexed.outputs[op])
         ]
         chosen: set[tuple[int, int]] = set()
         if again:
             count = min(len(again), 1 + int(self._random.expovariate(0.4)))
             if self._random.random() < 0.5:
-                place = {op: i for i, op in enumerate(arrangement.order)}
                 centre = place[self._random.choice(again)[1]]
                 again.sort(key=lambda entry: (abs(place[entry[1]] - centre), entry))
                 chosen = set(again[:count])
@@ -397,7 +396,7 @@ class Rearranger:
 def _shifted(indexed: Indexed, arrangement: Arrangement, chance: random.Random) -> Arrangement:
     """One first run moved to another place between its inputs and its readers."""
     order = list(arrangement.order)
-    place = {op: i for i, op in enumerate(order)}
+    place = arrangement.order.place
     op = chance.choice(order)
     low = max((place[indexed.producer[v]] for v in indexed.inputs[op]), default=-1) + 1
     read = (place[reader] for v in indexed.outputs[op] for reader in indexed.readers[v])
@@ -406,10 +405,10 @@ def _shifted(indexed: Indexed, arrangement: Arrangement, chance: random.Random) 
         return arrangement
     order.remove(op)
     order.insert(chance.randint(low, high), op)
-    place = {op: i for i, op in enumerate(order)}
+    moved = Order(order)
     late = {
         (again, before)
         for again, before in arrangement.all_reruns()
-        if place[again] >= place[before]
+        if moved.place[again] >= moved.place[before]
     }
-    return Arrangement(tuple(order), arrangement.without(late).reruns)
+    return Arrangement(moved, arrangement.without(late).reruns)
