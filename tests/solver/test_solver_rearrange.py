@@ -49,6 +49,10 @@ def test_a_layout_holds_what_simulate_says(seed: int) -> None:
     assert check(problem, plan) == []
     assert tuple(layout.live.tolist()) == simulate(problem, plan).live_nbytes
     assert Layout(indexed, Rules(indexed).take_apart(layout.steps)).steps == layout.steps
+    again = layout.rerun_steps()
+    assert again.keys() == set(arrangement.all_reruns())
+    for (op, before), step in again.items():
+        assert (layout.steps[step], arrangement.order[layout.places[step]]) == (op, before)
 
 
 @pytest.mark.thorough
