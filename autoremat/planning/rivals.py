@@ -7,7 +7,10 @@ fits, by the meter that the chosen one was measured with.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
 
 from autoremat_solver import Plan, Solver
 from autoremat_solver.plan import Status
@@ -16,17 +19,22 @@ from autoremat.ask.options import Setting
 from autoremat.planning.choice import Choice
 from autoremat.planning.peers import faster_peers
 from autoremat.planning.read import ALIKE, LATER_EFFORT, MODELLED_TOO_HIGH
+from autoremat.planning.reader import Reader, is_faster
 from autoremat.planning.unsearched import choose_fixed
 from autoremat.problem.subject import Subject
 
 LEANER = 0.85  # of what the chosen plan takes: less to move may be worth more recompute
+FORETOLD = 0.1  # a way that is foretold to be slower by more is not tried
 MOST_TRIED = 4  # plans, each read, for as many rivals as there are to be
 
 
 def rivals(
     subject: Subject, budget_nbytes: int, setting: Setting, chosen: Choice, most: int
 ) -> list[Choice]:
-    """Up to so many other plans that fit: a leaner one, and those of users, the fastest first.
+    """Up to so many others that fit.
+
+    First the chosen plan written out in the other way, where there is one and it matters; then a
+    leaner plan, and those of users, the fastest first.
 
     Args:
         subject: the graph.
@@ -35,21 +43,40 @@ def rivals(
         chosen: its plan.
         most: how many.
     """
+    return list(islice(_rivals(subject, budget_nbytes, setting, chosen), most))
+
+
+def _rivals(
+    subject: Subject, budget_nbytes: int, setting: Setting, chosen: Choice
+) -> Iterator[Choice]:
     reads = setting.reads_inductor
+    if reads:
+        yield from _other_way(subject, budget_nbytes, chosen)
     slack = MODELLED_TOO_HIGH if reads else 1.0
     plans = [
         *_leaner(subject, setting, chosen),
         *faster_peers(subject, budget_nbytes, math.inf, slack=slack),
     ]
-    found: list[Choice] = []
     for name, plan in [one for one in plans if one[1] != chosen.solution.plan][:MOST_TRIED]:
-        if len(found) == most:
-            break
         with suppress(Exception):  # one that cannot be compiled is no rival
             choice = choose_fixed(subject, plan, name, budget_nbytes, reads=reads)
             if choice.fits:
-                found.append(choice)
-    return found
+                yield choice
+
+
+def _other_way(subject: Subject, budget_nbytes: int, chosen: Choice) -> Iterator[Choice]:
+    """The chosen plan with its loops where they are read, if it has them in its order, or so."""
+    if chosen.torchs is not None:
+        return
+    reader = Reader(subject, budget_nbytes)
+    with suppress(Exception):
+        ways = reader.ways(chosen.solution)
+        if not reader.ways_alike(chosen.solution):
+            for way in ways:
+                is_slow = is_faster(chosen, way, by=FORETOLD)
+                if way.in_order != chosen.in_order and way.fits and not is_slow:
+                    where = "in the plan's order" if way.in_order else "made where read"
+                    yield replace(way, method=f"{way.method}, {where}")
 
 
 def _leaner(subject: Subject, setting: Setting, chosen: Choice) -> list[tuple[str, Plan]]:
