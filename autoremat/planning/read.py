@@ -86,14 +86,15 @@ def _fitting(
     The solver is asked for a target, starting from the budget. Where a reading finds less than was
     modelled, the model is corrected; where it finds more, the target is shifted by that. A model
     that refuses the budget is asked again when the code of the plan that recomputes every layer has
-    corrected it. A reading lasts as long as half a compile.
+    corrected it; that plan is returned if it is faster, or nothing else fits. A reading lasts as
+    long as half a compile.
 
     The solver's time limit is for all of it: when it is over, nothing more is searched for, and
     nothing more is read once a plan fits. If the first one that was read does not, one more is
     searched for and read: what misses the budget by little is far from the leanest.
     """
     model, target = solver, budget_nbytes
-    best, loosenings, both = None, 0, True
+    best, by_layer, loosenings, both = None, None, 0, True
     for turn in range(MOST_READINGS):
         if turn and cut_off.is_over and (best is not None or turn >= SURE_READINGS):
             break
@@ -101,10 +102,10 @@ def _fitting(
         limit_s = max(cut_off.left_s, least_s) if turn else solver.time_limit_s
         solution = model.solve(target, time_limit_s=limit_s, effort=LATER_EFFORT if turn else None)
         if solution.status is Status.INFEASIBLE:
-            by_layer, learned = _by_layer(reader, solver, fastest)
+            by_hand, learned = _by_layer(reader, solver, fastest)
             if model is not solver or learned is None:
                 break
-            best, model = by_layer if by_layer is not None and by_layer.fits else None, learned
+            by_layer, model = by_hand, learned
             continue
         of_graph = _of_graph(solution, fastest, solver.problem)
         both = both and not (turn and cut_off.is_over)
@@ -125,7 +126,8 @@ def _fitting(
         if next_target == target:
             break
         target = next_target
-    return best
+    found = [choice for choice in (best, by_layer) if choice is not None and choice.fits]
+    return fastest_of(found) if found else None
 
 
 def _or_a_peer(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -227,3 +227,35 @@ def test_late_or_not_a_plan_that_misses_by_little_has_a_successor(
     assert [reading.fits for reading in reader.seen] == [False, True]
     assert found is reader.seen[-1]
     assert found.needed_nbytes > 0.75 * budget_nbytes
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_late_or_not_a_plan_made_by_hand_is_not_the_only_one(
+    monkeypatch: pytest.MonkeyPatch, is_slow: bool
+) -> None:
+    """Its code may show that the model refuses what fits: then one more is searched for."""
+    monkeypatch.setattr(effort, "time", clock := Clock())
+    problem = PlainChain(30).problem()
+    halves = tuple(replace(value, nbytes=value.nbytes // 2) for value in problem.values)
+    solver, learned = (
+        Solver(p, time_limit_s=5.0) for p in (problem, replace(problem, values=halves))
+    )
+    budget_nbytes = int(0.8 * solver.smallest_peak().timeline.peak_nbytes)
+    fastest = solver.fastest()
+    by_hand = Reading(fastest, budget_nbytes, True, code_us=1e9 if is_slow else 1e-9)
+
+    class Fits(TooLargeAtFirst):
+        def read(self, solution: Solution, *, both: bool = True) -> Reading:
+            clock.now_s += 100.0
+            self.seen.append(Reading(solution, budget_nbytes, True, code_us=1.0))
+            return self.seen[-1]
+
+    def by_layer(*_: Any) -> tuple[Reading, Solver]:
+        clock.now_s += 100.0
+        return by_hand, learned
+
+    monkeypatch.setattr(read, "_by_layer", by_layer)
+    reader: Any = Fits(clock, budget_nbytes)
+    found = read._fitting(reader, solver, fastest, budget_nbytes, effort.CutOff(5.0))
+    assert len(reader.seen) == 1
+    assert found is (reader.seen[0] if is_slow else by_hand)
