@@ -6,11 +6,11 @@ fits, by the meter that the chosen one was measured with.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
 
 from autoremat_solver import Plan, Solver
 from autoremat_solver.plan import Status
@@ -24,7 +24,8 @@ from autoremat.planning.unsearched import choose_fixed
 from autoremat.problem.subject import Subject
 
 LEANER = 0.85  # of what the chosen plan takes: less to move may be worth more recompute
-FORETOLD = 0.1  # a way that is foretold to be slower by more is not tried
+FORETOLD = 0.1  # a way that is foretold to be slower by more is not tried; at all, if alone
+_WAYS = {True: ", in the plan's order", False: ", made where read"}  # what they are called
 MOST_TRIED = 4  # plans, each read, for as many rivals as there are to be
 
 
@@ -43,15 +44,16 @@ def rivals(
         chosen: its plan.
         most: how many.
     """
-    return list(islice(_rivals(subject, budget_nbytes, setting, chosen), most))
+    reads = setting.reads_inductor
+    other = _other_way(subject, budget_nbytes, chosen, most) if reads else []
+    plans = _plans(subject, budget_nbytes, setting, chosen)
+    return list(itertools.islice(itertools.chain(other, plans), most))
 
 
-def _rivals(
+def _plans(
     subject: Subject, budget_nbytes: int, setting: Setting, chosen: Choice
 ) -> Iterator[Choice]:
     reads = setting.reads_inductor
-    if reads:
-        yield from _other_way(subject, budget_nbytes, chosen)
     slack = MODELLED_TOO_HIGH if reads else 1.0
     plans = [
         *_leaner(subject, setting, chosen),
@@ -64,19 +66,20 @@ def _rivals(
                 yield choice
 
 
-def _other_way(subject: Subject, budget_nbytes: int, chosen: Choice) -> Iterator[Choice]:
-    """The chosen plan with its loops where they are read, if it has them in its order, or so."""
+def _other_way(subject: Subject, budget_nbytes: int, chosen: Choice, most: int) -> list[Choice]:
+    """The chosen plan with its loops in the other order, if that fits and may be faster."""
     if chosen.torchs is not None:
-        return
-    reader = Reader(subject, budget_nbytes)
-    with suppress(Exception):
-        ways = reader.ways(chosen.solution)
-        if not reader.ways_alike(chosen.solution):
-            for way in ways:
-                is_slow = is_faster(chosen, way, by=FORETOLD)
-                if way.in_order != chosen.in_order and way.fits and not is_slow:
-                    where = "in the plan's order" if way.in_order else "made where read"
-                    yield replace(way, method=f"{way.method}, {where}")
+        return []
+    with suppress(Exception):  # one that cannot be compiled is no rival
+        reader = Reader(subject, budget_nbytes)
+        ways = {way.in_order: way for way in reader.ways(chosen.solution)}
+        if len(ways) < 2 or reader.ways_alike(chosen.solution):
+            return []
+        own, other = ways[chosen.in_order], ways[not chosen.in_order]
+        if other.fits and not is_faster(own, other, by=FORETOLD if most > 1 else 0.0):
+            name = chosen.method.removesuffix(_WAYS[True]).removesuffix(_WAYS[False])
+            return [replace(other, method=name + _WAYS[other.in_order])]
+    return []
 
 
 def _leaner(subject: Subject, setting: Setting, chosen: Choice) -> list[tuple[str, Plan]]:

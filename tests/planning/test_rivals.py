@@ -33,6 +33,8 @@ def asked(
     where_read: tuple[int, float] | Exception,
     *,
     lays_out: bool = True,
+    method: str = "given",
+    most: int = 2,
 ) -> tuple[Choice, list[Choice]]:
     """A chosen plan, and its rivals, where each way takes so many KiB above residents, and us."""
     resident = subject.lowered.shell.resident_nbytes
@@ -48,8 +50,8 @@ def asked(
     monkeypatch.setattr(module._torch, "prefers_channels_last", lambda _: lays_out)
     budget = resident + 100 * KIB
     problem = subject.lowered.problem
-    chosen = Reader(subject, budget).read(given(problem, recompute_all(problem), "given"))
-    return chosen, rivals(subject, budget, SETTING, chosen, 2)
+    chosen = Reader(subject, budget).read(given(problem, recompute_all(problem), method))
+    return chosen, rivals(subject, budget, SETTING, chosen, most)
 
 
 @pytest.mark.parametrize(
@@ -59,11 +61,14 @@ def asked(
         ((50, 8.5), (60, 9.0), "given, made where read"),
     ],
 )
+@pytest.mark.parametrize(
+    "method", ["given", "given, made where read", "given, in the plan's order"]
+)
 def test_the_other_way_to_write_the_plan_out_is_tried_first(
-    subject, monkeypatch, in_order, where_read, words
+    subject, monkeypatch, in_order, where_read, words, method
 ):
-    """What its code is foretold to take may be a few percent off."""
-    chosen, others = asked(subject, monkeypatch, in_order, where_read)
+    """What its code is foretold to take may be a few percent off; a stored winner has its name."""
+    chosen, others = asked(subject, monkeypatch, in_order, where_read, method=method)
     assert others[0].method == words
     assert others[0].solution.plan == chosen.solution.plan
     assert others[0].in_order != chosen.in_order
@@ -85,6 +90,16 @@ def test_a_way_that_cannot_win_is_not(subject, monkeypatch, in_order, where_read
     chosen, others = asked(subject, monkeypatch, in_order, where_read)
     assert others
     assert chosen.solution.plan not in [one.solution.plan for one in others]
+
+
+def test_alone_it_is_tried_only_if_it_is_foretold_to_be_no_slower(subject, monkeypatch):
+    """Else one that takes less, and moves less, may win more."""
+    chosen, others = asked(subject, monkeypatch, (50, 9.0), (60, 9.5), most=1)
+    assert [one.solution.plan == chosen.solution.plan for one in others] == [False]
+    chosen, others = asked(subject, monkeypatch, (50, 9.0), (110, 9.0), most=1)
+    assert [one.solution.plan == chosen.solution.plan for one in others] == [False]
+    chosen, others = asked(subject, monkeypatch, (80, 9.0), (60, 9.0), most=1)
+    assert [one.solution.plan == chosen.solution.plan for one in others] == [True]
 
 
 def test_where_there_is_one_way_other_plans_are_tried(subject, monkeypatch):

@@ -301,7 +301,7 @@ class Rearranger:
         return np.array([1 + noise * self._random.uniform(-1, 1) for _ in range(count)])
 
     def _applied(self, arrangement: Arrangement, change: Change) -> Layout | None:
-        order = arrangement.order if change.order is None else Order(change.order)
+        order = Order(change.order) if change.order else arrangement.order
         if change.dropped:
             arrangement = arrangement.without(set(change.dropped))
         reruns = dict(arrangement.reruns)
