@@ -138,7 +138,7 @@ def optimize(
             that is known to be safe on the device.
         offload: "disk:PATH" lets values leave for files in that folder and come back before they
             are read, where that costs less than to make them again; what waits there is not
-            counted in the budget. On the CPU, with compiler="eager".
+            counted in the budget. On the CPU.
         time_limit: seconds to choose a plan, per graph. Under Inductor the code that it would
             generate is read meanwhile; that cannot be cut short, and however late it is, lean
             plans are read until one fits.

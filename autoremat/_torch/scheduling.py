@@ -24,6 +24,7 @@ __all__ = [
     "Overwrite",
     "Scheduled",
     "ScheduledBuffer",
+    "called_operators",
     "kernels_before_fusion",
     "limit_fusion",
     "limit_joining",
@@ -103,10 +104,38 @@ class Kernels:
     overwrites: tuple[tuple[Overwrite, ...], ...]
 
 
-def kernels_before_fusion(nodes: Sequence[Any]) -> Kernels:
-    """Inductor's scheduler nodes by their positions; inside a compile only."""
+def kernels_before_fusion(
+    nodes: Sequence[Any],
+    elsewhere: Collection[Any] = (),
+    from_elsewhere: Collection[Any] = (),
+) -> Kernels:
+    """Inductor's scheduler nodes by their positions; inside a compile only.
+
+    Args:
+        nodes: the nodes.
+        elsewhere: operators whose results take no memory of their own here.
+        from_elsewhere: operators whose first argument does not.
+    """
     with _no_plan_left(nodes):
-        return _kernels(nodes)
+        return _kernels(nodes, _elsewhere(nodes, elsewhere, from_elsewhere))
+
+
+def called_operators(nodes: Sequence[Any]) -> set[Any]:
+    """The operators that Inductor's scheduler nodes call as they are."""
+    return {_operator(node) for node in nodes} - {None}
+
+
+def _operator(node: Any) -> Any:
+    return node.node.op_overload if isinstance(node.node, ir.FallbackKernel) else None
+
+
+def _elsewhere(
+    nodes: Sequence[Any], elsewhere: Collection[Any], from_elsewhere: Collection[Any]
+) -> set[str]:
+    """Names of buffers that take no memory here."""
+    calls = [(node, _operator(node)) for node in nodes]
+    results = {b.get_name() for node, op in calls if op in elsewhere for b in node.get_outputs()}
+    return results | {node.node.inputs[0].get_name() for node, op in calls if op in from_elsewhere}
 
 
 @contextlib.contextmanager
@@ -129,7 +158,7 @@ def _no_plan_left(nodes: Sequence[Any]) -> Iterator[None]:
                     vars(thing).pop(name, None)
 
 
-def _kernels(nodes: Sequence[Any]) -> Kernels:
+def _kernels(nodes: Sequence[Any], elsewhere: Collection[str]) -> Kernels:
     scheduler, outputs = nodes[0].scheduler, OrderedSet(V.graph.get_output_names())
     _, inputs = memory.prepare_planning_info(
         list(nodes),
@@ -146,6 +175,7 @@ def _kernels(nodes: Sequence[Any]) -> Kernels:
         planned, name = buffer.mpi_buffer, buffer.get_name()
         readers = {position[reader] for reader in planned.succ_nodes}
         sizes = int(planned.size_alloc), int(planned.size_free)
+        sizes = (0, 0) if name in elsewhere else sizes
         own[name] = ScheduledBuffer(*sizes, makers, tuple(sorted(readers)), name in outputs)
     buffers = tuple(_in_one_memory(own, {b.get_name(): _whole(b) for b, _ in made}))
     predecessors = tuple(

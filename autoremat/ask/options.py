@@ -63,9 +63,10 @@ class Setting:
 
     @property
     def reads_inductor(self) -> bool:
-        """Whether peaks are read from the code that Inductor generates: it copies nothing yet."""
+        """Whether peaks are read from the code that Inductor generates."""
+        may_copy = self.offload is None or isinstance(self.offload, Disk)  # no code is for a GPU's
         from_code = self.spec is None or (self.stands_in and self.reads)
-        return self.compiler == "inductor" and from_code and self.offload is None
+        return self.compiler == "inductor" and from_code and may_copy
 
     @property
     def stands_in(self) -> bool:
@@ -150,13 +151,15 @@ class Options:
         limit_s, policy_of_draws = _time_limit_s(time_limit), parse_dropout(dropout)
         setting = Setting(compiler, spec, policy_of_draws, steering, limit_s, bool(strict))
         tries, varying = _tune(tune, steering), parse_sizes(sizes, on_larger)
+        others = dict(inductor or {})
         if offload is not None:
             host = host_of(offload, link, spec)
             _require_alone(host, setting, tries, varying)
             setting = replace(setting, offload=host)
+            others = {**_IN_ORDER, **others} if compiler == "inductor" else others
         elif link is not None:
             raise ValueError(f"link={link!r} is the way of values that wait: give offload=, too.")
-        found, others = _budget(budget, steering), dict(inductor or {})
+        found = _budget(budget, steering)
         aim = _goal(goal, steering)
         return cls(found, setting, bool(verbose), others, tries, varying, aim)
 
@@ -255,6 +258,8 @@ class Options:
         return self.budget.nbytes(device_nbytes(device) if spec is None else spec.memory_nbytes)
 
 
+# A plan says when copies begin and end: it counts on the order of the rest.
+_IN_ORDER = {"reorder_for_peak_memory": False}
 _NAMES = inspect.signature(Options.parse).parameters.keys() - {"inductor", "spec", "link"}
 
 
@@ -282,9 +287,7 @@ def _budget(given: str | int | None, steering: Steering) -> Budget:
 def _require_alone(host: Host, setting: Setting, tune: int, sizes: Sizes) -> None:
     """Refuse values that wait where something else that is asked for is against it."""
     against = ""
-    if isinstance(host, Disk) and setting.compiler != "eager":
-        against = f'compiler={setting.compiler!r}: give compiler="eager"'
-    elif setting.steering.choice:
+    if setting.steering.choice:
         against = f"{setting.steering.choice}: leave one of the two out"
     elif setting.steering.known is not None:
         against = "known_plan=: leave one of the two out"

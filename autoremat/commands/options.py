@@ -84,7 +84,7 @@ Offload = Annotated[
     str | None,
     typer.Option(
         help="Where values may wait: memory of the GPU's host, such as 24GB, or auto (of this "
-        "machine's, what is free less a reserve); on the CPU with --compiler eager a folder, "
+        "machine's, what is free less a reserve); on the CPU a folder, "
         "disk:PATH.",
         show_default=False,
     ),

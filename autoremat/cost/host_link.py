@@ -25,7 +25,7 @@ def link_of(disk: Disk) -> Link:
         OffloadError: if no file can be made there to measure it.
     """
     mounted = os.stat(disk.folder).st_dev
-    key = f"link|{disk.folder}|{mounted}|{settings_key(torch.device('cpu'))}"
+    key = f"link to kept files|{disk.folder}|{mounted}|{settings_key(torch.device('cpu'))}"
     with CostCache.open() as cache:
         found = cache.read([key], Link)
         if key not in found:

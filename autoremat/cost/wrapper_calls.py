@@ -20,6 +20,7 @@ LayoutOf = Callable[[str], TensorSpec | None]
 """Layout of a buffer or input, None for names that are no tensors."""
 
 _LIBRARIES = ("torch.ops.", "extern_kernels.", "aten.")
+_COPIES = "torch.ops.autoremat."  # of values that wait elsewhere: they run beside all else
 _VIEWS = ("reinterpret_tensor", "alias_tensor", "copy_if_misaligned")
 # What Inductor calls by names of its own.
 _EXTERN = {"bias_addmm": "addmm"}
@@ -30,10 +31,12 @@ class _UnknownError(Exception):
 
 
 def library_nodes(function: ast.AST) -> Iterator[ast.Call]:
-    """A wrapper's calls of libraries, in no order."""
+    """A wrapper's calls of libraries, in no order; a plan's copies are none."""
     for node in ast.walk(function):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith(_LIBRARIES):
-            yield node
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if name.startswith(_LIBRARIES) and not name.startswith(_COPIES):
+                yield node
 
 
 def call_in_wrapper(node: ast.Call, layout_of: LayoutOf) -> Call | None:

@@ -1,22 +1,19 @@
-"""A folder on a disk as the host of a CPU: files without names, mapped into memory.
+"""A folder on a disk as the host of a CPU.
 
 Enters: a folder, and what a tensor is like. Leaves: tensors whose memory is a file of their own,
-outside torch's allocator. Guarantees: no file has a name, so none is left behind, however the
-process ends, and processes may share a folder; a file is as long as it says, so a full disk is
-an error where memory is asked for, and no crash later. The system writes what it has no room for.
+outside torch's allocator, and how fast copies there are. Guarantees: those of `host.files`. The
+system writes what it has no room for.
 """
 
 from __future__ import annotations
 
-import errno
+import functools
 import mmap
 import os
-import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -24,10 +21,11 @@ from autoremat_solver import Link
 from torch import Tensor
 
 from autoremat.errors import OffloadError
+from autoremat.host.files import Files, free_nbytes, mapped
 from autoremat.units import format_nbytes, format_us
 
 PREFIX = "disk:"
-SAMPLE_NBYTES = 8 << 20  # copied to find how fast the folder is
+SAMPLE_NBYTES = 64 << 20  # copied to find how fast the folder is
 _IN_MEMORY = ("tmpfs", "ramfs")
 RESERVE = 0.1  # of what a disk has free, which nobody takes
 
@@ -83,26 +81,43 @@ class Disk:
 
     @property
     def free_nbytes(self) -> int:
-        """What values may take there at once."""
-        return int((1 - RESERVE) * shutil.disk_usage(self.folder).free)
+        """What values may take there at once, with what files that are kept take already.
+
+        Raises:
+            OffloadError: if there is no such folder any more.
+        """
+        idle_nbytes = files_of(self.folder).idle_nbytes
+        return int((1 - RESERVE) * (free_nbytes(self.folder) + idle_nbytes))
 
     def link(self) -> Link:
         """How fast copies there and back are, measured now, while nothing else runs.
 
-        A copy there makes its file first, as each copy of a plan does.
+        To and from files that were written before, as those of all steps but the first are.
         """
         sample = memoryview(bytearray(SAMPLE_NBYTES))
         there = memoryview(mapped(self.folder, SAMPLE_NBYTES))
 
         def out() -> None:
-            memoryview(mapped(self.folder, SAMPLE_NBYTES))[:] = sample
+            there[:] = sample
 
         def back() -> None:
             sample[:] = there
 
         out_us, in_us = _median_us(out), _median_us(back)
-        latency_us = _median_us(lambda: mapped(self.folder, mmap.PAGESIZE).close())
+        with ThreadPoolExecutor(1) as other:  # copies are made beside what computes
+            latency_us = _median_us(lambda: other.submit(_nothing).result())
         return Link(SAMPLE_NBYTES / out_us, SAMPLE_NBYTES / in_us, latency_us)
+
+
+@functools.cache
+def files_of(folder: str) -> Files:
+    """Those of a folder."""
+    return Files(folder)
+
+
+def forget_files() -> None:
+    """In a child of this process no file of its parent's is kept for another value."""
+    files_of.cache_clear()
 
 
 def like(tensor: Tensor, folder: str) -> Tensor:
@@ -115,23 +130,9 @@ def like(tensor: Tensor, folder: str) -> Tensor:
     last = sum((size - 1) * stride for size, stride in pairs) if tensor.numel() else -1
     if last < 0:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-    region = mapped(folder, (last + 1) * tensor.element_size())
-    flat = torch.frombuffer(region, dtype=torch.uint8)[: (last + 1) * tensor.element_size()]
+    nbytes = (last + 1) * tensor.element_size()
+    flat = torch.frombuffer(files_of(folder).take(nbytes), dtype=torch.uint8, count=nbytes)
     return flat.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
-
-
-def mapped(folder: str, nbytes: int) -> mmap.mmap:
-    """So many bytes of a new file without a name; they are there as long as somebody holds them.
-
-    Raises:
-        OffloadError: if the folder cannot give them, with the reason and a remedy.
-    """
-    try:
-        with tempfile.TemporaryFile(dir=folder, prefix="autoremat-") as file:
-            _reserve(file.fileno(), nbytes)
-            return mmap.mmap(file.fileno(), nbytes)
-    except OSError as error:
-        raise OffloadError(_refusal(folder, nbytes, error)) from error
 
 
 def _file_system(folder: str) -> str:
@@ -146,39 +147,6 @@ def _file_system(folder: str) -> str:
     return max(found, key=lambda one: one[0], default=(0, ""))[1]
 
 
-def _reserve(descriptor: int, nbytes: int) -> None:
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, nbytes)
-        return
-    if os.fstatvfs(descriptor).f_bavail * os.fstatvfs(descriptor).f_frsize < nbytes:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    os.ftruncate(descriptor, nbytes)
-
-
-def _refusal(folder: str, nbytes: int, error: OSError) -> str:
-    size = format_nbytes(nbytes)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        free = "unknown"
-        with suppress(OSError):
-            free = format_nbytes(shutil.disk_usage(folder).free)
-        return (
-            f"{size} are to wait in {folder!r}, where {free} are free ({error.strerror}): free "
-            "some, give a folder on a larger disk, or train without offload=."
-        )
-    if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return f"There is no folder {folder!r} in which {size} could wait: make it."
-    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-        return (
-            f"No file of {size} can be made in {folder!r} ({error.strerror}): each value that "
-            "waits takes a file and a mapping. Raise the limits (ulimit -n, vm.max_map_count), or "
-            "train without offload=."
-        )
-    return (
-        f"No file of {size} can be made in {folder!r} ({error.strerror}): give a folder in which "
-        "this process may write."
-    )
-
-
 def _median_us(run: Callable[[], None]) -> float:
     run()
     times = []
@@ -187,3 +155,7 @@ def _median_us(run: Callable[[], None]) -> float:
         run()
         times.append(time.perf_counter() - began)
     return max(0.1, 1e6 * statistics.median(times))
+
+
+def _nothing() -> None:
+    """What costs no more than to be asked for."""

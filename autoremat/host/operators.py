@@ -20,13 +20,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from autoremat.host.disk import like
+from autoremat.host.disk import forget_files, like
 
 _library = torch.library.Library("autoremat", "DEF")
-_library.define("offload(Tensor x, str folder) -> Tensor")
-_library.define("offloaded(Tensor(a) host, Tensor x) -> Tensor(a)")
-_library.define("reload(Tensor host) -> Tensor")
-_library.define("reloaded(Tensor(a) x, Tensor host) -> Tensor(a)")
+for _schema in (
+    "offload(Tensor x, str folder) -> Tensor",
+    "offloaded(Tensor(a) host, Tensor x) -> Tensor(a)",
+    "reload(Tensor host) -> Tensor",
+    "reloaded(Tensor(a) x, Tensor host) -> Tensor(a)",
+):  # a copy lies as what it is a copy of, however a compiler has laid that out
+    _library.define(_schema, tags=torch.Tag.flexible_layout)
 
 _under_way: dict[int, Future[None]] = {}  # copies that nobody waited for, by where they go
 
@@ -37,8 +40,9 @@ def _engine(way: str) -> ThreadPoolExecutor:
 
 
 def _forget() -> None:
-    """In a child of this process there are no threads that copy, nor copies under way."""
+    """In a child of this process there are no threads that copy, copies under way, nor files."""
     _engine.cache_clear()
+    forget_files()
     _under_way.clear()
 
 
@@ -94,3 +98,5 @@ RELOAD = torch.ops.autoremat.reload.default
 RELOADED = torch.ops.autoremat.reloaded.default
 COPIES = frozenset({OFFLOAD, OFFLOADED, RELOAD, RELOADED})
 """Each gives what its first argument holds."""
+WAITS = frozenset({OFFLOADED, RELOADED})
+"""Each is its first argument, and has no memory of its own."""

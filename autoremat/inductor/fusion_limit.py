@@ -19,15 +19,17 @@ from typing import Any
 from autoremat import _torch
 from autoremat._torch import Kernels, Scheduled
 from autoremat.emit.rewrite import RECOMPUTED
+from autoremat.host.operators import COPIES, OFFLOAD, RELOAD, WAITS
 
 
 class FusionLimit(_torch.CustomSchedulerPass):
     """What Inductor's scheduler calls before it fuses."""
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
-        """Limit the fusion of these scheduler nodes, if any of them recomputes."""
-        if any(RECOMPUTED in name for name in _torch.origin_names(nodes)):
-            kernels = _torch.kernels_before_fusion(nodes)
+        """Limit the fusion of these scheduler nodes, if any of them recomputes or copies."""
+        repeats = any(RECOMPUTED in name for name in _torch.origin_names(nodes))
+        if repeats or not COPIES.isdisjoint(_torch.called_operators(nodes)):
+            kernels = _torch.kernels_before_fusion(nodes, {OFFLOAD, *WAITS}, {RELOAD})
             limit_nbytes = peak_nbytes(kernels, range(len(kernels.predecessors)))
             _torch.limit_reuse(nodes, limit_nbytes)
             _torch.limit_fusion(
@@ -44,7 +46,7 @@ class FusionLimit(_torch.CustomSchedulerPass):
 
     def uuid(self) -> tuple[str, str]:
         """A key for Inductor's caches; it changes when the rule does."""
-        return ("autoremat", "fusion limit 6")
+        return ("autoremat", "fusion limit 7")
 
 
 def peak_nbytes(kernels: Kernels, fused: Sequence[int]) -> int:

@@ -16,9 +16,13 @@ from typing import Any
 import torch
 
 from autoremat import _torch
+from autoremat.host.operators import OFFLOAD, WAITS
 
 # What allocators give is aligned; inputs that are not are copied, which nobody can foresee.
 _SAME_MEMORY = ("reinterpret_tensor", "alias_tensor", "copy_if_misaligned")
+
+# A plan's copies: of one that leaves nothing is in memory, and who waits for a copy is given it.
+_AWAY, *_WAITS = (f"torch.ops.{target}" for target in (OFFLOAD, *WAITS))
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides, in elements
 
@@ -206,6 +210,12 @@ class _Reader:
             ) if layout := self._layouts.get(source):
                 # Where a symbol is an input's size and no argument of its own.
                 self._numbers[name] = layout[which == "stride"]
+            case ast.Call(func=function, args=[ast.Name(id=source), *_]) if (
+                ast.unparse(function) in _WAITS
+            ):
+                self._bind(name, self._storages.get(source, ()))
+            case ast.Call(func=function) if ast.unparse(function) == _AWAY:
+                self._bind(name, (self._allocate(0),))
             case ast.Call() as call:
                 sizes = self._result_nbytes(name, call)
                 self._bind(name, tuple(self._allocate(nbytes) for nbytes in sizes))

@@ -78,9 +78,8 @@ def plan(
         repeatable: as for `optimize`.
         save_to: where to store the plan, for `optimize(model, plan=...)`.
         offload: where values may wait: for a GPU that is not here the size of its host's memory,
-            "24GB", or "auto", 90 % of what this machine has free; on the CPU with
-            `compiler="eager"` a folder, as for `optimize`. The peak is then that of the model of
-            the code.
+            "24GB", or "auto", 90 % of what this machine has free: the peak is then that of the
+            model of the code; on the CPU a folder, as for `optimize`.
         link: how they get there: "pcie3", "pcie4", "pcie5", "nvlink-c2c" or bytes per second each
             way; the device's own by its data sheet, if not given.
         time_limit: seconds to choose a plan, per graph. Under Inductor the code that it would

@@ -1,36 +1,62 @@
 """The choice where values may also leave the device.
 
 Enters: a stated graph with a host, and a budget. Leaves: a `Choice` whose plan may offload.
-Guarantees: it is never slower, by the solver's count, than what recompute alone was found to reach,
-nor is its peak higher; only what is one dense tensor leaves.
+Guarantees: it is never slower than what recompute alone was found to reach, nor is its peak higher:
+by the solver's count, or where a compiler decides, by generated code; only what is one dense tensor
+leaves.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from autoremat_solver import OffloadSolver
+from autoremat_solver import OffloadSolver, Problem, simulate
+from autoremat_solver.effort import CutOff
+from autoremat_solver.plan import Status
 
 from autoremat import _torch
 from autoremat.host.memory import Host
 from autoremat.planning.choice import Choice
+from autoremat.planning.read import (
+    GOOD_USE,
+    best_of,
+    fitting_by_reading,
+    lean_by_reading,
+)
+from autoremat.planning.reader import Reader
 from autoremat.planning.simulated import as_simulated, choose_by_simulation, simulated_peaks
 from autoremat.problem.subject import Subject
 
 LEAST_NBYTES = 4096  # of a value that leaves: a page of a file
+MOST_READINGS = 4  # of the code of plans that send values away, per graph and budget
 
 
 def choose_with_offload(
-    subject: Subject, host: Host, budget_nbytes: int, *, time_limit_s: float
+    subject: Subject, host: Host, budget_nbytes: int, *, time_limit_s: float, reads: bool
 ) -> Choice:
-    """The fastest plan found that fits; if none does, the one of the smallest peak found."""
+    """The fastest plan found that fits; if none does, the one of the smallest peak found.
+
+    Args:
+        subject: the graph, as it is stated.
+        host: where values may wait.
+        budget_nbytes: of the whole step.
+        time_limit_s: for each search.
+        reads: whether peaks and times are of the code that Inductor generates.
+    """
     solver = OffloadSolver(
         subject.lowered.problem,
         host.free_nbytes,
         time_limit_s=time_limit_s,
         movable=movable(subject),
     )
+    if reads:
+        return _as_read(subject, solver, budget_nbytes)
+    return _as_simulated(subject, solver, budget_nbytes)
+
+
+def _as_simulated(subject: Subject, solver: OffloadSolver, budget_nbytes: int) -> Choice:
     solution = solver.solve(budget_nbytes)
     peaks = simulated_peaks(subject.lowered, solution.plan)
     found = as_simulated(subject, solution, budget_nbytes, peaks)
@@ -38,6 +64,57 @@ def choose_with_offload(
         alone = choose_by_simulation(subject, solver.solver, budget_nbytes)
         found = alone if alone.needed_nbytes <= found.needed_nbytes else found
     return replace(found, alone=solver.alone(budget_nbytes))
+
+
+def _as_read(subject: Subject, solver: OffloadSolver, budget_nbytes: int) -> Choice:
+    """What recompute alone reaches, and a few plans that send values away, all as compiled.
+
+    Lean plans without copies are read only where nothing else fits.
+    """
+    reader = Reader(subject, budget_nbytes)
+    alone = fitting_by_reading(reader, solver.solver)
+    choices = [] if alone is None else [alone]
+    choices += _that_send_away(reader, solver)
+    if not any(choice.fits for choice in choices):
+        choices += lean_by_reading(reader, solver.solver)
+    without = solver.alone(budget_nbytes) if alone is None else alone.solution
+    status = Status.INFEASIBLE if alone is None else without.status
+    return replace(best_of(choices, budget_nbytes), alone=replace(without, status=status))
+
+
+def _that_send_away(reader: Reader, solver: OffloadSolver) -> Iterator[Choice]:
+    """A few of them, each for the budget less what the last one's code takes above its model."""
+    cut_off, target, both = CutOff(solver.time_limit_s), reader.budget_nbytes, True
+    for _ in range(MOST_READINGS):
+        solution = solver.solve(target)
+        is_last = solution.status is Status.INFEASIBLE
+        if is_last:
+            solution = solver.smallest_peak()
+        if not solution.plan.offloaded:
+            return  # nothing that leaves is worth its way, by the model
+        found = _with_copies(reader.read(solution, both=both), solver.problem)
+        both = both and not reader.ways_alike(solution)
+        yield found
+        is_used = found.needed_nbytes >= GOOD_USE * reader.budget_nbytes
+        if is_last or (found.fits and (is_used or cut_off.is_over)):
+            return
+        above_nbytes = found.needed_nbytes - simulate(solver.problem, solution.plan).peak_nbytes
+        before, target = target, reader.budget_nbytes - above_nbytes
+        if (target > before) != found.fits or target == before:
+            return
+
+
+def _with_copies(choice: Choice, problem: Problem) -> Choice:
+    """Its code takes as well what computing waits for copies, and what it takes to ask for them.
+
+    To ask for one and to find it done takes what the smallest copy takes.
+    """
+    if choice.code_us is None or problem.link is None:
+        return choice
+    plan = choice.solution.plan
+    asked_us = problem.link.latency_us * sum(not step.is_run for step in plan.steps)
+    waited_us = simulate(problem, plan).stall_us
+    return replace(choice, code_us=choice.code_us + waited_us + asked_us)
 
 
 def movable(subject: Subject) -> frozenset[str]:

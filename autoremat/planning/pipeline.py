@@ -194,12 +194,14 @@ def search(
     if refuses and subject.lowered.shell.resident_nbytes > budget_nbytes:
         return choose_without_search(subject, budget_nbytes, reads=setting.reads_inductor)
     if subject.host is not None:
-        limit_s = setting.time_limit_s
-        choice = choose_with_offload(subject, subject.host, budget_nbytes, time_limit_s=limit_s)
-        if choice.fits or not least:
-            return choice
-        least_nbytes = choice.needed_nbytes
-        return choose_with_offload(subject, subject.host, least_nbytes, time_limit_s=limit_s)
+        look = functools.partial(
+            choose_with_offload,
+            *(subject, subject.host),
+            time_limit_s=setting.time_limit_s,
+            reads=setting.reads_inductor,
+        )
+        choice = look(budget_nbytes)
+        return choice if choice.fits or not least else look(choice.needed_nbytes)
     problem = subject.lowered.problem
     new = functools.partial(
         Solver,

@@ -54,9 +54,21 @@ def choose_by_reading(
         least: whether, if none fits, the smallest peak that is found is the budget.
         before: what has read for another budget, and the ladder that it has read.
     """
-    cut_off = CutOff(solver.time_limit_s)
     reader, ladder = before or (Reader(subject, budget_nbytes), ())
     reader.budget_nbytes = budget_nbytes
+    found = fitting_by_reading(reader, solver)
+    if found is not None:
+        return found
+    known = [*(ladder or lean_by_reading(reader, solver))]
+    best = best_of(known, budget_nbytes)
+    if best.fits or not least:
+        return best
+    return choose_by_reading(subject, solver, best.needed_nbytes, before=(reader, known))
+
+
+def fitting_by_reading(reader: Reader, solver: Solver) -> Choice | None:
+    """The fastest of a few candidates that are read to fit the reader's budget, if one does."""
+    cut_off, budget_nbytes = CutOff(solver.time_limit_s), reader.budget_nbytes
     fastest = solver.fastest(time_limit_s=cut_off.left_s)
     own = _own_if_it_may_fit(reader, fastest, budget_nbytes, strict=solver.strict)
     if own is not None and own.fits:
@@ -67,15 +79,19 @@ def choose_by_reading(
             if found is not None and found.code_us is not None:
                 return found if found.code_us * (1 + SLOWER) < own.code_us else own
         return own
-    if budget_nbytes >= solver.problem.resident_nbytes:
-        found = _fitting(reader, solver, fastest, budget_nbytes, cut_off)
-        if found is not None:
-            return _or_a_peer(reader, found, fastest, budget_nbytes, cut_off)
-    known = [*(ladder or _ladder(reader, solver, fastest)), *([own] if own else [])]
-    best = _best(known, budget_nbytes)
-    if best.fits or not least:
-        return best
-    return choose_by_reading(subject, solver, best.needed_nbytes, before=(reader, known))
+    if budget_nbytes < solver.problem.resident_nbytes:
+        return None
+    found = _fitting(reader, solver, fastest, budget_nbytes, cut_off)
+    if found is None:
+        return None
+    return _or_a_peer(reader, found, fastest, budget_nbytes, cut_off)
+
+
+def lean_by_reading(reader: Reader, solver: Solver) -> list[Choice]:
+    """Lean plans, read, and torch's own partition where it may fit the reader's budget."""
+    fastest = solver.fastest(time_limit_s=solver.time_limit_s)
+    own = _own_if_it_may_fit(reader, fastest, reader.budget_nbytes, strict=solver.strict)
+    return [*_ladder(reader, solver, fastest), *([own] if own else [])]
 
 
 def _fitting(
@@ -234,7 +250,7 @@ def _ladder(reader: Reader, solver: Solver, fastest: Solution) -> list[Choice]:
     return [*reader.ways(at_once.solution), *choices]
 
 
-def _best(ladder: Sequence[Choice], budget_nbytes: int) -> Choice:
+def best_of(ladder: Sequence[Choice], budget_nbytes: int) -> Choice:
     """The fastest that fits; if none does, the smallest real peak."""
     ladder = [replace(c, fits=c.needed_nbytes <= budget_nbytes) for c in ladder]
     fitting = [choice for choice in ladder if choice.fits]

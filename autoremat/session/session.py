@@ -36,6 +36,7 @@ from autoremat.errors import (
     FallbackError,
     FallbackWarning,
     InfeasibleBudget,
+    OffloadError,
     OverBudgetWarning,
     RankError,
     SteeringError,
@@ -72,7 +73,7 @@ from autoremat.watch.ledger import noting_returned
 
 # What ends a compile; warnings are among it, which the user has made errors.
 _OF_PLANNING = (
-    *(InfeasibleBudget, SteeringError, FallbackError, FallbackWarning, ApartError),
+    *(InfeasibleBudget, SteeringError, FallbackError, FallbackWarning, ApartError, OffloadError),
     torch.OutOfMemoryError,
 )
 

@@ -159,7 +159,7 @@ def leanest(readings: Any) -> Choice:
         patch.setattr(read, "leanest_at_once", lambda *_: readings.ways(fastest)[0])
         patch.setattr(read, "layer_by_layer", lambda _: None)
         ladder = read._ladder(readings, solver, fastest)
-    return read._best(ladder, -1 - readings.too_large)
+    return read.best_of(ladder, -1 - readings.too_large)
 
 
 @pytest.mark.parametrize("last", [2, None], ids=["late", "in time"])

@@ -97,13 +97,15 @@ class OffloadSolver:
             budget_nbytes: bytes live on the device at any step, resident ones included.
         """
         began, cut_off = time.monotonic(), CutOff(self.time_limit_s)
+        if budget_nbytes < least_peak_nbytes(self._indexed):
+            return self._solution(self._smallest(cut_off), Status.INFEASIBLE, began)
         effort = Effort(int(RELIEF * self._effort))
         best = self._alone(budget_nbytes)
         is_done = best is not None and best.time_us <= self._least_us * (1 + PROVEN)
         for plan in () if is_done else self._starts(budget_nbytes, cut_off):
             best = self._better(best, plan, budget_nbytes, effort.part(0.25))
         if best is None:
-            smallest = self._smallest(effort, cut_off)
+            smallest = self._smallest(cut_off)
             if smallest.peak_nbytes > budget_nbytes:
                 return self._solution(smallest, Status.INFEASIBLE, began)
             best = smallest
@@ -116,8 +118,7 @@ class OffloadSolver:
 
     def smallest_peak(self) -> Solution:
         """The fastest plan found of the smallest peak found."""
-        effort, cut_off = Effort(int(RELIEF * self._effort)), CutOff(self.time_limit_s)
-        return self.solve(self._smallest(effort, cut_off).peak_nbytes)
+        return self.solve(self._smallest(CutOff(self.time_limit_s)).peak_nbytes)
 
     def alone(self, budget_nbytes: int) -> Solution:
         """What `Solver` finds for this budget, without anything sent away; searched for once."""
@@ -205,8 +206,12 @@ class OffloadSolver:
                 size //= 2
         return best
 
-    def _smallest(self, effort: Effort, cut_off: CutOff) -> _Found:
-        """What is proven to be the smallest is mostly within reach; else by halving up to it."""
+    def _smallest(self, cut_off: CutOff) -> _Found:
+        """What is proven to be the smallest is mostly within reach; else by halving up to it.
+
+        However much was spent before, since a refusal rests on it.
+        """
+        effort = Effort(int(RELIEF * self._effort))
         least = least_peak_nbytes(self._indexed)
         starts = [self._fastest.plan]
         smallest = self._found(self._fastest.plan, self._fastest.method)
@@ -216,7 +221,7 @@ class OffloadSolver:
             lean = self.solver.smallest_peak(time_limit_s=cut_off.left_s)
             smallest = min(smallest, self._found(lean.plan, lean.method), key=_peak_and_time)
             starts.append(lean.plan)
-        while smallest.peak_nbytes - least > least * CLOSE_ENOUGH and not cut_off.is_over:
+        while smallest.peak_nbytes - least > least * CLOSE_ENOUGH and not effort.is_spent:
             middle = (least + smallest.peak_nbytes) // 2
             new = self._relieved(starts, middle, effort)
             if new is None:
