@@ -19,6 +19,7 @@ from torch.utils._ordered_set import OrderedSet
 from autoremat._torch.inductor import writes_in_place
 
 __all__ = [
+    "Copying",
     "CustomSchedulerPass",
     "Kernels",
     "Overwrite",
@@ -29,6 +30,7 @@ __all__ = [
     "limit_fusion",
     "limit_joining",
     "limit_reuse",
+    "never_reuse",
     "origin_names",
     "pre_fusion_pass",
 ]
@@ -104,38 +106,63 @@ class Kernels:
     overwrites: tuple[tuple[Overwrite, ...], ...]
 
 
-def kernels_before_fusion(
-    nodes: Sequence[Any],
-    elsewhere: Collection[Any] = (),
-    from_elsewhere: Collection[Any] = (),
-) -> Kernels:
-    """Inductor's scheduler nodes by their positions; inside a compile only.
+@dataclass(frozen=True)
+class Copying:
+    """Operators that copy to memory which does not count, and back.
 
-    Args:
-        nodes: the nodes.
-        elsewhere: operators whose results take no memory of their own here.
-        from_elsewhere: operators whose first argument does not.
+    Attributes:
+        away: whose result lies there.
+        back: whose argument lies there.
+        waits: whose result is its first argument.
     """
+
+    away: frozenset[Any] = frozenset()
+    back: frozenset[Any] = frozenset()
+    waits: frozenset[Any] = frozenset()
+
+
+def kernels_before_fusion(nodes: Sequence[Any], copying: Copying | None = None) -> Kernels:
+    """Inductor's scheduler nodes by their positions; inside a compile only."""
     with _no_plan_left(nodes):
-        return _kernels(nodes, _elsewhere(nodes, elsewhere, from_elsewhere))
+        return _kernels(nodes, copying or Copying())
 
 
 def called_operators(nodes: Sequence[Any]) -> set[Any]:
     """The operators that Inductor's scheduler nodes call as they are."""
-    return {_operator(node) for node in nodes} - {None}
+    return {_operator(node.node) for node in nodes} - {None}
+
+
+def never_reuse(nodes: Sequence[Any], operators: Collection[Any]) -> None:
+    """Let no later result lie in memory that these operators have given; inside a compile only.
+
+    It is then freed as the code ends.
+    """
+    found = (n.node.get_name() for n in nodes if _operator(n.node) in operators)
+    V.graph.never_reuse_buffers.update(found)
 
 
 def _operator(node: Any) -> Any:
-    return node.node.op_overload if isinstance(node.node, ir.FallbackKernel) else None
+    """What makes a result, or a part of it."""
+    if isinstance(node, ir.MultiOutput):
+        node = node.inputs[0]
+    return node.op_overload if isinstance(node, ir.FallbackKernel) else None
 
 
-def _elsewhere(
-    nodes: Sequence[Any], elsewhere: Collection[Any], from_elsewhere: Collection[Any]
-) -> set[str]:
-    """Names of buffers that take no memory here."""
-    calls = [(node, _operator(node)) for node in nodes]
-    results = {b.get_name() for node, op in calls if op in elsewhere for b in node.get_outputs()}
-    return results | {node.node.inputs[0].get_name() for node, op in calls if op in from_elsewhere}
+def _copied(nodes: Sequence[Any], copying: Copying) -> tuple[dict[str, str], set[str]]:
+    """By name the memory that a copy lies in, and the memory that does not count."""
+    whole: dict[str, str] = {}
+    elsewhere: set[str] = set()
+    for node in (node.node for node in nodes):
+        operator = _operator(node)
+        if operator in copying.away | copying.back | copying.waits:
+            name, first = node.get_name(), node.inputs[0].get_name()
+            is_given = isinstance(node, ir.MultiOutput) or operator in copying.waits
+            whole[name] = whole.get(first, first) if is_given else name
+            if operator in copying.away:
+                elsewhere.add(whole[name])
+            elif operator in copying.back and not is_given:
+                elsewhere.add(whole.get(first, first))
+    return whole, elsewhere
 
 
 @contextlib.contextmanager
@@ -158,7 +185,7 @@ def _no_plan_left(nodes: Sequence[Any]) -> Iterator[None]:
                     vars(thing).pop(name, None)
 
 
-def _kernels(nodes: Sequence[Any], elsewhere: Collection[str]) -> Kernels:
+def _kernels(nodes: Sequence[Any], copying: Copying) -> Kernels:
     scheduler, outputs = nodes[0].scheduler, OrderedSet(V.graph.get_output_names())
     _, inputs = memory.prepare_planning_info(
         list(nodes),
@@ -175,9 +202,10 @@ def _kernels(nodes: Sequence[Any], elsewhere: Collection[str]) -> Kernels:
         planned, name = buffer.mpi_buffer, buffer.get_name()
         readers = {position[reader] for reader in planned.succ_nodes}
         sizes = int(planned.size_alloc), int(planned.size_free)
-        sizes = (0, 0) if name in elsewhere else sizes
         own[name] = ScheduledBuffer(*sizes, makers, tuple(sorted(readers)), name in outputs)
-    buffers = tuple(_in_one_memory(own, {b.get_name(): _whole(b) for b, _ in made}))
+    copied, elsewhere = _copied(nodes, copying)
+    wholes = {b.get_name(): _whole(b) for b, _ in made} | copied
+    buffers = tuple(_in_one_memory(own, wholes, elsewhere))
     predecessors = tuple(
         tuple(sorted(position[before] for before in node.mpi_node.pred_nodes)) for node in nodes
     )
@@ -198,15 +226,18 @@ def _whole(buffer: Any) -> str:
 
 
 def _in_one_memory(
-    buffers: Mapping[str, ScheduledBuffer], wholes: Mapping[str, str]
+    buffers: Mapping[str, ScheduledBuffer], wholes: Mapping[str, str], elsewhere: Collection[str]
 ) -> Iterator[ScheduledBuffer]:
-    """Parts of a concatenation have its memory."""
+    """Parts of a concatenation have its memory, and copies that of who began them."""
     parts: dict[str, list[ScheduledBuffer]] = {}
     for name, whole in wholes.items():
         parts.setdefault(whole, []).append(buffers[name])
     for whole, found in parts.items():
+        here = whole not in elsewhere
         yield replace(
-            buffers[whole],
+            found[0],
+            allocated_nbytes=max(here * part.allocated_nbytes for part in found),
+            freed_nbytes=max(here * part.freed_nbytes for part in found),
             makers=tuple(sorted({maker for part in found for maker in part.makers})),
             readers=tuple(sorted({reader for part in found for reader in part.readers})),
             is_kept=any(part.is_kept for part in found),

@@ -156,7 +156,6 @@ class Options:
             host = host_of(offload, link, spec)
             _require_alone(host, setting, tries, varying)
             setting = replace(setting, offload=host)
-            others = {**_IN_ORDER, **others} if compiler == "inductor" else others
         elif link is not None:
             raise ValueError(f"link={link!r} is the way of values that wait: give offload=, too.")
         found = _budget(budget, steering)
@@ -258,8 +257,6 @@ class Options:
         return self.budget.nbytes(device_nbytes(device) if spec is None else spec.memory_nbytes)
 
 
-# A plan says when copies begin and end: it counts on the order of the rest.
-_IN_ORDER = {"reorder_for_peak_memory": False}
 _NAMES = inspect.signature(Options.parse).parameters.keys() - {"inductor", "spec", "link"}
 
 

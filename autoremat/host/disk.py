@@ -94,8 +94,8 @@ class Disk:
 
         To and from files that were written before, as those of all steps but the first are.
         """
-        sample = memoryview(bytearray(SAMPLE_NBYTES))
-        there = memoryview(mapped(self.folder, SAMPLE_NBYTES))
+        there = memoryview(self._sample())
+        sample = memoryview(bytearray(there.nbytes))
 
         def out() -> None:
             there[:] = sample
@@ -106,7 +106,18 @@ class Disk:
         out_us, in_us = _median_us(out), _median_us(back)
         with ThreadPoolExecutor(1) as other:  # copies are made beside what computes
             latency_us = _median_us(lambda: other.submit(_nothing).result())
-        return Link(SAMPLE_NBYTES / out_us, SAMPLE_NBYTES / in_us, latency_us)
+        return Link(sample.nbytes / out_us, sample.nbytes / in_us, latency_us)
+
+    def _sample(self) -> mmap.mmap:
+        """A file to copy to, of half of what is free or the usual size, or as large as may be."""
+        nbytes = max(mmap.PAGESIZE, min(SAMPLE_NBYTES, free_nbytes(self.folder) // 2))
+        while True:
+            try:
+                return mapped(self.folder, nbytes)
+            except OffloadError:
+                if nbytes == mmap.PAGESIZE:
+                    raise
+                nbytes = max(mmap.PAGESIZE, nbytes // 2)
 
 
 @functools.cache

@@ -31,8 +31,9 @@ class Files:
         """None yet."""
         self._folder = folder
         self._process = os.getpid()  # a child would write into what its parent uses
-        self._lock = threading.RLock()  # what is no longer used may be found so at any moment
+        self._lock = threading.Lock()
         self._idle: deque[mmap.mmap] = deque()  # the longest idle first
+        self._returned: deque[mmap.mmap] = deque()  # since somebody last looked
         self._used_nbytes = self._most_nbytes = 0
 
     def take(self, nbytes: int) -> memoryview:
@@ -42,10 +43,16 @@ class Files:
             OffloadError: if the folder cannot give it, with the reason and a remedy.
         """
         nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        region = self._kept(nbytes) or self._made(nbytes)
         with self._lock:
+            self._take_back()
             self._used_nbytes += nbytes
             self._most_nbytes = max(self._most_nbytes, self._used_nbytes)
+            try:
+                region = self._kept(nbytes) or self._made(nbytes)
+            except OffloadError:
+                self._used_nbytes -= nbytes
+                raise
+            self._trim()
         view = memoryview(region)
         weakref.finalize(view, self._give_back, region).atexit = False
         return view
@@ -54,34 +61,41 @@ class Files:
     def idle_nbytes(self) -> int:
         """Of files that nobody uses."""
         with self._lock:
+            self._take_back()
+            self._trim()
             return sum(map(len, self._idle))
 
+    def _take_back(self) -> None:
+        """What was given back is idle."""
+        while self._returned:
+            region = self._returned.popleft()
+            self._used_nbytes -= len(region)
+            self._idle.append(region)
+
+    def _trim(self) -> None:
+        """No more is kept, with what is in use, than was in use at once."""
+        while self._used_nbytes + sum(map(len, self._idle)) > self._most_nbytes:
+            self._idle.popleft()
+
     def _kept(self, nbytes: int) -> mmap.mmap | None:
-        with self._lock:
-            found = next((region for region in self._idle if len(region) == nbytes), None)
-            if found is not None:
-                self._idle.remove(found)
-            return found
+        found = next((region for region in self._idle if len(region) == nbytes), None)
+        if found is not None:
+            self._idle.remove(found)
+        return found
 
     def _made(self, nbytes: int) -> mmap.mmap:
         try:
             return mapped(self._folder, nbytes)
         except OffloadError:
-            with self._lock:
-                is_idle = bool(self._idle)
-                self._idle.clear()
-            if not is_idle:
+            if not self._idle:
                 raise
+            self._idle.clear()
         return mapped(self._folder, nbytes)  # with the room that those took
 
     def _give_back(self, region: mmap.mmap) -> None:
-        if os.getpid() != self._process:
-            return
-        with self._lock:
-            self._used_nbytes -= len(region)
-            self._idle.append(region)
-            while self.idle_nbytes > self._most_nbytes:
-                self._idle.popleft()
+        """Nothing else is done here: garbage is collected in the middle of anything."""
+        if os.getpid() == self._process:
+            self._returned.append(region)
 
 
 def free_nbytes(folder: str) -> int:

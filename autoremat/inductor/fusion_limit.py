@@ -21,6 +21,8 @@ from autoremat._torch import Kernels, Scheduled
 from autoremat.emit.rewrite import RECOMPUTED
 from autoremat.host.operators import COPIES, OFFLOAD, RELOAD, WAITS
 
+_COPYING = _torch.Copying(frozenset({OFFLOAD}), frozenset({RELOAD}), WAITS)
+
 
 class FusionLimit(_torch.CustomSchedulerPass):
     """What Inductor's scheduler calls before it fuses."""
@@ -29,7 +31,8 @@ class FusionLimit(_torch.CustomSchedulerPass):
         """Limit the fusion of these scheduler nodes, if any of them recomputes or copies."""
         repeats = any(RECOMPUTED in name for name in _torch.origin_names(nodes))
         if repeats or not COPIES.isdisjoint(_torch.called_operators(nodes)):
-            kernels = _torch.kernels_before_fusion(nodes, {OFFLOAD, *WAITS}, {RELOAD})
+            _torch.never_reuse(nodes, {OFFLOAD})  # for what else is computed
+            kernels = _torch.kernels_before_fusion(nodes, _COPYING)
             limit_nbytes = peak_nbytes(kernels, range(len(kernels.predecessors)))
             _torch.limit_reuse(nodes, limit_nbytes)
             _torch.limit_fusion(

@@ -32,6 +32,7 @@ from autoremat.elsewhere.apart import done_apart
 from autoremat.elsewhere.libraries import library_calls_elsewhere
 from autoremat.elsewhere.present import standing_in
 from autoremat.graph.joint_graph import copy_module
+from autoremat.host.operators import COPIES
 from autoremat.inductor.fusion_limit import FusionLimit
 from autoremat.inductor.library_calls import library_calls, library_us
 from autoremat.inductor.wrapper import (
@@ -114,13 +115,25 @@ def compile_with_partition(
             compiled: Any = _torch.compile_fx(
                 module,
                 example_inputs,
-                inner_compile=_torch.compile_inner if executor is None else executor,
+                inner_compile=_compile_inner if executor is None else executor,
                 config_patches=patches,
             )
     finally:
         _partitioner.reset(tokens[0])
         _question.reset(tokens[1])
     return cast("Callable[..., Any]", compiled)
+
+
+def _compile_inner(module: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Any:
+    with _in_its_order(module):
+        return _torch.compile_inner(module, inputs, **keywords)
+
+
+def _in_its_order(module: fx.GraphModule) -> contextlib.AbstractContextManager[None]:
+    """Where values are copied Inductor keeps the order of the rest, by which copies are placed."""
+    if COPIES.isdisjoint(node.target for node in module.graph.nodes):
+        return contextlib.nullcontext()
+    return _torch.inductor_config({"reorder_for_peak_memory": False})
 
 
 def configured(config: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
@@ -251,13 +264,14 @@ def _generated(
     donated_idxs = [i for i, node in enumerate(placeholders) if node.name in donated]
     saved = [i for i, node in enumerate(placeholders) if not _torch.is_tangent(node)]
     static_idxs = [i for i, node in enumerate(placeholders) if node.name in static]
-    code = _torch.generated_code(
-        module,
-        [_torch.fake_value(node) for node in placeholders],
-        is_backward=is_backward,
-        static_input_idxs=saved if is_backward else static_idxs,
-        donated=donated_idxs,
-    )
+    with _in_its_order(module):
+        code = _torch.generated_code(
+            module,
+            [_torch.fake_value(node) for node in placeholders],
+            is_backward=is_backward,
+            static_input_idxs=saved if is_backward else static_idxs,
+            donated=donated_idxs,
+        )
     if code is None:  # nothing to compute: Inductor hands the inputs through
         live_nbytes = sum(dict(owned.values()).values())
         passed = tuple(owned.get(n.name) if isinstance(n, fx.Node) else None for n in results)

@@ -9,6 +9,7 @@ leaves.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 import torch
@@ -74,12 +75,16 @@ def _as_read(subject: Subject, solver: OffloadSolver, budget_nbytes: int) -> Cho
     reader = Reader(subject, budget_nbytes)
     alone = fitting_by_reading(reader, solver.solver)
     choices = [] if alone is None else [alone]
-    choices += _that_send_away(reader, solver)
+    with suppress(Exception) if choices else nullcontext():  # what fits is not lost to another
+        choices.extend(_that_send_away(reader, solver))
     if not any(choice.fits for choice in choices):
         choices += lean_by_reading(reader, solver.solver)
+    best = best_of(choices, budget_nbytes)
+    if not best.solution.plan.offloaded:
+        return replace(best, alone=best.solution)
     without = solver.alone(budget_nbytes) if alone is None else alone.solution
     status = Status.INFEASIBLE if alone is None else without.status
-    return replace(best_of(choices, budget_nbytes), alone=replace(without, status=status))
+    return replace(best, alone=replace(without, status=status))
 
 
 def _that_send_away(reader: Reader, solver: OffloadSolver) -> Iterator[Choice]:
@@ -112,7 +117,8 @@ def _with_copies(choice: Choice, problem: Problem) -> Choice:
     if choice.code_us is None or problem.link is None:
         return choice
     plan = choice.solution.plan
-    asked_us = problem.link.latency_us * sum(not step.is_run for step in plan.steps)
+    there_and_back = 2 * len(plan.offloaded)
+    asked_us = problem.link.latency_us * there_and_back
     waited_us = simulate(problem, plan).stall_us
     return replace(choice, code_us=choice.code_us + waited_us + asked_us)
 

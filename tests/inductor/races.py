@@ -89,12 +89,18 @@ class _Walk:
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             name = statement.targets[0].id
             if isinstance(statement.value, ast.Name) and statement.value.id in self.memory:
+                if self.memory[statement.value.id] in (
+                    *self.leaving.values(),
+                    *self.coming.values(),
+                ):
+                    yield f"{text}: what a copy needs becomes another's"
                 self.memory[name] = self.memory[statement.value.id]
                 return  # another name
             self.new(name)
         if not read.isdisjoint(self.coming):
             yield f"{text}: reads what is not back yet"
-        if "in_out" in text and any(self.is_busy(one) for one in read):
-            yield f"{text}: may write over what a copy needs"
+        for out in re.findall(r"\bout=(?:\w+\()?(\w+)", text):
+            if self.is_busy(self.of(out)):
+                yield f"{text}: writes over what a copy needs"
         if not isinstance(statement, ast.Assign) and read & set(self.leaving):
             yield f"{text}: uses what has not arrived"

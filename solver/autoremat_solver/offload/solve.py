@@ -13,6 +13,8 @@ search: how good it is on small problems is told by the oracle of the tests.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import time
 from collections.abc import Collection, Iterator
@@ -32,6 +34,7 @@ from autoremat_solver.solve import Solver, without_unread
 
 BUDGETS_BETWEEN = 1  # for which plans are searched, between the budget and the fastest plan's peak
 RELIEF = 2_000_000  # operations that may be simulated to relieve plans, at effort 1
+SURE_HALVINGS = 4  # of what the smallest peak may be, however late it is
 CLOSE_ENOUGH = 1 / 512  # of the smallest peak, at which its search ends
 
 
@@ -98,14 +101,14 @@ class OffloadSolver:
         """
         began, cut_off = time.monotonic(), CutOff(self.time_limit_s)
         if budget_nbytes < least_peak_nbytes(self._indexed):
-            return self._solution(self._smallest(cut_off), Status.INFEASIBLE, began)
+            return self._solution(self._smallest, Status.INFEASIBLE, began)
         effort = Effort(int(RELIEF * self._effort))
         best = self._alone(budget_nbytes)
         is_done = best is not None and best.time_us <= self._least_us * (1 + PROVEN)
         for plan in () if is_done else self._starts(budget_nbytes, cut_off):
             best = self._better(best, plan, budget_nbytes, effort.part(0.25))
         if best is None:
-            smallest = self._smallest(cut_off)
+            smallest = self._smallest
             if smallest.peak_nbytes > budget_nbytes:
                 return self._solution(smallest, Status.INFEASIBLE, began)
             best = smallest
@@ -118,7 +121,7 @@ class OffloadSolver:
 
     def smallest_peak(self) -> Solution:
         """The fastest plan found of the smallest peak found."""
-        return self.solve(self._smallest(CutOff(self.time_limit_s)).peak_nbytes)
+        return self.solve(self._smallest.peak_nbytes)
 
     def alone(self, budget_nbytes: int) -> Solution:
         """What `Solver` finds for this budget, without anything sent away; searched for once."""
@@ -206,11 +209,13 @@ class OffloadSolver:
                 size //= 2
         return best
 
-    def _smallest(self, cut_off: CutOff) -> _Found:
+    @functools.cached_property
+    def _smallest(self) -> _Found:
         """What is proven to be the smallest is mostly within reach; else by halving up to it.
 
-        However much was spent before, since a refusal rests on it.
+        Once, and however much was spent before, since a refusal rests on it.
         """
+        cut_off = CutOff(self.time_limit_s)
         effort = Effort(int(RELIEF * self._effort))
         least = least_peak_nbytes(self._indexed)
         starts = [self._fastest.plan]
@@ -218,17 +223,20 @@ class OffloadSolver:
         if (reached := self._relieved(starts, least, effort)) is not None:
             return reached
         if self._recompute:
-            lean = self.solver.smallest_peak(time_limit_s=cut_off.left_s)
+            lean = self.solver.smallest_peak(time_limit_s=self.time_limit_s)
             smallest = min(smallest, self._found(lean.plan, lean.method), key=_peak_and_time)
             starts.append(lean.plan)
-        while smallest.peak_nbytes - least > least * CLOSE_ENOUGH and not effort.is_spent:
+        for halving in itertools.count():
+            is_close = smallest.peak_nbytes - least <= least * CLOSE_ENOUGH
+            if is_close or effort.is_spent or (halving >= SURE_HALVINGS and cut_off.is_over):
+                return smallest
             middle = (least + smallest.peak_nbytes) // 2
             new = self._relieved(starts, middle, effort)
             if new is None:
                 least = middle + 1
             else:
                 smallest = new
-        return smallest
+        raise AssertionError("the loop returns")
 
     def _relieved(self, plans: list[Plan], budget_nbytes: int, effort: Effort) -> _Found | None:
         best: _Found | None = None
