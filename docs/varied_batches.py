@@ -122,11 +122,9 @@ class Varied:
         """Of a size: padded text, or images."""
         if self.over == "sequence":
             return _padded([t[:1] for t in self._example], size["batch"], size["sequence"])
-        side = size["side"]
-        return tuple(
-            t[: size["batch"], :, :side, :side].contiguous() if t.dim() == 4 else t[: size["batch"]]
-            for t in self._example
-        )
+        count, side = size["batch"], size["side"]
+        cut = (t[:count, :, :side, :side] if t.dim() == 4 else t[:count] for t in self._example)
+        return tuple(t.clone(memory_format=torch.contiguous_format) for t in cut)
 
 
 def _padded(sample: list[Tensor], count: int, longest: int) -> Batch:

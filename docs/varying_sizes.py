@@ -10,10 +10,7 @@ in a process of its own.
 
 from __future__ import annotations
 
-import gc
 import os
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -25,6 +22,7 @@ from measured_models import run
 from own_process import forget_plans
 from page_tables import Columns, Promise, how_made, is_done, mib, percent, table, verdicts
 from row_store import Row
+from timed_sizes import ROUNDS, TIME_LIMIT_S, optimized, over_alone, seconds_of
 from torch import nn
 from varied_batches import BATCH, CASES, EPOCH, LAST, LONGEST, SHORTEST, SIDES, Batch, Size, Varied
 from varying_sizes_plot import draw
@@ -35,9 +33,8 @@ from autoremat.planning.nesting import Beside
 from autoremat.session.session import Session
 
 PAGE = Path(__file__).parent / "varying_sizes.md"
-STEPS, SHARE, TIME_LIMIT_S = 48, 0.75, 2.0
-WARM_UP, MOST_PLANS = 10, 4  # steps in which plans of a graph may be made, and how many
-ROUNDS = 20  # how often each size is timed
+STEPS, SHARE = 48, 0.75
+PLANNED_IN, MOST_PLANS = 10, 4  # steps in which plans of a graph may be made, and how many
 CURVE = 25  # sizes of a line in the picture
 
 INTRODUCTION = """# Sizes that vary
@@ -65,9 +62,10 @@ before the words. Marks count under `torch.compile(..., backend="autoremat")` to
 - **Within the range**, every step is within the budget. The plan is made for the largest sizes,
   and it is proven that no smaller ones peak higher: every value is largest there, rounding of the
   allocator included, and what is written over has room at every size. Workspaces of library calls
-  are measured at the largest sizes and taken to be no more at smaller ones. Where it cannot be
-  proven, the plan is simulated on a grid, made leaner if it is higher there, and each step is
-  looked at; the report says which (`Sizes`). Nothing is padded.
+  are measured at the largest sizes and at the smallest, the higher one counts, and they are taken
+  to be no more in between. Where it cannot be proven, the plan is simulated on a grid, made leaner
+  if it is higher there, and each step is looked at; the report says which (`Sizes`). Nothing is
+  padded.
 - **Below the range**, steps run by the same plan.
 - **Beyond it**, `autoremat.SizeError` is raised before the step runs, with the number.
   `on_larger="plan"` makes another plan instead, for the size rounded up to a power of two, or for
@@ -139,9 +137,9 @@ ABOUT = (
     "graph.\n"
 )
 ABOUT_TIMES = (
-    "**Time**: steps of three sizes (batch x length or side), and steps of the same size of a "
-    "model that was planned for this very size within the same budget, each over steps without a "
-    f"plan that were taken in turn with them: the medians of {ROUNDS} ratios, divided.\n"
+    "**Time**: steps of three sizes (batch x length or side) by those of a model that was planned "
+    "for this very size within the same budget, in a process of its own; both take their steps in "
+    f"turns, and the median of {ROUNDS} ratios is given.\n"
 )
 
 
@@ -150,14 +148,6 @@ def nbytes_of(model: nn.Module, batch: Batch) -> int:
     model.zero_grad(set_to_none=True)
     resident = autoremat.resident_nbytes(model, batch)
     return resident + autoremat.measure_peak(lambda: model(*batch).backward(), device="cpu")
-
-
-def seconds_of(model: nn.Module, batch: Batch) -> float:
-    """What a step takes."""
-    model.zero_grad(set_to_none=True)
-    began = time.perf_counter()
-    model(*batch).backward()
-    return time.perf_counter() - began
 
 
 def evaluate(model: nn.Module, batch: Batch) -> None:
@@ -199,51 +189,12 @@ def plans_of(model: nn.Module, size: Size) -> Row:
     }
 
 
-def optimized(case: Varied, budget: int, **settings: object) -> nn.Module:
-    """A fresh model with a budget."""
-    return autoremat.optimize(
-        case.model(),
-        budget,
-        compiler="eager",
-        verbose=False,
-        time_limit=TIME_LIMIT_S,
-        **settings,
-    )
-
-
-def over_plain(model: nn.Module, plain: nn.Module, batch: Batch) -> float:
-    """A step's time over that of the step without a plan; taken in turns."""
-    for one in (model, plain) * 3:
-        seconds_of(one, batch)
-    pairs = [(seconds_of(model, batch), seconds_of(plain, batch)) for _ in range(ROUNDS)]
-    plain.zero_grad(set_to_none=True)
-    return statistics.median(ours / theirs for ours, theirs in pairs)
-
-
 def timed(case: Varied) -> list[Size]:
     """Three sizes: an epoch's last batch of the smallest, a usual one, and the largest."""
     drawn = sorted(size[case.over] for size in case.drawn(STEPS) if size["batch"] == BATCH)
     small = min(size[case.over] for size in case.drawn(STEPS))
     usual = drawn[len(drawn) // 2]
     return [{"batch": LAST, case.over: small}, {"batch": BATCH, case.over: usual}, case.largest]
-
-
-def time_ratios(ours: dict[str, float], case: Varied, budget: int) -> dict[str, float]:
-    """By size, a step's time by that of a plan made for this very size.
-
-    Args:
-        ours: by size, over the step without a plan.
-        case: the model.
-        budget: of both plans, in bytes.
-    """
-    found = {}
-    for size in timed(case):
-        forget_plans()
-        own = optimized(case, budget)
-        found[name_of(size)] = ours[name_of(size)] / over_plain(own, case.model(), case.batch(size))
-        del own
-        gc.collect()
-    return found
 
 
 def name_of(size: Size) -> str:
@@ -271,9 +222,6 @@ def row_of(name: str) -> Row:
         if number % EPOCH == EPOCH - 1:
             evaluate(model, batch)
     session, report = optimized_call(model).session, autoremat.report(model)
-    ours = {
-        name_of(size): over_plain(model, case.model(), case.batch(size)) for size in timed(case)
-    }
     curves = {
         str(count): _curve(case, count, partial(predicted, session, report))
         for count in (LAST, BATCH)
@@ -291,9 +239,9 @@ def row_of(name: str) -> Row:
         "steps": steps,
         "curves": curves,
     }
-    del session, report, model
-    gc.collect()
-    return {**row, "time_ratios": time_ratios(ours, case, budget)}
+    del session, report
+    ratios = {name_of(size): over_alone(model, name, budget, size) for size in timed(case)}
+    return {**row, "time_ratios": ratios}
 
 
 def _written(case: Varied) -> str:
@@ -353,7 +301,7 @@ def _latest(row: Row, of: str) -> int:
 
 def _is_soon_planned(row: Row) -> bool:
     graphs, plans = (row["steps"][-1][of] for of in ("graphs", "plans"))
-    is_soon = _latest(row, "plans") <= _latest(row, "graphs") + WARM_UP
+    is_soon = _latest(row, "plans") <= _latest(row, "graphs") + PLANNED_IN
     return bool(plans <= MOST_PLANS * graphs and is_soon)
 
 
@@ -364,7 +312,7 @@ def _promises(done: list[Row]) -> Iterator[Promise]:
         [(r["key"], r["highest_nbytes"] <= r["budget_nbytes"]) for r in done],
     )
     yield (
-        f"at most {MOST_PLANS} plans for each graph, within {WARM_UP} steps",
+        f"at most {MOST_PLANS} plans for each graph, within {PLANNED_IN} steps",
         [(r["key"], _is_soon_planned(r)) for r in done],
     )
     yield (

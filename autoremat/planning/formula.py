@@ -13,20 +13,20 @@ from __future__ import annotations
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import sympy
 import torch
-from autoremat_solver import Plan, simulate
+from autoremat_solver import Op, Plan, simulate
 from autoremat_solver.simulate import backward_start, occupied_spans
 
 from autoremat import _torch
 from autoremat.inductor.laid_out import LAID_OUT
 from autoremat.memory.storage_sizes import CUDA_ROUNDING
 from autoremat.planning.choice import Choice, as_chosen
-from autoremat.planning.sizes import sizes_of, subject_at
+from autoremat.planning.sizes import sizes_of, subject_at, varying_by
 from autoremat.problem.lower import without_spare_states
 from autoremat.problem.shell import OPTIMIZER_STEP
 from autoremat.problem.subject import Subject
@@ -129,9 +129,6 @@ class _Expressions:
             name: _rounded(plain_size(_torch.size_expression(size), lows), subject.device)
             for name, size in storages.sizes.items()
         }
-        whole = sum(self._of_storage.values(), sympy.Integer(0))
-        whole += sum(storages.nbytes.values()) - int(whole.xreplace(self._numbers))
-        self._growth = whole / max(1, sum(storages.nbytes.values()))  # of workspaces
 
     @property
     def _numbers(self) -> dict[Any, Any]:
@@ -151,17 +148,14 @@ class _Expressions:
             for monomial, factor in known[name].items():
                 change[born][monomial] += factor
                 change[last + 1][monomial] -= factor
-        workspaces = {n: self._workspace(n) for n in {op.workspace_nbytes for op in problem.ops}}
+        workspaces = {op.name: self._workspace(op) for op in problem.ops if op.workspace_nbytes}
         found: list[Polynomial] = []
         live = defaultdict[Any, Any](int)
         for step, name in enumerate(plan.schedule):
             for monomial, factor in change[step].items():
                 live[monomial] += factor
             here = dict(live)
-            nbytes = problem.op_by_name[name].workspace_nbytes
-            # An optimizer's step takes the same of every batch, as `subject_at` has it.
-            taken = {sympy.Integer(1): nbytes} if name == OPTIMIZER_STEP else workspaces[nbytes]
-            for monomial, factor in taken.items():
+            for monomial, factor in workspaces.get(name, {}).items():
                 here[monomial] = here.get(monomial, 0) + factor
             found.append({monomial: factor for monomial, factor in here.items() if factor})
         return found
@@ -182,8 +176,25 @@ class _Expressions:
         rest = nbytes - int(expression.xreplace(self._numbers))
         return terms_of(expression + rest)
 
-    def _workspace(self, nbytes: int) -> Polynomial:
-        return terms_of(sympy.expand(self._growth * nbytes)) if nbytes else {}
+    def _workspace(self, op: Op) -> Polynomial:
+        """What an operation takes for itself; see `subject_at`."""
+        if op.name == OPTIMIZER_STEP:  # the same of every batch
+            return {sympy.Integer(1): op.workspace_nbytes}
+        lowered = self._subject.lowered
+        if op.name not in lowered.node_of:
+            return terms_of(self._growth(self._of_storage) * op.workspace_nbytes)
+        varying = varying_by(lowered, op.name)
+        if not varying:
+            return {sympy.Integer(1): op.workspace_nbytes}
+        fixed_nbytes = min(op.workspace_nbytes, lowered.fixed_nbytes.get(op.name, 0))
+        return terms_of(fixed_nbytes + self._growth(varying) * (op.workspace_nbytes - fixed_nbytes))
+
+    def _growth(self, names: Iterable[str]) -> Any:
+        """Of storages together, over what they take at the planned sizes."""
+        nbytes = sum(self._subject.lowered.storages.nbytes[name] for name in names)
+        whole = sum((self._of_storage[n] for n in names if n in self._of_storage), sympy.Integer(0))
+        rest = nbytes - int(whole.xreplace(self._numbers))
+        return (whole + rest) / max(1, nbytes)
 
 
 def _rounded(size: Any, device: torch.device) -> Any:

@@ -45,6 +45,7 @@ from autoremat.planning.read import ALIKE, choose_by_reading
 from autoremat.planning.simulated import choose_by_simulation
 from autoremat.planning.sizes import Symbols, subject_at
 from autoremat.planning.unsearched import choose_without_search
+from autoremat.planning.workspaces import with_fixed_workspaces
 from autoremat.problem.lower import lower
 from autoremat.problem.shell import Shell
 from autoremat.problem.subject import Subject
@@ -114,6 +115,20 @@ def state(
     )
 
 
+def over_sizes(subject: Subject, said: Symbols, setting: Setting) -> Subject:
+    """A graph that was stated at its largest sizes, with what operations take at the smallest.
+
+    Args:
+        subject: the graph.
+        said: by symbol, the smallest size that was said of it.
+        setting: how it is planned.
+    """
+    if not subject.sizes or setting.spec is not None:
+        return subject
+    measure = functools.partial(_measure, setting=setting, joint=subject.joint)
+    return with_fixed_workspaces(subject, said, measure)
+
+
 def stated_at(subject: Subject, numbers: Symbols, setting: Setting) -> Subject:
     """The same graph with other numbers for its symbolic sizes, its operations priced at these.
 
@@ -126,7 +141,9 @@ def stated_at(subject: Subject, numbers: Symbols, setting: Setting) -> Subject:
     with _torch.sizes_as(numbers):
         storages = find_storages(subject.joint.nodes, subject.device)
         graph = Graph(subject.joint, storages, subject.device)
-        return replace(state(graph, shell, setting, is_first=False), sizes=numbers)
+        found = state(graph, shell, setting, is_first=False)
+    lowered = replace(found.lowered, fixed_nbytes=subject.lowered.fixed_nbytes)
+    return replace(found, lowered=lowered, sizes=numbers)
 
 
 def choose(
@@ -269,6 +286,12 @@ def _price(
     priced = [n for n in joint.nodes if n.op == "call_function" and n not in inlined]
     if setting.spec is not None:
         return estimate_nodes(priced, setting.spec, inlined)
+    return _measure(priced, setting=setting, joint=joint)
+
+
+def _measure(
+    nodes: Sequence[fx.Node], *, setting: Setting, joint: JointGraph
+) -> Mapping[fx.Node, OpCost]:
     timed = functools.partial(current().advance, unit="timings")
     lays_out = setting.compiler != "eager" and _torch.prefers_channels_last(joint.forward)
-    return profile_nodes(priced, as_compiled=as_laid_out if lays_out else None, progress=timed)
+    return profile_nodes(nodes, as_compiled=as_laid_out if lays_out else None, progress=timed)

@@ -19,6 +19,7 @@ from autoremat import _torch
 from autoremat.graph.storages import find_storages
 from autoremat.inductor.laid_out import LAID_OUT
 from autoremat.planning.choice import Choice, as_chosen
+from autoremat.problem.lower import Lowered
 from autoremat.problem.subject import Subject
 
 GUARDED_COMPILES = 4  # of one function; Dynamo gives it up after eight
@@ -38,10 +39,18 @@ def sizes_of(subject: Subject) -> dict[Any, int]:
     return {symbol: subject.sizes.get(symbol, n) for symbol, n in traced.items()}
 
 
+def varying_by(lowered: Lowered, operation: str) -> frozenset[str]:
+    """Names of the storages of symbolic sizes that an operation reads or makes."""
+    node, storages = lowered.node_of[operation], lowered.storages
+    touched = (*storages.read_by(node), *storages.made_by[node])
+    return frozenset(n for n in touched if isinstance(storages.sizes.get(n), torch.SymInt))
+
+
 def subject_at(subject: Subject, numbers: Symbols) -> Subject:
     """A graph with other numbers for its symbolic sizes.
 
-    What single operations take for themselves was measured, and is scaled as the storages are.
+    What single operations take for themselves was measured. What is not known to be the same at all
+    sizes is scaled as the varying values that they read and make.
     """
     graph, shell, before = subject.lowered.graph, subject.lowered.shell, subject.lowered.storages
     numbers = {**subject.sizes, **numbers}
@@ -53,13 +62,20 @@ def subject_at(subject: Subject, numbers: Symbols) -> Subject:
     def scaled_nbytes(nbytes: int) -> int:
         return nbytes * whole_nbytes // once_nbytes
 
-    def scaled(ops: tuple[Op, ...]) -> tuple[Op, ...]:
-        return tuple(replace(op, workspace_nbytes=scaled_nbytes(op.workspace_nbytes)) for op in ops)
+    def resized(op: Op) -> Op:
+        varying = varying_by(subject.lowered, op.name) if op.workspace_nbytes else ()
+        if not varying:
+            return op
+        once_nbytes = sum(before.nbytes[name] for name in varying)
+        now_nbytes = once_nbytes + sum(grown[name] for name in varying)
+        fixed_nbytes = min(op.workspace_nbytes, subject.lowered.fixed_nbytes.get(op.name, 0))
+        varied_nbytes = (op.workspace_nbytes - fixed_nbytes) * now_nbytes // max(1, once_nbytes)
+        return replace(op, workspace_nbytes=fixed_nbytes + varied_nbytes)
 
     graph = replace(
         graph,
-        forward=scaled(graph.forward),
-        backward=scaled(graph.backward),
+        forward=tuple(map(resized, graph.forward)),
+        backward=tuple(map(resized, graph.backward)),
         values={
             name: replace(value, nbytes=value.nbytes + grown.get(name.removesuffix(LAID_OUT), 0))
             for name, value in graph.values.items()

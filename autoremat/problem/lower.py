@@ -9,7 +9,7 @@ are no operations: the rewrite derives them again wherever they are read.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -37,6 +37,7 @@ class Lowered:
         node_of: the node that each of these operations stands for, by name.
         storages: as found in the joint graph; their bytes are those of the problem's values.
         derived: nodes that are no operations: made again wherever they are read.
+        fixed_nbytes: by operation, how much of its workspace is the same at all sizes.
     """
 
     graph: Operations
@@ -44,6 +45,7 @@ class Lowered:
     node_of: Mapping[str, fx.Node]
     storages: Storages
     derived: frozenset[fx.Node]
+    fixed_nbytes: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def problem(self) -> Problem:

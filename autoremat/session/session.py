@@ -50,7 +50,7 @@ from autoremat.memory.meter import compile_begins
 from autoremat.memory.residents import GivenToGraphs, Resident
 from autoremat.planning.nesting import Around
 from autoremat.planning.part import Part
-from autoremat.planning.pipeline import graph_of
+from autoremat.planning.pipeline import graph_of, over_sizes
 from autoremat.planning.ranges import Narrowed, corner_of, lows_of, names_of
 from autoremat.progress import Progress
 from autoremat.reporting import Report
@@ -467,7 +467,8 @@ class Session:
             progress.stage("cost")
             is_first = not steps.graphs.parts
             subject = stated(graph, self._setting, steps.resident, between, is_first=is_first)
-            subject = replace(subject, sizes=corner)
+            lows = lows_of(self._at_hand.ranges)
+            subject = over_sizes(replace(subject, sizes=corner), lows, self._setting)
             progress.stage("solve")
             names = names_of(self._at_hand.ranges)
             part = first_part(
@@ -476,7 +477,7 @@ class Session:
                 names=names,
             )
             steps.graphs.add(name, part)
-            self._subranges.lows[name] = lows_of(self._at_hand.ranges)
+            self._subranges.lows[name] = lows
             self._remarks.line = line_of(steps, self.measured_peak_nbytes)
             # Gradients that exist may be gone before the backward, which tells if they are not.
             # What others held in an earlier step may be less by now, which looks will tell.
