@@ -25,12 +25,12 @@ TIME_LIMIT_S = 2.0
 WARM_UP, ROUNDS = 4, 40  # steps before it is timed, and how often
 
 
-def optimized(case: Varied, budget: int, **settings: object) -> nn.Module:
+def optimized(case: Varied, budget: int, compiler: str, **settings: object) -> nn.Module:
     """A fresh model with a budget."""
     return autoremat.optimize(
         case.model(),
         budget,
-        compiler="eager",
+        compiler=compiler,
         verbose=False,
         time_limit=TIME_LIMIT_S,
         **settings,
@@ -45,31 +45,31 @@ def seconds_of(model: nn.Module, batch: Batch) -> float:
     return time.perf_counter() - began
 
 
-def over_alone(model: nn.Module, name: str, budget: int, size: Size) -> float:
+def over_alone(model: nn.Module, key: str, budget: int, size: Size) -> float:
     """The median of a step's time over that by a plan for this size, of steps one behind the other.
 
     Args:
         model: planned for the range of the case.
-        name: of the case.
+        key: the name of the case, and its compiler if it has one.
         budget: of both plans, in bytes.
         size: of the steps.
     """
-    batch = CASES[name].batch(size)
-    with _alone(name, budget, size) as other:
-        pairs = []
-        for number in range(WARM_UP + ROUNDS):
+    batch = CASES[key.partition(", ")[0]].batch(size)
+    with _alone(key, budget, size) as other:
+        ratios = []
+        for _ in range(WARM_UP + ROUNDS):
             ours_s = seconds_of(model, batch)
             other.send(True)
-            pairs.append(ours_s / other.recv() if number >= WARM_UP else 1.0)
-    return statistics.median(pairs[WARM_UP:])
+            ratios.append(ours_s / other.recv())
+    return statistics.median(ratios[WARM_UP:])
 
 
 @contextmanager
-def _alone(name: str, budget: int, size: Size) -> Iterator[Connection]:
+def _alone(key: str, budget: int, size: Size) -> Iterator[Connection]:
     """A process that takes a step, and answers with its seconds, each time that it is asked to."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_take_steps, args=(name, budget, size, theirs))
+    process = context.Process(target=_take_steps, args=(key, budget, size, theirs))
     process.start()
     theirs.close()
     try:
@@ -83,12 +83,13 @@ def _alone(name: str, budget: int, size: Size) -> Iterator[Connection]:
         process.join()
 
 
-def _take_steps(name: str, budget: int, size: Size, asked: Connection) -> None:
+def _take_steps(key: str, budget: int, size: Size, asked: Connection) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     forget_plans()
-    case = CASES[name]
-    model, batch = optimized(case, budget), case.batch(size)
+    name, _, compiler = key.partition(", ")
+    model = optimized(CASES[name], budget, compiler or "eager")
+    batch = CASES[name].batch(size)
     for _ in range(WARM_UP):  # nothing is planned anew after them
         seconds_of(model, batch)
     asked.send(True)

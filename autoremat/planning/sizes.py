@@ -102,7 +102,7 @@ def peak_at(subject: Subject, plan: Plan, peak_nbytes: int, numbers: Symbols) ->
         subject: the graph, as it was planned.
         plan: its plan.
         peak_nbytes: the real peak at the sizes that were planned for; a compiler may have brought
-            it below the simulated one, and does so in proportion.
+            it below the simulated one, and does so in proportion where the sizes are smaller.
         numbers: what the symbols stand for.
     """
     planned = subject.lowered.problem
@@ -111,7 +111,8 @@ def peak_at(subject: Subject, plan: Plan, peak_nbytes: int, numbers: Symbols) ->
     grown_nbytes = simulate(grown, plan).peak_nbytes - before_nbytes
     own_nbytes = peak_nbytes - planned.resident_nbytes
     scale = own_nbytes / max(1, before_nbytes - planned.resident_nbytes)
-    return peak_nbytes + int(grown_nbytes * max(1.0, scale))
+    scale = max(1.0, scale) if grown_nbytes > 0 else min(1.0, scale)
+    return peak_nbytes + int(grown_nbytes * scale)
 
 
 def room_to_grow(subject: Subject, choice: Choice, budget_nbytes: int) -> float:
