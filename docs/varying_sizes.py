@@ -102,8 +102,11 @@ a batch up to half of the largest, and each call runs by the fastest plan that i
   all of its part. Each is compiled when a size first asks for it.
 - The report tells of each (`Sizes`), and of its peak by a formula (`Report.smaller_formulas`; that
   of the plan for the largest sizes is `Report.peak_formula`).
-- There are none for a step of several graphs, in checkpoints, for graphs that communicate between
-  ranks, and where the user chose the plan. `sizes="seen"` has no smallest size, and none either.
+- Of a step of several graphs each has its own. Only those count that leave no more beside the
+  other graphs than the plan for the largest sizes does, so that each graph may run by any of its.
+- There are none in checkpoints, for graphs that communicate between ranks, where a graph has two
+  plans for its runs, and where the user chose the plan. `sizes="seen"` has no smallest size, and
+  none either.
 - Parts are boxes, up to some batch and some length: a full batch of short sequences may run by the
   plan for long ones.
 

@@ -234,8 +234,7 @@ def _in_one_memory(
         parts.setdefault(whole, []).append(buffers[name])
     for whole, found in parts.items():
         here = whole not in elsewhere
-        yield replace(
-            found[0],
+        yield ScheduledBuffer(
             allocated_nbytes=max(here * part.allocated_nbytes for part in found),
             freed_nbytes=max(here * part.freed_nbytes for part in found),
             makers=tuple(sorted({maker for part in found for maker in part.makers})),

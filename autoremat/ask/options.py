@@ -151,7 +151,6 @@ class Options:
         limit_s, policy_of_draws = _time_limit_s(time_limit), parse_dropout(dropout)
         setting = Setting(compiler, spec, policy_of_draws, steering, limit_s, bool(strict))
         tries, varying = _tune(tune, steering), parse_sizes(sizes, on_larger)
-        others = dict(inductor or {})
         if offload is not None:
             host = host_of(offload, link, spec)
             _require_alone(host, setting, tries, varying)
@@ -160,7 +159,7 @@ class Options:
             raise ValueError(f"link={link!r} is the way of values that wait: give offload=, too.")
         found = _budget(budget, steering)
         aim = _goal(goal, steering)
-        return cls(found, setting, bool(verbose), others, tries, varying, aim)
+        return cls(found, setting, bool(verbose), dict(inductor or {}), tries, varying, aim)
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Options:

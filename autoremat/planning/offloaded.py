@@ -103,7 +103,7 @@ def _that_send_away(reader: Reader, solver: OffloadSolver) -> Iterator[Choice]:
         is_used = found.needed_nbytes >= GOOD_USE * reader.budget_nbytes
         if is_last or (found.fits and (is_used or cut_off.is_over)):
             return
-        above_nbytes = found.needed_nbytes - simulate(solver.problem, solution.plan).peak_nbytes
+        above_nbytes = found.needed_nbytes - solution.timeline.peak_nbytes
         before, target = target, reader.budget_nbytes - above_nbytes
         if (target > before) != found.fits or target == before:
             return

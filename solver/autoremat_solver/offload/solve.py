@@ -14,7 +14,6 @@ search: how good it is on small problems is told by the oracle of the tests.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import time
 from collections.abc import Collection, Iterator
@@ -226,17 +225,18 @@ class OffloadSolver:
             lean = self.solver.smallest_peak(time_limit_s=self.time_limit_s)
             smallest = min(smallest, self._found(lean.plan, lean.method), key=_peak_and_time)
             starts.append(lean.plan)
-        for halving in itertools.count():
-            is_close = smallest.peak_nbytes - least <= least * CLOSE_ENOUGH
-            if is_close or effort.is_spent or (halving >= SURE_HALVINGS and cut_off.is_over):
-                return smallest
+        halvings = 0
+        while smallest.peak_nbytes - least > least * CLOSE_ENOUGH and not effort.is_spent:
+            if halvings >= SURE_HALVINGS and cut_off.is_over:
+                break
+            halvings += 1
             middle = (least + smallest.peak_nbytes) // 2
             new = self._relieved(starts, middle, effort)
             if new is None:
                 least = middle + 1
             else:
                 smallest = new
-        raise AssertionError("the loop returns")
+        return smallest
 
     def _relieved(self, plans: list[Plan], budget_nbytes: int, effort: Effort) -> _Found | None:
         best: _Found | None = None
