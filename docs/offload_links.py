@@ -19,7 +19,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from autoremat_solver import Link, OffloadSolver, Problem, Solution
+from autoremat_solver import Link, OffloadSolver, Problem, Solution, Solver
 from autoremat_solver.plan import Status
 from measured_models import run
 from page_tables import MIB, Promise, how_made, is_done, table_of_cells, verdicts
@@ -76,29 +76,25 @@ def row_of(name: str) -> Row:
     """A graph over each link."""
     torch.set_num_threads(1)
     problem = max((one.problem for one in capture(GRAPHS[name]())), key=lambda p: len(p.ops))
-    rate = memory_nbytes_per_us()
-    found: Row = {"links": {}}
+    rate, found = memory_nbytes_per_us(), {"links": {}}
+    alone = Solver(problem, time_limit_s=TIME_LIMIT_S)
+    plain = alone.fastest().timeline
+    resident, above = problem.resident_nbytes, plain.peak_nbytes - problem.resident_nbytes
+    floor = alone.smallest_peak(time_limit_s=TIME_LIMIT_S).timeline.peak_nbytes
+    nbytes = [resident + int(share * above) for share in SHARES] + [floor]
+    budgets = dict(zip(BUDGETS, nbytes, strict=True))
+    found[ALONE] = {b: _more(alone.solve(n), plain.time_us) for b, n in budgets.items()}
+    found["floor_share"] = (floor - resident) / above
     for link in LINKS:
         speed = rate / slower(link)
         linked = replace(problem, link=Link(speed, speed, LATENCY_US))
-        both = _solver(linked, recompute=True)
-        plain = both.solver.fastest().timeline
-        resident, above = problem.resident_nbytes, plain.peak_nbytes - problem.resident_nbytes
-        floor = both.solver.smallest_peak(time_limit_s=TIME_LIMIT_S).timeline.peak_nbytes
-        nbytes = [resident + int(share * above) for share in SHARES] + [floor]
-        budgets = dict(zip(BUDGETS, nbytes, strict=True))
-        if ALONE not in found:
-            solved = {b: both.alone(n) for b, n in budgets.items()}
-            found[ALONE] = {b: _more(s, plain.time_us) for b, s in solved.items()}
-            found["floor_share"] = (floor - resident) / above
-        ways = {}
+        ways = found["links"].setdefault(link, {})
         for way, recomputes in WAYS.items():
-            solver = both if recomputes else _solver(linked, recompute=False)
+            solver = _solver(linked, recompute=recomputes)
             solved = {b: solver.solve(n) for b, n in budgets.items()}
             ways[way] = {b: _more(s, plain.time_us) for b, s in solved.items()}
             least = solver.smallest_peak().timeline.peak_nbytes
             ways[way]["least_share"] = (least - resident) / above
-        found["links"][link] = ways
     return found
 
 
@@ -174,7 +170,7 @@ def _gains(rows: Sequence[Row]) -> Iterator[str]:
             (1 + row["links"][link]["both"][budget]) / (1 + row[ALONE][budget])
             for row in rows
             for budget in BUDGETS
-            if row[ALONE][budget] is not None
+            if None not in (row[ALONE][budget], row["links"][link]["both"][budget])
         ]
         if ratios:
             mean = math.exp(statistics.mean(map(math.log, ratios)))

@@ -1,18 +1,20 @@
 """Steps of a size, by a plan for a range of sizes and by one for this very size, taken in turns.
 
 Enters: a case of `varied_batches.py`, optimised for its range, and a size. Leaves: how long its
-step takes by that of a model that was planned for the size alone. Guarantees: that model lives in a
-process of its own, so that neither plans beside what the other holds; one computes at a time.
+step takes by that of a model that was planned for the size alone. Guarantees: neither is planned
+beside the other: the plan for the size is made in a process of its own, and that for the range
+stays as it is. Steps are taken in one process: two of them differ by more than what is looked for.
 """
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import statistics
+import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing.connection import Connection
+import warnings
+from pathlib import Path
 
 import torch
 from own_process import forget_plans
@@ -20,9 +22,11 @@ from torch import nn
 from varied_batches import CASES, Batch, Size, Varied
 
 import autoremat
+from autoremat.optimized import optimized_call
 
 TIME_LIMIT_S = 2.0
 WARM_UP, ROUNDS = 4, 40  # steps before it is timed, and how often
+BESIDE = 4  # budgets: what both models hold, since the plan for the size is there already
 
 
 def optimized(case: Varied, budget: int, compiler: str, **settings: object) -> nn.Module:
@@ -49,49 +53,46 @@ def over_alone(model: nn.Module, key: str, budget: int, size: Size) -> float:
     """The median of a step's time over that by a plan for this size, of steps one behind the other.
 
     Args:
-        model: planned for the range of the case.
+        model: planned for the range of the case; it is not planned anew from now on.
         key: the name of the case, and its compiler if it has one.
         budget: of both plans, in bytes.
         size: of the steps.
     """
-    batch = CASES[key.partition(", ")[0]].batch(size)
-    with _alone(key, budget, size) as other:
-        ratios = []
-        for _ in range(WARM_UP + ROUNDS):
-            ours_s = seconds_of(model, batch)
-            other.send(True)
-            ratios.append(ours_s / other.recv())
-    return statistics.median(ratios[WARM_UP:])
-
-
-@contextmanager
-def _alone(key: str, budget: int, size: Size) -> Iterator[Connection]:
-    """A process that takes a step, and answers with its seconds, each time that it is asked to."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_take_steps, args=(key, budget, size, theirs))
-    process.start()
-    theirs.close()
-    try:
-        ours.recv()  # it is planned
-        yield ours
-        ours.send(False)
-    finally:
-        ours.close()
-        process.join(1.0)
-        process.kill()
+    session = optimized_call(model).session
+    session.settle = lambda: False  # type: ignore[method-assign]
+    name, compiler = of_key(key)
+    batch = CASES[name].batch(size)
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", autoremat.OverBudgetWarning)  # of both together
+        path = Path(folder) / "plan.json"
+        process = multiprocessing.get_context("spawn").Process(
+            target=_save_plan, args=(key, budget, size, path)
+        )
+        process.start()
         process.join()
+        own = optimized(CASES[name], BESIDE * budget, compiler, plan=path)
+        for _ in range(WARM_UP):
+            seconds_of(model, batch)
+            seconds_of(own, batch)
+        ratios = [seconds_of(model, batch) / seconds_of(own, batch) for _ in range(ROUNDS)]
+    del own
+    gc.collect()
+    return statistics.median(ratios)
 
 
-def _take_steps(key: str, budget: int, size: Size, asked: Connection) -> None:
+def of_key(key: str) -> tuple[str, str]:
+    """A case's model and its compiler."""
+    name, _, compiler = key.partition(", ")
+    return name, compiler or "eager"
+
+
+def _save_plan(key: str, budget: int, size: Size, path: Path) -> None:
+    """The plan for a size, as it is once steps have shown what they hold."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     forget_plans()
-    name, _, compiler = key.partition(", ")
-    model = optimized(CASES[name], budget, compiler or "eager")
-    batch = CASES[name].batch(size)
-    for _ in range(WARM_UP):  # nothing is planned anew after them
+    name, compiler = of_key(key)
+    model, batch = optimized(CASES[name], budget, compiler), CASES[name].batch(size)
+    for _ in range(WARM_UP):
         seconds_of(model, batch)
-    asked.send(True)
-    while asked.recv():
-        asked.send(seconds_of(model, batch))
+    autoremat.save_plan(model, path)

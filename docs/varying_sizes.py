@@ -22,7 +22,7 @@ from measured_models import run
 from own_process import forget_plans
 from page_tables import Columns, Promise, how_made, is_done, mib, percent, table, verdicts
 from row_store import Row
-from timed_sizes import ROUNDS, TIME_LIMIT_S, optimized, over_alone, seconds_of
+from timed_sizes import ROUNDS, TIME_LIMIT_S, of_key, optimized, over_alone, seconds_of
 from torch import nn
 from varied_batches import BATCH, CASES, EPOCH, LAST, LONGEST, SHORTEST, SIDES, Batch, Size, Varied
 from varying_sizes_plot import draw
@@ -64,10 +64,10 @@ before the words. Marks count under `torch.compile(..., backend="autoremat")` to
 - **Within the range**, every step is within the budget. The plan is made for the largest sizes,
   and it is proven that no smaller ones peak higher: every value is largest there, rounding of the
   allocator included, and what is written over has room at every size. Workspaces of library calls
-  are measured at the largest sizes and at the smallest, the higher one counts, and they are taken
-  to be no more in between. Where it cannot be proven, the plan is simulated on a grid, made leaner
-  if it is higher there, and each step is looked at; the report says which (`Sizes`). Nothing is
-  padded.
+  are measured at the largest sizes and, of calls that have one there, at the smallest: the higher
+  one counts, and they are taken to be no more in between. Where it cannot be proven, the plan is
+  simulated on a grid, made leaner if it is higher there, and each step is looked at; the report
+  says which (`Sizes`). Nothing is padded.
 - **Below the range**, steps run by the same plan.
 - **Beyond it**, `autoremat.SizeError` is raised before the step runs, with the number.
   `on_larger="plan"` makes another plan instead, for the size rounded up to a power of two, or for
@@ -102,11 +102,8 @@ a batch up to half of the largest, and each call runs by the fastest plan that i
   all of its part. Each is compiled when a size first asks for it.
 - The report tells of each (`Sizes`), and of its peak by a formula (`Report.smaller_formulas`; that
   of the plan for the largest sizes is `Report.peak_formula`).
-- Of a step of several graphs each has its own. Only those count that leave no more beside the
-  other graphs than the plan for the largest sizes does, so that each graph may run by any of its.
-- There are none in checkpoints, for graphs that communicate between ranks, where a graph has two
-  plans for its runs, and where the user chose the plan. `sizes="seen"` has no smallest size, and
-  none either.
+- There are none for a step of several graphs, in checkpoints, for graphs that communicate between
+  ranks, and where the user chose the plan. `sizes="seen"` has no smallest size, and none either.
 - Parts are boxes, up to some batch and some length: a full batch of short sequences may run by the
   plan for long ones.
 
@@ -144,9 +141,10 @@ ABOUT = (
     "simulating the plan says of smaller ones.\n"
 )
 ABOUT_TIMES = (
-    "**Time**: steps of three sizes (batch x length or side) by those of a model that was planned "
-    "for this very size within the same budget, in a process of its own; both take their steps in "
-    f"turns, and the median of {ROUNDS} ratios is given.\n"
+    "**Time**: steps of three sizes (batch x length or side) by those of a model whose plan was "
+    "made for this very size within the same budget, in a process of its own. Both take their "
+    f"steps in turns, and the median of {ROUNDS} ratios is given. What is compiled for one size "
+    "has numbers where that for a range has arithmetic on sizes.\n"
 )
 
 
@@ -167,11 +165,13 @@ def evaluate(model: nn.Module, batch: Batch) -> None:
 
 def predicted(session: Session, report: autoremat.Report, step: Size) -> int | None:
     """The peak in bytes by the plan that a step of this size runs by; None where nobody says."""
+    ran = [session.steps.graphs.parts[name] for name in session.steps.graphs.graphs]
+    if len(ran) != 1:
+        return None
+    (part,) = ran
+    names = part.covered.names if part.covered else {}
     is_read = session.options.setting.reads_inductor  # no formula is that of generated code
-    for part in session.steps.graphs.parts.values():
-        names = part.covered.names if part.covered else {}
-        if not (part.smaller or is_read) or any(name not in step for name in names.values()):
-            continue
+    if names and (part.smaller or is_read) and all(name in step for name in names.values()):
         numbers = {symbol: step[name] for symbol, name in names.items()}
         if is_read or part.for_call(numbers) is not part:
             return part.for_call(numbers).at(numbers).peak_nbytes(Beside())
@@ -224,15 +224,16 @@ def budget_of(case: Varied, compiler: str) -> int:
 def row_of(key: str) -> Row:
     """A model's steps, each measured beside what was predicted of it."""
     forget_plans()
-    name, _, compiler = key.partition(", ")
-    case, compiler = CASES[name], compiler or "eager"
+    name, compiler = of_key(key)
+    case = CASES[name]
     budget = budget_of(case, compiler)
     torch.manual_seed(0)
     model = optimized(case, budget, compiler, sizes=case.sizes)
     steps: list[Row] = []
     for number, size in enumerate(case.drawn(STEPS)):
         batch = case.batch(size)
-        took_s = seconds_of(model, batch)  # what plans and compiles is not measured
+        took_s = seconds_of(model, batch)  # what plans and compiles is not measured,
+        seconds_of(model, batch)  # nor what plans for smaller sizes then
         steps.append({**size, "took_s": took_s, "measured_nbytes": nbytes_of(model, batch)})
         steps[-1] |= plans_of(model, size)  # before a further step may plan
         steps[-1]["again_s"] = seconds_of(model, batch)

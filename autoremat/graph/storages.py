@@ -187,13 +187,9 @@ def _tensor_leaves(value: object, path: _Path = ()) -> Iterable[tuple[_Path, tor
 def _size(tensor: torch.Tensor, device: torch.device) -> int | torch.SymInt:
     if tensor.device.type != device.type:
         return 0
-    spanned = tensor.numel() * tensor.element_size()
     try:
         size: int | torch.SymInt = tensor.untyped_storage().nbytes()
-        nbytes = _torch.size_hint(size)
+        _torch.size_hint(size)
     except (NotImplementedError, RuntimeError):  # sparse: no storage of its own
-        return spanned
-    # Of an input whose sizes became equal while it was traced, the storage is left with a number.
-    with _torch.sizes_as({}):
-        is_whole = isinstance(size, int) and _torch.size_hint(spanned) == nbytes
-    return spanned if is_whole else size
+        size = tensor.numel() * tensor.element_size()
+    return size

@@ -141,9 +141,7 @@ def stated_at(subject: Subject, numbers: Symbols, setting: Setting) -> Subject:
     with _torch.sizes_as(numbers):
         storages = find_storages(subject.joint.nodes, subject.device)
         graph = Graph(subject.joint, storages, subject.device)
-        found = state(graph, shell, setting, is_first=False)
-    lowered = replace(found.lowered, fixed_nbytes=subject.lowered.fixed_nbytes)
-    return replace(found, lowered=lowered, sizes=numbers)
+        return replace(state(graph, shell, setting, is_first=False), sizes=numbers)
 
 
 def choose(

@@ -27,7 +27,7 @@ from autoremat import _torch
 from autoremat.ask.sizes import Extent
 from autoremat.inductor.laid_out import LAID_OUT
 from autoremat.planning.formula import plain_size, terms_of
-from autoremat.planning.sizes import Symbols, sizes_of, subject_at
+from autoremat.planning.sizes import Symbols, lowest_of, sizes_of, subject_at
 from autoremat.problem.subject import Subject
 from autoremat.units import format_nbytes
 
@@ -167,7 +167,7 @@ def covered(subject: Subject, plan: Plan, names: Mapping[Any, str]) -> Covered:
         names: of symbols, as users know them.
     """
     highest = sizes_of(subject)
-    lowest = {symbol: _lowest(subject, symbol) for symbol in highest}
+    lowest = {symbol: lowest_of(subject, symbol) for symbol in highest}
     sizes = tuple((names[symbol], highest[symbol]) for symbol in highest if symbol in names)
     unproven = tuple(dict.fromkeys(_above_their_corner(subject, plan, lowest, highest)))
     if not unproven:
@@ -197,7 +197,7 @@ def largest_fitting(
         problem = subject_at(subject, numbers).lowered.problem
         return simulate(problem, plan).peak_nbytes <= budget_nbytes
 
-    lowest = {symbol: _lowest(subject, symbol) for symbol in corner}
+    lowest = {symbol: lowest_of(subject, symbol) for symbol in corner}
     found = []
     for symbol, high in corner.items():
         best = _largest(lowest[symbol], high, lambda n, s=symbol: fits({**corner, s: n}))
@@ -221,14 +221,6 @@ def _largest(low: int, high: int, fits: Any) -> int | None:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low
-
-
-def _lowest(subject: Subject, symbol: Any) -> int:
-    sizes = subject.lowered.storages.sizes.values()
-    size = next((s for s in sizes if symbol in _torch.size_symbols(s)), None)
-    return (
-        1 if size is None or isinstance(size, int) else max(1, _torch.symbol_range(size, symbol)[0])
-    )
 
 
 def _grid(lowest: Symbols, highest: Symbols) -> Iterator[dict[Any, int]]:

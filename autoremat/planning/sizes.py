@@ -39,6 +39,15 @@ def sizes_of(subject: Subject) -> dict[Any, int]:
     return {symbol: subject.sizes.get(symbol, n) for symbol, n in traced.items()}
 
 
+def lowest_of(subject: Subject, symbol: Any) -> int:
+    """The smallest number that a symbol may stand for, by what the graph's code asks of it."""
+    sizes = subject.lowered.storages.sizes.values()
+    size = next((s for s in sizes if symbol in _torch.size_symbols(s)), None)
+    if size is None or isinstance(size, int):
+        return 1
+    return max(1, _torch.symbol_range(size, symbol)[0])
+
+
 def varying_by(lowered: Lowered, operation: str) -> frozenset[str]:
     """Names of the storages of symbolic sizes that an operation reads or makes."""
     node, storages = lowered.node_of[operation], lowered.storages

@@ -1,8 +1,8 @@
 """What operations take for themselves, at other sizes than those that they were measured at.
 
 Enters: a graph, stated at the upper corner of its ranges. Leaves: the same, which knows of each
-operation how much of its workspace does not shrink with the sizes. Guarantees: an operation that
-takes more at the smallest sizes is counted with that at all sizes.
+operation how much of its workspace does not shrink with the sizes. Guarantees: an operation with a
+workspace that takes more at the smallest sizes is counted with that at all sizes.
 
 A convolution lays its weights out anew whatever the batch is, and images in proportion to it. So a
 workspace is taken to be a fixed part, and one that grows as the varying values do that the
@@ -20,7 +20,7 @@ from torch import fx
 
 from autoremat import _torch
 from autoremat.cost.calls import OpCost
-from autoremat.planning.sizes import Symbols, sizes_of, subject_at, varying_by
+from autoremat.planning.sizes import Symbols, lowest_of, sizes_of, subject_at, varying_by
 from autoremat.problem.subject import Subject
 
 Price = Callable[[Sequence[fx.Node]], Mapping[fx.Node, OpCost]]
@@ -40,7 +40,7 @@ def with_fixed_workspaces(subject: Subject, said: Symbols, price: Price) -> Subj
     nodes = [lowered.node_of[name] for name, storages in varying.items() if storages]
     if not nodes or least == sizes_of(subject):
         return subject
-    with _torch.sizes_as(least):
+    with _torch.sizes_as({**subject.sizes, **least}):
         small = {node.name: cost for node, cost in price(nodes).items() if cost.measured}
     smaller = subject_at(subject, least).lowered.storages.nbytes
     fixed: dict[str, int] = {}
@@ -49,11 +49,12 @@ def with_fixed_workspaces(subject: Subject, said: Symbols, price: Price) -> Subj
         """With what it takes at most; what of that is fixed is noted."""
         if op.name not in small or op.name not in varying:
             return op
-        least_nbytes = small[op.name].workspace_nbytes
+        once_nbytes = sum(lowered.storages.nbytes[n] for n in varying[op.name])
+        share = sum(smaller[n] for n in varying[op.name]) / max(1, once_nbytes)
+        known_nbytes = subject.costs[lowered.node_of[op.name]].workspace_nbytes
+        copied_nbytes = max(0, op.workspace_nbytes - known_nbytes)  # of what a compiler lays out
+        least_nbytes = small[op.name].workspace_nbytes + round(share * copied_nbytes)
         most_nbytes = max(op.workspace_nbytes, least_nbytes)
-        share = sum(smaller[n] for n in varying[op.name]) / max(
-            1, sum(lowered.storages.nbytes[n] for n in varying[op.name])
-        )
         if share < 1:
             within_nbytes = (least_nbytes - share * most_nbytes) / (1 - share)
             fixed[op.name] = min(most_nbytes, max(0, round(within_nbytes)))
@@ -69,11 +70,15 @@ def with_fixed_workspaces(subject: Subject, said: Symbols, price: Price) -> Subj
 
 
 def _least(subject: Subject, said: Symbols) -> dict[Any, int]:
-    """By symbol, the smallest size; half of the largest where nobody said one.
+    """By symbol, the smallest size; half of the largest of what was only seen.
 
-    Never 1: torch has code of its own for that, and libraries have other kernels.
+    Never 1, nor below what the graph's code asks for: torch has other code there, and libraries
+    have other kernels for batches of one.
     """
     return {
-        symbol: max(2, said[symbol] if said.get(symbol, high) < high else high // 2)
+        symbol: max(
+            *(2, lowest_of(subject, symbol)),
+            said[symbol] if said.get(symbol, high) < high else high // 2,
+        )
         for symbol, high in sizes_of(subject).items()
     }

@@ -365,20 +365,20 @@ class Session:
 
     def _divide_ranges(self) -> None:
         """Further plans for the smaller sizes of a range, where these are worth it."""
-        while (name := self._subranges.due()) is not None:
-            try:
-                with self.progress, configured(self.options.inductor):
-                    found = self._subranges.plan(name)
-                    if found:
-                        self.progress.finish(
-                            f"autoremat: {len(found)} more plans for smaller sizes"
-                        )
-            except Exception as error:  # the step can go on as it did
-                why = f"{type(error).__name__}: {error}"
-                self.told.fall_back("AR116", cause=error, graph=name, error=why)
-                return
-            known = self._planned[self._fingerprints[name]]
-            known += [written(part.planned.whole).copied() for part in found]
+        name = self._subranges.due()
+        if name is None:
+            return
+        try:
+            with self.progress, configured(self.options.inductor):
+                found = self._subranges.plan(name)
+                if found:
+                    self.progress.finish(f"autoremat: {len(found)} more plans for smaller sizes")
+        except Exception as error:  # the step can go on as it did
+            why = f"{type(error).__name__}: {error}"
+            self.told.fall_back("AR116", cause=error, graph=name, error=why)
+            return
+        known = self._planned[self._fingerprints[name]]
+        known += [written(part.planned.whole).copied() for part in found]
 
     def _plan_anew(self) -> None:
         """Plans for all graphs at once; each is compiled when it runs."""

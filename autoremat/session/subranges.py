@@ -1,17 +1,17 @@
 """Plans for parts of a range of sizes, beside that for the largest.
 
-Enters: `Steps` that are settled, whose graphs were planned for ranges of sizes. Leaves: their
-parts, with the further plans that runs choose from by the sizes of their call. Guarantees: each is
-proven to be within the budget at all sizes that it is for, whichever of their plans the other
-graphs run by; they are made once, when two steps have shown what the graphs have beside them, and
-dropped where the step turns out to have no room for them.
+Enters: `Steps` that are settled, whose only graph was planned for ranges of sizes. Leaves: its
+part, with the further plans that its runs choose from by the sizes of their call. Guarantees: each
+is proven to be within the budget at all sizes that it is for; they are made once, when two steps
+have shown what the graph has beside it, and dropped where the step turns out to have no room for
+them.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import astuple, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from autoremat import _torch
 from autoremat.planning.asked import store
@@ -19,7 +19,7 @@ from autoremat.planning.choice import as_chosen, recomputed_share
 from autoremat.planning.curve import Curve
 from autoremat.planning.nesting import Around, placed
 from autoremat.planning.part import Part, Planned
-from autoremat.planning.pipeline import choose, stated_at
+from autoremat.planning.pipeline import choose, over_sizes, stated_at
 from autoremat.planning.ranges import covered
 from autoremat.planning.sizes import Symbols
 from autoremat.planning.subranges import WORTH, Corner, corners_worth_a_plan
@@ -46,21 +46,20 @@ class Subranges:
         self._seen = Around()  # what was known to be beside the graph when its plans were checked
 
     def due(self) -> str | None:
-        """A graph for which there may be further plans, before a step that needs no others."""
+        """The graph for which there may be further plans, before a step that needs no others."""
         steps, setting = self._steps, self._steps.options.setting
-        ran = list(dict.fromkeys(steps.graphs.graphs))
-        parts = {name: part for name in ran if (part := steps.graphs.parts.get(name))}
-        proven = [n for n, part in parts.items() if part.covered and part.covered.is_proven]
-        if not proven or len(parts) < len(ran):
+        ran = steps.graphs.graphs
+        part = steps.graphs.parts.get(ran[0]) if len(ran) == 1 else None
+        if part is None or part.covered is None or not part.covered.is_proven:
             return None
-        self._keep_fitting(proven)
-        name = next((n for n in proven if parts[n].smaller is None), None)
+        if part.smaller is not None:
+            self._keep_fitting(ran[0], part)
+            return None
         is_chosen = setting.steering.choice or setting.steering.known or setting.offload
-        is_early = steps.number < KNOWN_STEPS or any(n in steps.graphs.provisional for n in ran)
-        is_divided = bool(steps.graphs.rich_from) or len(steps.graphs.orders) != 1
-        if name is None or is_early or is_divided or is_chosen or steps.options.budget.is_least:
+        is_early = steps.number < KNOWN_STEPS or ran[0] in steps.graphs.provisional
+        if is_early or is_chosen or steps.options.budget.is_least or not part.figures.fits:
             return None
-        return name if steps.peak_nbytes <= steps.budget_nbytes else None
+        return ran[0]
 
     def plan(self, name: str) -> list[Part]:
         """Make the plans of a graph that are worth it.
@@ -90,8 +89,8 @@ class Subranges:
         corners = corners_worth_a_plan(subject, plan, room_nbytes, known, lows)
         found = [one for c in corners if (one := self._part_at(name, part, c, budget_nbytes))]
         found.sort(key=lambda one: recomputed_share(one.choice))
-        steps.graphs.parts[name] = replace(part, smaller=tuple(found), _reports={})
-        self._keep_those_that_fit(name)
+        part = replace(part, smaller=tuple(found), _reports={})
+        self._keep_fitting(name, part)
         return list(steps.graphs.parts[name].smaller or ())
 
     def _part_at(self, name: str, part: Part, corner: Corner, budget_nbytes: int) -> Part | None:
@@ -100,6 +99,7 @@ class Subranges:
         assert part.covered is not None
         with graph.resumed():  # generated code may be read
             subject = stated_at(part.subject, corner.numbers, options.setting)
+            subject = over_sizes(subject, self.lows.get(name, {}), options.setting)
             counted = part.planned.whole.counted
             beside = replace(subject, lowered=placed(subject.lowered, counted))
             choice = choose(beside, budget_nbytes, options.setting)
@@ -120,38 +120,25 @@ class Subranges:
             part, planned=planned, covered=known, shrunk=corner.shrunk, smaller=(), _reports={}
         )
 
-    def _keep_fitting(self, names: list[str]) -> None:
-        """Of graphs' further plans, those by which the step takes no more than it may."""
+    def _keep_fitting(self, name: str, part: Part) -> None:
+        """Of a graph's further plans, those by which the step takes no more than it may."""
         now = self._steps.surroundings.now
-        if now.is_beyond(self._seen):
-            for name in names:
-                self._keep_those_that_fit(name)
+        if part.smaller and (now.is_beyond(self._seen) or part is not self._part(name)):
+            fitting = tuple(self._fitting(name, part.smaller))
+            part = replace(part, smaller=fitting, _reports={})
         self._seen = now
+        self._steps.graphs.parts[name] = part
 
-    def _keep_those_that_fit(self, name: str) -> None:
-        steps = self._steps
-        whole = steps.graphs.parts[name]
-        if whole.smaller:
-            fitting = tuple(part for part in whole.smaller if self._fits(name, part))
-            steps.graphs.parts[name] = replace(whole, smaller=fitting, _reports={})
+    def _part(self, name: str) -> Part:
+        return self._steps.graphs.parts[name]
 
-    def _fits(self, name: str, part: Part) -> bool:
-        """Whether a step is within its budget where a graph runs by this plan.
-
-        Other graphs may run by any of theirs: none of them leaves more beside the others than the
-        plan for the largest sizes does, so that a step by that of all others is the highest.
-        """
-        steps = self._steps
-        around, whole = steps.surroundings.now, steps.graphs.parts[name]
-        before = steps.graphs.beside(around)
-        steps.graphs.parts[name] = part
-        try:
-            is_within = steps.peak_nbytes <= steps.budget_nbytes
-            after = steps.graphs.beside(around)
-        finally:
-            steps.graphs.parts[name] = whole
-        return is_within and all(
-            now_nbytes <= then_nbytes
-            for other, then in before.items()
-            for now_nbytes, then_nbytes in zip(astuple(after[other]), astuple(then), strict=True)
-        )
+    def _fitting(self, name: str, parts: tuple[Part, ...]) -> Iterator[Part]:
+        steps, whole = self._steps, self._part(name)
+        for part in parts:
+            steps.graphs.parts[name] = part
+            try:
+                fits = steps.peak_nbytes <= steps.budget_nbytes
+            finally:
+                steps.graphs.parts[name] = whole
+            if fits:
+                yield part

@@ -450,35 +450,6 @@ def test_plans_of_smaller_sizes_are_dropped_where_the_step_has_no_room_for_them(
         assert steps.peak_nbytes <= budget
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.filterwarnings("ignore:.*From the next step on:autoremat.OverBudgetWarning")
-def test_graphs_of_one_step_have_plans_for_smaller_sizes_each():
-    """None leaves more beside the others than before, so that they may run by any of theirs."""
-    budget = int(0.6 * free_nbytes(Broken, ids(8, 128)))
-    model = optimized(Broken, budget, sizes=RANGES)
-    for _ in range(4):
-        step(model, (ids(8, 128),))
-    session = optimized_call(model).session
-    plans = dict(session.steps.graphs.parts)
-    assert len(plans) == 2
-    assert sum(len(part.smaller) for part in plans.values()) >= 1
-    for name, part in plans.items():
-        for smaller in part.smaller:
-            before = session.steps.graphs.beside(session.steps.surroundings.now)
-            session.steps.graphs.parts[name] = smaller
-            after = session.steps.graphs.beside(session.steps.surroundings.now)
-            session.steps.graphs.parts[name] = part
-            assert all(after[n].most_nbytes <= before[n].most_nbytes for n in before)
-    draw = random.Random(18)
-    drawn = [(draw.randint(2, 8), draw.randint(8, 128)) for _ in range(12)]
-    require_within(model, budget, [*drawn, (8, 128)])
-    assert [len(part.smaller) for part in session.steps.graphs.parts.values()] == [
-        len(part.smaller) for part in plans.values()
-    ]
-    reference = make_seeded(Broken)
-    close(step(reference, (ids(3, 20),)), step(model, (ids(3, 20),)), 1e-5)
-
-
 def test_a_batch_of_two_after_one_of_one_can_be_planned_again():
     """Its plan holds for no larger one, which makes a number of the symbol of the same graph."""
     budget = int(0.9 * free_nbytes(Tokens, ids(2, 128)))
