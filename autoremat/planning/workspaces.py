@@ -75,10 +75,8 @@ def _least(subject: Subject, said: Symbols) -> dict[Any, int]:
     Never 1, nor below what the graph's code asks for: torch has other code there, and libraries
     have other kernels for batches of one.
     """
-    return {
-        symbol: max(
-            *(2, lowest_of(subject, symbol)),
-            said[symbol] if said.get(symbol, high) < high else high // 2,
-        )
-        for symbol, high in sizes_of(subject).items()
-    }
+    found = {}
+    for symbol, high in sizes_of(subject).items():
+        low = said[symbol] if said.get(symbol, high) < high else high // 2
+        found[symbol] = max(2, lowest_of(subject, symbol), low)
+    return found
