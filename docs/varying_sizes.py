@@ -355,7 +355,7 @@ def page(runs: list[Row], rows: list[Row]) -> str:
     """The page; draws its picture."""
     done = [row for row in rows if is_done(row)]
     draw(done, PAGE.with_suffix(".svg"))
-    missing = "".join(f" {name}," for name in CASES if name not in {r["key"] for r in rows})
+    missing = "".join(f" {name}," for name in KEYS if name not in {r["key"] for r in rows})
     told = [f"- {row['model']}: {text}" for row in done for text in row["fallbacks"]]
     return "\n".join(
         [
