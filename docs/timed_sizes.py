@@ -22,6 +22,7 @@ from torch import nn
 from varied_batches import CASES, Batch, Size, Varied
 
 import autoremat
+from autoremat import _torch
 from autoremat.optimized import optimized_call
 
 TIME_LIMIT_S = 2.0
@@ -71,7 +72,7 @@ def over_alone(model: nn.Module, key: str, budget: int, size: Size) -> float:
         process.start()
         process.join()
         own = optimized(CASES[name], BESIDE * budget, compiler, plan=path)
-        with torch._dynamo.config.patch(automatic_dynamic_shapes=False):  # others were seen here
+        with _torch.sizes_as_seen():  # others were seen here
             for _ in range(WARM_UP):
                 seconds_of(model, batch)
                 seconds_of(own, own_batch)

@@ -24,6 +24,7 @@ __all__ = [
     "size_symbols",
     "sized",
     "sizes_as",
+    "sizes_as_seen",
     "symbol_range",
     "symbol_source",
 ]
@@ -74,6 +75,13 @@ def sizes_as(numbers: Mapping[Any, int]) -> Iterator[None]:
         yield
     finally:
         _sizes.reset(token)
+
+
+@contextmanager
+def sizes_as_seen() -> Iterator[None]:
+    """What is compiled in this context is for the sizes at hand, whichever were seen before."""
+    with torch._dynamo.config.patch(automatic_dynamic_shapes=False):
+        yield
 
 
 def sized(expression: Any) -> Any:

@@ -2267,6 +2267,21 @@ def test_convolutions_are_given_channels_last():
         assert not _torch.prefers_channels_last(convolution.graph.nodes)
 
 
+def test_sizes_as_seen():
+    """A second size makes no symbol of it."""
+    shapes = []
+
+    def noting(module: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        shapes.append([type(size) for value in inputs for size in getattr(value, "shape", ())])
+        return module.forward
+
+    compiled = torch.compile(lambda x: x + 1, backend=noting)
+    with _torch.sizes_as_seen():
+        for size in (3, 4):
+            compiled(torch.ones(size))
+    assert shapes == [[int], [int]]
+
+
 def test_whether_an_option_is_as_torch_has_it():
     """What the user has set is theirs."""
     assert _torch.is_as_torch_has_it("unroll_reductions_threshold")
