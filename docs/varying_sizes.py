@@ -135,9 +135,10 @@ ABOUT = (
     "these, by `torch.compile` where ours is under Inductor. Small models of one or two layers (T5 "
     "of one in the encoder and one in the decoder), float32, one thread, "
     f"`time_limit={TIME_LIMIT_S:.0f}`. What is measured is a whole step, resident included. "
-    "**Planning** is the time of the steps that planned, less what they take later. The Vision "
-    "Transformer leaves out its interpolation at the size that it was made for, which is a second "
-    "graph. Under Inductor what is predicted is what was read at the largest sizes, less what "
+    "**Planning** is the time of the steps that planned, less what they take later; of T5 in this "
+    "run it has over two minutes in which the process was stopped. The Vision Transformer leaves "
+    "out its interpolation at the size that it was made for, which is a second graph. Under "
+    "Inductor what is predicted is what was read at the largest sizes, less what "
     "simulating the plan says of smaller ones.\n"
 )
 ABOUT_TIMES = (
