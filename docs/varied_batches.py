@@ -19,6 +19,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from benchmark_models import models, solver_graphs
 from torch import Tensor, nn
 
@@ -45,6 +46,21 @@ class Text(nn.Module):
     def forward(self, ids: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
         """The loss; where there is padding, labels are -100."""
         return self.model(input_ids=ids, attention_mask=mask, labels=labels).loss
+
+
+@torch.compiler.disable
+def tell() -> None:
+    """As code that logs a warning: it breaks the graph."""
+
+
+class Broken(Text):
+    """The same, whose loss begins after a graph break."""
+
+    def forward(self, ids: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+        """The loss of each token by those before it."""
+        logits = self.model(input_ids=ids, attention_mask=mask).logits
+        tell()
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
 
 class Resolutions(nn.Module):
@@ -135,8 +151,8 @@ def _padded(sample: list[Tensor], count: int, longest: int) -> Batch:
     return ids, labels.masked_fill(mask == 0, -100), mask
 
 
-def _text(make: Callable[..., Case], layers: int) -> Varied:
-    return Varied(partial(make, layers=layers, batch=1, tokens=LONGEST), Text, "sequence")
+def _text(make: Callable[..., Case], layers: int, wrap: type[Text] = Text) -> Varied:
+    return Varied(partial(make, layers=layers, batch=1, tokens=LONGEST), wrap, "sequence")
 
 
 def _images(
@@ -151,6 +167,7 @@ def _images(
 
 CASES: dict[str, Varied] = {
     "gpt2": _text(models.gpt2, 2),
+    "gpt2 in two graphs": _text(models.gpt2, 2, Broken),
     "llama": _text(models.llama, 2),
     "bert": _text(models.bert, 2),
     "t5": _text(solver_graphs.t5, 1),

@@ -11,7 +11,7 @@ is a model, op by op (`compiler="eager"`), or a model and `inductor`: `gpt2`, `g
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from varying_sizes_plot import draw
 import autoremat
 from autoremat.optimized import optimized_call
 from autoremat.planning.nesting import Beside
+from autoremat.planning.part import Part
 from autoremat.session.session import Session
 
 PAGE = Path(__file__).parent / "varying_sizes.md"
@@ -102,8 +103,12 @@ a batch up to half of the largest, and each call runs by the fastest plan that i
   all of its part. Each is compiled when a size first asks for it.
 - The report tells of each (`Sizes`), and of its peak by a formula (`Report.smaller_formulas`; that
   of the plan for the largest sizes is `Report.peak_formula`).
-- There are none for a step of several graphs, in checkpoints, for graphs that communicate between
-  ranks, and where the user chose the plan. `sizes="seen"` has no smallest size, and none either.
+- The graphs of a step that has up to four, after a graph break, are planned together for the same
+  parts of the ranges. Such a part is left out if the step is above the budget by these plans, or
+  where only some of its graphs run by them, as one does not whose code cannot be compiled.
+- There are none in checkpoints, for a graph that runs several times in a step, for graphs that
+  communicate between ranks or several on ranks, and where the user chose the plan. `sizes="seen"`
+  has no smallest size, and none either.
 - Parts are boxes, up to some batch and some length: a full batch of short sequences may run by the
   plan for long ones.
 
@@ -166,10 +171,10 @@ def evaluate(model: nn.Module, batch: Batch) -> None:
 
 def predicted(session: Session, report: autoremat.Report, step: Size) -> int | None:
     """The peak in bytes by the plan that a step of this size runs by; None where nobody says."""
-    ran = [session.steps.graphs.parts[name] for name in session.steps.graphs.graphs]
+    ran = {name: session.steps.graphs.parts[name] for name in session.steps.graphs.graphs}
     if len(ran) != 1:
-        return None
-    (part,) = ran
+        return _predicted_together(session, ran, step)
+    (part,) = ran.values()
     names = part.covered.names if part.covered else {}
     is_read = session.options.setting.reads_inductor  # no formula is that of generated code
     if names and (part.smaller or is_read) and all(name in step for name in names.values()):
@@ -184,6 +189,18 @@ def predicted(session: Session, report: autoremat.Report, step: Size) -> int | N
     is_said = all(name in step or symbol.follows in step for name, symbol in known.items())
     is_within = all(known[name].lowest <= size for name, size in named.items())
     return formula.at(**named) if is_said and is_within else None
+
+
+def _predicted_together(session: Session, ran: Mapping[str, Part], step: Size) -> int | None:
+    """The same of several graphs, each by the plan for a call of this size."""
+    graphs = session.steps.graphs.apart()
+    for name, part in ran.items():
+        names = part.covered.names if part.covered else {}
+        if not all(size in step for size in names.values()):
+            return None
+        numbers = {symbol: step[size] for symbol, size in names.items()}
+        graphs.parts[name] = part.for_call(numbers).at(numbers)
+    return graphs.graphs_peak_nbytes(session.steps.surroundings.now)
 
 
 def plans_of(model: nn.Module, size: Size) -> Row:

@@ -187,7 +187,8 @@ def allot(runs: Runs, budget_nbytes: int, around: Around, setting: Setting) -> l
         around: what it holds beside its graphs.
         setting: how they are planned.
     """
-    ways = _ways(runs, budget_nbytes, around, setting)
+    is_least = budget_nbytes == 0  # then plans are made for results that are gone
+    ways = _ways(runs, budget_nbytes, around, setting, is_least=is_least)
     shared = _shared(runs, ways, around)
     shares = divide(shared, budget_nbytes)
     peak_nbytes = shared.peak_nbytes(shares)
@@ -195,7 +196,7 @@ def allot(runs: Runs, budget_nbytes: int, around: Around, setting: Setting) -> l
         lower_nbytes = int(_LOWER * peak_nbytes)
         if lower_nbytes <= budget_nbytes:
             break
-        more = _ways(runs, lower_nbytes, around, setting, searches=_FEW)
+        more = _ways(runs, lower_nbytes, around, setting, is_least=is_least, searches=_FEW)
         ways = [known | new for known, new in zip(ways, more, strict=True)]
         other = _shared(runs, ways, around)
         lower = divide(other, lower_nbytes)
@@ -206,17 +207,35 @@ def allot(runs: Runs, budget_nbytes: int, around: Around, setting: Setting) -> l
 
 
 def _ways(
-    runs: Runs, budget_nbytes: int, around: Around, setting: Setting, **searches: int
+    runs: Runs,
+    budget_nbytes: int,
+    around: Around,
+    setting: Setting,
+    *,
+    is_least: bool,
+    **searches: int,
 ) -> list[set[Way]]:
-    """How each graph could run beside the others in a budget."""
+    """How each graph could run beside the others in a budget; as it does now, too."""
     evenly = _evenly(runs, budget_nbytes, around)
     return [
         {
-            _as_run(part, way)
-            for way in ways_of(part.subject, found, kept, budget_nbytes, setting, **searches)
+            _as_run(part, way, lets_go=is_least)
+            for way in (
+                _present(part),
+                *ways_of(part.subject, found, kept, budget_nbytes, setting, **searches),
+            )
         }
         for part, (found, kept) in zip(runs.parts.values(), evenly, strict=True)
     ]
+
+
+def _present(part: Part) -> Way:
+    """By the plan that a graph has: a search that is cut short may find none that is as good."""
+    figures, crossing = part.figures, part.figures.crossing
+    peaks = figures.forward_nbytes, figures.backward_nbytes
+    time_us = part.choice.solution.timeline.time_us
+    gone_nbytes = figures.given_away_nbytes
+    return Way(crossing.nbytes, *peaks, time_us, crossing.passed_nbytes, gone_nbytes)
 
 
 def _shared(runs: Runs, ways: Sequence[Set[Way]], around: Around) -> Shared:
@@ -362,8 +381,10 @@ def _ends(part: Part) -> tuple[Way, Way]:
     return _as_run(part, leanest), _as_run(part, richest)
 
 
-def _as_run(part: Part, way: Way) -> Way:
-    """A way to run a graph, as it is where checkpoints run its forward again."""
+def _as_run(part: Part, way: Way, *, lets_go: bool = False) -> Way:
+    """A way to run a graph as its runs are: results are gone, or checkpoints run it again."""
+    lower_nbytes = part.lower_by(way.given_away_nbytes) if lets_go and part.held < 1 else 0
+    way = replace(way, backward_nbytes=way.backward_nbytes - lower_nbytes, given_away_nbytes=0)
     if not part.is_run_again:
         return way
     again_nbytes = way.forward_nbytes + sum(part.subject.lowered.shell.tangents.values())

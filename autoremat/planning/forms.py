@@ -101,6 +101,11 @@ class Forms:
         found = [self._as_one(self._known)] if is_one else self._known
         return sorted((form.parts for form in found), key=runs_of, reverse=True)
 
+    def seen(self) -> list[Parts]:
+        """Those that steps have shown, none of which is taken to run what others do."""
+        steps = self.steps(are_together=False)
+        return [*steps, *self.others(steps)]
+
     def others(self, steps: Sequence[Parts]) -> list[Parts]:
         """Of the latest steps those with graphs that none of these runs, each as it was seen.
 

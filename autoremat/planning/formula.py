@@ -165,8 +165,11 @@ class _Expressions:
         return self._shifted(self._of_storage.get(name.removesuffix(LAID_OUT)), nbytes)
 
     def _resident(self, nbytes: int) -> Polynomial:
-        storages = self._subject.lowered.storages
-        varying = (self._of_storage[n] for n in storages.resident if n in self._of_storage)
+        counted = self._subject.lowered.storages.resident - self._subject.handed_over
+        varying = [self._of_storage[n] for n in counted if n in self._of_storage]
+        others = {s: n for s, n in self._subject.sizes.items() if s not in self._planned}
+        absent = (nbytes.xreplace(others) for nbytes in self._subject.absent)
+        varying += [_rounded(nbytes, self._subject.device) for nbytes in absent]
         return self._shifted(sum(varying, sympy.Integer(0)), nbytes)
 
     def _shifted(self, expression: Any, nbytes: int) -> Polynomial:

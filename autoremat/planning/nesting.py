@@ -84,8 +84,8 @@ class Region(NamedTuple):
 
     Attributes:
         number: of it; 0 if the run is in none.
-        is_gone: whether nobody held any more what the run had returned, as a backward began; known
-            of runs in none as well.
+        is_gone: whether nobody held any more what the run had returned, as a backward began, but
+            for what its own backward needs; known of runs in none as well.
         state_nbytes: what the checkpoint keeps for itself, if the run is its first.
         traffic: what processes that share the model move for it, where it is known of this run.
     """

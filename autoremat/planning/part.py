@@ -115,6 +115,7 @@ class Part:
         covered: given if it was planned for ranges of sizes, at their upper corner: how far that
             holds below.
         shrunk: by which factor the largest sizes are larger than those that these are.
+        corner: of that, by which factor they are larger than those that it was planned for.
         smaller: plans for parts of the ranges, the fastest first; None if none were looked for.
         is_resized: whether its symbolic sizes stand for others than it was planned for.
         is_larger: whether one of them is larger than then.
@@ -130,6 +131,7 @@ class Part:
     growth: float = 1.0
     covered: Covered | None = None
     shrunk: float = 1.0
+    corner: float = 1.0
     smaller: tuple[Part, ...] | None = None
     is_resized: bool = False
     is_larger: bool = False
@@ -328,14 +330,14 @@ class Part:
         figures = self.figures
         forward, backward = figures.forward_nbytes, figures.backward_nbytes
         if self.held < 1:
-            backward -= self._lower_by(figures.given_away_nbytes)
+            backward -= self.lower_by(figures.given_away_nbytes)
         if self.is_kept:
             backward += figures.kept_nbytes
         if self.is_run_again:  # beside the gradients that it is given
             backward = max(forward + figures.tangents_nbytes, backward)
         return forward, backward
 
-    def _lower_by(self, given_away_nbytes: int) -> int:
+    def lower_by(self, given_away_nbytes: int) -> int:
         """How much of that is gone: what is held counts, whether it adds to the peak or not."""
         return max(0, given_away_nbytes - self._held_nbytes)
 
@@ -360,7 +362,7 @@ class Part:
         plan = as_written(problem)
         own = shared_out(problem, plan, counted.peak_nbytes, beside)
         if self.held < 1:
-            lower_by_nbytes = self._lower_by(given_away_nbytes(self.subject, problem, plan))
+            lower_by_nbytes = self.lower_by(given_away_nbytes(self.subject, problem, plan))
             own = own[0], own[1] - lower_by_nbytes
         highest_nbytes = highest_of(own, found)
         shown = found if own[1] + found.most_nbytes == highest_nbytes else found.throughout

@@ -141,7 +141,9 @@ def stated_at(subject: Subject, numbers: Symbols, setting: Setting) -> Subject:
     with _torch.sizes_as(numbers):
         storages = find_storages(subject.joint.nodes, subject.device)
         graph = Graph(subject.joint, storages, subject.device)
-        return replace(state(graph, shell, setting, is_first=False), sizes=numbers)
+        found = state(graph, shell, setting, is_first=False)
+    found = replace(found, handed_over=subject.handed_over, absent=subject.absent)
+    return replace(found, sizes=numbers)
 
 
 def choose(

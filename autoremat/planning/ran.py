@@ -100,6 +100,12 @@ def as_run(part: Part, runs: Sequence[Ran]) -> Part:
     return part.as_held(max((ran.held for ran in runs), default=1.0))
 
 
+def as_in_step(part: Part, runs: Sequence[Ran]) -> Part:
+    """A plan as its runs are, whichever backward goes through them."""
+    part = as_run(part, runs)
+    return part.kept if any(ran.is_kept for ran in runs) else part
+
+
 def with_spare(order: Sequence[Ran], spare: Mapping[str, int]) -> list[Ran]:
     """A part of a step with so many runs more of its graphs, each behind the last of its graph.
 

@@ -67,11 +67,13 @@ class Ranged(NamedTuple):
         size: a symbol, or the constant that has come of it.
         extent: its range.
         fixed_at: finds the line of the model that made it a constant; "" if nobody says.
+        is_sure: whether it is known to be this size, and not another one of the same number.
     """
 
     size: int | torch.SymInt
     extent: Extent
     fixed_at: Callable[[], str] = str
+    is_sure: bool = True
 
 
 def corner_of(ranges: Sequence[Ranged]) -> tuple[dict[Any, int], list[Narrowed]]:
@@ -82,7 +84,7 @@ def corner_of(ranges: Sequence[Ranged]) -> tuple[dict[Any, int], list[Narrowed]]
     """
     corner: dict[Any, int] = {}
     narrowed: list[Narrowed] = []
-    for size, extent, fixed_at in ranges:
+    for size, extent, fixed_at, _ in ranges:
         expression, is_wide = _torch.size_expression(size), extent.low < extent.high
         if expression.is_number:
             if is_wide and int(expression) > 1:  # torch has code of its own for 1
@@ -105,8 +107,8 @@ def names_of(ranges: Sequence[Ranged]) -> dict[Any, str]:
 
 
 def lows_of(ranges: Sequence[Ranged]) -> dict[Any, int]:
-    """The smallest numbers that the symbols of these sizes were said to be."""
-    found = ((_torch.size_expression(one.size), one.extent.low) for one in ranges)
+    """The smallest numbers that the symbols were said to be, of sizes that are surely these."""
+    found = ((_torch.size_expression(r.size), r.extent.low) for r in ranges if r.is_sure)
     return {expression: low for expression, low in found if expression.is_symbol}
 
 

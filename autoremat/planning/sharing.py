@@ -33,6 +33,7 @@ class Way:
         backward_nbytes: peak of its backward, the same.
         time_us: duration of both.
         passed_nbytes: of what it keeps, what it returns and its backward does not need.
+        given_away_nbytes: by how much its backward takes less if nobody holds what it returns.
     """
 
     crossing_nbytes: int
@@ -40,6 +41,7 @@ class Way:
     backward_nbytes: int
     time_us: float
     passed_nbytes: int = 0
+    given_away_nbytes: int = 0
 
     @property
     def crossing(self) -> Crossing:

@@ -18,6 +18,7 @@ from autoremat_solver import Op, Plan, simulate
 from autoremat import _torch
 from autoremat.graph.storages import find_storages
 from autoremat.inductor.laid_out import LAID_OUT
+from autoremat.memory.storage_sizes import rounded_nbytes
 from autoremat.planning.choice import Choice, as_chosen
 from autoremat.problem.lower import Lowered
 from autoremat.problem.subject import Subject
@@ -90,8 +91,10 @@ def subject_at(subject: Subject, numbers: Symbols) -> Subject:
             for name, value in graph.values.items()
         },
     )
-    # What earlier graphs of the step hand over counts there: it may be more than is resident here.
-    resident_nbytes = max(0, shell.resident_nbytes + sum(grown[name] for name in before.resident))
+    counted = before.resident - subject.handed_over
+    absent_nbytes = _absent_nbytes(subject, numbers) - _absent_nbytes(subject, subject.sizes)
+    grown_nbytes = absent_nbytes + sum(grown[name] for name in counted)
+    resident_nbytes = max(0, shell.resident_nbytes + grown_nbytes)
     shell = replace(
         shell,
         tangents={name: n + grown[name] for name, n in shell.tangents.items()},
@@ -102,6 +105,10 @@ def subject_at(subject: Subject, numbers: Symbols) -> Subject:
     storages = replace(before, nbytes={name: n + grown[name] for name, n in before.nbytes.items()})
     lowered = replace(subject.lowered, graph=graph, shell=shell, storages=storages)
     return replace(subject, lowered=lowered, sizes=numbers)
+
+
+def _absent_nbytes(subject: Subject, numbers: Symbols) -> int:
+    return sum(rounded_nbytes(int(n.xreplace(numbers)), subject.device) for n in subject.absent)
 
 
 def peak_at(subject: Subject, plan: Plan, peak_nbytes: int, numbers: Symbols) -> int:

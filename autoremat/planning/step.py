@@ -42,14 +42,7 @@ from autoremat.planning.peaks import (
     peaks_of,
     plain_crossings,
 )
-from autoremat.planning.ran import (
-    Ran,
-    Readers,
-    apart,
-    as_run,
-    facts_of,
-    unreduced_nbytes,
-)
+from autoremat.planning.ran import Ran, Readers, apart, as_in_step, facts_of, unreduced_nbytes
 from autoremat.planning.repeats import Repeats
 from autoremat.planning.room import Room
 from autoremat.planning.sharing import Way
@@ -141,8 +134,7 @@ class Step:
     def _expect(self) -> None:
         """A step begins, whose runs will be like those of the longest one."""
         self._expected = {}
-        steps = self.forms.steps(are_together=False)
-        for parts in [*steps, *self.forms.others(steps)]:
+        for parts in self.forms.seen():
             runs = [ran for part in parts for ran in part]
             for graph in {ran.graph for ran in runs} - self._expected.keys():
                 self._expected[graph] = iter([ran for ran in runs if ran.graph == graph])
@@ -246,6 +238,11 @@ class Step:
         """The graphs of the steps that are planned for, each once."""
         return list(dict.fromkeys(graph for step in self.room.longest for graph in step))
 
+    def steps_with(self, graph: str) -> list[list[str]]:
+        """The graphs of each form of step that runs this one, in their order."""
+        found = [[ran.graph for part in parts for ran in part] for parts in self.forms.seen()]
+        return [graphs for graphs in found if graph in graphs]
+
     def _leanest_nbytes(
         self, steps: Sequence[Parts], leanest: dict[str, Way], around: Around
     ) -> int:
@@ -294,9 +291,16 @@ class Step:
             for part, held, plain in found.values()
         )
 
-    def beside(self, around: Around) -> dict[str, Beside]:
-        """What is held beside each graph of the step's latest part, by name, in their order."""
-        return beside_graphs(self._runs_in(self._latest), around)
+    def beside(
+        self, around: Around, instead: Mapping[str, Part] | None = None
+    ) -> dict[str, Beside]:
+        """What is held beside each graph of the step's latest part, by name, in their order.
+
+        Args:
+            around: what is held beside all of them.
+            instead: by name of a plan, for a part of its ranges, the one that its graph runs by.
+        """
+        return beside_graphs(self._runs_in(self._latest, {**self.parts, **(instead or {})}), around)
 
     @property
     def orders(self) -> list[list[Ran]]:
@@ -353,7 +357,7 @@ class Step:
             **rich_from
         }
         runs = Counter(ran.graph for ran in order if not ran.is_spare)
-        self.planned_runs |= {graph: runs[graph] for graph in graphs}
+        self.planned_runs = {**self.planned_runs, **{graph: runs[graph] for graph in graphs}}
         new = {*done, *graphs}
         known = {graph_of_plan(plan) for plan in self.parts}
         all_new = [p for p in self._parts_to_plan if {r.graph for r in p} & known <= new]
@@ -464,13 +468,14 @@ class Step:
         """The parts of the latest step."""
         return [self._runs_in(part) for part in self._step]
 
-    def _runs_in(self, all_ran: Sequence[Ran]) -> Runs:
+    def _runs_in(self, all_ran: Sequence[Ran], plans: Mapping[str, Part] | None = None) -> Runs:
         """A step that runs graphs, and layers in eager mode, in this order."""
+        plans = self.parts if plans is None else plans
         order = [ran.name for ran in all_ran]
         parts = {
-            name: _as_in_step(self.parts[name], [ran for ran in all_ran if ran.name == name])
+            name: as_in_step(plans[name], [ran for ran in all_ran if ran.name == name])
             for name in dict.fromkeys(order)
-            if name in self.parts
+            if name in plans
         }
         traffic = [part.resident.traffic for part in parts.values()]
         reduced_nbytes = max((each.reduced_nbytes for each in traffic), default=0)
@@ -492,9 +497,3 @@ class Step:
             self.existing_gradient_nbytes,
             [ran.is_spare for ran in all_ran],
         )
-
-
-def _as_in_step(part: Part, runs: Sequence[Ran]) -> Part:
-    """A plan as its runs are, whichever backward goes through them."""
-    part = as_run(part, runs)
-    return part.kept if any(ran.is_kept for ran in runs) else part

@@ -14,7 +14,7 @@ from autoremat_solver.effort import CutOff
 from autoremat_solver.policies import recompute_all
 
 from autoremat.ask.options import Setting
-from autoremat.planning.figures import given_away_of, shared_out
+from autoremat.planning.figures import given_away_nbytes, given_away_of, shared_out
 from autoremat.planning.found_before import answer
 from autoremat.planning.identity import fingerprint
 from autoremat.planning.nesting import Beside, placed
@@ -35,7 +35,7 @@ _GOOD_ENOUGH = 0.005  # a gap that says no more of how to divide a budget than n
 class _Found:
     """Ways that were found, as numbers."""
 
-    ways: list[tuple[int, int, int, float, int]]
+    ways: list[tuple[int, int, int, float, int, int]]
 
 
 def ways_of(
@@ -113,7 +113,8 @@ def way_of(subject: Subject, plan: Plan) -> Way:
     time_us = simulate(problem, plan).time_us
     kept_nbytes = crossing_nbytes(problem, plan)
     passed_nbytes = kept_nbytes - crossing_nbytes(given_away_of(subject, problem), plan)
-    return Way(kept_nbytes, forward_nbytes, backward_nbytes, time_us, passed_nbytes)
+    gone_nbytes = given_away_nbytes(subject, problem, plan)
+    return Way(kept_nbytes, forward_nbytes, backward_nbytes, time_us, passed_nbytes, gone_nbytes)
 
 
 def crossing_nbytes(problem: Problem, plan: Plan) -> int:

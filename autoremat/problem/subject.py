@@ -33,6 +33,9 @@ class Subject:
         elsewhere: the device that they run on, if it is not here.
         sizes: what its symbolic sizes stand for, where they are others than while it was traced.
         host: where its values may wait; None if they may not leave.
+        handed_over: storages among its inputs that count where earlier graphs of the step made
+            them.
+        absent: bytes of what is resident and not among its inputs, as expressions of its sizes.
     """
 
     joint: JointGraph
@@ -43,6 +46,8 @@ class Subject:
     elsewhere: DeviceSpec | None = None
     sizes: Mapping[Any, int] = field(default_factory=dict)
     host: Host | None = None
+    handed_over: frozenset[str] = frozenset()
+    absent: tuple[Any, ...] = ()
 
 
 class Peaks(NamedTuple):

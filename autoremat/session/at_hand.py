@@ -13,7 +13,7 @@ from typing import Any
 
 from autoremat import _torch
 from autoremat.planning.ranges import Ranged
-from autoremat.session.call_sizes import ranges_now
+from autoremat.session.call_sizes import Given, ranges_now
 
 
 class AtHand:
@@ -22,6 +22,7 @@ class AtHand:
     Attributes:
         inputs: of the graph at hand; none between two graphs.
         ranges: of the sizes of these.
+        absent: of the batch of the call, what is not among these.
         begins_call: whether it begins with the call that somebody makes: nothing of that has run.
     """
 
@@ -29,6 +30,7 @@ class AtHand:
         """None is at hand."""
         self.inputs: Sequence[Any] = ()
         self.ranges: Sequence[Ranged] = ()
+        self.absent: Sequence[Given] = ()
         self.begins_call = False
         self._graph: _torch.DynamoGraph | None = None
         self._first_frame = ""  # of the module whose graph this is
@@ -57,7 +59,8 @@ class AtHand:
         self.begins_call = not self._part and code is not None and _torch.code_at_hand() is code
         self.inputs = inputs
         self._graph = graph
-        self.ranges = ranges_now().among(inputs, graph.inputs)
+        ranges = ranges_now()
+        self.ranges, self.absent = ranges.among(inputs, graph.inputs), ranges.absent(inputs)
 
     def done(self) -> None:
         """It has been compiled."""
@@ -65,7 +68,7 @@ class AtHand:
 
     def end(self) -> None:
         """Nothing is held of it any more."""
-        self.inputs = self.ranges = ()
+        self.inputs = self.ranges = self.absent = ()
         self._graph = None
 
     @property

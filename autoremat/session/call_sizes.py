@@ -9,17 +9,42 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from autoremat import _torch
 from autoremat.ask.sizes import Extent, Sizes, Varying, rounded_up
 from autoremat.errors import SizeError
+from autoremat.memory.storage_sizes import storage_identities, storages_of
 from autoremat.planning.ranges import Ranged
+
+
+class Given(NamedTuple):
+    """A storage of the batch whose sizes may be others in later calls.
+
+    Attributes:
+        storage: its identity.
+        device: where it is.
+        itemsize: bytes of an element.
+        shape: its sizes, and the ranges of those that have one.
+        nbytes: all of it now.
+    """
+
+    storage: int
+    device: torch.device
+    itemsize: int
+    shape: tuple[int | Extent, ...]
+    nbytes: int
+
+    def nbytes_at(self, sizes: Mapping[str, Any]) -> Any:
+        """Its bytes where sizes are others, by their names; what is not among them is largest."""
+        extents = (sizes.get(n.name, n.high) if isinstance(n, Extent) else n for n in self.shape)
+        return math.prod(extents, start=self.itemsize)
 
 
 @dataclass(frozen=True)
@@ -27,13 +52,17 @@ class Ranges:
     """Of one call.
 
     Attributes:
+        batch: what it is given.
         of_tensors: by identity of a tensor that it is given, and by dimension.
         of_numbers: by a size that it has, for what is made of its inputs.
+        shared: numbers that are those of several sizes.
         may_be_exact: whether the sizes at hand will do, if no plan fits the largest ones.
     """
 
+    batch: tuple[Given, ...] = ()
     of_tensors: Mapping[int, Mapping[int, Extent]] = field(default_factory=dict)
     of_numbers: Mapping[int, Extent] = field(default_factory=dict)
+    shared: frozenset[int] = frozenset()
     may_be_exact: bool = False
 
     def among(self, given: Sequence[Any], fakes: Sequence[Any]) -> list[Ranged]:
@@ -57,15 +86,36 @@ class Ranges:
                         found += self._like(size)
         return found
 
+    def absent(self, given: Sequence[Any]) -> tuple[Given, ...]:
+        """Of the batch, what is not among a graph's inputs."""
+        tensors = (value for value in given if isinstance(value, torch.Tensor))
+        inputs = storage_identities(tensors)
+        return tuple(one for one in self.batch if one.storage not in inputs)
+
     def _like(self, size: torch.SymInt) -> Iterator[Ranged]:
-        extent = self.of_numbers.get(_torch.size_hint(size))
+        number = _torch.size_hint(size)
+        extent = self.of_numbers.get(number)
         if extent is not None:
-            yield Ranged(size, extent)
+            yield Ranged(size, extent, is_sure=number not in self.shared)
 
 
 def _marked(value: torch.Tensor) -> dict[int, Extent]:
     marks = _torch.marked_ranges(value)
     return {n: Extent(f"size({n})", low, high) for n, (low, high) in marks.items()}
+
+
+def _given(tensor: torch.Tensor, extents: Mapping[int, Extent]) -> Given | None:
+    """The storage of a tensor that is all of it; None of others, whose sizes do not tell."""
+    storages = list(storages_of(tensor))
+    if tensor.layout != torch.strided or len(storages) != 1:
+        return None
+    strides = enumerate(tensor.stride())
+    sizes = {n: int(tensor.shape[n]) for n, stride in strides if stride}  # the rest is expanded
+    (storage,), nbytes = storages, math.prod(sizes.values(), start=tensor.itemsize)
+    if storage.nbytes() != nbytes:
+        return None
+    shape = tuple(extents.get(n, size) for n, size in sizes.items())
+    return Given(_torch.storage_identity(storage), tensor.device, tensor.itemsize, shape, nbytes)
 
 
 _now: ContextVar[Ranges | None] = ContextVar("ranges", default=None)
@@ -127,7 +177,9 @@ class CallSizes:
 
     def _ranges_of(self, varying: Sequence[Varying]) -> Ranges:
         of_tensors: dict[int, dict[int, Extent]] = {}
+        tensors = {id(one.tensor): one.tensor for one in varying}
         of_numbers: dict[int, Extent] = {}
+        shared: set[int] = set()
         for one in varying:
             high = self._high_of(one)
             # Of what was only seen, nobody said that it varies.
@@ -136,9 +188,16 @@ class CallSizes:
             if not self._asked.is_seen:
                 _torch.may_vary(one.tensor, one.dimension)
             # Of sizes that are equal in this call, what is made of inputs may be like either.
+            if of_numbers.get(one.size, extent).name != extent.name:
+                shared.add(one.size)
             if extent.high >= of_numbers.get(one.size, extent).high:
                 of_numbers[one.size] = extent
-        return Ranges(of_tensors, of_numbers, self._asked.on_larger == "plan")
+        found = (_given(tensor, of_tensors[key]) for key, tensor in tensors.items())
+        batch = {one.storage: one for one in found if one is not None}
+        may_be_exact = self._asked.on_larger == "plan"
+        return Ranges(
+            tuple(batch.values()), of_tensors, of_numbers, frozenset(shared), may_be_exact
+        )
 
     def _high_of(self, one: Varying) -> int:
         """The largest that a size is planned for from this call on."""

@@ -126,7 +126,13 @@ class Meanwhile:
         if not peak_nbytes:
             return
         steps = self._steps
-        resident_nbytes = max((part.resident_nbytes for part in steps.graphs.current), default=0)
-        crossing_nbytes = sum(run.held_nbytes for run in runs if run.owner is steps)
-        steps.surroundings.note_waiting(peak_nbytes - resident_nbytes - crossing_nbytes)
+        own = {run: run.graph for run in runs if run.owner is steps and run.graph is not None}
+        # At the largest sizes, what graphs have returned meanwhile is as much more as they are.
+        grown = max((part.shrunk for part in own.values()), default=1.0) - 1
+        parts = own.values() if grown else steps.graphs.current
+        resident_nbytes = max((part.resident_nbytes for part in parts), default=0)
+        more_nbytes = peak_nbytes - resident_nbytes - sum(run.held_nbytes for run in own)
+        gone = (p.figures.crossing.passed_nbytes for run, p in own.items() if run.is_let_go)
+        more_nbytes += int(grown * max(0, min(more_nbytes, sum(gone))))
+        steps.surroundings.note_waiting(more_nbytes)
         steps.tell_if_above(peak_nbytes)

@@ -40,7 +40,7 @@ from autoremat.session.recalled import (
     question_of,
     remembered,
 )
-from autoremat.session.stating import stated
+from autoremat.session.stating import Before, stated
 from autoremat.session.steps import Steps
 
 
@@ -173,8 +173,8 @@ class Recalling:
                 num_fwd_outputs=num_fwd_outputs,
                 static_indices=list(static or ()),
             )
-            between_nbytes = known.between_nbytes
-            subject = stated(graph, options.setting, resident, between_nbytes, is_first=True)
+            there = Before(between_nbytes=known.between_nbytes)
+            subject = stated(graph, options.setting, resident, there, is_first=True)
             return planned_alone(name, subject, budget_nbytes, options, dynamo, refuses)
 
         planning = TracedOnly(plan)

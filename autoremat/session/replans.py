@@ -123,6 +123,14 @@ class Replans:
         return (is_above and self._is_possible) or self._has_other_runs or bool(self._newly_gone)
 
     @property
+    def is_optional(self) -> bool:
+        """Whether plans that are due are only to be faster: those of now fit steps like these."""
+        steps = self._steps
+        if steps.options.budget.is_least or steps.graphs.provisional or not self._have_fitted:
+            return False
+        return steps.peak_to_come_nbytes <= steps.budget_nbytes and not self._has_other_runs
+
+    @property
     def is_coming(self) -> bool:
         """Whether a step that is above the budget now is planned anew after it.
 
@@ -221,7 +229,10 @@ class Replans:
         graphs holds or takes something, that is known less well, and the room is left to it.
         """
         steps, graphs = self._steps, self._steps.graphs
-        around_nbytes = sum(astuple(steps.surroundings.found))
+        around = steps.surroundings.found
+        # Until the backward, code around the graphs may hold no more than these very results.
+        returned = (part.figures.outputs_nbytes for part in graphs.current if part.gone_nbytes)
+        around_nbytes = sum(astuple(around)) - min(around.eager_nbytes, sum(returned))
         is_known = steps.number >= SHOWN_BY and around_nbytes <= SCALARS_NBYTES
         if not (graphs.current and is_known) or self.count >= MOST_REPLANS // 2:
             return set()

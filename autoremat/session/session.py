@@ -63,7 +63,7 @@ from autoremat.session.op_by_op import NotCompiled, Uncompiled, needs_its_plan
 from autoremat.session.recalling import Recalling, Remarks
 from autoremat.session.reports import line_of, report_of, stored_plan_of
 from autoremat.session.settling import count_optimizer, count_unseen, note_allocated, plan_anew
-from autoremat.session.stating import between_nbytes, grown_nbytes, stated
+from autoremat.session.stating import found_before, stated
 from autoremat.session.steps import Steps
 from autoremat.session.subranges import Subranges
 from autoremat.session.telling import log_if_smaller_batch_follows
@@ -344,8 +344,7 @@ class Session:
         Asked for between two steps: then all of its graphs are known, and how often each runs.
         """
         with self._settling:
-            peak_nbytes = self.steps.measured.taken_nbytes()
-            if peak_nbytes is not None:
+            if (peak_nbytes := self.steps.measured.taken_nbytes()) is not None:
                 self.measured_peak_nbytes = peak_nbytes
                 note_allocated(self.steps, peak_nbytes)
             if not self.steps.replans.is_due:
@@ -365,20 +364,23 @@ class Session:
 
     def _divide_ranges(self) -> None:
         """Further plans for the smaller sizes of a range, where these are worth it."""
-        name = self._subranges.due()
-        if name is None:
-            return
+        names: Sequence[str] = ()
         try:
+            if not (names := self._subranges.due()):
+                return
             with self.progress, configured(self.options.inductor):
-                found = self._subranges.plan(name)
-                if found:
-                    self.progress.finish(f"autoremat: {len(found)} more plans for smaller sizes")
+                found = self._subranges.plan(names)
+                if count := sum(map(len, found.values())):
+                    self.progress.finish(f"autoremat: {count} more plans for smaller sizes")
         except Exception as error:  # the step can go on as it did
             why = f"{type(error).__name__}: {error}"
-            self.told.fall_back("AR116", cause=error, graph=name, error=why)
+            self.told.fall_back(
+                "AR116", cause=error, graph=" and ".join(names) or "The step", error=why
+            )
             return
-        known = self._planned[self._fingerprints[name]]
-        known += [written(part.planned.whole).copied() for part in found]
+        for name, parts in found.items():
+            known = self._planned[self._fingerprints[name]]
+            known += [written(part.planned.whole).copied() for part in parts]
 
     def _plan_anew(self) -> None:
         """Plans for all graphs at once; each is compiled when it runs."""
@@ -461,20 +463,19 @@ class Session:
             earlier = steps.graphs.earlier(name)
             resident = self._resident_on(graph.device)
             steps.device, steps.options = graph.device, steps.options.on(graph.device)
-            steps.resident = resident.with_batch(grown_nbytes(graph))
-            is_first = self._at_hand.is_in_first_frame
-            between = between_nbytes(graph, inputs, steps, earlier, is_first=is_first)
+            results = steps.surroundings.eager_results
+            there = found_before(graph, self._at_hand, corner, resident, results, earlier)
+            steps.resident = resident.with_batch(there.grown_nbytes)
             progress.stage("cost")
             is_first = not steps.graphs.parts
-            subject = stated(graph, self._setting, steps.resident, between, is_first=is_first)
+            subject = stated(graph, self._setting, steps.resident, there, is_first=is_first)
             lows = lows_of(self._at_hand.ranges)
             subject = over_sizes(replace(subject, sizes=corner), lows, self._setting)
             progress.stage("solve")
-            names = names_of(self._at_hand.ranges)
             part = first_part(
-                *(name, subject, between, steps, self._graphs, self._at_hand.graph),
+                *(name, subject, there.between_nbytes, steps, self._graphs, self._at_hand.graph),
                 may_refuse=self._may_refuse(),
-                names=names,
+                names=names_of(self._at_hand.ranges),
             )
             steps.graphs.add(name, part)
             self._subranges.lows[name] = lows

@@ -16,7 +16,7 @@ from autoremat_solver.problem import ProblemError
 from autoremat import _torch
 from autoremat.ask.policy import parse_policy
 from autoremat.memory.residents import Resident
-from autoremat.planning.allotting import Allotted
+from autoremat.planning.allotting import Allotted, graph_of_plan
 from autoremat.planning.asked import policy_plan, store
 from autoremat.planning.choice import Choice, as_chosen
 from autoremat.planning.curve import Curve
@@ -25,6 +25,7 @@ from autoremat.planning.pipeline import choose
 from autoremat.planning.ran import Ran
 from autoremat.planning.ranges import covered
 from autoremat.planning.retained import choose_beside_kept
+from autoremat.planning.step import Step
 from autoremat.planning.unsearched import choose_fixed
 from autoremat.problem.subject import Subject
 from autoremat.session.afterwards import with_later_baseline
@@ -50,14 +51,35 @@ def plan_anew(steps: Steps, graphs: Mapping[str, _torch.DynamoGraph]) -> dict[st
         graphs: of the step, by name.
 
     Returns:
-        The plans of each graph, by its name: one, or a lean and a rich one.
+        The plans of each graph, by its name: one, or a lean and a rich one; those of now, and for
+        parts of its ranges, where these fit and what was found is no better.
 
     Raises:
         SteeringError: if another rank's communicate otherwise.
     """
+    known = steps.graphs, steps.graphs.room, steps.graphs.repeats
+    before = [dict(vars(one)) for one in known]  # planning replaces what they hold
+    may_stay = steps.replans.is_optional and _torch.job_store() is None  # ranks stay alike
+    time_us = _time_us(steps.graphs)
     planned = planned_together(steps, graphs)
     require_alike(planned)
-    return planned
+    is_above = steps.peak_to_come_nbytes > steps.budget_nbytes
+    if not (may_stay and (is_above or _time_us(steps.graphs) >= time_us)):
+        return planned
+    for one, values in zip(known, before, strict=True):
+        vars(one).update(values)
+    return {name: _all_of(steps.graphs, name) for name in planned}
+
+
+def _all_of(graphs: Step, name: str) -> list[Part]:
+    """The plans of a graph, those for parts of its ranges included."""
+    found = (part for plan, part in graphs.parts.items() if graph_of_plan(plan) == name)
+    return [one for part in found for one in (part, *(part.smaller or ()))]
+
+
+def _time_us(graphs: Step) -> float:
+    """Of the longest step, by its plans."""
+    return sum(part.choice.solution.timeline.time_us for part in graphs.longest_as_planned)
 
 
 def planned_together(
@@ -254,7 +276,8 @@ def _planned_within(
     steps: Steps, graphs: Mapping[str, _torch.DynamoGraph], allotted: Allotted
 ) -> Part:
     """A plan for what a graph gets: made as if what passes stayed, where its forward needs that."""
-    if allotted.graph in steps.replans.with_gone:
+    is_least = steps.options.budget.is_least  # which nobody is told to be above
+    if allotted.graph in steps.replans.with_gone or (is_least and allotted.held < 1):
         with_gone = _planned_with_gone(steps, graphs, allotted)
         if with_gone is not None:
             return with_gone

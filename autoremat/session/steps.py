@@ -25,7 +25,7 @@ from autoremat.memory.residents import Resident
 from autoremat.memory.storage_sizes import storages_nbytes
 from autoremat.memory.unseen import unseen_nbytes
 from autoremat.planning.nesting import Around, Beside, placed
-from autoremat.planning.part import Part
+from autoremat.planning.part import Part, PlannedAs
 from autoremat.planning.ran import Ran, as_run
 from autoremat.planning.sizes import Sizes
 from autoremat.planning.step import Step
@@ -48,7 +48,7 @@ from autoremat.watch.ledger import (
     owners_since,
 )
 from autoremat.watch.look import Look
-from autoremat.watch.open_run import Roots, Run
+from autoremat.watch.open_run import LetGo, Roots, Run
 from autoremat.watch.present import Present
 
 T = TypeVar("T")
@@ -97,6 +97,9 @@ class Steps:
     backward: int = field(default=-1, init=False)
     tuned: str = field(default="", init=False)
     compiled_in: list[int] = field(default_factory=list, init=False)
+    _by_smaller: dict[str, Part] = field(default_factory=dict, init=False)  # as graphs ran last
+    # By identity of a plan, the plan itself, and what is known of its runs.
+    _let_go: dict[int, tuple[PlannedAs, LetGo]] = field(default_factory=dict, init=False)
     _has_noted_call: bool = field(default=False, init=False)  # since the latest backward
 
     def __post_init__(self) -> None:
@@ -214,6 +217,8 @@ class Steps:
         """It was planned anew, for what is known of it."""
         self.replans.made()
         self.graphs.provisional.clear()
+        self._by_smaller.clear()
+        self._let_go.clear()
         self.surroundings.settled()
         self.told.planned_anew()
 
@@ -296,6 +301,7 @@ class Steps:
                 sizes=given,
                 find_graph=find_part,
                 behind=names_from(a.grad_fn for a in args if isinstance(a, torch.Tensor)),
+                let_go=self._let_go.setdefault(id(part.planned), (part.planned, {}))[1],
             )
             self.meanwhile.eager_code_goes_on()
             return outputs
@@ -314,6 +320,9 @@ class Steps:
             compiled, found = code.of(whole)
         if part is whole:
             self.graphs.parts[plan] = found
+            self._by_smaller.pop(plan, None)
+        else:
+            self._by_smaller[plan] = found
         if code.compiles > compiles:
             self.compiled_in.append(self.number)
         return compiled, found
@@ -405,7 +414,7 @@ class Steps:
     @property
     def _account(self) -> Mapping[str, Beside]:
         """What is beside each graph of the step by the plans of its graphs."""
-        return self.graphs.beside(Around(self.surroundings.grown_nbytes))
+        return self.graphs.beside(Around(self.surroundings.grown_nbytes), self._by_smaller)
 
     def _learn(self, look: Look | None, *, is_final: bool) -> None:
         """Take into account what a look has shown, and tell if the step is above the budget."""

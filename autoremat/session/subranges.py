@@ -1,16 +1,17 @@
 """Plans for parts of a range of sizes, beside that for the largest.
 
-Enters: `Steps` that are settled, whose only graph was planned for ranges of sizes. Leaves: its
-part, with the further plans that its runs choose from by the sizes of their call. Guarantees: each
-is proven to be within the budget at all sizes that it is for; they are made once, when two steps
-have shown what the graph has beside it, and dropped where the step turns out to have no room for
+Enters: `Steps` that are settled, whose graphs were planned for ranges of sizes. Leaves: their
+parts, with the further plans that runs choose from by the sizes of their call. Guarantees: each is
+proven to be within the budget at all sizes that it is for; they are made once, when two steps have
+shown what the graphs have beside them, and dropped where the step turns out to have no room for
 them.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autoremat import _torch
@@ -18,7 +19,7 @@ from autoremat.planning.asked import store
 from autoremat.planning.choice import as_chosen, recomputed_share
 from autoremat.planning.curve import Curve
 from autoremat.planning.nesting import Around, placed
-from autoremat.planning.part import Part, Planned
+from autoremat.planning.part import Part, Planned, PlannedAs
 from autoremat.planning.pipeline import choose, over_sizes, stated_at
 from autoremat.planning.ranges import covered
 from autoremat.planning.sizes import Symbols
@@ -26,6 +27,7 @@ from autoremat.planning.subranges import WORTH, Corner, corners_worth_a_plan
 from autoremat.session.afterwards import with_later_baseline
 from autoremat.session.reports import explained
 from autoremat.session.steps import Steps
+from autoremat.session.subranges_together import Together, are_of_one_step
 from autoremat.session.under_autocast import narrowed_by
 
 KNOWN_STEPS = 2  # until the optimizer's state is there, and what else the first steps show
@@ -43,38 +45,87 @@ class Subranges:
         """
         self.lows: dict[str, Symbols] = {}  # by graph, the smallest sizes that were said
         self._steps, self._dynamo = steps, dynamo
-        self._seen = Around()  # what was known to be beside the graph when its plans were checked
+        self._seen = Around()  # what was known to be beside the graphs when plans were checked
+        self._plans: list[PlannedAs] = []  # of all graphs then
+        self._beside: dict[str, set[str]] = {}  # by graph, those of the steps it was checked in
 
-    def due(self) -> str | None:
-        """The graph for which there may be further plans, before a step that needs no others."""
+    def due(self) -> tuple[str, ...]:
+        """The graphs for which there may be further plans, before a step that needs no others."""
         steps, setting = self._steps, self._steps.options.setting
-        ran = steps.graphs.graphs
-        part = steps.graphs.parts.get(ran[0]) if len(ran) == 1 else None
-        if part is None or part.covered is None or not part.covered.is_proven:
-            return None
-        if part.smaller is not None:
-            self._keep_fitting(ran[0], part)
-            return None
+        self._drop_where_others_run()
+        names = self._of_one_step()
+        parts = {name: part for name in names if (part := steps.graphs.parts.get(name))}
+        if not parts or len(parts) < len(names):  # layers in eager mode
+            return ()
+        if any(part.covered is None or not part.covered.is_proven for part in parts.values()):
+            return ()
+        if all(part.smaller is not None for part in parts.values()):
+            self._keep_fitting(names)
+            return ()
         is_chosen = setting.steering.choice or setting.steering.known or setting.offload
-        is_early = steps.number < KNOWN_STEPS or ran[0] in steps.graphs.provisional
-        if is_early or is_chosen or steps.options.budget.is_least or not part.figures.fits:
-            return None
-        return ran[0]
+        is_early = steps.number < KNOWN_STEPS or not steps.graphs.provisional.isdisjoint(names)
+        if is_early or is_chosen or steps.options.budget.is_least:
+            return ()
+        if steps.peak_to_come_nbytes > steps.budget_nbytes or not self._may_be_planned(parts):
+            return ()
+        return names
 
-    def plan(self, name: str) -> list[Part]:
-        """Make the plans of a graph that are worth it.
+    def _of_one_step(self) -> tuple[str, ...]:
+        """The graphs that each step runs once, if it runs any of these; () if others do as well."""
+        ran = self._steps.graphs.graphs
+        forms = self._steps.graphs.steps_with(ran[0]) if ran else []
+        names = tuple(dict.fromkeys(name for form in forms for name in form))
+        return names if all(len(form) == len(names) for form in forms) else ()
+
+    def _drop_where_others_run(self) -> None:
+        """Plans were looked at beside other graphs than have come to run in their step since."""
+        graphs = self._steps.graphs
+        for name, part in list(graphs.parts.items()):
+            if part.smaller:
+                beside = {other for form in graphs.steps_with(name) for other in form}
+                if beside != self._beside.get(name, beside):
+                    graphs.parts[name] = _with_smaller(part, ())
+
+    def _may_be_planned(self, parts: Mapping[str, Part]) -> bool:
+        """Whether these are all graphs of the steps to come, and their sizes are known."""
+        if len(parts) == 1:
+            return True
+        graphs = self._steps.graphs
+        is_whole = set(parts) == set(graphs.known_graphs) and len(graphs.orders) == 1
+        # Ranks may come to it in different steps.
+        is_plain = not graphs.rich_from and _torch.job_store() is None
+        return is_whole and is_plain and are_of_one_step(parts, self.lows)
+
+    def plan(self, names: Sequence[str]) -> dict[str, tuple[Part, ...]]:
+        """Make the plans of graphs that are worth it.
 
         Args:
-            name: as `due` told it.
+            names: as `due` told them.
 
         Returns:
-            What the graph has from now on beside the plan for the largest sizes.
+            What each graph has from now on beside the plan for the largest sizes.
         """
+        parts = self._steps.graphs.parts
+        for name in names:
+            parts[name], self._beside[name] = _with_smaller(parts[name], ()), set(names)
+        nodes = (node for name in names for node in parts[name].subject.joint.nodes)
+        if any(_torch.is_collective(node.target) for node in nodes):
+            return {}  # ranks have batches of different sizes, and would communicate otherwise
+        together = Together(self._steps, self._dynamo, self.lows, names)
+        if len(names) == 1:
+            found = [{names[0]: part} for part in self._alone(names[0])]
+            found = [one for one in found if together.fit(one)]
+        else:
+            found = together.plan()
+        for name in names:
+            parts[name] = _with_smaller(parts[name], tuple(one[name] for one in found))
+        self._note_checked()
+        return {name: parts[name].smaller or () for name in names}
+
+    def _alone(self, name: str) -> tuple[Part, ...]:
+        """Of the only graph of a step."""
         steps = self._steps
         part = steps.graphs.parts[name]
-        steps.graphs.parts[name] = part = replace(part, smaller=())
-        if any(_torch.is_collective(node.target) for node in part.subject.joint.nodes):
-            return []  # ranks have batches of different sizes, and would communicate otherwise
         choice, known = part.choice, part.covered
         assert known is not None
         beyond_nbytes = max(0, steps.peak_nbytes - choice.peak_nbytes)
@@ -88,10 +139,7 @@ class Subranges:
         lows = self.lows.get(name, {})
         corners = corners_worth_a_plan(subject, plan, room_nbytes, known, lows)
         found = [one for c in corners if (one := self._part_at(name, part, c, budget_nbytes))]
-        found.sort(key=lambda one: recomputed_share(one.choice))
-        part = replace(part, smaller=tuple(found), _reports={})
-        self._keep_fitting(name, part)
-        return list(steps.graphs.parts[name].smaller or ())
+        return tuple(sorted(found, key=lambda one: recomputed_share(one.choice)))
 
     def _part_at(self, name: str, part: Part, corner: Corner, budget_nbytes: int) -> Part | None:
         """A plan up to a corner; None if it is no better there, or not proven."""
@@ -117,28 +165,39 @@ class Subranges:
             curve=Curve(),
         )
         return replace(
-            part, planned=planned, covered=known, shrunk=corner.shrunk, smaller=(), _reports={}
+            part,
+            planned=planned,
+            covered=known,
+            shrunk=corner.shrunk,
+            corner=corner.shrunk,
+            smaller=(),
+            _reports={},
         )
 
-    def _keep_fitting(self, name: str, part: Part) -> None:
-        """Of a graph's further plans, those by which the step takes no more than it may."""
-        now = self._steps.surroundings.now
-        if part.smaller and (now.is_beyond(self._seen) or part is not self._part(name)):
-            fitting = tuple(self._fitting(name, part.smaller))
-            part = replace(part, smaller=fitting, _reports={})
-        self._seen = now
-        self._steps.graphs.parts[name] = part
+    def _keep_fitting(self, names: Sequence[str]) -> None:
+        """Of graphs' further plans, those by which the step takes no more than it may."""
+        parts = self._steps.graphs.parts
+        plans = [part.planned for part in parts.values()]
+        is_same = len(plans) == len(self._plans) and all(map(operator.is_, plans, self._plans))
+        if is_same and not self._steps.surroundings.now.is_beyond(self._seen):
+            return
+        together = Together(self._steps, self._dynamo, self.lows, names)
+        smaller = {name: parts[name].smaller or () for name in names}
+        fitting = [
+            number
+            for number in range(max(map(len, smaller.values())))
+            if together.fit({n: of[number] for n, of in smaller.items() if number < len(of)})
+        ]
+        for name, of_graph in smaller.items():
+            if len(fitting) < len(of_graph):
+                left = tuple(of_graph[number] for number in fitting)
+                parts[name] = _with_smaller(parts[name], left)
+        self._note_checked()
 
-    def _part(self, name: str) -> Part:
-        return self._steps.graphs.parts[name]
+    def _note_checked(self) -> None:
+        self._seen = self._steps.surroundings.now
+        self._plans = [part.planned for part in self._steps.graphs.parts.values()]
 
-    def _fitting(self, name: str, parts: tuple[Part, ...]) -> Iterator[Part]:
-        steps, whole = self._steps, self._part(name)
-        for part in parts:
-            steps.graphs.parts[name] = part
-            try:
-                fits = steps.peak_nbytes <= steps.budget_nbytes
-            finally:
-                steps.graphs.parts[name] = whole
-            if fits:
-                yield part
+
+def _with_smaller(part: Part, smaller: tuple[Part, ...]) -> Part:
+    return replace(part, smaller=smaller, _reports={})

@@ -23,7 +23,15 @@ from autoremat.memory.storage_sizes import same_device
 from autoremat.planning.part import Part
 from autoremat.planning.ran import Ran
 from autoremat.watch import between
-from autoremat.watch.open_run import Owner, Returned, Roots, Run, living_nbytes, returned_by
+from autoremat.watch.open_run import (
+    LetGo,
+    Owner,
+    Returned,
+    Roots,
+    Run,
+    living_nbytes,
+    returned_by,
+)
 
 _FEW = 64
 SAME = 1.02  # peaks that differ by less are told of once
@@ -168,6 +176,7 @@ def note_run(
     sizes: tuple[int, ...] = (),
     find_graph: Callable[[], Part] | None = None,
     behind: tuple[str, ...] = (),
+    let_go: LetGo | None = None,
 ) -> None:
     """A graph has run its forward, or a model that has none.
 
@@ -179,6 +188,7 @@ def note_run(
         sizes: as of `Run`, and so are `find_graph` and `behind`.
         find_graph: asked for only where a step is looked into.
         behind: the operations in eager mode that its arguments come from.
+        let_go: as of `Run`.
     """
     tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
     nodes = (tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None)
@@ -190,6 +200,7 @@ def note_run(
         _books.told_nbytes.clear()
         _books.has_gone_back = False
     run = Run(owner, ran, device, sizes, find_graph, returned_by(tensors), behind)
+    run.let_go = run.let_go if let_go is None else let_go
     number = next(_numbers)
     node.metadata[_KEY] = run
     # It holds the hook; one of torch's own cannot be referred to otherwise, and needs not.
@@ -316,7 +327,7 @@ def _backward_begins(roots: Roots, gradients: Sequence[Any], keeps_graph: bool) 
         return
     for run in open_now if is_outer else ():
         if run.ran is not None and not run.has_waited:  # what is gone then is so in later ones
-            run.ran.region = run.ran.region._replace(is_gone=not run.returned_nbytes)
+            run.ran.region = run.ran.region._replace(is_gone=run.is_let_go)
             run.has_waited = True
     for owner in list(_books.rerunning) if is_outer else ():
         owner.reruns_begin(roots)

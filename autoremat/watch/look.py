@@ -7,7 +7,7 @@ measured or held here; `Audit` says when to look.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from autoremat.memory.spread import Spread, Traffic
@@ -15,7 +15,7 @@ from autoremat.planning.nesting import Beside
 from autoremat.planning.part import Part
 from autoremat.planning.ran import Ran
 from autoremat.watch.eager_backward import Foreseen
-from autoremat.watch.open_run import Run
+from autoremat.watch.open_run import SCALARS_NBYTES, Run
 
 EAGER_MARGIN = 1.1  # of what eager code is foreseen to make, for what of it cannot be seen
 
@@ -72,10 +72,7 @@ def look_at(
     ]
     # At the sizes that are planned for, eager code takes as much more as they are larger.
     grown = max((part.shrunk for part, _ in parts.values()), default=1.0) - 1
-    more = [
-        peak_nbytes + int(grown * beside) - _as_counted(run, part).peak_in_backward(found)
-        for peak_nbytes, (run, part, found, beside) in zip(peaks, reached, strict=True)
-    ]
+    more = _more_nbytes(reached, base_nbytes, 1 + grown, keeps_graph=keeps_graph)
     made_nbytes = foreseen.eager_peak_nbytes - foreseen.first_nbytes - foreseen.remade_nbytes
     margin_nbytes = int((EAGER_MARGIN - 1) * max(0, made_nbytes))
     eager_nbytes = base_nbytes + foreseen.eager_peak_nbytes + margin_nbytes
@@ -93,6 +90,38 @@ def look_at(
         not reached or any(part.is_resized for part, _ in parts.values()),
         not reached or any(part.is_larger for part, _ in parts.values()),
     )
+
+
+def _more_nbytes(
+    reached: Sequence[tuple[Run, Part, Beside, int]],
+    base_nbytes: int,
+    shrunk: float,
+    *,
+    keeps_graph: bool,
+) -> Iterator[int]:
+    """By run, what its backward takes beyond the account, where sizes are the largest.
+
+    Args:
+        reached: in the order of the backward, with what the account has beside each, and what is.
+        base_nbytes: what is live whatever runs.
+        shrunk: as of `Part`, the most of these.
+        keeps_graph: whether what was saved stays afterwards.
+    """
+    # Plans for parts of the ranges are accounted for at the largest sizes of these.
+    corner = max((part.corner for _, part, *_ in reached), default=1.0)
+    returned_nbytes = 0
+    for run, part, found, beside in reached:
+        own_nbytes = (part.kept if keeps_graph else part).own_peaks[1]
+        counted_nbytes = _as_counted(run, part).peak_in_backward(found) - part.resident_nbytes
+        # Gradients of parameters do not grow, nor does a loss, or what is there whatever runs.
+        same_nbytes = min(returned_nbytes, found.gradients_nbytes, beside)
+        if beside - same_nbytes <= SCALARS_NBYTES:
+            same_nbytes = beside
+        grown_nbytes = same_nbytes + int(shrunk / corner * (beside - same_nbytes))
+        beyond_nbytes = own_nbytes + grown_nbytes - counted_nbytes
+        beyond_nbytes = int(corner * beyond_nbytes) if beyond_nbytes > 0 else beyond_nbytes
+        yield base_nbytes - part.resident_nbytes + beyond_nbytes
+        returned_nbytes += part.figures.gradients_nbytes
 
 
 def _as_counted(run: Run, part: Part) -> Part:

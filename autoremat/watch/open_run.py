@@ -11,6 +11,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -26,6 +27,7 @@ from autoremat.planning.ran import Ran
 SCALARS_NBYTES = 1024
 _SHARES = 1024  # steps of other sizes are alike if as much of what they return is held, about
 
+LetGo = dict[tuple[bool, ...], bool]  # as of `Run`
 Roots = Sequence[Any]  # tensors or edges that a backward begins at
 
 
@@ -74,6 +76,8 @@ class Run:
         behind: the operations in eager mode whose results it was given, by their names.
         has_waited: whether a backward has begun since.
         held: the most of its results that somebody held as a backward went through it.
+        let_go: by which of its results live, whether that is what its backward needs; known of
+            earlier runs by the same plan.
     """
 
     owner: Owner
@@ -85,6 +89,7 @@ class Run:
     behind: tuple[str, ...] = ()
     has_waited: bool = False
     held: float = 0.0
+    let_go: LetGo = field(default_factory=dict)
 
     @functools.cached_property
     def graph(self) -> Part | None:
@@ -114,7 +119,7 @@ class Run:
         if self.graph is None:
             return 0
         crossing = self.graph.figures.crossing
-        return crossing.nbytes - (0 if self.returned_nbytes else crossing.passed_nbytes)
+        return crossing.nbytes - (crossing.passed_nbytes if self.is_let_go else 0)
 
     @property
     def again_nbytes(self) -> int:
@@ -130,6 +135,31 @@ class Run:
     def returned_nbytes(self) -> int:
         """What it has returned and somebody holds."""
         return living_nbytes(self.returned)
+
+    @property
+    def is_let_go(self) -> bool:
+        """Whether nobody holds what it has returned, but for its own backward where that needs it.
+
+        That holds what it needs all the time: is there no more, the rest is gone.
+        """
+        living = tuple(not kept.storage.expired() for kept in self.returned.values())
+        if not any(living):
+            return True
+        if self.region or self.find_graph is None:  # in one it runs again for its backward
+            return False
+        if living not in self.let_go:
+            self.let_go[living] = self._has_what_it_needs()
+        return self.let_go[living]
+
+    def _has_what_it_needs(self) -> bool:
+        """Whether no more of what it has returned lives than that."""
+        living = (kept for kept in self.returned.values() if not kept.storage.expired())
+        living_nbytes = sum(rounded_nbytes(kept.nbytes, kept.device) for kept in living)
+        with suppress(Exception):  # in a user's backward, which goes on without
+            assert self.graph is not None
+            figures = self.graph.figures
+            return living_nbytes <= figures.outputs_nbytes - figures.crossing.passed_nbytes
+        return False
 
     def held_share(self, node: Any) -> float:
         """Of what it has returned, the share that somebody holds beside its backward, at most.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,10 @@ from torch import Tensor, nn
 
 import autoremat
 from autoremat.memory.meter import measure_peak, resident_nbytes
+from autoremat.optimized import optimized_call
+from autoremat.planning.part import Part, Planned
+from autoremat.session import settling
+from autoremat.watch.open_run import Run, returned_by
 from tests.session.test_blocks import Body, compiles
 from tests.tiny import WIDTH
 from tests.training import make_seeded, optimized
@@ -47,6 +52,17 @@ class Savable(Model):
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         result = self.head(self.blocks(self.embedding(tokens))).sigmoid()
         return result.square().mean(), result
+
+
+class Parted(Model):
+    """Two graphs: of what the first returns, its own backward needs some, and nobody the rest."""
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        hidden = self.blocks(self.embedding(tokens))
+        logits = self.head(hidden)
+        torch._dynamo.graph_break()
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+        return loss, logits, hidden
 
 
 def letting_go(model: nn.Module) -> object:
@@ -105,6 +121,88 @@ def test_a_step_that_lets_its_results_go_spends_all_of_its_budget(make: Callable
     letting_go(reference)
     for parameter, other in zip(model.parameters(), reference.parameters(), strict=True):
         assert torch.equal(parameter.grad, other.grad)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.filterwarnings("ignore:.*From the next step on:autoremat.OverBudgetWarning")
+def test_what_a_backward_needs_of_its_results_holds_no_others():
+    """The logits of the first graph are gone in the second one's backward, though hidden stays."""
+    budget, model = budget_of(Parted), trained(Parted, letting_go)
+    measured = peak_of(model, letting_go)
+    assert measured <= budget
+    report = autoremat.report(model)
+    assert report.predicted_peak_nbytes == pytest.approx(measured, rel=0.001)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.filterwarnings("ignore:.*From the next step on:autoremat.OverBudgetWarning")
+@pytest.mark.parametrize("what", ["above the budget", "as slow"])
+def test_plans_that_are_to_be_faster_are_taken_only_if_they_are(
+    monkeypatch: pytest.MonkeyPatch, what: str
+):
+    """The step fits already: nothing is lost where a search that was cut short finds no better."""
+    model = trained(Parted, letting_go)
+    steps = optimized_call(model).session.steps
+    before = dict(steps.graphs.parts)
+    assert steps.replans.is_optional
+
+    def found(steps: Any, graphs: Any) -> dict[str, list[Part]]:
+        steps.graphs.room.leave(0, steps.surroundings.now)  # as where other forms are planned for
+        scale = 2 if what == "above the budget" else 1
+        parts = {
+            name: replace(part, planned=scaled(part.planned.whole, scale))
+            for name, part in steps.graphs.parts.items()
+        }
+        steps.graphs.parts = parts
+        return {name: [part] for name, part in parts.items()}
+
+    monkeypatch.setattr(settling, "planned_together", found)
+    room = dict(vars(steps.graphs.room))
+    taken = settling.plan_anew(steps, {})
+    assert steps.graphs.parts == before
+    assert {name: parts[0] for name, parts in taken.items()} == before
+    assert vars(steps.graphs.room) == room
+    made = steps.compiled_in
+    letting_go(model)
+    assert steps.compiled_in is made
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_of_the_least_that_can_be_no_plan_is_to_be_faster():
+    """The whole step's takes less than its graphs' own, and may be slower."""
+    model = optimized(Parted, "min")
+    letting_go(model)
+    steps = optimized_call(model).session.steps
+    alone = steps.peak_nbytes
+    model.zero_grad(set_to_none=True)
+    letting_go(model)
+    assert not steps.replans.is_optional
+    assert steps.replans.count == 1
+    assert steps.peak_nbytes < 0.9 * alone
+    assert peak_of(model, letting_go) == steps.peak_nbytes
+
+
+def test_a_backward_goes_on_where_nobody_can_tell_what_it_needs():
+    def fails() -> Part:
+        raise RuntimeError("no graph at these sizes")
+
+    kept, gone = torch.ones(4), torch.ones(4)
+    run = Run(None, None, torch.device("cpu"), find_graph=fails, returned=returned_by([kept, gone]))
+    assert not run.is_let_go
+    del gone
+    assert not run.is_let_go
+    del kept
+    assert run.is_let_go
+
+
+def scaled(planned: Planned, by: int) -> Planned:
+    """The same plan, whose peak is so many times as high, and which takes as much less time."""
+    choice = planned.choice
+    timeline = choice.solution.timeline
+    timeline = replace(timeline, time_us=timeline.time_us / by)
+    solution = replace(choice.solution, timeline=timeline)
+    choice = replace(choice, peak_nbytes=by * choice.peak_nbytes, solution=solution)
+    return replace(planned, choice=choice)
 
 
 def test_it_is_planned_anew_once():

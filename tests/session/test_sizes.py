@@ -14,9 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autoremat
+from autoremat.ask.sizes import Extent, Sizes
+from autoremat.memory.meter import resident_nbytes
 from autoremat.optimized import optimized_call
 from autoremat.planning.choice import recomputed_share
 from autoremat.planning.part import Part
+from autoremat.session.call_sizes import CallSizes, ranges_now
 from tests.training import UNBOUNDED, close, make_seeded, measured, optimized, recomputes, step
 
 pytestmark = pytest.mark.shares_plans
@@ -255,11 +258,93 @@ class Broken(Tokens):
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.filterwarnings("ignore:.*From the next step on:autoremat.OverBudgetWarning")
 def test_a_graph_break_keeps_the_ranges():
-    """The first step does not know of the second graph; from then on, both have one plan."""
+    """What is planned for: a second graph, that step as a whole, and room that results leave."""
     budget = int(0.75 * free_nbytes(Tokens, ids(8, 128)))
     model = optimized(Broken, budget, sizes=RANGES)
     require_within(model, budget, [(8, 64), (3, 128), (8, 128), (2, 77)])
-    assert plans_of(model) <= 3
+    assert plans_of(model) <= 4
+
+
+class Labelled(Tokens):
+    """Two graphs: of the batch, each is given something that the other is not."""
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        x = self.hidden(self.words(ids))
+        torch._dynamo.graph_break()
+        return self.loss(x, labels)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.filterwarnings("ignore:.*From the next step on:autoremat.OverBudgetWarning")
+def test_a_batch_that_several_graphs_are_given_is_known_at_all_sizes():
+    """What small steps show, the plans for the largest have counted, to the byte."""
+    budget = int(0.75 * free_nbytes(Tokens, ids(8, 128)))
+    model = optimized(Labelled, budget, sizes=RANGES)
+    for size in [(8, 64), (3, 128), (2, 77), (5, 30)]:
+        step(model, (ids(*size), ids(*size)))
+    session = optimized_call(model).session
+    around = session.steps.surroundings.now
+    assert around.held_nbytes == around.returned_nbytes == around.passing_nbytes == 0
+    first, second = session.steps.graphs.parts.values()
+    largest = (ids(8, 128), ids(8, 128))
+    step(model, largest)
+    peak_nbytes = measured(model, largest)
+    assert peak_nbytes <= budget
+    assert autoremat.report(model).predicted_peak_nbytes == peak_nbytes
+    model.zero_grad(set_to_none=True)
+    resident = [part.resident_nbytes for part in (first, second)]
+    assert resident == [resident_nbytes(model, largest)] * 2
+
+
+def test_of_a_batch_only_whole_storages_tell_what_they_take_at_other_sizes():
+    """Of a part of one nobody knows the rest, and what is expanded takes no more."""
+    whole, part = torch.ones(4, 16), torch.ones(4, 17)[:, 1:]
+    expanded = torch.ones(4, 1, 16).expand(4, 8, 16)
+    sparse = torch.ones(4, 16).to_sparse()
+    jagged = torch.nested.nested_tensor([torch.ones(3), torch.ones(5)], layout=torch.jagged)
+    batch = Extent("batch", 1, 8)
+    asked = Sizes(words=((0, batch),), inputs=(("expanded", 1, Extent("heads", 1, 8)),))
+    given = {"whole": whole, "again": whole[:], "part": part, "expanded": expanded}
+    others = {"sparse": sparse, "jagged": jagged}
+    with CallSizes(asked).of(lambda **inputs: None, (), given | others):
+        ranges = ranges_now()
+    assert {one.nbytes for one in ranges.batch} == {whole.nbytes, 4 * 16 * 4}
+    assert [one.nbytes_at({"batch": 2}) for one in ranges.batch] == [2 * 16 * 4] * 2
+    assert [one.nbytes_at({}) for one in ranges.absent([whole])] == [8 * 16 * 4]
+
+
+class Joined(Tokens):
+    """A second graph comes later, beside which nobody has looked at plans for smaller sizes."""
+
+    is_joined = False
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.hidden(self.words(ids))
+        loss = self.loss(x, ids)
+        if self.is_joined:
+            torch._dynamo.graph_break()
+            loss = loss + x.square().mean()
+        return loss
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.filterwarnings("ignore:.*From the next step on:autoremat.OverBudgetWarning")
+def test_plans_for_smaller_sizes_go_where_another_graph_joins_the_step():
+    budget = int(0.7 * free_nbytes(Tokens, ids(8, 128)))
+    model = optimized(Joined, budget, sizes=RANGES)
+    for _ in range(3):
+        step(model, (ids(8, 40),))
+    steps = optimized_call(model).session.steps
+    assert any(part.smaller for part in steps.graphs.parts.values())
+    before = set(steps.graphs.parts)
+    model.is_joined = True
+    for _ in range(3):
+        step(model, (ids(2, 20),))
+    ran = steps.graphs.graphs
+    assert len(ran) > 1
+    assert not any(steps.graphs.parts[name].smaller for name in before if name in ran)
+    step(model, (ids(8, 128),))
+    assert measured(model, (ids(8, 128),)) <= max(budget, steps.peak_nbytes)
 
 
 class Logits(Tokens):
@@ -448,6 +533,27 @@ def test_plans_of_smaller_sizes_are_dropped_where_the_step_has_no_room_for_them(
     for part in after.smaller:
         steps.graphs.parts[next(iter(steps.graphs.parts))] = part
         assert steps.peak_nbytes <= budget
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.filterwarnings("ignore:.*From the next step on:autoremat.OverBudgetWarning")
+def test_graphs_of_one_step_have_plans_for_smaller_sizes_together():
+    """A step is within the budget whichever of them each graph runs by, and recomputes less."""
+    budget = int(0.6 * free_nbytes(Broken, ids(8, 128)))
+    model = optimized(Broken, budget, sizes=RANGES)
+    for _ in range(4):
+        step(model, (ids(7, 120),))
+    steps = optimized_call(model).session.steps
+    first, second = steps.graphs.parts.values()
+    assert 1 <= len(first.smaller) == len(second.smaller) <= 3
+    assert recomputed_share(first.smaller[0].choice) < recomputed_share(first.choice)
+    corners = [tuple(part.subject.sizes.values()) for part in first.smaller]
+    compiled = len(steps.compiled_in)
+    require_within(model, budget, [*corners, (2, 20), (8, 33), (3, 128), (8, 128), (5, 64)])
+    assert len(steps.compiled_in) > compiled
+    assert [part.smaller for part in steps.graphs.parts.values()] == [first.smaller, second.smaller]
+    reference = make_seeded(Broken)
+    close(step(reference, (ids(3, 20),)), step(model, (ids(3, 20),)), 1e-5)
 
 
 def test_a_batch_of_two_after_one_of_one_can_be_planned_again():
