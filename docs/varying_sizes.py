@@ -142,9 +142,9 @@ ABOUT = (
     f"`time_limit={TIME_LIMIT_S:.0f}`. What is measured is a whole step, resident included. "
     "**Planning** is the time of the steps that planned, less what they take later; of T5 in this "
     "run it has over two minutes in which the process was stopped. The Vision Transformer leaves "
-    "out its interpolation at the size that it was made for, which is a second graph. Under "
-    "Inductor what is predicted is what was read at the largest sizes, less what "
-    "simulating the plan says of smaller ones.\n"
+    "out its interpolation at the size that it was made for, which is a second graph. GPT-2 in two "
+    "graphs has a graph break before its loss. Under Inductor what is predicted is what was read "
+    "at the largest sizes, less what simulating the plan says of smaller ones.\n"
 )
 ABOUT_TIMES = (
     "**Time**: steps of three sizes (batch x length or side) by those of a model whose plan was "
