@@ -1,9 +1,10 @@
 """Steps of a size, by a plan for a range of sizes and by one for this very size, taken in turns.
 
 Enters: a case of `varied_batches.py`, optimised for its range, and a size. Leaves: how long its
-step takes by that of a model that was planned for the size alone. Guarantees: neither is planned
-beside the other: the plan for the size is made in a process of its own, and that for the range
-stays as it is. Steps are taken in one process: two of them differ by more than what is looked for.
+step takes by that of a model that was planned for the size alone, and the same of code that torch
+compiles for sizes that vary, by its code for this size. Guarantees: neither is planned beside the
+other: the plan for the size is made in a process of its own, and that for the range stays as it is.
+Steps are taken in one process: two of them differ by more than what is looked for.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from own_process import forget_plans
@@ -50,8 +52,20 @@ def seconds_of(model: nn.Module, batch: Batch) -> float:
     return time.perf_counter() - began
 
 
-def over_alone(model: nn.Module, key: str, budget: int, size: Size) -> float:
-    """The median of a step's time over that by a plan for this size, of steps one behind the other.
+class Ratios(NamedTuple):
+    """What a step takes by code for sizes that vary, by what it takes by code for its own size.
+
+    Attributes:
+        planned: by our plans.
+        torchs: without any, compiled by torch alone.
+    """
+
+    planned: float
+    torchs: float
+
+
+def over_alone(model: nn.Module, key: str, budget: int, size: Size) -> Ratios:
+    """The medians of a step's time over that by a plan for this size, of steps taken in turns.
 
     Args:
         model: planned for the range of the case; it is not planned anew from now on.
@@ -72,14 +86,24 @@ def over_alone(model: nn.Module, key: str, budget: int, size: Size) -> float:
         process.start()
         process.join()
         own = optimized(CASES[name], BESIDE * budget, compiler, plan=path)
+        backend = "inductor" if compiler == "inductor" else "aot_eager"
+        varied, fixed = (
+            torch.compile(CASES[name].model(), backend=backend, dynamic=is_dynamic)
+            for is_dynamic in (True, False)
+        )
+        steps = [(model, batch), (own, own_batch), (varied, own_batch), (fixed, own_batch)]
         with _torch.sizes_as_seen():  # others were seen here
             for _ in range(WARM_UP):
-                seconds_of(model, batch)
-                seconds_of(own, own_batch)
-        ratios = [seconds_of(model, batch) / seconds_of(own, own_batch) for _ in range(ROUNDS)]
-    del own
+                for one, given in steps:
+                    seconds_of(one, given)
+        rounds = [[seconds_of(one, given) for one, given in steps] for _ in range(ROUNDS)]
+    del own, varied, fixed, steps
     gc.collect()
-    return statistics.median(ratios)
+    planned, torchs = (
+        statistics.median(seconds[first] / seconds[first + 1] for seconds in rounds)
+        for first in (0, 2)
+    )
+    return Ratios(planned, torchs)
 
 
 def of_key(key: str) -> tuple[str, str]:

@@ -27,7 +27,7 @@ from tests.models import Case
 
 DECILES = (164, 192, 209, 228, 249, 274, 302, 337, 386, 467, 3285)
 LONGEST, SHORTEST = 512, 64  # tokens
-SIDES = (32, 64)  # of images
+SIDES = (64, 128)  # of images
 BATCH, LAST = 4, 2  # samples of a batch, and of an epoch's last
 EPOCH = 8  # batches
 SEED = 18

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import sympy
 import torch
@@ -59,8 +58,14 @@ def _user_constraints(size: torch.SymInt) -> Iterator[Any]:
                 yield constraint
 
 
-_NO_SIZES: Mapping[Any, Any] = MappingProxyType({})
-_sizes: ContextVar[Mapping[Any, Any]] = ContextVar("sizes", default=_NO_SIZES)  # by symbol
+class _Numbers(NamedTuple):
+    """What symbols stand for, and what came of it: many sizes of a graph are alike."""
+
+    of_symbols: Mapping[Any, Any]
+    known: dict[tuple[int, Any], int]  # by the identity of what made the symbols, and expression
+
+
+_sizes: ContextVar[_Numbers | None] = ContextVar("sizes", default=None)
 
 
 @contextmanager
@@ -70,7 +75,8 @@ def sizes_as(numbers: Mapping[Any, int]) -> Iterator[None]:
     Args:
         numbers: by symbol, as `size_symbols` gives them.
     """
-    token = _sizes.set({symbol: sympy.Integer(n) for symbol, n in numbers.items()})
+    of_symbols = {symbol: sympy.Integer(n) for symbol, n in numbers.items()}
+    token = _sizes.set(_Numbers(of_symbols, {}))
     try:
         yield
     finally:
@@ -87,9 +93,9 @@ def sizes_as_seen() -> Iterator[None]:
 def sized(expression: Any) -> Any:
     """An expression of sympy's over sizes, with the numbers of `sizes_as` in place of symbols."""
     numbers = _sizes.get()
-    return (
-        expression.xreplace(numbers) if numbers and hasattr(expression, "xreplace") else expression
-    )
+    if numbers is None or not hasattr(expression, "xreplace"):
+        return expression
+    return expression.xreplace(numbers.of_symbols)
 
 
 def size_symbols(size: int | torch.SymInt) -> dict[Any, int]:
@@ -154,12 +160,17 @@ def size_hint(size: int | torch.SymInt) -> int:
     """The number that a symbolic size stands for (4096 if it has none)."""
     if isinstance(size, int):
         return size
-    node = size.node
-    if node.expr.free_symbols & _sizes.get().keys():
-        as_traced = {symbol: sympy.Integer(n) for symbol, n in size_symbols(size).items()}
-        expression = node.expr.xreplace({**as_traced, **_sizes.get()})
-        if expression.is_number:
-            return int(expression)
+    node, numbers = size.node, _sizes.get()
+    if numbers is not None:
+        key = (id(node.shape_env), node.expr)
+        if key in numbers.known:
+            return numbers.known[key]
+        if node.expr.free_symbols & numbers.of_symbols.keys():
+            as_traced = {symbol: sympy.Integer(n) for symbol, n in size_symbols(size).items()}
+            expression = node.expr.xreplace({**as_traced, **numbers.of_symbols})
+            if expression.is_number:
+                numbers.known[key] = int(expression)
+                return numbers.known[key]
     hint = getattr(node, "hint", None)
     if isinstance(hint, int):
         return hint

@@ -14,10 +14,10 @@ has `dynamic_shapes` for `torch.export` has said it already, and gives these.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,8 +130,7 @@ class Sizes:
     ) -> str | None:
         """The name of an input that a call does not have; None if it has all."""
         names = {name for names, _ in _named(forward, args, keywords) for name in names}
-        with suppress(TypeError, ValueError):  # what forward may take is no name by mistake
-            names |= {*inspect.signature(forward).parameters}
+        names |= {parameter.name for parameter in _parameters_of(forward)}  # no name by mistake
         return next((name for name, _, _ in self.inputs if name not in names), None)
 
     def _of(self, names: tuple[str, ...], tensor: torch.Tensor) -> Iterator[tuple[int, Extent]]:
@@ -278,15 +277,26 @@ def _named(
 def _by_parameter(
     forward: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    try:
-        parameters = list(inspect.signature(forward).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
     one = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    positional = [p.name for p in parameters if p.kind in one]  # those of *args have no name
+    positional = [p.name for p in _parameters_of(forward) if p.kind in one]  # *args have no name
     for number, value in enumerate(args):
         yield positional[number] if number < len(positional) else "", value
     yield from keywords.items()
+
+
+def _parameters_of(forward: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
+    """What a model's forward takes, without the model; () if nobody says."""
+    function = getattr(forward, "__func__", None)  # a method holds the model, and is new each time
+    found = _parameters(function or forward)
+    return found[1:] if function is not None else found
+
+
+@functools.lru_cache(maxsize=64)  # each call of a model asks
+def _parameters(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
+    try:
+        return tuple(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return ()
 
 
 def _tensors(value: Any, names: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:

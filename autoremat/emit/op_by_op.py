@@ -15,7 +15,9 @@ from torch import fx
 
 from autoremat import _torch
 
-_VIEW = torch.ops.aten.view.default
+aten = torch.ops.aten
+_VIEW = aten.view.default
+_CONVERTED = torch.ops.prims.convert_element_type.default
 
 
 def view_or_copy(value: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
@@ -28,7 +30,7 @@ def view_or_copy(value: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     try:
         return _VIEW(value, size)
     except RuntimeError:
-        return torch.ops.aten.reshape.default(value, size)
+        return aten.reshape.default(value, size)
 
 
 def compile_eager(
@@ -37,6 +39,7 @@ def compile_eager(
     """A callable over a list of arguments, which it empties."""
     for node in module.graph.find_nodes(op="call_function", target=_VIEW):
         node.target = view_or_copy
+    _without_python(module.graph)
     module.graph.set_codegen(_torch.BoxedCodeGen())
     module.recompile()
     _torch.force_recompile(module)  # else `forward` goes by `__call__`, and through users' hooks
@@ -46,3 +49,18 @@ def compile_eager(
         return forward(arguments)
 
     return _torch.as_boxed(run)
+
+
+def _without_python(graph: fx.Graph) -> None:
+    """The same operations, by those of C++.
+
+    Graphs for sizes that vary have conversions that torch wrote in Python: each takes as long as
+    ten small operations do, in copies of the same bytes.
+    """
+    for node in graph.find_nodes(op="call_function", target=_CONVERTED):
+        value, dtype = node.args
+        node.target, node.args, node.kwargs = aten._to_copy.default, (value,), {"dtype": dtype}
+    for node in graph.find_nodes(op="call_function", target=aten.sym_size.int):
+        with graph.inserting_before(node):
+            node.replace_all_uses_with(graph.call_method("size", node.args), propagate_meta=True)
+        graph.erase_node(node)

@@ -202,7 +202,11 @@ def largest_fitting(
     lowest = {symbol: lowest_of(subject, symbol) for symbol in corner}
     found = []
     for symbol, high in corner.items():
-        best = _largest(lowest[symbol], high, lambda n, s=symbol: fits({**corner, s: n}))
+
+        def alone_fits(n: int, symbol: Any = symbol) -> bool:
+            return fits({**corner, symbol: n})
+
+        best = largest_between(lowest[symbol], high, alone_fits)
         if best is not None:
             found.append((names[symbol], best))
     if found:
@@ -211,11 +215,11 @@ def largest_fitting(
     def shares(n: int) -> dict[Any, int]:
         return {s: max(lowest[s], high * n // _SHARES) for s, high in corner.items()}
 
-    share = _largest(1, _SHARES, lambda n: fits(shares(n)))
+    share = largest_between(1, _SHARES, lambda n: fits(shares(n)))
     return [(names[s], n) for s, n in shares(share).items()] if share else [], False
 
 
-def _largest(low: int, high: int, fits: Any) -> int | None:
+def largest_between(low: int, high: int, fits: Callable[[int], bool]) -> int | None:
     """The largest number that fits, of those between two; None if not even the least does."""
     if not fits(low):
         return None

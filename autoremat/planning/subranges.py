@@ -1,29 +1,33 @@
 """Parts of a range of sizes for which a plan of their own would be faster.
 
-Enters: a graph, stated at the upper corner of its ranges, its plan, and the budget. Leaves: corners
-of smaller ranges, those first that are worth most. Guarantees: nothing is searched for; what a plan
-would take at smaller sizes is told from two plans that are there, by `simulate`.
+Enters: a graph, stated at the upper corner of its ranges, its plan, and the budget; who plans up to
+a corner. Leaves: corners of smaller ranges, those first that are worth most beside the plans that
+have come of the ones before. Guarantees: nothing is searched for here; what a plan would take at
+smaller sizes is told from two plans that are there, by `simulate`.
 
 A plan for the largest sizes recomputes at all sizes what only the largest have no room for. At
 smaller sizes the plan that recomputes nothing may fit already; where it does not, a mix of both is
 taken for what a search would find: plans of less memory take more time, and each further byte costs
-more than the one before, so that none between them is slower than the line.
+more than the one before, so that none between them is slower than the line. A part in which nothing
+is recomputed is as large as that allows.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from autoremat_solver import Plan, Problem, simulate
 
-from autoremat.planning.ranges import Covered
+from autoremat.planning.ranges import Covered, largest_between
 from autoremat.planning.sizes import Symbols, sizes_of, subject_at
 from autoremat.problem.lower import as_written
 from autoremat.problem.subject import Subject
 
 MOST = 3  # plans beside that for the largest sizes
+_MOST_TRIED = 5  # of these, the ones that are dropped included
 WORTH = 0.03  # of a step's time, from which on there is one
 _CELLS = {1: 8, 2: 4, 3: 3}  # into which each of so many ranges is divided; more than that into 2
 
@@ -42,48 +46,80 @@ class Corner(NamedTuple):
     shrunk: float
 
 
-def corners_worth_a_plan(
-    subject: Subject, plan: Plan, budget_nbytes: int, known: Covered, lows: Symbols
-) -> list[Corner]:
-    """Where other plans than that of the largest sizes are worth it; at most `MOST`.
+def plan_parts(
+    subject: Subject,
+    plan: Plan,
+    budget_nbytes: int,
+    lows: Symbols,
+    known: Covered,
+    made: Callable[[Corner], float | None],
+) -> None:
+    """Have plans made where others than that of the largest sizes are worth it; at most `MOST`.
 
     Args:
         subject: the graph as its plan sees it, at the largest sizes.
         plan: its plan.
         budget_nbytes: for what the simulator counts.
-        known: how far the plan holds, with the names of sizes.
         lows: by symbol, the smallest size that was said.
+        known: how far the plan holds, with the names of sizes.
+        made: plans for the sizes up to a corner; returns what a step takes by that, relative to one
+            that recomputes nothing, or None where it is no better than the plan for all sizes.
     """
     highest = sizes_of(subject)
     names = list(dict.fromkeys(known.names[s] for s in highest if s in known.names))
     if set(highest) != set(lows) & set(known.names) or all(
         lows[symbol] == high for symbol, high in highest.items()
     ):
-        return []  # of a size that nobody has limited, no part is known
+        return  # of a size that nobody has limited, no part is known
     count = _CELLS.get(len(names), 2)
     whole: Cell = (count,) * len(names)
 
-    def corner(cell: Cell) -> Corner:
+    def numbers_at(cell: Cell) -> dict[Any, int]:
         up = dict(zip(names, cell, strict=True))
-        numbers = {
+        return {
             symbol: lows[symbol] + (high - lows[symbol]) * up[known.names[symbol]] // count
             for symbol, high in highest.items()
         }
-        ratios = {symbol: highest[symbol] / n for symbol, n in numbers.items()}
-        return Corner(numbers, known.shrunk(ratios))
 
+    fastest_us = _fastest_us(subject.lowered.problem)
     slowest_us, _ = _times(subject.lowered.problem, plan, budget_nbytes)
-    if slowest_us <= (1 + WORTH) * _fastest_us(subject.lowered.problem):
-        return []
+    if slowest_us <= (1 + WORTH) * fastest_us:
+        return
     cells = list(itertools.product(range(1, count + 1), repeat=len(names)))
     times_us = {
-        cell: _times(
-            subject_at(subject, corner(cell).numbers).lowered.problem, plan, budget_nbytes
-        )[1]
+        cell: _times(subject_at(subject, numbers_at(cell)).lowered.problem, plan, budget_nbytes)[1]
         for cell in cells
         if cell != whole
     }
-    return [corner(cell) for cell in _best(cells, times_us, slowest_us)]
+
+    def took_us(cell: Cell) -> float | None:
+        numbers = _stretched(subject, numbers_at(cell), budget_nbytes, known)
+        ratios = {symbol: highest[symbol] / n for symbol, n in numbers.items()}
+        relative = made(Corner(numbers, known.shrunk(ratios)))
+        return None if relative is None else relative * fastest_us
+
+    _make_best(cells, times_us, slowest_us, took_us)
+
+
+def _stretched(
+    subject: Subject, numbers: Symbols, budget_nbytes: int, known: Covered
+) -> dict[Any, int]:
+    """The sizes up to which nothing has to be recomputed, where that is so in a corner."""
+    found, highest = dict(numbers), sizes_of(subject)
+
+    def with_up_to(n: int, name: str) -> dict[Any, int]:
+        named = (symbol for symbol in found if known.names[symbol] == name)
+        return found | {symbol: min(n, highest[symbol]) for symbol in named}
+
+    def fits(n: int, name: str) -> bool:
+        problem = subject_at(subject, with_up_to(n, name)).lowered.problem
+        return simulate(problem, as_written(problem)).peak_nbytes <= budget_nbytes
+
+    for symbol, high in highest.items():
+        name = known.names[symbol]
+        most = largest_between(found[symbol], high, functools.partial(fits, name=name))
+        found = with_up_to(most or found[symbol], name)
+    return found
 
 
 def _fastest_us(problem: Problem) -> float:
@@ -102,24 +138,38 @@ def _times(problem: Problem, plan: Plan, budget_nbytes: int) -> tuple[float, flo
     return lean.time_us, lean.time_us - share * (lean.time_us - rich.time_us)
 
 
-def _best(cells: list[Cell], times_us: Mapping[Cell, float], slowest_us: float) -> Iterator[Cell]:
-    """Corners, each of them worth it beside those before.
+def _make_best(
+    cells: list[Cell],
+    times_us: Mapping[Cell, float],
+    slowest_us: float,
+    took_us: Callable[[Cell], float | None],
+) -> None:
+    """Make plans, each of them worth it beside those before as these have turned out.
 
     Args:
         cells: all parts of the ranges; sizes are taken to be as likely in each.
-        times_us: of a step by a plan for the sizes up to each.
+        times_us: of a step by a plan for the sizes up to each, as is supposed.
         slowest_us: of a step by the plan for all sizes.
+        took_us: makes the plan; see `made` of `plan_parts`.
     """
-    now_us = dict.fromkeys(cells, slowest_us)
+    now_us, supposed_us = dict.fromkeys(cells, slowest_us), dict(times_us)
 
-    def saved(corner: Cell) -> dict[Cell, float]:
+    def gains(corner: Cell, us: float) -> dict[Cell, float]:
         within = (c for c in cells if all(a <= b for a, b in zip(c, corner, strict=True)))
-        return {c: now_us[c] - times_us[corner] for c in within if now_us[c] > times_us[corner]}
+        return {cell: now_us[cell] - us for cell in within if now_us[cell] > us}
 
-    for _ in range(MOST):
-        best = max(times_us, key=lambda corner: sum(saved(corner).values()))
-        gains = saved(best)
-        if sum(gains.values()) <= WORTH * sum(now_us[cell] for cell in gains):
+    def saved_us(corner: Cell) -> float:
+        return sum(gains(corner, supposed_us[corner]).values())
+
+    count = 0
+    for _ in range(_MOST_TRIED):
+        best = max(supposed_us, key=saved_us, default=None)
+        if best is None or count == MOST:
             return
-        now_us |= dict.fromkeys(gains, times_us[best])
-        yield best
+        gained = gains(best, supposed_us.pop(best))
+        if sum(gained.values()) <= WORTH * sum(now_us[cell] for cell in gained):
+            return
+        us = took_us(best)
+        if us is not None:
+            count += 1
+            now_us |= dict.fromkeys(gains(best, us), us)

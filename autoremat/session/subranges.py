@@ -23,7 +23,7 @@ from autoremat.planning.part import Part, Planned, PlannedAs
 from autoremat.planning.pipeline import choose, over_sizes, stated_at
 from autoremat.planning.ranges import covered
 from autoremat.planning.sizes import Symbols
-from autoremat.planning.subranges import WORTH, Corner, corners_worth_a_plan
+from autoremat.planning.subranges import WORTH, Corner, plan_parts
 from autoremat.session.afterwards import with_later_baseline
 from autoremat.session.reports import explained
 from autoremat.session.steps import Steps
@@ -137,8 +137,16 @@ class Subranges:
         plan, simulated_nbytes = choice.solution.plan, choice.solution.timeline.peak_nbytes
         room_nbytes = budget_nbytes - max(0, choice.needed_nbytes - simulated_nbytes)
         lows = self.lows.get(name, {})
-        corners = corners_worth_a_plan(subject, plan, room_nbytes, known, lows)
-        found = [one for c in corners if (one := self._part_at(name, part, c, budget_nbytes))]
+        found: list[Part] = []
+
+        def made(corner: Corner) -> float | None:
+            one = self._part_at(name, part, corner, budget_nbytes)
+            if one is None:
+                return None
+            found.append(one)
+            return 1 + recomputed_share(one.choice)
+
+        plan_parts(subject, plan, room_nbytes, lows, known, made)
         return tuple(sorted(found, key=lambda one: recomputed_share(one.choice)))
 
     def _part_at(self, name: str, part: Part, corner: Corner, budget_nbytes: int) -> Part | None:
