@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from autoremat.ask.options import Options
 from autoremat.ask.sizes import Sizes, parse_sizes, rounded_up, sizes_argument
@@ -159,3 +161,24 @@ def test_a_command_line_says_the_same():
 def test_what_a_command_line_cannot_mean_is_refused(text: str):
     with pytest.raises(ValueError, match="write batch=1:32"):
         sizes_argument(text)
+
+
+class Read(nn.Module):
+    """One input."""
+
+    def forward(self, ids: Tensor) -> None:
+        """A model's."""
+
+
+def test_asking_what_a_model_takes_keeps_none():
+    """Names are those of its own forward, also where that was replaced, and are known by class."""
+    sizes, x = parse_sizes({"ids": {0: (1, 8)}, "words": {0: (1, 9)}}), torch.zeros(2, 3)
+    replaced, model = Read(), Read()
+    replaced.forward = lambda words: None
+    for one, most in ((model, 8), (replaced, 9), (model, 8)):
+        (found,) = sizes.among(one.forward, (x,), {})
+        assert found.high == most
+    gone = weakref.ref(model)
+    del model, one
+    gc.collect()
+    assert gone() is None
