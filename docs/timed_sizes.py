@@ -29,7 +29,7 @@ from autoremat.optimized import optimized_call
 
 TIME_LIMIT_S = 2.0
 WARM_UP, ROUNDS = 4, 40  # steps before it is timed, and how often
-BESIDE = 4  # budgets: what both models hold, since the plan for the size is there already
+BESIDE = 4  # budgets: what all models hold, since the plan for the size is there already
 
 
 def optimized(case: Varied, budget: int, compiler: str, **settings: object) -> nn.Module:

@@ -100,8 +100,9 @@ a batch up to half of the largest, and each call runs by the fastest plan that i
 - They are made before the third step, when two have shown what is held beside the graph, and never
   later. What they would save is told by simulating, before anything is searched for; a plan that
   saves less than 3 % in the end is dropped, and so is one that is not proven within the budget for
-  all of its part: then another part may be worth one. A part in which nothing has to be recomputed
-  is as large as that allows. Each is compiled when a size first asks for it.
+  all of its part. Each is compiled when a size first asks for it.
+- Of a step of one graph, a part in which nothing has to be recomputed is as large as that allows,
+  and where a plan is dropped, another part may be worth one.
 - The report tells of each (`Sizes`), and of its peak by a formula (`Report.smaller_formulas`; that
   of the plan for the largest sizes is `Report.peak_formula`).
 - The graphs of a step that has up to four, after a graph break, are planned together for the same
@@ -330,7 +331,7 @@ COLUMNS: Columns = {
     "steps predicted": lambda r: str(len(errors(r))) if is_done(r) else "",
     "worst prediction": lambda r: percent(100 * max(e, key=abs)) if (e := errors(r)) else "",
     "time by that of a plan for the size alone": lambda r: _listed(r, "time_ratios"),
-    "of torch's own code": lambda r: _listed(r, "torchs_ratios"),
+    "the same of torch's own code": lambda r: _listed(r, "torchs_ratios"),
     "": lambda r: "" if is_done(r) else r.get("message", r["status"]),
 }
 
@@ -378,7 +379,7 @@ def _promises(done: list[Row]) -> Iterator[Promise]:
         ],
     )
     yield (
-        "at most 2 % more than that of what torch's own code for these sizes takes more",
+        "at most 2 % above the same ratio of torch's own code",
         [
             (f"{r['key']} {size}", r["time_ratios"][size] <= 1.02 * ratio)
             for r in done

@@ -62,7 +62,7 @@ class _Numbers(NamedTuple):
     """What symbols stand for, and what came of it: many sizes of a graph are alike."""
 
     of_symbols: Mapping[Any, Any]
-    known: dict[tuple[int, Any], int]  # by the identity of what made the symbols, and expression
+    known: dict[tuple[Any, Any], int]  # by what made the symbols, and expression
 
 
 _sizes: ContextVar[_Numbers | None] = ContextVar("sizes", default=None)
@@ -162,7 +162,7 @@ def size_hint(size: int | torch.SymInt) -> int:
         return size
     node, numbers = size.node, _sizes.get()
     if numbers is not None:
-        key = (id(node.shape_env), node.expr)
+        key = (node.shape_env, node.expr)
         if key in numbers.known:
             return numbers.known[key]
         if node.expr.free_symbols & numbers.of_symbols.keys():

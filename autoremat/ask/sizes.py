@@ -14,12 +14,13 @@ has `dynamic_shapes` for `torch.export` has said it already, and gives these.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import FunctionType
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -130,7 +131,7 @@ class Sizes:
     ) -> str | None:
         """The name of an input that a call does not have; None if it has all."""
         names = {name for names, _ in _named(forward, args, keywords) for name in names}
-        names |= {parameter.name for parameter in _parameters_of(forward)}  # no name by mistake
+        names |= _taken_by(forward).names  # what forward may take is no name by mistake
         return next((name for name, _, _ in self.inputs if name not in names), None)
 
     def _of(self, names: tuple[str, ...], tensor: torch.Tensor) -> Iterator[tuple[int, Extent]]:
@@ -277,26 +278,39 @@ def _named(
 def _by_parameter(
     forward: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    one = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    positional = [p.name for p in _parameters_of(forward) if p.kind in one]  # *args have no name
+    positional = _taken_by(forward).positional
     for number, value in enumerate(args):
         yield positional[number] if number < len(positional) else "", value
     yield from keywords.items()
 
 
-def _parameters_of(forward: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
-    """What a model's forward takes, without the model; () if nobody says."""
-    function = getattr(forward, "__func__", None)  # a method holds the model, and is new each time
-    found = _parameters(function or forward)
-    return found[1:] if function is not None else found
+class _Taken(NamedTuple):
+    """Names of what a model's forward takes."""
+
+    positional: tuple[str, ...] = ()  # those of *args have none
+    names: frozenset[str] = frozenset()
 
 
-@functools.lru_cache(maxsize=64)  # each call of a model asks
-def _parameters(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
+_taken: WeakKeyDictionary[FunctionType, _Taken] = WeakKeyDictionary()  # each call of a model asks
+
+
+def _taken_by(forward: Callable[..., Any]) -> _Taken:
+    function = getattr(forward, "__func__", None)  # a method is new each time
+    if not isinstance(function, FunctionType):
+        return _asked(forward)
+    if function not in _taken:
+        _taken[function] = _asked(forward)
+    return _taken[function]
+
+
+def _asked(forward: Callable[..., Any]) -> _Taken:
     try:
-        return tuple(inspect.signature(function).parameters.values())
+        parameters = inspect.signature(forward).parameters.values()
     except (TypeError, ValueError):
-        return ()
+        return _Taken()
+    one = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = tuple(p.name for p in parameters if p.kind in one)
+    return _Taken(positional, frozenset(p.name for p in parameters))
 
 
 def _tensors(value: Any, names: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:

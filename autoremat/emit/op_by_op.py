@@ -54,13 +54,12 @@ def compile_eager(
 def _without_python(graph: fx.Graph) -> None:
     """The same operations, by those of C++.
 
-    Graphs for sizes that vary have conversions that torch wrote in Python: each takes as long as
-    ten small operations do, in copies of the same bytes.
+    Graphs for sizes that vary have conversions that torch wrote in Python, each of which takes as
+    long as ten small operations do, and ask for sizes as they call operations.
     """
     for node in graph.find_nodes(op="call_function", target=_CONVERTED):
-        value, dtype = node.args
-        node.target, node.args, node.kwargs = aten._to_copy.default, (value,), {"dtype": dtype}
+        if not node.kwargs:
+            value, dtype = node.args
+            node.target, node.args, node.kwargs = aten._to_copy.default, (value,), {"dtype": dtype}
     for node in graph.find_nodes(op="call_function", target=aten.sym_size.int):
-        with graph.inserting_before(node):
-            node.replace_all_uses_with(graph.call_method("size", node.args), propagate_meta=True)
-        graph.erase_node(node)
+        node.target = torch.Tensor.size

@@ -183,11 +183,11 @@ def allot(runs: Runs, budget_nbytes: int, around: Around, setting: Setting) -> l
 
     Args:
         runs: the step.
-        budget_nbytes: of all of it.
+        budget_nbytes: of all of it; 0 for the leanest step, whose results are gone.
         around: what it holds beside its graphs.
         setting: how they are planned.
     """
-    is_least = budget_nbytes == 0  # then plans are made for results that are gone
+    is_least = budget_nbytes == 0
     ways = _ways(runs, budget_nbytes, around, setting, is_least=is_least)
     shared = _shared(runs, ways, around)
     shares = divide(shared, budget_nbytes)

@@ -52,7 +52,7 @@ def plan_parts(
     budget_nbytes: int,
     lows: Symbols,
     known: Covered,
-    made: Callable[[Corner], float | None],
+    plan_at: Callable[[Corner], float | None],
 ) -> None:
     """Have plans made where others than that of the largest sizes are worth it; at most `MOST`.
 
@@ -62,43 +62,47 @@ def plan_parts(
         budget_nbytes: for what the simulator counts.
         lows: by symbol, the smallest size that was said.
         known: how far the plan holds, with the names of sizes.
-        made: plans for the sizes up to a corner; returns what a step takes by that, relative to one
-            that recomputes nothing, or None where it is no better than the plan for all sizes.
+        plan_at: plans for the sizes up to a corner; returns what a step takes by that, relative to
+            one that recomputes nothing, or None if nothing comes of it.
     """
     highest = sizes_of(subject)
-    names = list(dict.fromkeys(known.names[s] for s in highest if s in known.names))
-    if set(highest) != set(lows) & set(known.names) or all(
-        lows[symbol] == high for symbol, high in highest.items()
-    ):
+    if set(highest) != set(lows) & set(known.names):
         return  # of a size that nobody has limited, no part is known
+    varying = (known.names[symbol] for symbol, high in highest.items() if lows[symbol] < high)
+    names = list(dict.fromkeys(varying))
+    fastest_us, slowest_us, _ = _times(subject.lowered.problem, plan, budget_nbytes)
+    if not names or slowest_us <= (1 + WORTH) * fastest_us:
+        return
     count = _CELLS.get(len(names), 2)
-    whole: Cell = (count,) * len(names)
 
     def numbers_at(cell: Cell) -> dict[Any, int]:
         up = dict(zip(names, cell, strict=True))
         return {
-            symbol: lows[symbol] + (high - lows[symbol]) * up[known.names[symbol]] // count
+            symbol: lows[symbol]
+            + (high - lows[symbol]) * up.get(known.names[symbol], count) // count
             for symbol, high in highest.items()
         }
 
-    fastest_us = _fastest_us(subject.lowered.problem)
-    slowest_us, _ = _times(subject.lowered.problem, plan, budget_nbytes)
-    if slowest_us <= (1 + WORTH) * fastest_us:
-        return
     cells = list(itertools.product(range(1, count + 1), repeat=len(names)))
     times_us = {
-        cell: _times(subject_at(subject, numbers_at(cell)).lowered.problem, plan, budget_nbytes)[1]
+        cell: _times(subject_at(subject, numbers).lowered.problem, plan, budget_nbytes)[2]
         for cell in cells
-        if cell != whole
+        if (numbers := numbers_at(cell)) != highest
     }
+    tried: list[Symbols] = [highest]
 
-    def took_us(cell: Cell) -> float | None:
-        numbers = _stretched(subject, numbers_at(cell), budget_nbytes, known)
-        ratios = {symbol: highest[symbol] / n for symbol, n in numbers.items()}
-        relative = made(Corner(numbers, known.shrunk(ratios)))
-        return None if relative is None else relative * fastest_us
+    def make(cell: Cell) -> float | None:
+        """What a step takes, in microseconds; of several cells the farthest may be the same."""
+        numbers = numbers_at(cell)
+        for corner in (_stretched(subject, numbers, budget_nbytes, known), numbers):
+            if corner not in tried:
+                tried.append(corner)
+                ratios = {symbol: highest[symbol] / n for symbol, n in corner.items()}
+                relative = plan_at(Corner(corner, known.shrunk(ratios)))
+                return None if relative is None else relative * fastest_us
+        return None
 
-    _make_best(cells, times_us, slowest_us, took_us)
+    _make_best(cells, times_us, slowest_us, make)
 
 
 def _stretched(
@@ -109,40 +113,42 @@ def _stretched(
 
     def with_up_to(n: int, name: str) -> dict[Any, int]:
         named = (symbol for symbol in found if known.names[symbol] == name)
-        return found | {symbol: min(n, highest[symbol]) for symbol in named}
+        return found | {symbol: max(found[symbol], min(n, highest[symbol])) for symbol in named}
 
     def fits(n: int, name: str) -> bool:
         problem = subject_at(subject, with_up_to(n, name)).lowered.problem
         return simulate(problem, as_written(problem)).peak_nbytes <= budget_nbytes
 
-    for symbol, high in highest.items():
-        name = known.names[symbol]
-        most = largest_between(found[symbol], high, functools.partial(fits, name=name))
-        found = with_up_to(most or found[symbol], name)
+    for name in dict.fromkeys(known.names[symbol] for symbol in highest):
+        low, high = (
+            max(of[symbol] for symbol in found if known.names[symbol] == name)
+            for of in (found, highest)
+        )
+        most = largest_between(low, high, functools.partial(fits, name=name))
+        if most is None:
+            return found
+        found = with_up_to(most, name)
     return found
 
 
-def _fastest_us(problem: Problem) -> float:
-    return simulate(problem, as_written(problem)).time_us
-
-
-def _times(problem: Problem, plan: Plan, budget_nbytes: int) -> tuple[float, float]:
-    """Of a plan, and of what would be found for the budget; both in microseconds."""
+def _times(problem: Problem, plan: Plan, budget_nbytes: int) -> tuple[float, float, float]:
+    """Of the step as it is written, by a plan, and by what would be found; in microseconds."""
     rich, lean = simulate(problem, as_written(problem)), simulate(problem, plan)
     spared_nbytes = rich.peak_nbytes - lean.peak_nbytes
     if rich.peak_nbytes <= budget_nbytes:
-        return lean.time_us, min(rich.time_us, lean.time_us)
+        return rich.time_us, lean.time_us, min(rich.time_us, lean.time_us)
     if spared_nbytes <= 0 or rich.time_us >= lean.time_us:
-        return lean.time_us, lean.time_us
+        return rich.time_us, lean.time_us, lean.time_us
     share = max(0.0, (budget_nbytes - lean.peak_nbytes) / spared_nbytes)
-    return lean.time_us, lean.time_us - share * (lean.time_us - rich.time_us)
+    mixed_us = lean.time_us - share * (lean.time_us - rich.time_us)
+    return rich.time_us, lean.time_us, mixed_us
 
 
 def _make_best(
     cells: list[Cell],
     times_us: Mapping[Cell, float],
     slowest_us: float,
-    took_us: Callable[[Cell], float | None],
+    make: Callable[[Cell], float | None],
 ) -> None:
     """Make plans, each of them worth it beside those before as these have turned out.
 
@@ -150,7 +156,7 @@ def _make_best(
         cells: all parts of the ranges; sizes are taken to be as likely in each.
         times_us: of a step by a plan for the sizes up to each, as is supposed.
         slowest_us: of a step by the plan for all sizes.
-        took_us: makes the plan; see `made` of `plan_parts`.
+        make: makes the plan; returns what a step takes by it, or None if nothing comes of it.
     """
     now_us, supposed_us = dict.fromkeys(cells, slowest_us), dict(times_us)
 
@@ -163,13 +169,13 @@ def _make_best(
 
     count = 0
     for _ in range(_MOST_TRIED):
-        best = max(supposed_us, key=saved_us, default=None)
-        if best is None or count == MOST:
+        if count == MOST or not supposed_us:
             return
+        best = max(supposed_us, key=saved_us)
         gained = gains(best, supposed_us.pop(best))
         if sum(gained.values()) <= WORTH * sum(now_us[cell] for cell in gained):
             return
-        us = took_us(best)
+        us = make(best)
         if us is not None:
             count += 1
             now_us |= dict.fromkeys(gains(best, us), us)

@@ -113,8 +113,7 @@ class Subranges:
             return {}  # ranks have batches of different sizes, and would communicate otherwise
         together = Together(self._steps, self._dynamo, self.lows, names)
         if len(names) == 1:
-            found = [{names[0]: part} for part in self._alone(names[0])]
-            found = [one for one in found if together.fit(one)]
+            found = [{names[0]: part} for part in self._alone(names[0], together)]
         else:
             found = together.plan()
         for name in names:
@@ -122,8 +121,8 @@ class Subranges:
         self._note_checked()
         return {name: parts[name].smaller or () for name in names}
 
-    def _alone(self, name: str) -> tuple[Part, ...]:
-        """Of the only graph of a step."""
+    def _alone(self, name: str, together: Together) -> list[Part]:
+        """Of the only graph of a step, the fastest first."""
         steps = self._steps
         part = steps.graphs.parts[name]
         choice, known = part.choice, part.covered
@@ -139,18 +138,22 @@ class Subranges:
         lows = self.lows.get(name, {})
         found: list[Part] = []
 
-        def made(corner: Corner) -> float | None:
-            one = self._part_at(name, part, corner, budget_nbytes)
-            if one is None:
+        def plan_at(corner: Corner) -> float | None:
+            before = _with_smaller(part, tuple(found)).for_call(corner.numbers)
+            one = self._part_at(name, part, corner, budget_nbytes, recomputed_share(before.choice))
+            if one is None or not together.fit({name: one}):
                 return None
             found.append(one)
+            found.sort(key=lambda one: recomputed_share(one.choice))
             return 1 + recomputed_share(one.choice)
 
-        plan_parts(subject, plan, room_nbytes, lows, known, made)
-        return tuple(sorted(found, key=lambda one: recomputed_share(one.choice)))
+        plan_parts(subject, plan, room_nbytes, lows, known, plan_at)
+        return found
 
-    def _part_at(self, name: str, part: Part, corner: Corner, budget_nbytes: int) -> Part | None:
-        """A plan up to a corner; None if it is no better there, or not proven."""
+    def _part_at(
+        self, name: str, part: Part, corner: Corner, budget_nbytes: int, before: float
+    ) -> Part | None:
+        """A plan up to a corner; None if it is not proven, or no better than what recomputes so."""
         options, graph = self._steps.options, self._dynamo[name]
         assert part.covered is not None
         with graph.resumed():  # generated code may be read
@@ -160,8 +163,7 @@ class Subranges:
             beside = replace(subject, lowered=placed(subject.lowered, counted))
             choice = choose(beside, budget_nbytes, options.setting)
             known = covered(as_chosen(beside, choice), choice.solution.plan, part.covered.names)
-        now, before = recomputed_share(choice), recomputed_share(part.choice)
-        is_faster = 1 + now < (1 - WORTH) * (1 + before)
+        is_faster = 1 + recomputed_share(choice) < (1 - WORTH) * (1 + before)
         if not (choice.fits and known.is_proven and is_faster):
             return None
         planned = Planned(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import Module
 
 from autoremat.ask.options import Options
 from autoremat.ask.sizes import Sizes, parse_sizes, rounded_up, sizes_argument
@@ -163,22 +166,32 @@ def test_what_a_command_line_cannot_mean_is_refused(text: str):
         sizes_argument(text)
 
 
-class Read(nn.Module):
+class Read(Module):
     """One input."""
 
     def forward(self, ids: Tensor) -> None:
         """A model's."""
 
 
+def forward_that_holds(model: Module) -> Callable[[Tensor], object]:
+    """One that no class has."""
+
+    def forward(words: Tensor) -> Module:
+        return model
+
+    return forward
+
+
 def test_asking_what_a_model_takes_keeps_none():
-    """Names are those of its own forward, also where that was replaced, and are known by class."""
+    """Names are those of its own forward, also where that was replaced."""
     sizes, x = parse_sizes({"ids": {0: (1, 8)}, "words": {0: (1, 9)}}), torch.zeros(2, 3)
-    replaced, model = Read(), Read()
-    replaced.forward = lambda words: None
-    for one, most in ((model, 8), (replaced, 9), (model, 8)):
-        (found,) = sizes.among(one.forward, (x,), {})
+    plain, hooked, replaced = Read(), Read(), Read()
+    hooked.forward = functools.partial(Read.forward, hooked)  # as accelerate's hooks do
+    replaced.forward = forward_that_holds(replaced)
+    for model, most in ((plain, 8), (hooked, 8), (replaced, 9), (plain, 8)):
+        (found,) = sizes.among(model.forward, (x,), {})
         assert found.high == most
-    gone = weakref.ref(model)
-    del model, one
+    gone = [weakref.ref(model) for model in (plain, hooked, replaced)]
+    del plain, hooked, replaced, model
     gc.collect()
-    assert gone() is None
+    assert [reference() for reference in gone] == [None] * 3

@@ -72,6 +72,7 @@ def test_what_torch_wrote_in_python_runs_as_operations_of_cpp():
     assert {CONVERTED, SIZE} <= targets(module)
     run = compile_eager(module, [x])
     assert not {CONVERTED, SIZE} & targets(module)
+    assert all(callable(target) for target in targets(module))  # who runs it again calls them
     for rows in (3, 5):
         given = torch.randn(rows, 4)
         assert torch.equal(run([given]), scaled(given))
@@ -95,6 +96,7 @@ def test_conversions_are_laid_out_as_torchs_are(value: Tensor, dtype: torch.dtyp
     """Copies in memory of their own, also where nothing has to be converted."""
     module = fx.symbolic_trace(lambda x: CONVERTED(x, dtype))
     mine, theirs = compile_eager(module, [value])([value]), CONVERTED(value, dtype)
+    assert CONVERTED not in targets(module)
     assert mine.stride() == theirs.stride()
     assert mine.dtype == theirs.dtype
     assert torch.equal(mine, theirs)

@@ -445,6 +445,9 @@ def test_sizes_as_and_size_symbols():
     with _torch.sizes_as({symbol: 3 * number}):
         assert _torch.size_hint(sizes[0]) == 3 * number
         assert _torch.size_hint(2 * sizes[0] + 1) == 6 * number + 1
+        with _torch.sizes_as({symbol: 5 * number}):  # what was found of others is not taken here
+            assert _torch.size_hint(2 * sizes[0] + 1) == 10 * number + 1
+        assert _torch.size_hint(2 * sizes[0] + 1) == 6 * number + 1
     assert _torch.size_hint(sizes[0]) == number
     assert _torch.size_symbols(7) == {}
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
 import pytest
 from autoremat_solver import Plan, simulate
 
@@ -21,11 +26,11 @@ def tried(times: dict[Cell, float], slowest: float, turned_out: dict[Cell, float
     """Cells in the order in which they are planned for; plans take what is supposed by default."""
     found: list[Cell] = []
 
-    def took_us(cell: Cell) -> float | None:
+    def make(cell: Cell) -> float | None:
         found.append(cell)
         return turned_out.get(cell, times[cell])
 
-    _make_best([*times, (len(times) + 1,)], times, slowest, took_us)
+    _make_best([*times, (len(times) + 1,)], times, slowest, make)
     return found
 
 
@@ -53,46 +58,100 @@ def test_three_percent_are_worth_a_plan(slower: float, count: int):
     assert len(tried({(1,): 100.0}, 100.0 * slower, {})) == count
 
 
-def test_the_smallest_sizes_have_room_for_all_values():
-    """What is found lies within the ranges, and something of it needs to recompute nothing."""
-    part = planned(Words(), words(6), 140_000, ((0, 0), (0, 1)))
-    subject, names = largest(part, (16, 48))
-    plan, problem = part.choice.solution.plan, subject.lowered.problem
-    known = covered(subject, plan, names)
-    lows = dict.fromkeys(names, 2)
-    budget = simulate(problem, plan).peak_nbytes
-    assert rich_nbytes(subject, subject.sizes) > budget
+@dataclass(frozen=True)
+class Ranged:
+    """A small model, planned for the largest sizes of its ranges.
 
-    def corners(plan: Plan, budget_nbytes: int, lows: Symbols) -> list[Corner]:
-        found: list[Corner] = []
-        plan_parts(subject, plan, budget_nbytes, lows, known, lambda c: found.append(c) or 1.0)
+    Attributes:
+        subject: stated there.
+        plan: its plan, which recomputes.
+        names: of its sizes.
+        budget_nbytes: what the plan takes.
+    """
+
+    subject: Subject
+    plan: Plan
+    names: Mapping[Any, str]
+    budget_nbytes: int
+
+    @property
+    def lows(self) -> dict[Any, int]:
+        """The smallest sizes."""
+        return dict.fromkeys(self.names, 2)
+
+    def corners(
+        self,
+        plan_at: Callable[[Corner], float | None],
+        plan: Plan | None = None,
+        budget_nbytes: int = 0,
+        lows: Symbols | None = None,
+    ) -> list[Symbols]:
+        """Those that are planned for, in this order."""
+        found: list[Symbols] = []
+
+        def noted(corner: Corner) -> float | None:
+            assert corner.shrunk > 1
+            found.append(corner.numbers)
+            return plan_at(corner)
+
+        plan, known = plan or self.plan, covered(self.subject, self.plan, self.names)
+        budget_nbytes, lows = budget_nbytes or self.budget_nbytes, lows or self.lows
+        plan_parts(self.subject, plan, budget_nbytes, lows, known, noted)
         return found
 
-    found = corners(plan, budget, lows)
-    assert 1 <= len(found) <= MOST
-    for corner in found:
-        assert all(2 <= n <= subject.sizes[symbol] for symbol, n in corner.numbers.items())
-        assert corner.shrunk > 1
-    # With room for all at the largest sizes, or of a single size, none is worth it.
-    assert corners(as_written(problem), 1 << 40, lows) == []
-    assert corners(plan, budget, subject.sizes) == []
 
-
-def test_a_part_is_as_large_as_nothing_has_to_be_recomputed():
+@pytest.fixture(scope="module")
+def ranged() -> Ranged:
     part = planned(Words(), words(6), 140_000, ((0, 0), (0, 1)))
     subject, names = largest(part, (16, 48))
     plan = part.choice.solution.plan
-    budget = simulate(subject.lowered.problem, plan).peak_nbytes
-    found: list[Corner] = []
-    known = covered(subject, plan, names)
-    lows = dict.fromkeys(names, 2)
-    plan_parts(subject, plan, budget, lows, known, lambda c: found.append(c) or 1.0)
-    fitting = [c.numbers for c in found if rich_nbytes(subject, c.numbers) <= budget]
+    found = Ranged(subject, plan, names, simulate(subject.lowered.problem, plan).peak_nbytes)
+    assert rich_nbytes(subject, subject.sizes) > found.budget_nbytes
+    return found
+
+
+def test_the_smallest_sizes_have_room_for_all_values(ranged: Ranged):
+    """What is found lies within the ranges, and something of it needs to recompute nothing."""
+    found = ranged.corners(lambda _: 1.0)
+    assert 1 <= len(found) <= MOST
+    for numbers in found:
+        assert all(2 <= n <= ranged.subject.sizes[symbol] for symbol, n in numbers.items())
+    # With room for all at the largest sizes, or of a single size, none is worth it.
+    rich = as_written(ranged.subject.lowered.problem)
+    assert ranged.corners(lambda _: 1.0, rich, 1 << 40) == []
+    assert ranged.corners(lambda _: 1.0, lows=ranged.subject.sizes) == []
+
+
+def test_a_part_is_as_large_as_nothing_has_to_be_recomputed(ranged: Ranged):
+    found, budget = ranged.corners(lambda _: 1.0), ranged.budget_nbytes
+    fitting = [numbers for numbers in found if rich_nbytes(ranged.subject, numbers) <= budget]
     assert fitting
     for numbers in fitting:
-        for symbol, most in subject.sizes.items():
+        for symbol, most in ranged.subject.sizes.items():
             more = {**numbers, symbol: numbers[symbol] + 1}
-            assert numbers[symbol] == most or rich_nbytes(subject, more) > budget
+            assert numbers[symbol] == most or rich_nbytes(ranged.subject, more) > budget
+
+
+def test_no_part_is_planned_for_twice(ranged: Ranged):
+    """The largest that has room is the same of many; where nothing comes of it, they have less."""
+    found = ranged.corners(lambda _: None)
+    assert len(found) == len({tuple(numbers.values()) for numbers in found}) > 1
+    for one, other in itertools.pairwise(found):
+        assert any(other[symbol] < n for symbol, n in one.items())
+
+
+def test_a_part_is_never_all_of_the_range(ranged: Ranged):
+    """Though the simulator has room there: the plan for all sizes knows what else it takes."""
+    assert all(n != ranged.subject.sizes for n in ranged.corners(lambda _: 1.0, None, 1 << 40))
+
+
+def test_a_size_that_is_always_the_same_is_no_range(ranged: Ranged):
+    """The other one is divided as finely as if it were alone."""
+    symbol, other = ranged.subject.sizes
+    fixed = {symbol: ranged.subject.sizes[symbol], other: 2}
+    found = ranged.corners(lambda _: None, lows=fixed)
+    assert found
+    assert all(numbers[symbol] == fixed[symbol] for numbers in found)
 
 
 def rich_nbytes(subject: Subject, numbers: Symbols) -> int:
