@@ -165,17 +165,18 @@ def _make_best(
         return {cell: now_us[cell] - us for cell in within if now_us[cell] > us}
 
     def saved_us(corner: Cell) -> float:
-        return sum(gains(corner, supposed_us[corner]).values())
+        """By the plan for a corner; 0 where that is too little for one."""
+        gained = gains(corner, supposed_us[corner])
+        saved = sum(gained.values())
+        return saved if saved > WORTH * sum(now_us[cell] for cell in gained) else 0.0
 
     count = 0
     for _ in range(_MOST_TRIED):
-        if count == MOST or not supposed_us:
-            return
-        best = max(supposed_us, key=saved_us)
-        gained = gains(best, supposed_us.pop(best))
-        if sum(gained.values()) <= WORTH * sum(now_us[cell] for cell in gained):
+        best = max(supposed_us, key=saved_us, default=None)
+        if best is None or count == MOST or not saved_us(best):
             return
         us = make(best)
+        del supposed_us[best]
         if us is not None:
             count += 1
             now_us |= dict.fromkeys(gains(best, us), us)

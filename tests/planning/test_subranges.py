@@ -110,6 +110,11 @@ def ranged() -> Ranged:
     return found
 
 
+def test_a_part_that_saves_enough_comes_before_a_larger_one_that_does_not():
+    """All of (2,) is 2.5 % faster, which would be the most in sum."""
+    assert tried({(1,): 100.0, (2,): 100.6}, 103.2, {}) == [(1,)]
+
+
 def test_the_smallest_sizes_have_room_for_all_values(ranged: Ranged):
     """What is found lies within the ranges, and something of it needs to recompute nothing."""
     found = ranged.corners(lambda _: 1.0)
