@@ -16,15 +16,16 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from own_process import forget_plans
-from torch import nn
+from torch import Tensor, nn
 from varied_batches import CASES, Batch, Size, Varied
 
 import autoremat
 from autoremat import _torch
+from autoremat.backend import with_own_code
 from autoremat.optimized import optimized_call
 
 TIME_LIMIT_S = 2.0
@@ -52,6 +53,19 @@ def seconds_of(model: nn.Module, batch: Batch) -> float:
     return time.perf_counter() - began
 
 
+class Compiled(nn.Module):
+    """A model that torch compiles: Dynamo would take one's code for another of the same class."""
+
+    def __init__(self, model: nn.Module, **settings: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.compiled = torch.compile(with_own_code(model), **settings)
+
+    def forward(self, *batch: Tensor) -> Tensor:
+        """The loss."""
+        return self.compiled(*batch)
+
+
 class Ratios(NamedTuple):
     """What a step takes by code for sizes that vary, by what it takes by code for its own size.
 
@@ -76,7 +90,8 @@ def over_alone(model: nn.Module, key: str, budget: int, size: Size) -> Ratios:
     session = optimized_call(model).session
     session.settle = lambda: False  # type: ignore[method-assign]
     name, compiler = of_key(key)
-    batch, own_batch = CASES[name].batch(size), CASES[name].batch(size)  # the first one is marked
+    # Code for sizes that vary marks what it is given, and by these marks other code is compiled.
+    batch, own_batch, marked = (CASES[name].batch(size) for _ in range(3))
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", autoremat.OverBudgetWarning)  # of both together
         path = Path(folder) / "plan.json"
@@ -88,10 +103,10 @@ def over_alone(model: nn.Module, key: str, budget: int, size: Size) -> Ratios:
         own = optimized(CASES[name], BESIDE * budget, compiler, plan=path)
         backend = "inductor" if compiler == "inductor" else "aot_eager"
         varied, fixed = (
-            torch.compile(CASES[name].model(), backend=backend, dynamic=is_dynamic)
+            Compiled(CASES[name].model(), backend=backend, dynamic=is_dynamic)
             for is_dynamic in (True, False)
         )
-        steps = [(model, batch), (own, own_batch), (varied, own_batch), (fixed, own_batch)]
+        steps = [(model, batch), (own, own_batch), (varied, marked), (fixed, own_batch)]
         with _torch.sizes_as_seen():  # others were seen here
             for _ in range(WARM_UP):
                 for one, given in steps:
