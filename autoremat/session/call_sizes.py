@@ -118,12 +118,12 @@ def _given(tensor: torch.Tensor, extents: Mapping[int, Extent]) -> Given | None:
     return Given(_torch.storage_identity(storage), tensor.device, tensor.itemsize, shape, nbytes)
 
 
-_now: ContextVar[Ranges | None] = ContextVar("ranges", default=None)
+_now: ContextVar[Callable[[], Ranges]] = ContextVar("ranges", default=Ranges)
 
 
 def ranges_now() -> Ranges:
     """Those of the call that runs."""
-    return _now.get() or Ranges()
+    return _now.get()()
 
 
 class CallSizes:
@@ -156,7 +156,9 @@ class CallSizes:
         varying = self._asked.among(forward, args, keywords)
         if self._is_first:
             self._require_met(forward, args, keywords)
-        token = _now.set(self._ranges_of(varying))
+        extents = [self._extent_of(one) for one in varying]
+        # Every call comes here, and few compile, which is where ranges are asked for.
+        token = _now.set(functools.cache(functools.partial(self._ranges_of, varying, extents)))
         try:
             yield
         finally:
@@ -175,18 +177,21 @@ class CallSizes:
             )
         self._is_first = False
 
-    def _ranges_of(self, varying: Sequence[Varying]) -> Ranges:
+    def _extent_of(self, one: Varying) -> Extent:
+        """What a size may be; Dynamo is told that it varies."""
+        high = self._high_of(one)
+        if self._asked.is_seen:  # nobody said that it varies
+            return Extent(one.name, high, high)
+        _torch.may_vary(one.tensor, one.dimension)
+        return Extent(one.name, one.low, high)
+
+    def _ranges_of(self, varying: Sequence[Varying], extents: Sequence[Extent]) -> Ranges:
         of_tensors: dict[int, dict[int, Extent]] = {}
         tensors = {id(one.tensor): one.tensor for one in varying}
         of_numbers: dict[int, Extent] = {}
         shared: set[int] = set()
-        for one in varying:
-            high = self._high_of(one)
-            # Of what was only seen, nobody said that it varies.
-            extent = Extent(one.name, high if self._asked.is_seen else one.low, high)
+        for one, extent in zip(varying, extents, strict=True):
             of_tensors.setdefault(id(one.tensor), {})[one.dimension] = extent
-            if not self._asked.is_seen:
-                _torch.may_vary(one.tensor, one.dimension)
             # Of sizes that are equal in this call, what is made of inputs may be like either.
             if of_numbers.get(one.size, extent).name != extent.name:
                 shared.add(one.size)
