@@ -35,6 +35,7 @@ from autoremat.session.code import Code
 from autoremat.session.meanwhile import Meanwhile
 from autoremat.session.measured import Measured
 from autoremat.session.replans import Replans
+from autoremat.session.step_sizes import StepSizes
 from autoremat.session.surroundings import Surroundings
 from autoremat.session.telling import Told
 from autoremat.watch import between
@@ -97,6 +98,7 @@ class Steps:
     backward: int = field(default=-1, init=False)
     tuned: str = field(default="", init=False)
     compiled_in: list[int] = field(default_factory=list, init=False)
+    sizes: StepSizes = field(default_factory=StepSizes, init=False)
     _by_smaller: dict[str, Part] = field(default_factory=dict, init=False)  # as graphs ran last
     # By identity of a plan, the plan itself, and what is known of its runs.
     _let_go: dict[int, tuple[PlannedAs, LetGo]] = field(default_factory=dict, init=False)
@@ -174,6 +176,7 @@ class Steps:
         else:
             self.surroundings.begin_step(is_open=goes_on)
         if not goes_on:
+            self.sizes.begin()
             self.audit.take_turns(owner.audit for owner in owners_since(self))
             self.audit.between.taken()
             self.measured.begin()
@@ -280,7 +283,9 @@ class Steps:
             # A rerun has to save what its run has saved: all in checkpoints run by one plan.
             plan = name if region else self.graphs.next_plan(name)
             numbers = sizes.numbers(given)
-            compiled, part = self._code_of(code, plan, {} if region else numbers)
+            self.sizes.note(first, numbers)
+            is_apart = bool(region) or self.sizes.are_several
+            compiled, part = self._code_of(code, plan, {} if is_apart else numbers)
             ran = self.graphs.ran(plan, args, region)
             with self.looking():
                 self.graphs.note_traffic(ran, part, self.audit.present.traffic_of_run)

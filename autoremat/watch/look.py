@@ -110,14 +110,18 @@ def _more_nbytes(
     # Plans for parts of the ranges are accounted for at the largest sizes of these.
     corner = max((part.corner for _, part, *_ in reached), default=1.0)
     returned_nbytes = 0
-    for run, part, found, beside in reached:
+    for number, (run, part, found, beside) in enumerate(reached):
         own_nbytes = (part.kept if keeps_graph else part).own_peaks[1]
         counted_nbytes = _as_counted(run, part).peak_in_backward(found) - part.resident_nbytes
         # Gradients of parameters do not grow, nor does a loss, or what is there whatever runs.
         same_nbytes = min(returned_nbytes, found.gradients_nbytes, beside)
         if beside - same_nbytes <= SCALARS_NBYTES:
             same_nbytes = beside
-        grown_nbytes = same_nbytes + int(shrunk / corner * (beside - same_nbytes))
+        # Graphs of other calls run at sizes of their own: each keeps so much more at the largest.
+        waiting = [(other.held_nbytes, its.shrunk) for other, its, *_ in reached[number + 1 :]]
+        rest_nbytes = beside - same_nbytes - sum(nbytes for nbytes, _ in waiting)
+        grown_nbytes = shrunk * rest_nbytes + sum(nbytes * its for nbytes, its in waiting)
+        grown_nbytes = same_nbytes + int(grown_nbytes / corner)
         beyond_nbytes = own_nbytes + grown_nbytes - counted_nbytes
         beyond_nbytes = int(corner * beyond_nbytes) if beyond_nbytes > 0 else beyond_nbytes
         yield base_nbytes - part.resident_nbytes + beyond_nbytes
