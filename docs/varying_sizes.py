@@ -108,8 +108,8 @@ a batch up to half of the largest, and each call runs by the fastest plan that i
 - The graphs of a step that has up to four, after a graph break, are planned together for the same
   parts of the ranges. Such a part is left out if the step is above the budget by these plans, or
   where only some of its graphs run by them, as one does not whose code cannot be compiled.
-- There are none in checkpoints, for a graph that runs several times in a step, where the calls of a
-  step are of several sizes, for graphs that communicate between ranks or several on ranks, and
+- There are none in checkpoints, for a graph that runs several times in a step, once calls of one
+  step were of several sizes, for graphs that communicate between ranks or several on ranks, and
   where the user chose the plan. `sizes="seen"` has no smallest size, and none either.
 - Parts are boxes, up to some batch and some length: a full batch of short sequences may run by the
   plan for long ones.

@@ -117,6 +117,7 @@ class Part:
         shrunk: by which factor the largest sizes are larger than those that these are.
         corner: of that, by which factor they are larger than those that it was planned for.
         smaller: plans for parts of the ranges, the fastest first; None if none were looked for.
+        planned_for: the same at the sizes that it was planned for, if these are others.
         is_resized: whether its symbolic sizes stand for others than it was planned for.
         is_larger: whether one of them is larger than then.
         is_run_again: whether a checkpoint runs its forward again as its backward begins.
@@ -133,6 +134,7 @@ class Part:
     shrunk: float = 1.0
     corner: float = 1.0
     smaller: tuple[Part, ...] | None = None
+    planned_for: PlannedAs | None = None
     is_resized: bool = False
     is_larger: bool = False
     is_run_again: bool = False
@@ -318,11 +320,20 @@ class Part:
         return replace(
             self,
             planned=whole,
+            planned_for=self.planned_for or self.planned,
             is_resized=not is_within,
             is_larger=is_larger,
             shrunk=shrunk,
             _reports={},
         )
+
+    @functools.cached_property
+    def kept_growth(self) -> float:
+        """By which factor what it keeps for its backward is more at the largest sizes."""
+        if self.planned_for is None or self.is_resized:  # of those beyond its ranges nobody knows
+            return self.corner
+        most_nbytes = self.planned_for.figures.crossing.nbytes
+        return self.corner * most_nbytes / max(1, self.figures.crossing.nbytes)
 
     @functools.cached_property
     def own_peaks(self) -> tuple[int, int]:

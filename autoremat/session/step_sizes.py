@@ -23,14 +23,19 @@ class StepSizes:
     def __init__(self) -> None:
         """Nothing has run yet."""
         self.are_several = False
-        self._now: dict[str, set[int]] = {}  # by name, in the runs of this step, which are alike
+        self._now: dict[str, set[int]] = {}  # by name, of the first run of this step that has it
 
     def begin(self) -> None:
         """Another step begins."""
         self._now.clear()
 
-    def note(self, part: Part, numbers: Mapping[Any, int]) -> None:
-        """A graph is about to run, its symbols standing for these numbers."""
+    def note(self, part: Part, numbers: Mapping[Any, int]) -> bool:
+        """A graph is about to run, its symbols standing for these numbers.
+
+        Returns:
+            Whether it is the first that makes several sizes of one.
+        """
+        before = self.are_several
         names = part.covered.names if part.covered is not None else {}
         sizes: dict[str, set[int]] = {}  # two inputs of one run may have several of one name
         for symbol, number in numbers.items():
@@ -38,3 +43,4 @@ class StepSizes:
                 sizes.setdefault(names[symbol], set()).add(number)
         for name, found in sizes.items():
             self.are_several |= self._now.setdefault(name, found) != found
+        return self.are_several and not before

@@ -75,6 +75,7 @@ class Steps:
         backward: of the latest that went through a run of its graphs, or in which one began.
         tuned: what came of trying several plans, in words; "" until then.
         compiled_in: number of the step, for each time that a graph was compiled.
+        step_sizes: whether all graphs of a step run at the same sizes.
         is_nested: whether each backward so far came before those of earlier runs.
         reruns_layers: whether recurrent layers in eager mode run again in the backward.
         surroundings: what is held beside the graphs.
@@ -98,7 +99,7 @@ class Steps:
     backward: int = field(default=-1, init=False)
     tuned: str = field(default="", init=False)
     compiled_in: list[int] = field(default_factory=list, init=False)
-    sizes: StepSizes = field(default_factory=StepSizes, init=False)
+    step_sizes: StepSizes = field(default_factory=StepSizes, init=False)
     _by_smaller: dict[str, Part] = field(default_factory=dict, init=False)  # as graphs ran last
     # By identity of a plan, the plan itself, and what is known of its runs.
     _let_go: dict[int, tuple[PlannedAs, LetGo]] = field(default_factory=dict, init=False)
@@ -176,7 +177,7 @@ class Steps:
         else:
             self.surroundings.begin_step(is_open=goes_on)
         if not goes_on:
-            self.sizes.begin()
+            self.step_sizes.begin()
             self.audit.take_turns(owner.audit for owner in owners_since(self))
             self.audit.between.taken()
             self.measured.begin()
@@ -283,8 +284,9 @@ class Steps:
             # A rerun has to save what its run has saved: all in checkpoints run by one plan.
             plan = name if region else self.graphs.next_plan(name)
             numbers = sizes.numbers(given)
-            self.sizes.note(first, numbers)
-            is_apart = bool(region) or self.sizes.are_several
+            if self.step_sizes.note(first, numbers):
+                self.audit.forget()  # what the runs before this have kept by plans for smaller ones
+            is_apart = bool(region) or self.step_sizes.are_several
             compiled, part = self._code_of(code, plan, {} if is_apart else numbers)
             ran = self.graphs.ran(plan, args, region)
             with self.looking():

@@ -64,7 +64,7 @@ class Subranges:
             return ()
         is_chosen = setting.steering.choice or setting.steering.known or setting.offload
         is_early = steps.number < KNOWN_STEPS or not steps.graphs.provisional.isdisjoint(names)
-        if is_early or is_chosen or steps.options.budget.is_least or steps.sizes.are_several:
+        if is_early or is_chosen or steps.options.budget.is_least or steps.step_sizes.are_several:
             return ()
         if steps.peak_to_come_nbytes > steps.budget_nbytes or not self._may_be_planned(parts):
             return ()
@@ -78,12 +78,14 @@ class Subranges:
         return names if all(len(form) == len(names) for form in forms) else ()
 
     def _drop_where_others_run(self) -> None:
-        """Plans were looked at beside other graphs, or sizes, than their steps have had since."""
-        graphs, are_several = self._steps.graphs, self._steps.sizes.are_several
+        """Plans were looked at beside other runs, or sizes, than their steps have had since."""
+        graphs, are_several = self._steps.graphs, self._steps.step_sizes.are_several
         for name, part in list(graphs.parts.items()):
             if part.smaller:
-                beside = {other for form in graphs.steps_with(name) for other in form}
-                if are_several or beside != self._beside.get(name, beside):
+                forms = graphs.steps_with(name)
+                beside = {other for form in forms for other in form}
+                runs_again = any(len(set(form)) < len(form) for form in forms)
+                if are_several or runs_again or beside != self._beside.get(name, beside):
                     graphs.parts[name] = _with_smaller(part, ())
 
     def _may_be_planned(self, parts: Mapping[str, Part]) -> bool:

@@ -230,6 +230,7 @@ class Training:
         for variant in self._variants[-1:]:  # the same allocator, and the same code around it
             steps.audit.unseen |= variant.session.steps.audit.unseen
             steps.audit.reach = variant.session.steps.audit.reach
+            steps.step_sizes = variant.session.steps.step_sizes
         has_begun = lockstep is not None and lockstep.has_begun
         session = Session(steps, resident, refuses=not self._variants and not has_begun)
         session.uncompiled.is_heeded = not self.has_ranks and self._options.can_be_op_by_op

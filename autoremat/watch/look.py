@@ -104,7 +104,7 @@ def _more_nbytes(
     Args:
         reached: in the order of the backward, with what the account has beside each, and what is.
         base_nbytes: what is live whatever runs.
-        shrunk: as of `Part`, the most of these.
+        shrunk: as of `Part`, the most of the graphs that wait.
         keeps_graph: whether what was saved stays afterwards.
     """
     # Plans for parts of the ranges are accounted for at the largest sizes of these.
@@ -113,15 +113,16 @@ def _more_nbytes(
     for number, (run, part, found, beside) in enumerate(reached):
         own_nbytes = (part.kept if keeps_graph else part).own_peaks[1]
         counted_nbytes = _as_counted(run, part).peak_in_backward(found) - part.resident_nbytes
+        # Each graph that waits keeps so much more at the largest sizes as its own are smaller.
+        waiting = [(other.held_nbytes, its.kept_growth) for other, its, *_ in reached[number + 1 :]]
+        rest_nbytes = beside - sum(nbytes for nbytes, _ in waiting)
         # Gradients of parameters do not grow, nor does a loss, or what is there whatever runs.
-        same_nbytes = min(returned_nbytes, found.gradients_nbytes, beside)
-        if beside - same_nbytes <= SCALARS_NBYTES:
-            same_nbytes = beside
-        # Graphs of other calls run at sizes of their own: each keeps so much more at the largest.
-        waiting = [(other.held_nbytes, its.shrunk) for other, its, *_ in reached[number + 1 :]]
-        rest_nbytes = beside - same_nbytes - sum(nbytes for nbytes, _ in waiting)
-        grown_nbytes = shrunk * rest_nbytes + sum(nbytes * its for nbytes, its in waiting)
-        grown_nbytes = same_nbytes + int(grown_nbytes / corner)
+        same_nbytes = min(returned_nbytes, found.gradients_nbytes, rest_nbytes)
+        if rest_nbytes - same_nbytes <= SCALARS_NBYTES:
+            same_nbytes = rest_nbytes
+        growing_nbytes = shrunk * (rest_nbytes - same_nbytes)
+        growing_nbytes += sum(nbytes * growth for nbytes, growth in waiting)
+        grown_nbytes = same_nbytes + int(growing_nbytes / corner)
         beyond_nbytes = own_nbytes + grown_nbytes - counted_nbytes
         beyond_nbytes = int(corner * beyond_nbytes) if beyond_nbytes > 0 else beyond_nbytes
         yield base_nbytes - part.resident_nbytes + beyond_nbytes
