@@ -54,8 +54,8 @@ def compile_eager(
 def _without_python(graph: fx.Graph) -> None:
     """The same operations, by those of C++.
 
-    Graphs for sizes that vary have conversions that torch wrote in Python, each of which takes as
-    long as ten small operations do, and ask for sizes as they call operations.
+    Graphs for sizes that vary have conversions that torch wrote in Python, each of which takes
+    several times as long as the operation, and ask for sizes as they call operations.
     """
     for node in graph.find_nodes(op="call_function", target=_CONVERTED):
         if not node.kwargs:

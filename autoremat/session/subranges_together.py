@@ -95,7 +95,9 @@ class Together:
         ratios = {symbol: high[symbol] / n for symbol, n in numbers.items()}
         shrunk = part.covered.shrunk(ratios) if part.covered else 1.0
         whole = replace(there.planned.whole, subject=subject)
-        return replace(there, planned=whole, shrunk=shrunk, corner=shrunk, _reports={})
+        return replace(
+            there, planned=whole, planned_for=None, shrunk=shrunk, corner=shrunk, _reports={}
+        )
 
     def fit(self, parts: Mapping[str, Part]) -> bool:
         """Whether a step is within the budget whichever of its graphs run by these plans.

@@ -550,6 +550,7 @@ def test_graphs_of_one_step_have_plans_for_smaller_sizes_together():
     first, second = steps.graphs.parts.values()
     assert 1 <= len(first.smaller) == len(second.smaller) <= 3
     assert recomputed_share(first.smaller[0].choice) < recomputed_share(first.choice)
+    assert all(part.kept_growth == part.corner for part in (*first.smaller, *second.smaller))
     corners = [tuple(part.subject.sizes.values()) for part in first.smaller]
     compiled = len(steps.compiled_in)
     require_within(model, budget, [*corners, (2, 20), (8, 33), (3, 128), (8, 128), (5, 64)])
