@@ -5,7 +5,7 @@ Guarantees: importing this imports nothing that compiles.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ __all__ = [
     "bounded_at",
     "can_be_bounded",
     "fixed_at",
+    "same_sizes",
     "size_expression",
     "size_hint",
     "size_symbols",
@@ -110,6 +111,11 @@ def size_symbols(size: int | torch.SymInt) -> dict[Any, int]:
 def size_expression(size: int | torch.SymInt) -> Any:
     """The size as an expression of sympy's over the symbols that `size_symbols` gives."""
     return sympy.Integer(size) if isinstance(size, int) else size.node.expr
+
+
+def same_sizes(left: Iterable[int | torch.SymInt], right: Iterable[int | torch.SymInt]) -> bool:
+    """Whether sizes are the same whatever their symbols stand for, without a guard on those."""
+    return [*map(size_expression, left)] == [*map(size_expression, right)]
 
 
 def symbol_source(size: torch.SymInt, symbol: Any) -> str:

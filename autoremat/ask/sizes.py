@@ -52,8 +52,7 @@ class Extent:
     high: int
 
 
-@dataclass(frozen=True)
-class Varying:
+class Varying(NamedTuple):
     """A dimension of a tensor that a call is given.
 
     Attributes:

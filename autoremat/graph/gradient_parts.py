@@ -14,7 +14,7 @@ otherwise, or wait longer.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,16 +118,11 @@ def _is_all_of(gradient: fx.Node, part: _Part) -> bool:
     sizes = list(value.shape)
     here = slice(part.whole.dimension, part.whole.dimension + 1)
     sizes[here] = [] if part.is_selection else [part.end - part.start]
-    return _kind(written) == _kind(value) and _same(written.shape, sizes)
+    return _kind(written) == _kind(value) and _torch.same_sizes(written.shape, sizes)
 
 
 def _kind(value: torch.Tensor) -> tuple[torch.dtype, torch.device, torch.layout]:
     return value.dtype, value.device, value.layout
-
-
-def _same(left: Iterable[int | torch.SymInt], right: Iterable[int | torch.SymInt]) -> bool:
-    """Whether sizes are the same whatever their symbols stand for, without a guard on those."""
-    return [*map(_torch.size_expression, left)] == [*map(_torch.size_expression, right)]
 
 
 def _is_sum(node: fx.Node) -> bool:
@@ -182,7 +177,7 @@ def _write(graph: fx.Graph, node: fx.Node, parts: tuple[_Part, ...]) -> None:
     with graph.inserting_before(node), _torch.fake_mode_of(value):
         dimension = parts[0].whole.dimension
         together = call(aten.cat.default, list(_pieces(parts, call)), dimension)
-    if _same(_torch.fake_value(together).stride(), value.stride()):
+    if _torch.same_sizes(_torch.fake_value(together).stride(), value.stride()):
         node.replace_all_uses_with(together)
         return
     for unused in reversed(made):  # such as channels last

@@ -19,6 +19,7 @@ from torch import fx
 from autoremat import _torch
 from autoremat.graph.gradient_parts import put_parts_together
 from autoremat.graph.storages import find_storages
+from autoremat.graph.whole_slices import leave_out_whole_slices
 
 aten = torch.ops.aten
 
@@ -87,6 +88,7 @@ def prepare(
     module = copy_module(module)
     _widen_log_sum_exp(module.graph)
     _free_batch_norm_backward(module.graph)
+    leave_out_whole_slices(module.graph)
     put_parts_together(module.graph)
     module.graph.eliminate_dead_code()
     module.graph = _without_duplicates(module.graph)

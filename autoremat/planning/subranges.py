@@ -28,7 +28,9 @@ from autoremat.problem.subject import Subject
 
 MOST = 3  # plans beside that for the largest sizes
 _MOST_TRIED = 5  # of these, the ones that are dropped included
-WORTH = 0.03  # of a step's time, from which on there is one
+# Of a step's time, from which on there is one, by compiler. Code that varies takes a percent or two
+# more than that of one size by itself; kernels that are compiled anew take from seconds to minutes.
+WORTH = {"eager": 0.01, "inductor": 0.03}
 _CELLS = {1: 8, 2: 4, 3: 3}  # into which each of so many ranges is divided; more than that into 2
 
 Cell = tuple[int, ...]  # by range, how many of its divisions a corner is up
@@ -53,6 +55,8 @@ def plan_parts(
     lows: Symbols,
     known: Covered,
     plan_at: Callable[[Corner], float | None],
+    *,
+    worth: float,
 ) -> None:
     """Have plans made where others than that of the largest sizes are worth it; at most `MOST`.
 
@@ -64,6 +68,7 @@ def plan_parts(
         known: how far the plan holds, with the names of sizes.
         plan_at: plans for the sizes up to a corner; returns what a step takes by that, relative to
             one that recomputes nothing, or None if nothing comes of it.
+        worth: of a step's time, what a plan has to save.
     """
     highest = sizes_of(subject)
     if set(highest) != set(lows) & set(known.names):
@@ -71,7 +76,7 @@ def plan_parts(
     varying = (known.names[symbol] for symbol, high in highest.items() if lows[symbol] < high)
     names = list(dict.fromkeys(varying))
     fastest_us, slowest_us, _ = _times(subject.lowered.problem, plan, budget_nbytes)
-    if not names or slowest_us <= (1 + WORTH) * fastest_us:
+    if not names or slowest_us <= (1 + worth) * fastest_us:
         return
     count = _CELLS.get(len(names), 2)
 
@@ -102,7 +107,7 @@ def plan_parts(
                 return None if relative is None else relative * fastest_us
         return None
 
-    _make_best(cells, times_us, slowest_us, make)
+    _make_best(cells, times_us, slowest_us, make, worth)
 
 
 def _stretched(
@@ -149,6 +154,7 @@ def _make_best(
     times_us: Mapping[Cell, float],
     slowest_us: float,
     make: Callable[[Cell], float | None],
+    worth: float,
 ) -> None:
     """Make plans, each of them worth it beside those before as these have turned out.
 
@@ -157,6 +163,7 @@ def _make_best(
         times_us: of a step by a plan for the sizes up to each, as is supposed.
         slowest_us: of a step by the plan for all sizes.
         make: makes the plan; returns what a step takes by it, or None if nothing comes of it.
+        worth: of the time of the steps that it is for, what a plan has to save.
     """
     now_us, supposed_us = dict.fromkeys(cells, slowest_us), dict(times_us)
 
@@ -168,7 +175,7 @@ def _make_best(
         """By the plan for a corner; 0 where that is too little for one."""
         gained = gains(corner, supposed_us[corner])
         saved = sum(gained.values())
-        return saved if saved > WORTH * sum(now_us[cell] for cell in gained) else 0.0
+        return saved if saved > worth * sum(now_us[cell] for cell in gained) else 0.0
 
     count = 0
     for _ in range(_MOST_TRIED):

@@ -149,8 +149,12 @@ class Subranges:
             found.sort(key=lambda one: recomputed_share(one.choice))
             return 1 + recomputed_share(one.choice)
 
-        plan_parts(subject, plan, room_nbytes, lows, known, plan_at)
+        plan_parts(subject, plan, room_nbytes, lows, known, plan_at, worth=self._worth)
         return found
+
+    @property
+    def _worth(self) -> float:
+        return WORTH[self._steps.options.setting.compiler]
 
     def _part_at(
         self, name: str, part: Part, corner: Corner, budget_nbytes: int, before: float
@@ -165,7 +169,7 @@ class Subranges:
             beside = replace(subject, lowered=placed(subject.lowered, counted))
             choice = choose(beside, budget_nbytes, options.setting)
             known = covered(as_chosen(beside, choice), choice.solution.plan, part.covered.names)
-        is_faster = 1 + recomputed_share(choice) < (1 - WORTH) * (1 + before)
+        is_faster = 1 + recomputed_share(choice) < (1 - self._worth) * (1 + before)
         if not (choice.fits and known.is_proven and is_faster):
             return None
         planned = Planned(

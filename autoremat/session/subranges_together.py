@@ -70,8 +70,9 @@ class Together:
         wholes = self._wholes
         numbers = {name: _numbers(part, corner) for name, part in wholes.items()}
         known = [p for p in others if all(_is_for(p[name], numbers[name]) for name in wholes)]
-        worth = (1 - WORTH) * min(_slowdown(parts.values()) for parts in [wholes, *known])
-        if worth <= 1 or any(part.choice.torchs is not None for part in wholes.values()):
+        worth = WORTH[self._steps.options.setting.compiler]
+        most = (1 - worth) * min(_slowdown(parts.values()) for parts in [wholes, *known])
+        if most <= 1 or any(part.choice.torchs is not None for part in wholes.values()):
             return None
         aside = _aside(self._steps)
         for name, part in wholes.items():
@@ -83,7 +84,7 @@ class Together:
             return None  # of a graph with two plans for its runs
         found = {name: replace(parts[0], smaller=()) for name, parts in planned.items()}
         are_proven = all(part.covered and part.covered.is_proven for part in found.values())
-        return found if are_proven and _slowdown(found.values()) < worth else None
+        return found if are_proven and _slowdown(found.values()) < most else None
 
     def _stated_at(self, name: str, part: Part, numbers: Symbols) -> Part:
         """A graph by its plan for the largest sizes, to be planned for these."""

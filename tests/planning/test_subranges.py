@@ -19,6 +19,7 @@ from tests.planning.test_formula import planned
 from tests.planning.test_ranges import largest
 from tests.sizing.test_fit import Words, words
 
+WORTH = 0.03
 SUPPOSED = {(1,): 70.0, (2,): 70.0, (3,): 85.0, (4,): 90.0, (5,): 94.0, (6,): 98.0, (7,): 99.0}
 
 
@@ -30,7 +31,7 @@ def tried(times: dict[Cell, float], slowest: float, turned_out: dict[Cell, float
         found.append(cell)
         return turned_out.get(cell, times[cell])
 
-    _make_best([*times, (len(times) + 1,)], times, slowest, make)
+    _make_best([*times, (len(times) + 1,)], times, slowest, make, WORTH)
     return found
 
 
@@ -54,7 +55,7 @@ def test_what_is_dropped_is_not_tried_for_ever():
 
 
 @pytest.mark.parametrize(("slower", "count"), [(1.02, 0), (1.04, 1)])
-def test_three_percent_are_worth_a_plan(slower: float, count: int):
+def test_a_plan_has_to_save_what_it_is_worth(slower: float, count: int):
     assert len(tried({(1,): 100.0}, 100.0 * slower, {})) == count
 
 
@@ -96,7 +97,7 @@ class Ranged:
 
         plan, known = plan or self.plan, covered(self.subject, self.plan, self.names)
         budget_nbytes, lows = budget_nbytes or self.budget_nbytes, lows or self.lows
-        plan_parts(self.subject, plan, budget_nbytes, lows, known, noted)
+        plan_parts(self.subject, plan, budget_nbytes, lows, known, noted, worth=WORTH)
         return found
 
 
