@@ -1,11 +1,12 @@
-"""Draw the pictures of `reading_the_report.md`: real pages of three models, in a real browser.
+"""Draw the pictures of reports: real pages of four models, in a real browser.
 
     python docs/report_pages.py            # all pictures; minutes, most of them for planning
     python docs/report_pages.py gpt2       # those of one model
 
-Enters: GPT-2 and a UNet of `tests/models.py`, planned and measured here, and a Llama of 7 billion
-parameters, planned for an H100 without weights, from `examples/llama_7b.json`. Leaves: PNG files in
-`docs/images/`, and on the terminal the seconds and the peak resident memory of the 7 B plan.
+Enters: GPT-2, the GPT of the example and a UNet of `tests/models.py`, planned and measured here,
+and a Llama of 7 billion parameters, planned for an H100 without weights, from
+`examples/llama_7b.json`. Leaves: PNG files in `docs/images/`, and on the terminal the seconds and
+the peak resident memory of the 7 B plan.
 Without Chromium or Chrome it says so and draws nothing.
 """
 
@@ -145,6 +146,11 @@ SUBJECTS = (
             Picture("gpt2_curve", "curve", 560),
             Picture("gpt2_ground", "ground", 500),
         ),
+    ),
+    Subject(
+        "example_gpt",
+        measured_page("example_gpt"),
+        (Picture("example_gpt", "timeline", 640),),
     ),
     Subject("unet", measured_page("unet"), (Picture("unet_dark", "", 1050, dark=True),)),
 )

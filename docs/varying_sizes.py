@@ -94,9 +94,9 @@ peak at the largest sizes is the predicted one. A second plan may be made in the
 ## Smaller sizes
 
 A plan for the largest sizes recomputes at all sizes what only the largest have no room for. Where
-that is more than 1 % of a step (3 % under Inductor, which compiles each anew), up to three further
-plans are made for parts of the range, such as a batch up to half of the largest, and each call runs
-by the fastest plan that its sizes allow:
+that is more than 0.2 % of a step (3 % under Inductor, which compiles each anew), up to three
+further plans are made for parts of the range, such as a batch up to half of the largest, and each
+call runs by the fastest plan that its sizes allow:
 
 - They are made before the third step, when two have shown what is held beside the graph, and never
   later. What they would save is told by simulating, before anything is searched for; a plan that

@@ -294,11 +294,12 @@ class Part:
 
     def for_call(self, numbers: Symbols) -> Part:
         """The plan for a call of these sizes: one for a part of the ranges, or this."""
-        for part in self.smaller or ():
-            most = part.subject.sizes
-            if most.keys() <= numbers.keys() and all(numbers[s] <= n for s, n in most.items()):
-                return part
-        return self
+        return next((part for part in self.smaller or () if part.is_for(numbers)), self)
+
+    def is_for(self, numbers: Symbols) -> bool:
+        """Whether sizes are within those of the part of the ranges that this plan is for."""
+        most = self.subject.sizes
+        return most.keys() <= numbers.keys() and all(numbers[s] <= n for s, n in most.items())
 
     def at(self, numbers: Symbols) -> Part:
         """The same graph and plan, its symbolic sizes standing for other numbers."""

@@ -28,9 +28,10 @@ from autoremat.problem.subject import Subject
 
 MOST = 3  # plans beside that for the largest sizes
 _MOST_TRIED = 5  # of these, the ones that are dropped included
-# Of a step's time, from which on there is one, by compiler. Code that varies takes a percent or two
-# more than that of one size by itself; kernels that are compiled anew take from seconds to minutes.
-WORTH = {"eager": 0.01, "inductor": 0.03}
+# Of a step's time, from which on there is one, by compiler. Op by op a plan that recomputes nothing
+# costs no search and no kernels, and what small operations take is more than their bytes say;
+# kernels that are compiled anew take from seconds to minutes.
+WORTH = {"eager": 0.002, "inductor": 0.03}
 _CELLS = {1: 8, 2: 4, 3: 3}  # into which each of so many ranges is divided; more than that into 2
 
 Cell = tuple[int, ...]  # by range, how many of its divisions a corner is up

@@ -163,7 +163,7 @@ def _sizes_of(part: Part) -> Iterator[str]:
     if part.covered is not None:
         yield str(part.covered)
     for one in part.smaller or ():
-        now, before = (f"{recomputed_share(p.choice):.0%}" for p in (one, part))
+        now, before = (f"{recomputed_share(p.choice):.1%}" for p in (one, part))
         yield f"{one.covered}; recomputes {now} of a step where the plan before recomputes {before}"
 
 

@@ -69,7 +69,7 @@ class Together:
         """The step planned for a part of the ranges; None if it is no faster there, or unproven."""
         wholes = self._wholes
         numbers = {name: _numbers(part, corner) for name, part in wholes.items()}
-        known = [p for p in others if all(_is_for(p[name], numbers[name]) for name in wholes)]
+        known = [p for p in others if all(p[name].is_for(numbers[name]) for name in wholes)]
         worth = WORTH[self._steps.options.setting.compiler]
         most = (1 - worth) * min(_slowdown(parts.values()) for parts in [wholes, *known])
         if most <= 1 or any(part.choice.torchs is not None for part in wholes.values()):
@@ -171,11 +171,6 @@ def _least_of(parts: Iterable[Part]) -> dict[str, int]:
             name = part.covered.names[symbol]
             found[name] = min(high, found.get(name, high))
     return found
-
-
-def _is_for(part: Part, numbers: Symbols) -> bool:
-    """Whether these sizes are within those that a plan is for."""
-    return all(numbers[symbol] <= high for symbol, high in sizes_of(part.subject).items())
 
 
 def _slowdown(parts: Iterable[Part]) -> float:

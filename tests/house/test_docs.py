@@ -120,6 +120,39 @@ def test_the_wrapper_of_the_readme_keeps_the_budget(reader: Path) -> None:
         assert measured(step, (first, second)) <= budget
 
 
+_MODELS = {
+    "GPT-2, 12 layers": "gpt2",
+    "GPT-2, 50k words": "gpt2_50k",
+    "Llama, 50k words": "llama_50k",
+}
+
+
+def rows_of(text: str) -> dict[str, list[str]]:
+    """The rows of a page's tables, by their first cell."""
+    lines = (line.strip("|").split("|") for line in text.splitlines() if line.startswith("|"))
+    return {first.strip(): [cell.strip(" *") for cell in rest] for first, *rest in lines}
+
+
+def test_the_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
+    """Its table is written by hand, the page of the benchmarks is not."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    head = "| | eager | `torch.compile` | + by hand | ours, at that peak | ours, smallest |"
+    table = rows_of(readme.split(head)[1].split("\n\n")[0].replace("**", ""))
+    del table["---"]
+    assert len(table) > 5
+    for name, shown in table.items():
+        title = f'## {_MODELS.get(name, name.lower())}, compiler="inductor"\n'
+        section = page.split(title)[1].split("\n## ")[0]
+        (eager,) = re.findall(r"peak above it ([\d.]+) MiB", section)
+        rows, by_hand = rows_of(section), "torch.compile + per-layer checkpoint"
+        theirs = [rows["torch.compile"], rows[by_hand]]
+        ours = [rows[f"as {by_hand}"], rows["smallest"]]
+        found = [", ".join(row[:2]) for row in theirs]
+        found += [f"{row[1]}, {row[5]}" for row in ours]  # peak and time
+        assert shown == [eager, *found], name
+
+
 def run_command(line: str, note: str) -> None:
     """One command of autoremat, and that it ends with the code that the page names."""
     program, *arguments = shlex.split(line, comments=True)

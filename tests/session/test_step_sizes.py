@@ -68,7 +68,6 @@ def test_calls_of_one_step_may_be_of_several_sizes():
     steps = optimized_call(model).session.steps
     assert 0.9 * budget <= steps.peak_nbytes <= budget
     largest = peak(model, ids(8, 128), wide(8, 128))
-    assert 0.9 * largest <= steps.peak_nbytes <= budget
     assert largest <= steps.peak_nbytes
 
 
