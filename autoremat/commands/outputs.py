@@ -124,6 +124,7 @@ def report_document(report: Report, outputs: Mapping[str, Path]) -> dict[str, An
         "curve_left_out": list(report.curve_left_out),
         "assumed": list(report.assumed),
         "communication": list(report.communication),
+        "own_checkpoints": list(report.own_checkpoints),
         "written": {name: str(out) for name, out in outputs.items()},
     }
 

@@ -20,6 +20,7 @@ from autoremat import _torch
 from autoremat.cost.grouped import is_grouped
 from autoremat.errors import SteeringError
 from autoremat.graph.collectives import may_communicate_again
+from autoremat.graph.gathering import is_gather
 from autoremat.graph.joint_graph import BOUNDARY, JointGraph
 from autoremat.graph.modules import module_calls, module_path
 from autoremat.graph.random_draws import (
@@ -63,6 +64,7 @@ class Constraints:
         must_recompute: storages that the forward may not keep for the backward.
         asked: what the user asked for with `save=` and `recompute=`, one sentence each.
         allowed: what the user lets run again with `repeatable=`, likewise.
+        checkpointed: of `must_recompute`, what is so only since the user's own checkpoints say it.
     """
 
     run_once: dict[fx.Node, str]
@@ -71,6 +73,7 @@ class Constraints:
     must_recompute: frozenset[str]
     asked: tuple[str, ...] = ()
     allowed: tuple[str, ...] = ()
+    checkpointed: frozenset[str] = frozenset()
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -111,11 +114,14 @@ def find_constraints(
             replayed.discard(node)
     _settle_boundaries(joint, storages, must_save, must_recompute)
     fixed = {name for node in run_once for name in storages.made_by[node]}
+    again = frozenset(must_recompute - must_save - fixed)
+    gathered = {name for node in joint.nodes if is_gather(node) for name in storages.of_node[node]}
     return Constraints(
         run_once=run_once,
         replayed=frozenset(replayed),
         must_save=frozenset(must_save),
-        must_recompute=frozenset(must_recompute - must_save - fixed),
+        must_recompute=again,
+        checkpointed=again - gathered,
     )
 
 
@@ -291,6 +297,7 @@ def with_selected(
         constraints,
         must_save=constraints.must_save | save,
         must_recompute=(constraints.must_recompute | recompute) - save,
+        checkpointed=constraints.checkpointed - recompute - save,
         asked=tuple(asked),
     )
 

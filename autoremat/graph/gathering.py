@@ -49,6 +49,11 @@ def _scatter_gradient(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
 gather.register_autograd(_scatter_gradient, setup_context=_note_share)
 
 
+def is_gather(node: fx.Node) -> bool:
+    """Whether a node makes a whole parameter from a shard."""
+    return node.target is torch.ops.autoremat.gather.default
+
+
 def mark_gathered(module: fx.GraphModule) -> None:
     """Let no partition of a joint graph keep gathered parameters for the backward."""
     for node in module.graph.find_nodes(

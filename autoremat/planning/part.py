@@ -30,6 +30,7 @@ from autoremat.planning.nesting import Beside, Crossing, Kept, Region, placed
 from autoremat.planning.plain import plain_crossing
 from autoremat.planning.ranges import Covered
 from autoremat.planning.sizes import Symbols, peak_at, sizes_of, subject_at
+from autoremat.planning.uncheckpointed import Uncheckpointed
 from autoremat.problem.lower import as_written
 from autoremat.problem.subject import Subject
 from autoremat.reporting import GraphReport, PeakFormula
@@ -82,6 +83,11 @@ class Planned:
     def plain_crossing(self) -> Crossing:
         """What the graph hands to its backward where it runs without a plan."""
         return plain_crossing(self.subject, reads=self.choice.is_read)
+
+    @functools.cached_property
+    def uncheckpointed(self) -> Uncheckpointed:
+        """The graph without the user's own checkpoints."""
+        return Uncheckpointed(self.subject, self.choice)
 
 
 class Recalled:

@@ -6,6 +6,7 @@ from autoremat.reporting.fields import ReportError
 from autoremat.reporting.formula import PeakFormula, Piece, SizeSymbol, Term
 from autoremat.reporting.model import (
     ASSUMED,
+    CHECKPOINTS,
     COMMUNICATED,
     LEFT_OUT,
     NO_THROUGHPUT,
@@ -30,6 +31,7 @@ from autoremat.reporting.timeline import MemoryTimeline, Span, SpanKind, Step
 
 __all__ = [
     "ASSUMED",
+    "CHECKPOINTS",
     "COMMUNICATED",
     "LEFT_OUT",
     "NO_THROUGHPUT",

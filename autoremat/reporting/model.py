@@ -26,7 +26,7 @@ from autoremat.reporting.waiting import Waiting
 SCHEMA = "autoremat.report/4"
 # Names of facts.
 LEFT_OUT, ASSUMED, COMMUNICATED = "Not on the curve", "Assumed", "Communication"
-SIZES, OTHERWISE, NO_THROUGHPUT = "Sizes", "Otherwise", "Throughput"
+SIZES, OTHERWISE, NO_THROUGHPUT, CHECKPOINTS = "Sizes", "Otherwise", "Throughput", "Checkpoints"
 
 
 class ValueAction(StrEnum):
@@ -95,8 +95,7 @@ class GraphReport:
             other graphs of the step keep alive meanwhile are included.
         baseline_peak_nbytes: the same without a plan, by the same meter. Op by op that is the step
             without recompute but for the model's own checkpoints; under Inductor, whose generated
-            code is read, torch's own partition (where that would not be safe, the step without
-            recompute).
+            code is read, torch's own partition (where that is not safe, no recompute).
         predicted_time_us: duration of forward and backward under the plan, operation by operation.
         baseline_time_us: the same without a plan.
         bound_us: proven: no plan of the model within the budget is faster; 0 if nothing is proven.
@@ -117,8 +116,7 @@ class GraphReport:
             was read, or something in it has no known time.
         baseline_code_time_us: the same without a plan.
         advice: what would lower the peak whatever the plan, what saves most first.
-        peak_formula: the simulated peak over the sizes that vary; None where none does, or where
-            it is no such formula.
+        peak_formula: the simulated peak over the sizes that vary; None where there is none.
         smaller_formulas: the same of the plans for parts of the ranges of sizes, up to the highest
             of each symbol; a call runs by the first whose sizes are not smaller than its own.
         waiting: which values leave the device and come back; None where none may.
@@ -383,6 +381,11 @@ class Report:
     def communication(self) -> tuple[str, ...]:
         """What is kept since collectives run once."""
         return tuple(fact.text for fact in self.facts if fact.name == COMMUNICATED)
+
+    @property
+    def own_checkpoints(self) -> tuple[str, ...]:
+        """That the user's own checkpoints cost more than they have to, where they do."""
+        return tuple(fact.text for fact in self.facts if fact.name == CHECKPOINTS)
 
     @property
     def bound_us(self) -> float:

@@ -126,7 +126,7 @@ def _facts(report: Report) -> Iterable[str]:
         "Assumed": "; ".join(report.assumed),
         "Constraints": _some((*report.user_constraints, *report.constraints), "constraint"),
         "Collectives": " ".join(report.communication),
-        "Advice": " ".join(map(str, report.advice)),
+        "Advice": " ".join((*report.own_checkpoints, *map(str, report.advice))),
         "Fallbacks": _some(report.fallbacks, "part without a plan"),
     }
     if not report.graphs:

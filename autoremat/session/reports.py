@@ -25,6 +25,7 @@ from autoremat.planning.curve import Curve
 from autoremat.planning.part import Part, Planned
 from autoremat.problem.subject import Subject
 from autoremat.reporting import (
+    CHECKPOINTS,
     COMMUNICATED,
     LEFT_OUT,
     SIZES,
@@ -35,6 +36,7 @@ from autoremat.reporting import (
     one_line,
 )
 from autoremat.reporting.reserved import ReservedMemory
+from autoremat.session.own_checkpoints import cost_of_checkpoints
 from autoremat.session.steps import Steps
 from autoremat.units import format_nbytes
 
@@ -48,7 +50,8 @@ def report_of(steps: Steps, measured_peak_nbytes: int | None, *, reads: bool = T
     Args:
         steps: what is planned.
         measured_peak_nbytes: of a whole step, if it was measured.
-        reads: whether code may be read for it, as of `Part.report`, and allocators emulated.
+        reads: whether code may be read for it, as of `Part.report`, allocators emulated, and other
+            plans searched for.
     """
     parts, setting = steps.graphs.current, steps.options.setting
     curve = _step_curve(parts)
@@ -75,6 +78,7 @@ def report_of(steps: Steps, measured_peak_nbytes: int | None, *, reads: bool = T
             *_sizes(parts),
             *(Fact(LEFT_OUT, sentence) for sentence in curve.left_out),
             *(Fact(COMMUNICATED, sentence) for sentence in _kept_of_communication(parts)),
+            *(_checkpoints(steps) if reads else ()),
         ),
         optimizer=steps.resident.optimizer,
         eager_peak_nbytes=_eager_peak_nbytes(steps),
@@ -107,6 +111,12 @@ def _elsewhere(setting: Setting) -> Iterator[Fact]:
             PLANNED_FOR,
             how_planned(setting.spec, from_code=setting.reads_inductor, on_gpu=setting.stands_in),
         )
+
+
+def _checkpoints(steps: Steps) -> Iterator[Fact]:
+    sentence = cost_of_checkpoints(steps)
+    if sentence is not None:
+        yield Fact(CHECKPOINTS, sentence)
 
 
 def _kept_of_communication(parts: list[Part]) -> Iterator[str]:
