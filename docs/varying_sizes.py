@@ -94,7 +94,7 @@ peak at the largest sizes is the predicted one. A second plan may be made in the
 ## Smaller sizes
 
 A plan for the largest sizes recomputes at all sizes what only the largest have no room for. Where
-that is more than 0.2 % of a step (3 % under Inductor, which compiles each anew), up to three
+that is more than 3 % of a step (op by op 0.2 %, where a part needs no recompute), up to three
 further plans are made for parts of the range, such as a batch up to half of the largest, and each
 call runs by the fastest plan that its sizes allow:
 

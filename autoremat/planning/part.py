@@ -303,7 +303,7 @@ class Part:
         return next((part for part in self.smaller or () if part.is_for(numbers)), self)
 
     def is_for(self, numbers: Symbols) -> bool:
-        """Whether sizes are within those of the part of the ranges that this plan is for."""
+        """Whether sizes are within those of the part of the ranges that it is for, if of a part."""
         most = self.subject.sizes
         return most.keys() <= numbers.keys() and all(numbers[s] <= n for s, n in most.items())
 

@@ -28,11 +28,29 @@ from autoremat.problem.subject import Subject
 
 MOST = 3  # plans beside that for the largest sizes
 _MOST_TRIED = 5  # of these, the ones that are dropped included
-# Of a step's time, from which on there is one, by compiler. Op by op a plan that recomputes nothing
-# costs no search and no kernels, and what small operations take is more than their bytes say;
-# kernels that are compiled anew take from seconds to minutes.
-WORTH = {"eager": 0.002, "inductor": 0.03}
 _CELLS = {1: 8, 2: 4, 3: 3}  # into which each of so many ranges is divided; more than that into 2
+
+
+class Worth(NamedTuple):
+    """Of a step's time, what a plan has to save.
+
+    Attributes:
+        plain: one that recomputes nothing.
+        other: one that has to be searched for.
+    """
+
+    plain: float
+    other: float
+
+    def of(self, recomputed: float) -> float:
+        """What it is of a plan that recomputes so much of a step."""
+        return self.plain if recomputed < _NOTHING else self.other
+
+
+# Op by op a plan that recomputes nothing takes no search and no kernels, and what small operations
+# take is more than their bytes say; under Inductor each compiles anew.
+WORTH = {"eager": Worth(0.002, 0.03), "inductor": Worth(0.03, 0.03)}
+_NOTHING = 1e-9
 
 Cell = tuple[int, ...]  # by range, how many of its divisions a corner is up
 
@@ -57,7 +75,7 @@ def plan_parts(
     known: Covered,
     plan_at: Callable[[Corner], float | None],
     *,
-    worth: float,
+    worth: Worth,
 ) -> None:
     """Have plans made where others than that of the largest sizes are worth it; at most `MOST`.
 
@@ -77,7 +95,7 @@ def plan_parts(
     varying = (known.names[symbol] for symbol, high in highest.items() if lows[symbol] < high)
     names = list(dict.fromkeys(varying))
     fastest_us, slowest_us, _ = _times(subject.lowered.problem, plan, budget_nbytes)
-    if not names or slowest_us <= (1 + worth) * fastest_us:
+    if not names or slowest_us <= (1 + min(worth)) * fastest_us:
         return
     count = _CELLS.get(len(names), 2)
 
@@ -108,7 +126,7 @@ def plan_parts(
                 return None if relative is None else relative * fastest_us
         return None
 
-    _make_best(cells, times_us, slowest_us, make, worth)
+    _make_best(cells, times_us, (fastest_us, slowest_us), make, worth)
 
 
 def _stretched(
@@ -153,19 +171,20 @@ def _times(problem: Problem, plan: Plan, budget_nbytes: int) -> tuple[float, flo
 def _make_best(
     cells: list[Cell],
     times_us: Mapping[Cell, float],
-    slowest_us: float,
+    range_us: tuple[float, float],
     make: Callable[[Cell], float | None],
-    worth: float,
+    worth: Worth,
 ) -> None:
     """Make plans, each of them worth it beside those before as these have turned out.
 
     Args:
         cells: all parts of the ranges; sizes are taken to be as likely in each.
         times_us: of a step by a plan for the sizes up to each, as is supposed.
-        slowest_us: of a step by the plan for all sizes.
+        range_us: of a step without recompute, and of one by the plan for all sizes.
         make: makes the plan; returns what a step takes by it, or None if nothing comes of it.
         worth: of the time of the steps that it is for, what a plan has to save.
     """
+    fastest_us, slowest_us = range_us
     now_us, supposed_us = dict.fromkeys(cells, slowest_us), dict(times_us)
 
     def gains(corner: Cell, us: float) -> dict[Cell, float]:
@@ -175,8 +194,8 @@ def _make_best(
     def saved_us(corner: Cell) -> float:
         """By the plan for a corner; 0 where that is too little for one."""
         gained = gains(corner, supposed_us[corner])
-        saved = sum(gained.values())
-        return saved if saved > worth * sum(now_us[cell] for cell in gained) else 0.0
+        saved, share = sum(gained.values()), worth.of(supposed_us[corner] / fastest_us - 1)
+        return saved if saved > share * sum(now_us[cell] for cell in gained) else 0.0
 
     count = 0
     for _ in range(_MOST_TRIED):

@@ -157,16 +157,8 @@ class CallSizes:
         if self._is_first:
             self._require_met(forward, args, keywords)
         extents = [self._extent_of(one) for one in varying]
-        found: list[Ranges] = []
-
-        def ranges() -> (
-            Ranges
-        ):  # every call comes here, and few compile, which is where it is asked
-            if not found:
-                found.append(self._ranges_of(varying, extents))
-            return found[0]
-
-        token = _now.set(ranges)
+        # Every call comes here, and few compile, which is where ranges are asked for.
+        token = _now.set(lambda: self._ranges_of(varying, extents))
         try:
             yield
         finally:

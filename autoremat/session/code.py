@@ -52,7 +52,7 @@ class Code:
         known = self._known.get(_key(part))
         if known is not None and known[1] is part:
             return known
-        found = known or self._compiled(part)
+        found = known or self._equal_to(part) or self._compiled(part)
         self._known[_key(part)] = self._known[_key(found[1])] = found
         is_it = _key(part) == _key(found[1])  # what is known of its runs may be new
         return (found[0], part) if is_it else found

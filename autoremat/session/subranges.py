@@ -23,7 +23,7 @@ from autoremat.planning.part import Part, Planned, PlannedAs
 from autoremat.planning.pipeline import choose, over_sizes, stated_at
 from autoremat.planning.ranges import covered
 from autoremat.planning.sizes import Symbols
-from autoremat.planning.subranges import WORTH, Corner, plan_parts
+from autoremat.planning.subranges import WORTH, Corner, Worth, plan_parts
 from autoremat.session.afterwards import with_later_baseline
 from autoremat.session.reports import explained
 from autoremat.session.steps import Steps
@@ -153,7 +153,7 @@ class Subranges:
         return found
 
     @property
-    def _worth(self) -> float:
+    def _worth(self) -> Worth:
         return WORTH[self._steps.options.setting.compiler]
 
     def _part_at(
@@ -169,7 +169,8 @@ class Subranges:
             beside = replace(subject, lowered=placed(subject.lowered, counted))
             choice = choose(beside, budget_nbytes, options.setting)
             known = covered(as_chosen(beside, choice), choice.solution.plan, part.covered.names)
-        is_faster = 1 + recomputed_share(choice) < (1 - self._worth) * (1 + before)
+        share = recomputed_share(choice)
+        is_faster = 1 + share < (1 - self._worth.of(share)) * (1 + before)
         if not (choice.fits and known.is_proven and is_faster):
             return None
         planned = Planned(

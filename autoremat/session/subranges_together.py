@@ -70,7 +70,7 @@ class Together:
         wholes = self._wholes
         numbers = {name: _numbers(part, corner) for name, part in wholes.items()}
         known = [p for p in others if all(p[name].is_for(numbers[name]) for name in wholes)]
-        worth = WORTH[self._steps.options.setting.compiler]
+        worth = WORTH[self._steps.options.setting.compiler].other  # all graphs are searched anew
         most = (1 - worth) * min(_slowdown(parts.values()) for parts in [wholes, *known])
         if most <= 1 or any(part.choice.torchs is not None for part in wholes.values()):
             return None

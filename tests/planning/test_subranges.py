@@ -12,14 +12,16 @@ from autoremat_solver import Plan, simulate
 
 from autoremat.planning.ranges import covered
 from autoremat.planning.sizes import Symbols, subject_at
-from autoremat.planning.subranges import MOST, Cell, Corner, _make_best, plan_parts
+from autoremat.planning.subranges import MOST, Cell, Corner, Worth, _make_best, plan_parts
+from autoremat.planning.subranges import WORTH as SHIPPED
 from autoremat.problem.lower import as_written
 from autoremat.problem.subject import Subject
 from tests.planning.test_formula import planned
 from tests.planning.test_ranges import largest
 from tests.sizing.test_fit import Words, words
 
-WORTH = 0.03
+FASTEST = 69.0
+WORTH = Worth(0.002, 0.03)
 SUPPOSED = {(1,): 70.0, (2,): 70.0, (3,): 85.0, (4,): 90.0, (5,): 94.0, (6,): 98.0, (7,): 99.0}
 
 
@@ -31,7 +33,7 @@ def tried(times: dict[Cell, float], slowest: float, turned_out: dict[Cell, float
         found.append(cell)
         return turned_out.get(cell, times[cell])
 
-    _make_best([*times, (len(times) + 1,)], times, slowest, make, WORTH)
+    _make_best([*times, (len(times) + 1,)], times, (FASTEST, slowest), make, WORTH)
     return found
 
 
@@ -57,6 +59,12 @@ def test_what_is_dropped_is_not_tried_for_ever():
 @pytest.mark.parametrize(("slower", "count"), [(1.02, 0), (1.04, 1)])
 def test_a_plan_has_to_save_what_it_is_worth(slower: float, count: int):
     assert len(tried({(1,): 100.0}, 100.0 * slower, {})) == count
+
+
+def test_a_plan_that_recomputes_nothing_is_worth_it_sooner():
+    """Op by op, where it takes no search; kernels would be compiled anew for it."""
+    assert len(tried({(1,): FASTEST}, 1.004 * FASTEST, {})) == 1
+    assert SHIPPED["eager"].of(0.0) < SHIPPED["eager"].of(0.1) == SHIPPED["inductor"].of(0.0)
 
 
 @dataclass(frozen=True)
