@@ -50,6 +50,11 @@ class Recipe:
         module = {"": [], "torchrun": ["-m", "torch.distributed.run"]}[launcher]
         return [sys.executable, *module, *arguments, "recipe.py"]
 
+    @property
+    def peaks(self) -> int:
+        """How many peaks it prints, of a report or by itself."""
+        return len(_REPORTED.findall(self.text)) + self.text.count('f"Peak')
+
 
 def recipes() -> Iterator[Recipe]:
     """All of them, page by page."""
@@ -76,9 +81,17 @@ def test_a_recipe_runs_within_its_budget(recipe: Recipe, tmp_path: Path) -> None
     )
     assert done.returncode == 0, done.stderr[-3000:]
     peaks = re.findall(r"^Peak .*\(budget [\d.]+ MB\).*$", done.stdout, re.M)
-    assert len(peaks) == len(_REPORTED.findall(recipe.text)) + recipe.text.count('f"Peak')
+    assert len(peaks) == recipe.peaks
     assert "OVER" not in done.stdout
     assert "without a plan" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "recipe", list(recipes()), ids=lambda recipe: f"{recipe.page}-{recipe.needs[0]}"
+)
+def test_each_script_prints_a_peak(recipe: Recipe) -> None:
+    """Else that it keeps its budget would be said of nothing."""
+    assert recipe.peaks >= 1
 
 
 def test_every_page_has_a_script_and_is_listed() -> None:
