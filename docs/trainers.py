@@ -16,9 +16,15 @@ from page_tables import MIB, table, verdicts, versions
 from row_store import Row, Store, describe
 from trainers_worker import CASES, LAYERS, LENGTH, row_of
 
+from autoremat.integrations.followed import TESTED
+
 PAGE = Path(__file__).parent / "trainers.md"
 PRELOADED = ["trainers_worker", "autoremat.api", "autoremat._torch.compiling"]
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "trl", "lightning")
+VERSIONS = ", ".join(
+    f"{name} {oldest}" + (f" to {newest}" if newest != oldest else "")
+    for name, (oldest, newest) in TESTED.items()
+)
 
 INTRODUCTION = f"""# Trainers
 
@@ -40,6 +46,9 @@ One line before the trainer is made, and nothing else changes. Leave gradient ch
 Rows with **attach** keep the budget by the integration of that library instead, after the trainer
 was made: [transformers and TRL](recipes/transformers.md#with-the-trainers-own-log-and-checkpoints),
 [accelerate](recipes/accelerate.md#with-the-accelerators-own-trackers-and-checkpoints).
+
+The integrations were tested with {VERSIONS}.
+Where another version is installed, they say so in a line, and are used all the same.
 
 The optimizer need not be passed: its state is counted once it is there, and the step after that is
 planned for it. Where it exists before the first step, `optimizer=` has the first plan count it.

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,6 +132,18 @@ def read_plan(text: str, path: Path) -> None:
     read(path)
 
 
+def read_plan_of_lightning(text: str, folder: Path) -> None:
+    """From a checkpoint, as Lightning's callback takes it."""
+    pytest.importorskip("lightning")
+    from autoremat.integrations.lightning import PLAN, Autoremat
+
+    callback = Autoremat("1GB")
+    callback.load_state_dict({"plan": text})
+    room, name = callback._resumed_from("some.ckpt", folder.parent)
+    assert (room, name) == (folder.parent, "The plan in some.ckpt" if text else "")
+    read(folder.parent / PLAN)
+
+
 def show_report(text: str, _: Path) -> None:
     """Read and rendered; what a file brings along is no markup of the page."""
     report = Report.from_json(text)
@@ -156,6 +169,7 @@ class Kind:
 
 KINDS = {
     "plan": Kind(plan_text, read_plan, SteeringError),
+    "plan in a checkpoint": Kind(plan_text, read_plan_of_lightning, SteeringError),
     "report": Kind(report_text, show_report, ReportError),
     "problem": Kind(problem_text, take_problem, ProblemError),
     "graph": Kind(graph_text, take_problem, ProblemError),
@@ -177,6 +191,27 @@ def test_a_damaged_file_is_read_or_refused(kind: Kind, tmp_path: Path) -> None:
         except Exception as error:
             raise AssertionError(f"seed {seed}: {damaged(text, seed)[:2000]}") from error
     assert COUNT // 4 < refused < COUNT
+
+
+def not_a_number_of_steps() -> Iterator[str]:
+    """What a file of steps may hold instead."""
+    yield from (json.dumps(one) for one in ODD if json.dumps(one) != "0")
+    yield from ("", "NaN", "1e3", "12 34", "-1", "1" * 5000, DEEP, "\ufeff7", "0x10")
+
+
+@pytest.mark.parametrize("text", list(not_a_number_of_steps()), ids=lambda text: text[:12])
+def test_steps_of_a_checkpoint_are_a_number_or_passed_over(text: str, tmp_path: Path) -> None:
+    """Of the file that `load_state` reads, the count stays what it was."""
+    pytest.importorskip("accelerate")
+    from autoremat.integrations.accelerate import STEPS, Following
+
+    following = Following.__new__(Following)
+    following._followed = SimpleNamespace(resume=lambda folder: None)
+    following.steps = 3
+    for content, steps in ((text, 3), ("7", 7)):
+        (tmp_path / STEPS).write_bytes(content.encode(errors="surrogatepass"))
+        following._load(None, str(tmp_path))
+        assert following.steps == steps
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,11 @@ from accelerate import Accelerator
 from accelerate.utils import DynamoBackend
 from torch import nn
 
-from autoremat.integrations.followed import Followed
+from autoremat.integrations.followed import Followed, tell_if_untested
 from autoremat.memory.optimizers import layers_of
 
 STEPS = "autoremat_steps.json"
+_MOST_STEPS = 2**53  # what trackers can still write
 
 
 def attach(
@@ -54,6 +55,7 @@ def attach(
             of `optimize`.
         TypeError: if `optimizer` is none.
     """
+    tell_if_untested("accelerate")
     if accelerator.state.dynamo_plugin.backend != DynamoBackend.NO:
         raise ValueError(
             f"The Accelerator has dynamo_backend={accelerator.state.dynamo_plugin.backend.value}, "
@@ -110,10 +112,25 @@ class Following:
     def _load(self, models: Any, folder: str) -> None:
         self._followed.resume(Path(folder))
         try:
-            self.steps = int(json.loads((Path(folder) / STEPS).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError, OverflowError, RecursionError):
+            self.steps = _steps_in((Path(folder) / STEPS).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
             # A checkpoint from before autoremat was there, or a file that another wrote.
             return
+
+
+def _steps_in(text: str) -> int:
+    """The number of steps in a checkpoint's file.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    try:
+        steps = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("a number lies within no lists") from error
+    if not isinstance(steps, int) or isinstance(steps, bool) or not 0 <= steps <= _MOST_STEPS:
+        raise ValueError(f"{steps!r:.40} is no number of steps")
+    return steps
 
 
 def _while_it_lives(method: Callable[..., None]) -> Callable[..., None]:

@@ -7,10 +7,12 @@ what cannot be written or measured is a warning, one for each kind, never the en
 
 from __future__ import annotations
 
+import re
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,12 @@ from autoremat.planning.part import Planned
 # Options with which no plan of a checkpoint can be taken.
 _DECIDED = frozenset({"known_plan", "plan", "offload"})
 PLAN, REPORT, PAGE = "autoremat_plan.json", "autoremat_report.json", "autoremat_report.html"
+# The oldest and the newest version of each library that its integration was tested with.
+TESTED = {
+    "transformers": ("5.23", "5.24"),
+    "accelerate": ("1.15", "1.15"),
+    "lightning": ("2.6", "2.6"),
+}
 
 
 class Followed:
@@ -304,6 +312,26 @@ def _difference(known: StoredPlan, graph: StoredGraph) -> str:
     differences = [first_mismatch(one.nodes, graph.nodes) for one in known.graphs]
     why = differences[0] if all(differences) and differences else None
     return why or "it does not fit any more"
+
+
+def tell_if_untested(library: str) -> None:
+    """A line, where a library is of a version that nobody has tried; it is used all the same."""
+    try:
+        here = version(library)
+    except PackageNotFoundError:  # a copy that was not installed
+        here = ""
+    oldest, newest = TESTED.get(library, ("", ""))
+    if newest and not _numbers(oldest) <= _numbers(here) <= _numbers(newest):
+        tell(
+            f"{library} {here or 'of an unknown version'} was not tested with this autoremat, "
+            f"which knows {oldest} to {newest}. Training goes on as far as it goes; if something "
+            "is wrong, install one of those versions, or a newer autoremat."
+        )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Major and minor: what comes behind them mends, and changes nothing."""
+    return tuple(int(digits) for digits in re.findall(r"\d{1,9}", text)[:2])
 
 
 def tell(text: str) -> None:

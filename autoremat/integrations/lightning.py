@@ -20,7 +20,7 @@ import lightning.pytorch as lightning
 import torch
 from torch import nn
 
-from autoremat.integrations.followed import PLAN, Followed
+from autoremat.integrations.followed import PLAN, Followed, tell_if_untested
 
 _LOGS = ("log", "log_dict")  # methods of a module
 
@@ -30,6 +30,7 @@ class Autoremat(lightning.Callback):
 
     def __init__(self, budget: str | int, **options: Any) -> None:
         """Before the trainer is made; arguments as for `optimize`."""
+        tell_if_untested("lightning")
         self._followed = Followed(budget, options)
         self._step: _TrainingStep | None = None
         self._resumed_plan = ""
@@ -73,7 +74,8 @@ class Autoremat(lightning.Callback):
         plan, self._resumed_plan = self._resumed_plan, ""
         if not plan:
             return Path(given).parent, ""
-        (room / PLAN).write_text(plan, encoding="utf-8")
+        # A checkpoint may have been made anywhere: what is no text is told of where it is read.
+        (room / PLAN).write_bytes(plan.encode(errors="surrogatepass"))
         return room, f"The plan in {given}"
 
     def on_train_batch_start(

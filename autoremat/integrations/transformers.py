@@ -18,7 +18,7 @@ from typing import Any
 
 from transformers import Trainer, TrainerCallback
 
-from autoremat.integrations.followed import PLAN, Followed, tell
+from autoremat.integrations.followed import PLAN, Followed, tell, tell_if_untested
 
 
 def attach(trainer: Trainer, budget: str | int | None = None, **options: Any) -> AutorematCallback:
@@ -34,6 +34,7 @@ def attach(trainer: Trainer, budget: str | int | None = None, **options: Any) ->
         ValueError: if the trainer compiles the model itself, or checkpoints its layers: a plan
             decides what is recomputed; and if it is attached to already.
     """
+    tell_if_untested("transformers")
     _require_left_to_us(trainer.args)
     if any(isinstance(one, AutorematCallback) for one in trainer.callback_handler.callbacks):
         raise ValueError(

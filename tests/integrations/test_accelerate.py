@@ -22,6 +22,7 @@ accelerate = pytest.importorskip("accelerate")
 from accelerate.tracking import GeneralTracker  # noqa: E402
 from accelerate.utils import find_executable_batch_size  # noqa: E402
 
+from autoremat.integrations import followed  # noqa: E402
 from autoremat.integrations.accelerate import Following, attach  # noqa: E402
 from autoremat.integrations.followed import PAGE, PLAN, REPORT  # noqa: E402
 
@@ -226,6 +227,17 @@ def test_a_tracker_that_cannot_write_is_told_of_once() -> None:
         loop.train(3)
     assert sum("cannot be logged" in str(one.message) for one in told) == 1
     assert following.steps == 3
+
+
+def test_another_version_of_accelerate_is_told_of_and_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, as the loop is attached to."""
+    monkeypatch.setattr(followed, "TESTED", {"accelerate": ("0.1", "0.2")})
+    loop = Loop()
+    loop.prepare()
+    with pytest.warns(UserWarning, match=r"accelerate .* was not tested .* 0\.1 to 0\.2"):
+        following = loop.attach()
+    loop.train(1)
+    assert following.steps == 1
 
 
 def test_what_cannot_be_attached_is_refused() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import importlib.metadata
+import json
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,9 +15,11 @@ import torch
 from torch import nn
 
 import autoremat
-from autoremat.integrations.followed import PAGE, PLAN, REPORT, Followed
+from autoremat.integrations import followed as followed_module
+from autoremat.integrations.followed import PAGE, PLAN, REPORT, TESTED, Followed
 
 QUICK = {"compiler": "eager", "verbose": False}
+ROOT = Path(__file__).parents[2]
 
 
 def model() -> nn.Module:
@@ -205,3 +209,40 @@ def test_loggers_that_cannot_write_are_told_of_once() -> None:
     (text,) = texts
     assert "figures cannot be logged: OSError: [Errno 28] No space left" in text
     assert "give the logger a place that it can write" in text
+
+
+# --- another version of a library ----------------------------------------------------------------
+
+
+def missing(library: str) -> str:
+    """As of what was not installed but copied."""
+    raise importlib.metadata.PackageNotFoundError(library)
+
+
+@pytest.mark.parametrize(
+    ("here", "is_told"),
+    [
+        *(("4.9.9", True), ("4.10.0rc1", False), ("4.99.1", False), ("5.2.7", False)),
+        *(("5.3", True), ("10.0.dev0+abc", True), ("unknown", True), ("", True)),
+    ],
+)
+def test_a_version_that_was_not_tested_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, here: str, is_told: bool
+) -> None:
+    """In one line with its number and what was tested, and never by an error."""
+    monkeypatch.setattr(followed_module, "TESTED", {"library": ("4.10", "5.2")})
+    monkeypatch.setattr(followed_module, "version", lambda name: here if here else missing(name))
+    with told() as texts:
+        followed_module.tell_if_untested("library")
+    assert len(texts) == is_told
+    assert all(f"library {here or 'of an unknown version'} was not tested" in t for t in texts)
+    assert all("knows 4.10 to 5.2" in text and "\n" not in text for text in texts)
+
+
+def test_the_versions_of_the_measured_runs_are_tested_ones() -> None:
+    """Those that `docs/trainers.md` names."""
+    runs = json.loads((ROOT / "docs" / "trainers.json").read_text(encoding="utf-8"))["runs"]
+    numbers = followed_module._numbers
+    for run in runs:
+        for library, (oldest, newest) in TESTED.items():
+            assert numbers(oldest) <= numbers(run["versions"][library]) <= numbers(newest)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import autoremat
+from autoremat.memory.meter import measuring_peak, resident_nbytes
 from autoremat.planning import pipeline
 
 lightning = pytest.importorskip("lightning.pytorch")
@@ -21,6 +22,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 from lightning.pytorch.tuner import Tuner  # noqa: E402
 
+from autoremat.integrations import followed  # noqa: E402
 from autoremat.integrations.followed import PAGE, PLAN, REPORT  # noqa: E402
 from autoremat.integrations.lightning import Autoremat  # noqa: E402
 
@@ -35,14 +37,19 @@ BUDGET_NBYTES = 500_000
 QUICK = {"compiler": "eager", "verbose": False, "time_limit": 4.0}
 
 
+def network() -> nn.Module:
+    """Eight layers, the same each time."""
+    torch.manual_seed(0)
+    layers = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(8))
+    return nn.Sequential(*layers)
+
+
 class Module(lightning.LightningModule):
     """Layers, and the loss in `training_step`."""
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        layers = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(8))
-        self.net = nn.Sequential(*layers)
+        self.net = network()
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         (x,) = batch
@@ -77,9 +84,9 @@ def trainer_in(folder: Path, *callbacks: Any, epochs: int = 2) -> Any:
     )
 
 
-def fitted(module: Any, trainer: Any, **given: Any) -> Tensor:
+def fitted(module: Any, trainer: Any, *, over_budget: Any = "error", **given: Any) -> Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("error", autoremat.OverBudgetWarning)
+        warnings.simplefilter(over_budget, autoremat.OverBudgetWarning)
         warnings.filterwarnings("ignore", message=".*does not have many workers|.*exists and is")
         warnings.filterwarnings("ignore", category=FutureWarning)
         trainer.fit(module, loader(), loader(), **given)
@@ -226,6 +233,65 @@ def test_a_network_that_is_optimised_already_is_planned_within_the_whole(
     assert report.graphs
     assert report.budget_nbytes == BUDGET_NBYTES
     assert max(logged(tmp_path, "autoremat/measured_peak_bytes")) <= BUDGET_NBYTES
+
+
+def test_another_version_of_lightning_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the callback is made."""
+    monkeypatch.setattr(followed, "TESTED", {"lightning": ("1.8", "1.9")})
+    with pytest.warns(UserWarning, match=r"lightning .* was not tested .* 1\.8 to 1\.9"):
+        Autoremat(BUDGET_NBYTES)
+
+
+class Metered(Module):
+    """Measures its steps; its network has a budget of its own, or none."""
+
+    def __init__(self, budget_nbytes: int | None = None) -> None:
+        super().__init__()
+        self.budget_nbytes, self.peaks = budget_nbytes, list[list[int]]()
+        self.ask()
+
+    def ask(self) -> None:
+        """For the budget."""
+        if self.budget_nbytes is not None:
+            autoremat.optimize(self.net, self.budget_nbytes, **QUICK)
+
+    def on_train_batch_start(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.batch = batch
+
+    def optimizer_step(self, epoch: int, number: int, optimizer: Any, closure: Any = None) -> None:
+        held = resident_nbytes(self.net, self.batch, optimizer.optimizer)
+        with measuring_peak("cpu", until_compile=True) as found:
+            super().optimizer_step(epoch, number, optimizer, closure)
+        self.peaks.append([held + one for one in found])
+
+
+class Late(Metered):
+    """Makes its network where Lightning has large ones made, and asks for the budget there."""
+
+    def ask(self) -> None:
+        self.net = None
+
+    def configure_model(self) -> None:
+        if self.net is None:  # it is called for each stage
+            self.net = network()
+            super().ask()
+
+
+@pytest.mark.parametrize("kind", [Metered, Late])
+def test_a_network_optimised_by_itself_keeps_its_budget(
+    tmp_path: Path, kind: type[Metered]
+) -> None:
+    """Each step from the second on, but for those that compile; weights are the plain run's."""
+    plain, module = Metered(), kind(BUDGET_NBYTES)
+    weights = fitted(plain, trainer_in(tmp_path / "plain"))
+    # Its loss is outside: of that, and of the optimizer, the first step does not know.
+    ours = fitted(module, trainer_in(tmp_path), over_budget="ignore")
+    torch.testing.assert_close(ours, weights)
+    compiling = [number for number, found in enumerate(module.peaks) if not found]
+    assert compiling == [0, 1]  # in the second, the optimizer's state is there
+    assert all(one <= BUDGET_NBYTES for found in module.peaks for one in found)
+    assert all(one > BUDGET_NBYTES for found in plain.peaks[1:] for one in found)
+    assert not autoremat.report(module.net).fallbacks
 
 
 def test_a_module_that_goes_backward_itself_is_refused(tmp_path: Path) -> None:

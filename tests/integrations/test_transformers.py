@@ -17,6 +17,7 @@ from autoremat.planning import pipeline
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
+from autoremat.integrations import followed  # noqa: E402
 from autoremat.integrations.followed import PAGE, PLAN, REPORT  # noqa: E402
 from autoremat.integrations.transformers import attach  # noqa: E402
 
@@ -347,3 +348,12 @@ def test_a_batch_above_the_budget_is_made_smaller(
     lines = [record.message for record in caplog.records if record.name == "autoremat"]
     assert len(lines) == refused
     assert "accelerate goes on with a smaller batch. Budget 1.0" in lines[0]
+
+
+def test_another_version_of_transformers_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the trainer is attached to."""
+    monkeypatch.setattr(followed, "TESTED", {"transformers": ("3.0", "3.5")})
+    with pytest.warns(UserWarning, match=r"transformers .* was not tested .* 3\.0 to 3\.5"):
+        attach(trainer_in(tmp_path), BUDGET, **QUICK)
