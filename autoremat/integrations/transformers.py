@@ -16,6 +16,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import DynamoBackend
 from transformers import Trainer, TrainerCallback
 
 from autoremat.integrations.followed import PLAN, Followed, tell, tell_if_untested
@@ -24,6 +25,9 @@ from autoremat.integrations.followed import PLAN, Followed, tell, tell_if_untest
 def attach(trainer: Trainer, budget: str | int | None = None, **options: Any) -> AutorematCallback:
     """Train under a budget.
 
+    A trainer that was to compile the model, by `TrainingArguments(torch_compile=True)`, compiles
+    nothing itself any more: the model is compiled by its plan, and a line says so.
+
     Args:
         trainer: of one model; call this before `train`.
         budget: as for `optimize`. None for a model that is optimised already: then only figures
@@ -31,8 +35,8 @@ def attach(trainer: Trainer, budget: str | int | None = None, **options: Any) ->
         options: as for `optimize`.
 
     Raises:
-        ValueError: if the trainer compiles the model itself, or checkpoints its layers: a plan
-            decides what is recomputed; and if it is attached to already.
+        ValueError: if the trainer checkpoints the model's layers: a plan decides what is
+            recomputed; and if it is attached to already.
     """
     tell_if_untested("transformers")
     _require_left_to_us(trainer.args)
@@ -41,13 +45,14 @@ def attach(trainer: Trainer, budget: str | int | None = None, **options: Any) ->
             "The trainer has a budget already, whose plan its model keeps: make a new trainer and "
             "a new model for another one."
         )
+    _compile_in_place_of(trainer)
     callback = AutorematCallback(trainer, budget, options)
     trainer.add_callback(callback)
     return callback
 
 
-# The last one is the second's name until transformers 5.
-_DECIDED_BY_A_PLAN = ("torch_compile", "activation_checkpointing", "gradient_checkpointing")
+# The last one is the first's name until transformers 5.
+_DECIDED_BY_A_PLAN = ("activation_checkpointing", "gradient_checkpointing")
 
 
 def _require_left_to_us(args: Any) -> None:
@@ -56,6 +61,27 @@ def _require_left_to_us(args: Any) -> None:
             raise ValueError(
                 f"TrainingArguments has {name}=True, and a plan decides that: leave it at False."
             )
+
+
+def _compile_in_place_of(trainer: Trainer) -> None:
+    """Have the trainer compile nothing, and say so if it was to.
+
+    It asks its accelerator to, whose plugin has what the arguments or `accelerate launch` said.
+    """
+    args, plugin = trainer.args, getattr(trainer.accelerator.state, "dynamo_plugin", None)
+    by_launcher = plugin is not None and plugin.backend != DynamoBackend.NO
+    if not args.torch_compile and not by_launcher:
+        return
+    asked = "torch_compile=True" if args.torch_compile else f"dynamo_backend={plugin.backend.value}"
+    # Of the arguments too: an accelerator that is made anew, for the next trial, is made by them.
+    args.torch_compile, args.torch_compile_backend, args.torch_compile_mode = False, "no", None
+    if plugin is not None:
+        plugin.backend = DynamoBackend.NO
+    tell(
+        f"the trainer was to compile the model ({asked}). Its plan decides how it is compiled, by "
+        "compiler=, so the trainer compiles nothing: torch_compile of its arguments is False from "
+        "now on, and a backend and a mode that were asked for are not heeded."
+    )
 
 
 def _checkpoint_of(args: Any, state: Any) -> Path:

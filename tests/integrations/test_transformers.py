@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import warnings
 from pathlib import Path
@@ -20,6 +21,7 @@ pytest.importorskip("accelerate")
 from autoremat.integrations import followed  # noqa: E402
 from autoremat.integrations.followed import PAGE, PLAN, REPORT  # noqa: E402
 from autoremat.integrations.transformers import attach  # noqa: E402
+from tests.integrations.metered import Meter, metered, weights  # noqa: E402
 
 pytestmark = pytest.mark.shares_plans
 
@@ -45,21 +47,18 @@ def texts() -> list[dict[str, Tensor]]:
     return [{"input_ids": row, "labels": row} for row in ids]
 
 
-def trainer_in(folder: Path, **arguments: Any) -> Any:
+def trainer_in(folder: Path, meter: Meter | None = None, **arguments: Any) -> Any:
     given = {"logging_steps": 1, "save_steps": 2, "disable_tqdm": True, "report_to": []}
     given |= {"per_device_train_batch_size": ROWS, "num_train_epochs": 1, "use_cpu": True}
     args = transformers.TrainingArguments(
         output_dir=str(folder), dataloader_pin_memory=False, **given | arguments
     )
-    return transformers.Trainer(model=llama(), args=args, train_dataset=texts())
+    made = transformers.Trainer if meter is None else metered(transformers.Trainer, meter)
+    return made(model=llama(), args=args, train_dataset=texts())
 
 
 def logged(trainer: Any, name: str) -> list[float]:
     return [entry[name] for entry in trainer.state.log_history if name in entry]
-
-
-def weights(model: nn.Module) -> Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 class Listening(transformers.TrainerCallback):
@@ -106,20 +105,28 @@ def test_a_run_is_planned_logged_and_kept_beside_its_checkpoints(tmp_path: Path)
 def test_a_resumed_run_plans_nothing_that_is_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
-    """Another batch is planned, and a line says so."""
-    trainer = trainer_in(tmp_path, max_steps=2)
+    """Another batch is planned, and a line says so. The budget holds, and so do the weights."""
+    even = {"lr_scheduler_type": "constant", "logging_strategy": "no"}
+    plain = trainer_in(tmp_path / "plain", save_strategy="no", **even)
+    plain.train()
+    trainer = trainer_in(tmp_path, max_steps=2, **even)
     attach(trainer, BUDGET, **QUICK)
     trainer.train()
     torch._dynamo.reset()
     searched = []
     search = pipeline.search
     monkeypatch.setattr(pipeline, "search", lambda *a, **k: searched.append(a) or search(*a, **k))
-    resumed = trainer_in(tmp_path, per_device_train_batch_size=rows, max_steps=4)
+    meter = Meter()
+    resumed = trainer_in(tmp_path, meter, per_device_train_batch_size=rows, max_steps=4, **even)
     attach(resumed, BUDGET, **QUICK)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         resumed.train(resume_from_checkpoint=True)
     assert resumed.state.global_step == 4
+    assert len(meter.peaks) == 2
+    assert max(meter.peaks) <= 2_000_000
+    if rows == ROWS:
+        torch.testing.assert_close(weights(resumed.model), weights(plain.model), rtol=0, atol=1e-5)
     assert bool(searched) == (rows != ROWS)
     assert any("was set aside" in str(one.message) for one in told) == (rows != ROWS)
 
@@ -255,9 +262,44 @@ def test_a_model_that_is_optimised_twice_keeps_what_was_asked_for_last(
     assert max(peaks) <= report.budget_nbytes < report.baseline_peak_nbytes
 
 
-@pytest.mark.parametrize(
-    "name", ["torch_compile", "activation_checkpointing", "gradient_checkpointing"]
-)
+@pytest.mark.thorough
+def test_torch_compile_is_the_only_switch(tmp_path: Path) -> None:
+    """The model is compiled by its plan, and by nothing else; the budget holds, and the weights."""
+    none = {"save_strategy": "no", "logging_strategy": "no"}
+    unplanned, meter = Meter(), Meter()
+    plain = trainer_in(tmp_path / "plain", unplanned, **none)
+    plain.train()
+    trainer = trainer_in(tmp_path, meter, torch_compile=True, **none)
+    with pytest.warns(UserWarning, match=r"was to compile the model \(torch_compile=True\)"):
+        attach(trainer, BUDGET, **QUICK)
+    trainer.train()
+    assert trainer.model_wrapped is trainer.model
+    report = autoremat.report(trainer.model)
+    assert not report.fallbacks
+    assert len(meter.peaks) == STEPS - 1
+    assert max(meter.peaks) <= report.budget_nbytes < max(unplanned.peaks)
+    torch.testing.assert_close(weights(trainer.model), weights(plain.model), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("by_launcher", [False, True])
+def test_a_trainer_that_was_to_compile_compiles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_launcher: bool
+) -> None:
+    """Nor does one whose accelerator is made anew, as for each trial of a search."""
+    if by_launcher:  # as `accelerate launch` has it
+        monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "AOT_EAGER")
+    own = {} if by_launcher else {"torch_compile": True, "torch_compile_mode": "max-autotune"}
+    trainer = trainer_in(tmp_path, **own)
+    asked = "dynamo_backend=AOT_EAGER" if by_launcher else "torch_compile=True"
+    with pytest.warns(UserWarning, match=asked):
+        attach(trainer, BUDGET, **QUICK)
+    for _ in range(2):
+        assert trainer.accelerator.state.dynamo_plugin.backend == "NO"
+        trainer.args = dataclasses.replace(trainer.args)
+        trainer.create_accelerator_and_postprocess()
+
+
+@pytest.mark.parametrize("name", ["activation_checkpointing", "gradient_checkpointing"])
 def test_a_trainer_that_decides_itself_is_refused(tmp_path: Path, name: str) -> None:
     """Before anything runs, with the argument's name."""
     trainer = trainer_in(tmp_path, max_steps=1)
