@@ -68,7 +68,8 @@ def _compile_in_place_of(trainer: Trainer) -> None:
 
     It asks its accelerator to, whose plugin has what the arguments or `accelerate launch` said.
     """
-    args, plugin = trainer.args, getattr(trainer.accelerator.state, "dynamo_plugin", None)
+    args = trainer.args
+    plugin: Any = getattr(trainer.accelerator.state, "dynamo_plugin", None)
     by_launcher = plugin is not None and plugin.backend != DynamoBackend.NO
     if not args.torch_compile and not by_launcher:
         return
