@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from autoremat.memory.meter import resident_nbytes as resident_nbytes
     from autoremat.offline import plan as plan
     from autoremat.reporting import Report as Report
+    from autoremat.selective import SelectivePolicy as SelectivePolicy
+    from autoremat.selective import selective_checkpoints as selective_checkpoints
     from autoremat.setup.asked import TrainingSetup as TrainingSetup
     from autoremat.sizing.fit import fit as fit
     from autoremat.sizing.model import Fit as Fit
@@ -50,6 +52,7 @@ _HOME = {
     "PlanMismatch": "autoremat.errors",
     "RankError": "autoremat.errors",
     "Report": "autoremat.reporting",
+    "SelectivePolicy": "autoremat.selective",
     "SizeError": "autoremat.errors",
     "SteeringError": "autoremat.errors",
     "TrainingSetup": "autoremat.setup.asked",
@@ -62,6 +65,7 @@ _HOME = {
     "report": "autoremat.api",
     "resident_nbytes": "autoremat.memory.meter",
     "save_plan": "autoremat.api",
+    "selective_checkpoints": "autoremat.selective",
     "verify": "autoremat.verification.whole_step",
 }
 

@@ -22,7 +22,7 @@ GROUPS = (
         "Plan and train",
         (
             *("optimize", "Budget", "plan", "TrainingSetup", "fit", "report", "save_plan"),
-            *("Report", "Fit"),
+            *("Report", "Fit", "selective_checkpoints", "SelectivePolicy"),
         ),
     ),
     ("Check and measure", ("verify", "Verification", "compare", "measure_peak", "resident_nbytes")),

@@ -40,6 +40,7 @@ ROOMS = {
             "verification",
             "targets",
             "comparison",
+            "selective",
             "sizing",
             "trial",
             "commands",

@@ -1,0 +1,1 @@
+"""Selective checkpoints of models that are not compiled."""
