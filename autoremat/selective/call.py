@@ -70,10 +70,6 @@ def selective_checkpoints(
             'give "cpu" or "cuda".'
         )
     options = Options.parse(budget=budget, compiler="eager", time_limit=time_limit, verbose=False)
-    if options.budget.of_reserved:
-        raise ValueError(
-            f"Budget {budget!r} is of what is reserved: give one of what is allocated."
-        )
     names = _blocks_of(model, blocks)
     faker = Faker(place.home)
     twin, batch = faker.model(model), faker.values((inputs, keywords))

@@ -400,7 +400,7 @@ def test_blocks_that_must_not_run_twice_are_refused(make: type[nn.Module], why: 
         ({"device": "H100"}, "is not here"),
         ({"blocks": ["nothing"]}, "names of modules"),
         ({"blocks": ["blocks.0", "blocks.0.wide"]}, "a part of another"),
-        ({"budget": "1GB reserved"}, "of what is reserved"),
+        ({"budget": "1GB reserved"}, "allocator reserves"),
         ({"budget": "much"}, "no number with a unit"),
     ],
 )
