@@ -217,7 +217,7 @@ def _both(outer: Any, inner: Any) -> Any:
         yield
 
 
-class _Watch(_torch.TorchDispatchMode):  # type: ignore[misc]
+class _Watch(_torch.TorchDispatchMode):
     """Sees the operators of one region, in the order in which its policy is asked for them."""
 
     def __init__(
