@@ -29,6 +29,7 @@ from torch._guards import (
 )
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutput
+from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShape
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen
@@ -44,6 +45,7 @@ __all__ = [
     "BoxedCodeGen",
     "CheckpointPolicy",
     "DataDependentOutput",
+    "DynamicOutputShape",
     "DynamoGraph",
     "activation_memory_budget",
     "aot_autograd",

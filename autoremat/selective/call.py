@@ -24,6 +24,8 @@ from autoremat.selective.policy import BlockPolicy, OperatorCall, SelectivePolic
 from autoremat.selective.search import Found, Search
 from autoremat.selective.trial import Choice, Outcome, Region, Trial
 
+_NO_LOSS = "the loss is outside of the model and takes nothing, which that of many classes does."
+
 
 def selective_checkpoints(
     model: nn.Module,
@@ -59,7 +61,7 @@ def selective_checkpoints(
         ValueError: for a malformed budget, a device that is not here, blocks that the model has not
             or that cannot run again, a model in eval mode or without a parameter that needs a
             gradient, another model's optimizer.
-        InfeasibleBudget: if no choice fits.
+        InfeasibleBudget: if nothing that was tried fits; it names the smallest of these peaks.
     """
     require_trainable(model)
     require_optimizer_of(model, optimizer)
@@ -75,7 +77,7 @@ def selective_checkpoints(
     twin, batch = faker.model(model), faker.values((inputs, keywords))
     resident = resident_of_twin(twin, batch, model, optimizer, place.home)
     trial = Trial(faker, twin, batch, autocast)
-    search = Search(trial, _leanest(trial, names), time_limit)
+    search = Search(trial, _leanest(trial, names, is_named=blocks is not None), time_limit)
     return _best(search, resident, options.budget_nbytes(place.home))
 
 
@@ -96,13 +98,13 @@ def _policy(found: Found, lean: Found, resident: Resident, budget_nbytes: int) -
         tuple(
             BlockPolicy(block, tuple(sorted(saved)), tuple(_recomputed(regions[block])))
             for block, saved in found.choice.items()
-            if block in regions
         ),
         _peak_nbytes(found.outcome, resident),
         budget_nbytes,
         resident.nbytes,
         found.outcome.time_us,
         found.outcome.extra_us,
+        () if found.outcome.has_loss else (_NO_LOSS,),
     )
 
 
@@ -152,10 +154,12 @@ def _not_again(block: nn.Module) -> str:
     for name, part in block.named_modules():
         if getattr(part, "track_running_stats", False) and part.training:
             return f"{name or type(part).__name__} would count each batch twice in its statistics"
+        if getattr(part, "gradient_checkpointing", False) is True:
+            return f"{name or type(part).__name__} does so already (gradient_checkpointing)"
     return ""
 
 
-def _leanest(trial: Trial, blocks: Sequence[str]) -> Choice:
+def _leanest(trial: Trial, blocks: Sequence[str], *, is_named: bool) -> Choice:
     """What each block that runs has to save, in their order, as a step shows that saves nothing.
 
     Raises:
@@ -163,9 +167,10 @@ def _leanest(trial: Trial, blocks: Sequence[str]) -> Choice:
     """
     try:
         trial.run({})
-    except _torch.DataDependentOutput as error:
+    except (_torch.DataDependentOutput, _torch.DynamicOutputShape) as error:
         raise ValueError(
-            f"The step cannot be followed without being run: it reads what {error.func} returns."
+            "The step cannot be followed without being run: it depends on what "
+            f"{error.func} returns."
         ) from error
     saves_nothing: Choice = dict.fromkeys(blocks, frozenset[OperatorCall]())
     try:
@@ -173,9 +178,13 @@ def _leanest(trial: Trial, blocks: Sequence[str]) -> Choice:
     except RuntimeError as error:
         raise ValueError(
             "The blocks cannot run again in the backward, as checkpoints let them: what they "
-            "compute then is not what it was (a cache of keys and values? use_cache=False). torch "
-            f"says: {error}"
+            "compute then is not what it was. Is there a cache of keys and values "
+            "(use_cache=False), or does a block write to what it is given? torch says: "
+            f"{error}"
         ) from error
+    idle = [block for block in blocks if block not in regions]
+    if idle and is_named:
+        raise ValueError(f"blocks= names {', '.join(idle)}: the step does not call it.")
     trial.prices.measure()
     return {block: frozenset(_must_save(block, region, trial)) for block, region in regions.items()}
 

@@ -106,6 +106,7 @@ class SelectivePolicy:
         resident_nbytes: of the peak, what the step holds all the time.
         time_us: of the step's operators, those that run again included.
         extra_us: of that, what running operators again takes.
+        assumed: what the peak rests on and nobody has said, one sentence each.
     """
 
     blocks: tuple[BlockPolicy, ...]
@@ -114,6 +115,7 @@ class SelectivePolicy:
     resident_nbytes: int
     time_us: float
     extra_us: float
+    assumed: tuple[str, ...] = ()
 
     def context_fn(self, block: str) -> Contexts | None:
         """Of a block by its name, for `checkpoint`; None where it needs no checkpoint."""
@@ -136,7 +138,7 @@ class SelectivePolicy:
             f"autoremat: {len(self.blocks)} blocks in selective checkpoints (+{share:.1f} % time), "
             f"peak {format_nbytes(self.peak_nbytes)} of {format_nbytes(self.budget_nbytes)}"
         )
-        return "\n".join((head, *self._lines()))
+        return "\n".join((head, *self._lines(), *(f"Assumed: {text}" for text in self.assumed)))
 
     def _lines(self) -> Iterator[str]:
         for words, group in groupby(self.blocks, key=lambda policy: policy._words):
@@ -158,15 +160,19 @@ class Checkpoints:
             ValueError: if there is no such block, or it runs in a checkpoint of ours.
         """
         blocks = [_block_of(model, path) for path in contexts]
-        self._before = [(block, vars(block).get("forward")) for block in blocks]
+        self._before: list[tuple[nn.Module, Any, Any]] = []
         for block, contexts_of in zip(blocks, contexts.values(), strict=True):
             # A partial of a bound method goes with copies of the model, as a closure would not.
-            block.forward = partial(_run_region, block.forward, contexts_of)
+            ours = partial(_run_region, block.forward, contexts_of)
+            self._before.append((block, vars(block).get("forward"), ours))
+            block.forward = ours
 
     def remove(self) -> None:
-        """Let the blocks run as they did before."""
+        """Let the blocks run as they did before; what others have put around one since stays."""
         while self._before:
-            block, own = self._before.pop()
+            block, own, ours = self._before.pop()
+            if vars(block).get("forward") is not ours:
+                continue
             if own is None:
                 del block.forward
             else:
@@ -186,8 +192,19 @@ class Checkpoints:
         self.remove()
 
 
-def _run_region(forward: Any, contexts: Contexts, *args: Any, **keywords: Any) -> Any:
-    return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **keywords)
+def _run_region(forward: Any, contexts: Contexts, /, *args: Any, **keywords: Any) -> Any:
+    """The block, in a checkpoint.
+
+    Of positional arguments alone torch finds the devices whose generators are set back, and sees
+    whether something was written to them before the rerun; and it has keywords of its own.
+    """
+    names, count = tuple(keywords), len(args)
+
+    def run(*values: Any) -> Any:
+        return forward(*values[:count], **dict(zip(names, values[count:], strict=True)))
+
+    values = (*args, *keywords.values())
+    return checkpoint(run, *values, use_reentrant=False, context_fn=contexts)
 
 
 def _block_of(model: nn.Module, path: str) -> nn.Module:

@@ -66,19 +66,22 @@ class Search:
         self._until = time.monotonic() + time_limit_s
         self.plain = self._tried({})
         self.lean = self._tried(leanest)
+        self._but_last = self._tried(self._without_last(1)) if len(leanest) > 1 else self.plain
 
     @property
     def smallest(self) -> Found:
-        """What peaks lowest of what is known without a search."""
-        return min(self.lean, self.plain, key=lambda found: found.outcome.peak_nbytes)
+        """What peaks lowest of what is tried without a search."""
+        known = (self.lean, self._but_last, self.plain)
+        return min(known, key=lambda found: found.outcome.peak_nbytes)
 
     def within(self, limit_nbytes: int) -> Found | None:
         """The fastest that was found; None if nothing fits."""
-        known = [f for f in (self.plain, self.lean) if f.outcome.peak_nbytes <= limit_nbytes]
+        tried = (self.plain, self.lean, self._but_last)
+        known = [found for found in tried if found.outcome.peak_nbytes <= limit_nbytes]
         if self.plain in known or not known:
             return known[0] if known else None
         items = sorted(self._items(), key=lambda item: item.order)
-        known.append(self._filled(self.lean, items, limit_nbytes))
+        known += [self._filled(found, items, limit_nbytes) for found in known]
         outside = self._most(self._without_last, len(self._blocks), self.lean, limit_nbytes)
         if outside is not self.lean:
             known.append(self._filled(outside, items, limit_nbytes))

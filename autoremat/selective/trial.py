@@ -55,7 +55,7 @@ class Region:
     Attributes:
         first: in its forward, in order.
         again: in the backward.
-        writes_outside: whether it wrote into what was there before the step.
+        writes_outside: whether it wrote into what it has not made.
     """
 
     first: list[Seen] = field(default_factory=list)
@@ -72,12 +72,14 @@ class Outcome:
         end_nbytes: what is held after the backward, above what is resident: gradients.
         time_us: of all operators.
         regions: what ran in checkpoints, by block; of a block that is called several times, all.
+        has_loss: whether the model returns its loss.
     """
 
     peak_nbytes: int
     end_nbytes: int
     time_us: float
     regions: Mapping[str, Region]
+    has_loss: bool
 
     @property
     def extra_us(self) -> float:
@@ -118,14 +120,14 @@ class Trial:
         try:
             with Checkpoints(self._model, contexts), self._faker.mode, step, torch.enable_grad():
                 held = self._forward_and_backward()
-                end_nbytes = step.live_nbytes
+                end_nbytes, has_loss = step.live_nbytes, loss_of(held) is not None
                 del held
         finally:
             for tensor in self._leaves():
                 tensor.grad = None
         unseen_nbytes = _generator_nbytes(self._faker.device, step.regions_begun)
         peak_nbytes = step.peak_nbytes + unseen_nbytes
-        return Outcome(peak_nbytes, end_nbytes, step.time_us, step.regions)
+        return Outcome(peak_nbytes, end_nbytes, step.time_us, step.regions, has_loss)
 
     def _leaves(self) -> list[torch.Tensor]:
         return [*self._model.parameters(), *_torch.tensor_leaves(self._inputs)]
@@ -231,6 +233,7 @@ class _Watch(_torch.TorchDispatchMode):
         super().__init__()
         self._step, self._region, self._found, self._served = step, region, found, served
         self._counts: Counter[str] = Counter()
+        self._made: set[int] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -243,15 +246,16 @@ class _Watch(_torch.TorchDispatchMode):
         key = step.prices.key(func, (args, kwargs))
         result = func(*args, **kwargs)
         written = storage_identities(written_by(func, args, kwargs))
-        if not written <= step.live.keys():
-            self._region.writes_outside = True
-        if call in self._served:
-            return result
         made = {
             identity: nbytes
             for identity, nbytes in storage_sizes(_torch.tensor_leaves(result), step.device).items()
             if identity not in existed
         }
+        self._made.update(made)
+        if not written <= self._made:
+            self._region.writes_outside = True
+        if call in self._served:
+            return result
         seen = Seen(call, key, sum(made.values()), step.prices.cost(key).time_us, bool(written))
         self._found.append(seen)
         step.makers.update(dict.fromkeys(made, seen))

@@ -9,15 +9,17 @@ eager mode, of whose reruns no plan decides.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
-from contextlib import suppress
 
 from autoremat.planning.nesting import Beside
 from autoremat.planning.part import Part
 from autoremat.planning.uncheckpointed import WORTH, Place
 from autoremat.session.steps import Steps
 from autoremat.units import format_us_apart
+
+_log = logging.getLogger(__name__)
 
 
 def cost_of_checkpoints(steps: Steps) -> str | None:
@@ -26,8 +28,10 @@ def cost_of_checkpoints(steps: Steps) -> str | None:
     Args:
         steps: what is planned.
     """
-    with suppress(Exception):  # what is only told may cost nobody their report
+    try:
         return _told(steps)
+    except Exception:  # what is only told may cost nobody their report
+        _log.debug("autoremat: nothing is known of your own checkpoints", exc_info=True)
     return None
 
 
@@ -37,7 +41,7 @@ def _told(steps: Steps) -> str | None:
     if not places:
         return None
     graphs = {name: part.planned.whole.uncheckpointed for name, (part, _) in found.items()}
-    limit_s = steps.options.setting.time_limit_s
+    limit_s = steps.options.setting.time_limit_s / len(places)  # a trainer may wait for a report
     now_us, once_us, free_us = (
         math.fsum(times)
         for times in (
