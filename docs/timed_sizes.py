@@ -29,7 +29,8 @@ from autoremat.backend import with_own_code
 from autoremat.optimized import optimized_call
 
 TIME_LIMIT_S = 2.0
-WARM_UP, ROUNDS = 4, 40  # steps before it is timed, and how often
+WARM_UP, ROUNDS = 4, 20  # steps before it is timed, and how often
+REPEATS = 3  # fresh models beside that for the range: where their memory lies makes a percent
 BESIDE = 4  # budgets: what all models hold, since the plan for the size is there already
 
 
@@ -89,9 +90,6 @@ def over_alone(model: nn.Module, key: str, budget: int, size: Size) -> Ratios:
     """
     session = optimized_call(model).session
     session.settle = lambda: False  # type: ignore[method-assign]
-    name, compiler = of_key(key)
-    # Code for sizes that vary marks what it is given, and by these marks other code is compiled.
-    batch, own_batch, marked = (CASES[name].batch(size) for _ in range(3))
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", autoremat.OverBudgetWarning)  # of both together
         path = Path(folder) / "plan.json"
@@ -100,25 +98,38 @@ def over_alone(model: nn.Module, key: str, budget: int, size: Size) -> Ratios:
         )
         process.start()
         process.join()
-        own = optimized(CASES[name], BESIDE * budget, compiler, plan=path)
-        backend = "inductor" if compiler == "inductor" else "aot_eager"
-        varied, fixed = (
-            Compiled(CASES[name].model(), backend=backend, dynamic=is_dynamic)
-            for is_dynamic in (True, False)
-        )
-        steps = [(model, batch), (own, own_batch), (varied, marked), (fixed, own_batch)]
-        with _torch.sizes_as_seen():  # others were seen here
-            for _ in range(WARM_UP):
-                for one, given in steps:
-                    seconds_of(one, given)
-        rounds = [[seconds_of(one, given) for one, given in steps] for _ in range(ROUNDS)]
-    del own, varied, fixed, steps
-    gc.collect()
+        rounds = [
+            seconds for _ in range(REPEATS) for seconds in _rounds(model, key, budget, size, path)
+        ]
     planned, torchs = (
         statistics.median(seconds[first] / seconds[first + 1] for seconds in rounds)
         for first in (0, 2)
     )
     return Ratios(planned, torchs)
+
+
+def _rounds(
+    model: nn.Module, key: str, budget: int, size: Size, plan: Path
+) -> list[tuple[float, ...]]:
+    """Seconds of steps in turns: for the range and for the size, and the same by torch alone."""
+    name, compiler = of_key(key)
+    # Code for sizes that vary marks what it is given, and by these marks other code is compiled.
+    batch, own_batch, marked = (CASES[name].batch(size) for _ in range(3))
+    own = optimized(CASES[name], BESIDE * budget, compiler, plan=plan)
+    backend = "inductor" if compiler == "inductor" else "aot_eager"
+    varied, fixed = (
+        Compiled(CASES[name].model(), backend=backend, dynamic=is_dynamic)
+        for is_dynamic in (True, False)
+    )
+    steps = [(model, batch), (own, own_batch), (varied, marked), (fixed, own_batch)]
+    with _torch.sizes_as_seen():  # others were seen here
+        for _ in range(WARM_UP):
+            for one, given in steps:
+                seconds_of(one, given)
+    found = [tuple(seconds_of(one, given) for one, given in steps) for _ in range(ROUNDS)]
+    del own, varied, fixed, steps
+    gc.collect()
+    return found
 
 
 def of_key(key: str) -> tuple[str, str]:

@@ -53,6 +53,8 @@ class Code:
         if known is not None and known[1] is part:
             return known
         found = known or self._equal_to(part) or self._compiled(part)
+        if found[1] is part and part.shrunk <= 1:  # of a part of its ranges, it stands in for none
+            self._latest = found
         self._known[_key(part)] = self._known[_key(found[1])] = found
         is_it = _key(part) == _key(found[1])  # what is known of its runs may be new
         return (found[0], part) if is_it else found
@@ -64,12 +66,10 @@ class Code:
 
     def _compiled(self, part: Part) -> tuple[Compiled, Part]:
         compiled = self._again(part)
-        if compiled is not None:
-            self.compiles += 1
-            if part.shrunk > 1:  # of a part of its ranges: it stands in for no other
-                return compiled, part
-            self._latest = (compiled, part)
-        return self._latest
+        if compiled is None:
+            return self._latest
+        self.compiles += 1
+        return compiled, part
 
     def _equal_to(self, part: Part) -> tuple[Compiled, Part] | None:
         for compiled, known in self._known.values():

@@ -34,3 +34,26 @@ def test_code_is_kept_for_plans_that_are_written_out_alike(later: Any, compiles:
     assert compiled() == ("first" if compiles == 1 else "again")
     assert of is later
     assert code.compiles == compiles
+
+
+def test_a_plan_that_equals_a_known_one_has_its_code() -> None:
+    """What the plan says of sizes or of runs is no part of its code."""
+    code: Code = Code(part("a b a"), lambda: "first", lambda _: lambda: "again")
+    equal = part("a b a")
+    compiled, of = code.of(equal)
+    assert (compiled(), of) == ("first", equal)
+    assert code.compiles == 1
+
+
+def test_where_a_plan_cannot_be_compiled_the_one_asked_for_last_stays() -> None:
+    """It may equal an older one, and have its code; a part of the ranges stands in for none."""
+    again = iter([lambda: "second", lambda: "smaller", None])
+    code: Code = Code(part("a b a"), lambda: "first", lambda _: next(again))
+    code.of(part("a b b"))
+    last = part("a b a")
+    code.of(last)
+    smaller = part("a b")
+    smaller.shrunk = 2
+    assert code.of(smaller)[0]() == "smaller"
+    compiled, of = code.of(part("a a b"))
+    assert (compiled(), of) == ("first", last)
