@@ -1,7 +1,7 @@
 """Regenerate `trainers.md` and the rows beside it, `trainers.json`.
 
-    pip install accelerate peft trl lightning
-    python docs/trainers.py [--only "CASE;..."] [--resume]
+    pip install accelerate peft trl lightning diffusers; pip install --no-deps timm torchvision
+    NANOGPT=CHECKOUT python docs/trainers.py [--only "CASE;..."] [--resume]
 
 Each trainer trains a small model twice, in a process of its own: as it is, and under a budget.
 """
@@ -14,7 +14,9 @@ from pathlib import Path
 from own_process import in_own_process
 from page_tables import MIB, table, verdicts, versions
 from row_store import Row, Store, describe
-from trainers_worker import CASES, LAYERS, LENGTH, row_of
+from trainers_cases import CASES, EPOCHS
+from trainers_models import LAYERS, LENGTH
+from trainers_worker import row_of
 
 from autoremat.integrations.followed import TESTED
 
@@ -53,12 +55,19 @@ Where another version is installed, they say so in a line, and are used all the 
 The optimizer need not be passed: its state is counted once it is there, and the step after that is
 planned for it. Where it exists before the first step, `optimizer=` has the first plan count it.
 
-Below, each trains a model of {LAYERS} layers for three epochs, the last batch of which is smaller,
-twice: as it is, and operation by operation under a budget of two fifths of what it would hold
-beside parameters, gradients and the optimizer's state. **Highest** is the highest of the steps,
-each measured from the allocator's events, from the second optimizer step on, but for the first one
-of each batch size, which compiles. **Told** counts warnings of a step above the budget, which come
-from the first steps: what they show is planned for in the next.
+Below, each trains a model of {LAYERS} layers (of torchvision a ResNet-18, of diffusers a UNet of
+two levels) for {EPOCHS} epochs, the last batch of which is smaller, twice: as it is, and operation
+by operation under a budget of two fifths of what it would hold beside parameters, gradients and the
+optimizer's state; of four fifths where layers are checkpointed as it is too. **Highest** is the
+highest of all steps from the second one of the optimizer on, those that plan and compile among
+them, each measured from the allocator's events. **Planning** is the time of the steps that plan or
+compile, less what the others take. **Told** counts warnings of a step above the budget, which come
+from the first steps: what they show is planned for in the next. The resumed run is a new trainer
+with a new model that goes on from a checkpoint after an epoch. nanoGPT's model is that of its
+`model.py` (commit 3adf61e), its loop has the form of `train.py`.
+
+FSDP2 by accelerate is measured on two ranks in a test, other sharded runs in
+[several processes](distributed.md).
 
 The fused loss of TRL runs in eager mode, in a buffer of up to 4,096 tokens times 32,768
 numbers, which is more than all else of so small a model, so that no plan fits. Here it is of
@@ -82,6 +91,7 @@ COLUMNS = {
     "predicted": mib("predicted_nbytes"),
     "steps": lambda row: str(row.get("measured_steps", "")),
     "compiles": lambda row: row.get("compiles", ""),
+    "planning s": lambda row: f"{row['planning_s']:.1f}" if "planning_s" in row else "",
     "told": lambda row: str(row.get("over_told", "")),
     "weights differ by": lambda row: f"{row['weights_differ']:.0e}" if "peak_nbytes" in row else "",
     "fallbacks": lambda row: ", ".join(row.get("fallbacks", [])),

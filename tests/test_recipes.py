@@ -46,6 +46,9 @@ class Recipe:
     @property
     def command(self) -> list[str]:
         """What starts `recipe.py`."""
+        if {"timm", "torchvision"} & set(self.needs):
+            assert not self.starter
+            return [sys.executable, str(ROOT / "docs" / "torchvision_here.py"), "recipe.py"]
         launcher, *arguments = shlex.split(self.starter) or [""]
         module = {"": [], "torchrun": ["-m", "torch.distributed.run"]}[launcher]
         return [sys.executable, *module, *arguments, "recipe.py"]
@@ -74,7 +77,8 @@ def test_a_recipe_runs_within_its_budget(recipe: Recipe, tmp_path: Path) -> None
     if missing:
         pytest.skip(f"not installed: {', '.join(missing)}")
     (tmp_path / "recipe.py").write_text(recipe.text, encoding="utf-8")
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "solver")])
+    inherited = filter(None, [os.environ.get("PYTHONPATH")])
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "solver"), *inherited])
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         recipe.command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500

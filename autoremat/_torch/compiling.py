@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import CodeType
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 import torch._functorch.partitioners as _partitioners
+import torch._subclasses.fake_tensor as _fake_tensor
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback
@@ -58,6 +60,7 @@ __all__ = [
     "donates_saved_values",
     "dynamo_counters",
     "extract_forward_and_backward",
+    "failing_quietly",
     "fake_mode_of",
     "force_recompile",
     "force_save_what_torch_demands",
@@ -372,6 +375,17 @@ def as_boxed(call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
 def fake_mode_of(value: Any) -> contextlib.AbstractContextManager[Any]:
     """The fake mode that a fake value, or any in a list, belongs to."""
     return detect_fake_mode(value) or contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def failing_quietly() -> Iterator[None]:
+    """Within it, torch logs nothing of an operator that raises as fake values do not fit."""
+    log = logging.getLogger(_fake_tensor.__name__)
+    was_disabled, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = was_disabled
 
 
 def passing_through(error: Exception) -> Exception:

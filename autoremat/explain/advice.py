@@ -28,6 +28,7 @@ from autoremat.explain.changed_step import (
     results_beside_loss,
 )
 from autoremat.explain.divided_step import DEVICES, divided
+from autoremat.explain.halved_batch import batch_of, halved
 from autoremat.explain.narrow_step import is_cast, under_same_plan
 from autoremat.explain.places import source_of
 from autoremat.graph.joint_graph import JointGraph
@@ -37,7 +38,7 @@ from autoremat.planning.figures import gradients_by_input
 from autoremat.problem.lower import without_spare_states
 from autoremat.problem.subject import Subject
 from autoremat.reporting import PeakFormula
-from autoremat.reporting.remedies import Remedy, ranked, smaller_batch
+from autoremat.reporting.remedies import Remedy, of_halves, ranked, smaller_batch
 from autoremat.units import format_nbytes
 
 _CHUNKS = (2, 4, 8)
@@ -46,7 +47,7 @@ _CHUNKS = (2, 4, 8)
 _BLOCK, _SMALLEST, _SCALE_NBYTES = 256, 4096, 4
 _TWO_MOMENTS = ("Adam", "AdamW")
 _NARROW = (torch.bfloat16, torch.float16)
-MOST_TRACED_NODES = 5_000  # of a joint graph that is traced again, which takes as long as before
+MOST_TRACED_NODES = 5_000  # of a joint graph that is worked out again, which takes its time
 Narrowed = Callable[[Subject], Subject]
 """The state of a graph under autocast to bfloat16, given the one without."""
 _ALIKE = 0.01  # of the state that is counted: it may have counts of steps beside the moments
@@ -214,12 +215,32 @@ def _quantised(count: int, nbytes: int) -> int:
 
 
 def _batch(step: _Planned, resident: Resident) -> Iterator[Remedy]:
-    """Half of the batch, by the formula of the peak, where sizes vary."""
+    """Half of the batch: by the formula of the peak where sizes vary, else worked out for it."""
+    found = smaller_batch(step.formula)
+    if step.formula is None and _is_alone(step, resident) and _may_be_traced(step):
+        batch = batch_of(step.subject)
+        found = batch, halved(step.subject, Step(step.problem, step.plan)).peak_nbytes
+    if found is None:
+        return
+    batch, simulated_nbytes = found
     gradients, storages = gradients_by_input(step.joint), step.subject.lowered.storages
     made = [gradient for node, gradient in gradients.items() if node in step.joint.static_inputs]
     new_nbytes = 0 if resident.parts.gradients_nbytes else storages.total_nbytes(made)
-    for sentence, simulated_nbytes in smaller_batch(step.formula, new_nbytes):
-        yield from step.remedy("smaller batch", sentence, simulated_nbytes)
+    yield from step.remedy(
+        "smaller batch", of_halves(batch, new_nbytes), simulated_nbytes + new_nbytes
+    )
+
+
+def _is_alone(step: _Planned, resident: Resident) -> bool:
+    """Whether the step has no other graph: later ones leave room, earlier ones hold something."""
+    return step.is_whole and step.subject.lowered.shell.resident_nbytes <= resident.nbytes
+
+
+def _may_be_traced(step: _Planned) -> bool:
+    """Whether half of what passes is worth telling, and the graph small enough to be worked out."""
+    passing_nbytes = step.simulated_nbytes - step.problem.resident_nbytes
+    halves = Remedy("", "", passing_nbytes // 2, step.peak_nbytes - passing_nbytes // 2)
+    return bool(ranked([halves])) and len(step.joint.nodes) <= MOST_TRACED_NODES
 
 
 def _divided(step: _Planned, resident: Resident) -> Iterator[Remedy]:
@@ -251,11 +272,8 @@ def _autocast(step: _Planned, resident: Resident) -> Iterator[Remedy]:
     """Under autocast to bfloat16, traced again: the same operations in the same order."""
     if step.narrowed is None or not step.is_whole or step.plan.offloaded or _is_narrow(step.joint):
         return
-    if len(step.joint.nodes) > MOST_TRACED_NODES:
+    if not _may_be_traced(step):
         return
-    passing_nbytes = step.simulated_nbytes - step.problem.resident_nbytes
-    if not ranked([Remedy("", "", passing_nbytes // 2, step.peak_nbytes - passing_nbytes // 2)]):
-        return  # it takes half of what passes at best
     after = step.narrowed(step.subject)
     casts_nbytes = sum(map(after.lowered.storages.fake_nbytes.__getitem__, _cast_weights(after)))
     yield from step.remedy(

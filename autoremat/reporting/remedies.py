@@ -7,7 +7,7 @@ out, and never more than a few are named. Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autoremat.reporting.fields import check_fields
@@ -58,26 +58,33 @@ def ranked(found: Iterable[Remedy]) -> tuple[Remedy, ...]:
     return tuple(sorted(worth, key=lambda one: (-one.saved_nbytes, one.name))[:MOST])
 
 
-def smaller_batch(
-    formula: PeakFormula | None, new_gradients_nbytes: int
-) -> Iterator[tuple[str, int]]:
-    """Half of the batch, twice: the second half finds the gradients of the first.
+def smaller_batch(formula: PeakFormula | None) -> tuple[int, int] | None:
+    """The batch, and the simulated peak of half of it in bytes; None where it does not vary so far.
 
     Args:
         formula: the simulated peak over the sizes that vary, the batch among them.
-        new_gradients_nbytes: gradients that the step makes and that nothing holds before it.
     """
     sizes = {} if formula is None else {one.name: one.planned for one in formula.symbols}
     batch = sizes.get("batch", 1)
     half = (batch + 1) // 2
     if formula is None or batch < 2 or half < _lowest(formula):
-        return
+        return None
+    return batch, formula.at(**sizes | {"batch": half})
+
+
+def of_halves(batch: int, new_gradients_nbytes: int) -> str:
+    """Half of the batch, twice: the second half finds the gradients of the first.
+
+    Args:
+        batch: as it is.
+        new_gradients_nbytes: gradients that the step makes and that nothing holds before it.
+    """
     held = ""
     if new_gradients_nbytes:
         held = f", beside {format_nbytes(new_gradients_nbytes)} of gradients of the first half"
-    yield (
-        f"Take the batch of {batch} as two of {half}, with gradient accumulation{held}.",
-        formula.at(**sizes | {"batch": half}) + new_gradients_nbytes,
+    return (
+        f"Load the batch of {batch} (first dimension) as two of {(batch + 1) // 2}, with gradient "
+        f"accumulation{held}, if its samples do not depend on each other."
     )
 
 

@@ -528,6 +528,18 @@ def test_is_getitem():
     assert not _torch.is_getitem(x)
 
 
+def test_failing_quietly(caplog: pytest.LogCaptureFixture):
+    """Torch 2.13 logs what an operator says of fake values that do not go together."""
+    mode = _torch.FakeTensorMode()
+    one, other = (mode.from_tensor(torch.ones(size)) for size in (2, 3))
+    with _torch.failing_quietly(), pytest.raises(RuntimeError):
+        torch.add(one, other)
+    assert not caplog.records
+    with pytest.raises(RuntimeError):
+        torch.add(one, other)
+    assert caplog.records or torch.__version__ < "2.13"
+
+
 def test_fake_mode_of(joint: fx.GraphModule):
     """What is made under the mode of a graph's values is fake; real values have none."""
     value = placeholders(joint)[0].meta["val"]

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 import autoremat
 from autoremat.memory.meter import measure_peak, resident_nbytes
+from docs.torchvision_here import import_torchvision
 from tests.training import UNBOUNDED, make_seeded
 
 pytestmark = pytest.mark.shares_plans
@@ -53,8 +54,17 @@ class Denoised(nn.Module):
         return F.mse_loss(self.unet(noisy, times).sample, noise)
 
 
+def require_torchvision() -> None:
+    """Skips where it is not installed; timm needs it too."""
+    try:
+        import_torchvision()
+    except ImportError:
+        pytest.skip("torchvision is not installed")
+
+
 def vision_transformer() -> nn.Module:
     """Of timm, four blocks."""
+    require_torchvision()
     timm = pytest.importorskip("timm")
     sizes = {"img_size": 32, "patch_size": 4, "embed_dim": 32, "depth": 4, "num_heads": 2}
     return Classified(timm.create_model("vit_tiny_patch16_224", num_classes=CLASSES, **sizes))
@@ -62,7 +72,7 @@ def vision_transformer() -> nn.Module:
 
 def residual_network() -> nn.Module:
     """Of torchvision, a RegNet: bottlenecks as a ResNet has them, with as few channels as asked."""
-    pytest.importorskip("torchvision")
+    require_torchvision()
     from torchvision.models.regnet import BlockParams, RegNet
 
     blocks = BlockParams.from_init_params(depth=6, w_0=16, w_a=8.0, w_m=2.0, group_width=8)

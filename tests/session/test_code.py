@@ -45,15 +45,24 @@ def test_a_plan_that_equals_a_known_one_has_its_code() -> None:
     assert code.compiles == 1
 
 
-def test_where_a_plan_cannot_be_compiled_the_one_asked_for_last_stays() -> None:
-    """It may equal an older one, and have its code; a part of the ranges stands in for none."""
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("is_new", [False, True])
+def test_where_a_plan_cannot_be_compiled_the_one_asked_for_last_stays(
+    is_kept: bool, is_new: bool
+) -> None:
+    """It may be an older one again, or equal it; a part of the ranges stands in for none."""
     again = iter([lambda: "second", lambda: "smaller", None])
-    code: Code = Code(part("a b a"), lambda: "first", lambda _: next(again))
+    first = part("a b a")
+    code: Code = Code(first, lambda: "first", lambda _: next(again))
     code.of(part("a b b"))
-    last = part("a b a")
+    last = part("a b a") if is_new else first
+    if is_kept:
+        code.keep([last])
     code.of(last)
     smaller = part("a b")
     smaller.shrunk = 2
     assert code.of(smaller)[0]() == "smaller"
-    compiled, of = code.of(part("a a b"))
-    assert (compiled(), of) == ("first", last)
+    failed = part("a a b")
+    for _ in range(2):  # it is tried once
+        compiled, of = code.of(failed)
+        assert (compiled(), of) == ("first", last)

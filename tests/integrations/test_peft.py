@@ -1,0 +1,72 @@
+"""LoRA by PEFT under a budget, with what its users call beside it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autoremat
+from tests.integrations.metered import Meter, between, weights
+
+transformers = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+
+ROWS, LENGTH, VOCABULARY, STEPS = 8, 32, 64, 4
+
+
+def lora() -> nn.Module:
+    """A Llama of six layers, of which a few small products are trained."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 6}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": VOCABULARY}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = transformers.LlamaConfig(**sizes, **heads, **ids, use_cache=False)
+    own = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+    return peft.get_peft_model(transformers.LlamaForCausalLM(config), own).train()
+
+
+def trained(model: nn.Module) -> Meter:
+    """A loop of one's own with AdamW."""
+    meter = Meter()
+    own = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(own, lr=1e-3)
+    generator = torch.Generator().manual_seed(1)
+    for number in range(STEPS):
+        ids = torch.randint(3, VOCABULARY, (ROWS, LENGTH), generator=generator)
+        take = partial(_forward_and_backward, model, ids)
+        meter.step(take, model, ids, optimizer) if number else take()
+        optimizer.step()
+        optimizer.zero_grad()
+    return meter
+
+
+def _forward_and_backward(model: nn.Module, ids: Tensor) -> None:
+    model(input_ids=ids, labels=ids).loss.backward()
+
+
+PREPARED: dict[str, Any] = {
+    "as it is": lambda model: None,
+    "inputs that require gradients": lambda model: model.enable_input_require_grads(),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")
+@pytest.mark.parametrize("prepared", list(PREPARED))
+def test_lora_keeps_the_budget(prepared: str) -> None:
+    """From the second step on, and what is trained is that of the run without a plan."""
+    plain, model = lora(), lora()
+    PREPARED[prepared](plain)
+    PREPARED[prepared](model)
+    budget = between(trained(plain), plain)
+    torch._dynamo.reset()
+    autoremat.optimize(model, budget, compiler="eager", verbose=False, time_limit=4.0)
+    peaks = trained(model).peaks
+    assert len(peaks) == STEPS - 1
+    assert max(peaks) <= budget
+    assert not autoremat.report(model).fallbacks
+    torch.testing.assert_close(weights(model), weights(plain), rtol=0, atol=1e-5)
