@@ -92,12 +92,13 @@ def vision_transformer() -> nn.Module:
 
 
 def residual_network() -> nn.Module:
-    """Of torchvision."""
+    """Of torchvision: a RegNet, bottlenecks as a ResNet has them, with few channels."""
     import_torchvision()
-    import torchvision
+    from torchvision.models.regnet import BlockParams, RegNet
 
     torch.manual_seed(0)
-    return Classified(torchvision.models.resnet18(num_classes=CLASSES))
+    blocks = BlockParams.from_init_params(depth=LAYERS, w_0=16, w_a=8.0, w_m=2.0, group_width=8)
+    return Classified(RegNet(blocks, num_classes=CLASSES, stem_width=16))
 
 
 def unet() -> nn.Module:

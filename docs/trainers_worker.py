@@ -56,7 +56,6 @@ def _floor(run: Run) -> int:
 
 
 def _planning_s(meter: Meter) -> float:
-    """Seconds of the steps that planned or compiled, less what others take."""
-    pairs = list(zip(meter.seconds, meter.compiled, strict=True))
-    usual = statistics.median([took for took, compiled in pairs if not compiled] or [0.0])
-    return sum(took - usual for took, compiled in pairs if compiled)
+    """Seconds of the steps that take more than twice what is usual, less what is usual."""
+    usual = statistics.median(meter.seconds)
+    return sum(took - usual for took in meter.seconds if took > 2 * usual)

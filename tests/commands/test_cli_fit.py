@@ -76,7 +76,7 @@ def test_sequences_end_at_the_positions_of_a_configuration(llama: str):
 def test_the_batch_at_several_lengths(llama: str):
     result = run(
         *("fit", llama, "--budget", "4MB", "--over", "batch,sequence", "--seq", "32", "--json"),
-        *("--multiple-of", "32"),
+        *("--multiple-of", "32", "--most", "96"),
         *QUICK,
     )
     assert result.exit_code == 0, result.stderr
@@ -84,6 +84,7 @@ def test_the_batch_at_several_lengths(llama: str):
     assert document["lengths"] == [32, 16, 8, 4]
     sizes = [found["largest"]["size"] for found in document["fits"]]
     assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1]
 
 
 def test_a_budget_in_which_nothing_fits_has_exit_code_2(place: str):

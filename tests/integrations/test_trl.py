@@ -20,6 +20,12 @@ trl = pytest.importorskip("trl")
 
 ROWS, LENGTH, VOCABULARY, SAMPLES = 4, 32, 64, 18  # the last batch is half a one
 
+# TRL asks transformers 5 by names that it had before.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
+
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,17 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import autoremat
-from autoremat.optimized import optimized_call
 from tests.process_group import one_process  # noqa: F401
-from tests.session.test_sizes import RANGES, Tokens, free_nbytes, ids, plans_of, require_within
+from tests.session.test_sizes import (
+    RANGES,
+    Tokens,
+    compiles_of,
+    free_nbytes,
+    ids,
+    plans_of,
+    require_within,
+    settle,
+)
 from tests.training import close, make_seeded, measured, optimized, step
 
 pytestmark = pytest.mark.skipif(not distributed.is_available(), reason="needs torch.distributed")
@@ -55,8 +63,8 @@ def test_data_parallel_keeps_the_budget_at_every_size() -> None:
         for _ in range(3):  # torch makes its buckets anew after the first
             step(parallel, (ids(8, 40),))
     for size in SIZES:
-        step(parallel, (ids(*size),))  # what is new of it is compiled
-        compiled = list(optimized_call(model).session.steps.compiled_in)
+        settle(model, lambda size=size: step(parallel, (ids(*size),)))
+        compiled = compiles_of(model)
         assert buckets + measured(parallel, (ids(*size),)) <= budget, size
-        assert compiled == optimized_call(model).session.steps.compiled_in
+        assert compiled == compiles_of(model)
         close(step(reference, (ids(*size),)), step(parallel, (ids(*size),)), 1e-5)
