@@ -9,6 +9,7 @@ Each trainer trains a small model twice, in a process of its own: as it is, and 
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 from pathlib import Path
 
 from own_process import in_own_process
@@ -22,7 +23,8 @@ from autoremat.integrations.followed import TESTED
 
 PAGE = Path(__file__).parent / "trainers.md"
 PRELOADED = ["trainers_worker", "autoremat.api", "autoremat._torch.compiling"]
-PACKAGES = ("torch", "transformers", "accelerate", "peft", "trl", "lightning")
+LIBRARIES = ("transformers", "accelerate", "peft", "trl", "lightning", "diffusers", "timm")
+PACKAGES = ("torch", *(name for name in (*LIBRARIES, "torchvision") if find_spec(name)))
 VERSIONS = ", ".join(
     f"{name} {oldest}" + (f" to {newest}" if newest != oldest else "")
     for name, (oldest, newest) in TESTED.items()
@@ -56,15 +58,16 @@ The optimizer need not be passed: its state is counted once it is there, and the
 planned for it. Where it exists before the first step, `optimizer=` has the first plan count it.
 
 Below, each trains a model of {LAYERS} layers (of diffusers a UNet of two levels) for {EPOCHS}
-epochs, the last batch of which is smaller, twice: as it is, and operation by operation under a
-budget of two fifths of what it would hold beside parameters, gradients and the optimizer's state;
-of nine tenths where layers are checkpointed as it is too. **Highest** is the highest of all steps
-from the second one of the optimizer on, those that plan and compile among them, each measured from
-the allocator's events. **Planning** is the time of the steps that take more than twice the usual,
-as those do that plan and compile, less the usual. **Told** counts warnings of a step above the
-budget, which come from the first steps: what they show is planned for in the next. The resumed run
-is a new trainer with a new model that goes on from a checkpoint after an epoch. nanoGPT's model is
-that of its `model.py` (commit 3adf61e), its loop has the form of `train.py`.
+epochs, the last batch of which is smaller, twice: as it is, and operation by operation, with
+`time_limit=8`, under a budget of two fifths of what it would hold beside parameters, gradients and
+the optimizer's state; of nine tenths where layers are checkpointed as it is too. **Highest** is
+the highest of all steps from the second one of the optimizer on, those that plan and compile among
+them, each measured from the allocator's events. **Planning** is the time of the steps that take
+more than twice the usual, as those do that plan and compile, less the usual. **Told** counts
+warnings of a step above the budget, which come from the first steps: what they show is planned for
+in the next. The resumed run is a new trainer with a new model that goes on from a checkpoint after
+an epoch. nanoGPT's model is that of its `model.py` (commit 3adf61e), its loop has the form of
+`train.py`.
 
 FSDP2 by accelerate is measured on two ranks in a test, other sharded runs in
 [several processes](distributed.md).

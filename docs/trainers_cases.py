@@ -28,6 +28,7 @@ Take = Callable[[], Any]
 Reported = Callable[[], autoremat.Report]
 
 EPOCHS = 3
+QUICK = {"compiler": "eager", "verbose": False, "time_limit": 8.0}
 RESUMED_AT = 7  # steps, which is an epoch
 SHARE = 0.4  # of what the unplanned run holds above what has to be there
 CHECKPOINTED = 0.9  # the same of a run whose layers recompute by themselves
@@ -92,7 +93,7 @@ class Run:
         """Keep a budget from now on; what is returned gives the report once it has trained."""
         if self.keep is not None:
             return self.keep(budget_nbytes)
-        autoremat.optimize(self.planned, budget_nbytes, compiler="eager", verbose=False)
+        autoremat.optimize(self.planned, budget_nbytes, **QUICK)
         return lambda: autoremat.report(self.model)
 
 
@@ -122,7 +123,7 @@ def _attached(trainer: Any, model: nn.Module) -> Callable[[int], Reported]:
     def keep(budget_nbytes: int) -> Reported:
         from autoremat.integrations.transformers import attach
 
-        attach(trainer, budget_nbytes, compiler="eager", verbose=False)
+        attach(trainer, budget_nbytes, **QUICK)
         return lambda: autoremat.report(model)
 
     return keep
@@ -262,7 +263,7 @@ def accelerated(*, is_attached: bool = False) -> Run:
     def attached(budget_nbytes: int) -> Reported:
         from autoremat.integrations.accelerate import attach
 
-        attach(accelerator, model, optimizer, budget_nbytes, compiler="eager", verbose=False)
+        attach(accelerator, model, optimizer, budget_nbytes, **QUICK)
         return lambda: autoremat.report(model)
 
     return Run(model, model, train, meter, attached if is_attached else None)
@@ -320,7 +321,7 @@ def lightning(*, whole: bool = False, is_late: bool = False) -> Run:
 
         def configure_model(self) -> None:
             if self.budget_nbytes is not None:
-                autoremat.optimize(self.net, self.budget_nbytes, compiler="eager", verbose=False)
+                autoremat.optimize(self.net, self.budget_nbytes, **QUICK)
 
         def training_step(self, batch: dict[str, Tensor], _number: int) -> Tensor:
             return self.net(**batch).loss
@@ -349,7 +350,7 @@ def lightning(*, whole: bool = False, is_late: bool = False) -> Run:
     def called_back(budget_nbytes: int) -> Reported:
         from autoremat.integrations.lightning import Autoremat
 
-        callback = Autoremat(budget_nbytes, compiler="eager", verbose=False)
+        callback = Autoremat(budget_nbytes, **QUICK)
         trainer.callbacks.append(callback)
         return callback.report
 

@@ -82,11 +82,16 @@ def halved(subject: Subject, step: Step) -> Step:
         if node in joint.static_inputs and again.shape(gradient) != _shape(gradient):
             raise CannotChange("a parameter would have a gradient of another shape")
     share = (batch + 1) // 2 / batch
-    now = {
-        name: rounded_nbytes(_scaled(storages.nbytes[name], again.growth([root]), share), device)
-        for name, root in storages.root.items()
-    }
     read = {name for node in inputs for name in storages.of_node[node]}
+
+    def half(name: str, root: fx.Node) -> int:
+        is_more = storages.nbytes[name] > rounded_nbytes(_torch.fake_value(root).nbytes, device)
+        if is_more and name in read:
+            return storages.nbytes[name]  # a view of what is there for more than this step
+        growth = again.growth([root, *root.all_input_nodes] if is_more else [root])
+        return rounded_nbytes(_scaled(storages.nbytes[name], growth, share), device)
+
+    now = {name: half(name, root) for name, root in storages.root.items()}
     saved_nbytes = sum(storages.nbytes[name] - now[name] for name in read)
 
     def smaller(op: Op) -> Op:

@@ -46,30 +46,32 @@ class Code:
         self._again = again
         self._latest = (first, part)
         self._known = {_key(part): self._latest}
-        self._failed: list[Part] = []  # kept, as they are known by their places in memory
+        self._failed: dict[int, Part] = {}
 
     def of(self, part: Part) -> tuple[Compiled, Part]:
         """The code of a plan, compiled if need be, and the plan that it really is of."""
         known = self._known.get(_key(part))
         found = known or self._equal_to(part) or self._compiled(part)
-        self._known[_key(part)] = self._known[_key(found[1])] = found
-        if _key(part) == _key(found[1]):
-            found = (found[0], part)  # what is known of its runs may be new
-            if part.shrunk <= 1:  # of a part of its ranges, it stands in for no other
-                self._latest = found
+        if found is None:
+            return self._latest
+        found = self._known[_key(part)] = (found[0], part)  # what is known of its runs may be new
+        if part.shrunk <= 1:  # of a part of its ranges, it stands in for no other
+            self._latest = found
         return found
 
     def keep(self, parts: Iterable[Part]) -> None:
         """Forget code of other plans than these; plans that are equal have the same."""
         found = {_key(part): self._equal_to(part) for part in parts}
         self._known = {key: (code[0], code[1]) for key, code in found.items() if code is not None}
-        self._failed = []
+        self._failed = {key: part for key, part in self._failed.items() if key in found}
 
-    def _compiled(self, part: Part) -> tuple[Compiled, Part]:
+    def _compiled(self, part: Part) -> tuple[Compiled, Part] | None:
+        if _key(part) in self._failed:
+            return None
         compiled = self._again(part)
         if compiled is None:
-            self._failed.append(part)
-            return self._latest
+            self._failed[_key(part)] = part
+            return None
         self.compiles += 1
         return compiled, part
 

@@ -30,10 +30,12 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """TRL's loss takes 4,096 tokens by 32,768 numbers; so small a model would be nothing beside."""
-    chunked = pytest.importorskip("trl.kernels.chunked_logprob")
-    utils = pytest.importorskip("trl.trainer.utils")
-    monkeypatch.setattr(chunked, "TOKEN_CHUNK_SIZE", LENGTH)
-    monkeypatch.setattr(utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", LENGTH)
+    pytest.importorskip("trl.kernels.chunked_logprob")  # as TRL 1.16 has it
+    for name in (
+        "kernels.chunked_logprob.TOKEN_CHUNK_SIZE",
+        "trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE",
+    ):
+        monkeypatch.setattr(f"trl.{name}", LENGTH)
 
 
 def llama() -> nn.Module:

@@ -98,6 +98,17 @@ class Encoder(nn.Module):
         )
 
 
+class Wide(nn.Module):
+    """A loss whose number lies in a storage as large as what it is of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 8 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.mse_loss(self.layer(x), x.repeat(1, 8))
+
+
 class Prefixed(nn.Module):
     """A row for each sample before the others, and positions that are given."""
 
@@ -220,6 +231,7 @@ def told(report: Report) -> list[Remedy]:
         (Encoder, worded, 10),
         (Prefixed, placed, BATCH),
         (Returning, rows, 512),
+        (Wide, rows, 256),
     ],
 )
 def test_half_of_a_batch_takes_what_a_plan_for_it_takes(
@@ -233,6 +245,15 @@ def test_half_of_a_batch_takes_what_a_plan_for_it_takes(
     expected = planned(make, draw(half), policy).predicted_peak_nbytes + gradients
     # What operations take for themselves is not measured for half: rather more is told than less.
     assert 0.98 * expected <= remedy.peak_nbytes <= 1.04 * expected
+
+
+def test_what_is_there_beyond_the_step_stays() -> None:
+    """Samples are rows of all that there are: half of the batch takes none of the others away."""
+    everything = torch.rand(8192, WIDTH)
+    (remedy,) = told(planned(Returning, (everything[:512],), "save-all"))
+    half = planned(Returning, (everything[:256],), "save-all").predicted_peak_nbytes
+    gradients = sum(p.nbytes for p in Returning().parameters())
+    assert remedy.peak_nbytes == pytest.approx(half + gradients, rel=0.02)
 
 
 @pytest.mark.thorough
