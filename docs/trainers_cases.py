@@ -27,7 +27,7 @@ from autoremat.memory.storage_sizes import storages_nbytes
 Take = Callable[[], Any]
 Reported = Callable[[], autoremat.Report]
 
-EPOCHS = 3
+EPOCHS = 2
 QUICK = {"compiler": "eager", "verbose": False, "time_limit": 8.0}
 RESUMED_AT = 7  # steps, which is an epoch
 SHARE = 0.4  # of what the unplanned run holds above what has to be there

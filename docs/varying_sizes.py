@@ -157,7 +157,8 @@ ABOUT_TIMES = (
     f"{REPEATS} models with that plan: where their memory lies makes a percent. What is compiled "
     "for one size has numbers where that for a range has arithmetic on sizes: beside it is what "
     "`torch.compile` alone takes with `dynamic=True` by what it takes with `dynamic=False` "
-    "(backend `aot_eager`, or Inductor), without a plan.\n"
+    "(backend `aot_eager`, or Inductor), without a plan. GPT-2 under Inductor is of an older run: "
+    "40 ratios of one model, and the planning of first calls alone.\n"
 )
 
 
