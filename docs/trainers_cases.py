@@ -29,7 +29,7 @@ Reported = Callable[[], autoremat.Report]
 
 EPOCHS = 2
 QUICK = {"compiler": "eager", "verbose": False, "time_limit": 8.0}
-RESUMED_AT = 7  # steps, which is an epoch
+RESUMED_AT = 5  # steps, which is an epoch
 SHARE = 0.4  # of what the unplanned run holds above what has to be there
 CHECKPOINTED = 0.9  # the same of a run whose layers recompute by themselves
 

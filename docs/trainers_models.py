@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from torchvision_here import import_torchvision
 
 LAYERS, WIDTH, VOCABULARY, LENGTH, BATCH = 8, 64, 256, 64, 8
-SAMPLES = 52  # the last batch is half a one
+SAMPLES = 36  # the last batch is half a one
 IMAGES, CLASSES = 32, 10
 NANOGPT = "NANOGPT"  # names a checkout of github.com/karpathy/nanoGPT
 
