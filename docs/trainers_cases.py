@@ -31,6 +31,7 @@ EPOCHS = 2
 QUICK = {"compiler": "eager", "verbose": False, "time_limit": 8.0}
 RESUMED_AT = 5  # steps, which is an epoch
 SHARE = 0.4  # of what the unplanned run holds above what has to be there
+OF_CONVOLUTIONS = 0.7  # the same of a model whose gradients and workspaces are most of its peak
 CHECKPOINTED = 0.9  # the same of a run whose layers recompute by themselves
 
 
@@ -274,6 +275,7 @@ def loop(
     draw: Callable[[int, torch.Generator], tuple[Tensor, ...]],
     *,
     micro_steps: int = 1,
+    share: float = SHARE,
 ) -> Run:
     """A loop of one's own with SGD and momentum: some batches are one step, gradients are clipped.
 
@@ -303,7 +305,7 @@ def loop(
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
 
-    return Run(model, model, train, meter)
+    return Run(model, model, train, meter, share=share)
 
 
 def lightning(*, whole: bool = False, is_late: bool = False) -> Run:
@@ -411,7 +413,9 @@ CASES: dict[str, Callable[[], Run]] = {
     "Lightning, configure_model": lambda: lightning(is_late=True),
     "Lightning, the whole module": lambda: lightning(whole=True),
     "a ViT of timm": lambda: loop(models.vision_transformer, models.labelled),
-    "a RegNet of torchvision": lambda: loop(models.residual_network, models.labelled),
+    "a RegNet of torchvision": lambda: loop(
+        models.residual_network, models.labelled, share=OF_CONVOLUTIONS
+    ),
     "a UNet of diffusers": lambda: loop(models.unet, models.noised),
     "nanoGPT as published, two batches a step": lambda: loop(
         models.nanogpt, models.tokens, micro_steps=2
