@@ -139,7 +139,7 @@ def main() -> None:
     run = describe("trainers.py", PACKAGES)
     store = Store(PAGE.with_suffix(".json"), page, run, order=CASES)
     for name in args.only:
-        if args.resume and store.rows.get(name, {}).get("status") == "ok":
+        if args.resume and "planning_s" in store.rows.get(name, {}):  # older rows measured less
             continue
         row = in_own_process(row_of, name, args.timeout, PRELOADED)
         store.add({"key": name, **row})

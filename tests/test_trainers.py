@@ -11,21 +11,13 @@ from torch import Tensor, nn
 
 import autoremat
 from tests.integrations.metered import Meter, between, metered
+from tests.integrations.tiny_llama import VOCABULARY, llama
 from tests.training import make_seeded
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-ROWS, LENGTH, VOCABULARY = 8, 32, 64
-
-
-def llama() -> nn.Module:
-    """Four layers, and the loss in the model."""
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": VOCABULARY}
-    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    config = transformers.LlamaConfig(**sizes, **heads, **ids, use_cache=False)
-    return transformers.LlamaForCausalLM(config)
+ROWS, LENGTH = 8, 32
 
 
 def texts(count: int, *, varies: bool = False) -> list[dict[str, Tensor]]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autoremat.memory.meter import compiles_begun, measure_peak, resident_nbytes
+from autoremat.memory.meter import measure_peak, resident_nbytes
 
 
 @dataclass
@@ -25,21 +25,16 @@ class Meter:
     Attributes:
         others: modules that are there beside the one that is trained.
         peaks: of the steps so far, in bytes.
-        compiled: which of them compiled something, by their places.
     """
 
     others: Sequence[nn.Module] = ()
     peaks: list[int] = field(default_factory=list)
-    compiled: list[int] = field(default_factory=list)
 
     def step(self, take: Callable[[], Any], model: nn.Module, batch: Any, optimizer: Any) -> Any:
         """Take a step, and note what it takes."""
         held = resident_nbytes(nn.ModuleList([model, *self.others]), batch, optimizer)
         results: list[Any] = []
-        before = compiles_begun()
         self.peaks.append(held + measure_peak(lambda: results.append(take()), device="cpu"))
-        if compiles_begun() > before:
-            self.compiled.append(len(self.peaks) - 1)
         return results[0]
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import autoremat
 from autoremat.memory.meter import resident_nbytes
+from tests.integrations.tiny_llama import VOCABULARY, llama
 from tests.training import close, make_seeded, measured, optimized, step
 
 transformers = pytest.importorskip("transformers")
@@ -21,16 +22,8 @@ pytestmark = [
     pytest.mark.shares_plans,
 ]
 
-ROWS, LENGTH, VOCABULARY = 8, 32, 64
+ROWS, LENGTH = 8, 32
 SHARE = 0.75  # of what a step holds without a plan beside what is resident
-
-
-def llama() -> nn.Module:
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": VOCABULARY}
-    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    config = transformers.LlamaConfig(**sizes, **heads, **ids, use_cache=False)
-    return transformers.LlamaForCausalLM(config)
 
 
 def gpt2() -> nn.Module:

@@ -14,25 +14,22 @@ from torch import Tensor, nn
 import autoremat
 from tests.integrations.metered import Meter, between, weights
 from tests.integrations.test_own_checkpoints import enable_checkpointing
+from tests.integrations.tiny_llama import VOCABULARY, llama
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
 # PEFT asks transformers 5 by names that it had before.
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated")
 
-ROWS, LENGTH, VOCABULARY, STEPS = 8, 32, 64, 4
+ROWS, LENGTH, STEPS = 8, 32, 4
 
 
 def lora() -> nn.Module:
-    """A Llama of four layers, of which a few small products are trained."""
+    """A Llama of which a few small products are trained."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": VOCABULARY}
-    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    config = transformers.LlamaConfig(**sizes, **heads, **ids, use_cache=False)
     own = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
-    return peft.get_peft_model(transformers.LlamaForCausalLM(config), own).train()
+    return peft.get_peft_model(llama(), own).train()
 
 
 def trained(model: nn.Module) -> Meter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import time
 import warnings
@@ -23,24 +24,16 @@ from autoremat.integrations import followed  # noqa: E402
 from autoremat.integrations.followed import PAGE, PLAN, REPORT  # noqa: E402
 from autoremat.integrations.transformers import attach  # noqa: E402
 from tests.integrations.metered import Meter, metered, weights  # noqa: E402
+from tests.integrations.tiny_llama import VOCABULARY, llama  # noqa: E402
+from tests.training import make_seeded  # noqa: E402
 
 pytestmark = pytest.mark.shares_plans
 
-ROWS, LENGTH, VOCABULARY, STEPS = 8, 32, 64, 4
+ROWS, LENGTH, STEPS = 8, 32, 4
 BUDGET = "2MB"
 FOR_SEVEN = 1_000_000  # bytes: of eight rows, the smallest plan takes 1.05 MB
 WRITTEN_WITHIN_S = 60.0
 QUICK = {"compiler": "eager", "verbose": False, "time_limit": 4.0}
-
-
-def llama() -> nn.Module:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": VOCABULARY}
-    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**sizes, **heads, **ids, use_cache=False)
-    )
 
 
 def texts() -> list[dict[str, Tensor]]:
@@ -56,7 +49,7 @@ def trainer_in(folder: Path, meter: Meter | None = None, **arguments: Any) -> An
         output_dir=str(folder), dataloader_pin_memory=False, **given | arguments
     )
     made = transformers.Trainer if meter is None else metered(transformers.Trainer, meter)
-    return made(model=llama(), args=args, train_dataset=texts())
+    return made(model=make_seeded(llama), args=args, train_dataset=texts())
 
 
 def logged(trainer: Any, name: str) -> list[float]:
@@ -323,7 +316,8 @@ def test_trials_of_a_search_have_files_of_their_own(tmp_path: Path) -> None:
     """Each in its checkpoints, and a new model is planned for each trial."""
     pytest.importorskip("optuna")
     trainer = trainer_in(tmp_path, max_steps=1, save_steps=1, eval_strategy="no")
-    trainer.model_init, trainer.eval_dataset = llama, texts()[:ROWS]
+    trainer.model_init = functools.partial(make_seeded, llama)
+    trainer.eval_dataset = texts()[:ROWS]
     attach(trainer, BUDGET, **QUICK)
     trainer.hyperparameter_search(
         hp_space=lambda trial: {"learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-3)},

@@ -12,13 +12,15 @@ from torch import nn
 
 import autoremat
 from tests.integrations.metered import Meter, between, metered, weights
+from tests.integrations.tiny_llama import VOCABULARY, llama
+from tests.training import make_seeded
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 datasets = pytest.importorskip("datasets")
 trl = pytest.importorskip("trl")
 
-ROWS, LENGTH, VOCABULARY, SAMPLES = 4, 32, 64, 18  # the last batch is half a one
+ROWS, LENGTH, SAMPLES = 4, 32, 18  # the last batch is half a one
 
 # TRL asks transformers 5 by names that it had before.
 pytestmark = [
@@ -36,15 +38,6 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         "trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE",
     ):
         monkeypatch.setattr(f"trl.{name}", LENGTH)
-
-
-def llama() -> nn.Module:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": VOCABULARY}
-    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    config = transformers.LlamaConfig(**sizes, **heads, **ids, use_cache=False)
-    return transformers.LlamaForCausalLM(config).train()
 
 
 def tokenizer() -> Any:
@@ -112,7 +105,7 @@ def holds(peaks: list[int], budget: int, model: nn.Module, plain: nn.Module) -> 
 @pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")
 def test_sft_keeps_the_budget(tmp_path: Path) -> None:
     """From the second step on, with batches of several lengths, whose loss is outside the model."""
-    plain, model = llama(), llama()
+    plain, model = make_seeded(llama), make_seeded(llama)
     budget = between(fine_tuned(plain, tmp_path), plain)
     torch._dynamo.reset()
     autoremat.optimize(model, budget, compiler="eager", verbose=False, time_limit=4.0)
@@ -123,8 +116,8 @@ def test_sft_keeps_the_budget(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::autoremat.OverBudgetWarning")
 def test_dpo_keeps_the_budget(tmp_path: Path) -> None:
     """The reference included, which runs in the same step."""
-    frozen = llama().requires_grad_(False)
-    plain, model = llama(), llama()
+    frozen = make_seeded(llama).requires_grad_(False)
+    plain, model = make_seeded(llama), make_seeded(llama)
     budget = between(preferring(plain, frozen, tmp_path), plain)
     torch._dynamo.reset()
     autoremat.optimize([model, frozen], budget, compiler="eager", verbose=False, time_limit=4.0)
