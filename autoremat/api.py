@@ -90,7 +90,7 @@ def optimize(
     plan: str | Path | None = None,
     known_plan: str | Path | None = None,
     dropout: str | None = None,
-    offload: str | None = None,
+    offload: str | int | None = None,
     time_limit: float = 30.0,
     tune: int = 0,
     sizes: Mapping[str, Any] | str | None = None,
@@ -136,9 +136,10 @@ def optimize(
         dropout: "replay" draws random numbers again, where that gives those of the first draw;
             "save_masks" draws once and keeps what the backward needs. Without it, "replay" where
             that is known to be safe on the device.
-        offload: "disk:PATH" lets values leave for files in that folder and come back before they
-            are read, where that costs less than to make them again; what waits there is not
-            counted in the budget. On the CPU.
+        offload: lets values leave the device and come back before they are read, where that costs
+            less than to make them again; what waits elsewhere is not counted in the budget. From a
+            GPU to page-locked memory of its host: a size, "24GB", which that may take, or "auto",
+            90 % of what is free. From the CPU to files in a folder, "disk:PATH".
         time_limit: seconds to choose a plan, per graph. Under Inductor the code that it would
             generate is read meanwhile; that cannot be cut short, and however late it is, lean
             plans are read until one fits.

@@ -11,8 +11,11 @@ from torch import Tensor, nn
 
 import autoremat
 from autoremat.cost.device_specs import LINKS, SPECS, find_link, find_spec
+from autoremat.elsewhere.present import can_generate_for_gpus
+from autoremat.inductor.hook import Generated, generate
 from autoremat.reporting import Report, ValueAction
 from tests.commands.command_line import run
+from tests.inductor.races import races
 
 ROW_NBYTES = 64 * 4
 MODEL = """
@@ -158,11 +161,26 @@ def test_auto_is_what_this_machine_has_free_less_a_reserve(
 
 
 @pytest.mark.thorough
-def test_generated_code_is_not_read_where_values_wait() -> None:
-    """It copies nothing yet: the peak is that of the model of it."""
-    report = planned("100MB", offload="1GB", compiler="inductor", save=None)
+@pytest.mark.skipif(not can_generate_for_gpus(), reason="needs triton, and forks")
+def test_generated_code_copies_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peak is that of code which asks for the copies; a walk over it finds no race."""
+    sources: list[str] = []
+
+    def kept(*args: Any, **given: Any) -> Generated:
+        found = generate(*args, **given)
+        sources.append(found.source)
+        return found
+
+    monkeypatch.setattr("autoremat.inductor.reading.generate", kept)
+    report = planned("100MB", offload="1GB", compiler="inductor")
+    waiting = report.graphs[0].waiting
     assert report.predicted_peak_nbytes <= 100_000_000
-    assert report.graphs[0].waiting is not None
+    assert waiting is not None
+    assert waiting.trips
+    assert any("the code that Inductor generates" in fact.text for fact in report.facts)
+    copying = [source for source in sources if "torch.ops.autoremat." in source]
+    assert sum(source.count("offload.default(") for source in copying) >= len(waiting.trips)
+    assert not [race for source in copying for race in races(source)]
 
 
 @pytest.mark.thorough

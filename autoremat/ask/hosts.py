@@ -14,6 +14,7 @@ from autoremat_solver import Link
 from autoremat.ask.budget import AUTO, Budget
 from autoremat.cost.device_specs import LINK_LATENCY_US, LINK_SHARE, DeviceSpec, find_link
 from autoremat.cost.machine import free_nbytes
+from autoremat.graph.devices import device_nbytes
 from autoremat.host.disk import PREFIX, Disk
 from autoremat.host.memory import Host, HostMemory
 from autoremat.units import format_nbytes
@@ -50,13 +51,24 @@ def host_of(given: object, link: object, spec: DeviceSpec | None) -> Host:
     if not isinstance(given, str | int) or isinstance(given, bool):
         raise ValueError(f"offload is {_FORMS}, not {given!r}.")
     size_nbytes = _size_nbytes(given)
-    if spec is None:
+    if spec is not None:
+        return HostMemory(str(given), size_nbytes, *_way(link, spec))
+    if not torch.cuda.is_available():
         raise ValueError(
             f"offload={given!r} is memory of the host of a GPU. On the CPU there is no other "
-            f'memory than the host\'s: give "{PREFIX}PATH", a folder on a disk. For a GPU a step '
-            'is planned so, but not run yet: plan(..., device="H100").'
+            f'memory than the host\'s: give "{PREFIX}PATH", a folder on a disk.'
         )
-    return HostMemory(str(given), size_nbytes, *_way(link, spec))
+    if link is not None:
+        raise ValueError(
+            f"link={link!r} is of a GPU that is not here: how fast copies are is measured."
+        )
+    memory_nbytes = device_nbytes(torch.device("cpu"))
+    if size_nbytes > memory_nbytes:
+        raise ValueError(
+            f"offload={given!r} is more than this machine has, {format_nbytes(memory_nbytes)}: "
+            f'give a size that it has free, or "{AUTO}".'
+        )
+    return HostMemory(str(given), size_nbytes)
 
 
 def _size_nbytes(given: str | int) -> int:
@@ -94,7 +106,7 @@ def _number(given: object) -> float | None:
 
 def told_of(host: Host) -> str:
     """What a plan takes for granted of a host that is not here; "" where it is."""
-    if not isinstance(host, HostMemory):
+    if not isinstance(host, HostMemory) or host.speed is None:
         return ""
     auto = f", {1 - RESERVE:.0%} of what this machine has free" if host.asked == AUTO else ""
     size = format_nbytes(host.free_nbytes)

@@ -26,7 +26,6 @@ from autoremat.graph.devices import device_name, device_nbytes
 from autoremat.graph.dropout_policy import DropoutPolicy, parse_dropout
 from autoremat.graph.random_draws import Replays, replays, safe_policy
 from autoremat.graph.selectors import Selection
-from autoremat.host.disk import Disk
 from autoremat.host.memory import Host
 
 BUDGET_VARIABLE = "AUTOREMAT_BUDGET"  # of the environment: for trainers that take a name only
@@ -64,9 +63,8 @@ class Setting:
     @property
     def reads_inductor(self) -> bool:
         """Whether peaks are read from the code that Inductor generates."""
-        may_copy = self.offload is None or isinstance(self.offload, Disk)  # no code is for a GPU's
         from_code = self.spec is None or (self.stands_in and self.reads)
-        return self.compiler == "inductor" and from_code and may_copy
+        return self.compiler == "inductor" and from_code
 
     @property
     def stands_in(self) -> bool:
@@ -119,7 +117,7 @@ class Options:
         plan: str | Path | None = None,
         known_plan: str | Path | None = None,
         dropout: str | None = None,
-        offload: str | None = None,
+        offload: str | int | None = None,
         time_limit: float = 30.0,
         strict: bool = False,
         tune: int = 0,

@@ -161,7 +161,8 @@ class _Writer:
             self._away[node] = self._moved(node, operators.OFFLOADED, args)
         else:
             self._coming[node] = self._away[node]
-            self._current[node] = self._moved(node, operators.RELOAD, (self._away[node],))
+            args = (self._away[node], _torch.fake_value(node).device)
+            self._current[node] = self._moved(node, operators.RELOAD, args)
 
     def _wait_for(self, node: fx.Node) -> None:
         args = (self._current[node], self._coming.pop(node))
@@ -169,8 +170,11 @@ class _Writer:
 
     def _moved(self, node: fx.Node, target: Any, args: tuple[Any, ...]) -> fx.Node:
         """A node that gives what another does, elsewhere."""
-        copy = self._call(f"{node.name}_{target._opname}", target, args)
-        return self._tag(copy, node, False)
+        copy = self._tag(self._call(f"{node.name}_{target._opname}", target, args), node, False)
+        fakes = fx.map_arg(args, _torch.fake_value)
+        with _torch.fake_mode_of(_torch.fake_value(node)), torch.no_grad():
+            _torch.set_fake_value(copy, target(*fakes))
+        return copy
 
     def _materialise(self, copy: fx.Node) -> None:
         """Hold Inductor to the plan's order: it would compute a loop where it is first read."""

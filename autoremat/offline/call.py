@@ -77,11 +77,10 @@ def plan(
         recompute: as for `optimize`.
         repeatable: as for `optimize`.
         save_to: where to store the plan, for `optimize(model, plan=...)`.
-        offload: where values may wait: for a GPU that is not here the size of its host's memory,
-            "24GB", or "auto", 90 % of what this machine has free: the peak is then that of the
-            model of the code; on the CPU a folder, as for `optimize`.
-        link: how they get there: "pcie3", "pcie4", "pcie5", "nvlink-c2c" or bytes per second each
-            way; the device's own by its data sheet, if not given.
+        offload: where values may wait, as for `optimize`; beside a GPU that is not here "auto" is
+            90 % of what this machine has free.
+        link: how they get there from a GPU that is not here: "pcie3", "pcie4", "pcie5",
+            "nvlink-c2c" or bytes per second each way; its own by its data sheet, if not given.
         time_limit: seconds to choose a plan, per graph. Under Inductor the code that it would
             generate is read meanwhile; that cannot be cut short, and however late it is, lean
             plans are read until one fits.

@@ -21,7 +21,7 @@ from autoremat import _torch
 from autoremat.ask.options import Setting
 from autoremat.cost.calls import OpCost
 from autoremat.cost.gpu_times import estimate_nodes
-from autoremat.cost.host_link import link_of
+from autoremat.cost.host_link import link_of, link_to_host
 from autoremat.cost.op_times import profile_nodes
 from autoremat.errors import SteeringError
 from autoremat.graph.constraints import (
@@ -33,7 +33,7 @@ from autoremat.graph.constraints import (
 from autoremat.graph.joint_graph import JointGraph, prepare
 from autoremat.graph.storages import Storages, find_storages
 from autoremat.host.disk import Disk
-from autoremat.host.memory import Host
+from autoremat.host.memory import Host, HostMemory
 from autoremat.inductor.in_place import as_loops
 from autoremat.inductor.inlining import inlined_nodes, shared_by_layers
 from autoremat.inductor.laid_out import as_laid_out, with_laid_out_inputs
@@ -243,13 +243,15 @@ def _link(host: Host, device: torch.device) -> Link:
     Raises:
         SteeringError: if the graph is not where the host is.
     """
-    if not isinstance(host, Disk):
+    if isinstance(host, HostMemory) and host.speed is not None:
         return host.speed
-    if device.type != "cpu":
+    is_disk = isinstance(host, Disk)
+    if device.type != ("cpu" if is_disk else "cuda"):
+        where = "the CPU" if is_disk else "a GPU"
         raise SteeringError(
-            f"offload={host.asked} is for models on the CPU, and this one is on {device}."
+            f"offload={host.asked!r} is for models on {where}, and this one is on {device}."
         )
-    return link_of(host)
+    return link_of(host) if isinstance(host, Disk) else link_to_host(device)
 
 
 def _constrain(

@@ -20,6 +20,8 @@ import autoremat
 from autoremat.cost.calls import is_free
 from autoremat.cost.op_times import profile_nodes
 from autoremat.errors import OverBudgetWarning
+from autoremat.host.memory import measured_link
+from autoremat.host.operators import OFFLOAD, OFFLOADED, RELOAD, RELOADED
 from autoremat.memory.meter import cuda_peaks, measure_peak, resident_nbytes
 from autoremat.memory.unseen import workspaces
 from autoremat.session.replans import usual_steps
@@ -172,3 +174,44 @@ def test_workspaces_are_part_of_the_plan() -> None:
     unseen = autoremat.report(model).resident.unseen_nbytes
     assert sum(workspaces(torch.cuda.get_device_capability())) <= unseen
     assert 0 < torch.cuda.memory_allocated() - shown <= unseen
+
+
+@pytest.mark.parametrize("compiler", ["eager", inductor])
+def test_values_wait_in_the_memory_of_the_host(compiler: str) -> None:
+    """Within a budget that recompute alone cannot keep, with the same gradients."""
+    step = gpt()
+    peaks = training.peaks(step.make, step.inputs, compiler=compiler)
+    saved = {"save": ["aten.addmm", "aten.mm", "aten.native_layer_norm"]}
+    budget = peaks.at(0.5)
+    alone = training.optimized(step.make, budget, compiler=compiler, **saved)
+    with pytest.raises(autoremat.InfeasibleBudget):
+        training.step(alone, step.inputs)
+    model = training.optimized(step.make, budget, compiler=compiler, offload="8GB", **saved)
+    settled(model, step.inputs)
+    assert peak_nbytes(model, step.inputs) <= budget
+    waiting = autoremat.report(model).graphs[0].waiting
+    assert waiting is not None
+    assert waiting.trips
+    assert not waiting.alone_fits
+    plain = training.step(training.make_seeded(step.make), step.inputs)
+    training.close(plain, training.step(model, step.inputs), ROUNDING)
+
+
+def test_copies_to_the_host_have_the_same_bits() -> None:
+    """There and back while the GPU computes, in page-locked memory."""
+    torch.manual_seed(0)
+    x = torch.randn(1 << 20, 8, device=DEVICE).t()
+    host = OFFLOAD(x, "")
+    busy = torch.randn(2048, 2048, device=DEVICE)
+    for _ in range(20):
+        busy = busy @ busy / 2048
+    sent = OFFLOADED(host, x)
+    expected = x.clone()
+    x.zero_()  # behind the copy, on the stream that computes
+    back = RELOADED(RELOAD(sent, x.device), sent)
+    assert sent.is_pinned()
+    assert back.stride() == x.stride()
+    assert torch.equal(back, expected)
+    link = measured_link(DEVICE)
+    assert link.out_nbytes_per_us > 1e3
+    assert link.in_nbytes_per_us > 1e3

@@ -120,7 +120,7 @@ def call(args):
     buf1 = torch.ops.autoremat.offloaded.default(buf0, x)
     del buf0
     del x
-    buf2 = torch.ops.autoremat.reload.default(sent)
+    buf2 = torch.ops.autoremat.reload.default(sent, device(type='cpu'))
     buf3 = torch.ops.autoremat.reloaded.default(buf2, sent)
     del buf2
     del sent
@@ -164,7 +164,7 @@ def test_fusion_is_held_to_a_peak_in_which_the_host_does_not_count(tmp_path: Pat
         made = x.cos()
         sent = OFFLOADED(OFFLOAD(made, str(tmp_path)), made)
         other = x.sin().cumsum(0)
-        return (other + RELOADED(RELOAD(sent), sent),)
+        return (other + RELOADED(RELOAD(sent, x.device), sent),)
 
     with torch.no_grad():
         module = make_fx(there_and_back, tracing_mode="fake")(torch.rand(KB))

@@ -16,6 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from autoremat.host.operators import COPIES
+from tests.elsewhere.executed.copies import LateCopies
 from tests.elsewhere.executed.memory import Memory
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -26,16 +28,20 @@ class OnCpu(TorchDispatchMode):
 
     Attributes:
         called: the operators that made their results themselves, by name.
+        copies: of values that wait on the host.
     """
 
     def __init__(self, memory: Memory) -> None:
         super().__init__()
         self._memory, self._fakes = memory, FakeTensorMode()
+        self.copies = LateCopies(memory)
         self.called: set[str] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if func in COPIES:
+            return self.copies.run(func, args)
         keywords = dict(kwargs or {})
         name = str(func).removeprefix("aten.").removesuffix(".default")
         if any(returned.alias_info is not None for returned in func._schema.returns):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from autoremat_solver import Plan
 from torch import Tensor, fx, nn
 
 from autoremat import _torch
@@ -71,30 +72,33 @@ class Step:
     Attributes:
         subject: its graph.
         eager: the same step, op by op.
+        plan: of the step.
     """
 
-    def __init__(self, model: nn.Module, batch: Batch, device: str) -> None:
+    def __init__(self, model: nn.Module, batch: Batch, device: str, **asked_for: Any) -> None:
         given = dict.fromkeys(("budget", "save", "recompute", "repeatable")) | {
             "compiler": "inductor",
             "policy": "recompute-all",
             "time_limit": 4.0,
             "verbose": False,
+            **asked_for,
         }
         home, options = asked(model, device, None, **given)
         step = OfflineStep(model, (batch, {}), None, home, Offline(0, 0.0))
         (part,) = planned_session(options, step).steps.graphs.parts.values()
         self.subject: Subject = part.subject
+        self.plan: Plan = part.choice.solution.plan
         self._lean = (part.choice.forward, part.choice.backward)
         self.eager = in_eager(model, batch)
         shapes = [_torch.fake_value(node).shape for node in self.subject.joint.primals]
         assert [v.shape for v in self.eager.values] == shapes, "the inputs have another order"
 
     def programs(self) -> Iterator[Program]:
-        """Torch's own partition, without a budget, and all that can be recomputed."""
+        """Torch's own partition, without a budget, and the plan that was asked for."""
         own = Unplanned(self.subject).own
         assert own is not None
         yield self._program("no budget", (own.forward, own.backward))
-        yield self._program("recompute-all", self._lean)
+        yield self._program("planned", self._lean)
 
     def _program(self, name: str, modules: Modules) -> Program:
         code = code_of(self.subject, *modules)

@@ -56,7 +56,8 @@ def run_step(program: Program, values: Sequence[Tensor]) -> Ran:
     del found
     tensors = {name: value for name, value in gradients.items() if isinstance(value, Tensor)}
     events = list(memory.events)  # before what is returned is gone
-    return Ran(outputs, tensors, inputs, memory.peak_nbytes, events, mode.called, crossing)
+    copied = mode.copies.made_nbytes
+    return Ran(outputs, tensors, inputs, memory.peak_nbytes, events, mode.called, crossing, copied)
 
 
 def _called(source: str, given: list[Any]) -> list[Any]:

@@ -43,6 +43,7 @@ class Ran:
         events: of the memory: pairs of a block and its bytes, 0 where it is freed.
         operators: library calls that made their results themselves.
         saved: by name, what the forward returned, and left to the backward.
+        copied_nbytes: that have left for the host ("out"), and that have come back ("in").
     """
 
     outputs: list[Tensor]
@@ -52,6 +53,7 @@ class Ran:
     events: list[tuple[int, int]]
     operators: set[str]
     saved: dict[str, Tensor]
+    copied_nbytes: dict[str, int]
 
 
 class Executor:

@@ -1,0 +1,95 @@
+"""The memory of a GPU's host, on a machine without one."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from autoremat_solver import Link
+
+import autoremat
+from autoremat.ask.hosts import host_of
+from autoremat.errors import SteeringError
+from autoremat.host import pinned
+from autoremat.host.memory import HostMemory
+from autoremat.host.operators import OFFLOAD, OFFLOADED, RELOAD, RELOADED
+from autoremat.planning.pipeline import _link
+from tests.session.test_offload import Deep
+
+
+class OnGpu:
+    """What is to wait, as if it were on a GPU."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.shape, self.dtype, self.nbytes, self.is_cuda = x.shape, x.dtype, x.nbytes, True
+        self.stride = x.stride
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_where_no_memory_is_locked_ordinary_memory_is_taken_and_that_is_told_once() -> None:
+    """With the reason and what to do; what waits lies as it did."""
+    pinned._warned.cache_clear()
+    x: Any = OnGpu(torch.randn(3, 5).t())
+    with pytest.warns(UserWarning, match=r"60 B of page-locked memory .*ulimit -l"):
+        made = pinned.pinned_like(x)
+    assert (made.shape, made.stride(), made.dtype) == ((5, 3), (1, 5), torch.float32)
+    assert not made.is_pinned()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pinned.pinned_like(x)
+
+
+def test_without_a_folder_values_wait_in_memory() -> None:
+    """Of the machine; what copies there is the operators' of a folder."""
+    x = torch.randn(7, 3)
+    sent = OFFLOADED(OFFLOAD(x, ""), x)
+    back = RELOADED(RELOAD(sent, x.device), sent)
+    assert torch.equal(back, x)
+    assert len({tensor.data_ptr() for tensor in (x, sent, back)}) == 3
+
+
+@pytest.fixture
+def beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as what was asked for is read."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+
+@pytest.mark.usefixtures("beside_a_gpu")
+def test_a_size_is_memory_of_the_host_where_there_is_a_gpu() -> None:
+    """Its way is measured when a step is planned; "auto" leaves a reserve."""
+    assert host_of("24MB", None, None) == HostMemory("24MB", 24_000_000)
+    auto = host_of("auto", None, None)
+    assert isinstance(auto, HostMemory)
+    assert auto.free_nbytes > 0
+    assert "as measured" in auto.about(Link(20e3, 22e3, 10.0))
+
+
+@pytest.mark.usefixtures("beside_a_gpu")
+@pytest.mark.parametrize(
+    ("given", "link", "says"),
+    [
+        ("900TB", None, "is more than this machine has"),
+        ("1GB", "pcie4", "is of a GPU that is not here"),
+        ("24", None, "is no number with a unit"),
+    ],
+)
+def test_what_no_host_has_is_refused_at_once(given: str, link: str | None, says: str) -> None:
+    """With what is accepted instead."""
+    with pytest.raises(ValueError, match=says):
+        host_of(given, link, None)
+
+
+@pytest.mark.usefixtures("beside_a_gpu")
+def test_a_model_on_the_cpu_is_told_that_the_host_is_a_gpus() -> None:
+    """It may go to the GPU after `optimize`: so it is the graph that tells."""
+    with pytest.raises(SteeringError, match=r"for models on a GPU, and this one is on cpu"):
+        _link(HostMemory("1GB", 10**9), torch.device("cpu"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_a_size_is_refused_at_once() -> None:
+    """Before a step is run."""
+    with pytest.raises(ValueError, match="On the CPU there is no other memory"):
+        autoremat.optimize(Deep(), "1GB", compiler="eager", offload=10**9)

@@ -1,0 +1,144 @@
+"""Copies between a GPU and its host: what runs behind what, told by clocks of streams."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from autoremat.host import streams
+
+DEVICE = torch.device("cuda", 0)
+Clock = dict[str, int]  # by stream, how much of it has been done for certain
+
+
+@dataclass
+class Work:
+    """Something that a stream is given, and what was done for certain before it began."""
+
+    stream: str
+    number: int
+    seen: Clock
+
+    def is_behind(self, other: Work) -> bool:
+        """Whether it cannot begin before the other has ended."""
+        return self.seen.get(other.stream, 0) >= other.number
+
+
+class Stream:
+    """A stand-in for CUDA's: a clock of all that was done before what it is given next."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.clock: Clock = {}
+
+    def run(self) -> Work:
+        """Something new on it."""
+        seen = dict(self.clock)
+        self.clock[self.name] = self.clock.get(self.name, 0) + 1
+        return Work(self.name, self.clock[self.name], seen)
+
+    def record_event(self) -> Clock:
+        return dict(self.clock)
+
+    def wait_event(self, event: Clock) -> None:
+        for name, number in event.items():
+            self.clock[name] = max(number, self.clock.get(name, 0))
+
+    def wait_stream(self, other: Stream) -> None:
+        self.wait_event(other.record_event())
+
+
+@dataclass
+class Gpu:
+    """Its streams, and the one that is given work now."""
+
+    computing: Stream = field(default_factory=lambda: Stream("computing"))
+    made: list[Stream] = field(default_factory=list)
+    current: Stream | None = None
+
+    def new_stream(self, _device: torch.device) -> Stream:
+        self.made.append(Stream(f"copies {len(self.made)}"))
+        return self.made[-1]
+
+    @contextlib.contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+
+@dataclass
+class Memory:
+    """A tensor on the GPU, or one of its host."""
+
+    gpu: Gpu
+    is_cuda: bool
+    device: torch.device = DEVICE
+    copied: Work | None = None
+
+    def copy_(self, _source: Memory, *, non_blocking: bool) -> None:
+        assert non_blocking
+        assert self.gpu.current is not None
+        self.copied = self.gpu.current.run()
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+    """One that is not here."""
+    found = Gpu()
+    monkeypatch.setattr(torch.cuda, "Stream", found.new_stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: found.computing)
+    monkeypatch.setattr(torch.cuda, "stream", found.on)
+    streams.stream.cache_clear()
+    yield found
+    streams.stream.cache_clear()
+
+
+def test_what_leaves_is_made_before_and_kept_until_it_was_waited_for(gpu: Gpu) -> None:
+    """Between the two, computing waits for nothing."""
+    host = Memory(gpu, is_cuda=False)
+    made = gpu.computing.run()
+    copy = streams.begin("out", host, Memory(gpu, is_cuda=True))
+    beside = gpu.computing.run()
+    copy.wait()
+    written_over = gpu.computing.run()
+    assert host.copied is not None
+    assert host.copied.is_behind(made)
+    assert not beside.is_behind(host.copied)
+    assert not host.copied.is_behind(beside)
+    assert written_over.is_behind(host.copied)
+
+
+def test_what_comes_back_has_left_before_and_is_read_behind_the_copy(gpu: Gpu) -> None:
+    """Nor is it written into memory that somebody still uses."""
+    host, back = Memory(gpu, is_cuda=False), Memory(gpu, is_cuda=True)
+    streams.begin("out", host, Memory(gpu, is_cuda=True)).wait()
+    used_before = gpu.computing.run()
+    copy = streams.begin("in", back, host)
+    beside = gpu.computing.run()
+    copy.wait()
+    read = gpu.computing.run()
+    assert host.copied is not None
+    assert back.copied is not None
+    assert back.copied.is_behind(host.copied)
+    assert back.copied.is_behind(used_before)
+    assert not beside.is_behind(back.copied)
+    assert read.is_behind(back.copied)
+
+
+def test_copies_of_one_way_follow_each_other_and_those_of_both_do_not(gpu: Gpu) -> None:
+    """As a plan has counted on."""
+    first, second, back = (Memory(gpu, is_cuda=cuda) for cuda in (False, False, True))
+    streams.begin("out", first, Memory(gpu, is_cuda=True))
+    streams.begin("out", second, Memory(gpu, is_cuda=True))
+    streams.begin("in", back, Memory(gpu, is_cuda=False))
+    assert first.copied is not None
+    assert second.copied is not None
+    assert back.copied is not None
+    assert second.copied.is_behind(first.copied)
+    assert not back.copied.is_behind(first.copied)
+    assert len(gpu.made) == 2
