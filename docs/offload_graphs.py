@@ -99,9 +99,11 @@ def _gpt(layers: int, width: int, heads: int) -> Callable[[], nn.Module]:
     return partial(LanguageModel, layers, width=width, heads=heads, vocabulary=50304, tokens=1024)
 
 
-def _llama(layers: int, width: int, hidden: int, tokens: int) -> Callable[[], nn.Module]:
-    sizes = {"width": width, "heads": 32, "groups": 8, "hidden": hidden, "tokens": tokens}
-    return partial(LanguageModel, layers, **sizes, vocabulary=128256, llama=True, bias=False)
+def _llama(
+    layers: int, width: int, hidden: int, tokens: int, *, heads: int = 32, vocabulary: int = 128256
+) -> Callable[[], nn.Module]:
+    sizes = {"width": width, "heads": heads, "groups": 8, "hidden": hidden, "tokens": tokens}
+    return partial(LanguageModel, layers, **sizes, vocabulary=vocabulary, llama=True, bias=False)
 
 
 SIZED = {
@@ -129,6 +131,20 @@ SIZED = {
     "t5_6_6": Sized(partial(T5, 6), partial(tokens, 32, 512), "T5-small, 32 x 512 tokens"),
 }
 
+# Of what others publish: Qwen3-14B, and 24 layers as wide as Qwen3-0.6B, without its vocabulary.
+PUBLISHED = {
+    "qwen3_40": Sized(
+        _llama(40, 5120, 17408, 3328, heads=40, vocabulary=151936),
+        partial(tokens, 4, 3328),
+        "Qwen3 14B, 4 x 3,328 tokens",
+    ),
+    "qwen3_24": Sized(
+        _llama(24, 1024, 3072, 32768, heads=16, vocabulary=1024),
+        partial(tokens, 1, 32768),
+        "24 layers of Qwen3 0.6B, 1 x 32,768 tokens",
+    ),
+}
+
 
 def problem_of(sized: Sized) -> Problem:
     """The problem of the largest graph of a step."""
@@ -148,7 +164,7 @@ def main() -> None:
     name, folder = sys.argv[1], Path(sys.argv[2])
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(problem_of(SIZED[name]).to_json())
+    (folder / f"{name}.json").write_text(problem_of({**SIZED, **PUBLISHED}[name]).to_json())
 
 
 if __name__ == "__main__":

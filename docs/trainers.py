@@ -64,10 +64,10 @@ the optimizer's state; of seven tenths for the RegNet, of nine tenths where laye
 as it is too. **Highest** is the highest of all steps from the second one of the optimizer on,
 those that plan and compile among them, each measured from the allocator's events. **Planning** is
 the time of the steps that take more than twice the usual, as those do that plan and compile, less
-the usual. **Told** counts warnings of a step above the budget, which come from the first steps:
-what they show is planned for in the next. The resumed run is a new trainer with a new model that
-goes on from a checkpoint after an epoch. nanoGPT's model is that of its `model.py` (commit
-3adf61e), its loop has the form of `train.py`.
+the usual, with two or three rows at a time on two cores. **Told** counts warnings of a step above
+the budget, which come from the first steps: what they show is planned for in the next. The resumed
+run is a new trainer with a new model that goes on from a checkpoint after an epoch. nanoGPT's model
+is that of its `model.py` (commit 3adf61e), its loop has the form of `train.py`.
 
 FSDP2 by accelerate is measured on two ranks in a test, other sharded runs in
 [several processes](distributed.md).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,9 @@ QUICK: dict[str, Any] = {"compiler": "eager", "time_limit": 1.0, "verbose": Fals
 class Sines(nn.Module):
     """Eight layers; each saves what the matrix product made."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 64) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(8))
 
     def forward(self, x: Tensor) -> Tensor:
         """The mean of the last results."""
@@ -83,6 +84,22 @@ def test_the_host_gives_powers_of_two(report: Report) -> None:
     assert waiting.host_peak_nbytes % (1 << 24) == 0
     assert 0 < waiting.host_peak_nbytes <= waiting.host_nbytes == 10**9
     assert waiting.in_flight_nbytes >= 40_000 * ROW_NBYTES
+
+
+def test_a_report_without_copies_says_what_they_would_save() -> None:
+    """Where a curve is asked for, of a plan that recomputes: in the summary and on the page."""
+
+    def told(budget: str, curve: int) -> str:
+        with torch.device("meta"):
+            model, batch = Sines(4096), torch.empty(4096, 4096)
+        found = autoremat.plan(model, batch, budget=budget, device="A100", curve=curve, **QUICK)
+        assert ("What waits elsewhere" in found.to_html()) == ("Offloaded" in found.summary())
+        return found.summary()
+
+    said = r"Offloaded +nothing; with offload= .* that wait over PCIe 4\.0 .* would save \d+ %"
+    assert re.search(said, told("1.3GB", 2))
+    assert "Offloaded" not in told("1.3GB", 0)
+    assert "Offloaded" not in told("10GB", 2)
 
 
 def test_values_that_leave_are_not_said_to_be_read_by_nobody(report: Report) -> None:

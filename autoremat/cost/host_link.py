@@ -16,7 +16,7 @@ from autoremat_solver import Link
 from autoremat.cost.cache import CostCache
 from autoremat.cost.machine import quiet_execution, settings_key
 from autoremat.host.disk import Disk
-from autoremat.host.memory import measured_link
+from autoremat.host.measured import disk_link, gpu_link
 
 
 @functools.cache
@@ -27,25 +27,39 @@ def link_of(disk: Disk) -> Link:
         OffloadError: if no file can be made there to measure it.
     """
     mounted = os.stat(disk.folder).st_dev
-    machine = settings_key(torch.device("cpu"))
-    return _once(f"link to kept files|{disk.folder}|{mounted}|{machine}", disk.link)
+    processor = torch.device("cpu")
+
+    def measure() -> Link:
+        with quiet_execution({processor}):
+            return disk_link(disk)
+
+    return _once(f"link of copies|{disk.folder}|{mounted}|{settings_key(processor)}", measure)
 
 
 @functools.cache
 def link_to_host(device: torch.device) -> Link:
-    """The way from a GPU to the memory of its host and back."""
+    """The way from a GPU to the memory of its host and back.
+
+    Where no memory is page-locked it is measured again in the next process: there may be by then.
+    """
 
     def measure() -> Link:
         with quiet_execution({device}):
-            return measured_link(device)
+            return gpu_link(device)
 
-    return _once(f"link to the host's memory|{settings_key(device)}", measure)
+    keys = (settings_key(device), settings_key(torch.device("cpu")))
+    return _once(
+        f"link to the host's memory|{'|'.join(keys)}", measure, lambda link: link.is_pinned
+    )
 
 
-def _once(key: str, measure: Callable[[], Link]) -> Link:
+def _once(
+    key: str, measure: Callable[[], Link], is_worth_keeping: Callable[[Link], bool] = lambda _: True
+) -> Link:
     with CostCache.open() as cache:
         found = cache.read([key], Link)
         if key not in found:
             found = {key: measure()}
-            cache.write(found)
+            if is_worth_keeping(found[key]):
+                cache.write(found)
     return found[key]

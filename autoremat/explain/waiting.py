@@ -1,22 +1,27 @@
-"""What leaves the device by a plan, and why a peak stays in spite of it.
+"""What leaves the device by a plan, what that would save, and why a peak stays in spite of it.
 
-Enters: a stated graph and its `Choice`. Leaves: the report's `Waiting`, or a sentence of a refusal.
+Enters: a stated graph and its `Choice`. Leaves: the report's `Waiting`, or a sentence.
 Guarantees: times and bytes are those of `simulate`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from autoremat_solver import Plan, Problem, StepKind
+from autoremat_solver import OffloadSolver, Plan, Problem, StepKind, simulate
 from autoremat_solver.plan import Status
 from autoremat_solver.simulate import copy_times, instance_spans
 
-from autoremat.planning.choice import Choice
+from autoremat.host.memory import HostMemory
+from autoremat.planning.choice import Choice, as_chosen
 from autoremat.planning.offloaded import movable
+from autoremat.problem.lower import without_spare_states
 from autoremat.problem.subject import Subject
 from autoremat.reporting.waiting import Trip, Waiting
 from autoremat.units import format_nbytes
+
+_WORTH_TELLING = 0.01  # of the time
 
 
 def waiting_of(subject: Subject, choice: Choice) -> Waiting | None:
@@ -85,6 +90,37 @@ def _in_flight_nbytes(problem: Problem, plan: Plan) -> int:
                 under_way.pop((StepKind.RELOAD, read), None)
         most = max(most, sum(under_way.values()))
     return most
+
+
+def what_waiting_saves(
+    subject: Subject, choice: Choice, host: HostMemory, time_limit_s: float
+) -> str | None:
+    """What a plan with copies takes at the peak of one without; None where that saves little.
+
+    Args:
+        subject: a graph whose values may not leave.
+        choice: its plan.
+        host: where they could wait; its speed is known.
+        time_limit_s: for the search.
+    """
+    plan, link = choice.solution.plan, host.speed
+    if link is None or not plan.recomputed:
+        return None
+    subject = as_chosen(subject, choice)
+    problem = replace(without_spare_states(subject.lowered.problem, plan), link=link)
+    alone = simulate(problem, plan)
+    solver = OffloadSolver(
+        problem, host.free_nbytes, time_limit_s=time_limit_s, movable=movable(subject)
+    )
+    found = solver.solve(alone.peak_nbytes)
+    saved = 1 - found.timeline.time_us / alone.time_us
+    if found.status is Status.INFEASIBLE or saved < _WORTH_TELLING:
+        return None
+    nbytes = sum(problem.value_by_name[name].nbytes for name in found.plan.offloaded)
+    return (
+        f"nothing; with offload= {format_nbytes(nbytes)} that wait {host.about(link)} would save "
+        f"{100 * saved:.0f} % of the predicted time at this peak"
+    )
 
 
 def why_it_stays(subject: Subject, choice: Choice) -> str:

@@ -1,1 +1,1 @@
-"""Where values wait that a plan sends away: on a CPU, a file mapped into memory."""
+"""Where values wait that a plan sends away: of a CPU files, of a GPU the memory of its host."""

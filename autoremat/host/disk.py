@@ -1,8 +1,8 @@
 """A folder on a disk as the host of a CPU.
 
 Enters: a folder, and what a tensor is like. Leaves: tensors whose memory is a file of their own,
-outside torch's allocator, and how fast copies there are. Guarantees: those of `host.files`. The
-system writes what it has no room for.
+outside torch's allocator. Guarantees: those of `host.files`. The system writes what it has no room
+for.
 """
 
 from __future__ import annotations
@@ -10,10 +10,6 @@ from __future__ import annotations
 import functools
 import mmap
 import os
-import statistics
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +21,6 @@ from autoremat.host.files import Files, free_nbytes, mapped
 from autoremat.units import format_nbytes, format_us
 
 PREFIX = "disk:"
-SAMPLE_NBYTES = 64 << 20  # copied to find how fast the folder is
 _IN_MEMORY = ("tmpfs", "ramfs")
 RESERVE = 0.1  # of what a disk has free, which nobody takes
 
@@ -69,7 +64,7 @@ class Disk:
             format_nbytes(round(1e6 * per_us))
             for per_us in (link.out_nbytes_per_us, link.in_nbytes_per_us)
         )
-        latency = format_us(link.latency_us)
+        latency = format_us(link.latency_us + link.ask_us)
         memory = " (which is memory, and no disk)" if self.is_memory else ""
         speed = f"{out}/s there and {back}/s back, {latency} a copy, as measured"
         return f"in {self.folder}{memory}, {speed}"
@@ -88,36 +83,6 @@ class Disk:
         """
         idle_nbytes = files_of(self.folder).idle_nbytes
         return int((1 - RESERVE) * (free_nbytes(self.folder) + idle_nbytes))
-
-    def link(self) -> Link:
-        """How fast copies there and back are, measured now, while nothing else runs.
-
-        To and from files that were written before, as those of all steps but the first are.
-        """
-        there = memoryview(self._sample())
-        sample = memoryview(bytearray(there.nbytes))
-
-        def out() -> None:
-            there[:] = sample
-
-        def back() -> None:
-            sample[:] = there
-
-        out_us, in_us = _median_us(out), _median_us(back)
-        with ThreadPoolExecutor(1) as other:  # copies are made beside what computes
-            latency_us = _median_us(lambda: other.submit(_nothing).result())
-        return Link(sample.nbytes / out_us, sample.nbytes / in_us, latency_us)
-
-    def _sample(self) -> mmap.mmap:
-        """A file to copy to, of half of what is free or the usual size, or as large as may be."""
-        nbytes = max(mmap.PAGESIZE, min(SAMPLE_NBYTES, free_nbytes(self.folder) // 2))
-        while True:
-            try:
-                return mapped(self.folder, nbytes)
-            except OffloadError:
-                if nbytes == mmap.PAGESIZE:
-                    raise
-                nbytes = max(mmap.PAGESIZE, nbytes // 2)
 
 
 @functools.cache
@@ -156,17 +121,3 @@ def _file_system(folder: str) -> str:
     real = os.path.realpath(folder)
     found = [(len(row[1]), row[2]) for row in rows if os.path.commonpath((row[1], real)) == row[1]]
     return max(found, key=lambda one: one[0], default=(0, ""))[1]
-
-
-def _median_us(run: Callable[[], None]) -> float:
-    run()
-    times = []
-    for _ in range(5):
-        began = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - began)
-    return max(0.1, 1e6 * statistics.median(times))
-
-
-def _nothing() -> None:
-    """What costs no more than to be asked for."""

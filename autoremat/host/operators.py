@@ -31,7 +31,7 @@ for _schema in (
     "reload(Tensor host, Device device) -> Tensor",
     "reloaded(Tensor(a) x, Tensor host) -> Tensor(a)",
 ):  # a copy lies as what it is a copy of, however a compiler has laid that out
-    _library.define(_schema, tags=torch.Tag.flexible_layout)
+    _library.define(_schema, tags=(torch.Tag.flexible_layout, torch.Tag.cudagraph_unsafe))
 
 _under_way: dict[int, threads.Copy | streams.Copy] = {}  # nobody waited yet, by where they go
 

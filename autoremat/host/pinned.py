@@ -18,7 +18,7 @@ from autoremat.units import format_nbytes
 
 def pinned_like(x: Tensor) -> Tensor:
     """Memory of the same sizes, strides and dtype, from torch's pool of what is page-locked."""
-    made = functools.partial(torch.empty_strided, x.shape, x.stride(), dtype=x.dtype)
+    made = functools.partial(torch.empty_strided, x.shape, x.stride(), dtype=x.dtype, device="cpu")
     if not x.is_cuda:
         return made()
     try:
@@ -40,7 +40,7 @@ def _tell(size: str, why: str) -> None:
     _warned().append(why)
     warnings.warn(
         f"autoremat: {size} of page-locked memory were not to be had ({why}): values wait in "
-        "ordinary memory, and copies are slower than planned. Raise the limit of locked memory "
-        "(ulimit -l), give offload= fewer bytes, or train without it.",
+        "ordinary memory, and copies are slower. Free memory of this machine, give offload= fewer "
+        "bytes, or train without it.",
         stacklevel=users_level(),
     )

@@ -3,20 +3,24 @@
 Enters: a graph after lowering, its solver, the plan that was chosen. Leaves: `CurvePoint`s, by the
 simulator's peaks, and what is not among them. Guarantees: they follow from one problem, so they
 can be compared with each other; the chosen plan is one of them; no other plan of ours is slower
-than what its peak would hold as well, whoever found that.
+than what its peak would hold as well, whoever found that. Where values may wait elsewhere there are
+plans with copies beside those without.
 """
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from autoremat_solver import Plan, Solver, simulate
+from autoremat_solver import OffloadSolver, Plan, Solution, Solver, simulate
+from autoremat_solver.effort import CutOff
 
 from autoremat.ask.policy import parse_policy
 from autoremat.planning.asked import policy_plan
 from autoremat.planning.choice import Choice, as_chosen
+from autoremat.planning.offloaded import movable
 from autoremat.planning.peers import as_torch
 from autoremat.problem.lower import without_spare_states
 from autoremat.problem.subject import Subject
@@ -33,6 +37,7 @@ _STRATEGIES = (
 )
 _TORCH_BUDGETS = (1.0, 0.5, 0.25, 0.75)  # the most telling first: time may not reach the others
 _PLANS_SHARE = 0.6  # of the time, for our own plans; torch's settings get what is left
+_AWAY_SHARE = 0.5  # of that, for plans whose values may also wait elsewhere, where they may
 
 
 class Curve(NamedTuple):
@@ -62,13 +67,18 @@ def curve_of(subject: Subject, choice: Choice, points: int, time_limit_s: float)
     chosen = as_chosen(subject, choice)
     point = _point(chosen, choice.solution.plan, "this plan", PointKind.CHOSEN)
     with during("curve") as progress:
-        found, left_out = _solved(subject, points, _PLANS_SHARE * time_limit_s, progress)
+        limit_s = _PLANS_SHARE * time_limit_s
+        away_s = _AWAY_SHARE * limit_s if subject.host is not None else 0.0
+        found, left_out = _solved(subject, points, limit_s - away_s, progress)
+        away, late = _that_may_wait(subject, [p.peak_nbytes for p in found], away_s)
         others = _strategies(subject)
         torchs, unreached = _torch_settings(subject, deadline)
     others += torchs
-    known = unbeaten((point, *found, *others))
-    ours = (p for p in known if p.kind is PointKind.PLAN)
-    return Curve((*ours, *others, point), (*left_out, *unreached))
+    chosen_waits = bool(choice.solution.plan.offloaded)
+    known = unbeaten((*found, *others) if chosen_waits else (point, *found, *others))
+    ours = [p for p in known if p.kind is PointKind.PLAN]
+    ours += [p for p in unbeaten((point, *known, *away)) if p.kind is PointKind.OFFLOAD]
+    return Curve((*ours, *others, point), (*left_out, *late, *unreached))
 
 
 def unbeaten(points: Iterable[CurvePoint]) -> list[CurvePoint]:
@@ -97,6 +107,28 @@ def _solved(
     left_out = [f"{solved} of {points} budgets were solved in the time limit"]
     planned = [_point(subject, s.plan, s.method, PointKind.PLAN) for s in solutions]
     return planned, left_out if solved < points else []
+
+
+def _that_may_wait(
+    subject: Subject, budgets_nbytes: Sequence[int], time_limit_s: float
+) -> tuple[list[CurvePoint], list[str]]:
+    """The same budgets, and the smallest peak, where values may also wait elsewhere."""
+    host, problem = subject.host, subject.lowered.problem
+    if host is None or problem.link is None:
+        return [], []
+    cut_off, found = CutOff(time_limit_s), list[CurvePoint]()
+    solver = OffloadSolver(
+        problem, host.free_nbytes, time_limit_s=time_limit_s, movable=movable(subject)
+    )
+    asked: list[Callable[[], Solution]] = [
+        functools.partial(solver.solve, nbytes) for nbytes in sorted(budgets_nbytes)
+    ]
+    for solve in (*asked, solver.smallest_peak):
+        if cut_off.is_over:
+            left_out = f"{len(found)} of {len(asked) + 1} budgets with copies were solved in time"
+            return found, [left_out]
+        found.append(_point(subject, solve().plan, "values may wait", PointKind.OFFLOAD))
+    return found, []
 
 
 def _strategies(subject: Subject) -> list[CurvePoint]:

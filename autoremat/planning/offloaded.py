@@ -8,6 +8,7 @@ leaves.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -18,7 +19,6 @@ from autoremat_solver.effort import CutOff
 from autoremat_solver.plan import Status
 
 from autoremat import _torch
-from autoremat.host.disk import Disk
 from autoremat.host.memory import Host
 from autoremat.planning.choice import Choice
 from autoremat.planning.read import (
@@ -54,7 +54,7 @@ def choose_with_offload(
         movable=movable(subject),
     )
     if reads:
-        return _as_read(subject, host, solver, budget_nbytes)
+        return _as_read(subject, solver, budget_nbytes)
     return _as_simulated(subject, solver, budget_nbytes)
 
 
@@ -68,7 +68,7 @@ def _as_simulated(subject: Subject, solver: OffloadSolver, budget_nbytes: int) -
     return replace(found, alone=solver.alone(budget_nbytes))
 
 
-def _as_read(subject: Subject, host: Host, solver: OffloadSolver, budget_nbytes: int) -> Choice:
+def _as_read(subject: Subject, solver: OffloadSolver, budget_nbytes: int) -> Choice:
     """What recompute alone reaches, and a few plans that send values away, all as compiled.
 
     Lean plans without copies are read only where nothing else fits.
@@ -77,7 +77,7 @@ def _as_read(subject: Subject, host: Host, solver: OffloadSolver, budget_nbytes:
     alone = fitting_by_reading(reader, solver.solver)
     choices = [] if alone is None else [alone]
     with suppress(Exception) if choices else nullcontext():  # what fits is not lost to another
-        choices.extend(_that_send_away(reader, solver, host))
+        choices.extend(_that_send_away(reader, solver))
     if not any(choice.fits for choice in choices):
         choices += lean_by_reading(reader, solver.solver)
     best = best_of(choices, budget_nbytes)
@@ -88,7 +88,7 @@ def _as_read(subject: Subject, host: Host, solver: OffloadSolver, budget_nbytes:
     return replace(best, alone=replace(without, status=status))
 
 
-def _that_send_away(reader: Reader, solver: OffloadSolver, host: Host) -> Iterator[Choice]:
+def _that_send_away(reader: Reader, solver: OffloadSolver) -> Iterator[Choice]:
     """A few of them, each for the budget less what the last one's code takes above its model."""
     cut_off, target, both = CutOff(solver.time_limit_s), reader.budget_nbytes, True
     for _ in range(MOST_READINGS):
@@ -98,7 +98,7 @@ def _that_send_away(reader: Reader, solver: OffloadSolver, host: Host) -> Iterat
             solution = solver.smallest_peak()
         if not solution.plan.offloaded:
             return  # nothing that leaves is worth its way, by the model
-        found = _with_copies(reader.read(solution, both=both), solver.problem, host)
+        found = _with_copies(reader.read(solution, both=both), solver.problem)
         both = both and not reader.ways_alike(solution)
         yield found
         is_used = found.needed_nbytes >= GOOD_USE * reader.budget_nbytes
@@ -110,19 +110,14 @@ def _that_send_away(reader: Reader, solver: OffloadSolver, host: Host) -> Iterat
             return
 
 
-def _with_copies(choice: Choice, problem: Problem, host: Host) -> Choice:
-    """Its code takes as well what computing waits for copies, and what it takes to ask for them.
-
-    To ask for one and to find it done takes what the smallest copy takes; of a GPU, the process
-    asks while that computes.
-    """
-    if choice.code_us is None or problem.link is None:
+def _with_copies(choice: Choice, problem: Problem) -> Choice:
+    """Its code takes as well what computing waits for copies, and to ask for them."""
+    if choice.code_us is None:
         return choice
     plan = choice.solution.plan
-    there_and_back = 2 * len(plan.offloaded) if isinstance(host, Disk) else 0
-    asked_us = problem.link.latency_us * there_and_back
-    waited_us = simulate(problem, plan).stall_us
-    return replace(choice, code_us=choice.code_us + waited_us + asked_us)
+    runs_us = math.fsum(problem.op_by_name[name].time_us for name in plan.schedule)
+    copies_us = simulate(problem, plan).time_us - runs_us
+    return replace(choice, code_us=choice.code_us + copies_us)
 
 
 def movable(subject: Subject) -> frozenset[str]:

@@ -1,8 +1,7 @@
 """The report: what was planned for one training step, graph by graph, and what that costs.
 
-Enters: names, bytes and microseconds from the planner. Leaves: frozen dataclasses whose fields
-are what their types say, or a `ReportError`. Totals over the graphs are properties,
-never stored beside what they follow from. The JSON form is in `report.document`.
+Enters: names, bytes and microseconds from the planner. Leaves: frozen dataclasses whose fields are
+what their types say, or a `ReportError`. What follows from others is a property, never a field.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from autoremat.reporting.timeline import MemoryTimeline
 from autoremat.reporting.waiting import Waiting
 
 SCHEMA = "autoremat.report/4"
-# Names of facts.
-LEFT_OUT, ASSUMED, COMMUNICATED = "Not on the curve", "Assumed", "Communication"
+LEFT_OUT, ASSUMED, WOULD_WAIT = "Not on the curve", "Assumed", "Would wait"  # names of facts
 SIZES, OTHERWISE, NO_THROUGHPUT, CHECKPOINTS = "Sizes", "Otherwise", "Throughput", "Checkpoints"
+COMMUNICATED = "Communication"
 
 
 class ValueAction(StrEnum):
@@ -165,6 +164,8 @@ class PointKind(StrEnum):
 
     PLAN = "plan"
     """A plan of ours, at some budget."""
+    OFFLOAD = "offload"
+    """The same with values that wait elsewhere."""
     CHOSEN = "chosen"
     """The plan that this report is about."""
     STRATEGY = "strategy"
@@ -251,9 +252,8 @@ class Report:
         eager_peak_nbytes: highest live bytes while code in eager mode goes backward outside of the
             graphs, if that is the highest of the step; else 0. Estimated.
         baseline_eager_peak_nbytes: the same of the step without a plan.
-        reserved: what CUDA's allocator takes from the device for the step; None where no GPU is
-            planned for, where the step runs (then the device tells), and where a part of it has no
-            plan.
+        reserved: what CUDA's allocator takes for the step; None where no GPU is planned for, where
+            the step runs (then the device tells), and where a part of it has no plan.
         throughput: what the step does per second, at this budget and beside it; None where nobody
             asked, or where it is not known ("Throughput" among the facts says why).
     """

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from autoremat.reporting.model import Report, ValueAction, ValueReport
+from autoremat.reporting.model import WOULD_WAIT, Report, ValueAction, ValueReport
 from autoremat.reporting.reserved import ReservedMemory
 from autoremat.reporting.resident import ResidentParts
 from autoremat.units import (
@@ -135,8 +135,10 @@ def _facts(report: Report) -> Iterable[str]:
 
 
 def offloaded_text(report: Report) -> str:
-    """What leaves the device and comes back; "" where nothing may."""
+    """What leaves the device and comes back; where nothing may, what that would save, or ""."""
     graphs = [graph for graph in report.graphs if graph.waiting is not None]
+    if not graphs:
+        return next((fact.text for fact in report.facts if fact.name == WOULD_WAIT), "")
     name = "" if len(graphs) < 2 else "{}: "
     return " ".join(
         name.format(g.name) + g.waiting.text(g.baseline_time_us) for g in graphs if g.waiting

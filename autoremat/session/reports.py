@@ -5,11 +5,13 @@ Enters: `Steps`. Leaves: plain data.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
+from autoremat.ask.hosts import host_of
 from autoremat.ask.options import Setting
 from autoremat.ask.plan_file import StoredPlan
 from autoremat.elsewhere.present import how_planned
@@ -18,7 +20,9 @@ from autoremat.explain.communicated import kept_of_communication
 from autoremat.explain.environment import environment_facts
 from autoremat.explain.graph_report import explain
 from autoremat.explain.reserved import reserved_memory
+from autoremat.explain.waiting import what_waiting_saves
 from autoremat.graph.devices import device_nbytes as device_nbytes_of
+from autoremat.host.memory import HostMemory
 from autoremat.memory.residents import Resident, resident_of_step
 from autoremat.planning.choice import Choice, recomputed_share
 from autoremat.planning.curve import Curve
@@ -29,6 +33,7 @@ from autoremat.reporting import (
     COMMUNICATED,
     LEFT_OUT,
     SIZES,
+    WOULD_WAIT,
     Fact,
     GraphReport,
     PeakFormula,
@@ -42,6 +47,8 @@ from autoremat.units import format_nbytes
 
 # Names of facts.
 COMPILES, TUNED, PLANNED_FOR = "Compiles", "Tuned", "Planned for"
+
+_MUCH_NBYTES = 1 << 50  # of a host that nobody knows
 
 
 def report_of(steps: Steps, measured_peak_nbytes: int | None, *, reads: bool = True) -> Report:
@@ -79,6 +86,7 @@ def report_of(steps: Steps, measured_peak_nbytes: int | None, *, reads: bool = T
             *(Fact(LEFT_OUT, sentence) for sentence in curve.left_out),
             *(Fact(COMMUNICATED, sentence) for sentence in _kept_of_communication(parts)),
             *(_checkpoints(steps) if reads else ()),
+            *(_would_wait(steps, parts) if reads else ()),
         ),
         optimizer=steps.resident.optimizer,
         eager_peak_nbytes=_eager_peak_nbytes(steps),
@@ -117,6 +125,22 @@ def _checkpoints(steps: Steps) -> Iterator[Fact]:
     sentence = cost_of_checkpoints(steps)
     if sentence is not None:
         yield Fact(CHECKPOINTS, sentence)
+
+
+def _would_wait(steps: Steps, parts: list[Part]) -> Iterator[Fact]:
+    """What values would save that wait beside a GPU that is not here, where a curve is wanted."""
+    setting, offline = steps.options.setting, steps.offline
+    if setting.spec is None or setting.offload is not None or len(parts) != 1:
+        return
+    if offline is None or not offline.curve_points:
+        return
+    host = host_of(_MUCH_NBYTES, None, setting.spec)
+    if isinstance(host, HostMemory):
+        subject, choice = parts[0].subject, parts[0].choice
+        with contextlib.suppress(Exception):  # what is only told may cost nobody their plan
+            sentence = what_waiting_saves(subject, choice, host, offline.curve_limit_s)
+            if sentence is not None:
+                yield Fact(WOULD_WAIT, sentence)
 
 
 def _kept_of_communication(parts: list[Part]) -> Iterator[str]:

@@ -182,6 +182,7 @@ class _Walk:
             self.found.append(f"Step {number} sends {value.name!r} away a second time.")
         instance.last = max(instance.last, number)
         copy = self._copy(StepKind.OFFLOAD, self._link.out_us(value.nbytes), instance.copy)
+        self._compute(self._link.ask_us)
         self._sent[value.name] = Instance(value, instance.is_late, number, number, copy, instance)
         self.host.append(self._sent[value.name])
 
@@ -203,6 +204,7 @@ class _Walk:
             return
         on_host.last = number
         copy = self._copy(StepKind.RELOAD, self._link.in_us(value.nbytes), on_host.copy)
+        self._compute(self._link.ask_us)
         new = Instance(value, on_host.is_late, number, number, copy, on_host)
         self.device.append(new)
         self._now[value.name] = new

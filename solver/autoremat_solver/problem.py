@@ -121,12 +121,14 @@ class Link:
         in_nbytes_per_us: bandwidth from the host.
         latency_us: what each copy takes beside that.
         is_pinned: whether the host's memory is page-locked: such allocators hand out powers of two.
+        ask_us: what computing takes for a copy: to ask for it, and to find that it has been made.
     """
 
     out_nbytes_per_us: float
     in_nbytes_per_us: float
     latency_us: float = 0.0
     is_pinned: bool = False
+    ask_us: float = 0.0
 
     def on_host_nbytes(self, nbytes: int) -> int:
         """What a value of so many bytes takes on the host."""
@@ -314,6 +316,8 @@ def _check_link(link: Link) -> None:
         speed = getattr(link, name)
         if not (math.isfinite(speed) and speed > 0):
             raise ProblemError(f"The link has {name}={speed}: it must be finite and above 0.")
+    if not (math.isfinite(link.ask_us) and link.ask_us >= 0):
+        raise ProblemError(f"The link has ask_us={link.ask_us}: it must be finite, not negative.")
     if not (math.isfinite(link.latency_us) and link.latency_us >= 0):
         raise ProblemError(
             f"The link has latency_us={link.latency_us}: it must be finite and not negative."

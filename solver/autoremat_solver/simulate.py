@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from itertools import accumulate
 
-from autoremat_solver.model.copies import copy_of, numbers_with_copies, with_copies
+from autoremat_solver.model.copies import computing_us, copy_of, numbers_with_copies, with_copies
 from autoremat_solver.model.indexed import Indexed, index
 from autoremat_solver.plan import Plan, StepKind, Timeline
 from autoremat_solver.problem import Problem
@@ -164,7 +164,7 @@ def _timed(
             arrives_us[copy[1]] = in_free_us
             copies.append((step, begins_us, in_free_us))
         stalls.append(waits_us - now_us)
-        now_us = waits_us + (indexed.time_us[op] if copy is None else 0.0)
+        now_us = waits_us + computing_us(indexed, op)
     return stalls, copies
 
 

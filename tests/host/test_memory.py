@@ -32,7 +32,7 @@ def test_where_no_memory_is_locked_ordinary_memory_is_taken_and_that_is_told_onc
     """With the reason and what to do; what waits lies as it did."""
     pinned._warned.cache_clear()
     x: Any = OnGpu(torch.randn(3, 5).t())
-    with pytest.warns(UserWarning, match=r"60 B of page-locked memory .*ulimit -l"):
+    with pytest.warns(UserWarning, match=r"60 B of page-locked memory .*Free memory"):
         made = pinned.pinned_like(x)
     assert (made.shape, made.stride(), made.dtype) == ((5, 3), (1, 5), torch.float32)
     assert not made.is_pinned()

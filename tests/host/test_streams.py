@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from autoremat.host import streams
+from autoremat.host import operators, streams
 
 DEVICE = torch.device("cuda", 0)
 Clock = dict[str, int]  # by stream, how much of it has been done for certain
@@ -71,6 +71,10 @@ class Gpu:
         self.current = before
 
 
+class Storage:
+    """What a tensor lies in."""
+
+
 @dataclass
 class Memory:
     """A tensor on the GPU, or one of its host."""
@@ -79,11 +83,42 @@ class Memory:
     is_cuda: bool
     device: torch.device = DEVICE
     copied: Work | None = None
+    storage: Storage = field(default_factory=Storage)
+
+    @property
+    def data(self) -> Memory:
+        return self
+
+    def data_ptr(self) -> int:
+        return id(self)
+
+    def size(self) -> tuple[int, ...]:
+        return (2, 3)
+
+    def stride(self) -> tuple[int, ...]:
+        return (4, 1)
+
+    def untyped_storage(self) -> Storage:
+        return self.storage
+
+    def as_strided(self, size: tuple[int, ...], stride: tuple[int, ...]) -> Memory:
+        assert (size, stride) == ((7,), (1,))  # with the gap between its rows
+        return self
 
     def copy_(self, _source: Memory, *, non_blocking: bool) -> None:
         assert non_blocking
         assert self.gpu.current is not None
         self.copied = self.gpu.current.run()
+
+
+def begin(way: str, to: Memory, source: Memory) -> None:
+    """As the operators do."""
+    operators._begin(way, to, source)  # type: ignore[arg-type]
+
+
+def wait(to: Memory, source: Memory) -> None:
+    """As the operators do."""
+    operators._wait(to, source)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -93,34 +128,36 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     monkeypatch.setattr(torch.cuda, "Stream", found.new_stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: found.computing)
     monkeypatch.setattr(torch.cuda, "stream", found.on)
-    streams.stream.cache_clear()
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    streams._stream.cache_clear()
     yield found
-    streams.stream.cache_clear()
+    streams._stream.cache_clear()
+    operators._under_way.clear()
 
 
 def test_what_leaves_is_made_before_and_kept_until_it_was_waited_for(gpu: Gpu) -> None:
     """Between the two, computing waits for nothing."""
-    host = Memory(gpu, is_cuda=False)
+    x, host = Memory(gpu, is_cuda=True), Memory(gpu, is_cuda=False)
     made = gpu.computing.run()
-    copy = streams.begin("out", host, Memory(gpu, is_cuda=True))
+    begin("out", host, x)
     beside = gpu.computing.run()
-    copy.wait()
+    wait(host, x)
     written_over = gpu.computing.run()
     assert host.copied is not None
     assert host.copied.is_behind(made)
     assert not beside.is_behind(host.copied)
-    assert not host.copied.is_behind(beside)
     assert written_over.is_behind(host.copied)
 
 
 def test_what_comes_back_has_left_before_and_is_read_behind_the_copy(gpu: Gpu) -> None:
     """Nor is it written into memory that somebody still uses."""
-    host, back = Memory(gpu, is_cuda=False), Memory(gpu, is_cuda=True)
-    streams.begin("out", host, Memory(gpu, is_cuda=True)).wait()
+    x, host, back = (Memory(gpu, is_cuda=cuda) for cuda in (True, False, True))
+    begin("out", host, x)
+    wait(host, x)
     used_before = gpu.computing.run()
-    copy = streams.begin("in", back, host)
+    begin("in", back, host)
     beside = gpu.computing.run()
-    copy.wait()
+    wait(back, host)
     read = gpu.computing.run()
     assert host.copied is not None
     assert back.copied is not None
@@ -130,15 +167,36 @@ def test_what_comes_back_has_left_before_and_is_read_behind_the_copy(gpu: Gpu) -
     assert read.is_behind(back.copied)
 
 
+def test_memory_that_nobody_waited_for_is_used_behind_the_copy_into_it(gpu: Gpu) -> None:
+    """As where a step fails between the two, and the next one is given its memory."""
+    back = Memory(gpu, is_cuda=True)
+    begin("in", back, Memory(gpu, is_cuda=False))
+    copied = back.copied
+    assert copied is not None
+    assert not gpu.computing.run().is_behind(copied)
+    back.storage = Storage()  # the old one is gone
+    assert gpu.computing.run().is_behind(copied)
+
+
 def test_copies_of_one_way_follow_each_other_and_those_of_both_do_not(gpu: Gpu) -> None:
-    """As a plan has counted on."""
+    """As a plan has counted on; a GPU with a number, and the current one without, are the same."""
     first, second, back = (Memory(gpu, is_cuda=cuda) for cuda in (False, False, True))
-    streams.begin("out", first, Memory(gpu, is_cuda=True))
-    streams.begin("out", second, Memory(gpu, is_cuda=True))
-    streams.begin("in", back, Memory(gpu, is_cuda=False))
+    begin("out", first, Memory(gpu, is_cuda=True))
+    begin("out", second, Memory(gpu, is_cuda=True, device=torch.device("cuda")))
+    begin("in", back, Memory(gpu, is_cuda=False))
     assert first.copied is not None
     assert second.copied is not None
     assert back.copied is not None
     assert second.copied.is_behind(first.copied)
     assert not back.copied.is_behind(first.copied)
     assert len(gpu.made) == 2
+
+
+def test_all_that_a_tensor_spans_is_copied_in_one_row() -> None:
+    """Also where a compiler has left gaps, between which torch would copy by other memory."""
+    x = torch.full((21,), 7.0).as_strided((4, 3), (5, 1)).copy_(torch.arange(12.0).view(4, 3))
+    to = torch.zeros(21).as_strided((4, 3), (5, 1))
+    assert streams._whole(x).is_contiguous()
+    streams._whole(to).copy_(streams._whole(x))
+    assert torch.equal(to, x)
+    assert streams._whole(x).numel() == 18

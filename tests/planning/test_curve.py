@@ -124,3 +124,22 @@ def test_several_graphs_have_no_curve_and_say_so():
     report, points = curve_of(Broken(2))
     assert not points
     assert report.curve_left_out == ("the curves of 2 graphs do not add up to one",)
+
+
+def test_a_curve_has_plans_whose_values_may_wait(tmp_path):
+    """Beside those without copies: as lean or leaner, and never slower at the same peak."""
+    report, _ = curve_of(Residual(4), offload=f"disk:{tmp_path}")
+    away = [point for point in report.curve if point.kind is PointKind.OFFLOAD]
+    alone = [point for point in report.curve if point.kind is PointKind.PLAN]
+    assert away
+    assert alone
+    assert min(p.peak_nbytes for p in away) <= min(p.peak_nbytes for p in alone)
+    for mine in away:
+        leaner = [p.time_us for p in alone if p.peak_nbytes <= mine.peak_nbytes]
+        assert all(mine.time_us < time_us for time_us in leaner)
+    assert "values may wait" in report.to_html()
+
+
+def test_without_a_host_no_value_waits(whole):
+    report, _ = whole
+    assert PointKind.OFFLOAD not in {point.kind for point in report.curve}

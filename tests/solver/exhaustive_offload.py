@@ -131,21 +131,23 @@ class ExhaustiveOffload:
         if i.name in {one.name for one in state.host} or not self.size[i.name]:
             return  # an older copy could have been let go; what takes no bytes can stay
         if sum(self.size[one.name] for one in state.host | {i}) <= self.host_nbytes:
-            out_us = state.out_us + self.link.out_us(self.size[i.name])
+            own_us = self.link.out_us(self.size[i.name])
+            out_us, asked_us = state.out_us + own_us, self.link.ask_us
             leaving = state.leaving | {(i.name, out_us)}
-            yield 0.0, replace(state, host=state.host | {i}, leaving=leaving, out_us=out_us)
+            new = replace(state, host=state.host | {i}, leaving=leaving, out_us=out_us)
+            yield asked_us, new.after(asked_us)
 
     def reload(self, state: Both, i: Instance) -> Iterator[tuple[float, Both]]:
         """Begin a copy back, behind those that were begun before."""
         held = state.device.held | {i}
         used = sum(self.size[one.name] for one in held) + self.problem.resident_nbytes
         if used <= self.budget_nbytes:
-            in_us = state.in_us + self.link.in_us(self.size[i.name])
+            own_us = self.link.in_us(self.size[i.name])
+            in_us, asked_us = state.in_us + own_us, self.link.ask_us
             device = replace(state.device, held=held)
-            yield (
-                0.0,
-                replace(state, device=device, coming=state.coming | {(i.name, in_us)}, in_us=in_us),
-            )
+            coming = state.coming | {(i.name, in_us)}
+            new = replace(state, device=device, coming=coming, in_us=in_us)
+            yield asked_us, new.after(asked_us)
 
 
 def cheapest_us(problem: Problem, budget_nbytes: int, host_nbytes: int) -> float:

@@ -85,6 +85,24 @@ def test_a_slower_link_costs_time_and_no_bytes() -> None:
     assert (fast.time_us, slow.time_us) == (41.0, 40.0 + 70.0 + 80.0)
 
 
+def test_what_it_takes_to_ask_for_copies_is_time_of_the_plan() -> None:
+    """3 us each way, in which the copies themselves do not wait."""
+    asked = replace(step(), link=Link(2.0, 1.0, latency_us=1.0, ask_us=3.0))
+    steps = plan("make +big work big! -big back end")
+    found = simulate(asked, steps)
+    assert (found.time_us, found.stall_us) == (46.0, 0.0)
+    assert check(asked, steps) == []
+
+
+def test_copies_that_take_long_to_ask_for_are_left_where_recompute_is_faster() -> None:
+    """Of the same link and budget."""
+    free = OffloadSolver(step(link=Link(2.0, 2.0)), PLENTY).solve(110)
+    slow = OffloadSolver(step(link=Link(2.0, 2.0, ask_us=9.0)), PLENTY).solve(110)
+    assert free.plan.offloaded
+    assert not slow.plan.offloaded
+    assert slow.plan.recomputed
+
+
 def test_an_engine_takes_one_copy_after_the_other_and_both_work_at_once() -> None:
     """`a` waits for `big` on the way out, while nothing keeps the way back busy."""
     problem = replace(step(), link=Link(1.0, 1.0))
@@ -141,6 +159,8 @@ def test_a_link_is_part_of_the_problem_and_of_its_file() -> None:
         step(link=Link(0.0, 1.0))
     with pytest.raises(ProblemError, match="latency_us=-1"):
         step(link=Link(1.0, 1.0, -1.0))
+    with pytest.raises(ProblemError, match=r"ask_us=-1\.0"):
+        step(link=Link(1.0, 1.0, ask_us=-1.0))
 
 
 def test_a_plan_for_all_runs_of_a_region_does_not_offload() -> None:
@@ -178,7 +198,8 @@ def test_the_two_definitions_agree_on_random_plans_and_need_every_copy(seed: int
     rng = random.Random(seed)
     shape = MIDDLE if seed % 2 else TINY
     problem = (random_graph if seed % 3 == 0 else random_overwriting_step)(seed, shape)
-    problem = replace(problem, link=Link(rng.uniform(1, 20), rng.uniform(1, 20), rng.random()))
+    rates = rng.uniform(1, 20), rng.uniform(1, 20), rng.random()
+    problem = replace(problem, link=Link(*rates, ask_us=rng.choice((0.0, rng.random()))))
     try:
         alone = Solver(problem, time_limit_s=0).smallest_peak().plan
     except ProblemError:
@@ -202,7 +223,8 @@ def chain(seed: int) -> Problem:
     for i in reversed(range(count)):
         reads = (f"v{i}", f"g{i + 1}")[: 2 if i + 1 < count else 1]
         ops.append(Op(f"b{i}", reads, (f"g{i}",), float(rng.randint(1, 9)), phase=Phase.BACKWARD))
-    link = Link(rng.choice((1, 2, 4)), rng.choice((1, 2, 4)), rng.choice((0, 1)))
+    rates = rng.choice((1, 2, 4)), rng.choice((1, 2, 4)), rng.choice((0, 1))
+    link = Link(*rates, ask_us=0.5 * (seed % 2))
     return Problem(tuple(values), tuple(ops), ("g0",), link=link)
 
 

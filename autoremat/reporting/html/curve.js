@@ -1,7 +1,7 @@
 // Peak against time: other plans, classic strategies, and the chosen point.
 
 function curveView(report) {
-  const NAMES = { plan: "Plans of autoremat", chosen: "This plan", strategy: "Classic strategies", torch: "torch.compile" };
+  const NAMES = { plan: "Plans of autoremat", offload: "The same, values may wait elsewhere", chosen: "This plan", strategy: "Classic strategies", torch: "torch.compile" };
   const holder = byId("curve-plot");
   const svgTag = (tag, attributes) => {
     const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -11,6 +11,7 @@ function curveView(report) {
 
   function shape(kind, x, y) {
     if (kind === "torch") return svgTag("rect", { x: x - 4.5, y: y - 4.5, width: 9, height: 9, class: "point torch" });
+    if (kind === "offload") return svgTag("path", { d: `M${x} ${y - 6}L${x + 6} ${y}L${x} ${y + 6}L${x - 6} ${y}Z`, class: "point offload" });
     if (kind === "strategy") return svgTag("path", { d: `M${x} ${y - 6}L${x + 6} ${y + 5}H${x - 6}Z`, class: "point strategy" });
     return svgTag("circle", { cx: x, cy: y, r: kind === "chosen" ? 7 : 4, class: `point ${kind}` });
   }
@@ -85,7 +86,7 @@ function curveView(report) {
       }
     }
     if (own.length > 1) svg.append(svgTag("path", { d: own.map((p, i) => `${i ? "L" : "M"}${x(p.peak_nbytes)} ${y(p.time_us)}`).join(""), class: "frontier" }));
-    const order = ["plan", "torch", "strategy", "chosen"];
+    const order = ["plan", "offload", "torch", "strategy", "chosen"];
     const sorted = [...points].sort((a, b) => order.indexOf(a.kind) - order.indexOf(b.kind));
     for (const p of sorted) {
       const [px, py] = [x(p.peak_nbytes), y(p.time_us)];
@@ -97,7 +98,7 @@ function curveView(report) {
       taken.push({ left: px - 7, right: px + 7, top: py - 7, bottom: py + 7 });
     }
     for (const p of sorted.reverse()) {
-      if (p.kind === "plan") continue;
+      if (p.kind === "plan" || p.kind === "offload") continue;
       const label = text(p.label, { x: 0, y: 0, class: `point-label ${p.kind}` });
       const spot = place(p.label, x(p.peak_nbytes), y(p.time_us), label.getComputedTextLength(), taken, box);
       if (!spot) {

@@ -8,7 +8,8 @@ one more value, its copy on the host, and three more operations:
     RELOAD v    reads v on the host, makes v
 
 So the instances of values in both memories follow from the rules for operations alone. What the
-copies take is no time of these operations: the copy engines work beside the computing.
+copies take is no time of these operations, since the copy engines work beside the computing; what
+computing takes for a copy (`Link.ask_us`) is time of the one that begins it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def with_copies(indexed: Indexed) -> Indexed:
         indexed,
         inputs=indexed.inputs + inputs,
         outputs=indexed.outputs + outputs,
-        time_us=indexed.time_us + [0.0] * count,
+        time_us=indexed.time_us + [_asked_us(indexed, number) for number in range(count)],
         workspace_nbytes=indexed.workspace_nbytes + [0] * count,
         nbytes=indexed.nbytes + copied_nbytes,
         pinned=indexed.pinned + [False] * on_host,
@@ -53,6 +54,24 @@ def copy_of(indexed: Indexed, op: int) -> tuple[StepKind, int] | None:
     """
     number = op - len(indexed.time_us)
     return None if number < 0 else (COPY_KINDS[number % 3], number // 3)
+
+
+def computing_us(indexed: Indexed, op: int) -> float:
+    """What computing takes for an operation of the problem with copies.
+
+    Args:
+        indexed: the problem without copies.
+        op: the number of the operation.
+    """
+    number = op - len(indexed.time_us)
+    return indexed.time_us[op] if number < 0 else _asked_us(indexed, number)
+
+
+def _asked_us(indexed: Indexed, number: int) -> float:
+    """The same of the number-th copying operation."""
+    link = indexed.problem.link
+    begins = COPY_KINDS[number % 3] is not StepKind.RELEASE
+    return link.ask_us if link is not None and begins else 0.0
 
 
 def numbers_with_copies(indexed: Indexed, plan: Plan) -> list[int]:

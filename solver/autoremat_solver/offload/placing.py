@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from autoremat_solver.model.copies import COPY_KINDS
+from autoremat_solver.model.copies import COPY_KINDS, computing_us
 from autoremat_solver.model.indexed import Indexed
 from autoremat_solver.plan import StepKind
 from autoremat_solver.simulate import stalls_of
@@ -162,7 +162,7 @@ def starts_of(indexed: Indexed, runs: list[int], placed: list[Placed]) -> list[f
         now_us += stall_us
         if op < count:
             starts.append(now_us)
-            now_us += indexed.time_us[op]
+        now_us += computing_us(indexed, op)
     return [*starts, now_us]
 
 

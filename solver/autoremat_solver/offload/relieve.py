@@ -198,7 +198,8 @@ class _Relief:
             if gap in own:
                 sent_us[number], starts_us[number] = own[gap].sent_us, own[gap].starts_us
         out_waits = np.maximum(0.0, sent_us - starts[worst])
-        waits: Floats = out_waits + np.maximum(0.0, starts[worst + 1] - starts_us)
+        in_waits = np.maximum(0.0, starts[worst + 1] - starts_us)
+        waits: Floats = out_waits + in_waits + 2 * link.ask_us
         return waits
 
     def _place(self) -> None:

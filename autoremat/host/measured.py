@@ -1,0 +1,160 @@
+"""How fast copies to where values wait are, and back: measured by such copies.
+
+Enters: a folder on a disk, or a GPU that is here. Leaves: a `Link`. Guarantees: what is measured is
+what a plan's copies do: a value that comes back gets new memory, and of a GPU both ways are busy.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from autoremat_solver import Link
+
+from autoremat.errors import OffloadError
+from autoremat.host import streams
+from autoremat.host.disk import Disk
+from autoremat.host.operators import OFFLOAD, OFFLOADED, RELOAD, RELOADED
+from autoremat.host.pinned import pinned_like
+
+SAMPLE_NBYTES = 32 << 20  # copied each way to find how fast the way is
+LEAST_NBYTES = 1 << 20  # of that, where there is no room for more
+SMALL_NBYTES = 4096  # of which a copy takes as long as any
+_ROUNDS = 7
+_FILLS = 100  # of a sample's bytes: a millisecond or more of a GPU
+_SOON_S = 0.002  # by when a small copy is made
+
+
+def disk_link(disk: Disk) -> Link:
+    """How fast copies from the CPU to files in a folder and back are.
+
+    To and from files that were written before, as those of all steps but the first are.
+
+    Raises:
+        OffloadError: if no file can be made there.
+    """
+    nbytes = max(LEAST_NBYTES, min(SAMPLE_NBYTES, disk.free_nbytes // 4))
+    while True:
+        try:
+            large = _Files(disk, nbytes)
+            break
+        except OffloadError:
+            if nbytes == LEAST_NBYTES:
+                raise
+            nbytes = max(LEAST_NBYTES, nbytes // 2)
+    small = _Files(disk, SMALL_NBYTES)
+    ask_us = small.ask_us()
+    small_us = max(_median_us(small.out), _median_us(small.back))
+    out_us, in_us = (max(0.1, _median_us(way) - small_us) for way in (large.out, large.back))
+    latency_us = max(0.1, small_us - ask_us)
+    return Link(nbytes / out_us, nbytes / in_us, latency_us, ask_us=ask_us)
+
+
+class _Files:
+    """A value on the CPU, and its copy in a file."""
+
+    def __init__(self, disk: Disk, nbytes: int) -> None:
+        self._value = torch.zeros(nbytes, dtype=torch.uint8)
+        self._folder = disk.folder
+        self._copy = self._sent()
+
+    def _sent(self) -> torch.Tensor:
+        copy: torch.Tensor = OFFLOADED(OFFLOAD(self._value, self._folder), self._value)
+        return copy
+
+    def out(self) -> None:
+        """A copy to a file, waited for."""
+        self._sent()
+
+    def back(self) -> None:
+        """A copy back, waited for."""
+        RELOADED(RELOAD(self._copy, self._value.device), self._copy)
+
+    def ask_us(self) -> float:
+        """To ask for a copy, and later to find it made."""
+        taken = []
+        for _ in range(_ROUNDS):
+            began = time.perf_counter()
+            copy = OFFLOAD(self._value, self._folder)
+            asked = time.perf_counter()
+            time.sleep(_SOON_S)
+            waits = time.perf_counter()
+            OFFLOADED(copy, self._value)
+            taken.append(asked - began + time.perf_counter() - waits)
+        return 1e6 * statistics.median(taken)
+
+
+def _median_us(run: Callable[[], None]) -> float:
+    run()
+    times = []
+    for _ in range(_ROUNDS):
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return max(0.1, 1e6 * statistics.median(times))
+
+
+def gpu_link(device: torch.device) -> Link:
+    """How fast copies from a GPU to its host and back are, both ways at once, measured now.
+
+    Raises:
+        torch.OutOfMemoryError: if the GPU has no room for any.
+    """
+    nbytes = SAMPLE_NBYTES
+    while True:
+        try:
+            small, large = _Sample(SMALL_NBYTES, device), _Sample(nbytes, device)
+            break
+        except torch.OutOfMemoryError:
+            nbytes //= 2
+            if nbytes < LEAST_NBYTES:
+                raise
+    latency_us = max(small.copies_us())
+    out_us, in_us = (max(0.1, taken_us - latency_us) for taken_us in large.copies_us())
+    return Link(nbytes / out_us, nbytes / in_us, latency_us, is_pinned=large.is_pinned)
+
+
+class _Sample:
+    """Bytes on a GPU and its host, to be copied."""
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        self._here = [torch.zeros(nbytes, dtype=torch.uint8, device=device) for _ in range(2)]
+        self._there = [pinned_like(one) for one in self._here]
+        self._device = self._here[0].device  # with its number
+        self.is_pinned = self._there[0].is_pinned()
+
+    def copies_us(self) -> tuple[float, float]:
+        """What a copy out and one in take, each while the other is under way."""
+        copies = (("out", self._there[0], self._here[0]), ("in", self._here[1], self._there[1]))
+        rounds = []
+        for _ in range(_ROUNDS):
+            torch.cuda.synchronize(self._device)
+            with torch.cuda.device(self._device):
+                self._be_busy()
+                spans = [self._timed(*copy) for copy in copies]
+            torch.cuda.synchronize(self._device)
+            rounds.append([1e3 * begun.elapsed_time(made) for begun, made, _ in spans])
+            for *_, copy in spans:
+                copy.wait()
+        out_us, in_us = (statistics.median(times) for times in zip(*rounds, strict=True))
+        return out_us, in_us
+
+    def _be_busy(self) -> None:
+        """Let the GPU compute until both copies have been asked for: else it would wait for us."""
+        filled = torch.empty(SAMPLE_NBYTES, dtype=torch.uint8, device=self._device)
+        for _ in range(_FILLS):
+            filled.zero_()
+
+    def _timed(
+        self, way: str, to: torch.Tensor, source: torch.Tensor
+    ) -> tuple[torch.cuda.Event, torch.cuda.Event, streams.Copy]:
+        """Events before and behind a copy, and that."""
+        begun, made = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        copying = streams.stream(way, self._device)
+        copying.wait_stream(torch.cuda.current_stream(self._device))
+        copying.record_event(begun)
+        copy = streams.begin(way, to, source)
+        copying.record_event(made)
+        return begun, made, copy
