@@ -22,6 +22,7 @@ from autoremat.reporting.waiting import Trip, Waiting
 from autoremat.units import format_nbytes
 
 _WORTH_TELLING = 0.01  # of the time
+_EFFORT = 0.25  # of the usual search, for what is only told
 
 
 def waiting_of(subject: Subject, choice: Choice) -> Waiting | None:
@@ -110,11 +111,17 @@ def what_waiting_saves(
     problem = replace(without_spare_states(subject.lowered.problem, plan), link=link)
     alone = simulate(problem, plan)
     solver = OffloadSolver(
-        problem, host.free_nbytes, time_limit_s=time_limit_s, movable=movable(subject)
+        problem,
+        host.free_nbytes,
+        time_limit_s=time_limit_s,
+        effort=_EFFORT,
+        movable=movable(subject),
     )
-    found = solver.solve(alone.peak_nbytes)
-    saved = 1 - found.timeline.time_us / alone.time_us
-    if found.status is Status.INFEASIBLE or saved < _WORTH_TELLING:
+    found, other = solver.solve(alone.peak_nbytes), solver.alone(alone.peak_nbytes)
+    is_within = other.timeline.peak_nbytes <= alone.peak_nbytes
+    alone_us = min(alone.time_us, other.timeline.time_us) if is_within else alone.time_us
+    saved = 1 - found.timeline.time_us / alone_us
+    if not found.plan.offloaded or saved < _WORTH_TELLING:
         return None
     nbytes = sum(problem.value_by_name[name].nbytes for name in found.plan.offloaded)
     return (

@@ -64,7 +64,7 @@ class Disk:
             format_nbytes(round(1e6 * per_us))
             for per_us in (link.out_nbytes_per_us, link.in_nbytes_per_us)
         )
-        latency = format_us(link.latency_us + link.ask_us)
+        latency = format_us(link.latency_us)
         memory = " (which is memory, and no disk)" if self.is_memory else ""
         speed = f"{out}/s there and {back}/s back, {latency} a copy, as measured"
         return f"in {self.folder}{memory}, {speed}"

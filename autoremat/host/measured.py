@@ -15,15 +15,16 @@ from autoremat_solver import Link
 
 from autoremat.errors import OffloadError
 from autoremat.host import streams
-from autoremat.host.disk import Disk
+from autoremat.host.disk import Disk, forget_files
 from autoremat.host.operators import OFFLOAD, OFFLOADED, RELOAD, RELOADED
 from autoremat.host.pinned import pinned_like
 
-SAMPLE_NBYTES = 32 << 20  # copied each way to find how fast the way is
-LEAST_NBYTES = 1 << 20  # of that, where there is no room for more
+VALUE_NBYTES = 4 << 20  # copied to a file and back: as large as values of a step on a CPU are
+SAMPLE_NBYTES = 32 << 20  # copied from a GPU and back
+LEAST_NBYTES = 1 << 20  # of either, where there is no room for more
 SMALL_NBYTES = 4096  # of which a copy takes as long as any
 _ROUNDS = 7
-_FILLS = 100  # of a sample's bytes: a millisecond or more of a GPU
+_FILLS = 200  # of memory, which keep a GPU busy for a millisecond
 _SOON_S = 0.002  # by when a small copy is made
 
 
@@ -35,34 +36,38 @@ def disk_link(disk: Disk) -> Link:
     Raises:
         OffloadError: if no file can be made there.
     """
-    nbytes = max(LEAST_NBYTES, min(SAMPLE_NBYTES, disk.free_nbytes // 4))
-    while True:
-        try:
-            large = _Files(disk, nbytes)
-            break
-        except OffloadError:
-            if nbytes == LEAST_NBYTES:
-                raise
-            nbytes = max(LEAST_NBYTES, nbytes // 2)
-    small = _Files(disk, SMALL_NBYTES)
-    ask_us = small.ask_us()
-    small_us = max(_median_us(small.out), _median_us(small.back))
-    out_us, in_us = (max(0.1, _median_us(way) - small_us) for way in (large.out, large.back))
-    latency_us = max(0.1, small_us - ask_us)
-    return Link(nbytes / out_us, nbytes / in_us, latency_us, ask_us=ask_us)
+    nbytes = VALUE_NBYTES
+    try:
+        while True:
+            try:
+                return _Files(disk, nbytes).link(_Files(disk, SMALL_NBYTES))
+            except OffloadError:
+                nbytes //= 2
+                if nbytes < LEAST_NBYTES:
+                    raise
+    finally:
+        forget_files()  # those of a step are no more than it needs
 
 
 class _Files:
     """A value on the CPU, and its copy in a file."""
 
     def __init__(self, disk: Disk, nbytes: int) -> None:
-        self._value = torch.zeros(nbytes, dtype=torch.uint8)
+        self._nbytes = nbytes
+        self._value = torch.zeros(nbytes, dtype=torch.uint8, device="cpu")
         self._folder = disk.folder
         self._copy = self._sent()
 
     def _sent(self) -> torch.Tensor:
         copy: torch.Tensor = OFFLOADED(OFFLOAD(self._value, self._folder), self._value)
         return copy
+
+    def link(self, small: _Files) -> Link:
+        """How fast copies of these are, beside those of next to nothing."""
+        small_us = max(_median_us(small.out), _median_us(small.back))
+        out_us, in_us = (max(0.1, _median_us(way) - small_us) for way in (self.out, self.back))
+        rates = self._nbytes / out_us, self._nbytes / in_us
+        return Link(*rates, latency_us=small_us, ask_us=small.ask_us())
 
     def out(self) -> None:
         """A copy to a file, waited for."""
@@ -106,12 +111,12 @@ def gpu_link(device: torch.device) -> Link:
     while True:
         try:
             small, large = _Sample(SMALL_NBYTES, device), _Sample(nbytes, device)
+            latency_us = max(small.copies_us())
             break
         except torch.OutOfMemoryError:
             nbytes //= 2
             if nbytes < LEAST_NBYTES:
                 raise
-    latency_us = max(small.copies_us())
     out_us, in_us = (max(0.1, taken_us - latency_us) for taken_us in large.copies_us())
     return Link(nbytes / out_us, nbytes / in_us, latency_us, is_pinned=large.is_pinned)
 
@@ -123,6 +128,7 @@ class _Sample:
         self._here = [torch.zeros(nbytes, dtype=torch.uint8, device=device) for _ in range(2)]
         self._there = [pinned_like(one) for one in self._here]
         self._device = self._here[0].device  # with its number
+        self._busy = torch.empty(max(nbytes, LEAST_NBYTES), dtype=torch.uint8, device=device)
         self.is_pinned = self._there[0].is_pinned()
 
     def copies_us(self) -> tuple[float, float]:
@@ -143,9 +149,8 @@ class _Sample:
 
     def _be_busy(self) -> None:
         """Let the GPU compute until both copies have been asked for: else it would wait for us."""
-        filled = torch.empty(SAMPLE_NBYTES, dtype=torch.uint8, device=self._device)
         for _ in range(_FILLS):
-            filled.zero_()
+            self._busy.zero_()
 
     def _timed(
         self, way: str, to: torch.Tensor, source: torch.Tensor

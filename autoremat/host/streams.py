@@ -37,23 +37,23 @@ class Copy:
 
     made: torch.cuda.Event
     device: torch.device
-    if_gone: weakref.finalize[[torch.cuda.Event, torch.device], torch.UntypedStorage]
+    if_gone: weakref.finalize[[torch.cuda.Event], torch.UntypedStorage]
 
     def wait(self) -> None:
         """Let what the computing stream is given from now on run behind it."""
         self.if_gone.detach()
-        _wait_for(self.made, self.device)
+        torch.cuda.current_stream(self.device).wait_event(self.made)
 
 
 def begin(way: str, to: Tensor, source: Tensor) -> Copy:
     """Begin a copy "out" or "in"; both tensors have to stay until it was waited for."""
     device = source.device if source.is_cuda else to.device
-    copying = stream(way, device)
-    copying.wait_stream(torch.cuda.current_stream(device))
+    copying, computing = stream(way, device), torch.cuda.current_stream(device)
+    copying.wait_stream(computing)
     with torch.cuda.stream(copying), torch.no_grad():
         _whole(to).copy_(_whole(source), non_blocking=True)
     made = copying.record_event()
-    if_gone = weakref.finalize(to.untyped_storage(), _wait_for, made, device)
+    if_gone = weakref.finalize(to.untyped_storage(), computing.wait_event, made)
     if_gone.atexit = False
     return Copy(made, device, if_gone)
 
@@ -67,10 +67,6 @@ def stream(way: str, device: torch.device) -> torch.cuda.Stream:
 @functools.cache
 def _stream(way: str, number: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(torch.device("cuda", number))
-
-
-def _wait_for(made: torch.cuda.Event, device: torch.device) -> None:
-    torch.cuda.current_stream(device).wait_event(made)
 
 
 def _whole(tensor: Tensor) -> Tensor:

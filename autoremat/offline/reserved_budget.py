@@ -13,7 +13,7 @@ from autoremat.ask.budget import Budget
 from autoremat.ask.options import Options
 from autoremat.errors import InfeasibleBudget, OverReserved
 from autoremat.offline.step import OfflineStep, Planned, planned
-from autoremat.reporting import Fact, Report
+from autoremat.reporting import LEFT_OUT, WOULD_WAIT, Fact, Report
 from autoremat.reserved.search import Tried, largest_within
 from autoremat.units import format_nbytes
 
@@ -49,7 +49,8 @@ def within_reserved(limit_nbytes: int, options: Options, step: OfflineStep) -> P
     report = best.made.report
     if step.offline.curve_points:
         with_curve = planned(_under(best.budget_nbytes, options), step).report
-        report = replace(report, curve=with_curve.curve)
+        more = (fact for fact in with_curve.facts if fact.name in (LEFT_OUT, WOULD_WAIT))
+        report = replace(report, curve=with_curve.curve, facts=(*report.facts, *more))
     return replace(
         best.made, report=_as_asked(report, limit_nbytes, best.budget_nbytes, len(tried))
     )

@@ -3,8 +3,8 @@
 Enters: a graph after lowering, its solver, the plan that was chosen. Leaves: `CurvePoint`s, by the
 simulator's peaks, and what is not among them. Guarantees: they follow from one problem, so they
 can be compared with each other; the chosen plan is one of them; no other plan of ours is slower
-than what its peak would hold as well, whoever found that. Where values may wait elsewhere there are
-plans with copies beside those without.
+than what its peak would hold as well, whoever found that; where the chosen one has copies, those
+without are compared with each other. There are plans with copies where values may wait elsewhere.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from autoremat_solver import OffloadSolver, Plan, Solution, Solver, simulate
-from autoremat_solver.effort import CutOff
 
 from autoremat.ask.policy import parse_policy
 from autoremat.planning.asked import policy_plan
@@ -37,7 +36,7 @@ _STRATEGIES = (
 )
 _TORCH_BUDGETS = (1.0, 0.5, 0.25, 0.75)  # the most telling first: time may not reach the others
 _PLANS_SHARE = 0.6  # of the time, for our own plans; torch's settings get what is left
-_AWAY_SHARE = 0.5  # of that, for plans whose values may also wait elsewhere, where they may
+_AWAY_SHARE = 0.3  # where plans whose values may wait elsewhere get what is left
 
 
 class Curve(NamedTuple):
@@ -67,13 +66,15 @@ def curve_of(subject: Subject, choice: Choice, points: int, time_limit_s: float)
     chosen = as_chosen(subject, choice)
     point = _point(chosen, choice.solution.plan, "this plan", PointKind.CHOSEN)
     with during("curve") as progress:
-        limit_s = _PLANS_SHARE * time_limit_s
-        away_s = _AWAY_SHARE * limit_s if subject.host is not None else 0.0
-        found, left_out = _solved(subject, points, limit_s - away_s, progress)
-        away, late = _that_may_wait(subject, [p.peak_nbytes for p in found], away_s)
+        share = _PLANS_SHARE if subject.host is None else _AWAY_SHARE
+        solutions, left_out = _solved(subject, points, share * time_limit_s, progress)
+        found = [_point(subject, s.plan, s.method, PointKind.PLAN) for s in solutions]
         others = _strategies(subject)
         torchs, unreached = _torch_settings(subject, deadline)
+        budgets = sorted(s.timeline.peak_nbytes for s in solutions)
+        away, late = _that_may_wait(subject, budgets, deadline)
     others += torchs
+    found += [p for p in away if p.kind is PointKind.PLAN]
     chosen_waits = bool(choice.solution.plan.offloaded)
     known = unbeaten((*found, *others) if chosen_waits else (point, *found, *others))
     ours = [p for p in known if p.kind is PointKind.PLAN]
@@ -92,7 +93,7 @@ def unbeaten(points: Iterable[CurvePoint]) -> list[CurvePoint]:
 
 def _solved(
     subject: Subject, points: int, time_limit_s: float, progress: Progress
-) -> tuple[list[CurvePoint], list[str]]:
+) -> tuple[list[Solution], list[str]]:
     """Our own plans, and a word on the budgets that the time limit did not reach."""
     solved = 0
 
@@ -105,29 +106,34 @@ def _solved(
         points, progress=count
     )
     left_out = [f"{solved} of {points} budgets were solved in the time limit"]
-    planned = [_point(subject, s.plan, s.method, PointKind.PLAN) for s in solutions]
-    return planned, left_out if solved < points else []
+    return list(solutions), left_out if solved < points else []
 
 
 def _that_may_wait(
-    subject: Subject, budgets_nbytes: Sequence[int], time_limit_s: float
+    subject: Subject, budgets_nbytes: Sequence[int], deadline: float
 ) -> tuple[list[CurvePoint], list[str]]:
-    """The same budgets, and the smallest peak, where values may also wait elsewhere."""
+    """The same budgets, and the smallest peak, where values may also wait elsewhere.
+
+    Where none does, it is a plan like any other of ours.
+    """
     host, problem = subject.host, subject.lowered.problem
     if host is None or problem.link is None:
         return [], []
-    cut_off, found = CutOff(time_limit_s), list[CurvePoint]()
-    solver = OffloadSolver(
-        problem, host.free_nbytes, time_limit_s=time_limit_s, movable=movable(subject)
-    )
+    found = list[CurvePoint]()
+    solver = OffloadSolver(problem, host.free_nbytes, time_limit_s=0.0, movable=movable(subject))
     asked: list[Callable[[], Solution]] = [
-        functools.partial(solver.solve, nbytes) for nbytes in sorted(budgets_nbytes)
+        functools.partial(solver.solve, nbytes) for nbytes in budgets_nbytes
     ]
     for solve in (*asked, solver.smallest_peak):
-        if cut_off.is_over:
+        solver.time_limit_s = deadline - time.monotonic()
+        if solver.time_limit_s <= 0:
             left_out = f"{len(found)} of {len(asked) + 1} budgets with copies were solved in time"
             return found, [left_out]
-        found.append(_point(subject, solve().plan, "values may wait", PointKind.OFFLOAD))
+        solution = solve()
+        waits = bool(solution.plan.offloaded)
+        label = "values may wait" if waits else solution.method
+        kind = PointKind.OFFLOAD if waits else PointKind.PLAN
+        found.append(_point(subject, solution.plan, label, kind))
     return found, []
 
 

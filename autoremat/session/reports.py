@@ -134,11 +134,11 @@ def _would_wait(steps: Steps, parts: list[Part]) -> Iterator[Fact]:
         return
     if offline is None or not offline.curve_points:
         return
-    host = host_of(_MUCH_NBYTES, None, setting.spec)
-    if isinstance(host, HostMemory):
-        subject, choice = parts[0].subject, parts[0].choice
-        with contextlib.suppress(Exception):  # what is only told may cost nobody their plan
-            sentence = what_waiting_saves(subject, choice, host, offline.curve_limit_s)
+    with contextlib.suppress(Exception):  # what is only told may cost nobody their plan
+        host, part = host_of(_MUCH_NBYTES, None, setting.spec), parts[0]
+        if isinstance(host, HostMemory):
+            limit_s = offline.curve_limit_s / 2
+            sentence = what_waiting_saves(part.subject, part.choice, host, limit_s)
             if sentence is not None:
                 yield Fact(WOULD_WAIT, sentence)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +13,10 @@ from autoremat_solver import Link
 
 import autoremat
 from autoremat.ask.hosts import host_of
-from autoremat.errors import SteeringError
-from autoremat.host import pinned
+from autoremat.errors import OffloadError, SteeringError
+from autoremat.host import files, pinned
+from autoremat.host.disk import Disk, files_of
+from autoremat.host.measured import LEAST_NBYTES, VALUE_NBYTES, disk_link
 from autoremat.host.memory import HostMemory
 from autoremat.host.operators import OFFLOAD, OFFLOADED, RELOAD, RELOADED
 from autoremat.planning.pipeline import _link
@@ -93,3 +97,35 @@ def test_without_a_gpu_a_size_is_refused_at_once() -> None:
     """Before a step is run."""
     with pytest.raises(ValueError, match="On the CPU there is no other memory"):
         autoremat.optimize(Deep(), "1GB", compiler="eager", offload=10**9)
+
+
+def test_copies_to_a_folder_are_measured_as_a_plan_makes_them(tmp_path: Path) -> None:
+    """Both ways, what a small one takes, and what it takes to ask; no file is kept for later."""
+    link = disk_link(Disk(str(tmp_path)))
+    assert min(link.out_nbytes_per_us, link.in_nbytes_per_us) > 10
+    assert link.latency_us > 0
+    assert link.ask_us > 0
+    assert not link.is_pinned
+    assert files_of(str(tmp_path)).idle_nbytes == 0
+
+
+def test_a_folder_with_little_room_is_measured_with_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one with none is told as such."""
+    real = files.mapped
+    asked: list[int] = []
+
+    def mapped(folder: str, nbytes: int) -> mmap.mmap:
+        asked.append(nbytes)
+        if nbytes > room:
+            raise OffloadError("full")
+        return real(folder, nbytes)
+
+    monkeypatch.setattr(files, "mapped", mapped)
+    room = LEAST_NBYTES
+    assert disk_link(Disk(str(tmp_path))).out_nbytes_per_us > 10
+    assert max(asked) == VALUE_NBYTES
+    room = 0
+    with pytest.raises(OffloadError, match="full"):
+        disk_link(Disk(str(tmp_path)))

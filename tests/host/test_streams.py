@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -200,3 +202,16 @@ def test_all_that_a_tensor_spans_is_copied_in_one_row() -> None:
     streams._whole(to).copy_(streams._whole(x))
     assert torch.equal(to, x)
     assert streams._whole(x).numel() == 18
+
+
+def test_memory_is_gone_with_the_last_tensor_in_it_and_not_before() -> None:
+    """What tells that nobody will wait any more."""
+    gone: list[int] = []
+    x = torch.zeros(8)
+    weakref.finalize(x.untyped_storage(), gone.append, 1)
+    part = x[4:]
+    del x
+    gc.collect()
+    assert not gone
+    del part
+    assert gone

@@ -19,9 +19,9 @@ class Residual(Layers):
         return x.square().mean()
 
 
-def curve_of(model, **options):
+def curve_of(model, budget="1GB", **options):
     options = {"compiler": "eager", "verbose": False, "time_limit": 40.0, "curve": 4} | options
-    report = autoremat.plan(model, rows(), budget="1GB", **options)
+    report = autoremat.plan(model, rows(), budget=budget, **options)
     return report, {point.label: point for point in report.curve}
 
 
@@ -126,9 +126,10 @@ def test_several_graphs_have_no_curve_and_say_so():
     assert report.curve_left_out == ("the curves of 2 graphs do not add up to one",)
 
 
-def test_a_curve_has_plans_whose_values_may_wait(tmp_path):
+@pytest.mark.parametrize("budget", ["1GB", "min"])
+def test_a_curve_has_plans_whose_values_may_wait(budget, tmp_path):
     """Beside those without copies: as lean or leaner, and never slower at the same peak."""
-    report, _ = curve_of(Residual(4), offload=f"disk:{tmp_path}")
+    report, _ = curve_of(Residual(4), budget, offload=f"disk:{tmp_path}")
     away = [point for point in report.curve if point.kind is PointKind.OFFLOAD]
     alone = [point for point in report.curve if point.kind is PointKind.PLAN]
     assert away

@@ -364,6 +364,15 @@ class Wide(ResidualBlocks):
         return self.last(x).log_softmax(-1)[:, 0].mean()
 
 
+def takes_memory_inside(dtype: torch.dtype) -> bool:
+    """Whether products of this type do on this processor, beside their result."""
+    layer, x = nn.Linear(WIDTH, 8 * WIDTH, dtype=dtype), torch.ones(64, WIDTH, dtype=dtype)
+    made: list[Tensor] = []
+    with torch.no_grad():
+        peak = autoremat.measure_peak(lambda: made.append(layer(x)), device="cpu")
+    return bool(peak > made[0].nbytes)
+
+
 @pytest.mark.usefixtures("four_processes")
 @pytest.mark.parametrize("share", [0.75, 0.9])
 @pytest.mark.parametrize("types", [{}, {"param_dtype": torch.bfloat16}], ids=str)
@@ -372,6 +381,11 @@ def test_a_buffer_stays_until_all_of_the_forward_is_over(
 ):
     """Behind the last block, beside what code in eager mode takes there."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    if any(map(takes_memory_inside, types.values())):
+        pytest.skip(
+            "what a library takes inside of code in eager mode is not known: docs/limits.md"
+        )
 
     def whole() -> nn.Module:
         return fully_shard(make_seeded(Wide), mp_policy=MixedPrecisionPolicy(**types))
