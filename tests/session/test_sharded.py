@@ -383,9 +383,7 @@ def test_a_buffer_stays_until_all_of_the_forward_is_over(
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     if any(map(takes_memory_inside, types.values())):
-        pytest.skip(
-            "what a library takes inside of code in eager mode is not known: docs/limits.md"
-        )
+        pytest.skip("nobody knows what libraries take inside of eager code: docs/limits.md")
 
     def whole() -> nn.Module:
         return fully_shard(make_seeded(Wide), mp_policy=MixedPrecisionPolicy(**types))
