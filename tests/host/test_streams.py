@@ -84,8 +84,14 @@ class Memory:
     gpu: Gpu
     is_cuda: bool
     device: torch.device = DEVICE
-    copied: Work | None = None
+    made: Work | None = None
     storage: Storage = field(default_factory=Storage)
+
+    @property
+    def copied(self) -> Work:
+        """The copy into it."""
+        assert self.made is not None
+        return self.made
 
     @property
     def data(self) -> Memory:
@@ -110,7 +116,7 @@ class Memory:
     def copy_(self, _source: Memory, *, non_blocking: bool) -> None:
         assert non_blocking
         assert self.gpu.current is not None
-        self.copied = self.gpu.current.run()
+        self.made = self.gpu.current.run()
 
 
 def begin(way: str, to: Memory, source: Memory) -> None:
@@ -145,7 +151,6 @@ def test_what_leaves_is_made_before_and_kept_until_it_was_waited_for(gpu: Gpu) -
     beside = gpu.computing.run()
     wait(host, x)
     written_over = gpu.computing.run()
-    assert host.copied is not None
     assert host.copied.is_behind(made)
     assert not beside.is_behind(host.copied)
     assert written_over.is_behind(host.copied)
@@ -161,8 +166,6 @@ def test_what_comes_back_has_left_before_and_is_read_behind_the_copy(gpu: Gpu) -
     beside = gpu.computing.run()
     wait(back, host)
     read = gpu.computing.run()
-    assert host.copied is not None
-    assert back.copied is not None
     assert back.copied.is_behind(host.copied)
     assert back.copied.is_behind(used_before)
     assert not beside.is_behind(back.copied)
@@ -174,7 +177,6 @@ def test_memory_that_nobody_waited_for_is_used_behind_the_copy_into_it(gpu: Gpu)
     back = Memory(gpu, is_cuda=True)
     begin("in", back, Memory(gpu, is_cuda=False))
     copied = back.copied
-    assert copied is not None
     assert not gpu.computing.run().is_behind(copied)
     back.storage = Storage()  # the old one is gone
     assert gpu.computing.run().is_behind(copied)
@@ -186,9 +188,6 @@ def test_copies_of_one_way_follow_each_other_and_those_of_both_do_not(gpu: Gpu) 
     begin("out", first, Memory(gpu, is_cuda=True))
     begin("out", second, Memory(gpu, is_cuda=True, device=torch.device("cuda")))
     begin("in", back, Memory(gpu, is_cuda=False))
-    assert first.copied is not None
-    assert second.copied is not None
-    assert back.copied is not None
     assert second.copied.is_behind(first.copied)
     assert not back.copied.is_behind(first.copied)
     assert len(gpu.made) == 2
