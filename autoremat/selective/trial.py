@@ -1,8 +1,8 @@
 """A step of eager mode on tensors without contents: what it holds at its peak.
 
 Enters: a twin of a model, its batch, and what checkpoints around its blocks are to save. Leaves: an
-`Outcome`. Guarantees: autograd, checkpoints and modules are those of a real step, so that
-they hold what they hold there, and as long; only the contents of tensors are missing.
+`Outcome`. Guarantees: autograd, checkpoints and modules are those of a real step, so that they hold
+what they hold there, and as long; contents are missing, but for those that follow from sizes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from autoremat import _torch
 from autoremat.memory.fake_twin import Faker
 from autoremat.memory.live_storages import LiveStorages
 from autoremat.memory.storage_sizes import storage_identities, storage_sizes
+from autoremat.selective.contents import contents_followed
 from autoremat.selective.policy import BlockPolicy, Checkpoints, OperatorCall
 from autoremat.selective.prices import Prices
 
@@ -118,7 +119,13 @@ class Trial:
             for block, saved in choice.items()
         }
         try:
-            with Checkpoints(self._model, contexts), self._faker.mode, step, torch.enable_grad():
+            with (
+                Checkpoints(self._model, contexts),
+                self._faker.mode,
+                contents_followed(),
+                step,
+                torch.enable_grad(),
+            ):
                 held = self._forward_and_backward()
                 end_nbytes, has_loss = step.live_nbytes, loss_of(held) is not None
                 del held

@@ -13,10 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import autoremat
+from autoremat.memory.fake_twin import Faker
 from autoremat.memory.meter import measure_peak, resident_nbytes
 from autoremat.selective import OperatorCall
 from autoremat.selective.policy import BlockPolicy, Decisions
 from autoremat.selective.search import Item
+from autoremat.selective.trial import Trial
 from tests.selective.stacks import (
     WIDTH,
     ByKeyword,
@@ -172,6 +174,30 @@ def test_a_llama_of_transformers_keeps_its_budget() -> None:
         model(**given).loss.backward()
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter.grad, expected[name]), name
+
+
+def test_a_step_without_contents_runs_the_operators_of_a_real_one() -> None:
+    """Where positions are consecutive transformers makes no mask."""
+    model, given = llama()
+    faker, found = Faker(torch.device("cpu")), []
+    trial = Trial(faker, faker.model(model), faker.values(((), given)), None)
+    foretold = trial.run({"model.layers.0": frozenset()}).regions["model.layers.0"].first
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            found.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    names, layer = Names(), model.model.layers[0]
+    layer.register_forward_pre_hook(lambda *_: names.__enter__() and None)
+    layer.register_forward_hook(lambda *_: names.__exit__(None, None, None))
+    model(**given)
+    skipped = ("prim.", "aten.detach.")  # what autograd and fake tensors add
+    names_foretold = [seen.call.operator for seen in foretold]
+    assert [name for name in names_foretold if not name.startswith(skipped)] == [
+        name for name in found if not name.startswith(skipped)
+    ]
+    assert "aten.where.self" not in found
 
 
 def test_a_cache_of_keys_and_values_is_refused() -> None:
