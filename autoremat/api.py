@@ -313,8 +313,6 @@ def save_plan(model: nn.Module, path: str | Path) -> None:
         OSError: if the path cannot be written.
     """
     stored = call_of_one(model, "a stored plan is of").session.stored_plan()
-    if call_of_one(model, "a stored plan is of").session.options.setting.offload is not None:
-        raise ValueError("A plan with offload= cannot be stored: leave that out to store one.")
     if not stored.graphs:
         raise ValueError("Nothing is planned yet: that happens at the first training call.")
     write(stored, path)

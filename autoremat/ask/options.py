@@ -281,10 +281,8 @@ def _budget(given: str | int | None, steering: Steering) -> Budget:
 def _require_alone(host: Host, setting: Setting, tune: int, sizes: Sizes) -> None:
     """Refuse values that wait where something else that is asked for is against it."""
     against = ""
-    if setting.steering.choice:
+    if setting.steering.policy.is_fixed:
         against = f"{setting.steering.choice}: leave one of the two out"
-    elif setting.steering.known is not None:
-        against = "known_plan=: leave one of the two out"
     elif sizes.given:
         against = "sizes=: nothing is proven yet of sizes of what waits elsewhere"
     elif tune:

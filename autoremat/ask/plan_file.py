@@ -53,7 +53,8 @@ class StoredGraph:
 
     Attributes:
         nodes: its joint graph of forward and backward.
-        schedule: the operations in the order in which they run; a repeat is a recompute.
+        schedule: the operations in the order in which they run; a repeat is a recompute. Among
+            them, of a plan that sends values away, "offload NAME", "release NAME", "reload NAME".
         saved: names of what the backward receives, sorted.
         method: how the plan was found; the compiler's own partition has no schedule of its own.
         is_own: whether the graph is split along the schedule; if not, torch's partitioner did it.

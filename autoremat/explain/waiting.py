@@ -28,18 +28,18 @@ _EFFORT = 0.25  # of the usual search, for what is only told
 def waiting_of(subject: Subject, choice: Choice) -> Waiting | None:
     """What of a graph waits elsewhere; None if nothing may."""
     host, alone, problem = subject.host, choice.alone, subject.lowered.problem
-    if host is None or alone is None or problem.link is None:
-        return None
     solution = choice.solution
+    if host is None or problem.link is None or (alone is None and not solution.plan.offloaded):
+        return None
     return Waiting(
         where=host.about(problem.link),
         host_nbytes=host.free_nbytes,
         host_peak_nbytes=solution.timeline.host_peak_nbytes,
         in_flight_nbytes=_in_flight_nbytes(problem, solution.plan),
         stall_us=solution.timeline.stall_us,
-        alone_time_us=alone.timeline.time_us,
-        alone_peak_nbytes=alone.timeline.peak_nbytes,
-        alone_fits=alone.status is not Status.INFEASIBLE,
+        alone_time_us=None if alone is None else alone.timeline.time_us,
+        alone_peak_nbytes=0 if alone is None else alone.timeline.peak_nbytes,
+        alone_fits=alone is not None and alone.status is not Status.INFEASIBLE,
         trips=tuple(_trips(problem, solution.plan)),
     )
 

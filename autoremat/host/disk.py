@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import mmap
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from autoremat_solver import Link
@@ -31,9 +31,11 @@ class Disk:
 
     Attributes:
         folder: where it is.
+        share: of what is free there, which these values may take.
     """
 
     folder: str
+    share: float = 1.0
 
     @classmethod
     def parse(cls, given: object) -> Disk:
@@ -82,7 +84,11 @@ class Disk:
             OffloadError: if there is no such folder any more.
         """
         idle_nbytes = files_of(self.folder).idle_nbytes
-        return int((1 - RESERVE) * (free_nbytes(self.folder) + idle_nbytes))
+        return int(self.share * (1 - RESERVE) * (free_nbytes(self.folder) + idle_nbytes))
+
+    def shared(self, share: float) -> Disk:
+        """The same for values that may take so much of it."""
+        return replace(self, share=share * self.share)
 
 
 @functools.cache

@@ -7,7 +7,7 @@ in page-locked memory there, which torch's allocator hands out in powers of two:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autoremat_solver import Link
@@ -43,6 +43,10 @@ class HostMemory:
             return f"over {self.way}, {out}/s each way"
         speed = f"{out}/s there and {back}/s back, {format_us(link.latency_us)} a copy, as measured"
         return f"in the memory of the host, {speed}"
+
+    def shared(self, share: float) -> HostMemory:
+        """The same for values that may take so much of it."""
+        return replace(self, free_nbytes=int(share * self.free_nbytes))
 
 
 Host = Disk | HostMemory

@@ -29,7 +29,7 @@ from autoremat.optimized import OptimizedCall
 from autoremat.planning.part import Planned
 
 # Options with which no plan of a checkpoint can be taken.
-_DECIDED = frozenset({"known_plan", "plan", "offload"})
+_DECIDED = frozenset({"known_plan", "plan"})
 PLAN, REPORT, PAGE = "autoremat_plan.json", "autoremat_report.json", "autoremat_report.html"
 # The oldest and the newest version of each library that its integration was tested with.
 TESTED = {
@@ -146,9 +146,8 @@ class Followed:
             self.before_training_calls(self._before_calls)
 
     def plan_text(self) -> str:
-        """What `save_plan` would write; nothing before a step has been planned, or with offload."""
-        is_kept = self._call is not None and self._call.session.options.setting.offload is None
-        if self._call is None or not is_kept or not self.is_planned:
+        """What `save_plan` would write; nothing before a step has been planned."""
+        if self._call is None or not self.is_planned:
             return ""
         return as_text(self._call.session.stored_plan())
 

@@ -63,6 +63,7 @@ class Allotted:
         budget_nbytes: of the whole step; or the smallest peak found, if that is above it.
         gathered_nbytes: of what is held, parameters that stay gathered.
         held: as of `Part`.
+        host_share: of what the host has for values that wait, where they may.
     """
 
     graph: str
@@ -72,6 +73,7 @@ class Allotted:
     budget_nbytes: int
     gathered_nbytes: int = 0
     held: float = 1.0
+    host_share: float = 1.0
 
     @property
     def plan(self) -> str:
@@ -90,7 +92,8 @@ class Allotted:
         if self.kept_nbytes is not None:
             left_nbytes = room_beside(subject, self.found, self.kept_nbytes, self.budget_nbytes)
             room_nbytes = max(room_nbytes, left_nbytes)
-        return replace(subject, lowered=placed(subject.lowered, self.found, room_nbytes))
+        lowered = placed(subject.lowered, self.found, room_nbytes)
+        return replace(with_share(subject, self.host_share), lowered=lowered)
 
 
 @dataclass(frozen=True)
@@ -159,6 +162,18 @@ class Runs:
             most[number] = max(most[number], nbytes)
         return [most[number] for number in range(len(self.parts))]
 
+    def host_shares(self) -> list[float]:
+        """What a run of each graph may take of the host: as it could save, of what all could.
+
+        Values of all runs may wait at once.
+        """
+        parts = list(self.parts.values())
+        if all(part.subject.host is None for part in parts):
+            return [1.0] * len(parts)
+        most = [max(1, _ends(part)[1].crossing_nbytes) for part in parts]
+        total_nbytes = sum(most[n] for n in self.order if n < len(parts))
+        return [nbytes / max(nbytes, total_nbytes) for nbytes in most]
+
     def has_region(self, number: int) -> bool:
         """Whether a run of a graph is in a checkpoint: a rerun has to save what the first has."""
         runs = zip(self.order, self.regions, strict=True)
@@ -222,11 +237,22 @@ def _ways(
             _as_run(part, way, lets_go=is_least)
             for way in (
                 _present(part),
-                *ways_of(part.subject, found, kept, budget_nbytes, setting, **searches),
+                *ways_of(
+                    with_share(part.subject, share), found, kept, budget_nbytes, setting, **searches
+                ),
             )
         }
-        for part, (found, kept) in zip(runs.parts.values(), evenly, strict=True)
+        for part, (found, kept), share in zip(
+            runs.parts.values(), evenly, runs.host_shares(), strict=True
+        )
     ]
+
+
+def with_share(subject: Subject, share: float) -> Subject:
+    """A graph whose values may take so much of what the host has for those that wait."""
+    if subject.host is None or share == 1:
+        return subject
+    return replace(subject, host=subject.host.shared(share))
 
 
 def _present(part: Part) -> Way:
@@ -272,6 +298,7 @@ def _allotted(
     by_plan = replace(runs, parts=of_plans, order=order)
     crossing = [plan.way.crossing for plan in plans]
     found, gathered = by_plan.beside(crossing, shared.around), by_plan.gathered(crossing)
+    host_shares = runs.host_shares()
     for number, plan in enumerate(plans):
         yield Allotted(
             names[plan.graph],
@@ -281,6 +308,7 @@ def _allotted(
             budget_nbytes,
             gathered[number],
             parts[plan.graph].held,
+            host_shares[plan.graph],
         )
 
 

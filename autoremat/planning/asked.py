@@ -8,7 +8,7 @@ Guarantees: what cannot be done as asked raises `SteeringError`, and is never dr
 from __future__ import annotations
 
 import torch
-from autoremat_solver import Plan, Problem, check
+from autoremat_solver import Plan, check
 from autoremat_solver.policies import per_segment, recompute_all, save_all_but, sqrt_segments
 from torch import fx
 
@@ -20,7 +20,7 @@ from autoremat.planning.choice import TORCH, Choice
 from autoremat.planning.identity import fingerprint
 from autoremat.planning.unsearched import choose_fixed, choose_torch
 from autoremat.problem.segments import attention_cores, segments
-from autoremat.problem.shell import closed
+from autoremat.problem.shell import closed, has_copies, in_texts
 from autoremat.problem.subject import Subject
 
 
@@ -65,11 +65,7 @@ def choose_known(
     """The plan of a file for a graph that it knows, where it can be applied and fits; else None."""
     nodes = fingerprint(subject.joint)
     for graph in known.graphs:
-        if graph.nodes != nodes:
-            continue
-        if graph.is_own and check(
-            subject.lowered.problem, _plan_of(graph, subject.lowered.problem)
-        ):
+        if graph.nodes != nodes or _violation(subject, graph):
             continue
         choice = choose_stored(subject, graph, budget_nbytes, reads=reads)
         if choice is not None and choice.fits:
@@ -81,14 +77,17 @@ def _apply(
     subject: Subject, stored: StoredPlan, number: int, budget_nbytes: int, *, reads: bool
 ) -> Choice:
     graph = require_same(stored, number, fingerprint(subject.joint), torch.__version__)
-    if graph.is_own:
-        violations = check(subject.lowered.problem, _plan_of(graph, subject.lowered.problem))
-        if violations:
-            raise PlanMismatch(
-                f"The plan cannot be applied to graph {number}: {violations[0]} What may run again "
-                "is not what it was when the plan was made: are dropout= and repeatable= the same, "
-                "and the device? Otherwise plan again."
-            )
+    if has_copies(graph.schedule) and subject.host is None:
+        raise PlanMismatch(
+            f"The plan of graph {number} lets values wait elsewhere: say where, as it was made "
+            "with offload=, or plan again."
+        )
+    if violation := _violation(subject, graph):
+        raise PlanMismatch(
+            f"The plan cannot be applied to graph {number}: {violation} What may run again is not "
+            "what it was when the plan was made: are dropout=, repeatable= and offload= the same, "
+            "and the device? Otherwise plan again."
+        )
     choice = choose_stored(subject, graph, budget_nbytes, reads=reads)
     if choice is None:
         raise PlanMismatch(
@@ -105,7 +104,7 @@ def choose_stored(
     """A valid plan of the graph, as it was stored; None if it saves other values, written out."""
     choice: Choice | None
     if graph.is_own:
-        plan = _plan_of(graph, subject.lowered.problem)
+        plan = closed(subject.lowered.problem, graph.schedule)
         choice = choose_fixed(
             subject, plan, graph.method, budget_nbytes, reads=reads, in_order=graph.in_order
         )
@@ -115,15 +114,24 @@ def choose_stored(
     return choice if is_same else None
 
 
-def _plan_of(graph: StoredGraph, problem: Problem) -> Plan:
-    return closed(problem, graph.schedule)
+def _violation(subject: Subject, stored: StoredGraph) -> str:
+    """Why a plan is none of the graph any more; "" if it is one."""
+    host = subject.host
+    if not stored.is_own:
+        return ""
+    if host is None and has_copies(stored.schedule):
+        return "Values may not leave."
+    host_nbytes = host.free_nbytes if host is not None else None
+    plan = closed(subject.lowered.problem, stored.schedule)
+    wrong = check(subject.lowered.problem, plan, host_budget_nbytes=host_nbytes)
+    return wrong[0] if wrong else ""
 
 
 def store(subject: Subject, choice: Choice) -> StoredGraph:
     """What a file keeps of a planned graph."""
     return StoredGraph(
         nodes=fingerprint(subject.joint),
-        schedule=choice.solution.plan.schedule,
+        schedule=in_texts(choice.solution.plan),
         saved=saved_names(choice.backward),
         method=choice.method,
         is_own=choice.method != TORCH,

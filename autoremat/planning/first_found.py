@@ -15,14 +15,14 @@ from autoremat_solver import Plan, Problem, Solution, check, simulate
 from autoremat_solver.plan import Status
 
 from autoremat.planning.asked import saved_names
-from autoremat.planning.choice import TORCH, Baseline, Choice, Modules, written_out
+from autoremat.planning.choice import TORCH, Baseline, Choice, Modules, given, written_out
 from autoremat.planning.found_before import answer
 from autoremat.planning.identity import in_words
 from autoremat.planning.known_readings import read_once
 from autoremat.planning.simulated import simulated_baseline
 from autoremat.planning.torch_own import Unplanned
 from autoremat.planning.torch_plan import TorchPlan
-from autoremat.problem.shell import closed
+from autoremat.problem.shell import closed, in_texts
 from autoremat.problem.subject import Subject
 
 
@@ -31,7 +31,7 @@ class Found:
     """What a search has found, its peaks, and what is proven of it.
 
     Attributes:
-        schedule: the operations in the order in which they run.
+        schedule: the steps in their order, as `in_texts` writes them.
         saved: names of what the backward receives, sorted.
         method: the strategy that found it.
         peak_nbytes: as of `Choice`.
@@ -41,6 +41,8 @@ class Found:
         in_order: as of `Choice`.
         baseline_time_us: as `Choice` tells it.
         status: as of `Solution`, as what follows.
+        alone: steps of the plan without copies, where values may leave; else none.
+        alone_status: of that.
     """
 
     schedule: list[str]
@@ -57,13 +59,15 @@ class Found:
     floor_nbytes: int
     tried: list[str]
     left_out: list[str]
+    alone: list[str]
+    alone_status: str
 
     @classmethod
     def of(cls, choice: Choice) -> Found:
         """The plan of a choice."""
-        solution = choice.solution
+        solution, alone = choice.solution, choice.alone
         return cls(
-            schedule=list(solution.plan.schedule),
+            schedule=list(in_texts(solution.plan)),
             saved=list(saved_names(choice.backward)),
             method=choice.method,
             peak_nbytes=choice.peak_nbytes,
@@ -77,6 +81,8 @@ class Found:
             floor_nbytes=solution.floor_nbytes,
             tried=list(solution.tried),
             left_out=list(solution.left_out),
+            alone=list(alone.plan.schedule) if alone else [],
+            alone_status=alone.status.value if alone else "",
         )
 
     def is_last_word(self, budget_nbytes: int) -> bool:
@@ -155,8 +161,17 @@ def _applied(subject: Subject, found: Found, *, reads: bool) -> Choice | None:
         torchs=torchs,
         code_us=found.code_us,
         in_order=found.in_order,
+        alone=_alone(problem, found),
         asked=read_once(subject, *modules).asked if reads and _is_gpu(subject) else None,
     )
+
+
+def _alone(problem: Problem, found: Found) -> Solution | None:
+    """What was found without copies, where values may leave."""
+    if not found.alone:
+        return None
+    alone = given(problem, closed(problem, found.alone), found.method)
+    return replace(alone, status=Status(found.alone_status))
 
 
 def _is_gpu(subject: Subject) -> bool:
@@ -174,6 +189,7 @@ def _written(
             return None
         return (own.forward, own.backward), own.problem, own.torchs.plan, own.torchs
     plan = closed(problem, tuple(found.schedule))
-    if check(problem, plan):
+    host_nbytes = subject.host.free_nbytes if subject.host is not None else None
+    if check(problem, plan, host_budget_nbytes=host_nbytes):
         return None
     return written_out(subject, plan, in_order=found.in_order), problem, plan, None

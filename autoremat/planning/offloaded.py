@@ -98,7 +98,7 @@ def _that_send_away(reader: Reader, solver: OffloadSolver) -> Iterator[Choice]:
             solution = solver.smallest_peak()
         if not solution.plan.offloaded:
             return  # nothing that leaves is worth its way, by the model
-        found = _with_copies(reader.read(solution, both=both), solver.problem)
+        found = with_copies(reader.read(solution, both=both), solver.problem)
         both = both and not reader.ways_alike(solution)
         yield found
         is_used = found.needed_nbytes >= GOOD_USE * reader.budget_nbytes
@@ -110,9 +110,9 @@ def _that_send_away(reader: Reader, solver: OffloadSolver) -> Iterator[Choice]:
             return
 
 
-def _with_copies(choice: Choice, problem: Problem) -> Choice:
+def with_copies(choice: Choice, problem: Problem) -> Choice:
     """Its code takes as well what computing waits for copies, and to ask for them."""
-    if choice.code_us is None:
+    if choice.code_us is None or not choice.solution.plan.offloaded:
         return choice
     plan = choice.solution.plan
     runs_us = math.fsum(problem.op_by_name[name].time_us for name in plan.schedule)

@@ -173,8 +173,6 @@ def choose(
         choice = choose_known(subject, steering.known, budget_nbytes, reads=reads)
     if choice is not None:
         return choice
-    if setting.offload is not None:
-        return search(subject, budget_nbytes, setting, refuses=refuses, least=least)
     searched = functools.partial(
         search,
         *(subject, budget_nbytes, setting),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from autoremat_solver import Plan
 
 from autoremat.planning.choice import Choice, given
+from autoremat.planning.offloaded import with_copies
 from autoremat.planning.reader import Reader
 from autoremat.planning.simulated import as_simulated, leanest_at_once, simulated_peaks
 from autoremat.problem.subject import Subject
@@ -38,7 +39,7 @@ def choose_fixed(
         reader = Reader(subject, budget_nbytes)
         if in_order is None:
             return reader.read(solution)
-        return reader.written(solution, in_order=in_order)
+        return with_copies(reader.written(solution, in_order=in_order), problem)
     peaks = simulated_peaks(subject.lowered, plan)
     return as_simulated(subject, solution, budget_nbytes, peaks)
 

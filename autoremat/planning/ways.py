@@ -7,9 +7,9 @@ ranks of a job that ask the same get the same ways, however much each search was
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
-from autoremat_solver import Plan, Problem, Solver, simulate
+from autoremat_solver import OffloadSolver, Plan, Problem, Solver, simulate
 from autoremat_solver.effort import CutOff
 from autoremat_solver.policies import recompute_all
 
@@ -18,6 +18,7 @@ from autoremat.planning.figures import given_away_nbytes, given_away_of, shared_
 from autoremat.planning.found_before import answer
 from autoremat.planning.identity import fingerprint
 from autoremat.planning.nesting import Beside, placed
+from autoremat.planning.offloaded import movable
 from autoremat.planning.sharing import Way
 from autoremat.planning.simulated import simulated_peaks
 from autoremat.problem.lower import as_written
@@ -60,12 +61,13 @@ def ways_of(
     """
     problem = subject.lowered.problem
     asked = (fingerprint(subject.joint), problem, found, kept_nbytes, budget_nbytes, searches)
+    asked_of = asked if subject.host is None else (*asked, subject.host)
 
     def searched() -> _Found:
         ways = _searched(subject, found, kept_nbytes, budget_nbytes, setting, searches)
         return _Found([astuple(way) for way in ways])
 
-    known = answer(repr((asked, setting.time_limit_s)), _Found, searched, subject.device)
+    known = answer(repr((asked_of, setting.time_limit_s)), _Found, searched, subject.device)
     return tuple(Way(*numbers) for numbers in known.ways)
 
 
@@ -131,6 +133,26 @@ def room_beside(subject: Subject, found: Beside, kept_nbytes: int, budget_nbytes
     return max(0, budget_nbytes - taken_nbytes)
 
 
+def _plan(subject: Subject, budget_nbytes: int, time_limit_s: float) -> Plan:
+    """The fastest plan found of a graph that is placed beside others."""
+    problem = subject.lowered.problem
+    if subject.host is not None:
+        host_nbytes, may_leave = subject.host.free_nbytes, movable(subject)
+        sends = OffloadSolver(
+            problem, host_nbytes, time_limit_s=time_limit_s, effort=_EFFORT, movable=may_leave
+        )
+        return sends.solve(budget_nbytes).plan
+    solver = Solver(
+        problem,
+        time_limit_s=time_limit_s,
+        effort=_EFFORT,
+        bound_effort=_BOUND,
+        without=_LEFT_OUT,
+        good_enough=_GOOD_ENOUGH,
+    )
+    return solver.plan(budget_nbytes)
+
+
 def _fastest(
     subject: Subject, found: Beside, kept_nbytes: int, budget_nbytes: int, cut_off: CutOff
 ) -> list[Way]:
@@ -144,15 +166,7 @@ def _fastest(
     for held in (*beside, Beside()):
         room_nbytes = room_beside(subject, held, kept_nbytes, budget_nbytes)
         lowered = placed(subject.lowered, held, room_nbytes)
-        solver = Solver(
-            lowered.problem,
-            time_limit_s=cut_off.left_s,
-            effort=_EFFORT,
-            bound_effort=_BOUND,
-            without=_LEFT_OUT,
-            good_enough=_GOOD_ENOUGH,
-        )
-        plan = solver.plan(budget_nbytes)
+        plan = _plan(replace(subject, lowered=lowered), budget_nbytes, cut_off.left_s)
         ways.append(way_of(subject, plan))
         peak_nbytes = subject.lowered.shell.resident_nbytes + ways[-1].peak_beside(found)
         if max(simulate(lowered.problem, plan).peak_nbytes, peak_nbytes) <= budget_nbytes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from autoremat_solver import Link, Op, Phase, Plan, Problem, Value
+from autoremat_solver import Link, Op, Phase, Plan, Problem, Step, StepKind, Value
 
 LOSS_BOUNDARY = "backward_begins"
 LATER_GRADIENTS = "gradients_of_later_graphs"
@@ -19,6 +19,8 @@ GRADIENTS_LAID_OUT = "gradients_laid_out"
 OPTIMIZER_STEP = "optimizer_step"
 BOUNDARY = (LOSS_BOUNDARY, GRADIENTS_LAID_OUT)  # between forward and backward, in this order
 MARKERS = frozenset({*BOUNDARY, OPTIMIZER_STEP})  # operations that no node stands for
+
+_COPIES = frozenset({StepKind.OFFLOAD, StepKind.RELEASE, StepKind.RELOAD})
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,28 @@ def in_order(problem: Problem, forward: list[str], backward: list[str]) -> Plan:
 
 
 def closed(problem: Problem, steps: Iterable[str]) -> Plan:
-    """The plan of these steps, which ends with the optimizer's exactly if the problem has one."""
+    """The plan of these steps, which ends with the optimizer's exactly if the problem has one.
+
+    Args:
+        problem: the graph's.
+        steps: as `in_texts` wrote them.
+    """
     end = [OPTIMIZER_STEP] if OPTIMIZER_STEP in problem.op_by_name else []
-    return Plan.of([*(name for name in steps if name != OPTIMIZER_STEP), *end])
+    found = [(_copy(text), text) for text in [*(s for s in steps if s != OPTIMIZER_STEP), *end]]
+    runs = iter(Plan.of(text for copy, text in found if copy is None).steps)
+    return Plan(tuple(next(runs) if copy is None else copy for copy, _ in found))
+
+
+def in_texts(plan: Plan) -> tuple[str, ...]:
+    """Its steps: an operation that runs by its name, a copy as "offload NAME" and so on."""
+    return tuple(s.target if s.is_run else f"{s.kind.value} {s.target}" for s in plan.steps)
+
+
+def has_copies(steps: Iterable[str]) -> bool:
+    """Whether any of the steps that `in_texts` wrote is a copy."""
+    return any(_copy(text) is not None for text in steps)
+
+
+def _copy(text: str) -> Step | None:
+    kind, _, value = text.partition(" ")  # names of nodes have no spaces
+    return Step(StepKind(kind), value) if value and kind in _COPIES else None

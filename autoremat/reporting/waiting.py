@@ -55,7 +55,8 @@ class Waiting:
         host_peak_nbytes: the most that does.
         in_flight_nbytes: the most that is on its way at once: it takes memory of the device too.
         stall_us: of the predicted time, what computing waits for copies.
-        alone_time_us: duration of the plan found for the same budget without any copy.
+        alone_time_us: duration of the plan found for the same budget without any copy; None where
+            none was looked for, as with a stored plan.
         alone_peak_nbytes: the peak of that plan, above the budget where none fits.
         alone_fits: whether it is within.
         trips: of the values that leave, in their order.
@@ -66,7 +67,7 @@ class Waiting:
     host_peak_nbytes: int
     in_flight_nbytes: int
     stall_us: float
-    alone_time_us: float
+    alone_time_us: float | None
     alone_peak_nbytes: int
     alone_fits: bool
     trips: tuple[Trip, ...] = ()
@@ -88,23 +89,25 @@ class Waiting:
         """
         alone = self._alone(baseline_time_us)
         if not self.trips:
-            return f"nothing, though values may wait {self.where}: {alone}"
+            return f"nothing, though values may wait {self.where}{alone.replace('; ', ': ')}"
         values = "; ".join(map(str, self.trips[:_SHOWN]))
         more = "; ..." if len(self.trips) > _SHOWN else ""
         room = f"{format_nbytes(self.host_peak_nbytes)} of {format_nbytes(self.host_nbytes)}"
         return (
             f"{format_nbytes(self.nbytes)} each way {self.where}; {format_us(self.stall_us)} of "
             f"waiting, at most {format_nbytes(self.in_flight_nbytes)} on the way at once and "
-            f"{room} waiting; {alone}; {_counted(len(self.trips))}: {values}{more}"
+            f"{room} waiting{alone}; {_counted(len(self.trips))}: {values}{more}"
         )
 
     def _alone(self, baseline_time_us: float) -> str:
+        if self.alone_time_us is None:
+            return ""
         if not self.alone_fits:
-            return f"recompute alone needs {format_nbytes(self.alone_peak_nbytes)}"
+            return f"; recompute alone needs {format_nbytes(self.alone_peak_nbytes)}"
         if baseline_time_us <= 0:
-            return "recompute alone fits as well"
+            return "; recompute alone fits as well"
         extra = round(100 * (self.alone_time_us / baseline_time_us - 1), 1) + 0.0
-        return f"recompute alone is {extra:+.1f} % time"
+        return f"; recompute alone is {extra:+.1f} % time"
 
 
 def _counted(count: int) -> str:

@@ -94,12 +94,8 @@ class Replans:
 
     @property
     def are_ruled_out(self) -> bool:
-        """Whether the user chose, or what divides a budget among graphs knows too little.
-
-        That knows no value that waits elsewhere: its plans would keep all of them.
-        """
-        setting = self._steps.options.setting
-        return bool(setting.steering.choice) or setting.offload is not None
+        """Whether the user chose."""
+        return bool(self._steps.options.setting.steering.choice)
 
     @property
     def are_open(self) -> bool:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from autoremat_solver import Link
 from torch import Tensor, nn
 
 import autoremat
-from autoremat.errors import OffloadError
+from autoremat.errors import OffloadError, PlanMismatch
 from autoremat.host.disk import Disk, _file_system, forget_files, like
+from autoremat.host.memory import HostMemory
 from autoremat.host.operators import OFFLOAD, OFFLOADED, RELOAD, RELOADED, _under_way
-from tests.training import make_seeded, measured, optimized, step, told
+from autoremat.memory.meter import measure_peak, resident_nbytes
+from tests.training import make_seeded, measured, optimized, step
 
 SAVED = ("aten.addmm", "aten.tanh", "aten.sin")  # all that is worth making again
 CPU = torch.device("cpu")
@@ -170,10 +173,42 @@ def test_a_folder_in_which_nothing_may_be_written_is_refused(
         autoremat.optimize(Deep(), "1GB", compiler="eager", offload=f"disk:{tmp_path}")
 
 
-def test_a_plan_that_offloads_is_not_stored(model: nn.Module, tmp_path: Path) -> None:
-    """A file would hold its operations without its copies."""
-    with pytest.raises(ValueError, match="cannot be stored"):
-        autoremat.save_plan(model, tmp_path / "plan.json")
+def test_a_plan_that_offloads_is_stored_with_its_copies(
+    model: nn.Module, folder: Path, tmp_path: Path
+) -> None:
+    """And runs again where it is told where values may wait, in as many bytes."""
+    path, peak_nbytes = tmp_path / "plan.json", measured(model, rows())
+    autoremat.save_plan(model, path)
+    again = optimized(Deep, "10MB", plan=path, offload=f"disk:{folder}")  # both models are there
+    step(again, rows())
+    assert measured(again, rows()) == peak_nbytes
+    first, second = (autoremat.report(found).graphs[0].waiting for found in (model, again))
+    assert first is not None
+    assert second is not None
+    assert second.nbytes == first.nbytes > 0
+    assert "recompute alone" not in second.text(1.0)  # nobody has looked for that
+    autoremat.save_plan(again, tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_text() == path.read_text()
+    elsewhere = optimized(Deep, "10MB", plan=path)
+    with pytest.raises(PlanMismatch, match="say where, as it was made with offload="):
+        step(elsewhere, rows())
+
+
+def test_a_plan_that_is_known_is_tried_where_values_may_wait_only(
+    model: nn.Module, folder: Path, tmp_path: Path
+) -> None:
+    """Else the graph is planned as if nobody had given one."""
+    path = tmp_path / "plan.json"
+    autoremat.save_plan(model, path)
+    again = optimized(
+        Deep, BUDGET_NBYTES, known_plan=path, offload=f"disk:{folder}", time_limit=1.0
+    )
+    step(again, rows())
+    autoremat.save_plan(again, tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_text() == path.read_text()
+    elsewhere = optimized(Deep, "10MB", known_plan=path, time_limit=1.0)
+    step(elsewhere, rows())
+    assert autoremat.report(elsewhere).graphs[0].waiting is None
 
 
 def test_a_smaller_batch_is_planned_with_copies_too(tmp_path: Path) -> None:
@@ -186,19 +221,58 @@ def test_a_smaller_batch_is_planned_with_copies_too(tmp_path: Path) -> None:
         assert measured(found, batch) <= BUDGET_NBYTES
 
 
-def test_a_step_that_is_more_than_was_planned_keeps_its_copies(tmp_path: Path) -> None:
-    """No plan without them is made in their place, and the step is told of."""
-    given = {"offload": f"disk:{tmp_path}", "save": SAVED, "time_limit": 1.0}
-    found = optimized(Deep, BUDGET_NBYTES, **given)
-    warned = []
-    for _ in range(3):
-        warned += told(lambda: (found(*rows()) + found(*rows())).backward())
+def called_twice(model: nn.Module, x: Tensor) -> None:
+    """A second call before the backward."""
+    (model(x) + model(x)).backward()
+
+
+def called_once(model: nn.Module, x: Tensor) -> None:
+    """A step as most are."""
+    model(x).backward()
+
+
+class Broken(Deep):
+    """The same in two graphs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The mean square of the last results."""
+        x = self.layers[:4](x)
+        torch._dynamo.graph_break()
+        return self.layers[4:](x).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("make", "run", "budget_nbytes"),
+    [(Deep, called_twice, 2_200_000), (Broken, called_once, 1_800_000)],
+)
+@pytest.mark.filterwarnings("ignore::autoremat.errors.OverBudgetWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_a_step_of_several_graphs_or_runs_keeps_its_budget_by_copies(
+    make: type[nn.Module],
+    run: Callable[[nn.Module, Tensor], None],
+    budget_nbytes: int,
+    tmp_path: Path,
+) -> None:
+    """From the second on; no plan without copies could, as all that is saved is too much."""
+    found = optimized(make, budget_nbytes, offload=f"disk:{tmp_path}", save=SAVED, time_limit=1.0)
+    plain, (x,) = make_seeded(make), rows()
+    run(plain, x)
+    for number in range(4):
         found.zero_grad(set_to_none=True)
-    assert warned
-    assert "none is made for that" in str(warned[-1])
-    waiting = autoremat.report(found).graphs[0].waiting
-    assert waiting is not None
-    assert waiting.nbytes > 0
+        held_nbytes = resident_nbytes(found, x)
+        peak_nbytes = held_nbytes + measure_peak(lambda: run(found, x), device=CPU)
+        assert number == 0 or peak_nbytes <= budget_nbytes
+        for one, other in zip(found.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(one.grad, other.grad)
+    waiting = [graph.waiting for graph in autoremat.report(found).graphs]
+    assert sum(one.nbytes for one in waiting if one is not None) > 0
+
+
+def test_runs_of_a_step_share_what_the_host_has() -> None:
+    """Values of all of them may wait there at once."""
+    disk = Disk("/", 0.5)
+    assert disk.shared(0.5) == Disk("/", 0.25)
+    assert HostMemory("8GB", 8_000).shared(0.25).free_nbytes == 2_000
 
 
 def test_a_child_process_copies_too(tmp_path: Path) -> None:
@@ -262,6 +336,7 @@ def test_a_graph_may_be_kept_for_another_backward(model: nn.Module) -> None:
 CHILD = """
 import signal, sys, torch
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever began the tests may ignore it
+from autoremat.host.memory import HostMemory
 from autoremat.host.operators import OFFLOAD, OFFLOADED, RELOAD, RELOADED
 x = torch.full((1 << 16,), float(sys.argv[2]))
 sent = OFFLOADED(OFFLOAD(x, sys.argv[1]), x)
