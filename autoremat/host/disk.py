@@ -56,6 +56,11 @@ class Disk:
         return found
 
     @property
+    def decides(self) -> str:
+        """What of it decides a plan, beside how fast copies are: where files are does not."""
+        return f"{PREFIX}{self.share}"
+
+    @property
     def asked(self) -> str:
         """As users write it."""
         return PREFIX + self.folder

@@ -61,7 +61,7 @@ def ways_of(
     """
     problem = subject.lowered.problem
     asked = (fingerprint(subject.joint), problem, found, kept_nbytes, budget_nbytes, searches)
-    asked_of = asked if subject.host is None else (*asked, subject.host)
+    asked_of = asked if subject.host is None else (*asked, subject.host.decides)
 
     def searched() -> _Found:
         ways = _searched(subject, found, kept_nbytes, budget_nbytes, setting, searches)

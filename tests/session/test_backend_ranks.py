@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
+from autoremat_solver import Link
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import autoremat
 from autoremat.backend import session_behind
+from autoremat.cost import host_link
+from autoremat.problem.shell import has_copies
 from tests.process_group import on_ranks
 from tests.session.test_ranks import BUDGET, FIRST, LAST, ROWS, Mixed, batch, own_times
 from tests.training import make_seeded, step
@@ -102,9 +106,26 @@ def both_train_alone(rank: int) -> Any:
     return distributed.get_world_size()
 
 
+def values_wait(rank: int) -> Any:
+    """Ranks have measured other links; all that is worth making again is to be saved."""
+    link = Link(1000.0 * (1 + rank), 2000.0 / (1 + rank), 5.0)
+    saved = ("aten.addmm", "aten.gelu", "aten.exp", "aten.sin", "aten.tanh")
+    with mock.patch.object(host_link, "_measured", return_value=link):
+        inner = compiled(BUDGET, offload="disk:.", save=saved, time_limit=2.0)
+        model = DistributedDataParallel(inner)
+        for _ in range(3):
+            step(model, (batch(),))
+    session = session_behind(inner.parameters())
+    assert session is not None
+    return [graph.schedule for graph in session.stored_plan().graphs]
+
+
 # --- what must come of it -----------------------------------------------------------------------
 
-USUAL = (budgets_and_times_differ, refused_on_one, sharded_after_compile, options_differ)
+USUAL = (
+    *(budgets_and_times_differ, refused_on_one, sharded_after_compile, options_differ),
+    values_wait,
+)
 OTHERS = (one_has_compiled_before, one_does_not_come, both_train_alone)
 
 
@@ -135,6 +156,13 @@ def test_ranks_that_were_asked_for_different_plans_are_named(usual):
     assert isinstance(one, autoremat.errors.SteeringError)
     assert str(one) == str(other)
     assert "policy" in str(one)
+
+
+def test_ranks_send_the_same_values_away(usual):
+    """At the same times, by the link that the first of them has measured."""
+    one, other = usual["values_wait"]
+    assert one == other
+    assert any(has_copies(schedule) for schedule in one)
 
 
 @pytest.mark.thorough
