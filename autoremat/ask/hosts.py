@@ -15,7 +15,7 @@ from autoremat.ask.budget import AUTO, Budget
 from autoremat.cost.device_specs import LINK_LATENCY_US, LINK_SHARE, DeviceSpec, find_link
 from autoremat.cost.machine import free_nbytes
 from autoremat.graph.devices import device_nbytes
-from autoremat.host.disk import PREFIX, Disk
+from autoremat.host.disk import PREFIX, Disk, in_leading_digits
 from autoremat.host.memory import Host, HostMemory
 from autoremat.units import format_nbytes
 
@@ -73,7 +73,7 @@ def host_of(given: object, link: object, spec: DeviceSpec | None) -> Host:
 
 def _size_nbytes(given: str | int) -> int:
     if given == AUTO:
-        return int((1 - RESERVE) * free_nbytes(torch.device("cpu")))
+        return in_leading_digits(int((1 - RESERVE) * free_nbytes(torch.device("cpu"))))
     try:
         return Budget.parse(given, whole="the host's memory").nbytes()
     except ValueError as error:

@@ -31,6 +31,7 @@ aten = torch.ops.aten
 
 RECOMPUTED = "_recomputed"  # in the name of every node that repeats an operation
 _WHERE_READ = "_where_read"  # and behind it, for caches that know code by its nodes' names
+_BACK_SUFFIX = re.compile(r"_reload(ed)?(_\d+)?$")  # of what a copy has brought back
 _COPY_SUFFIX = re.compile(rf"{RECOMPUTED}({_WHERE_READ})?(_\d+)?$")
 
 
@@ -88,6 +89,11 @@ def repeats(module: fx.GraphModule) -> bool:
 def original_name(name: str) -> str:
     """Of the node that a node of this name repeats; of any other, its own."""
     return _COPY_SUFFIX.sub("", name)
+
+
+def value_name(name: str) -> str:
+    """Of the value that a node of this name brings back from where it waited; else its own."""
+    return _BACK_SUFFIX.sub("", name)
 
 
 class _Writer:

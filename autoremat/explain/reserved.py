@@ -81,9 +81,10 @@ def asked_by_plan(problem: Problem, plan: Plan) -> GraphEvents:
             last.setdefault(final, []).append(number)
     events: list[list[Event]] = [[], []]
     start = backward_start(problem, plan)
-    for step, name in enumerate(plan.schedule):
-        into = events[step >= start]
-        into += _step(problem, name, step, spans, (born.get(step, []), last.get(step, [])))
+    for number, step in enumerate(plan.steps):
+        name = step.target if step.is_run else ""
+        into = events[number >= start]
+        into += _step(problem, name, number, spans, (born.get(number, []), last.get(number, [])))
     backward = {
         number
         for number, (name, *_) in enumerate(spans)
@@ -102,7 +103,7 @@ def _step(
     sizes = {n: problem.value_by_name[spans[n][0]].nbytes for found in numbers for n in found}
     born, last = ([n for n in found if sizes[n]] for found in numbers)
     found = [Event(number, sizes[number]) for number in born]
-    workspace_nbytes = problem.op_by_name[name].workspace_nbytes
+    workspace_nbytes = problem.op_by_name[name].workspace_nbytes if name else 0  # none of a copy
     if workspace_nbytes and name != OPTIMIZER_STEP:
         found += [Event(("workspace", step), n) for n in (workspace_nbytes, 0)]
     return found + [Event(number, 0) for number in last]

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from autoremat_solver import OffloadSolver, Plan, Problem, StepKind, simulate
-from autoremat_solver.plan import Status
 from autoremat_solver.simulate import copy_times, instance_spans
 
 from autoremat.host.memory import HostMemory
@@ -37,9 +36,9 @@ def waiting_of(subject: Subject, choice: Choice) -> Waiting | None:
         host_peak_nbytes=solution.timeline.host_peak_nbytes,
         in_flight_nbytes=_in_flight_nbytes(problem, solution.plan),
         stall_us=solution.timeline.stall_us,
-        alone_time_us=None if alone is None else alone.timeline.time_us,
-        alone_peak_nbytes=0 if alone is None else alone.timeline.peak_nbytes,
-        alone_fits=alone is not None and alone.status is not Status.INFEASIBLE,
+        alone_time_us=None if alone is None else alone.time_us,
+        alone_peak_nbytes=0 if alone is None else alone.peak_nbytes,
+        alone_fits=alone is not None and alone.fits,
         trips=tuple(_trips(problem, solution.plan)),
     )
 

@@ -56,11 +56,6 @@ class Disk:
         return found
 
     @property
-    def decides(self) -> str:
-        """What of it decides a plan, beside how fast copies are: where files are does not."""
-        return f"{PREFIX}{self.share}"
-
-    @property
     def asked(self) -> str:
         """As users write it."""
         return PREFIX + self.folder
@@ -85,15 +80,24 @@ class Disk:
     def free_nbytes(self) -> int:
         """What values may take there at once, with what files that are kept take already.
 
+        In a few leading digits: plans are kept for a machine, and what is free is never the same.
+
         Raises:
             OffloadError: if there is no such folder any more.
         """
         idle_nbytes = files_of(self.folder).idle_nbytes
-        return int(self.share * (1 - RESERVE) * (free_nbytes(self.folder) + idle_nbytes))
+        found_nbytes = int(self.share * (1 - RESERVE) * (free_nbytes(self.folder) + idle_nbytes))
+        return in_leading_digits(found_nbytes)
 
     def shared(self, share: float) -> Disk:
         """The same for values that may take so much of it."""
         return replace(self, share=share * self.share)
+
+
+def in_leading_digits(nbytes: int) -> int:
+    """No more than so much, and at most an eighth less."""
+    spare_bits = max(0, nbytes.bit_length() - 4)
+    return nbytes >> spare_bits << spare_bits
 
 
 @functools.cache

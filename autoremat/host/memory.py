@@ -25,14 +25,12 @@ class HostMemory:
         free_nbytes: what values may take there at once.
         speed: of copies there and back, both ways at once; None where they are measured.
         way: what they go over, in words; "" where they are measured.
-        share: of what the user allows, which these values may take.
     """
 
     asked: str
     free_nbytes: int
     speed: Link | None = None
     way: str = ""
-    share: float = 1.0
     folder: ClassVar[str] = ""
 
     def about(self, link: Link) -> str:
@@ -48,13 +46,7 @@ class HostMemory:
 
     def shared(self, share: float) -> HostMemory:
         """The same for values that may take so much of it."""
-        left_nbytes = int(share * self.free_nbytes)
-        return replace(self, free_nbytes=left_nbytes, share=share * self.share)
-
-    @property
-    def decides(self) -> str:
-        """What of it decides a plan, beside how fast copies are; "auto" is one question."""
-        return f"{self.asked}, {self.share}"
+        return replace(self, free_nbytes=int(share * self.free_nbytes))
 
 
 Host = Disk | HostMemory

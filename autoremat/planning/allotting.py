@@ -29,7 +29,7 @@ from autoremat.planning.nesting import (
 from autoremat.planning.part import Part
 from autoremat.planning.sharing import Member, Share, Shared, Way, divide
 from autoremat.planning.simulated import plans_at_once
-from autoremat.planning.ways import room_beside, way_of, ways_of
+from autoremat.planning.ways import crossing_nbytes, least_crossing, room_beside, way_of, ways_of
 from autoremat.problem.lower import as_written
 from autoremat.problem.subject import Subject
 
@@ -170,7 +170,8 @@ class Runs:
         parts = list(self.parts.values())
         if all(part.subject.host is None for part in parts):
             return [1.0] * len(parts)
-        most = [max(1, _ends(part)[1].crossing_nbytes) for part in parts]
+        problems = [part.subject.lowered.problem for part in parts]
+        most = [max(1, crossing_nbytes(one, as_written(one))) for one in problems]
         total_nbytes = sum(most[n] for n in self.order if n < len(parts))
         return [nbytes / max(nbytes, total_nbytes) for nbytes in most]
 
@@ -406,6 +407,7 @@ def _ends(part: Part) -> tuple[Way, Way]:
     peaks = [part.own_peaks, *((w.forward_nbytes, w.backward_nbytes) for w in (leanest, *known))]
     forward_nbytes, backward_nbytes = min(peaks, key=max)
     leanest = replace(leanest, forward_nbytes=forward_nbytes, backward_nbytes=backward_nbytes)
+    leanest = replace(leanest, crossing_nbytes=least_crossing(subject, leanest))
     return _as_run(part, leanest), _as_run(part, richest)
 
 

@@ -44,7 +44,8 @@ class Choice:
         torchs: given for torch's own partition: what its plan is a plan of.
         code_us: what the kernels of that code take; None where that is not known.
         asked: what that code asks of a GPU's allocator; None where no such code was read.
-        alone: where values may leave the device, what is found for the same budget if none does.
+        alone: where values may leave the device, what is found for the same budget if none does;
+            None where nobody has looked.
         in_order: how the modules are written out; as of `rewrite`.
     """
 
@@ -61,8 +62,29 @@ class Choice:
     torchs: TorchPlan | None = None
     code_us: float | None = None
     asked: GraphEvents | None = None
-    alone: Solution | None = None
+    alone: Alone | None = None
     in_order: bool = True
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A plan without copies, where values may leave the device.
+
+    Attributes:
+        time_us: of its operations.
+        peak_nbytes: as the simulator sees it.
+        fits: whether that is within the budget.
+    """
+
+    time_us: float
+    peak_nbytes: int
+    fits: bool
+
+    @classmethod
+    def of(cls, solution: Solution) -> Alone:
+        """Of such a plan."""
+        timeline, fits = solution.timeline, solution.status is not Status.INFEASIBLE
+        return cls(timeline.time_us, timeline.peak_nbytes, fits)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from autoremat_solver.simulate import instance_spans
 from torch import fx
 
 from autoremat import _torch
+from autoremat.emit.rewrite import value_name
 from autoremat.graph.joint_graph import JointGraph
 from autoremat.inductor.laid_out import laid_out_nbytes
 from autoremat.planning.choice import Choice, as_chosen
@@ -186,7 +187,8 @@ class Figures:
     @property
     def _saved(self) -> set[fx.Node]:
         joint = self._subject.joint
-        names = {node.name for node in self._choice.backward.graph.find_nodes(op="placeholder")}
+        given = self._choice.backward.graph.find_nodes(op="placeholder")
+        names = {value_name(node.name) for node in given}
         return {node for node in joint.nodes if node.name in names} - set(joint.tangents)
 
     @property

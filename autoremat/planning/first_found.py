@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 from autoremat_solver import Plan, Problem, Solution, check, simulate
 from autoremat_solver.plan import Status
 
 from autoremat.planning.asked import saved_names
-from autoremat.planning.choice import TORCH, Baseline, Choice, Modules, given, written_out
+from autoremat.planning.choice import TORCH, Alone, Baseline, Choice, Modules, written_out
 from autoremat.planning.found_before import answer
 from autoremat.planning.identity import in_words
 from autoremat.planning.known_readings import read_once
@@ -41,8 +41,7 @@ class Found:
         in_order: as of `Choice`.
         baseline_time_us: as `Choice` tells it.
         status: as of `Solution`, as what follows.
-        alone: steps of the plan without copies, where values may leave; else none.
-        alone_status: of that.
+        alone: as of `Choice`, as a list; empty where there is none.
     """
 
     schedule: list[str]
@@ -59,13 +58,12 @@ class Found:
     floor_nbytes: int
     tried: list[str]
     left_out: list[str]
-    alone: list[str]
-    alone_status: str
+    alone: list[float]
 
     @classmethod
     def of(cls, choice: Choice) -> Found:
         """The plan of a choice."""
-        solution, alone = choice.solution, choice.alone
+        solution = choice.solution
         return cls(
             schedule=list(in_texts(solution.plan)),
             saved=list(saved_names(choice.backward)),
@@ -81,8 +79,7 @@ class Found:
             floor_nbytes=solution.floor_nbytes,
             tried=list(solution.tried),
             left_out=list(solution.left_out),
-            alone=list(alone.plan.schedule) if alone else [],
-            alone_status=alone.status.value if alone else "",
+            alone=list(astuple(choice.alone)) if choice.alone else [],
         )
 
     def is_last_word(self, budget_nbytes: int) -> bool:
@@ -161,17 +158,13 @@ def _applied(subject: Subject, found: Found, *, reads: bool) -> Choice | None:
         torchs=torchs,
         code_us=found.code_us,
         in_order=found.in_order,
-        alone=_alone(problem, found),
+        alone=_alone(*found.alone) if found.alone else None,
         asked=read_once(subject, *modules).asked if reads and _is_gpu(subject) else None,
     )
 
 
-def _alone(problem: Problem, found: Found) -> Solution | None:
-    """What was found without copies, where values may leave."""
-    if not found.alone:
-        return None
-    alone = given(problem, closed(problem, found.alone), found.method)
-    return replace(alone, status=Status(found.alone_status))
+def _alone(time_us: float, peak_nbytes: float, fits: float) -> Alone:
+    return Alone(time_us, int(peak_nbytes), bool(fits))
 
 
 def _is_gpu(subject: Subject) -> bool:

@@ -28,8 +28,7 @@ def operations(joint: JointGraph) -> tuple[tuple[str, str, tuple[str, ...]], ...
 def in_words(subject: Subject) -> str:
     """All that a plan of a graph, and its peak, depend on beside what is asked of it."""
     there = subject.elsewhere and (subject.elsewhere, triton_version())
-    stated = fingerprint(subject.joint), subject.lowered.problem, there
-    return repr(stated if subject.host is None else (*stated, subject.host.decides))
+    return repr((fingerprint(subject.joint), subject.lowered.problem, there))
 
 
 def _record(node: fx.Node) -> NodeRecord:

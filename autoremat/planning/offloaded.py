@@ -20,7 +20,7 @@ from autoremat_solver.plan import Status
 
 from autoremat import _torch
 from autoremat.host.memory import Host
-from autoremat.planning.choice import Choice
+from autoremat.planning.choice import Alone, Choice
 from autoremat.planning.read import (
     GOOD_USE,
     best_of,
@@ -65,7 +65,7 @@ def _as_simulated(subject: Subject, solver: OffloadSolver, budget_nbytes: int) -
     if not found.fits:
         alone = choose_by_simulation(subject, solver.solver, budget_nbytes)
         found = alone if alone.needed_nbytes <= found.needed_nbytes else found
-    return replace(found, alone=solver.alone(budget_nbytes))
+    return replace(found, alone=Alone.of(solver.alone(budget_nbytes)))
 
 
 def _as_read(subject: Subject, solver: OffloadSolver, budget_nbytes: int) -> Choice:
@@ -82,10 +82,9 @@ def _as_read(subject: Subject, solver: OffloadSolver, budget_nbytes: int) -> Cho
         choices += lean_by_reading(reader, solver.solver)
     best = best_of(choices, budget_nbytes)
     if not best.solution.plan.offloaded:
-        return replace(best, alone=best.solution)
-    without = solver.alone(budget_nbytes) if alone is None else alone.solution
-    status = Status.INFEASIBLE if alone is None else without.status
-    return replace(best, alone=replace(without, status=status))
+        return replace(best, alone=Alone.of(best.solution))
+    without = Alone.of(solver.alone(budget_nbytes) if alone is None else alone.solution)
+    return replace(best, alone=replace(without, fits=alone is not None and without.fits))
 
 
 def _that_send_away(reader: Reader, solver: OffloadSolver) -> Iterator[Choice]:

@@ -182,6 +182,8 @@ def choose(
     )
     asked = f"refuses={refuses}, time_limit={setting.time_limit_s}, strict={setting.strict}"
     asked += f", least={least}, passing={is_passing}"
+    if subject.host is not None:
+        asked += f", host={subject.host.free_nbytes}"
     return choose_once(subject, budget_nbytes, asked, searched, reads=reads)
 
 

@@ -273,7 +273,7 @@ def _written_over(subject: Subject, plan: Plan) -> Iterator[tuple[str, tuple[str
     ends = zip(instance_spans(problem, plan), occupied_spans(problem, plan), strict=True)
     for (name, _, last), (_, _, shorter) in ends:
         if shorter < last:
-            yield name, problem.op_by_name[plan.schedule[last]].outputs
+            yield name, problem.op_by_name[plan.steps[last].target].outputs
 
 
 def _is_highest_in_corner(expression: Any, lowest: Symbols, highest: Symbols) -> bool:

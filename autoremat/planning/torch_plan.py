@@ -13,6 +13,7 @@ from autoremat_solver import Op, Plan, Problem, check
 from autoremat_solver.simulate import saved_values
 from torch import fx
 
+from autoremat.emit.rewrite import value_name
 from autoremat.graph.joint_graph import JointGraph
 from autoremat.graph.storages import Storages
 from autoremat.problem.lower import Lowered, with_buffers
@@ -84,7 +85,7 @@ def torch_plan(
 
 def handed_over(joint: JointGraph, storages: Storages, backward: fx.GraphModule) -> set[str]:
     """Names of the storages that a backward module is given."""
-    inputs = {node.name for node in backward.graph.find_nodes(op="placeholder")}
+    inputs = {value_name(node.name) for node in backward.graph.find_nodes(op="placeholder")}
     given = (node for node in joint.nodes if node.name in inputs)
     return {name for node in given for name in storages.of_node[node]}
 

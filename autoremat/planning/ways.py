@@ -12,6 +12,7 @@ from dataclasses import astuple, dataclass, replace
 from autoremat_solver import OffloadSolver, Plan, Problem, Solver, simulate
 from autoremat_solver.effort import CutOff
 from autoremat_solver.policies import recompute_all
+from autoremat_solver.simulate import instance_spans
 
 from autoremat.ask.options import Setting
 from autoremat.planning.figures import given_away_nbytes, given_away_of, shared_out
@@ -61,7 +62,7 @@ def ways_of(
     """
     problem = subject.lowered.problem
     asked = (fingerprint(subject.joint), problem, found, kept_nbytes, budget_nbytes, searches)
-    asked_of = asked if subject.host is None else (*asked, subject.host.decides)
+    asked_of = asked if subject.host is None else (*asked, subject.host.free_nbytes)
 
     def searched() -> _Found:
         ways = _searched(subject, found, kept_nbytes, budget_nbytes, setting, searches)
@@ -84,7 +85,8 @@ def _searched(
     leanest, richest = (way_of(subject, p(problem)) for p in (recompute_all, as_written))
     ways = [leanest, richest]
     solved: list[tuple[int, int]] = []  # limits, and what the fastest plan within each keeps
-    limits = _limits(leanest.crossing_nbytes, richest.crossing_nbytes, kept_nbytes)[:searches]
+    least_nbytes = least_crossing(subject, leanest)
+    limits = _limits(least_nbytes, richest.crossing_nbytes, kept_nbytes)[:searches]
     highest = max(limits)  # what is found within it answers all others that it does not exceed
     for limit_nbytes in [highest, *(limit for limit in limits if limit != highest)]:
         if cut_off.is_over:
@@ -94,6 +96,25 @@ def _searched(
             ways += new
             solved.append((limit_nbytes, new[-1].crossing_nbytes))
     return tuple(sorted(set(ways), key=astuple))
+
+
+def least_crossing(subject: Subject, leanest: Way) -> int:
+    """About what a graph has to keep on the device, where what may leave does.
+
+    Args:
+        subject: the graph.
+        leanest: what keeps the least of it without copies.
+    """
+    if subject.host is None:
+        return leanest.crossing_nbytes
+    problem = subject.lowered.problem
+    plan, may_leave, sizes = recompute_all(problem), movable(subject), problem.value_by_name
+    boundary = plan.place_of(LOSS_BOUNDARY)
+    spans = instance_spans(problem, plan)
+    leaving = {name for name, born, last in spans if born < boundary < last and name in may_leave}
+    leaving_nbytes = sum(sizes[name].nbytes for name in leaving)
+    least_nbytes = leanest.crossing_nbytes - min(leaving_nbytes, subject.host.free_nbytes)
+    return max(leanest.passed_nbytes, least_nbytes)
 
 
 def _limits(least_nbytes: int, most_nbytes: int, kept_nbytes: int) -> list[int]:

@@ -21,7 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from autoremat import _torch
 from autoremat.memory.storage_sizes import storage_identities
 
-LARGEST_NUMEL = 1 << 20  # of a tensor whose contents are kept: masks and positions, not activations
+LARGEST_NUMEL = 1 << 18  # of a tensor whose contents are kept: masks and positions, not activations
 
 _ASK = frozenset([torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default])
 _MADE = frozenset(
@@ -52,24 +52,26 @@ class KnownContents(_torch.TorchDispatchMode):
         if func in _ASK and self._knows(given):
             return self._really(func, given)
         result = func(*args, **given[1])
-        if isinstance(func, _torch.OpOverload):
+        if not isinstance(func, _torch.OpOverload) or _torch.is_mutable(func):
+            self._forget(_torch.tensor_leaves(given))
+        elif func.namespace == "aten":  # another's may do whatever it likes
             self._follow(func, given, result)
         return result
 
     def _follow(self, operator: Any, given: tuple[tuple, dict], result: Any) -> None:
-        if _torch.is_mutable(operator):
-            self._forget(_torch.tensor_leaves(given))
-            return
         made = _torch.tensor_leaves(result)
         is_small = bool(made) and all(tensor.numel() <= LARGEST_NUMEL for tensor in made)
-        if is_small and self._has_contents(operator, given):
+        if not is_small or not self._has_contents(operator, given):
+            return
+        with contextlib.suppress(Exception):  # what cannot be computed here is not known
             found = _torch.tensor_leaves(self._really(operator, given))
-            self._real.update(zip(made, found, strict=True))
+            pairs = zip(made, found, strict=True)
+            self._real.update((one, real) for one, real in pairs if _is_alike(one, real))
 
     def _has_contents(self, operator: Any, given: tuple[tuple, dict]) -> bool:
         """Whether what an operator returns follows from what is known."""
         name = str(operator).split(".")[1]
-        is_drawn = torch.Tag.nondeterministic_seeded in operator.tags
+        is_drawn = torch.Tag.nondeterministic_seeded in operator.tags or "empty" in name
         return name in _MADE | _MADE_LIKE or (not is_drawn and self._knows(given))
 
     def _knows(self, given: tuple[tuple, dict]) -> bool:
@@ -89,7 +91,9 @@ class KnownContents(_torch.TorchDispatchMode):
             return value
         if value in self:
             return self._real[value]
-        # Of what is made like another one sizes are asked, and the type.
+        # Of what is made like another one the layout is asked, and the type.
+        if value.numel() <= LARGEST_NUMEL:
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
         return torch.empty((), dtype=value.dtype).expand(value.shape)
 
     def _forget(self, tensors: list[torch.Tensor]) -> None:
@@ -99,6 +103,12 @@ class KnownContents(_torch.TorchDispatchMode):
         ]
         for tensor in stale:
             del self._real[tensor]
+
+
+def _is_alike(one: torch.Tensor, real: torch.Tensor) -> bool:
+    """Whether a fake and a real tensor lie alike."""
+    found, wanted = ((t.shape, t.stride(), t.dtype) for t in (real, one))
+    return found == wanted
 
 
 @contextlib.contextmanager

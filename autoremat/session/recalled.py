@@ -205,6 +205,7 @@ def question_of(
         sorted(options.asked().items()),
         options.budget_nbytes(device),
         options.setting.strict,
+        options.setting.offload and options.setting.offload.free_nbytes,
         astuple(resident.parts),
         resident.transient_nbytes,
         astuple(resident.traffic),

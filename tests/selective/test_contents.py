@@ -41,6 +41,7 @@ def test_what_follows_from_sizes_is_answered(known: KnownContents) -> None:
         lambda: torch.bernoulli(torch.ones(4)),
         lambda: torch.arange(4) * torch.empty(4),
         lambda: torch.zeros(2048, 1024),
+        lambda: torch.empty_like(torch.arange(4)),
     ],
 )
 def test_what_depends_on_more_than_sizes_is_not(known: KnownContents, make: Any) -> None:
@@ -49,6 +50,24 @@ def test_what_depends_on_more_than_sizes_is_not(known: KnownContents, make: Any)
     assert value not in known
     with pytest.raises(_torch.DataDependentOutput):
         bool(value.any())
+
+
+def test_contents_lie_as_what_they_are_of(known: KnownContents) -> None:
+    """A view that fits the one fits the other; what nobody can compute here is not known."""
+    ahead = torch.empty(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    flat = torch.ones_like(ahead).permute(0, 2, 3, 1).flatten(0, 2)
+    assert flat.all()
+    assert torch.zeros_like(ahead.transpose(1, 2)).transpose(1, 2).sum() == 0
+    added = torch.ones(4, dtype=torch.uint16) + torch.ones(4, dtype=torch.uint16)
+    assert added not in known
+
+
+def test_an_operator_of_somebody_else_s_is_not_run(known: KnownContents) -> None:
+    """Nor are its contents known by its name."""
+    library = torch.library.Library("elsewhere", "FRAGMENT")
+    library.define("zeros(Tensor x) -> Tensor")
+    torch.library.register_fake("elsewhere::zeros", torch.empty_like, lib=library)
+    assert torch.ops.elsewhere.zeros(torch.arange(4)) not in known
 
 
 def test_what_is_written_into_is_known_no_longer(known: KnownContents) -> None:

@@ -19,11 +19,18 @@ from autoremat_solver import Link
 from torch import Tensor, nn
 
 import autoremat
+from autoremat.ask.options import Setting
 from autoremat.errors import OffloadError, PlanMismatch
-from autoremat.host.disk import Disk, _file_system, forget_files, like
+from autoremat.host.disk import Disk, _file_system, forget_files, in_leading_digits, like
 from autoremat.host.memory import HostMemory
 from autoremat.host.operators import OFFLOAD, OFFLOADED, RELOAD, RELOADED, _under_way
 from autoremat.memory.meter import measure_peak, resident_nbytes
+from autoremat.planning.figures import Figures
+from autoremat.planning.nesting import Beside
+from autoremat.planning.unsearched import choose_fixed
+from autoremat.planning.ways import crossing_nbytes
+from autoremat.problem.shell import closed, in_texts
+from tests.joint_graphs import subject_of
 from tests.training import make_seeded, measured, optimized, step
 
 SAVED = ("aten.addmm", "aten.tanh", "aten.sin")  # all that is worth making again
@@ -254,7 +261,7 @@ def test_a_step_of_several_graphs_or_runs_keeps_its_budget_by_copies(
     tmp_path: Path,
 ) -> None:
     """From the second on; no plan without copies could, as all that is saved is too much."""
-    found = optimized(make, budget_nbytes, offload=f"disk:{tmp_path}", save=SAVED, time_limit=1.0)
+    found = optimized(make, budget_nbytes, offload=f"disk:{tmp_path}", save=SAVED)
     plain, (x,) = make_seeded(make), rows()
     run(plain, x)
     for number in range(4):
@@ -273,6 +280,48 @@ def test_runs_of_a_step_share_what_the_host_has() -> None:
     disk = Disk("/", 0.5)
     assert disk.shared(0.5) == Disk("/", 0.25)
     assert HostMemory("8GB", 8_000).shared(0.25).free_nbytes == 2_000
+
+
+def test_what_is_free_is_told_in_leading_digits() -> None:
+    """So that it is the same tomorrow: no more than there is, and not much less."""
+    for nbytes in (0, 7, 15, 16, 1000, 123_456_789):
+        found = in_leading_digits(nbytes)
+        assert 7 / 8 * nbytes <= found <= nbytes
+    assert in_leading_digits(100_000_000) == in_leading_digits(99_000_000)
+
+
+def test_a_disk_that_is_free_again_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was found while it was full is not the answer."""
+    given = {"offload": f"disk:{tmp_path}", "save": SAVED, "time_limit": 1.0}
+    with monkeypatch.context() as full:
+        full.setattr("autoremat.host.disk.free_nbytes", lambda folder: 20_000)
+        with pytest.raises(autoremat.InfeasibleBudget):
+            step(optimized(Deep, BUDGET_NBYTES, **given), rows())
+    found = optimized(Deep, BUDGET_NBYTES, **given)
+    step(found, rows())
+    assert measured(found, rows()) <= BUDGET_NBYTES
+
+
+def detour(x: Tensor) -> Tensor:
+    """Reads a value again in the middle of its forward, and in the backward."""
+    y = x.exp()
+    return (y * y.cumsum(0).sin()).sum()
+
+
+def test_what_came_back_within_the_forward_crosses_to_the_backward(tmp_path: Path) -> None:
+    """By what the steps count as by the simulator: it is there while other graphs run."""
+    setting = Setting(compiler="eager", offload=Disk(str(tmp_path)))
+    subject = subject_of(detour, torch.ones(256, 64, requires_grad=True), setting)
+    problem = subject.lowered.problem
+    steps = [op.name for op in problem.ops]
+    assert steps[:3] == ["exp", "cumsum", "sin"]
+    away = ["exp", "cumsum", "offload exp", "release exp", "sin", "reload exp", *steps[3:]]
+    plan = closed(problem, away)
+    assert in_texts(plan) == tuple(away)
+    choice = choose_fixed(subject, plan, "by hand", 1 << 30, reads=False)
+    assert "exp_reloaded" in [node.name for node in choice.backward.graph.nodes]
+    figures = Figures(subject, choice, Beside())
+    assert figures.crossing_nbytes == crossing_nbytes(problem, plan)
 
 
 def test_a_child_process_copies_too(tmp_path: Path) -> None:
