@@ -108,7 +108,9 @@ def told_of(host: Host) -> str:
     """What a plan takes for granted of a host that is not here; "" where it is."""
     if not isinstance(host, HostMemory) or host.speed is None:
         return ""
-    auto = f", {1 - RESERVE:.0%} of what this machine has free" if host.asked == AUTO else ""
+    auto = (
+        f", at most {1 - RESERVE:.0%} of what this machine has free" if host.asked == AUTO else ""
+    )
     size = format_nbytes(host.free_nbytes)
     return (
         f"the host has {size} of page-locked memory for values that wait{auto}; copies go "
