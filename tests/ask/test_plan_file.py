@@ -182,7 +182,7 @@ def test_one_graph_longer_than_the_other():
 def test_other_rules_for_random_numbers_are_refused(path: Path):
     """A plan that draws masks again is no plan where they are drawn once."""
     planned(path)
-    with pytest.raises(PlanMismatch, match="are dropout= and repeatable= the same"):
+    with pytest.raises(PlanMismatch, match="are dropout=, repeatable= and offload= the same"):
         applied(path, dropout="save_masks")
 
 

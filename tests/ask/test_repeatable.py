@@ -122,7 +122,7 @@ def test_a_stored_plan_needs_the_permission_again(tmp_path: Path):
     count = runs_in_a_step(model)
     autoremat.save_plan(model, path)
     assert runs_in_a_step(trained(None, plan=path, repeatable=SINE)) == count
-    with pytest.raises(PlanMismatch, match="repeatable= the same"):
+    with pytest.raises(PlanMismatch, match="repeatable= and offload= the same"):
         trained(None, plan=path)
 
 
