@@ -166,17 +166,30 @@ def test_a_folder_that_is_read_only_or_full_is_told_of_once(
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_plan_that_cannot_be_stored_says_why_and_the_report_is_there(tmp_path: Path) -> None:
+def test_a_plan_that_cannot_be_stored_says_why_and_the_report_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No folder is at fault, and none is asked for."""
-    followed = planned(offload=f"disk:{tmp_path}")
+    followed = planned()
     folder = tmp_path / "checkpoint"
+
+    def refuse(*_: object) -> None:
+        raise ValueError("A plan is of one model.")
+
+    monkeypatch.setattr("autoremat.integrations.followed.save_plan", refuse)
     with told() as texts:
         for _ in range(2):
             followed.store(folder, is_new=True)
     (text,) = texts
-    assert "A plan with offload= cannot be stored" in text
+    assert "A plan is of one model." in text
     assert "Give the trainer a folder" not in text
     assert {path.name for path in folder.iterdir()} == {REPORT, PAGE}
+
+
+def test_a_plan_that_lets_values_wait_is_kept_with_the_checkpoint(tmp_path: Path) -> None:
+    """As any plan is."""
+    planned(offload=f"disk:{tmp_path}").store(tmp_path / "checkpoint", is_new=True)
+    assert (tmp_path / "checkpoint" / PLAN).exists()
 
 
 def test_a_checkpoint_that_cannot_be_read_is_planned_anew_with_a_line(tmp_path: Path) -> None:

@@ -180,19 +180,22 @@ def test_a_folder_in_which_nothing_may_be_written_is_refused(
         autoremat.optimize(Deep(), "1GB", compiler="eager", offload=f"disk:{tmp_path}")
 
 
-def test_a_plan_that_offloads_is_stored_with_its_copies(
-    model: nn.Module, folder: Path, tmp_path: Path
-) -> None:
+def test_a_plan_that_offloads_is_stored_with_its_copies(folder: Path, tmp_path: Path) -> None:
     """And runs again where it is told where values may wait, in as many bytes."""
-    path, peak_nbytes = tmp_path / "plan.json", measured(model, rows())
+    path, given = tmp_path / "plan.json", {"offload": f"disk:{folder}"}
+    model = optimized(Deep, BUDGET_NBYTES, save=SAVED, time_limit=1.0, **given)
+    step(model, rows())
     autoremat.save_plan(model, path)
-    again = optimized(Deep, "10MB", plan=path, offload=f"disk:{folder}")  # both models are there
+    first = autoremat.report(model).graphs[0].waiting
+    del model
+    again = optimized(Deep, "10MB", plan=path, **given)
     step(again, rows())
-    assert measured(again, rows()) == peak_nbytes
-    first, second = (autoremat.report(found).graphs[0].waiting for found in (model, again))
+    assert measured(again, rows()) <= BUDGET_NBYTES
+    second = autoremat.report(again).graphs[0].waiting
     assert first is not None
     assert second is not None
-    assert second.nbytes == first.nbytes > 0
+    assert second.trips == first.trips
+    assert second.trips
     assert "recompute alone" not in second.text(1.0)  # nobody has looked for that
     autoremat.save_plan(again, tmp_path / "again.json")
     assert (tmp_path / "again.json").read_text() == path.read_text()
@@ -202,14 +205,15 @@ def test_a_plan_that_offloads_is_stored_with_its_copies(
 
 
 def test_a_plan_that_is_known_is_tried_where_values_may_wait_only(
-    model: nn.Module, folder: Path, tmp_path: Path
+    folder: Path, tmp_path: Path
 ) -> None:
     """Else the graph is planned as if nobody had given one."""
-    path = tmp_path / "plan.json"
+    path, given = tmp_path / "plan.json", {"offload": f"disk:{folder}"}
+    model = optimized(Deep, BUDGET_NBYTES, save=SAVED, time_limit=1.0, **given)
+    step(model, rows())
     autoremat.save_plan(model, path)
-    again = optimized(
-        Deep, BUDGET_NBYTES, known_plan=path, offload=f"disk:{folder}", time_limit=1.0
-    )
+    del model
+    again = optimized(Deep, BUDGET_NBYTES, known_plan=path, time_limit=1.0, **given)
     step(again, rows())
     autoremat.save_plan(again, tmp_path / "again.json")
     assert (tmp_path / "again.json").read_text() == path.read_text()
