@@ -1,9 +1,10 @@
 """What every test starts from: clean compilers, one thread, one seed, and a cost cache of its own.
 
 The smoke tests of torch's private names run first: where a torch release has moved one, they say
-which, before the tests that merely fail for it. Hypothesis repeats the same examples each time,
-unless `--hypothesis-profile=nightly` asks for thousands of new ones. Torch is touched only where a
-test module has imported it, so that the solver's tests stay fast.
+which, before the tests that merely fail for it. With TEST_MINUTES=25 in the environment no test
+begins later than that, and each day others are the first. Hypothesis repeats the same examples each
+time, unless `--hypothesis-profile=nightly` asks for thousands of new ones. Torch is touched only
+where a test module has imported it, so that the solver's tests stay fast.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
+import math
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -32,9 +36,26 @@ settings.register_profile("nightly", max_examples=5000, print_blob=True)
 settings.load_profile("repeatable")
 
 
+MINUTES = float(os.environ.get("TEST_MINUTES", "inf"))
+BEGAN_S = time.monotonic()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Private names of torch first, everything else in its order."""
+    """Private names of torch first, everything else in its order; of a limited time, from a day's.
+
+    A slow machine does not come to the end of them: after a few days it has run all.
+    """
+    if math.inf > MINUTES and items:
+        first = date.today().toordinal() * len(items) // 5 % len(items)
+        items[:] = items[first:] + items[:first]
     items.sort(key=lambda item: not item.nodeid.startswith("tests/house/test_torch_names.py"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Whoever limits the time is told how many tests were left out."""
+    if time.monotonic() - BEGAN_S > 60 * MINUTES:
+        pytest.skip(f"no time is left of {MINUTES:g} minutes")
 
 
 def pytest_collection_finish() -> None:

@@ -9,6 +9,7 @@ and what was asked of the memory. The wrapper is the generated text as it stands
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -23,6 +24,8 @@ from tests.elsewhere.executed.libraries import OnCpu
 from tests.elsewhere.executed.memory import Memory
 from tests.elsewhere.executed.plans import Program
 from tests.elsewhere.executed.work import Ran
+
+_RUNS = itertools.count()
 
 
 def run_step(program: Program, values: Sequence[Tensor]) -> Ran:
@@ -62,7 +65,8 @@ def run_step(program: Program, values: Sequence[Tensor]) -> Ran:
 
 def _called(source: str, given: list[Any]) -> list[Any]:
     """The wrapper's results; what it is given is its own."""
-    return list(PyCodeCache.load(source).call(given))
+    # Loaded anew each time: code that ran before would ask the memory of that run.
+    return list(PyCodeCache.load(f"{source}\n# run {next(_RUNS)}\n").call(given))
 
 
 @contextlib.contextmanager
