@@ -139,7 +139,7 @@ def optimize(
         offload: lets values leave the device and come back before they are read, where that costs
             less than to make them again; what waits elsewhere is not counted in the budget. From a
             GPU to page-locked memory of its host: a size, "24GB", which that may take, or "auto",
-            90 % of what is free. From the CPU to files in a folder, "disk:PATH".
+            at most 90 % of what is free. From the CPU to files in a folder, "disk:PATH".
         time_limit: seconds to choose a plan, per graph. Under Inductor the code that it would
             generate is read meanwhile; that cannot be cut short, and however late it is, lean
             plans are read until one fits.

@@ -6,6 +6,7 @@ plan that is to be made: one for a graph, or two, if its last runs are to keep m
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import astuple, dataclass, replace
@@ -162,6 +163,7 @@ class Runs:
             most[number] = max(most[number], nbytes)
         return [most[number] for number in range(len(self.parts))]
 
+    @functools.cached_property
     def host_shares(self) -> list[float]:
         """What a run of each graph may take of the host: as it could save, of what all could.
 
@@ -244,7 +246,7 @@ def _ways(
             )
         }
         for part, (found, kept), share in zip(
-            runs.parts.values(), evenly, runs.host_shares(), strict=True
+            runs.parts.values(), evenly, runs.host_shares, strict=True
         )
     ]
 
@@ -299,7 +301,6 @@ def _allotted(
     by_plan = replace(runs, parts=of_plans, order=order)
     crossing = [plan.way.crossing for plan in plans]
     found, gathered = by_plan.beside(crossing, shared.around), by_plan.gathered(crossing)
-    host_shares = runs.host_shares()
     for number, plan in enumerate(plans):
         yield Allotted(
             names[plan.graph],
@@ -309,7 +310,7 @@ def _allotted(
             budget_nbytes,
             gathered[number],
             parts[plan.graph].held,
-            host_shares[plan.graph],
+            runs.host_shares[plan.graph],
         )
 
 

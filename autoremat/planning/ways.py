@@ -61,14 +61,15 @@ def ways_of(
             are near `kept_nbytes`.
     """
     problem = subject.lowered.problem
-    asked = (fingerprint(subject.joint), problem, found, kept_nbytes, budget_nbytes, searches)
-    asked_of = asked if subject.host is None else (*asked, subject.host.free_nbytes)
+    host_nbytes = subject.host and subject.host.free_nbytes
+    limits = found, kept_nbytes, budget_nbytes, searches, host_nbytes
+    asked = (fingerprint(subject.joint), problem, *limits, setting.time_limit_s)
 
     def searched() -> _Found:
         ways = _searched(subject, found, kept_nbytes, budget_nbytes, setting, searches)
         return _Found([astuple(way) for way in ways])
 
-    known = answer(repr((asked_of, setting.time_limit_s)), _Found, searched, subject.device)
+    known = answer(repr(asked), _Found, searched, subject.device)
     return tuple(Way(*numbers) for numbers in known.ways)
 
 

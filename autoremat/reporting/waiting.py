@@ -89,25 +89,25 @@ class Waiting:
         """
         alone = self._alone(baseline_time_us)
         if not self.trips:
-            return f"nothing, though values may wait {self.where}{alone.replace('; ', ': ')}"
+            return f"nothing, though values may wait {self.where}{alone and f': {alone}'}"
         values = "; ".join(map(str, self.trips[:_SHOWN]))
         more = "; ..." if len(self.trips) > _SHOWN else ""
         room = f"{format_nbytes(self.host_peak_nbytes)} of {format_nbytes(self.host_nbytes)}"
         return (
             f"{format_nbytes(self.nbytes)} each way {self.where}; {format_us(self.stall_us)} of "
             f"waiting, at most {format_nbytes(self.in_flight_nbytes)} on the way at once and "
-            f"{room} waiting{alone}; {_counted(len(self.trips))}: {values}{more}"
+            f"{room} waiting{alone and f'; {alone}'}; {_counted(len(self.trips))}: {values}{more}"
         )
 
     def _alone(self, baseline_time_us: float) -> str:
         if self.alone_time_us is None:
             return ""
         if not self.alone_fits:
-            return f"; recompute alone needs {format_nbytes(self.alone_peak_nbytes)}"
+            return f"recompute alone needs {format_nbytes(self.alone_peak_nbytes)}"
         if baseline_time_us <= 0:
-            return "; recompute alone fits as well"
+            return "recompute alone fits as well"
         extra = round(100 * (self.alone_time_us / baseline_time_us - 1), 1) + 0.0
-        return f"; recompute alone is {extra:+.1f} % time"
+        return f"recompute alone is {extra:+.1f} % time"
 
 
 def _counted(count: int) -> str:

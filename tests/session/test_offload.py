@@ -389,7 +389,6 @@ def test_a_graph_may_be_kept_for_another_backward(model: nn.Module) -> None:
 CHILD = """
 import signal, sys, torch
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever began the tests may ignore it
-from autoremat.host.memory import HostMemory
 from autoremat.host.operators import OFFLOAD, OFFLOADED, RELOAD, RELOADED
 x = torch.full((1 << 16,), float(sys.argv[2]))
 sent = OFFLOADED(OFFLOAD(x, sys.argv[1]), x)
