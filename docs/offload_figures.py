@@ -40,6 +40,7 @@ COMPILERS = ("inductor", "eager")
 SHARES = (0.5, 0.3)  # of what the step without a plan takes above what is resident
 CASES = tuple(f"{m}, {c}, {s:.0%}" for s in SHARES for c in COMPILERS for m in MODELS)
 ROUNDS = 15
+SETTLED_AFTER = 4  # steps
 UNBOUNDED = 10**15  # bytes
 LOOSEST = 1e-4  # of the largest gradient of a parameter: what compiled steps may differ by
 
@@ -102,11 +103,12 @@ class Ran:
 
     @classmethod
     def planned(cls, case: Case, budget: int, compiler: str, **options: Any) -> Ran:
-        """Under a budget, after its first step."""
+        """Under a budget, after the steps that may show that another plan does better."""
         model = copy.deepcopy(case.model)
         autoremat.optimize(model, budget, compiler=compiler, verbose=False, **options)
         found = cls(case, model)
-        found.step()
+        for _ in range(SETTLED_AFTER):
+            found.step()
         return found
 
     def step(self) -> None:

@@ -32,10 +32,12 @@ class Disk:
     Attributes:
         folder: where it is.
         share: of what is free there, which these values may take.
+        taken_nbytes: what others of their step take there, in files or not yet.
     """
 
     folder: str
     share: float = 1.0
+    taken_nbytes: int = 0
 
     @classmethod
     def parse(cls, given: object) -> Disk:
@@ -85,13 +87,18 @@ class Disk:
         Raises:
             OffloadError: if there is no such folder any more.
         """
-        idle_nbytes = files_of(self.folder).idle_nbytes
-        found_nbytes = int(self.share * (1 - RESERVE) * (free_nbytes(self.folder) + idle_nbytes))
-        return in_leading_digits(found_nbytes)
+        files = files_of(self.folder)
+        all_nbytes = free_nbytes(self.folder) + files.idle_nbytes
+        found_nbytes = in_leading_digits(int(self.share * (1 - RESERVE) * all_nbytes))
+        return max(0, found_nbytes - max(0, self.taken_nbytes - files.used_nbytes))
 
     def shared(self, share: float) -> Disk:
         """The same for values that may take so much of it."""
         return replace(self, share=share * self.share)
+
+    def less(self, taken_nbytes: int) -> Disk:
+        """The same beside others of the step, whose values may take so much."""
+        return replace(self, taken_nbytes=taken_nbytes)
 
 
 def in_leading_digits(nbytes: int) -> int:

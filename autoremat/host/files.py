@@ -58,6 +58,13 @@ class Files:
         return view
 
     @property
+    def used_nbytes(self) -> int:
+        """Of files that somebody uses."""
+        with self._lock:
+            self._take_back()
+            return self._used_nbytes
+
+    @property
     def idle_nbytes(self) -> int:
         """Of files that nobody uses."""
         with self._lock:

@@ -48,6 +48,10 @@ class HostMemory:
         """The same for values that may take so much of it."""
         return replace(self, free_nbytes=int(share * self.free_nbytes))
 
+    def less(self, taken_nbytes: int) -> HostMemory:
+        """The same beside others of the step, whose values may take so much."""
+        return replace(self, free_nbytes=max(0, self.free_nbytes - taken_nbytes))
+
 
 Host = Disk | HostMemory
 """Where values wait that leave the device."""

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from autoremat_solver.policies import recompute_all
 
 from autoremat.ask.options import Setting
+from autoremat.host.memory import Host
 from autoremat.planning.nesting import (
     Around,
     Beside,
@@ -177,6 +178,12 @@ class Runs:
         total_nbytes = sum(most[n] for n in self.order if n < len(parts))
         return [nbytes / max(nbytes, total_nbytes) for nbytes in most]
 
+    @property
+    def host_nbytes(self) -> int:
+        """What waits elsewhere, where values of all runs do at once."""
+        parts = list(self.parts.values())
+        return sum(parts[n].figures.host_nbytes for n in self.order if n < len(parts))
+
     def has_region(self, number: int) -> bool:
         """Whether a run of a graph is in a checkpoint: a rerun has to save what the first has."""
         runs = zip(self.order, self.regions, strict=True)
@@ -234,20 +241,18 @@ def _ways(
     **searches: int,
 ) -> list[set[Way]]:
     """How each graph could run beside the others in a budget; as it does now, too."""
-    evenly = _evenly(runs, budget_nbytes, around)
+    parts, evenly = runs.parts.values(), _evenly(runs, budget_nbytes, around)
+    shares = zip(parts, runs.host_shares, strict=True)
+    subjects = [with_share(part.subject, share) for part, share in shares]
     return [
         {
             _as_run(part, way, lets_go=is_least)
             for way in (
-                _present(part),
-                *ways_of(
-                    with_share(part.subject, share), found, kept, budget_nbytes, setting, **searches
-                ),
+                *_present(part, subject.host),
+                *ways_of(subject, found, kept, budget_nbytes, setting, **searches),
             )
         }
-        for part, (found, kept), share in zip(
-            runs.parts.values(), evenly, runs.host_shares, strict=True
-        )
+        for part, subject, (found, kept) in zip(parts, subjects, evenly, strict=True)
     ]
 
 
@@ -258,13 +263,15 @@ def with_share(subject: Subject, share: float) -> Subject:
     return replace(subject, host=subject.host.shared(share))
 
 
-def _present(part: Part) -> Way:
+def _present(part: Part, host: Host | None) -> Iterator[Way]:
     """By the plan that a graph has: a search that is cut short may find none that is as good."""
     figures, crossing = part.figures, part.figures.crossing
+    if host is not None and figures.host_nbytes > host.free_nbytes:
+        return
     peaks = figures.forward_nbytes, figures.backward_nbytes
     time_us = part.choice.solution.timeline.time_us
     gone_nbytes = figures.given_away_nbytes
-    return Way(crossing.nbytes, *peaks, time_us, crossing.passed_nbytes, gone_nbytes)
+    yield Way(crossing.nbytes, *peaks, time_us, crossing.passed_nbytes, gone_nbytes)
 
 
 def _shared(runs: Runs, ways: Sequence[Set[Way]], around: Around) -> Shared:

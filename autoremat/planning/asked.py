@@ -8,7 +8,7 @@ Guarantees: what cannot be done as asked raises `SteeringError`, and is never dr
 from __future__ import annotations
 
 import torch
-from autoremat_solver import Plan, check
+from autoremat_solver import Plan, check, simulate
 from autoremat_solver.policies import per_segment, recompute_all, save_all_but, sqrt_segments
 from torch import fx
 
@@ -22,6 +22,7 @@ from autoremat.planning.unsearched import choose_fixed, choose_torch
 from autoremat.problem.segments import attention_cores, segments
 from autoremat.problem.shell import closed, has_copies, in_texts
 from autoremat.problem.subject import Subject
+from autoremat.units import format_nbytes
 
 
 def choose_as_asked(
@@ -82,6 +83,8 @@ def _apply(
             f"The plan of graph {number} lets values wait elsewhere: say where, as it was made "
             "with offload=, or plan again."
         )
+    if lacking := _lacks_room(subject, graph):
+        raise PlanMismatch(f"The plan of graph {number} {lacking}")
     if violation := _violation(subject, graph):
         raise PlanMismatch(
             f"The plan cannot be applied to graph {number}: {violation} What may run again is not "
@@ -112,6 +115,23 @@ def choose_stored(
         choice = choose_torch(subject, budget_nbytes)
     is_same = choice is not None and saved_names(choice.backward) == graph.saved
     return choice if is_same else None
+
+
+def _lacks_room(subject: Subject, stored: StoredGraph) -> str:
+    """What a plan lets wait that the host has no room for; "" if it has, or nobody knows."""
+    host, problem = subject.host, subject.lowered.problem
+    if host is None or not has_copies(stored.schedule):
+        return ""
+    plan = closed(problem, stored.schedule)
+    if check(problem, plan):  # it is none of the graph: that is told
+        return ""
+    waiting_nbytes, room_nbytes = simulate(problem, plan).host_peak_nbytes, host.free_nbytes
+    if waiting_nbytes <= room_nbytes:
+        return ""
+    return (
+        f"lets {format_nbytes(waiting_nbytes)} wait elsewhere at once, where there is room for "
+        f"{format_nbytes(room_nbytes)} (offload={host.asked!r}): give it more, or plan again."
+    )
 
 
 def _violation(subject: Subject, stored: StoredGraph) -> str:

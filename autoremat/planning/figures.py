@@ -67,6 +67,7 @@ class KeptFigures:
         held_tangents_nbytes: of them, those that whoever began it holds.
         gradients_nbytes: gradients of parameters that its backward returns.
         gradients: the same, each.
+        host_nbytes: the most that waits elsewhere.
     """
 
     device_type: str
@@ -85,6 +86,7 @@ class KeptFigures:
     held_tangents_nbytes: int
     gradients_nbytes: int
     gradients: Sequence[Sequence[int]]
+    host_nbytes: int
 
     @property
     def crossing(self) -> Crossing:
@@ -232,6 +234,11 @@ class Figures:
             for number, node in found
             if node is not None
         )
+
+    @property
+    def host_nbytes(self) -> int:
+        """See `KeptFigures`."""
+        return self._choice.solution.timeline.host_peak_nbytes
 
     @functools.cached_property
     def _problem(self) -> Problem:

@@ -21,10 +21,22 @@ _MOST = 32  # answers: parts of steps, each beside what was known at a time
 
 
 class Peaks(NamedTuple):
-    """The highest of a part's graphs, 0 without any, and of code in eager mode between them."""
+    """Of a part.
+
+    Attributes:
+        graphs_nbytes: the highest of its graphs, 0 without any.
+        eager_nbytes: the same of code in eager mode between them.
+        host_nbytes: what waits elsewhere, where values of all runs do at once.
+    """
 
     graphs_nbytes: int
     eager_nbytes: int
+    host_nbytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """The highest on the device."""
+        return max(self.graphs_nbytes, self.eager_nbytes)
 
 
 class KnownPeaks:
@@ -68,8 +80,9 @@ def _are_same(plans: Mapping[str, Part], others: Mapping[str, Part]) -> bool:
 
 
 def peaks_of(runs: Runs, around: Around) -> Peaks:
-    """The highest of its graphs and of the code between them."""
-    return Peaks(peak_of(runs, around), runs.eager_peak_nbytes(_crossing(runs), around))
+    """The highest of its graphs and of the code between them, and what waits elsewhere."""
+    eager_nbytes = runs.eager_peak_nbytes(_crossing(runs), around)
+    return Peaks(peak_of(runs, around), eager_nbytes, runs.host_nbytes)
 
 
 def peak_of(runs: Runs, around: Around) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from autoremat.planning.allotting import graph_of_plan
+from autoremat.planning.allotting import Runs, graph_of_plan
 from autoremat.planning.nesting import ALONE, NOWHERE, Kept, Region, Returned
 from autoremat.planning.part import Part
 
@@ -140,6 +140,46 @@ def unreduced_nbytes(order: Sequence[Ran], parts: Mapping[str, Part]) -> list[in
             left = max(0.0, traffic.gradient_share)
             nbytes += int((1 - left) * parts[ran.name].figures.gradients_nbytes)
     return found[::-1]
+
+
+def as_runs(
+    all_ran: Sequence[Ran],
+    plans: Mapping[str, Part],
+    eager_gradient_nbytes: Mapping[str, int],
+    existing_nbytes: int,
+) -> Runs:
+    """A step that runs graphs, and layers in eager mode, in this order.
+
+    Args:
+        all_ran: the runs.
+        plans: of the graphs, by name: all others are layers.
+        eager_gradient_nbytes: of such layers, by name.
+        existing_nbytes: gradients that exist before it.
+    """
+    order = [ran.name for ran in all_ran]
+    parts = {
+        name: as_in_step(plans[name], [ran for ran in all_ran if ran.name == name])
+        for name in dict.fromkeys(order)
+        if name in plans
+    }
+    traffic = [part.resident.traffic for part in parts.values()]
+    reduced_nbytes = max((each.reduced_nbytes for each in traffic), default=0)
+    layers = dict.fromkeys(name for name in order if name not in parts)
+    waiting = unreduced_nbytes(all_ran, parts)
+    numbers = {name: number for number, name in enumerate([*parts, *layers])}
+    return Runs(
+        parts,
+        [numbers[name] for name in order],
+        [
+            ran.returned(parts[ran.name], unreduced)
+            if ran.name in parts
+            else Returned(eager_gradient_nbytes.get(ran.name, 0), reduced_nbytes=reduced_nbytes)
+            for ran, unreduced in zip(all_ran, waiting, strict=True)
+        ],
+        [ran.region for ran in all_ran],
+        existing_nbytes,
+        [ran.is_spare for ran in all_ran],
+    )
 
 
 class Readers:

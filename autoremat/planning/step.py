@@ -31,7 +31,7 @@ from autoremat.planning.allotting import (
 )
 from autoremat.planning.choice import recomputed_share
 from autoremat.planning.forms import Forms, Parts
-from autoremat.planning.nesting import ALONE, Around, Beside, Region, Returned
+from autoremat.planning.nesting import ALONE, Around, Beside, Region
 from autoremat.planning.part import Part
 from autoremat.planning.peaks import (
     KnownPeaks,
@@ -42,7 +42,7 @@ from autoremat.planning.peaks import (
     peaks_of,
     plain_crossings,
 )
-from autoremat.planning.ran import Ran, Readers, apart, as_in_step, facts_of, unreduced_nbytes
+from autoremat.planning.ran import Ran, Readers, apart, as_runs, facts_of
 from autoremat.planning.repeats import Repeats
 from autoremat.planning.room import Room
 from autoremat.planning.sharing import Way
@@ -218,6 +218,10 @@ class Step:
         before = self._before(name)
         return sum(ran.kept(self.parts[ran.name]).waiting_nbytes for ran in before)
 
+    def waiting_nbytes(self, name: str) -> int:
+        """What of these waits elsewhere, at most."""
+        return sum(self.parts[ran.name].figures.host_nbytes for ran in self._before(name))
+
     def _before(self, name: str) -> list[Ran]:
         """The runs before a graph's first one; a recompile takes the old place."""
         order = [ran for ran in self._latest if ran.name in self.parts]
@@ -256,9 +260,18 @@ class Step:
         """The highest of the steps that are planned for, under the present plans."""
         return self._peak_of_steps(self.room.steps, around)
 
+    def host_nbytes(self, around: Around) -> int:
+        """What may wait elsewhere at once in the latest step, and in those that are planned for."""
+        latest = (self._peaks(part, around) for part in self._step)
+        every = itertools.chain(latest, self._all_peaks(self.room.steps, around))
+        return max((found.host_nbytes for found in every), default=0)
+
     def _peak_of_steps(self, steps: Sequence[Parts], around: Around) -> int:
-        runs = (self._planned(part) for parts in steps for part in parts)
-        return max((max(self._peaks(each, around)) for each in runs), default=0)
+        return max((found.nbytes for found in self._all_peaks(steps, around)), default=0)
+
+    def _all_peaks(self, steps: Sequence[Parts], around: Around) -> Iterator[Peaks]:
+        parts = (self._planned(part) for parts in steps for part in parts)
+        return (self._peaks(part, around) for part in parts)
 
     def _peaks(self, part: Sequence[Ran], around: Around) -> Peaks:
         beside = around, self.existing_gradient_nbytes, *self.eager_gradient_nbytes.items()
@@ -468,32 +481,7 @@ class Step:
         """The parts of the latest step."""
         return [self._runs_in(part) for part in self._step]
 
-    def _runs_in(self, all_ran: Sequence[Ran], plans: Mapping[str, Part] | None = None) -> Runs:
+    def _runs_in(self, order: Sequence[Ran], plans: Mapping[str, Part] | None = None) -> Runs:
         """A step that runs graphs, and layers in eager mode, in this order."""
         plans = self.parts if plans is None else plans
-        order = [ran.name for ran in all_ran]
-        parts = {
-            name: as_in_step(plans[name], [ran for ran in all_ran if ran.name == name])
-            for name in dict.fromkeys(order)
-            if name in plans
-        }
-        traffic = [part.resident.traffic for part in parts.values()]
-        reduced_nbytes = max((each.reduced_nbytes for each in traffic), default=0)
-        layers = dict.fromkeys(name for name in order if name not in parts)
-        waiting = unreduced_nbytes(all_ran, parts)
-        numbers = {name: number for number, name in enumerate([*parts, *layers])}
-        return Runs(
-            parts,
-            [numbers[name] for name in order],
-            [
-                ran.returned(parts[ran.name], unreduced)
-                if ran.name in parts
-                else Returned(
-                    self.eager_gradient_nbytes.get(ran.name, 0), reduced_nbytes=reduced_nbytes
-                )
-                for ran, unreduced in zip(all_ran, waiting, strict=True)
-            ],
-            [ran.region for ran in all_ran],
-            self.existing_gradient_nbytes,
-            [ran.is_spare for ran in all_ran],
-        )
+        return as_runs(order, plans, self.eager_gradient_nbytes, self.existing_gradient_nbytes)

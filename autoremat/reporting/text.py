@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from autoremat.reporting.model import WOULD_WAIT, Report, ValueAction, ValueReport
 from autoremat.reporting.reserved import ReservedMemory
 from autoremat.reporting.resident import ResidentParts
+from autoremat.reporting.waiting import TOGETHER
 from autoremat.units import (
     format_nbytes,
     format_nbytes_apart,
@@ -136,13 +137,13 @@ def _facts(report: Report) -> Iterable[str]:
 
 def offloaded_text(report: Report) -> str:
     """What leaves the device and comes back; where nothing may, what that would save, or ""."""
+    told = {fact.name: fact.text for fact in report.facts}
     graphs = [graph for graph in report.graphs if graph.waiting is not None]
     if not graphs:
-        return next((fact.text for fact in report.facts if fact.name == WOULD_WAIT), "")
+        return told.get(WOULD_WAIT, "")
     name = "" if len(graphs) < 2 else "{}: "
-    return " ".join(
-        name.format(g.name) + g.waiting.text(g.baseline_time_us) for g in graphs if g.waiting
-    )
+    each = (name.format(g.name) + g.waiting.text(g.baseline_time_us) for g in graphs if g.waiting)
+    return " ".join(filter(None, (*each, told.get(TOGETHER, ""))))
 
 
 def _resident(parts: ResidentParts) -> str:

@@ -11,6 +11,7 @@ from autoremat.reporting.fields import check_fields
 from autoremat.units import format_nbytes, format_us
 
 _SHOWN = 3  # values of the summary
+TOGETHER = "Wait together"  # name of a fact
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,15 @@ where those did not fit, for less beside the graphs.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import astuple
 from typing import Protocol
 
 import torch
 
+from autoremat import _torch
 from autoremat.ask.options import Options
+from autoremat.errors import OffloadError
 from autoremat.planning.nesting import Around
 from autoremat.planning.step import Step
 from autoremat.session.measured import is_counted
@@ -73,6 +76,7 @@ class Replans:
         self._lasting: set[tuple[str, str]] = set()  # when plans were made last
         self._have_fitted = True  # the plans that were made last
         self._made_beside = Around()  # what was beside the graphs then
+        self._waiting_nbytes = 0  # elsewhere, by the plans that were made last
         self._have_layers_lightened = False  # since then
         self.with_gone: set[str] = set()
         self._held_again: set[str] = set()
@@ -89,6 +93,7 @@ class Replans:
         self._made_for, self._lasting = graphs.room.longest, graphs.lasting
         self._have_fitted = self._steps.peak_to_come_nbytes <= self._steps.budget_nbytes
         self._made_beside = self._steps.surroundings.now
+        self._waiting_nbytes = graphs.host_nbytes(self._made_beside)
         self._have_layers_lightened = self._may_rerun_layers
         self._steps.reruns_layers |= self._have_layers_lightened
 
@@ -113,7 +118,7 @@ class Replans:
             return self._is_longer
         if not graphs.room.longest:
             return False
-        is_above = steps.peak_to_come_nbytes > steps.budget_nbytes
+        is_above = steps.peak_to_come_nbytes > steps.budget_nbytes or self._overfills_host
         if graphs.provisional:
             return is_above or not graphs.repeats.is_unclear
         return (is_above and self._is_possible) or self._has_other_runs or bool(self._newly_gone)
@@ -123,6 +128,8 @@ class Replans:
         """Whether plans that are due are only to be faster: those of now fit steps like these."""
         steps = self._steps
         if steps.options.budget.is_least or steps.graphs.provisional or not self._have_fitted:
+            return False
+        if self._overfills_host:
             return False
         return steps.peak_to_come_nbytes <= steps.budget_nbytes and not self._has_other_runs
 
@@ -172,6 +179,17 @@ class Replans:
         if self.are_ruled_out or self.count >= MOST_REPLANS:
             return False
         return self._is_longer or self._is_other
+
+    @property
+    def _overfills_host(self) -> bool:
+        """Whether more may wait elsewhere than there is room for, and than was planned last."""
+        steps, host = self._steps, self._steps.options.setting.offload
+        if host is None or _torch.job_store() is not None:  # ranks may have different room
+            return False
+        with suppress(OffloadError):  # the step itself tells of it, if it needs more
+            known_nbytes = max(self._waiting_nbytes, host.free_nbytes)
+            return steps.graphs.host_nbytes(steps.surroundings.now) > known_nbytes
+        return False
 
     @property
     def _is_longer(self) -> bool:

@@ -41,6 +41,7 @@ from autoremat.reporting import (
     one_line,
 )
 from autoremat.reporting.reserved import ReservedMemory
+from autoremat.reporting.waiting import TOGETHER
 from autoremat.session.own_checkpoints import cost_of_checkpoints
 from autoremat.session.steps import Steps
 from autoremat.units import format_nbytes
@@ -87,6 +88,7 @@ def report_of(steps: Steps, measured_peak_nbytes: int | None, *, reads: bool = T
             *(Fact(COMMUNICATED, sentence) for sentence in _kept_of_communication(parts)),
             *(_checkpoints(steps) if reads else ()),
             *(_would_wait(steps, parts) if reads else ()),
+            *_wait_together(steps, graphs),
         ),
         optimizer=steps.resident.optimizer,
         eager_peak_nbytes=_eager_peak_nbytes(steps),
@@ -141,6 +143,17 @@ def _would_wait(steps: Steps, parts: list[Part]) -> Iterator[Fact]:
             sentence = what_waiting_saves(part.subject, part.choice, host, limit_s)
             if sentence is not None:
                 yield Fact(WOULD_WAIT, sentence)
+
+
+def _wait_together(steps: Steps, graphs: Sequence[GraphReport]) -> Iterator[Fact]:
+    """What waits at once in a step of several runs, where that is more than a run's."""
+    if steps.options.setting.offload is None:
+        return
+    together_nbytes = steps.graphs.host_nbytes(steps.surroundings.now)
+    most_nbytes = max((g.waiting.host_peak_nbytes for g in graphs if g.waiting), default=0)
+    if together_nbytes > most_nbytes:
+        size = format_nbytes(together_nbytes)
+        yield Fact(TOGETHER, f"In all runs of the step together, at most {size} may wait at once.")
 
 
 def _kept_of_communication(parts: list[Part]) -> Iterator[str]:

@@ -213,7 +213,11 @@ class Steps:
         """A graph that is being planned, with what the step is known to hold beside it."""
         around = self.surroundings.found
         found = around.beside(Beside(self.graphs.held_nbytes(name)))
-        return replace(subject, lowered=placed(subject.lowered, found, around.room_nbytes)), found
+        lowered = placed(subject.lowered, found, around.room_nbytes)
+        host, is_given = subject.host, bool(self.options.setting.steering.plan)
+        if host is not None and not is_given:  # plans that are given are taken as they are
+            host = host.less(self.graphs.waiting_nbytes(name))
+        return replace(subject, lowered=lowered, host=host), found
 
     # --- a peak above the budget ----------------------------------------------------------------
 

@@ -147,6 +147,29 @@ def call(args):
     assert (sent[1], back[1]) == (0, 4 * KB)
 
 
+@pytest.mark.parametrize("is_ruled_out", [True, False])
+def test_no_result_lies_in_memory_of_the_host(
+    is_ruled_out: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be a file. Inductor, left alone, takes it for the next result of its size."""
+
+    def there_and_back(x: torch.Tensor) -> tuple[torch.Tensor]:
+        made = x @ x
+        sent = OFFLOADED(OFFLOAD(made, str(tmp_path)), made)
+        return (RELOADED(RELOAD(sent, x.device), sent).sin().cumsum(0),)
+
+    if not is_ruled_out:
+        monkeypatch.setattr(_torch, "never_reuse", lambda nodes, operators: None)
+    with torch.no_grad():
+        module = make_fx(there_and_back, tracing_mode="fake")(torch.rand(32, 32))
+    given = {"is_backward": False, "owned": {}, "num_visible_outputs": 1}
+    with torch._inductor.config.patch(_pre_fusion_custom_pass=FusionLimit()):
+        source = generate(module, **given, device=torch.device("cpu")).source
+    (made,) = re.findall(r"(\w+) = torch\.ops\.autoremat\.offload\.", source)
+    (copy,) = re.findall(rf"(\w+) = {made}\n", source)
+    assert bool(re.search(rf"= {copy}; del {copy}  # reuse", source)) != is_ruled_out
+
+
 def test_fusion_is_held_to_a_peak_in_which_the_host_does_not_count(tmp_path: Path) -> None:
     """A forward that repeats nothing, and sends a value away, is held to it as well."""
     seen: list[tuple[set[Any], int]] = []

@@ -21,9 +21,9 @@ def asked(known: KnownPeaks, part: list[Ran], plan: Any = PLAN, beside: int = 0)
 
     def find() -> Peaks:
         found.append(part)
-        return Peaks(1, 2)
+        return Peaks(1, 2, 3)
 
-    assert known.of(part, {"a": plan}, beside, find) == Peaks(1, 2)
+    assert known.of(part, {"a": plan}, beside, find) == Peaks(1, 2, 3)
     return bool(found)
 
 

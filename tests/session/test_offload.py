@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,17 +20,27 @@ from autoremat_solver import Link
 from torch import Tensor, nn
 
 import autoremat
-from autoremat.ask.options import Setting
+from autoremat.ask.budget import Budget
+from autoremat.ask.options import Options, Setting
 from autoremat.errors import OffloadError, PlanMismatch
-from autoremat.host.disk import Disk, _file_system, forget_files, in_leading_digits, like
+from autoremat.host import threads
+from autoremat.host.disk import (
+    Disk,
+    _file_system,
+    files_of,
+    forget_files,
+    in_leading_digits,
+    like,
+)
 from autoremat.host.memory import HostMemory
 from autoremat.host.operators import OFFLOAD, OFFLOADED, RELOAD, RELOADED, _under_way
 from autoremat.memory.meter import measure_peak, resident_nbytes
 from autoremat.planning.figures import Figures
-from autoremat.planning.nesting import Beside
+from autoremat.planning.nesting import Around, Beside
 from autoremat.planning.unsearched import choose_fixed
 from autoremat.planning.ways import crossing_nbytes
 from autoremat.problem.shell import closed, in_texts
+from autoremat.session.replans import Replans
 from tests.joint_graphs import subject_of
 from tests.training import make_seeded, measured, optimized, step
 
@@ -111,6 +122,28 @@ def test_no_file_has_a_name_while_a_step_is_under_way(model: nn.Module, folder: 
     assert list(folder.iterdir()) == []
     loss.backward()
     assert list(folder.iterdir()) == []
+
+
+def test_a_link_slower_than_it_was_measured_changes_neither_gradients_nor_the_peak(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each use waits for its copy, and what leaves stays until it has left."""
+    expected, peak_nbytes = step(make_seeded(Deep), rows()), measured(model, rows())
+    copy, delays = threads._copy, []
+
+    def late(pair: list[Tensor]) -> None:
+        delays.append(0.01)
+        time.sleep(delays[-1])
+        copy(pair)
+
+    monkeypatch.setattr(threads, "_copy", late)
+    began = time.perf_counter()
+    found = step(model, rows())
+    took_s = time.perf_counter() - began
+    for name, gradient in expected.gradients.items():
+        assert gradient is found.gradients[name] or torch.equal(gradient, found.gradients[name])
+    assert took_s > sum(delays) / 2 > 0  # there are two ways
+    assert measured(model, rows()) == peak_nbytes
 
 
 def test_a_full_disk_is_told_in_the_step_that_meets_it(
@@ -252,20 +285,66 @@ class Broken(Deep):
         return self.layers[4:](x).square().mean()
 
 
+def whole(budget_nbytes: int, make: type[nn.Module] = Deep, **given: Any) -> nn.Module:
+    """A model under a budget."""
+    return optimized(make, budget_nbytes, **given)
+
+
+def by_blocks(budget_nbytes: int, **given: Any) -> nn.Module:
+    """The same, each pair of its layers compiled alone, from the same code."""
+    torch._dynamo.reset()
+    model = make_seeded(Blocks)
+    options = {"budget": budget_nbytes, "verbose": False, "time_limit": 4.0} | given
+    for block in model.blocks:
+        block.compile(backend="autoremat", options=options)
+    return model
+
+
+class Block(nn.Module):
+    """Two layers, whose code is compiled once for all that are like it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.Sequential(nn.Linear(64, 64), Sine(), nn.Tanh()) for _ in range(2)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Both, one after the other."""
+        return self.layers(x)
+
+
+class Blocks(nn.Module):
+    """The layers of `Deep` in four blocks, and the loss in eager mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(Block() for _ in range(4)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The mean square of the last results."""
+        return self.blocks(x).square().mean()
+
+
+STEPS = {
+    "called twice": (whole, Deep, called_twice, 2_200_000),
+    "two graphs": (functools.partial(whole, make=Broken), Broken, called_once, 1_800_000),
+    "blocks": (by_blocks, Blocks, called_once, 1_800_000),
+}
+
+
 @pytest.mark.parametrize(
-    ("make", "run", "budget_nbytes"),
-    [(Deep, called_twice, 2_200_000), (Broken, called_once, 1_800_000)],
+    "compiler", ["eager", pytest.param("inductor", marks=pytest.mark.thorough)]
 )
+@pytest.mark.parametrize("which", STEPS)
 @pytest.mark.filterwarnings("ignore::autoremat.errors.OverBudgetWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_a_step_of_several_graphs_or_runs_keeps_its_budget_by_copies(
-    make: type[nn.Module],
-    run: Callable[[nn.Module, Tensor], None],
-    budget_nbytes: int,
-    tmp_path: Path,
+    which: str, compiler: str, tmp_path: Path
 ) -> None:
     """From the second on; no plan without copies could, as all that is saved is too much."""
-    found = optimized(make, budget_nbytes, offload=f"disk:{tmp_path}", save=SAVED)
+    planned, make, run, budget_nbytes = STEPS[which]
+    given = {"offload": f"disk:{tmp_path}", "save": SAVED, "compiler": compiler}
+    found = planned(budget_nbytes, **given)
     plain, (x,) = make_seeded(make), rows()
     run(plain, x)
     for number in range(4):
@@ -274,9 +353,94 @@ def test_a_step_of_several_graphs_or_runs_keeps_its_budget_by_copies(
         peak_nbytes = held_nbytes + measure_peak(lambda: run(found, x), device=CPU)
         assert number == 0 or peak_nbytes <= budget_nbytes
         for one, other in zip(found.parameters(), plain.parameters(), strict=True):
-            assert torch.equal(one.grad, other.grad)
-    waiting = [graph.waiting for graph in autoremat.report(found).graphs]
+            if compiler == "eager":
+                assert torch.equal(one.grad, other.grad)
+            torch.testing.assert_close(one.grad, other.grad)
+    report = autoremat.report(found)
+    waiting = [graph.waiting for graph in report.graphs]
     assert sum(one.nbytes for one in waiting if one is not None) > 0
+    if which != "two graphs":  # one of them may do
+        assert "together, at most" in report.summary()
+
+
+@pytest.mark.filterwarnings("ignore::autoremat.errors.OverBudgetWarning")
+def test_graphs_of_a_step_do_not_take_the_same_room_of_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the first step on, for which each is planned beside those before it."""
+    most: list[int] = []
+
+    def free_nbytes(folder: str) -> int:
+        files = files_of(folder)
+        return 1_000_000 - files.used_nbytes - files.idle_nbytes
+
+    monkeypatch.setattr("autoremat.host.disk.free_nbytes", free_nbytes)
+    given = {"offload": f"disk:{tmp_path}", "save": SAVED, "time_limit": 1.0}
+    found = optimized(Deep, 2_100_000, **given)
+    x, y = torch.ones(512, 64), torch.ones(256, 64)
+    for _ in range(2):
+        found.zero_grad(set_to_none=True)
+        (found(x) + found(y)).backward()
+        graphs = autoremat.report(found).graphs
+        most.append(sum(g.waiting.host_peak_nbytes for g in graphs if g.waiting is not None))
+    assert len(graphs) == 2
+    assert 0 < max(most) <= 1_000_000
+
+
+def test_a_step_is_planned_anew_where_more_may_wait_than_there_is_room_for() -> None:
+    """Of more runs than the plans are for: once, whether the next plans can do with it or not."""
+    graphs = SimpleNamespace(
+        parts={"a": None},
+        graphs=["a", "a"],
+        current=[],
+        kept=set(),
+        lasting=set(),
+        held_again=set(),
+        provisional=set(),
+        host_nbytes=lambda around: waiting_nbytes,
+        note_longest=lambda: None,
+        room=SimpleNamespace(
+            longest=[["a", "a"]],
+            is_needed=False,
+            is_outgrown=lambda *_: False,
+            least_nbytes=lambda _: 0,
+        ),
+        peak_nbytes=lambda around: 5,
+        eager_gradient_nbytes={},
+    )
+    setting = Setting(compiler="eager", offload=HostMemory("8GB", 8))
+    steps = SimpleNamespace(
+        graphs=graphs,
+        options=Options(Budget.parse("1GB"), setting, verbose=False, inductor={}),
+        surroundings=SimpleNamespace(now=Around(), planned=Around(), found=Around()),
+        number=1,
+        reruns_layers=False,
+        budget_nbytes=10,
+        peak_nbytes=5,
+        peak_to_come_nbytes=5,
+    )
+    replans, waiting_nbytes = Replans(steps), 8
+    assert not replans.is_due
+    waiting_nbytes = 9
+    assert replans.is_due
+    assert not replans.is_optional
+    replans.made()
+    assert not replans.is_due
+
+
+def test_a_stored_plan_for_which_the_host_has_no_room_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what waits, and what there is room for."""
+    path, given = tmp_path / "plan.json", {"offload": f"disk:{folder}"}
+    model = optimized(Deep, BUDGET_NBYTES, save=SAVED, time_limit=1.0, **given)
+    step(model, rows())
+    autoremat.save_plan(model, path)
+    del model
+    monkeypatch.setattr(Disk, "free_nbytes", 1000)
+    again = optimized(Deep, "10MB", plan=path, **given)
+    with pytest.raises(PlanMismatch, match=r"lets .* wait .* room for 1\.0 kB .*give it more"):
+        step(again, rows())
 
 
 def test_runs_of_a_step_share_what_the_host_has() -> None:
@@ -284,6 +448,18 @@ def test_runs_of_a_step_share_what_the_host_has() -> None:
     disk = Disk("/", 0.5)
     assert disk.shared(0.5) == Disk("/", 0.25)
     assert HostMemory("8GB", 8_000).shared(0.25).free_nbytes == 2_000
+
+
+def test_what_graphs_before_send_away_is_no_room_for_those_behind(tmp_path: Path) -> None:
+    """On a disk, what lies in files is missing from what is free already."""
+    assert HostMemory("8GB", 8_000).less(3_000).free_nbytes == 5_000
+    assert HostMemory("8GB", 8_000).less(9_000).free_nbytes == 0
+    disk, taken_nbytes = Disk(str(tmp_path)), 3 << 20
+    room_nbytes = disk.free_nbytes
+    assert disk.less(taken_nbytes).free_nbytes == room_nbytes - taken_nbytes
+    held = like(torch.empty(taken_nbytes, dtype=torch.uint8), disk.folder)
+    assert disk.less(taken_nbytes).free_nbytes == disk.free_nbytes
+    assert len(held) == taken_nbytes
 
 
 def test_what_is_free_is_told_in_leading_digits() -> None:
