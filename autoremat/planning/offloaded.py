@@ -14,9 +14,10 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 import torch
-from autoremat_solver import OffloadSolver, Problem, simulate
+from autoremat_solver import OffloadSolver, Problem, Solution, simulate
 from autoremat_solver.effort import CutOff
 from autoremat_solver.plan import Status
+from autoremat_solver.search.state import PROVEN
 
 from autoremat import _torch
 from autoremat.host.memory import Host
@@ -27,11 +28,12 @@ from autoremat.planning.read import (
     fitting_by_reading,
     lean_by_reading,
 )
-from autoremat.planning.reader import Reader
+from autoremat.planning.reader import Reader, is_faster
 from autoremat.planning.simulated import as_simulated, choose_by_simulation, simulated_peaks
 from autoremat.problem.subject import Subject
 
 LEAST_NBYTES = 4096  # of a value that leaves: a page of a file
+WORTH_COPIES = 0.03  # of the time: copies that save less are as likely to cost some
 MOST_READINGS = 4  # of the code of plans that send values away, per graph and budget
 
 
@@ -59,13 +61,31 @@ def choose_with_offload(
 
 
 def _as_simulated(subject: Subject, solver: OffloadSolver, budget_nbytes: int) -> Choice:
-    solution = solver.solve(budget_nbytes)
+    solution, alone = solver.solve(budget_nbytes), solver.alone(budget_nbytes)
+    if solution.plan.offloaded and _is_worthless(solution, alone, budget_nbytes):
+        solution = bounded(alone, solver.least_us)
     peaks = simulated_peaks(subject.lowered, solution.plan)
     found = as_simulated(subject, solution, budget_nbytes, peaks)
     if not found.fits:
-        alone = choose_by_simulation(subject, solver.solver, budget_nbytes)
-        found = alone if alone.needed_nbytes <= found.needed_nbytes else found
-    return replace(found, alone=Alone.of(solver.alone(budget_nbytes)))
+        leaner = choose_by_simulation(subject, solver.solver, budget_nbytes)
+        found = leaner if leaner.needed_nbytes <= found.needed_nbytes else found
+    return replace(found, alone=Alone.of(alone))
+
+
+def _is_worthless(solution: Solution, alone: Solution, budget_nbytes: int) -> bool:
+    """Whether a plan with copies saves next to nothing beside one without that fits."""
+    fits = alone.timeline.peak_nbytes <= budget_nbytes
+    return fits and solution.timeline.time_us * (1 + WORTH_COPIES) >= alone.timeline.time_us
+
+
+def bounded(solution: Solution, least_us: float) -> Solution:
+    """A plan without copies, as one of all plans: those with copies take at least so much."""
+    if least_us >= solution.bound_us:
+        return solution
+    is_proven = solution.timeline.time_us <= least_us * (1 + PROVEN)
+    was_proven = solution.status is Status.OPTIMAL
+    status = Status.FEASIBLE if was_proven and not is_proven else solution.status
+    return replace(solution, bound_us=least_us, status=status)
 
 
 def _as_read(subject: Subject, solver: OffloadSolver, budget_nbytes: int) -> Choice:
@@ -81,8 +101,11 @@ def _as_read(subject: Subject, solver: OffloadSolver, budget_nbytes: int) -> Cho
     if not any(choice.fits for choice in choices):
         choices += lean_by_reading(reader, solver.solver)
     best = best_of(choices, budget_nbytes)
+    if alone is not None and alone.fits and not is_faster(best, alone, by=WORTH_COPIES):
+        best = best_of([alone], budget_nbytes)
     if not best.solution.plan.offloaded:
-        return replace(best, alone=Alone.of(best.solution))
+        solution = bounded(best.solution, solver.least_us)
+        return replace(best, solution=solution, alone=Alone.of(solution))
     without = Alone.of(solver.alone(budget_nbytes) if alone is None else alone.solution)
     return replace(best, alone=replace(without, fits=alone is not None and without.fits))
 

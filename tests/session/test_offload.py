@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from autoremat_solver import Link
+from autoremat_solver.plan import Status
 from torch import Tensor, nn
 
 import autoremat
@@ -35,10 +37,13 @@ from autoremat.host.disk import (
 from autoremat.host.memory import HostMemory
 from autoremat.host.operators import OFFLOAD, OFFLOADED, RELOAD, RELOADED, _under_way
 from autoremat.memory.meter import measure_peak, resident_nbytes
+from autoremat.planning.choice import as_proven, given
 from autoremat.planning.figures import Figures
 from autoremat.planning.nesting import Around, Beside
+from autoremat.planning.offloaded import _is_worthless, bounded
 from autoremat.planning.unsearched import choose_fixed
 from autoremat.planning.ways import crossing_nbytes
+from autoremat.problem.lower import as_written
 from autoremat.problem.shell import closed, in_texts
 from autoremat.session.replans import Replans
 from tests.joint_graphs import subject_of
@@ -468,6 +473,34 @@ def test_what_is_free_is_told_in_leading_digits() -> None:
         found = in_leading_digits(nbytes)
         assert 7 / 8 * nbytes <= found <= nbytes
     assert in_leading_digits(100_000_000) == in_leading_digits(99_000_000)
+
+
+@pytest.mark.parametrize(
+    ("time_us", "alone_peak_nbytes", "is_left"),
+    [(98.0, 10, True), (96.0, 10, False), (98.0, 11, False)],
+)
+def test_copies_that_save_next_to_nothing_are_left(
+    time_us: float, alone_peak_nbytes: int, is_left: bool
+) -> None:
+    """Less than 3 % of what recompute alone takes, here 100 us, if that is within 10 bytes."""
+    copies, alone = (
+        SimpleNamespace(timeline=SimpleNamespace(time_us=us, peak_nbytes=nbytes))
+        for us, nbytes in ((time_us, 10), (100.0, alone_peak_nbytes))
+    )
+    assert _is_worthless(copies, alone, 10) == is_left
+
+
+def test_a_plan_without_copies_is_proven_among_all_plans(tmp_path: Path) -> None:
+    """What was proven of plans without copies is more than is known of those with them."""
+    setting = Setting(compiler="eager", offload=Disk(str(tmp_path)))
+    problem = subject_of(detour, torch.ones(8, requires_grad=True), setting).lowered.problem
+    found = given(problem, as_written(problem), "by hand")
+    alone = as_proven(replace(found, bound_us=found.timeline.time_us))
+    assert alone.status is Status.OPTIMAL
+    found = bounded(alone, alone.bound_us / 2)
+    assert found.bound_us == alone.bound_us / 2
+    assert found.status is Status.FEASIBLE
+    assert bounded(alone, 2 * alone.bound_us) is alone
 
 
 def test_a_disk_that_is_free_again_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,7 @@ class OffloadSolver:
             return self._solution(self._smallest, Status.INFEASIBLE, began)
         effort = Effort(int(RELIEF * self._effort))
         best = self._alone(budget_nbytes)
-        is_done = best is not None and best.time_us <= self._least_us * (1 + PROVEN)
+        is_done = best is not None and best.time_us <= self.least_us * (1 + PROVEN)
         for plan in () if is_done else self._starts(budget_nbytes, cut_off):
             best = self._better(best, plan, budget_nbytes, effort.part(0.25))
         if best is None:
@@ -129,8 +129,8 @@ class OffloadSolver:
         return self._recomputed[budget_nbytes]
 
     @property
-    def _least_us(self) -> float:
-        """Without copies a plan takes no longer and is one without a budget: its bound holds."""
+    def least_us(self) -> float:
+        """No plan takes less: the fastest one without a budget needs no copies."""
         return max(least_us(self._indexed), self._fastest.bound_us)
 
     def _alone(self, budget_nbytes: int) -> _Found | None:
@@ -245,13 +245,13 @@ class OffloadSolver:
         return best
 
     def _solution(self, best: _Found, status: Status, began: float) -> Solution:
-        if status is not Status.INFEASIBLE and best.time_us <= self._least_us * (1 + PROVEN):
+        if status is not Status.INFEASIBLE and best.time_us <= self.least_us * (1 + PROVEN):
             status = Status.OPTIMAL
         return Solution(
             plan=best.plan,
             timeline=simulate(self.problem, best.plan),
             status=status,
-            bound_us=min(self._least_us, best.time_us),
+            bound_us=min(self.least_us, best.time_us),
             floor_nbytes=least_peak_nbytes(self._indexed),
             method=best.method,
             seconds=time.monotonic() - began,
