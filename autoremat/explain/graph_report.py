@@ -15,6 +15,7 @@ from autoremat_solver import Phase, Problem
 from autoremat_solver.bounds.certified import Bounds
 from autoremat_solver.certificate import holds
 from autoremat_solver.model.indexed import index
+from autoremat_solver.offload.bounds import least_peak_nbytes
 from autoremat_solver.simulate import instance_spans
 from torch import fx
 
@@ -272,7 +273,8 @@ def _floor_nbytes(problem: Problem, choice: Choice) -> int:
     bare = without_states(problem)
     floor_nbytes = choice.solution.floor_nbytes
     if bare != problem:
-        floor_nbytes = Bounds(index(bare)).floor_nbytes
+        indexed, may_leave = index(bare), problem.link is not None
+        floor_nbytes = least_peak_nbytes(indexed) if may_leave else Bounds(indexed).floor_nbytes
     holding = holds("floor in bytes", floor_nbytes, choice.peak_nbytes, strict=False)
     return floor_nbytes if holding else problem.resident_nbytes
 

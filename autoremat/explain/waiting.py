@@ -14,13 +14,12 @@ from autoremat_solver.simulate import copy_times, instance_spans
 
 from autoremat.host.memory import HostMemory
 from autoremat.planning.choice import Choice, as_chosen
-from autoremat.planning.offloaded import movable
+from autoremat.planning.offloaded import WORTH_COPIES, movable
 from autoremat.problem.lower import without_spare_states
 from autoremat.problem.subject import Subject
 from autoremat.reporting.waiting import Trip, Waiting
 from autoremat.units import format_nbytes
 
-_WORTH_TELLING = 0.01  # of the time
 _EFFORT = 0.25  # of the usual search, for what is only told
 
 
@@ -120,7 +119,7 @@ def what_waiting_saves(
     is_within = other.timeline.peak_nbytes <= alone.peak_nbytes
     alone_us = min(alone.time_us, other.timeline.time_us) if is_within else alone.time_us
     saved = 1 - found.timeline.time_us / alone_us
-    if not found.plan.offloaded or saved < _WORTH_TELLING:
+    if not found.plan.offloaded or saved < WORTH_COPIES:
         return None
     nbytes = sum(problem.value_by_name[name].nbytes for name in found.plan.offloaded)
     return (

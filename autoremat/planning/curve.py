@@ -19,7 +19,7 @@ from autoremat_solver import OffloadSolver, Plan, Solution, Solver, simulate
 from autoremat.ask.policy import parse_policy
 from autoremat.planning.asked import policy_plan
 from autoremat.planning.choice import Choice, as_chosen
-from autoremat.planning.offloaded import movable
+from autoremat.planning.offloaded import is_worthless, movable
 from autoremat.planning.peers import as_torch
 from autoremat.problem.lower import without_spare_states
 from autoremat.problem.subject import Subject
@@ -122,7 +122,7 @@ def _that_may_wait(
     found = list[CurvePoint]()
     solver = OffloadSolver(problem, host.free_nbytes, time_limit_s=0.0, movable=movable(subject))
     asked: list[Callable[[], Solution]] = [
-        functools.partial(solver.solve, nbytes) for nbytes in budgets_nbytes
+        functools.partial(_worthwhile, solver, nbytes) for nbytes in budgets_nbytes
     ]
     for solve in (*asked, solver.smallest_peak):
         solver.time_limit_s = deadline - time.monotonic()
@@ -135,6 +135,12 @@ def _that_may_wait(
         kind = PointKind.OFFLOAD if waits else PointKind.PLAN
         found.append(_point(subject, solution.plan, label, kind))
     return found, []
+
+
+def _worthwhile(solver: OffloadSolver, budget_nbytes: int) -> Solution:
+    """What a budget gets: copies only where they are worth it."""
+    solution, alone = solver.solve(budget_nbytes), solver.alone(budget_nbytes)
+    return alone if is_worthless(solution, alone, budget_nbytes) else solution
 
 
 def _strategies(subject: Subject) -> list[CurvePoint]:

@@ -62,30 +62,35 @@ def choose_with_offload(
 
 def _as_simulated(subject: Subject, solver: OffloadSolver, budget_nbytes: int) -> Choice:
     solution, alone = solver.solve(budget_nbytes), solver.alone(budget_nbytes)
-    if solution.plan.offloaded and _is_worthless(solution, alone, budget_nbytes):
-        solution = bounded(alone, solver.least_us)
+    if is_worthless(solution, alone, budget_nbytes):
+        is_late = solution.status is Status.TIME_LIMIT
+        solution = bounded(alone, solver)
+        solution = replace(solution, status=Status.TIME_LIMIT) if is_late else solution
     peaks = simulated_peaks(subject.lowered, solution.plan)
     found = as_simulated(subject, solution, budget_nbytes, peaks)
     if not found.fits:
         leaner = choose_by_simulation(subject, solver.solver, budget_nbytes)
-        found = leaner if leaner.needed_nbytes <= found.needed_nbytes else found
+        if leaner.needed_nbytes < found.needed_nbytes:
+            found = replace(leaner, solution=bounded(leaner.solution, solver))
     return replace(found, alone=Alone.of(alone))
 
 
-def _is_worthless(solution: Solution, alone: Solution, budget_nbytes: int) -> bool:
-    """Whether a plan with copies saves next to nothing beside one without that fits."""
+def is_worthless(solution: Solution, alone: Solution, budget_nbytes: int) -> bool:
+    """Whether a plan has copies that save next to nothing beside one without that fits."""
     fits = alone.timeline.peak_nbytes <= budget_nbytes
-    return fits and solution.timeline.time_us * (1 + WORTH_COPIES) >= alone.timeline.time_us
+    if not (fits and solution.plan.offloaded):
+        return False
+    return solution.timeline.time_us * (1 + WORTH_COPIES) >= alone.timeline.time_us
 
 
-def bounded(solution: Solution, least_us: float) -> Solution:
-    """A plan without copies, as one of all plans: those with copies take at least so much."""
-    if least_us >= solution.bound_us:
-        return solution
-    is_proven = solution.timeline.time_us <= least_us * (1 + PROVEN)
+def bounded(solution: Solution, solver: OffloadSolver) -> Solution:
+    """A plan without copies as one of all plans, of which less is proven."""
+    bound_us = min(solution.bound_us, solver.least_us)
+    floor_nbytes = min(solution.floor_nbytes, solver.floor_nbytes)
+    is_proven = solution.timeline.time_us <= bound_us * (1 + PROVEN)
     was_proven = solution.status is Status.OPTIMAL
     status = Status.FEASIBLE if was_proven and not is_proven else solution.status
-    return replace(solution, bound_us=least_us, status=status)
+    return replace(solution, bound_us=bound_us, floor_nbytes=floor_nbytes, status=status)
 
 
 def _as_read(subject: Subject, solver: OffloadSolver, budget_nbytes: int) -> Choice:
@@ -104,7 +109,7 @@ def _as_read(subject: Subject, solver: OffloadSolver, budget_nbytes: int) -> Cho
     if alone is not None and alone.fits and not is_faster(best, alone, by=WORTH_COPIES):
         best = best_of([alone], budget_nbytes)
     if not best.solution.plan.offloaded:
-        solution = bounded(best.solution, solver.least_us)
+        solution = bounded(best.solution, solver)
         return replace(best, solution=solution, alone=Alone.of(solution))
     without = Alone.of(solver.alone(budget_nbytes) if alone is None else alone.solution)
     return replace(best, alone=replace(without, fits=alone is not None and without.fits))

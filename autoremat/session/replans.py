@@ -126,10 +126,18 @@ class Replans:
     @property
     def is_optional(self) -> bool:
         """Whether plans that are due are only to be faster: those of now fit steps like these."""
+        return self._is_within and not self._overfills_host
+
+    @property
+    def is_for_host(self) -> bool:
+        """Whether they are only to send less away."""
+        return self._is_within and self._overfills_host
+
+    @property
+    def _is_within(self) -> bool:
+        """Whether the device has room for steps like these by the plans of now."""
         steps = self._steps
         if steps.options.budget.is_least or steps.graphs.provisional or not self._have_fitted:
-            return False
-        if self._overfills_host:
             return False
         return steps.peak_to_come_nbytes <= steps.budget_nbytes and not self._has_other_runs
 

@@ -59,12 +59,14 @@ def plan_anew(steps: Steps, graphs: Mapping[str, _torch.DynamoGraph]) -> dict[st
     """
     known = steps.graphs, steps.graphs.room, steps.graphs.repeats
     before = [dict(vars(one)) for one in known]  # planning replaces what they hold
-    may_stay = steps.replans.is_optional and _torch.job_store() is None  # ranks stay alike
+    is_optional, is_for_host = steps.replans.is_optional, steps.replans.is_for_host
+    may_stay = (is_optional or is_for_host) and _torch.job_store() is None  # ranks stay alike
     time_us = _time_us(steps.graphs)
     planned = planned_together(steps, graphs)
     require_alike(planned)
     is_above = steps.peak_to_come_nbytes > steps.budget_nbytes
-    if not (may_stay and (is_above or _time_us(steps.graphs) >= time_us)):
+    is_no_better = is_optional and _time_us(steps.graphs) >= time_us
+    if not (may_stay and (is_above or is_no_better)):
         return planned
     for one, values in zip(known, before, strict=True):
         vars(one).update(values)

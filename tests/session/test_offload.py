@@ -40,7 +40,7 @@ from autoremat.memory.meter import measure_peak, resident_nbytes
 from autoremat.planning.choice import as_proven, given
 from autoremat.planning.figures import Figures
 from autoremat.planning.nesting import Around, Beside
-from autoremat.planning.offloaded import _is_worthless, bounded
+from autoremat.planning.offloaded import bounded, is_worthless
 from autoremat.planning.unsearched import choose_fixed
 from autoremat.planning.ways import crossing_nbytes
 from autoremat.problem.lower import as_written
@@ -429,6 +429,7 @@ def test_a_step_is_planned_anew_where_more_may_wait_than_there_is_room_for() -> 
     waiting_nbytes = 9
     assert replans.is_due
     assert not replans.is_optional
+    assert replans.is_for_host
     replans.made()
     assert not replans.is_due
 
@@ -484,10 +485,13 @@ def test_copies_that_save_next_to_nothing_are_left(
 ) -> None:
     """Less than 3 % of what recompute alone takes, here 100 us, if that is within 10 bytes."""
     copies, alone = (
-        SimpleNamespace(timeline=SimpleNamespace(time_us=us, peak_nbytes=nbytes))
+        SimpleNamespace(
+            plan=SimpleNamespace(offloaded={"a"}),
+            timeline=SimpleNamespace(time_us=us, peak_nbytes=nbytes),
+        )
         for us, nbytes in ((time_us, 10), (100.0, alone_peak_nbytes))
     )
-    assert _is_worthless(copies, alone, 10) == is_left
+    assert is_worthless(copies, alone, 10) == is_left
 
 
 def test_a_plan_without_copies_is_proven_among_all_plans(tmp_path: Path) -> None:
@@ -497,10 +501,12 @@ def test_a_plan_without_copies_is_proven_among_all_plans(tmp_path: Path) -> None
     found = given(problem, as_written(problem), "by hand")
     alone = as_proven(replace(found, bound_us=found.timeline.time_us))
     assert alone.status is Status.OPTIMAL
-    found = bounded(alone, alone.bound_us / 2)
-    assert found.bound_us == alone.bound_us / 2
+    solver = SimpleNamespace(least_us=alone.bound_us / 2, floor_nbytes=0)
+    found = bounded(alone, solver)
+    assert (found.bound_us, found.floor_nbytes) == (alone.bound_us / 2, 0)
     assert found.status is Status.FEASIBLE
-    assert bounded(alone, 2 * alone.bound_us) is alone
+    solver = SimpleNamespace(least_us=2 * alone.bound_us, floor_nbytes=alone.floor_nbytes)
+    assert bounded(alone, solver) == alone
 
 
 def test_a_disk_that_is_free_again_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

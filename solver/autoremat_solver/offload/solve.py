@@ -99,7 +99,7 @@ class OffloadSolver:
             budget_nbytes: bytes live on the device at any step, resident ones included.
         """
         began, cut_off = time.monotonic(), CutOff(self.time_limit_s)
-        if budget_nbytes < least_peak_nbytes(self._indexed):
+        if budget_nbytes < self.floor_nbytes:
             return self._solution(self._smallest, Status.INFEASIBLE, began)
         effort = Effort(int(RELIEF * self._effort))
         best = self._alone(budget_nbytes)
@@ -127,6 +127,11 @@ class OffloadSolver:
         if budget_nbytes not in self._recomputed:
             self._recomputed[budget_nbytes] = self.solver.solve(budget_nbytes)
         return self._recomputed[budget_nbytes]
+
+    @property
+    def floor_nbytes(self) -> int:
+        """No plan peaks below, with copies or without."""
+        return least_peak_nbytes(self._indexed)
 
     @property
     def least_us(self) -> float:
@@ -252,7 +257,7 @@ class OffloadSolver:
             timeline=simulate(self.problem, best.plan),
             status=status,
             bound_us=min(self.least_us, best.time_us),
-            floor_nbytes=least_peak_nbytes(self._indexed),
+            floor_nbytes=self.floor_nbytes,
             method=best.method,
             seconds=time.monotonic() - began,
         )
