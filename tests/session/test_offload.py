@@ -62,13 +62,19 @@ class Sine(nn.Module):
         return torch.sin(x)
 
 
+def layers(count: int) -> nn.Sequential:
+    """Each makes three values that the backward reads."""
+    return nn.Sequential(
+        *(nn.Sequential(nn.Linear(64, 64), Sine(), nn.Tanh()) for _ in range(count))
+    )
+
+
 class Deep(nn.Module):
     """Eight layers whose results the backward reads, and the loss."""
 
     def __init__(self) -> None:
         super().__init__()
-        layers = [nn.Sequential(nn.Linear(64, 64), Sine(), nn.Tanh()) for _ in range(8)]
-        self.layers = nn.Sequential(*layers)
+        self.layers = layers(8)
 
     def forward(self, x: Tensor) -> Tensor:
         """The mean square of the last results."""
@@ -310,8 +316,7 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        layers = [nn.Sequential(nn.Linear(64, 64), Sine(), nn.Tanh()) for _ in range(2)]
-        self.layers = nn.Sequential(*layers)
+        self.layers = layers(2)
 
     def forward(self, x: Tensor) -> Tensor:
         """Both, one after the other."""
@@ -374,12 +379,19 @@ def test_graphs_of_a_step_do_not_take_the_same_room_of_the_host(
 ) -> None:
     """From the first step on, for which each is planned beside those before it."""
     most: list[int] = []
+    taken: list[int] = []
+    less = Disk.less
+
+    def noted(disk: Disk, nbytes: int) -> Disk:
+        taken.append(nbytes)
+        return less(disk, nbytes)
 
     def free_nbytes(folder: str) -> int:
         files = files_of(folder)
         return 1_000_000 - files.used_nbytes - files.idle_nbytes
 
     monkeypatch.setattr("autoremat.host.disk.free_nbytes", free_nbytes)
+    monkeypatch.setattr(Disk, "less", noted)
     given = {"offload": f"disk:{tmp_path}", "save": SAVED, "time_limit": 1.0}
     found = optimized(Deep, 2_100_000, **given)
     x, y = torch.ones(512, 64), torch.ones(256, 64)
@@ -390,6 +402,7 @@ def test_graphs_of_a_step_do_not_take_the_same_room_of_the_host(
         most.append(sum(g.waiting.host_peak_nbytes for g in graphs if g.waiting is not None))
     assert len(graphs) == 2
     assert 0 < max(most) <= 1_000_000
+    assert taken[0] == 0 < taken[1] < most[0]
 
 
 def test_a_step_is_planned_anew_where_more_may_wait_than_there_is_room_for() -> None:
