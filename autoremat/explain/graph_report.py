@@ -144,6 +144,8 @@ def _values(subject: Subject, choice: Choice) -> list[ValueReport]:
             action = ValueAction.RECOMPUTE if count else ValueAction.FREE
             if name in saved:
                 action = ValueAction.SAVE
+            elif name in away:
+                action = ValueAction.AWAY
             value = _bare(node, root, storages.nbytes[name], action, subject.costs)
             if name not in subject.lowered.problem.value_by_name and name not in saved:
                 value = _inlined(value)
@@ -153,8 +155,8 @@ def _values(subject: Subject, choice: Choice) -> list[ValueReport]:
             elif action is ValueAction.SAVE:
                 value = _with_alternative(value, alternatives.of(name), name, subject)
                 value = replace(value, recomputes=count)  # read, freed, and made for later reads
-            elif name in away:
-                value = replace(value, reason=f"waits elsewhere: {format_nbytes(value.nbytes)}")
+            elif action is ValueAction.AWAY:
+                value = _away(value, count)
             else:
                 unread = "the backward does not read it"
                 value = replace(value, reason="only the backward makes it" if is_late else unread)
@@ -205,6 +207,13 @@ def _with_recomputes(value: ValueReport, count: int, *, beside: str) -> ValueRep
     if count == 1 and value.time_us:
         times = f"once, {format_us(value.time_us)},"
     reason = f"recomputed {times} to free {format_nbytes(value.nbytes)}"
+    return replace(value, recomputes=count, reason=reason)
+
+
+def _away(value: ValueReport, count: int) -> ValueReport:
+    """What waiting elsewhere frees; the backward may make later instances of it again."""
+    again = f", and is recomputed {count}x for later reads" if count else ""
+    reason = f"waits elsewhere, to free {format_nbytes(value.nbytes)}{again}"
     return replace(value, recomputes=count, reason=reason)
 
 

@@ -6,18 +6,17 @@ Guarantees: times and bytes are those of `simulate`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
-from autoremat_solver import OffloadSolver, Plan, Problem, StepKind, simulate
-from autoremat_solver.simulate import copy_times, instance_spans
+from autoremat_solver import OffloadSolver, simulate
+from autoremat_solver.simulate import instance_spans
 
 from autoremat.host.memory import HostMemory
 from autoremat.planning.choice import Choice, as_chosen
 from autoremat.planning.offloaded import WORTH_COPIES, movable
 from autoremat.problem.lower import without_spare_states
 from autoremat.problem.subject import Subject
-from autoremat.reporting.waiting import Trip, Waiting
+from autoremat.reporting.waiting import Waiting, in_flight_nbytes, trips_of
 from autoremat.units import format_nbytes
 
 _EFFORT = 0.25  # of the usual search, for what is only told
@@ -33,62 +32,13 @@ def waiting_of(subject: Subject, choice: Choice) -> Waiting | None:
         where=host.about(problem.link),
         host_nbytes=host.free_nbytes,
         host_peak_nbytes=solution.timeline.host_peak_nbytes,
-        in_flight_nbytes=_in_flight_nbytes(problem, solution.plan),
+        in_flight_nbytes=in_flight_nbytes(problem, solution.plan),
         stall_us=solution.timeline.stall_us,
         alone_time_us=None if alone is None else alone.time_us,
         alone_peak_nbytes=0 if alone is None else alone.peak_nbytes,
         alone_fits=alone is not None and alone.fits,
-        trips=tuple(_trips(problem, solution.plan)),
+        trips=tuple(trips_of(problem, solution.plan)),
     )
-
-
-def _trips(problem: Problem, plan: Plan) -> Iterator[Trip]:
-    """Each value's way, in the order in which they leave."""
-    times = {
-        step: (round(begins_us, 3), round(ends_us, 3))
-        for step, begins_us, ends_us in copy_times(problem, plan)
-    }
-    for step in times:
-        if plan.steps[step].kind is StepKind.OFFLOAD:
-            value = plan.steps[step].target
-            back = next(s for s in times if s > step and _is(plan, s, StepKind.RELOAD, value))
-            yield Trip(
-                value,
-                problem.value_by_name[value].nbytes,
-                *times[step],
-                *times[back],
-                read_by=plan.steps[_read_after(problem, plan, back)].target,
-            )
-
-
-def _is(plan: Plan, step: int, kind: StepKind, value: str) -> bool:
-    return plan.steps[step].kind is kind and plan.steps[step].target == value
-
-
-def _read_after(problem: Problem, plan: Plan, step: int) -> int:
-    """The first operation behind a step that reads the value which that brings back."""
-    value = plan.steps[step].target
-    return next(
-        number
-        for number in range(step + 1, len(plan.steps))
-        if plan.steps[number].is_run
-        and value in problem.op_by_name[plan.steps[number].target].inputs
-    )
-
-
-def _in_flight_nbytes(problem: Problem, plan: Plan) -> int:
-    """The most that has begun to leave or to come back, and that nobody has waited for."""
-    sizes, most, under_way = problem.value_by_name, 0, dict[tuple[StepKind, str], int]()
-    for step in plan.steps:
-        if step.kind in (StepKind.OFFLOAD, StepKind.RELOAD):
-            under_way[step.kind, step.target] = sizes[step.target].nbytes
-        elif step.kind is StepKind.RELEASE:
-            del under_way[StepKind.OFFLOAD, step.target]
-        for read in problem.op_by_name[step.target].inputs if step.is_run else (step.target,):
-            if step.kind is not StepKind.RELOAD:
-                under_way.pop((StepKind.RELOAD, read), None)
-        most = max(most, sum(under_way.values()))
-    return most
 
 
 def what_waiting_saves(

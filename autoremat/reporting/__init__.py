@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autoremat.reporting.curve import CurvePoint, PointKind
 from autoremat.reporting.fields import ReportError
 from autoremat.reporting.formula import PeakFormula, Piece, SizeSymbol, Term
 from autoremat.reporting.model import (
@@ -14,11 +15,9 @@ from autoremat.reporting.model import (
     SCHEMA,
     SIZES,
     WOULD_WAIT,
-    CurvePoint,
     Fact,
     Fallback,
     GraphReport,
-    PointKind,
     Report,
     ValueAction,
     ValueReport,

@@ -13,6 +13,7 @@ from itertools import chain
 
 from autoremat_solver.plan import Status
 
+from autoremat.reporting.curve import CurvePoint
 from autoremat.reporting.fields import check_fields
 from autoremat.reporting.formula import PeakFormula
 from autoremat.reporting.remedies import Remedy
@@ -22,7 +23,7 @@ from autoremat.reporting.throughput import Throughput
 from autoremat.reporting.timeline import MemoryTimeline
 from autoremat.reporting.waiting import Waiting
 
-SCHEMA = "autoremat.report/4"
+SCHEMA = "autoremat.report/5"
 LEFT_OUT, ASSUMED, WOULD_WAIT = "Not on the curve", "Assumed", "Would wait"  # names of facts
 SIZES, OTHERWISE, NO_THROUGHPUT, CHECKPOINTS = "Sizes", "Otherwise", "Throughput", "Checkpoints"
 COMMUNICATED = "Communication"
@@ -35,8 +36,10 @@ class ValueAction(StrEnum):
     """The backward reads the instance that the forward made; it may make others later."""
     RECOMPUTE = "recompute"
     """Freed in the forward, made again in the backward."""
+    AWAY = "away"
+    """Waits elsewhere between forward and backward, which may make other instances later."""
     FREE = "free"
-    """Not kept for the backward, which does not read it, makes it by itself or fetches it."""
+    """Not kept for the backward, which does not read it, or makes it by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,44 +160,6 @@ class GraphReport:
     def modelled_peak_nbytes(self) -> int:
         """Peak of the simulated timeline; the predicted one where there is no timeline."""
         return self.timeline.peak_nbytes if self.timeline else self.predicted_peak_nbytes
-
-
-class PointKind(StrEnum):
-    """Who found a point of the curve of peak and time."""
-
-    PLAN = "plan"
-    """A plan of ours, at some budget."""
-    OFFLOAD = "offload"
-    """The same with values that wait elsewhere."""
-    CHOSEN = "chosen"
-    """The plan that this report is about."""
-    STRATEGY = "strategy"
-    """A classic strategy, such as recomputing every layer."""
-    TORCH = "torch"
-    """PyTorch's built-in partitioner at one of its settings."""
-
-
-@dataclass(frozen=True, slots=True)
-class CurvePoint:
-    """One way to run the step: its peak and its time.
-
-    Attributes:
-        peak_nbytes: highest live bytes.
-        time_us: duration of the step.
-        label: such as "every layer" or "torch, budget 0.5".
-        kind: who found it.
-        budget_nbytes: what was asked for, if anything was.
-    """
-
-    peak_nbytes: int
-    time_us: float
-    label: str
-    kind: PointKind
-    budget_nbytes: int | None = None
-
-    def __post_init__(self) -> None:
-        """Refuses fields of the wrong type."""
-        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,7 +227,9 @@ def _tiles(report: Report) -> list[_Tile]:
     actions = [value.action for value in report.values]
     recomputed = sum(value.recomputes > 0 for value in report.values)
     saves = f"{actions.count(ValueAction.SAVE)} of {len(actions)}"
-    tiles.append(_Tile("Values saved", saves, f"{recomputed} are recomputed"))
+    away = actions.count(ValueAction.AWAY)
+    note = f"{recomputed} are recomputed" + (f", {away} wait elsewhere" if away else "")
+    tiles.append(_Tile("Values saved", saves, note))
     return tiles
 
 

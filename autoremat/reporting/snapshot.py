@@ -81,6 +81,7 @@ def _played(timeline: MemoryTimeline, device: int) -> tuple[list[_Event], dict[s
     events: list[_Event] = []
     now_us = 0.0
     for index, step in enumerate(timeline.steps):
+        now_us += step.stall_us
         at = {"stream": 0, "time_us": round(now_us)}
         place = [_frame(step.source, f"{step.name} ({step.op}) {step.module}")]
         for span in born[index]:

@@ -3,7 +3,8 @@
 Enters: a problem, a plan of it, and what is known of each operation beside its numbers. Leaves: a
 `MemoryTimeline` of steps and spans. Guarantees: at every step, resident bytes, the spans that are
 live and the step's workspace add up to the live bytes that `autoremat_solver.simulate` states;
-a timeline for which they do not is refused, made or read.
+a timeline for which they do not is refused, made or read. What the steps take and wait adds up to
+the time that it states.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from enum import StrEnum
 from itertools import accumulate
 
 from autoremat_solver import Phase, Plan, Problem, StepKind, simulate
-from autoremat_solver.simulate import backward_start, occupied_spans
+from autoremat_solver.simulate import backward_start, occupied_spans, step_times
 
 from autoremat.reporting.fields import ReportError, check_fields
 
@@ -32,17 +33,19 @@ class SpanKind(StrEnum):
     """Made by the forward and freed in it."""
     RECOMPUTED = "recomputed"
     """A value of the forward, made in the backward."""
+    FETCHED = "fetched"
+    """A value of the forward, back from where it waited."""
     GRADIENT = "gradient"
     """Made by the backward's own operations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One run of one operation.
+    """One run of one operation, or what computing does for a copy.
 
     Attributes:
         name: of the operation, unique but for its repeats.
-        op: operator, such as "mm".
+        op: operator, such as "mm"; of a copy what is done for it: "offload", "release", "reload".
         module: path of the module that it belongs to, or "".
         source: the user's line, "model.py:88", or "".
         is_backward: whether it runs after the backward has begun.
@@ -50,6 +53,7 @@ class Step:
         is_estimated: whether its time is priced by bytes and FLOPs, not measured.
         time_us: duration.
         workspace_nbytes: bytes live only while it runs.
+        stall_us: how long computing waits for a copy before it.
     """
 
     name: str
@@ -61,6 +65,7 @@ class Step:
     is_estimated: bool
     time_us: float
     workspace_nbytes: int
+    stall_us: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuses fields of the wrong type."""
@@ -190,7 +195,7 @@ def timeline_of(
         live_nbytes=simulate(problem, plan).live_nbytes,
         baseline_live_nbytes=simulate(other, once).live_nbytes,
         baseline_step_us=tuple(
-            round(problem.op_by_name[step.target].time_us, _DIGITS) for step in once.steps
+            round(other.op_by_name[step.target].time_us, _DIGITS) for step in once.steps
         ),
     )
 
@@ -198,23 +203,22 @@ def timeline_of(
 def _steps(problem: Problem, plan: Plan, place_of: Callable[[str], Place]) -> tuple[Step, ...]:
     start = backward_start(problem, plan)
     steps = []
-    for index, step in enumerate(plan.steps):
-        if not step.is_run:
-            name = f"{step.kind} {step.target}"
-            steps.append(Step(name, str(step.kind), "", "", index >= start, False, False, 0.0, 0))
-            continue
-        op, place = problem.op_by_name[step.target], place_of(step.target)
+    for index, (step, times) in enumerate(zip(plan.steps, step_times(problem, plan), strict=True)):
+        stall_us, time_us = (round(us, _DIGITS) for us in times)
+        maker = problem.op_by_name[step.target] if step.is_run else problem.producer_of[step.target]
+        place = place_of(maker.name)
         steps.append(
             Step(
-                name=op.name,
-                op=place.op,
+                name=maker.name if step.is_run else f"{step.kind} {step.target}",
+                op=place.op if step.is_run else str(step.kind),
                 module=place.module,
                 source=place.source,
                 is_backward=index >= start,
                 is_recompute=step.kind is StepKind.RECOMPUTE,
-                is_estimated=place.is_estimated,
-                time_us=round(op.time_us, _DIGITS),
-                workspace_nbytes=op.workspace_nbytes,
+                is_estimated=step.is_run and place.is_estimated,
+                time_us=time_us,
+                workspace_nbytes=maker.workspace_nbytes if step.is_run else 0,
+                stall_us=stall_us,
             )
         )
     return tuple(steps)
@@ -229,6 +233,8 @@ def _spans(problem: Problem, plan: Plan) -> tuple[Span, ...]:
         if nbytes:
             is_own = problem.producer_of[name].phase is Phase.BACKWARD
             kind = _kind(is_own, name in outputs, born, last, start)
+            if plan.steps[born].kind is StepKind.RELOAD:
+                kind = SpanKind.FETCHED
             spans.append(Span(name, kind, nbytes, born, last))
     return tuple(spans)
 

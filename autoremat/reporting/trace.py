@@ -1,7 +1,8 @@
 """The timeline as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing read.
 
 Enters: a `Report`. Leaves: Trace Event Format JSON: one process per graph with a track each for
-forward, backward and recompute, and a counter of live bytes by kind. Graphs are laid side by
+forward, backward and recompute, and a counter of live bytes by kind; where values wait elsewhere
+also a track for the copies each way, and a counter of what is on its way. Graphs are laid side by
 side in time, in the order of the report.
 """
 
@@ -16,6 +17,7 @@ from autoremat.reporting.timeline import MemoryTimeline, SpanKind, Step
 
 MARK = '{"otherData":{"writer":"autoremat"'
 _TRACKS = ("forward", "backward", "recompute")
+_COPIES = ("to the host", "back")
 
 
 def trace(report: Report) -> str:
@@ -27,7 +29,8 @@ def trace(report: Report) -> str:
             events += _named(process, graph)
             events += _operations(process, graph.timeline, begin_us)
             events += _memory(process, graph.timeline, begin_us)
-            begin_us += sum(step.time_us for step in graph.timeline.steps)
+            events += _copies(process, graph, begin_us)
+            begin_us += sum(step.stall_us + step.time_us for step in graph.timeline.steps)
     about = {"writer": "autoremat", "device": report.device, "torch": report.torch_version}
     document = {"otherData": about, "displayTimeUnit": "ms", "traceEvents": events}
     return json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n"
@@ -35,7 +38,8 @@ def trace(report: Report) -> str:
 
 def _named(process: int, graph: GraphReport) -> list[dict[str, Any]]:
     names = [(0, "process_name", graph.name)]
-    names += [(track, "thread_name", name) for track, name in enumerate(_TRACKS)]
+    tracks = _TRACKS + (_COPIES if graph.waiting and graph.waiting.trips else ())
+    names += [(track, "thread_name", name) for track, name in enumerate(tracks)]
     return [
         {"ph": "M", "pid": process, "tid": thread, "name": kind, "args": {"name": name}}
         for thread, kind, name in names
@@ -43,7 +47,7 @@ def _named(process: int, graph: GraphReport) -> list[dict[str, Any]]:
 
 
 def _operations(process: int, timeline: MemoryTimeline, begin_us: float) -> list[dict[str, Any]]:
-    starts = accumulate((step.time_us for step in timeline.steps), initial=begin_us)
+    starts = _starts(timeline, begin_us)
     return [
         {
             "ph": "X",
@@ -59,10 +63,45 @@ def _operations(process: int, timeline: MemoryTimeline, begin_us: float) -> list
                 "source": step.source,
                 "live bytes": live,
                 "workspace bytes": step.workspace_nbytes,
-            },
+            }
+            | ({"waited for a copy us": step.stall_us} if step.stall_us else {}),
         }
-        for step, live, start in zip(timeline.steps, timeline.live_nbytes, starts, strict=False)
+        for step, live, start in zip(timeline.steps, timeline.live_nbytes, starts, strict=True)
     ]
+
+
+def _starts(timeline: MemoryTimeline, begin_us: float) -> list[float]:
+    """When each step begins to compute, having waited."""
+    ends = accumulate((s.stall_us + s.time_us for s in timeline.steps), initial=begin_us)
+    return [end + step.stall_us for end, step in zip(ends, timeline.steps, strict=False)]
+
+
+def _copies(process: int, graph: GraphReport, begin_us: float) -> list[dict[str, Any]]:
+    """The copies of values that wait elsewhere, and a counter of the bytes on their way."""
+    trips = graph.waiting.trips if graph.waiting is not None else ()
+    ways = [(0, trip, trip.sent_us, trip.gone_us) for trip in trips]
+    ways += [(1, trip, trip.returns_us, trip.back_us) for trip in trips]
+    events = [
+        {
+            "ph": "X",
+            "pid": process,
+            "tid": len(_TRACKS) + way,
+            "ts": round(begin_us + begins_us, 3),
+            "dur": round(ends_us - begins_us, 3),
+            "name": trip.value,
+            "cat": "copy",
+            "args": {"bytes": trip.nbytes, "read by": trip.read_by},
+        }
+        for way, trip, begins_us, ends_us in ways
+    ]
+    flying = dict.fromkeys(_COPIES, 0)
+    changes = [(begins_us, way, trip.nbytes) for way, trip, begins_us, _ in ways]
+    changes += [(ends_us, way, -trip.nbytes) for way, trip, _, ends_us in ways]
+    for at_us, way, nbytes in sorted(changes):  # at one time: what arrives first
+        flying[_COPIES[way]] += nbytes
+        about = {"ph": "C", "pid": process, "ts": round(begin_us + at_us, 3)}
+        events.append({**about, "name": "bytes on their way", "args": dict(flying)})
+    return events
 
 
 def _track(step: Step) -> str:
@@ -78,9 +117,9 @@ def _memory(process: int, timeline: MemoryTimeline, begin_us: float) -> list[dic
         change[span.born][span.kind] += span.nbytes
         change[span.last + 1][span.kind] -= span.nbytes
     live = dict.fromkeys(SpanKind, 0)
-    now = begin_us
     events = []
-    for step, changed in zip(timeline.steps, change, strict=False):
+    starts = _starts(timeline, begin_us)
+    for step, changed, now in zip(timeline.steps, change[:-1], starts, strict=True):
         live = {kind: live[kind] + changed[kind] for kind in SpanKind}
         sizes = {kind.value: nbytes for kind, nbytes in live.items()}
         sizes |= {"resident": timeline.resident_nbytes, "workspace": step.workspace_nbytes}
@@ -93,5 +132,4 @@ def _memory(process: int, timeline: MemoryTimeline, begin_us: float) -> list[dic
                 "args": dict(sorted(sizes.items())),
             }
         )
-        now += step.time_us
     return events

@@ -1,11 +1,16 @@
 """Values that wait elsewhere: one graph's part of the report, and how it is told.
 
-Enters: what a plan with copies takes. Leaves: frozen values, and sentences. Imports no torch.
+Enters: a problem and a plan with copies. Leaves: frozen values, and sentences. Imports no torch.
+Guarantees: times and bytes are those of `autoremat_solver.simulate`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+from autoremat_solver import Plan, Problem, StepKind
+from autoremat_solver.simulate import copy_times
 
 from autoremat.reporting.fields import check_fields
 from autoremat.units import format_nbytes, format_us
@@ -113,3 +118,52 @@ class Waiting:
 
 def _counted(count: int) -> str:
     return "1 value" if count == 1 else f"{count} values"
+
+
+def trips_of(problem: Problem, plan: Plan) -> Iterator[Trip]:
+    """Each value's way, in the order in which they leave."""
+    times = {
+        step: (round(begins_us, 3), round(ends_us, 3))
+        for step, begins_us, ends_us in copy_times(problem, plan)
+    }
+    for step in times:
+        if plan.steps[step].kind is StepKind.OFFLOAD:
+            value = plan.steps[step].target
+            back = next(s for s in times if s > step and _is(plan, s, StepKind.RELOAD, value))
+            yield Trip(
+                value,
+                problem.value_by_name[value].nbytes,
+                *times[step],
+                *times[back],
+                read_by=plan.steps[_read_after(problem, plan, back)].target,
+            )
+
+
+def _is(plan: Plan, step: int, kind: StepKind, value: str) -> bool:
+    return plan.steps[step].kind is kind and plan.steps[step].target == value
+
+
+def _read_after(problem: Problem, plan: Plan, step: int) -> int:
+    """The first operation behind a step that reads the value which that brings back."""
+    value = plan.steps[step].target
+    return next(
+        number
+        for number in range(step + 1, len(plan.steps))
+        if plan.steps[number].is_run
+        and value in problem.op_by_name[plan.steps[number].target].inputs
+    )
+
+
+def in_flight_nbytes(problem: Problem, plan: Plan) -> int:
+    """The most that has begun to leave or to come back, and that nobody has waited for."""
+    sizes, most, under_way = problem.value_by_name, 0, dict[tuple[StepKind, str], int]()
+    for step in plan.steps:
+        if step.kind in (StepKind.OFFLOAD, StepKind.RELOAD):
+            under_way[step.kind, step.target] = sizes[step.target].nbytes
+        elif step.kind is StepKind.RELEASE:
+            del under_way[StepKind.OFFLOAD, step.target]
+        for read in problem.op_by_name[step.target].inputs if step.is_run else (step.target,):
+            if step.kind is not StepKind.RELOAD:
+                under_way.pop((StepKind.RELOAD, read), None)
+        most = max(most, sum(under_way.values()))
+    return most

@@ -132,6 +132,22 @@ def copy_times(problem: Problem, plan: Plan) -> list[tuple[int, float, float]]:
     return _timed(indexed, numbers_with_copies(indexed, plan))[1]
 
 
+def step_times(problem: Problem, plan: Plan) -> list[tuple[float, float]]:
+    """Of each step, how long computing waits at it for a copy, and how long it then takes, in us.
+
+    Together they are the time that `simulate` states.
+
+    Raises:
+        ValueError: if the plan offloads and the problem has no link.
+    """
+    indexed = index(problem)
+    if not plan.offloaded:
+        return [(0.0, indexed.time_us[op]) for op in indexed.numbers(plan)]
+    steps = numbers_with_copies(indexed, plan)
+    takes_us = [computing_us(indexed, op) for op in steps]
+    return list(zip(stalls_of(indexed, steps), takes_us, strict=True))
+
+
 def _timed(
     indexed: Indexed, steps: list[int]
 ) -> tuple[list[float], list[tuple[int, float, float]]]:

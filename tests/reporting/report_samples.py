@@ -9,11 +9,15 @@ right before the layer's backward reads them.
 
 from __future__ import annotations
 
-from autoremat_solver import Op, Phase, Plan, Problem, Status, Value, simulate
+from dataclasses import replace
+
+from autoremat_solver import Link, Op, Phase, Plan, Problem, Status, StepKind, Value, simulate
+from autoremat_solver.plan import Step
 from autoremat_solver.plan_document import without_recompute
 
 from autoremat.reporting import GraphReport, Report, ResidentParts, ValueAction, ValueReport
 from autoremat.reporting.timeline import Place, timeline_of
+from autoremat.reporting.waiting import Waiting, in_flight_nbytes, trips_of
 
 UNIT_NBYTES = 1_000_000
 
@@ -53,6 +57,25 @@ def layered_report(layers: int = 4, width: int = 5, block: str = "block") -> Rep
         block: name of the modules inside a layer.
     """
     problem, plan = layered_step(layers, width)
+    return _report(problem, plan, block)
+
+
+def waiting_report() -> Report:
+    """A report on a step of four layers without recompute whose first value waits elsewhere.
+
+    It leaves as soon as it is made, comes back right before it is read, and so keeps computing
+    waiting: 1 MB at 10 GB/s each way is 100 us.
+    """
+    problem, _ = layered_step(4, 1)
+    link = Link(out_nbytes_per_us=1e4, in_nbytes_per_us=1e4, ask_us=7.0)
+    problem = replace(problem, link=link)
+    runs = [Step(StepKind.FIRST_RUN, op.name) for op in problem.ops]
+    away = [Step(StepKind.OFFLOAD, "x0.0"), runs[1], runs[2], Step(StepKind.RELEASE, "x0.0")]
+    back = [Step(StepKind.RELOAD, "x0.0"), runs[-1]]
+    return _report(problem, Plan((runs[0], *away, *runs[3:-1], *back)), "block")
+
+
+def _report(problem: Problem, plan: Plan, block: str) -> Report:
     timeline = timeline_of(problem, plan, lambda name: _place(name, block))
     planned, baseline = simulate(problem, plan), without_recompute(problem)
     graph = GraphReport(
@@ -65,8 +88,9 @@ def layered_report(layers: int = 4, width: int = 5, block: str = "block") -> Rep
         status=Status.FEASIBLE,
         method="by hand",
         solve_seconds=0.5,
-        values=tuple(_value(op, block) for op in problem.ops if op.name[0] == "f"),
+        values=tuple(_value(op, block, plan) for op in problem.ops if op.name[0] == "f"),
         timeline=timeline,
+        waiting=_waiting(problem, plan) if plan.offloaded else None,
         peak_step=timeline.steps[timeline.peak_step].name,
         peak_source="model.py:7",
     )
@@ -85,14 +109,31 @@ def _place(name: str, block: str) -> Place:
     return Place(f"op{i}", f"model.layers.{layer}.{block}{i}", f"model.py:{i}")
 
 
-def _value(op: Op, block: str) -> ValueReport:
+def _waiting(problem: Problem, plan: Plan) -> Waiting:
+    timeline = simulate(problem, plan)
+    return Waiting(
+        where="in /tmp/values",
+        host_nbytes=10 * UNIT_NBYTES,
+        host_peak_nbytes=timeline.host_peak_nbytes,
+        in_flight_nbytes=in_flight_nbytes(problem, plan),
+        stall_us=timeline.stall_us,
+        alone_time_us=None,
+        alone_peak_nbytes=0,
+        alone_fits=False,
+        trips=tuple(trips_of(problem, plan)),
+    )
+
+
+def _value(op: Op, block: str, plan: Plan) -> ValueReport:
+    (name,) = op.outputs
     place, is_saved = _place(op.name, block), op.name.endswith(".0")
+    saved = ValueAction.AWAY if name in plan.offloaded else ValueAction.SAVE
     return ValueReport(
-        name=op.outputs[0],
+        name=name,
         nbytes=UNIT_NBYTES,
         shape=(250, 1000),
         dtype="float32",
-        action=ValueAction.SAVE if is_saved else ValueAction.RECOMPUTE,
+        action=saved if is_saved else ValueAction.RECOMPUTE,
         recomputes=0 if is_saved else 1,
         source=place.source,
         module=place.module,

@@ -271,7 +271,7 @@ def test_json_gives_an_equal_report_back(report: Report) -> None:
 def test_json_has_the_schema_and_the_totals() -> None:
     """Other tools read the totals without adding up graphs; an unproven gap is null."""
     data = json.loads(replace(REPORT, graphs=(replace(GRAPH, bound_us=0.0),)).to_json())
-    assert data["schema"] == SCHEMA == "autoremat.report/4"
+    assert data["schema"] == SCHEMA == "autoremat.report/5"
     assert data["predicted_peak_nbytes"] == 5_000_000_000
     assert data["status"] == "feasible"
     assert data["gap"] is None

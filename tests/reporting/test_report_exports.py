@@ -18,7 +18,7 @@ from autoremat.reporting import Report
 from autoremat.reporting.snapshot import snapshot
 from autoremat.reporting.trace import trace
 from autoremat.reporting.values_csv import HEADER, values_csv
-from tests.reporting.report_samples import UNIT_NBYTES, layered_report
+from tests.reporting.report_samples import UNIT_NBYTES, layered_report, waiting_report
 
 REPORT = layered_report()
 TIMELINE = REPORT.graphs[0].timeline
@@ -133,6 +133,36 @@ def test_a_trace_counts_the_live_bytes() -> None:
     assert TIMELINE is not None
     totals = [sum(event["args"].values()) for event in events("C")]
     assert totals == list(TIMELINE.live_nbytes)
+
+
+def test_a_trace_has_a_track_for_the_copies_of_each_way() -> None:
+    """As long as the plan has them; while one is under way, its bytes are counted."""
+    report = waiting_report()
+    found = json.loads(trace(report))["traceEvents"]
+    tracks = {e["tid"]: e["args"]["name"] for e in found if e["name"] == "thread_name"}
+    copies = [e for e in found if e.get("cat") == "copy"]
+    assert [(tracks[e["tid"]], e["name"]) for e in copies] == [
+        ("to the host", "x0.0"),
+        ("back", "x0.0"),
+    ]
+    assert [e["dur"] for e in copies] == [100.0, 100.0]
+    counted = [e["args"] for e in found if e["name"] == "bytes on their way"]
+    assert [tuple(args.values()) for args in counted] == [
+        (UNIT_NBYTES, 0),
+        (0, 0),
+        (0, UNIT_NBYTES),
+        (0, 0),
+    ]
+    (last,) = [e for e in found if e["ph"] == "X" and e["args"].get("node") == "b0.0"]
+    assert last["ts"] == copies[-1]["ts"] + copies[-1]["dur"]  # it waits for the copy
+    assert last["ts"] + last["dur"] == pytest.approx(report.predicted_time_us)
+
+
+def test_a_trace_without_copies_has_no_track_for_them() -> None:
+    """Nor a counter."""
+    names = {e["args"]["name"] for e in events("M")}
+    assert names == {"graph 0", "forward", "backward", "recompute"}
+    assert {e["name"] for e in events("C")} == {"live bytes"}
 
 
 def test_a_trace_puts_graphs_one_after_the_other() -> None:

@@ -26,7 +26,7 @@ from autoremat.reporting import (
     ValueReport,
 )
 from autoremat.reporting.page import MARK, html
-from tests.reporting.report_samples import layered_report
+from tests.reporting.report_samples import layered_report, waiting_report
 
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -315,6 +315,37 @@ def test_the_timeline_follows_pointer_and_keys(opened: Open) -> None:
     tab.get_by_role("button", name="Operations").click()
     chart.hover(position=FIRST)
     assert step.inner_text() == f"Step 1 of {len(timeline.steps)}"
+
+
+def test_the_page_of_a_step_with_copies_shows_them(opened: Open) -> None:
+    """What leaves is "away", what comes back "fetched", and where computing waits, it says so."""
+    report = waiting_report()
+    tab = opened(html(report))
+    assert tab.locator("#values-title").inner_text() == (
+        "What is saved, what waits elsewhere, what is recomputed"
+    )
+    assert sorted(cells(tab, "action")) == ["away", "saved"]
+    assert tab.get_by_role("button", name=re.compile(r"^Away")).inner_text() == "Away1"
+    legend = tab.locator("#legend").inner_text()
+    assert "Fetched back" in legend
+    assert "Waiting for a copy" in legend
+    inspector = tab.locator("#inspector")
+    tab.locator("#chart").focus()
+    tab.keyboard.press("End")
+    assert "waits 93.0 µs for a copy" in inspector.inner_text()
+    assert "1.0 MB back" in inspector.inner_text()
+    tab.keyboard.press("Home")
+    assert "On the way\n\u2013" in inspector.inner_text()
+    tab.get_by_role("button", name="Operations").click()
+    assert "1 wait elsewhere" in tab.locator(".tiles").inner_text()
+
+
+def test_the_page_of_a_step_without_copies_does_not_speak_of_them(opened: Open) -> None:
+    """Neither title, legend, table nor inspector has what is for them alone."""
+    tab = opened(html(layered_report(4, 5)))
+    text = tab.locator("body").inner_text()
+    for words in ("elsewhere", "Fetched", "Away", "Waiting for", "On the way"):
+        assert words not in text
 
 
 def test_the_tree_of_modules_adds_up(opened: Open) -> None:

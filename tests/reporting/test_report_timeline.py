@@ -11,7 +11,7 @@ from autoremat_solver import Op, Phase, Plan, Problem, Value, simulate
 from autoremat.reporting import Report, ReportError, SpanKind
 from autoremat.reporting.alternatives import Alternatives
 from autoremat.reporting.timeline import MemoryTimeline, timeline_of
-from tests.reporting.report_samples import layered_report, layered_step
+from tests.reporting.report_samples import layered_report, layered_step, waiting_report
 
 
 def chain(*, first_may_repeat: bool = True) -> Problem:
@@ -67,6 +67,35 @@ def test_steps_know_their_phase_and_whether_they_repeat() -> None:
     assert [step.is_backward for step in steps] == [False, False, False, True, True, True]
     assert [step.is_recompute for step in steps] == [False, False, False, False, True, False]
     assert steps[1].workspace_nbytes == 100
+
+
+def test_what_computing_asks_and_waits_for_is_part_of_the_time() -> None:
+    """7 us to ask for each copy; 100 us for it: to leave, during steps of 100, and to come back."""
+    (graph,) = waiting_report().graphs
+    assert graph.timeline is not None
+    copies = {step.name: step for step in graph.timeline.steps if step.op not in ("op0", "")}
+    assert list(copies) == ["offload x0.0", "release x0.0", "reload x0.0"]
+    assert [step.time_us for step in copies.values()] == [7.0, 0.0, 7.0]
+    assert {step.module for step in copies.values()} == {"model.layers.0.block0"}
+    assert not any(step.is_recompute or step.is_estimated for step in copies.values())
+    stalls = {step.name: step.stall_us for step in graph.timeline.steps if step.stall_us}
+    assert stalls == {"b0.0": pytest.approx(93.0)}  # less than 100: asking for the copy takes 7
+    whole = sum(step.stall_us + step.time_us for step in graph.timeline.steps)
+    assert whole == pytest.approx(graph.predicted_time_us)
+
+
+def test_a_value_that_comes_back_is_none_that_was_made_again() -> None:
+    """Its instance of the forward is freed there; the second has a kind of its own."""
+    (graph,) = waiting_report().graphs
+    assert graph.timeline is not None
+    kinds = [span.kind for span in graph.timeline.spans if span.value == "x0.0"]
+    assert kinds == [SpanKind.ACTIVATION, SpanKind.FETCHED]
+
+
+def test_a_report_with_copies_is_read_as_it_was_written() -> None:
+    """Stalls, trips and kinds included."""
+    report = waiting_report()
+    assert Report.from_json(report.to_json()) == report
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ from autoremat.planning.unsearched import choose_fixed
 from autoremat.planning.ways import crossing_nbytes
 from autoremat.problem.lower import as_written
 from autoremat.problem.shell import closed, in_texts
+from autoremat.reporting import SpanKind, ValueAction
 from autoremat.session.replans import Replans
 from tests.joint_graphs import subject_of
 from tests.training import make_seeded, measured, optimized, step
@@ -125,6 +126,19 @@ def test_a_report_tells_what_leaves(model: nn.Module) -> None:
     assert "as measured" in report.summary()
     assert autoremat.Report.from_json(report.to_json()) == report
     assert "reload" in report.to_html()
+
+
+def test_a_report_does_not_take_what_leaves_for_recomputed(model: nn.Module) -> None:
+    """It is away, and fetched; what steps take and wait adds up to the predicted time."""
+    (graph,) = autoremat.report(model).graphs
+    assert graph.waiting is not None
+    assert graph.timeline is not None
+    left = {trip.value for trip in graph.waiting.trips}
+    assert {v.name for v in graph.values if v.action is ValueAction.AWAY} == left
+    fetched = [span.value for span in graph.timeline.spans if span.kind is SpanKind.FETCHED]
+    assert sorted(fetched) == sorted(left)
+    whole_us = sum(step.stall_us + step.time_us for step in graph.timeline.steps)
+    assert whole_us == pytest.approx(graph.predicted_time_us, abs=0.1)
 
 
 def test_no_file_has_a_name_while_a_step_is_under_way(model: nn.Module, folder: Path) -> None:

@@ -1,8 +1,8 @@
 // Reading the report, and numbers in words. Every script below shares this scope.
 
-const KINDS = ["resident", "output", "saved", "gradient", "recomputed", "activation", "workspace"];
+const KINDS = ["resident", "output", "saved", "fetched", "gradient", "recomputed", "activation", "workspace"];
 const KIND_NAMES = {
-  resident: "Resident", output: "Outputs", saved: "Saved", gradient: "Gradients",
+  resident: "Resident", output: "Outputs", saved: "Saved", fetched: "Fetched back", gradient: "Gradients",
   recomputed: "Recomputed", activation: "Activations", workspace: "Workspace",
 };
 
@@ -51,13 +51,13 @@ function readReport() {
     timeline.steps = named(timeline.steps, report.texts, ["name", "op", "module", "source"]);
     timeline.spans = named(timeline.spans, report.texts, ["value", "kind"]);
     timeline.moduleOf = new Map(graph.values.name.map((name, i) => [name, graph.values.module[i]]));
-    prepare(timeline);
+    prepare(timeline, graph.waiting ? graph.waiting.trips : []);
   }
   return report;
 }
 
-/** Adds what every drawing needs: bytes per kind and step, ends of the steps in time. */
-function prepare(timeline) {
+/** Adds what every drawing needs: bytes per kind and step, ends of the steps in time, copies each way. */
+function prepare(timeline, trips) {
   const { steps, spans } = timeline;
   const count = steps.name.length;
   timeline.count = count;
@@ -74,11 +74,23 @@ function prepare(timeline) {
   }
   timeline.perKind.resident.fill(timeline.resident_nbytes);
   timeline.perKind.workspace.set(steps.workspace_nbytes);
-  timeline.ends = runningSum(steps.time_us);
+  timeline.kinds = KINDS.filter((kind) => kind !== "fetched" || trips.length);
+  timeline.copies = {
+    out: trips.map((trip) => ({ value: trip.value, nbytes: trip.nbytes, begins: trip.sent_us, ends: trip.gone_us })),
+    back: trips.map((trip) => ({ value: trip.value, nbytes: trip.nbytes, begins: trip.returns_us, ends: trip.back_us })),
+  };
+  timeline.ends = runningSum(steps.time_us.map((us, i) => us + steps.stall_us[i]));
   timeline.baselineEnds = runningSum(timeline.baseline_step_us);
   timeline.peak = timeline.live_nbytes.reduce((best, n, i, all) => (n > all[best] ? i : best), 0);
   const start = steps.is_backward.indexOf(1);
   timeline.backwardStart = start < 0 ? count : start;
+}
+
+/** Bytes whose copy is under way while a step runs or waits, each way. */
+function flyingAt(timeline, step) {
+  const [begins, ends] = [step ? timeline.ends[step - 1] : 0, timeline.ends[step]];
+  const sum = (copies) => copies.reduce((sum, copy) => (copy.begins < ends && copy.ends > begins ? sum + copy.nbytes : sum), 0);
+  return { out: sum(timeline.copies.out), back: sum(timeline.copies.back) };
 }
 
 function runningSum(numbers) {

@@ -4,6 +4,7 @@ function timelineView(report, onValue) {
   const canvas = byId("chart");
   const context = canvas.getContext("2d");
   const margin = { left: 62, right: 14, top: 34, bottom: 50 };
+  const LANE = 9; // pixels of a lane of the link, its gap included
   let timeline = null;
   let graph = null;
   let cursor = 0;
@@ -14,13 +15,29 @@ function timelineView(report, onValue) {
   let ceiling = 1;
 
   const plotWidth = () => width - margin.left - margin.right;
-  const plotHeight = () => height - margin.top - margin.bottom;
+  const hasLink = () => timeline.copies.out.length > 0;
+  const plotHeight = () => height - margin.top - margin.bottom - (hasLink() ? 2 * LANE + 4 : 0);
   const totalOf = (ends) => (ends.length ? ends[ends.length - 1] : 0);
   const wholeTime = () => Math.max(totalOf(timeline.ends), totalOf(timeline.baselineEnds), 1e-9);
   const usesTime = () => byTime && totalOf(timeline.ends) > 0;
-  const startOf = (step) => (usesTime() ? (step ? timeline.ends[step - 1] : 0) / wholeTime() : step / timeline.count);
+  const begunAt = (step) => (step ? timeline.ends[step - 1] : 0);
+  const startOf = (step) => (usesTime() ? begunAt(step) / wholeTime() : step / timeline.count);
   const endOf = (step) => (usesTime() ? timeline.ends[step] / wholeTime() : (step + 1) / timeline.count);
   const x = (fraction) => margin.left + fraction * plotWidth();
+
+  /** Where a moment lies: in time, or within the step that it falls into. */
+  function xOfMoment(us) {
+    if (usesTime()) return x(us / wholeTime());
+    let low = 0;
+    let high = timeline.count - 1;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (timeline.ends[middle] > us) high = middle;
+      else low = middle + 1;
+    }
+    const takes = timeline.ends[low] - begunAt(low);
+    return x((low + (takes > 0 ? Math.min(1, (us - begunAt(low)) / takes) : 0)) / timeline.count);
+  }
   const y = (nbytes) => margin.top + plotHeight() * (1 - nbytes / ceiling);
 
   /** Bytes at the upper end of the vertical axis. */
@@ -77,6 +94,7 @@ function timelineView(report, onValue) {
     if (usesTime()) drawBaseline(colour);
     drawLevels(colour);
     drawPhases(colour);
+    if (hasLink()) drawLink(colour);
     drawPeak(colour);
     drawCursor(colour);
   }
@@ -112,7 +130,7 @@ function timelineView(report, onValue) {
     const base = y(0) * scale;
     const perByte = (plotHeight() * scale) / ceiling;
     const under = new Float64Array(found.length);
-    for (const kind of KINDS) {
+    for (const kind of timeline.kinds) {
       const bytes = timeline.perKind[kind];
       context.fillStyle = colour(kind);
       for (let column = 0; column < found.length; column++) {
@@ -186,8 +204,10 @@ function timelineView(report, onValue) {
     context.fillText(text, left, bottom);
   }
 
+  const stripTop = () => margin.top + plotHeight() + 6;
+
   function drawPhases(colour) {
-    const top = height - margin.bottom + 6;
+    const top = stripTop();
     const parts = [["forward", 0, timeline.backwardStart], ["backward", timeline.backwardStart, timeline.count]];
     for (const [name, first, end] of parts) {
       if (end <= first) continue;
@@ -207,6 +227,12 @@ function timelineView(report, onValue) {
       const left = x(startOf(step));
       context.fillRect(left, top + 14, Math.max(1, x(endOf(step)) - left), 4);
     }
+    context.fillStyle = colour("stall");
+    timeline.steps.stall_us.forEach((us, step) => {
+      if (!us) return;
+      const left = xOfMoment(begunAt(step));
+      context.fillRect(left, top, Math.max(1, xOfMoment(begunAt(step) + us) - left), 14);
+    });
     if (!selected.size) return;
     const { spans } = timeline;
     for (let i = 0; i < spans.value.length; i++) {
@@ -215,6 +241,27 @@ function timelineView(report, onValue) {
       const left = x(startOf(spans.born[i]));
       context.fillRect(left, top - 5, Math.max(2, x(endOf(spans.last[i])) - left), 4);
     }
+  }
+
+  /** The link's lanes: what leaves above, what comes back below. */
+  function drawLink(colour) {
+    context.textAlign = "right";
+    ["out", "back"].forEach((way, lane) => {
+      const top = stripTop() + 22 + lane * LANE;
+      context.fillStyle = colour("strip");
+      context.fillRect(margin.left, top, plotWidth(), LANE - 2);
+      context.fillStyle = colour("muted");
+      context.font = "9px " + getComputedStyle(document.body).fontFamily;
+      context.fillText(way === "out" ? "to the host" : "back", margin.left - 8, top + LANE - 2);
+      for (const copy of timeline.copies[way]) {
+        const left = xOfMoment(copy.begins);
+        context.fillStyle = colour(selected.has(copy.value) ? "ink" : "fetched");
+        // Copies follow each other without a pause: a gap tells them apart where there is room.
+        const room = xOfMoment(copy.ends) - left;
+        context.fillRect(left, top, Math.max(1, room > 4 ? room - 1 : room), LANE - 2);
+      }
+    });
+    context.font = "11px " + getComputedStyle(document.body).fontFamily;
   }
 
   function drawPeak(colour) {
@@ -249,7 +296,7 @@ function timelineView(report, onValue) {
     const top = margin.top - 6;
     context.fillStyle = colour("cursor");
     context.globalAlpha = right - left > 6 ? 0.4 : 1;
-    context.fillRect(left, top, right - left, plotHeight() + 30);
+    context.fillRect(left, top, right - left, plotHeight() + 30 + (hasLink() ? 2 * LANE + 4 : 0));
     context.globalAlpha = 1;
   }
 
@@ -260,6 +307,7 @@ function timelineView(report, onValue) {
     tags.append(make("span", "tag", steps.is_backward[cursor] ? "backward" : "forward"));
     if (steps.is_recompute[cursor]) tags.append(make("span", "tag recomputed", "recompute"));
     if (steps.is_estimated[cursor]) tags.append(make("span", "tag", "time estimated"));
+    if (steps.stall_us[cursor]) tags.append(make("span", "tag stall", `waits ${timeText(steps.stall_us[cursor])} for a copy`));
     const where = [steps.module[cursor], steps.source[cursor]].filter(Boolean).join("  ·  ");
     const place = make("p", "place", where || "\u00a0");
     place.title = where;
@@ -267,11 +315,17 @@ function timelineView(report, onValue) {
     title.title = steps.name[cursor];
     const live = make("p", "live", "", make("b", "", sizeText(timeline.live_nbytes[cursor])), ` live, ${timeText(steps.time_us[cursor])}`);
     const parts = make("ul", "parts");
-    for (const kind of [...KINDS].reverse()) {
+    for (const kind of [...timeline.kinds].reverse()) {
       const bytes = timeline.perKind[kind][cursor];
       const swatch = make("i");
       swatch.style.background = `var(--${kind})`;
       parts.append(make("li", bytes > 0 ? "" : "none", "", swatch, make("span", "", KIND_NAMES[kind]), make("b", "", bytes > 0 ? sizeText(bytes) : "\u2013")));
+    }
+    if (hasLink()) {
+      const flying = flyingAt(timeline, cursor);
+      const texts = [["to the host", flying.out], ["back", flying.back]].filter(([, bytes]) => bytes);
+      const text = texts.map(([way, bytes]) => `${sizeText(bytes)} ${way}`).join(", ") || "\u2013";
+      parts.append(make("li", texts.length ? "" : "none", "", make("i"), make("span", "", "On the way"), make("b", "", text)));
     }
     const { count, largest } = liveAt(timeline, cursor, 6);
     const list = make("ol", "largest");
@@ -308,12 +362,13 @@ function timelineView(report, onValue) {
 
   function legend() {
     byId("legend").replaceChildren(
-      ...KINDS.filter((kind) => timeline.perKind[kind].some((n) => n > 0)).map((kind) => {
+      ...timeline.kinds.filter((kind) => timeline.perKind[kind].some((n) => n > 0)).map((kind) => {
         const swatch = make("i");
         swatch.style.background = `var(--${kind})`;
         return make("li", "", "", swatch, KIND_NAMES[kind]);
       }),
-      make("li", usesTime() ? "" : "hidden", "", make("i", "ghost-line"), "Without recompute"),
+      make("li", usesTime() ? "" : "hidden", "", make("i", "ghost-line"), "Without a plan"),
+      make("li", timeline.steps.stall_us.some((us) => us > 0) ? "" : "hidden", "", make("i", "stall"), "Waiting for a copy"),
       make("li", selected.size ? "" : "hidden", "", make("i", "lifetime"), `Under the chart: lifetime of ${countText(selected.size, "selected value")}`),
     );
   }

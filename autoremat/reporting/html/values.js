@@ -1,11 +1,12 @@
 // The table of values: sorted, searched, folded, and drawn only where it is seen.
 
-const ACTIONS = { save: "saved", recompute: "recomputed", free: "not needed" };
+const ACTIONS = { save: "saved", away: "away", recompute: "recomputed", free: "not needed" };
 
 /** What each filter shows. The rest, values that the backward does not read, is often most of them. */
 const FILTERS = {
-  plan: { title: "Saved or recomputed", has: (action) => action !== "free" },
+  plan: { title: "Saved or recomputed", withAway: "Saved, away or recomputed", has: (action) => action !== "free" },
   save: { title: "Saved", has: (action) => action === "save" },
+  away: { title: "Away", has: (action) => action === "away" },
   recompute: { title: "Recomputed", has: (action) => action === "recompute" },
   free: { title: "Not needed", has: (action) => action === "free" },
   all: { title: "All", has: () => true },
@@ -234,7 +235,7 @@ function valuesView(report, onSelect) {
   function filters() {
     const count = (filter) => state.rows.reduce((sum, row) => sum + Number(FILTERS[filter].has(row.action)), 0);
     byId("filters").replaceChildren(...Object.keys(FILTERS).filter(count).map((filter) => {
-      const button = make("button", "", FILTERS[filter].title);
+      const button = make("button", "", (count("away") && FILTERS[filter].withAway) || FILTERS[filter].title);
       button.type = "button";
       button.append(make("small", "", count(filter).toLocaleString("en")));
       button.setAttribute("aria-pressed", String(state.filter === filter));
