@@ -23,6 +23,7 @@ from autoremat_solver import (
     check,
     simulate,
 )
+from autoremat_solver.simulate import step_times
 
 from tests.solver import exhaustive
 from tests.solver.exhaustive_offload import cheapest_us
@@ -206,6 +207,8 @@ def test_the_two_definitions_agree_on_random_plans_and_need_every_copy(seed: int
         pytest.skip("it can neither save nor recompute what it needs")
     found = _with_copies(problem, alone, rng)
     assert check(problem, found) == []
+    whole_us = sum(stall_us + time_us for stall_us, time_us in step_times(problem, found))
+    assert whole_us == pytest.approx(simulate(problem, found).time_us)
     for number, one in enumerate(found.steps):
         if not one.is_run:
             assert check(problem, Plan(found.steps[:number] + found.steps[number + 1 :]))
