@@ -104,8 +104,11 @@ def test_a_report_without_copies_says_what_they_would_save() -> None:
 
 def test_values_that_leave_are_not_said_to_be_read_by_nobody(report: Report) -> None:
     """Those that wait are told as such."""
-    free = [v for v in report.values if v.action is ValueAction.FREE]
-    assert any("waits elsewhere" in value.reason for value in free)
+    waiting = report.graphs[0].waiting
+    assert waiting is not None
+    away = {v.name: v.reason for v in report.values if v.action is ValueAction.AWAY}
+    assert set(away) == {trip.value for trip in waiting.trips}
+    assert all("waits elsewhere, to free 10.2 MB" in reason for reason in away.values())
 
 
 def test_a_faster_link_costs_no_more_time() -> None:

@@ -38,6 +38,7 @@ def waiting_of(subject: Subject, choice: Choice) -> Waiting | None:
         alone_peak_nbytes=0 if alone is None else alone.peak_nbytes,
         alone_fits=alone is not None and alone.fits,
         trips=tuple(trips_of(problem, solution.plan)),
+        failed="" if alone is None else alone.failed,
     )
 
 

@@ -66,7 +66,7 @@ def choose_known(
     """The plan of a file for a graph that it knows, where it can be applied and fits; else None."""
     nodes = fingerprint(subject.joint)
     for graph in known.graphs:
-        if graph.nodes != nodes or _violation(subject, graph):
+        if graph.nodes != nodes or _violation(subject, graph) or _lacks_room(subject, graph):
             continue
         choice = choose_stored(subject, graph, budget_nbytes, reads=reads)
         if choice is not None and choice.fits:
@@ -83,14 +83,14 @@ def _apply(
             f"The plan of graph {number} lets values wait elsewhere: say where, as it was made "
             "with offload=, or plan again."
         )
-    if lacking := _lacks_room(subject, graph):
-        raise PlanMismatch(f"The plan of graph {number} {lacking}")
     if violation := _violation(subject, graph):
         raise PlanMismatch(
             f"The plan cannot be applied to graph {number}: {violation} What may run again is not "
             "what it was when the plan was made: are dropout=, repeatable= and offload= the same, "
             "and the device? Otherwise plan again."
         )
+    if lacking := _lacks_room(subject, graph):
+        raise PlanMismatch(f"The plan of graph {number} {lacking}")
     choice = choose_stored(subject, graph, budget_nbytes, reads=reads)
     if choice is None:
         raise PlanMismatch(
@@ -117,34 +117,30 @@ def choose_stored(
     return choice if is_same else None
 
 
+def _violation(subject: Subject, stored: StoredGraph) -> str:
+    """Why a plan is none of the graph any more; "" if it is one."""
+    if not stored.is_own:
+        return ""
+    if subject.host is None and has_copies(stored.schedule):
+        return "Values may not leave."
+    problem = subject.lowered.problem
+    wrong = check(problem, closed(problem, stored.schedule))
+    return wrong[0] if wrong else ""
+
+
 def _lacks_room(subject: Subject, stored: StoredGraph) -> str:
-    """What a plan lets wait that the host has no room for; "" if it has, or nobody knows."""
+    """What a plan of the graph lets wait that the host has no room for; "" if it has."""
     host, problem = subject.host, subject.lowered.problem
     if host is None or not has_copies(stored.schedule):
         return ""
-    plan = closed(problem, stored.schedule)
-    if check(problem, plan):  # it is none of the graph: that is told
-        return ""
-    waiting_nbytes, room_nbytes = simulate(problem, plan).host_peak_nbytes, host.free_nbytes
+    waiting_nbytes = simulate(problem, closed(problem, stored.schedule)).host_peak_nbytes
+    room_nbytes = host.free_nbytes
     if waiting_nbytes <= room_nbytes:
         return ""
     return (
         f"lets {format_nbytes(waiting_nbytes)} wait elsewhere at once, where there is room for "
         f"{format_nbytes(room_nbytes)} (offload={host.asked!r}): give it more, or plan again."
     )
-
-
-def _violation(subject: Subject, stored: StoredGraph) -> str:
-    """Why a plan is none of the graph any more; "" if it is one."""
-    host = subject.host
-    if not stored.is_own:
-        return ""
-    if host is None and has_copies(stored.schedule):
-        return "Values may not leave."
-    host_nbytes = host.free_nbytes if host is not None else None
-    plan = closed(subject.lowered.problem, stored.schedule)
-    wrong = check(subject.lowered.problem, plan, host_budget_nbytes=host_nbytes)
-    return wrong[0] if wrong else ""
 
 
 def store(subject: Subject, choice: Choice) -> StoredGraph:

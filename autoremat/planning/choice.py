@@ -74,11 +74,13 @@ class Alone:
         time_us: of its operations.
         peak_nbytes: as the simulator sees it.
         fits: whether that is within the budget.
+        failed: of what code with copies failed, so that none was compared; "" if it did not.
     """
 
     time_us: float
     peak_nbytes: int
     fits: bool
+    failed: str = ""
 
     @classmethod
     def of(cls, solution: Solution) -> Alone:

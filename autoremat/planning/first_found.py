@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 
 from autoremat_solver import Plan, Problem, Solution, check, simulate
 from autoremat_solver.plan import Status
@@ -41,7 +41,8 @@ class Found:
         in_order: as of `Choice`.
         baseline_time_us: as `Choice` tells it.
         status: as of `Solution`, as what follows.
-        alone: as of `Choice`, as a list; empty where there is none.
+        alone: time, peak, and whether that fits, as of `Choice`; empty where there is none.
+        failed: as of `Alone`.
     """
 
     schedule: list[str]
@@ -59,11 +60,12 @@ class Found:
     tried: list[str]
     left_out: list[str]
     alone: list[float]
+    failed: str
 
     @classmethod
     def of(cls, choice: Choice) -> Found:
         """The plan of a choice."""
-        solution = choice.solution
+        solution, alone = choice.solution, choice.alone
         return cls(
             schedule=list(in_texts(solution.plan)),
             saved=list(saved_names(choice.backward)),
@@ -79,14 +81,18 @@ class Found:
             floor_nbytes=solution.floor_nbytes,
             tried=list(solution.tried),
             left_out=list(solution.left_out),
-            alone=list(astuple(choice.alone)) if choice.alone else [],
+            alone=[alone.time_us, alone.peak_nbytes, alone.fits] if alone else [],
+            failed=alone.failed if alone else "",
         )
 
     def is_last_word(self, budget_nbytes: int) -> bool:
         """Whether a search with more time would find no plan within the budget either.
 
-        A busy machine must not decide for later processes that a step is above its budget.
+        A busy machine must not decide for later processes that a step is above its budget, nor a
+        failure that no value leaves.
         """
+        if self.failed:
+            return False
         return self.fits or not self.left_out or self.floor_nbytes > budget_nbytes
 
 
@@ -158,13 +164,13 @@ def _applied(subject: Subject, found: Found, *, reads: bool) -> Choice | None:
         torchs=torchs,
         code_us=found.code_us,
         in_order=found.in_order,
-        alone=_alone(*found.alone) if found.alone else None,
+        alone=_alone(*found.alone, failed=found.failed) if found.alone else None,
         asked=read_once(subject, *modules).asked if reads and _is_gpu(subject) else None,
     )
 
 
-def _alone(time_us: float, peak_nbytes: float, fits: float) -> Alone:
-    return Alone(time_us, int(peak_nbytes), bool(fits))
+def _alone(time_us: float, peak_nbytes: float, fits: float, *, failed: str) -> Alone:
+    return Alone(time_us, int(peak_nbytes), bool(fits), failed)
 
 
 def _is_gpu(subject: Subject) -> bool:

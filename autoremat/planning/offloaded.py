@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 import torch
@@ -100,9 +99,13 @@ def _as_read(subject: Subject, solver: OffloadSolver, budget_nbytes: int) -> Cho
     """
     reader = Reader(subject, budget_nbytes)
     alone = fitting_by_reading(reader, solver.solver)
-    choices = [] if alone is None else [alone]
-    with suppress(Exception) if choices else nullcontext():  # what fits is not lost to another
+    choices, failed = [] if alone is None else [alone], ""
+    try:
         choices.extend(_that_send_away(reader, solver))
+    except Exception as error:  # what fits is not lost to another
+        if not choices:
+            raise
+        failed = type(error).__name__
     if not any(choice.fits for choice in choices):
         choices += lean_by_reading(reader, solver.solver)
     best = best_of(choices, budget_nbytes)
@@ -110,7 +113,7 @@ def _as_read(subject: Subject, solver: OffloadSolver, budget_nbytes: int) -> Cho
         best = best_of([alone], budget_nbytes)
     if not best.solution.plan.offloaded:
         solution = bounded(best.solution, solver)
-        return replace(best, solution=solution, alone=Alone.of(solution))
+        return replace(best, solution=solution, alone=replace(Alone.of(solution), failed=failed))
     without = Alone.of(solver.alone(budget_nbytes) if alone is None else alone.solution)
     return replace(best, alone=replace(without, fits=alone is not None and without.fits))
 

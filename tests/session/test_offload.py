@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -37,6 +39,7 @@ from autoremat.host.disk import (
 from autoremat.host.memory import HostMemory
 from autoremat.host.operators import OFFLOAD, OFFLOADED, RELOAD, RELOADED, _under_way
 from autoremat.memory.meter import measure_peak, resident_nbytes
+from autoremat.planning import offloaded
 from autoremat.planning.choice import as_proven, given
 from autoremat.planning.figures import Figures
 from autoremat.planning.nesting import Around, Beside
@@ -45,7 +48,7 @@ from autoremat.planning.unsearched import choose_fixed
 from autoremat.planning.ways import crossing_nbytes
 from autoremat.problem.lower import as_written
 from autoremat.problem.shell import closed, in_texts
-from autoremat.reporting import SpanKind, ValueAction
+from autoremat.reporting import Report, SpanKind, ValueAction
 from autoremat.session.replans import Replans
 from tests.joint_graphs import subject_of
 from tests.training import make_seeded, measured, optimized, step
@@ -126,6 +129,27 @@ def test_a_report_tells_what_leaves(model: nn.Module) -> None:
     assert "as measured" in report.summary()
     assert autoremat.Report.from_json(report.to_json()) == report
     assert "reload" in report.to_html()
+
+
+def test_code_with_copies_that_fails_is_told_and_not_remembered(tmp_path: Path) -> None:
+    """What recompute alone reaches is taken meanwhile; the next process tries again."""
+
+    def planned() -> Report:
+        return autoremat.plan(
+            make_seeded(Deep),
+            *rows(),
+            budget=BUDGET_NBYTES,
+            offload=f"disk:{tmp_path}",
+            time_limit=1,
+            verbose=False,
+        )
+
+    with mock.patch.object(offloaded, "_that_send_away", side_effect=NotImplementedError):
+        report = planned()
+    assert report.is_within_budget
+    said = "nothing, though .*: code with copies could not be generated .NotImplementedError."
+    assert re.search(said, report.summary())
+    assert "could not be generated" not in planned().summary()
 
 
 def test_a_report_does_not_take_what_leaves_for_recomputed(model: nn.Module) -> None:
