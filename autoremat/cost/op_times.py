@@ -33,13 +33,12 @@ from autoremat.cost.estimates import NOMINAL_CEILINGS, estimate, roofline_us
 from autoremat.cost.machine import free_nbytes, is_here, quiet_execution, settings_key
 from autoremat.cost.made_up_inputs import Inputs, draw_inputs, runs_alone
 from autoremat.cost.runs import Run, attempt, call_time_us, execute, peaks_of_runs
-from autoremat.cost.timings import Timing, implausible
+from autoremat.cost.timings import ROUNDS, Timing, implausible, is_settled
 from autoremat.cost.work import bytes_moved, flop_count, matmul_dtype
 from autoremat.memory.storage_sizes import rounded_nbytes
 
 Progress = Callable[[int, int], None]
 
-_ROUNDS = 2
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4)  # before each round over what is implausible: load passes
 
 
@@ -126,13 +125,13 @@ def _measure_calls(
     todo = {k: call for k, call in calls.items() if k not in known and runs_alone(call)}
     rounds: dict[str, list[float]] = defaultdict(list)
     report = progress or (lambda done, total: None)
-    total = _ROUNDS * len(todo)
+    total = ROUNDS * len(todo)
     # Whatever else the machine does comes in bursts of seconds, and a burst must not stay in the
     # cache: the rounds over all calls lie apart, and the quieter one counts.
-    for turn in range(_ROUNDS):
+    for turn in range(ROUNDS):
         for done, (key, call) in enumerate(todo.items()):
             report(turn * len(todo) + done, total)
-            if turn == 0 or key in rounds:
+            if turn == 0 or (key in rounds and not is_settled(rounds[key])):
                 _time_round({key: call}, rounds)
     report(total, total)
     doubtful = _measure_again({key: calls[key] for key in rounds}, rounds, calls, known)

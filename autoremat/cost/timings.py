@@ -1,19 +1,32 @@
-"""Which measured times are not to be believed, because something else used the machine.
+"""How many rounds tell a time, and which are not to be believed: something else used the machine.
 
 Enters: the times of a few rounds of each operator call. Leaves: the calls to be measured again.
 Guarantees: a time that comes again and again is believed, however odd; nothing runs here.
+
+How calls compare decides plans, not how fast the machine was. Of two or three rounds, the quietest
+of a call is now and then a third off beside those of others; of five it is not.
+(`docs/timing_rounds.md`)
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+ROUNDS = 5  # over all calls, one after the other: load comes in bursts
+_LONG_US = 10_000.0  # a round of this is an average over bursts itself
+_ROUNDS_OF_LONG = 2
 _AGREEMENT = 3.0  # two times that differ by more are not of one thing; load has made 14 of it
 _LIKE = 2.0  # calls are of like size if one is expected to take at most so much longer
 _ROUNDS_ALONE = 2  # that have to agree where nothing contradicts them
 _ROUNDS_AGAINST_LIKE = 4  # that have to agree where a call of like size is much faster
+
+
+def is_settled(rounds_us: Sequence[float]) -> bool:
+    """Whether a further round would tell nothing new."""
+    is_long = rounds_us[-1] >= _LONG_US
+    return len(rounds_us) >= (_ROUNDS_OF_LONG if is_long else ROUNDS)
 
 
 @dataclass(frozen=True, slots=True)

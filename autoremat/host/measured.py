@@ -6,6 +6,7 @@ what a plan's copies do: a value that comes back gets new memory, and of a GPU b
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -23,6 +24,8 @@ VALUE_NBYTES = 4 << 20  # copied to a file and back: as large as values of a ste
 SAMPLE_NBYTES = 32 << 20  # copied from a GPU and back
 LEAST_NBYTES = 1 << 20  # of either, where there is no room for more
 SMALL_NBYTES = 4096  # of which a copy takes as long as any
+_BESIDE = 4  # copies to a file or back, beside which is computed
+_SIZE = 256  # of the matrices of which products are computed then: they stay in a core's cache
 _ROUNDS = 7
 _FILLS = 200  # of memory, which keep a GPU busy for a millisecond
 _SOON_S = 0.002  # by when a small copy is made
@@ -66,8 +69,43 @@ class _Files:
         """How fast copies of these are, beside those of next to nothing."""
         small_us = max(_median_us(small.out), _median_us(small.back))
         out_us, in_us = (max(0.1, _median_us(way) - small_us) for way in (self.out, self.back))
-        rates = self._nbytes / out_us, self._nbytes / in_us
-        return Link(*rates, latency_us=small_us, ask_us=small.ask_us())
+        return Link(
+            *(self._nbytes / out_us, self._nbytes / in_us),
+            latency_us=small_us,
+            ask_us=small.ask_us(),
+            slowdown=self._slowdown(small_us + out_us, small_us + in_us),
+        )
+
+    def _slowdown(self, out_us: float, in_us: float) -> float:
+        """Of the time of copies, what computing loses beside them.
+
+        With a core for each that is next to nothing.
+
+        Args:
+            out_us: what a copy to a file takes.
+            in_us: what a copy back takes.
+        """
+        matrix = torch.ones(_SIZE, _SIZE, dtype=torch.float32, device="cpu")
+        product_us = _median_us(lambda: torch.mm(matrix, matrix))
+        products = math.ceil(2 * _BESIDE * max(out_us, in_us) / product_us)
+
+        def compute_us() -> float:
+            began = time.perf_counter()
+            for _ in range(products):
+                torch.mm(matrix, matrix)
+            return 1e6 * (time.perf_counter() - began)
+
+        ways = ((self._begin_out, out_us), (self._begin_back, in_us))
+        shares = [_lost_share(begin, takes_us, compute_us) for begin, takes_us in ways]
+        return statistics.mean(shares)
+
+    def _begin_out(self) -> Callable[[], object]:
+        copy = OFFLOAD(self._value, self._folder)
+        return lambda: OFFLOADED(copy, self._value)
+
+    def _begin_back(self) -> Callable[[], object]:
+        back = RELOAD(self._copy, self._value.device)
+        return lambda: RELOADED(back, self._copy)
 
     def out(self) -> None:
         """A copy to a file, waited for."""
@@ -91,7 +129,7 @@ class _Files:
         return 1e6 * statistics.median(taken)
 
 
-def _median_us(run: Callable[[], None]) -> float:
+def _median_us(run: Callable[[], object]) -> float:
     run()
     times = []
     for _ in range(_ROUNDS):
@@ -99,6 +137,23 @@ def _median_us(run: Callable[[], None]) -> float:
         run()
         times.append(time.perf_counter() - began)
     return max(0.1, 1e6 * statistics.median(times))
+
+
+def _lost_share(
+    begin: Callable[[], Callable[[], object]], takes_us: float, compute_us: Callable[[], float]
+) -> float:
+    """What computing loses beside copies, of the time for which they are made meanwhile."""
+    shares = []
+    for _ in range(_ROUNDS):
+        alone_us = compute_us()
+        began = time.perf_counter()
+        waits = [begin() for _ in range(_BESIDE)]
+        left_us = _BESIDE * takes_us - 1e6 * (time.perf_counter() - began)
+        lost_us = compute_us() - alone_us
+        for wait in waits:
+            wait()
+        shares.append(lost_us / max(left_us, takes_us))
+    return max(0.0, statistics.median(shares))
 
 
 def gpu_link(device: torch.device) -> Link:

@@ -24,9 +24,9 @@ from autoremat.cost.grouped import OFFSETS, even_offsets, is_called_grouped
 from autoremat.cost.machine import free_nbytes, quiet_execution, settings_key
 from autoremat.cost.made_up_inputs import ADMITTED, OPAQUE, made_up
 from autoremat.cost.runs import Draw, Run, attempt, peaks_of_runs, time_us
+from autoremat.cost.timings import ROUNDS, is_settled
 from autoremat.cost.wrapper_calls import layout_of_argument, library_nodes
 
-_ROUNDS = 3
 _SLOW_US = 100_000.0  # such a call is taken once: its time is not of a burst of load
 _AGREEMENT = 3.0  # between the two quietest rounds, or the time is not kept
 # Beside those of `ADMITTED`, libraries that Inductor calls by operators of their own.
@@ -78,12 +78,12 @@ def _measured(
     """What runs, by key, and of which the times agree."""
     rounds: dict[str, list[float]] = {key: [] for key in draws}
     todo = dict(draws)
-    for _ in range(_ROUNDS):  # which lie apart: load comes in bursts
+    for _ in range(ROUNDS):  # which lie apart: load comes in bursts
         for key, draw in list(todo.items()):
             found = attempt(draw, functools.partial(time_us, device=device))
             if found is not None:
                 rounds[key].append(found)
-            if found is None or found > _SLOW_US:
+            if found is None or found > _SLOW_US or is_settled(rounds[key]):
                 del todo[key]
     taken = {key: sorted(times) for key, times in rounds.items() if times}
     peaks = peaks_of_runs({key: draws[key] for key in taken}, device)

@@ -181,8 +181,9 @@ class _Walk:
         if instance.is_left or (before is not None and not before.is_waited_for):
             self.found.append(f"Step {number} sends {value.name!r} away a second time.")
         instance.last = max(instance.last, number)
-        copy = self._copy(StepKind.OFFLOAD, self._link.out_us(value.nbytes), instance.copy)
-        self._compute(self._link.ask_us)
+        takes_us = self._link.out_us(value.nbytes)
+        copy = self._copy(StepKind.OFFLOAD, takes_us, instance.copy)
+        self._compute(self._link.ask_us + takes_us * self._link.slowdown)
         self._sent[value.name] = Instance(value, instance.is_late, number, number, copy, instance)
         self.host.append(self._sent[value.name])
 
@@ -203,8 +204,9 @@ class _Walk:
             self.found.append(f"Step {number} reloads {value.name!r}, which is not on the host.")
             return
         on_host.last = number
-        copy = self._copy(StepKind.RELOAD, self._link.in_us(value.nbytes), on_host.copy)
-        self._compute(self._link.ask_us)
+        takes_us = self._link.in_us(value.nbytes)
+        copy = self._copy(StepKind.RELOAD, takes_us, on_host.copy)
+        self._compute(self._link.ask_us + takes_us * self._link.slowdown)
         new = Instance(value, on_host.is_late, number, number, copy, on_host)
         self.device.append(new)
         self._now[value.name] = new

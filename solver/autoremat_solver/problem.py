@@ -122,6 +122,8 @@ class Link:
         latency_us: what each copy takes beside that.
         is_pinned: whether the host's memory is page-locked: such allocators hand out powers of two.
         ask_us: what computing takes for a copy: to ask for it, and to find that it has been made.
+        slowdown: of the time of a copy, what computing loses beside it, where the two share a core
+            or memory. It is counted for every copy, also where computing waits.
     """
 
     out_nbytes_per_us: float
@@ -129,6 +131,7 @@ class Link:
     latency_us: float = 0.0
     is_pinned: bool = False
     ask_us: float = 0.0
+    slowdown: float = 0.0
 
     def on_host_nbytes(self, nbytes: int) -> int:
         """What a value of so many bytes takes on the host."""
@@ -141,6 +144,10 @@ class Link:
     def in_us(self, nbytes: int) -> float:
         """How long so many bytes take back."""
         return self.latency_us + nbytes / self.in_nbytes_per_us
+
+    def computing_us(self, copy_us: float) -> float:
+        """What a copy that takes so long costs computing."""
+        return self.ask_us + self.slowdown * copy_us
 
 
 @dataclass(frozen=True)
@@ -316,12 +323,10 @@ def _check_link(link: Link) -> None:
         speed = getattr(link, name)
         if not (math.isfinite(speed) and speed > 0):
             raise ProblemError(f"The link has {name}={speed}: it must be finite and above 0.")
-    if not (math.isfinite(link.ask_us) and link.ask_us >= 0):
-        raise ProblemError(f"The link has ask_us={link.ask_us}: it must be finite, not negative.")
-    if not (math.isfinite(link.latency_us) and link.latency_us >= 0):
-        raise ProblemError(
-            f"The link has latency_us={link.latency_us}: it must be finite and not negative."
-        )
+    for name in ("latency_us", "ask_us", "slowdown"):
+        cost = getattr(link, name)
+        if not (math.isfinite(cost) and cost >= 0):
+            raise ProblemError(f"The link has {name}={cost}: it must be finite, not negative.")
     if not isinstance(link.is_pinned, bool):
         raise ProblemError(f"The link has is_pinned={link.is_pinned!r}: it is true or false.")
 

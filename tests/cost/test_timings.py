@@ -2,11 +2,19 @@
 
 import pytest
 
-from autoremat.cost.timings import Timing, implausible
+from autoremat.cost.timings import ROUNDS, Timing, implausible, is_settled
 
 
 def mm(*rounds_us: float, expected_us: float = 5.0, operator: str = "mm") -> Timing:
     return Timing(rounds_us, operator, expected_us)
+
+
+def test_what_takes_long_is_measured_less_often():
+    """Its rounds are averages over bursts themselves."""
+    assert not is_settled([10.0] * (ROUNDS - 1))
+    assert is_settled([10.0] * ROUNDS)
+    assert not is_settled([20_000.0])
+    assert is_settled([20_000.0, 20_000.0])
 
 
 def test_rounds_that_agree_are_believed():

@@ -100,11 +100,12 @@ def test_without_a_gpu_a_size_is_refused_at_once() -> None:
 
 
 def test_copies_to_a_folder_are_measured_as_a_plan_makes_them(tmp_path: Path) -> None:
-    """Both ways, what a small one takes, and what it takes to ask; no file is kept for later."""
+    """Both ways, what a small one takes, what it takes to ask, and what computing loses."""
     link = disk_link(Disk(str(tmp_path)))
     assert min(link.out_nbytes_per_us, link.in_nbytes_per_us) > 10
     assert link.latency_us > 0
     assert link.ask_us > 0
+    assert 0 <= link.slowdown < 5
     assert not link.is_pinned
     assert files_of(str(tmp_path)).idle_nbytes == 0
 

@@ -132,7 +132,8 @@ class ExhaustiveOffload:
             return  # an older copy could have been let go; what takes no bytes can stay
         if sum(self.size[one.name] for one in state.host | {i}) <= self.host_nbytes:
             own_us = self.link.out_us(self.size[i.name])
-            out_us, asked_us = state.out_us + own_us, self.link.ask_us
+            out_us = state.out_us + own_us
+            asked_us = self.link.ask_us + self.link.slowdown * own_us
             leaving = state.leaving | {(i.name, out_us)}
             new = replace(state, host=state.host | {i}, leaving=leaving, out_us=out_us)
             yield asked_us, new.after(asked_us)
@@ -143,7 +144,8 @@ class ExhaustiveOffload:
         used = sum(self.size[one.name] for one in held) + self.problem.resident_nbytes
         if used <= self.budget_nbytes:
             own_us = self.link.in_us(self.size[i.name])
-            in_us, asked_us = state.in_us + own_us, self.link.ask_us
+            in_us = state.in_us + own_us
+            asked_us = self.link.ask_us + self.link.slowdown * own_us
             device = replace(state.device, held=held)
             coming = state.coming | {(i.name, in_us)}
             new = replace(state, device=device, coming=coming, in_us=in_us)

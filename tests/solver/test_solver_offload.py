@@ -95,13 +95,23 @@ def test_what_it_takes_to_ask_for_copies_is_time_of_the_plan() -> None:
     assert check(asked, steps) == []
 
 
+def test_what_computing_loses_beside_copies_is_time_of_the_plan() -> None:
+    """A half of each: 5 us out at 2 B/us and 9 us back, 1 us of them the latency."""
+    slowed = replace(step(), link=Link(2.0, 1.0, latency_us=1.0, slowdown=0.5))
+    steps = plan("make +big work big! -big back end")
+    found = simulate(slowed, steps)
+    assert (found.time_us, found.stall_us) == (40.0 + 2.5 + 4.5, 0.0)
+    assert check(slowed, steps) == []
+
+
 def test_copies_that_take_long_to_ask_for_are_left_where_recompute_is_faster() -> None:
     """Of the same link and budget."""
     free = OffloadSolver(step(link=Link(2.0, 2.0)), PLENTY).solve(110)
-    slow = OffloadSolver(step(link=Link(2.0, 2.0, ask_us=9.0)), PLENTY).solve(110)
     assert free.plan.offloaded
-    assert not slow.plan.offloaded
-    assert slow.plan.recomputed
+    for link in (Link(2.0, 2.0, ask_us=9.0), Link(2.0, 2.0, slowdown=3.0)):
+        slow = OffloadSolver(step(link=link), PLENTY).solve(110)
+        assert not slow.plan.offloaded
+        assert slow.plan.recomputed
 
 
 def test_an_engine_takes_one_copy_after_the_other_and_both_work_at_once() -> None:
@@ -160,8 +170,9 @@ def test_a_link_is_part_of_the_problem_and_of_its_file() -> None:
         step(link=Link(0.0, 1.0))
     with pytest.raises(ProblemError, match="latency_us=-1"):
         step(link=Link(1.0, 1.0, -1.0))
-    with pytest.raises(ProblemError, match=r"ask_us=-1\.0"):
-        step(link=Link(1.0, 1.0, ask_us=-1.0))
+    for name in ("ask_us", "slowdown", "latency_us"):
+        with pytest.raises(ProblemError, match=rf"{name}=-1\.0"):
+            step(link=Link(1.0, 1.0, **{name: -1.0}))
 
 
 def test_a_plan_for_all_runs_of_a_region_does_not_offload() -> None:
@@ -200,7 +211,8 @@ def test_the_two_definitions_agree_on_random_plans_and_need_every_copy(seed: int
     shape = MIDDLE if seed % 2 else TINY
     problem = (random_graph if seed % 3 == 0 else random_overwriting_step)(seed, shape)
     rates = rng.uniform(1, 20), rng.uniform(1, 20), rng.random()
-    problem = replace(problem, link=Link(*rates, ask_us=rng.choice((0.0, rng.random()))))
+    costs = {name: rng.choice((0.0, rng.random())) for name in ("ask_us", "slowdown")}
+    problem = replace(problem, link=Link(*rates, **costs))
     try:
         alone = Solver(problem, time_limit_s=0).smallest_peak().plan
     except ProblemError:
@@ -227,7 +239,7 @@ def chain(seed: int) -> Problem:
         reads = (f"v{i}", f"g{i + 1}")[: 2 if i + 1 < count else 1]
         ops.append(Op(f"b{i}", reads, (f"g{i}",), float(rng.randint(1, 9)), phase=Phase.BACKWARD))
     rates = rng.choice((1, 2, 4)), rng.choice((1, 2, 4)), rng.choice((0, 1))
-    link = Link(*rates, ask_us=0.5 * (seed % 2))
+    link = Link(*rates, ask_us=0.5 * (seed % 2), slowdown=0.25 * (seed % 3))
     return Problem(tuple(values), tuple(ops), ("g0",), link=link)
 
 

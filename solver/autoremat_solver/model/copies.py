@@ -9,7 +9,7 @@ one more value, its copy on the host, and three more operations:
 
 So the instances of values in both memories follow from the rules for operations alone. What the
 copies take is no time of these operations, since the copy engines work beside the computing; what
-computing takes for a copy (`Link.ask_us`) is time of the one that begins it.
+computing takes for a copy (`Link.computing_us`) is time of the one that begins it.
 """
 
 from __future__ import annotations
@@ -69,9 +69,12 @@ def computing_us(indexed: Indexed, op: int) -> float:
 
 def _asked_us(indexed: Indexed, number: int) -> float:
     """The same of the number-th copying operation."""
-    link = indexed.problem.link
-    begins = COPY_KINDS[number % 3] is not StepKind.RELEASE
-    return link.ask_us if link is not None and begins else 0.0
+    link, kind = indexed.problem.link, COPY_KINDS[number % 3]
+    if link is None or kind is StepKind.RELEASE:
+        return 0.0
+    nbytes = indexed.nbytes[number // 3]
+    copy_us = link.out_us(nbytes) if kind is StepKind.OFFLOAD else link.in_us(nbytes)
+    return link.computing_us(copy_us)
 
 
 def numbers_with_copies(indexed: Indexed, plan: Plan) -> list[int]:

@@ -194,7 +194,7 @@ class _Relief:
         ahead = np.searchsorted([before for before, _ in ins], self._before[gaps], side="left")
         sent_us = np.maximum(busy_us[behind], starts[self._after[gaps] + 1]) + out_us
         starts_us = np.minimum(due_us[ahead], starts[self._before[gaps]]) - in_us
-        asked_us = np.full(len(gaps), 2 * link.ask_us)
+        asked_us = 2 * link.ask_us + link.slowdown * (out_us + in_us)
         for number, gap in enumerate(gaps.tolist()):
             if gap in own:
                 asked_us[number] = 0.0  # it is in the plan already
