@@ -26,7 +26,7 @@ LEAST_NBYTES = 1 << 20  # of either, where there is no room for more
 SMALL_NBYTES = 4096  # of which a copy takes as long as any
 _BESIDE = 4  # copies to a file or back, beside which is computed
 _SIZE = 256  # of the matrices of which products are computed then: they stay in a core's cache
-_ROUNDS = 7
+_ROUNDS = 16  # of which a quiet one counts: the quarter that was fastest lies below it
 _FILLS = 200  # of memory, which keep a GPU busy for a millisecond
 _SOON_S = 0.002  # by when a small copy is made
 
@@ -67,8 +67,8 @@ class _Files:
 
     def link(self, small: _Files) -> Link:
         """How fast copies of these are, beside those of next to nothing."""
-        small_us = max(_median_us(small.out), _median_us(small.back))
-        out_us, in_us = (max(0.1, _median_us(way) - small_us) for way in (self.out, self.back))
+        small_us = max(_quiet_us(small.out), _quiet_us(small.back))
+        out_us, in_us = (max(0.1, _quiet_us(way) - small_us) for way in (self.out, self.back))
         return Link(
             *(self._nbytes / out_us, self._nbytes / in_us),
             latency_us=small_us,
@@ -86,13 +86,14 @@ class _Files:
             in_us: what a copy back takes.
         """
         matrix = torch.ones(_SIZE, _SIZE, dtype=torch.float32, device="cpu")
-        product_us = _median_us(lambda: torch.mm(matrix, matrix))
+        result = torch.empty_like(matrix)
+        product_us = _quiet_us(lambda: torch.mm(matrix, matrix, out=result))
         products = math.ceil(2 * _BESIDE * max(out_us, in_us) / product_us)
 
         def compute_us() -> float:
             began = time.perf_counter()
             for _ in range(products):
-                torch.mm(matrix, matrix)
+                torch.mm(matrix, matrix, out=result)
             return 1e6 * (time.perf_counter() - began)
 
         ways = ((self._begin_out, out_us), (self._begin_back, in_us))
@@ -126,34 +127,39 @@ class _Files:
             waits = time.perf_counter()
             OFFLOADED(copy, self._value)
             taken.append(asked - began + time.perf_counter() - waits)
-        return 1e6 * statistics.median(taken)
+        return 1e6 * _quiet(taken)
 
 
-def _median_us(run: Callable[[], object]) -> float:
+def _quiet_us(run: Callable[[], object]) -> float:
     run()
     times = []
     for _ in range(_ROUNDS):
         began = time.perf_counter()
         run()
         times.append(time.perf_counter() - began)
-    return max(0.1, 1e6 * statistics.median(times))
+    return max(0.1, 1e6 * _quiet(times))
+
+
+def _quiet(times: list[float]) -> float:
+    """Of a round that something else has not spoilt, nor luck."""
+    return sorted(times)[len(times) // 4]
 
 
 def _lost_share(
     begin: Callable[[], Callable[[], object]], takes_us: float, compute_us: Callable[[], float]
 ) -> float:
     """What computing loses beside copies, of the time for which they are made meanwhile."""
-    shares = []
+    alone_us, beside_us, left_us = [], [], []
     for _ in range(_ROUNDS):
-        alone_us = compute_us()
+        alone_us.append(compute_us())
         began = time.perf_counter()
         waits = [begin() for _ in range(_BESIDE)]
-        left_us = _BESIDE * takes_us - 1e6 * (time.perf_counter() - began)
-        lost_us = compute_us() - alone_us
+        left_us.append(_BESIDE * takes_us - 1e6 * (time.perf_counter() - began))
+        beside_us.append(compute_us())
         for wait in waits:
             wait()
-        shares.append(lost_us / max(left_us, takes_us))
-    return max(0.0, statistics.median(shares))
+    lost_us = _quiet(beside_us) - _quiet(alone_us)
+    return max(0.0, lost_us / max(_quiet(left_us), takes_us))
 
 
 def gpu_link(device: torch.device) -> Link:
