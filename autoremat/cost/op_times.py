@@ -127,7 +127,7 @@ def _measure_calls(
     report = progress or (lambda done, total: None)
     total = ROUNDS * len(todo)
     # Whatever else the machine does comes in bursts of seconds, and a burst must not stay in the
-    # cache: the rounds over all calls lie apart, and the quieter one counts.
+    # cache: the rounds over all calls lie apart, and the quietest counts.
     for turn in range(ROUNDS):
         for done, (key, call) in enumerate(todo.items()):
             report(turn * len(todo) + done, total)

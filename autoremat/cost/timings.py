@@ -4,7 +4,7 @@ Enters: the times of a few rounds of each operator call. Leaves: the calls to be
 Guarantees: a time that comes again and again is believed, however odd; nothing runs here.
 
 How calls compare decides plans, not how fast the machine was. Of two or three rounds, the quietest
-of a call is now and then a third off beside those of others; of five it is not.
+of a call was off by up to 30 % beside those of others; of five by up to 8 %.
 (`docs/timing_rounds.md`)
 """
 

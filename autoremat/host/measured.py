@@ -26,7 +26,7 @@ LEAST_NBYTES = 1 << 20  # of either, where there is no room for more
 SMALL_NBYTES = 4096  # of which a copy takes as long as any
 _BESIDE = 4  # copies to a file or back, beside which is computed
 _SIZE = 256  # of the matrices of which products are computed then: they stay in a core's cache
-_ROUNDS = 16  # of which a quiet one counts: the quarter that was fastest lies below it
+_ROUNDS = 16
 _FILLS = 200  # of memory, which keep a GPU busy for a millisecond
 _SOON_S = 0.002  # by when a small copy is made
 
@@ -59,11 +59,7 @@ class _Files:
         self._nbytes = nbytes
         self._value = torch.zeros(nbytes, dtype=torch.uint8, device="cpu")
         self._folder = disk.folder
-        self._copy = self._sent()
-
-    def _sent(self) -> torch.Tensor:
-        copy: torch.Tensor = OFFLOADED(OFFLOAD(self._value, self._folder), self._value)
-        return copy
+        self._copy = self._begin_out()()
 
     def link(self, small: _Files) -> Link:
         """How fast copies of these are, beside those of next to nothing."""
@@ -100,21 +96,21 @@ class _Files:
         shares = [_lost_share(begin, takes_us, compute_us) for begin, takes_us in ways]
         return statistics.mean(shares)
 
-    def _begin_out(self) -> Callable[[], object]:
+    def _begin_out(self) -> Callable[[], torch.Tensor]:
         copy = OFFLOAD(self._value, self._folder)
         return lambda: OFFLOADED(copy, self._value)
 
-    def _begin_back(self) -> Callable[[], object]:
+    def _begin_back(self) -> Callable[[], torch.Tensor]:
         back = RELOAD(self._copy, self._value.device)
         return lambda: RELOADED(back, self._copy)
 
     def out(self) -> None:
         """A copy to a file, waited for."""
-        self._sent()
+        self._begin_out()()
 
     def back(self) -> None:
         """A copy back, waited for."""
-        RELOADED(RELOAD(self._copy, self._value.device), self._copy)
+        self._begin_back()()
 
     def ask_us(self) -> float:
         """To ask for a copy, and later to find it made."""
@@ -141,7 +137,7 @@ def _quiet_us(run: Callable[[], object]) -> float:
 
 
 def _quiet(times: list[float]) -> float:
-    """Of a round that something else has not spoilt, nor luck."""
+    """Of a round that something else has not spoilt, nor luck: a quarter of them were faster."""
     return sorted(times)[len(times) // 4]
 
 

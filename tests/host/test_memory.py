@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import warnings
 from pathlib import Path
@@ -16,7 +17,7 @@ from autoremat.ask.hosts import host_of
 from autoremat.errors import OffloadError, SteeringError
 from autoremat.host import files, pinned
 from autoremat.host.disk import Disk, files_of
-from autoremat.host.measured import LEAST_NBYTES, VALUE_NBYTES, disk_link
+from autoremat.host.measured import LEAST_NBYTES, VALUE_NBYTES, _lost_share, disk_link
 from autoremat.host.memory import HostMemory
 from autoremat.host.operators import OFFLOAD, OFFLOADED, RELOAD, RELOADED
 from autoremat.planning.pipeline import _link
@@ -100,14 +101,24 @@ def test_without_a_gpu_a_size_is_refused_at_once() -> None:
 
 
 def test_copies_to_a_folder_are_measured_as_a_plan_makes_them(tmp_path: Path) -> None:
-    """Both ways, what a small one takes, what it takes to ask, and what computing loses."""
+    """Both ways, what a small one takes, and what it takes to ask; no file is kept for later."""
     link = disk_link(Disk(str(tmp_path)))
     assert min(link.out_nbytes_per_us, link.in_nbytes_per_us) > 10
     assert link.latency_us > 0
     assert link.ask_us > 0
-    assert 0 <= link.slowdown < 5
     assert not link.is_pinned
     assert files_of(str(tmp_path)).idle_nbytes == 0
+
+
+def test_what_computing_loses_beside_copies_is_a_share_of_their_time() -> None:
+    """Of four that take a second each, 1.2 s; where a round lasted no longer, nothing."""
+
+    def lost(beside_us: float) -> float:
+        times = itertools.cycle((5e6, beside_us))
+        return _lost_share(lambda: lambda: None, 1e6, lambda: next(times))
+
+    assert lost(6.2e6) == pytest.approx(0.3, rel=1e-3)
+    assert lost(4.9e6) == 0.0
 
 
 def test_a_folder_with_little_room_is_measured_with_less(

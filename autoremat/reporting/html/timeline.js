@@ -16,7 +16,8 @@ function timelineView(report, onValue) {
 
   const plotWidth = () => width - margin.left - margin.right;
   const hasLink = () => timeline.copies.out.length > 0;
-  const plotHeight = () => height - margin.top - margin.bottom - (hasLink() ? 2 * LANE + 4 : 0);
+  const linkHeight = () => (hasLink() ? 2 * LANE + 4 : 0);
+  const plotHeight = () => height - margin.top - margin.bottom - linkHeight();
   const totalOf = (ends) => (ends.length ? ends[ends.length - 1] : 0);
   const wholeTime = () => Math.max(totalOf(timeline.ends), totalOf(timeline.baselineEnds), 1e-9);
   const usesTime = () => byTime && totalOf(timeline.ends) > 0;
@@ -28,15 +29,9 @@ function timelineView(report, onValue) {
   /** Where a moment lies: in time, or within the step that it falls into. */
   function xOfMoment(us) {
     if (usesTime()) return x(us / wholeTime());
-    let low = 0;
-    let high = timeline.count - 1;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (timeline.ends[middle] > us) high = middle;
-      else low = middle + 1;
-    }
-    const takes = timeline.ends[low] - begunAt(low);
-    return x((low + (takes > 0 ? Math.min(1, (us - begunAt(low)) / takes) : 0)) / timeline.count);
+    const step = firstStep((one) => timeline.ends[one] > us);
+    const takes = timeline.ends[step] - begunAt(step);
+    return x((step + (takes > 0 ? Math.min(1, (us - begunAt(step)) / takes) : 0)) / timeline.count);
   }
   const y = (nbytes) => margin.top + plotHeight() * (1 - nbytes / ceiling);
 
@@ -49,17 +44,20 @@ function timelineView(report, onValue) {
     return highest * 1.04;
   }
 
-  /** The step that ends after a fraction of the width. */
-  function stepAt(fraction) {
+  /** The first step behind a place, if all that follow are behind it too; else the last one. */
+  function firstStep(isBehind) {
     let low = 0;
     let high = timeline.count - 1;
     while (low < high) {
       const middle = (low + high) >> 1;
-      if (endOf(middle) > fraction) high = middle;
+      if (isBehind(middle)) high = middle;
       else low = middle + 1;
     }
     return low;
   }
+
+  /** The step that ends after a fraction of the width. */
+  const stepAt = (fraction) => firstStep((step) => endOf(step) > fraction);
 
   /** In each of `count` columns the step with the most live bytes: no peak is lost. */
   function columns(live, startOf, endOf, count) {
@@ -296,7 +294,7 @@ function timelineView(report, onValue) {
     const top = margin.top - 6;
     context.fillStyle = colour("cursor");
     context.globalAlpha = right - left > 6 ? 0.4 : 1;
-    context.fillRect(left, top, right - left, plotHeight() + 30 + (hasLink() ? 2 * LANE + 4 : 0));
+    context.fillRect(left, top, right - left, plotHeight() + 30 + linkHeight());
     context.globalAlpha = 1;
   }
 
