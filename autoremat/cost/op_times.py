@@ -40,6 +40,7 @@ from autoremat.memory.storage_sizes import rounded_nbytes
 Progress = Callable[[int, int], None]
 
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4)  # before each round over what is implausible: load passes
+_BELIEVED = ROUNDS + len(_PAUSES_S)  # rounds that agree: as many as are ever taken
 
 
 def profile_nodes(
@@ -156,7 +157,7 @@ def _measure_again(
 ) -> set[str]:
     """Take implausible times again, a few times; returns those that stay implausible."""
     # What is known agreed with something when it was stored: it is compared with, never doubted.
-    kept = {key: _timing(calls[key], [known[key].time_us] * len(_PAUSES_S)) for key in known}
+    kept = {key: _timing(calls[key], [known[key].time_us] * _BELIEVED) for key in known}
 
     def doubtful() -> set[str]:
         return implausible(kept | {key: _timing(timed[key], rounds[key]) for key in timed})

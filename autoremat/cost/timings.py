@@ -10,23 +10,30 @@ of a call was off by up to 30 % beside those of others; of five by up to 8 %.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 ROUNDS = 5  # over all calls, one after the other: load comes in bursts
-_LONG_US = 10_000.0  # a round of this is an average over bursts itself
-_ROUNDS_OF_LONG = 2
+_FEWEST_ROUNDS = 2
+_ENOUGH_US = 200_000.0  # of one call, after which further rounds would cost more than they tell
 _AGREEMENT = 3.0  # two times that differ by more are not of one thing; load has made 14 of it
 _LIKE = 2.0  # calls are of like size if one is expected to take at most so much longer
 _ROUNDS_ALONE = 2  # that have to agree where nothing contradicts them
-_ROUNDS_AGAINST_LIKE = 4  # that have to agree where a call of like size is much faster
+_MORE_AGAINST_LIKE = 2  # that have to agree as well where a call of like size is much faster
 
 
 def is_settled(rounds_us: Sequence[float]) -> bool:
     """Whether a further round would tell nothing new."""
-    is_long = rounds_us[-1] >= _LONG_US
-    return len(rounds_us) >= (_ROUNDS_OF_LONG if is_long else ROUNDS)
+    return len(rounds_us) >= _rounds_of(min(rounds_us))
+
+
+def _rounds_of(quietest_us: float) -> int:
+    """How many rounds a call gets; by its quietest one, as load must not end them early."""
+    if ROUNDS * quietest_us <= _ENOUGH_US:
+        return ROUNDS
+    return max(_FEWEST_ROUNDS, math.ceil(_ENOUGH_US / quietest_us))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +70,10 @@ def implausible(timings: Mapping[str, Timing]) -> set[str]:
 
 
 def _is_sound(timing: Timing, like: list[Timing]) -> bool:
-    contradicted = any(_is_far_slower(timing, other) for other in like)
-    return timing.agrees(_ROUNDS_AGAINST_LIKE if contradicted else _ROUNDS_ALONE)
+    if not any(_is_far_slower(timing, other) for other in like):
+        return timing.agrees(_ROUNDS_ALONE)
+    # The first rounds may lie within one burst: those behind a pause have to agree with them.
+    return timing.agrees(_rounds_of(timing.time_us) + _MORE_AGAINST_LIKE)
 
 
 def _is_far_slower(one: Timing, other: Timing) -> bool:

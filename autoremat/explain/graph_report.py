@@ -16,7 +16,8 @@ from autoremat_solver.bounds.certified import Bounds
 from autoremat_solver.certificate import holds
 from autoremat_solver.model.indexed import index
 from autoremat_solver.offload.bounds import least_peak_nbytes
-from autoremat_solver.simulate import instance_spans
+from autoremat_solver.plan import StepKind
+from autoremat_solver.simulate import backward_start, instance_spans
 from torch import fx
 
 from autoremat import _torch
@@ -128,7 +129,7 @@ def _guess(name: str, cost: OpCost) -> str:
 def _values(subject: Subject, choice: Choice) -> list[ValueReport]:
     saved = handed_over(subject.joint, subject.lowered.storages, choice.backward)
     forward, copies = _runs(choice.forward), _runs(choice.backward)
-    storages, away = subject.lowered.storages, set(choice.solution.plan.offloaded)
+    storages, away = subject.lowered.storages, _crossing(subject.lowered.problem, choice)
     alternatives = Alternatives(subject.lowered.problem, choice.solution.plan)
     found = []
     for node in subject.joint.nodes:
@@ -142,10 +143,10 @@ def _values(subject: Subject, choice: Choice) -> list[ValueReport]:
             is_late = count > 0 and not (forward[node.name] or forward[root.name])
             count -= is_late  # its first run is none again
             action = ValueAction.RECOMPUTE if count else ValueAction.FREE
-            if name in saved:
-                action = ValueAction.SAVE
-            elif name in away:
+            if name in away:
                 action = ValueAction.AWAY
+            elif name in saved:
+                action = ValueAction.SAVE
             value = _bare(node, root, storages.nbytes[name], action, subject.costs)
             if name not in subject.lowered.problem.value_by_name and name not in saved:
                 value = _inlined(value)
@@ -162,6 +163,15 @@ def _values(subject: Subject, choice: Choice) -> list[ValueReport]:
                 value = replace(value, reason="only the backward makes it" if is_late else unread)
             found.append(value)
     return found
+
+
+def _crossing(problem: Problem, choice: Choice) -> frozenset[str]:
+    """Values that leave in the forward, and are back in the backward."""
+    steps = choice.solution.plan.steps
+    start = backward_start(problem, choice.solution.plan)
+    left = Counter(step.target for step in steps[:start] if step.kind is StepKind.OFFLOAD)
+    back = Counter(step.target for step in steps[:start] if step.kind is StepKind.RELOAD)
+    return frozenset(left - back)
 
 
 def _runs(module: fx.GraphModule) -> Counter[str]:

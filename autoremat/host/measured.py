@@ -6,6 +6,7 @@ what a plan's copies do: a value that comes back gets new memory, and of a GPU b
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 import time
@@ -27,6 +28,7 @@ SMALL_NBYTES = 4096  # of which a copy takes as long as any
 _BESIDE = 4  # copies to a file or back, beside which is computed
 _SIZE = 256  # of the matrices of which products are computed then: they stay in a core's cache
 _ROUNDS = 16
+_FEWEST_ROUNDS, _LONG_S = 4, 3.0  # of what computing loses, where copies are so slow
 _FILLS = 200  # of memory, which keep a GPU busy for a millisecond
 _SOON_S = 0.002  # by when a small copy is made
 
@@ -84,16 +86,17 @@ class _Files:
         matrix = torch.ones(_SIZE, _SIZE, dtype=torch.float32, device="cpu")
         result = torch.empty_like(matrix)
         product_us = _quiet_us(lambda: torch.mm(matrix, matrix, out=result))
-        products = math.ceil(2 * _BESIDE * max(out_us, in_us) / product_us)
 
-        def compute_us() -> float:
+        def compute_us(count: int) -> float:
             began = time.perf_counter()
-            for _ in range(products):
+            for _ in range(count):
                 torch.mm(matrix, matrix, out=result)
             return 1e6 * (time.perf_counter() - began)
 
-        ways = ((self._begin_out, out_us), (self._begin_back, in_us))
-        shares = [_lost_share(begin, takes_us, compute_us) for begin, takes_us in ways]
+        shares = []
+        for begin, takes_us in ((self._begin_out, out_us), (self._begin_back, in_us)):
+            count = math.ceil(2 * _BESIDE * takes_us / product_us)
+            shares.append(_lost_share(begin, takes_us, functools.partial(compute_us, count)))
         return statistics.mean(shares)
 
     def _begin_out(self) -> Callable[[], torch.Tensor]:
@@ -145,8 +148,12 @@ def _lost_share(
     begin: Callable[[], Callable[[], object]], takes_us: float, compute_us: Callable[[], float]
 ) -> float:
     """What computing loses beside copies, of the time for which they are made meanwhile."""
-    alone_us, beside_us, left_us = [], [], []
-    for _ in range(_ROUNDS):
+    alone_us: list[float] = []
+    beside_us, left_us = [], []
+    until_s = time.perf_counter() + _LONG_S
+    while len(alone_us) < _ROUNDS:
+        if len(alone_us) >= _FEWEST_ROUNDS and time.perf_counter() > until_s:
+            break
         alone_us.append(compute_us())
         began = time.perf_counter()
         waits = [begin() for _ in range(_BESIDE)]

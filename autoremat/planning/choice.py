@@ -74,7 +74,7 @@ class Alone:
         time_us: of its operations.
         peak_nbytes: as the simulator sees it.
         fits: whether that is within the budget.
-        failed: of what code with copies failed, so that none was compared; "" if it did not.
+        failed: why no plan with copies was compared, though it was tried; "" if one was.
     """
 
     time_us: float

@@ -9,6 +9,7 @@ leaves.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -33,6 +34,7 @@ from autoremat.problem.subject import Subject
 
 LEAST_NBYTES = 4096  # of a value that leaves: a page of a file
 WORTH_COPIES = 0.03  # of the time: copies that save less are as likely to cost some
+MOST_LETTERS = 120  # of what failed
 MOST_READINGS = 4  # of the code of plans that send values away, per graph and budget
 
 
@@ -105,7 +107,8 @@ def _as_read(subject: Subject, solver: OffloadSolver, budget_nbytes: int) -> Cho
     except Exception as error:  # what fits is not lost to another
         if not choices:
             raise
-        failed = type(error).__name__
+        if not any(choice.solution.plan.offloaded for choice in choices):
+            failed = textwrap.shorten(f"{type(error).__name__}: {error}", MOST_LETTERS)
     if not any(choice.fits for choice in choices):
         choices += lean_by_reading(reader, solver.solver)
     best = best_of(choices, budget_nbytes)
@@ -141,7 +144,7 @@ def _that_send_away(reader: Reader, solver: OffloadSolver) -> Iterator[Choice]:
 
 
 def with_copies(choice: Choice, problem: Problem) -> Choice:
-    """Its code takes as well what computing waits for copies, and to ask for them."""
+    """Its code takes as well what computing waits for copies, loses beside them, and asks."""
     if choice.code_us is None or not choice.solution.plan.offloaded:
         return choice
     plan = choice.solution.plan

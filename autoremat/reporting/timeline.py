@@ -34,7 +34,7 @@ class SpanKind(StrEnum):
     RECOMPUTED = "recomputed"
     """A value of the forward, made in the backward."""
     FETCHED = "fetched"
-    """A value of the forward, back from where it waited."""
+    """Back from where it waited."""
     GRADIENT = "gradient"
     """Made by the backward's own operations."""
 
@@ -50,7 +50,7 @@ class Step:
         source: the user's line, "model.py:88", or "".
         is_backward: whether it runs after the backward has begun.
         is_recompute: whether it has run before in this step.
-        is_estimated: whether its time is priced by bytes and FLOPs, not measured.
+        is_estimated: whether its time is priced by bytes, and FLOPs or the link, not measured.
         time_us: duration.
         workspace_nbytes: bytes live only while it runs.
         stall_us: how long computing waits for a copy before it.
@@ -215,7 +215,7 @@ def _steps(problem: Problem, plan: Plan, place_of: Callable[[str], Place]) -> tu
                 source=place.source,
                 is_backward=index >= start,
                 is_recompute=step.kind is StepKind.RECOMPUTE,
-                is_estimated=step.is_run and place.is_estimated,
+                is_estimated=not step.is_run or place.is_estimated,
                 time_us=time_us,
                 workspace_nbytes=maker.workspace_nbytes if step.is_run else 0,
                 stall_us=stall_us,

@@ -66,7 +66,7 @@ class Waiting:
         alone_peak_nbytes: the peak of that plan, above the budget where none fits.
         alone_fits: whether it is within.
         trips: of the values that leave, in their order.
-        failed: of what code with copies failed, so that none leaves; "" if it did not.
+        failed: why no plan with copies was compared, though it was tried; "" if one was.
     """
 
     where: str
@@ -98,7 +98,7 @@ class Waiting:
         alone = self._alone(baseline_time_us)
         if not self.trips:
             if self.failed:
-                alone = f"code with copies could not be generated ({self.failed})"
+                alone = f"plans with copies could not be compared ({self.failed})"
             return f"nothing, though values may wait {self.where}{alone and f': {alone}'}"
         values = "; ".join(map(str, self.trips[:_SHOWN]))
         more = "; ..." if len(self.trips) > _SHOWN else ""

@@ -99,17 +99,18 @@ def remembered(code: str) -> Remembered | None:
 def keeping(
     part: Part | None, line: str, *, draws_differently: bool
 ) -> Callable[[str], None] | None:
-    """What keeps a plan for code that torch's cache stores; None for one that does not fit.
+    """What keeps a plan for code that torch's cache stores; None if another search may do better.
 
     Args:
         part: the graph under its plan; None for one without gradients.
         line: as of `Remembered`, and so is the next one.
         draws_differently: see there.
     """
-    if part is not None and not part.figures.fits:
-        return None
     found = Remembered()
     if part is not None:
+        alone = part.planned.whole.choice.alone
+        if not part.figures.fits or (alone is not None and alone.failed):
+            return None
         found = Remembered.of(part, line, draws_differently=draws_differently)
 
     def keep(code: str) -> None:

@@ -123,7 +123,7 @@ class Link:
         is_pinned: whether the host's memory is page-locked: such allocators hand out powers of two.
         ask_us: what computing takes for a copy: to ask for it, and to find that it has been made.
         slowdown: of the time of a copy, what computing loses beside it, where the two share a core
-            or memory. It is counted for every copy, also where computing waits.
+            or memory. It is charged where a copy begins: a wait for that copy may hide it.
     """
 
     out_nbytes_per_us: float

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from autoremat_solver import Link
 import autoremat
 from autoremat.ask.hosts import host_of
 from autoremat.errors import OffloadError, SteeringError
-from autoremat.host import files, pinned
+from autoremat.host import files, measured, pinned
 from autoremat.host.disk import Disk, files_of
 from autoremat.host.measured import LEAST_NBYTES, VALUE_NBYTES, _lost_share, disk_link
 from autoremat.host.memory import HostMemory
@@ -108,6 +109,25 @@ def test_copies_to_a_folder_are_measured_as_a_plan_makes_them(tmp_path: Path) ->
     assert link.ask_us > 0
     assert not link.is_pinned
     assert files_of(str(tmp_path)).idle_nbytes == 0
+
+
+def test_computing_loses_what_it_loses_beside_copies_either_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each way by what a copy takes there; the mean of both counts."""
+    asked = []
+
+    def lost_share(begin: object, takes_us: float, compute_us: Callable[[], float]) -> float:
+        asked.append((takes_us, compute_us()))
+        return [0.25, 0.75][len(asked) - 1]
+
+    monkeypatch.setattr(measured, "_lost_share", lost_share)
+    link = disk_link(Disk(str(tmp_path)))
+    assert link.slowdown == 0.5
+    (out_us, beside_out_us), (in_us, beside_in_us) = asked
+    assert out_us == pytest.approx(link.out_us(VALUE_NBYTES))
+    assert in_us == pytest.approx(link.in_us(VALUE_NBYTES))
+    assert min(beside_out_us / out_us, beside_in_us / in_us) > 1  # the copies are made meanwhile
 
 
 def test_what_computing_loses_beside_copies_is_a_share_of_their_time() -> None:

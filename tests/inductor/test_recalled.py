@@ -17,12 +17,13 @@ from torch._inductor.utils import fresh_cache
 import autoremat
 from autoremat.ask.options import Options
 from autoremat.memory.meter import resident_nbytes
+from autoremat.planning.choice import Alone
 from autoremat.planning.figures import Figures
 from autoremat.planning.found_before import FoundBefore
 from autoremat.planning.nesting import Beside
 from autoremat.planning.part import Part, Planned, Recalled
 from autoremat.session import first_plan, recalling
-from autoremat.session.recalled import Remembered, may_be_recalled
+from autoremat.session.recalled import Remembered, keeping, may_be_recalled
 from autoremat.session.steps import Steps
 from tests.tiny import Chain, many_rows
 from tests.training import make_seeded, optimized
@@ -178,6 +179,18 @@ def test_operators_that_are_not_torchs_own_are_not_recalled() -> None:
 def test_sizes_that_vary_are_not_recalled() -> None:
     """Nor numbers among the inputs."""
     assert not may_be_recalled(Steps(Options.parse(**SEARCHED)), MODULE, [torch.ones(2), 3])
+
+
+@pytest.mark.parametrize("failed", ["", "NotImplementedError: of this"])
+def test_nothing_is_kept_where_plans_with_copies_failed(failed: str) -> None:
+    """A failure of this process is none of the next one."""
+    with mock.patch.object(first_plan, "Planned", wraps=Planned) as made:
+        model = optimized(Chain, "1MB")
+        model(many_rows()).backward()
+    planned = Planned(**_fields(made.call_args))
+    choice = replace(planned.choice, alone=Alone(1.0, 1, fits=True, failed=failed))
+    part = Part(replace(planned, choice=choice), 0, _resident(model))
+    assert (keeping(part, "line", draws_differently=False) is None) == bool(failed)
 
 
 def test_figures_outlive_their_graph() -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +21,14 @@ from unittest import mock
 import pytest
 import torch
 from autoremat_solver import Link
-from autoremat_solver.plan import Status
+from autoremat_solver.plan import Plan, Status, Step, StepKind
 from torch import Tensor, nn
 
 import autoremat
 from autoremat.ask.budget import Budget
 from autoremat.ask.options import Options, Setting
 from autoremat.errors import OffloadError, PlanMismatch
+from autoremat.explain.graph_report import _crossing
 from autoremat.host import threads
 from autoremat.host.disk import (
     Disk,
@@ -51,6 +53,7 @@ from autoremat.problem.shell import closed, in_texts
 from autoremat.reporting import Report, SpanKind, ValueAction
 from autoremat.session.replans import Replans
 from tests.joint_graphs import subject_of
+from tests.reporting.report_samples import layered_step
 from tests.training import make_seeded, measured, optimized, step
 
 SAVED = ("aten.addmm", "aten.tanh", "aten.sin")  # all that is worth making again
@@ -144,12 +147,16 @@ def test_code_with_copies_that_fails_is_told_and_not_remembered(tmp_path: Path) 
             verbose=False,
         )
 
-    with mock.patch.object(offloaded, "_that_send_away", side_effect=NotImplementedError):
+    with mock.patch.object(
+        offloaded, "_that_send_away", side_effect=NotImplementedError("of this")
+    ):
         report = planned()
     assert report.is_within_budget
-    said = "nothing, though .*: code with copies could not be generated .NotImplementedError."
+    said = (
+        "nothing, though .*: plans with copies could not be compared .NotImplementedError: of this."
+    )
     assert re.search(said, report.summary())
-    assert "could not be generated" not in planned().summary()
+    assert "could not be compared" not in planned().summary()
 
 
 def test_a_report_does_not_take_what_leaves_for_recomputed(model: nn.Module) -> None:
@@ -163,6 +170,31 @@ def test_a_report_does_not_take_what_leaves_for_recomputed(model: nn.Module) -> 
     assert sorted(fetched) == sorted(left)
     whole_us = sum(step.stall_us + step.time_us for step in graph.timeline.steps)
     assert whole_us == pytest.approx(graph.predicted_time_us, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("trips", "is_away"),
+    [(((1, 5),), True), (((5, 6),), False), (((1, 2),), False), (((1, 2), (3, 5)), True)],
+    ids=["across", "in the backward", "in the forward", "twice, once across"],
+)
+def test_away_is_what_the_backward_fetches(
+    trips: tuple[tuple[int, int], ...], is_away: bool
+) -> None:
+    """Not what is there as it begins, and leaves or comes back some other time.
+
+    Args:
+        trips: before which of the eight operations a value leaves, and before which it is back.
+        is_away: whether it is told as away.
+    """
+    problem, _ = layered_step(4, 1)
+    before: dict[int, list[Step]] = defaultdict(list)
+    for leaves, returns in trips:
+        before[leaves] += [Step(StepKind.OFFLOAD, "x0.0"), Step(StepKind.RELEASE, "x0.0")]
+        before[returns].append(Step(StepKind.RELOAD, "x0.0"))
+    runs = enumerate(Step(StepKind.FIRST_RUN, op.name) for op in problem.ops)
+    plan = Plan(tuple(step for index, run in runs for step in (*before[index], run)))
+    choice = mock.Mock(solution=mock.Mock(plan=plan))
+    assert ("x0.0" in _crossing(problem, choice)) == is_away
 
 
 def test_no_file_has_a_name_while_a_step_is_under_way(model: nn.Module, folder: Path) -> None:

@@ -133,10 +133,10 @@ class ExhaustiveOffload:
         if sum(self.size[one.name] for one in state.host | {i}) <= self.host_nbytes:
             own_us = self.link.out_us(self.size[i.name])
             out_us = state.out_us + own_us
-            asked_us = self.link.ask_us + self.link.slowdown * own_us
+            computing_us = self.link.ask_us + self.link.slowdown * own_us
             leaving = state.leaving | {(i.name, out_us)}
             new = replace(state, host=state.host | {i}, leaving=leaving, out_us=out_us)
-            yield asked_us, new.after(asked_us)
+            yield computing_us, new.after(computing_us)
 
     def reload(self, state: Both, i: Instance) -> Iterator[tuple[float, Both]]:
         """Begin a copy back, behind those that were begun before."""
@@ -145,11 +145,11 @@ class ExhaustiveOffload:
         if used <= self.budget_nbytes:
             own_us = self.link.in_us(self.size[i.name])
             in_us = state.in_us + own_us
-            asked_us = self.link.ask_us + self.link.slowdown * own_us
+            computing_us = self.link.ask_us + self.link.slowdown * own_us
             device = replace(state.device, held=held)
             coming = state.coming | {(i.name, in_us)}
             new = replace(state, device=device, coming=coming, in_us=in_us)
-            yield asked_us, new.after(asked_us)
+            yield computing_us, new.after(computing_us)
 
 
 def cheapest_us(problem: Problem, budget_nbytes: int, host_nbytes: int) -> float:

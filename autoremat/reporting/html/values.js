@@ -90,7 +90,7 @@ function valuesView(report, onSelect) {
       const most = members.reduce((best, row) => (row.spares > best.spares ? row : best));
       return most.spares ? `each avoids up to ${countText(most.runs, "recompute")} of ${timeText(most.spares)} together` : most.reason;
     }
-    if (action === "free" || !sum("costs")) return mostCommon(members);
+    if (action !== "recompute" || !sum("costs")) return mostCommon(members);
     return `${sum("recomputes")} recomputes of ${timeText(sum("costs"))} together free ${sizeText(sum("nbytes"))}`;
   }
 

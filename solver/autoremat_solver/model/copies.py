@@ -36,7 +36,7 @@ def with_copies(indexed: Indexed) -> Indexed:
         indexed,
         inputs=indexed.inputs + inputs,
         outputs=indexed.outputs + outputs,
-        time_us=indexed.time_us + [_asked_us(indexed, number) for number in range(count)],
+        time_us=indexed.time_us + [_computing_us(indexed, number) for number in range(count)],
         workspace_nbytes=indexed.workspace_nbytes + [0] * count,
         nbytes=indexed.nbytes + copied_nbytes,
         pinned=indexed.pinned + [False] * on_host,
@@ -64,10 +64,10 @@ def computing_us(indexed: Indexed, op: int) -> float:
         op: the number of the operation.
     """
     number = op - len(indexed.time_us)
-    return indexed.time_us[op] if number < 0 else _asked_us(indexed, number)
+    return indexed.time_us[op] if number < 0 else _computing_us(indexed, number)
 
 
-def _asked_us(indexed: Indexed, number: int) -> float:
+def _computing_us(indexed: Indexed, number: int) -> float:
     """The same of the number-th copying operation."""
     link, kind = indexed.problem.link, COPY_KINDS[number % 3]
     if link is None or kind is StepKind.RELEASE:

@@ -194,14 +194,14 @@ class _Relief:
         ahead = np.searchsorted([before for before, _ in ins], self._before[gaps], side="left")
         sent_us = np.maximum(busy_us[behind], starts[self._after[gaps] + 1]) + out_us
         starts_us = np.minimum(due_us[ahead], starts[self._before[gaps]]) - in_us
-        asked_us = 2 * link.ask_us + link.slowdown * (out_us + in_us)
+        computing_us = 2 * link.ask_us + link.slowdown * (out_us + in_us)
         for number, gap in enumerate(gaps.tolist()):
             if gap in own:
-                asked_us[number] = 0.0  # it is in the plan already
+                computing_us[number] = 0.0  # it is in the plan already
                 sent_us[number], starts_us[number] = own[gap].sent_us, own[gap].starts_us
         out_waits = np.maximum(0.0, sent_us - starts[worst])
         in_waits = np.maximum(0.0, starts[worst + 1] - starts_us)
-        waits: Floats = out_waits + in_waits + asked_us
+        waits: Floats = out_waits + in_waits + computing_us
         return waits
 
     def _place(self) -> None:
