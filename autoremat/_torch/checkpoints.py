@@ -28,6 +28,7 @@ __all__ = [
     "checkpoint_region",
     "checkpoints_of",
     "may_drop_saved",
+    "saved_are_hooked",
 ]
 
 Remade = list[torch.Tensor | None]
@@ -43,6 +44,11 @@ def checkpoint_region() -> int:
     if hooks is None or hooks[0].__module__ != _checkpoint.__name__:
         return 0
     return id(hooks[1])
+
+
+def saved_are_hooked() -> bool:
+    """Whether a hook gets what autograd saves now, and is none of a checkpoint, which drops it."""
+    return bool(_autograd._top_saved_tensors_default_hooks(False)) and not checkpoint_region()
 
 
 def may_drop_saved() -> bool:

@@ -28,7 +28,9 @@ def link_of(disk: Disk) -> Link:
     Raises:
         OffloadError: if no file can be made there to measure it.
     """
-    return _agreed(f"link of copies|{disk.folder}", _measured(replace(disk, share=1.0)))
+    return _agreed(
+        f"link of copies|{disk.folder}", _measured(replace(disk, share=1.0, taken_nbytes=0))
+    )
 
 
 def link_to_host(device: torch.device) -> Link:

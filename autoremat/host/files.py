@@ -45,13 +45,9 @@ class Files:
         nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         with self._lock:
             self._take_back()
+            region = self._kept(nbytes) or self._made(nbytes)
             self._used_nbytes += nbytes
             self._most_nbytes = max(self._most_nbytes, self._used_nbytes)
-            try:
-                region = self._kept(nbytes) or self._made(nbytes)
-            except OffloadError:
-                self._used_nbytes -= nbytes
-                raise
             self._trim()
         view = memoryview(region)
         weakref.finalize(view, self._give_back, region).atexit = False

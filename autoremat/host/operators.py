@@ -20,6 +20,7 @@ import os
 import torch
 from torch import Tensor
 
+from autoremat import _torch
 from autoremat.host import streams, threads
 from autoremat.host.disk import forget_files, like
 from autoremat.host.pinned import pinned_like
@@ -52,7 +53,11 @@ def _begin(way: str, to: Tensor, source: Tensor) -> Tensor:
     # By `data`: else autograd, which may save the copy before it is whole, takes it for modified.
     on_gpu = to.is_cuda or source.is_cuda
     begin = streams.begin if on_gpu else threads.begin
-    _under_way[to.data_ptr()] = begin(way, to.data, source)
+    copy = begin(way, to.data, source)
+    if way == "out" and _torch.saved_are_hooked():
+        copy.finish()  # a hook may read what is saved at once, and give back something else
+    else:
+        _under_way[to.data_ptr()] = copy
     return to
 
 

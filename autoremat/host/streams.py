@@ -5,7 +5,7 @@ copy begins when all that the computing stream was given before has been done: w
 by then, and nobody uses what it writes any more. Whatever the computing stream is given after
 `wait` runs when the copy is made: so memory that is freed then may be taken by it at once. All that
 a tensor spans is copied as it lies, in one piece, so no other memory is taken. Nothing here holds
-up the process, but where the host's memory is not page-locked.
+up the process, but `finish`, and copies where the host's memory is not page-locked.
 
 torch has operators for this as well (`ao::offload` and others, from 2.13 on). Both ways share one
 stream there, so that what leaves holds up what comes back, which a plan has not counted on; and
@@ -43,6 +43,11 @@ class Copy:
         """Let what the computing stream is given from now on run behind it."""
         self.if_gone.detach()
         torch.cuda.current_stream(self.device).wait_event(self.made)
+
+    def finish(self) -> None:
+        """Hold up the process until it is made."""
+        self.if_gone.detach()
+        self.made.synchronize()
 
 
 def begin(way: str, to: Tensor, source: Tensor) -> Copy:

@@ -25,6 +25,8 @@ class Copy:
         """Until it is made."""
         self.made.result()
 
+    finish = wait
+
 
 def begin(way: str, to: Tensor, source: Tensor) -> Copy:
     """Begin a copy "out" or "in"."""

@@ -105,9 +105,9 @@ def _as_read(subject: Subject, solver: OffloadSolver, budget_nbytes: int) -> Cho
     try:
         choices.extend(_that_send_away(reader, solver))
     except Exception as error:  # what fits is not lost to another
-        if not choices:
+        if not any(choice.fits for choice in choices):
             raise
-        if not any(choice.solution.plan.offloaded for choice in choices):
+        if not any(choice.fits and choice.solution.plan.offloaded for choice in choices):
             failed = textwrap.shorten(f"{type(error).__name__}: {error}", MOST_LETTERS)
     if not any(choice.fits for choice in choices):
         choices += lean_by_reading(reader, solver.solver)

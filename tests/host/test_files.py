@@ -44,6 +44,25 @@ def test_no_more_is_kept_than_was_in_use_at_once(tmp_path: Path) -> None:
     assert (held.nbytes, of_folder.idle_nbytes) == (3 * PAGE, 0)
 
 
+def test_what_was_refused_does_not_let_more_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was never in use."""
+    of_folder, made = Files(str(tmp_path)), files.mapped
+
+    def mapped(folder: str, nbytes: int) -> mmap.mmap:
+        if nbytes > 2 * PAGE:
+            raise OffloadError("full")
+        return made(folder, nbytes)
+
+    monkeypatch.setattr(files, "mapped", mapped)
+    with pytest.raises(OffloadError, match="full"):
+        of_folder.take(8 * PAGE)
+    of_folder.take(PAGE)
+    of_folder.take(2 * PAGE)
+    assert of_folder.idle_nbytes == 2 * PAGE
+
+
 def test_files_that_are_kept_give_way_to_one_that_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

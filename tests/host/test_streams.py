@@ -7,6 +7,7 @@ import gc
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from unittest import mock
 
 import pytest
 import torch
@@ -180,6 +181,14 @@ def test_memory_that_nobody_waited_for_is_used_behind_the_copy_into_it(gpu: Gpu)
     assert not gpu.computing.run().is_behind(copied)
     back.storage = Storage()  # the old one is gone
     assert gpu.computing.run().is_behind(copied)
+
+
+def test_the_process_itself_waits_where_it_has_to() -> None:
+    """For what only the GPU waits for otherwise."""
+    made, if_gone = mock.Mock(), mock.Mock()
+    streams.Copy(made, DEVICE, if_gone).finish()
+    made.synchronize.assert_called_once_with()
+    if_gone.detach.assert_called_once_with()
 
 
 def test_copies_of_one_way_follow_each_other_and_those_of_both_do_not(gpu: Gpu) -> None:

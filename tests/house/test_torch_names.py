@@ -940,6 +940,22 @@ def test_checkpoint_region():
     assert found == ["00", "10", "11", "00", "01", "00"]
 
 
+def test_saved_are_hooked():
+    """By hooks that may keep something else; a checkpoint drops what it is given."""
+    found: list[bool] = []
+
+    def note(x: torch.Tensor) -> torch.Tensor:
+        found.append(_torch.saved_are_hooked())
+        return x.sin()
+
+    x = torch.ones(2, requires_grad=True)
+    note(x)
+    checkpoint(note, x, use_reentrant=False)
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda t: t):
+        note(x)
+    assert found == [False, False, True]
+
+
 def test_checkpoint_region_tells_regions_apart():
     """As long as anything waits for them: equal within one, different between two."""
     found: list[int] = []

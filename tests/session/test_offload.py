@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 import autoremat
 from autoremat.ask.budget import Budget
 from autoremat.ask.options import Options, Setting
+from autoremat.cost import host_link
 from autoremat.errors import OffloadError, PlanMismatch
 from autoremat.explain.graph_report import _crossing
 from autoremat.host import threads
@@ -225,6 +227,48 @@ def test_a_link_slower_than_it_was_measured_changes_neither_gradients_nor_the_pe
         assert gradient is found.gradients[name] or torch.equal(gradient, found.gradients[name])
     assert took_s > sum(delays) / 2 > 0  # there are two ways
     assert measured(model, rows()) == peak_nbytes
+
+
+@pytest.mark.filterwarnings("ignore::autoremat.errors.OverBudgetWarning")  # by what hooks hold
+def test_hooks_that_copy_what_is_saved_find_it_whole(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slow the copies to the host are: what a hook gives back lies somewhere else."""
+    expected, copy, late_ones = step(make_seeded(Deep), rows()), threads._copy, []
+    # By such a link copies are under way as the forward ends.
+    monkeypatch.setattr(host_link, "_measured", lambda disk: Link(1e2, 1e2))
+    model = optimized(Deep, BUDGET_NBYTES, offload=f"disk:{folder}", save=SAVED, time_limit=1.0)
+    step(model, rows())
+    model.zero_grad()
+
+    def late(pair: list[Tensor]) -> None:
+        late_ones.append(pair)
+        time.sleep(0.01)
+        copy(pair)
+
+    monkeypatch.setattr(threads, "_copy", late)
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda packed: packed):
+        loss = model(*rows())
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        assert torch.equal(expected.gradients[name], parameter.grad)
+    assert late_ones
+    assert not _under_way
+
+
+def test_what_fails_where_nothing_fits_yet_is_no_refusal() -> None:
+    """A plan with copies that was read does not fit, and reading the next one fails."""
+    above = SimpleNamespace(fits=False, solution=SimpleNamespace(plan=Plan(())))
+
+    def fails(*_: object) -> Iterator[SimpleNamespace]:
+        yield above
+        raise MemoryError
+
+    quiet = {"Reader": mock.DEFAULT, "fitting_by_reading": mock.Mock(return_value=None)}
+    patched = mock.patch.multiple(offloaded, _that_send_away=fails, **quiet)
+    with patched, pytest.raises(MemoryError):
+        offloaded._as_read(mock.Mock(), mock.Mock(), 1)
 
 
 def test_a_full_disk_is_told_in_the_step_that_meets_it(
